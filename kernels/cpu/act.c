@@ -1,8 +1,10 @@
 /* act.c -- elementwise: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
  *
  * Invariants
- *  1. An element's result depends on that element alone: 16 lanes or a ragged tail, the same bits.
- *  2. A task reads 16 elements before it writes them: an output may be an input where zk.h says so.
+ *  1. An element's result depends on that element alone: a whole register or a ragged tail, the
+ *     same bits.
+ *  2. A task reads a register's elements before it writes them: an output may be an input where
+ *     zk.h says so.
  */
 #include "../drop.h"
 #include "part.h"
@@ -17,7 +19,7 @@ typedef struct act {
     int dtype, kind;
 } act;
 
-static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
+ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
 
 /* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
  * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
@@ -25,27 +27,29 @@ static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
 static const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 
-static inline v16 clamp16(v16 x) { return min16(max16(x, set16(-16)), set16(16)); }
+ZK_INLINE lanes clamp(lanes x) { return lanes_min(lanes_max(x, lanes_set(-16)), lanes_set(16)); }
 
-static inline v16 gelu16(v16 x, int kind)
+ZK_INLINE lanes gelu(lanes x, int kind)
 {
     if (kind == ZK_GELU_ERF)
-        return set16(0.5f) * x * (set16(1) + erf16(x * set16(0.70710678118654752440f)));
-    v16 t = clamp16(x);
-    return x * sigmoid16(set16(ROOT) * fma16(set16(CUBE) * t, t * t, t));
+        return lanes_set(0.5f) * x *
+               (lanes_set(1) + lanes_erf(x * lanes_set(0.70710678118654752440f)));
+    lanes t = clamp(x);
+    return x * sigmoid(lanes_set(ROOT) * lanes_fma(lanes_set(CUBE) * t, t * t, t));
 }
 
 /* its derivative */
-static inline v16 slope16(v16 x, int kind)
+ZK_INLINE lanes slope_of(lanes x, int kind)
 {
     if (kind == ZK_GELU_ERF) {
-        v16 share = fma16(set16(0.5f), erf16(x * set16(0.70710678118654752440f)), set16(0.5f));
-        v16 density = set16(0.39894228040143267794f) * exp16(set16(-0.5f) * x * x);
-        return fma16(x, density, share);
+        lanes share = lanes_fma(lanes_set(0.5f), lanes_erf(x * lanes_set(0.70710678118654752440f)),
+                                lanes_set(0.5f));
+        lanes density = lanes_set(0.39894228040143267794f) * lanes_exp(lanes_set(-0.5f) * x * x);
+        return lanes_fma(x, density, share);
     }
-    v16 t = clamp16(x), s = sigmoid16(set16(ROOT) * fma16(set16(CUBE) * t, t * t, t));
-    v16 inner = set16(ROOT) * fma16(set16(3 * CUBE) * t, t, set16(1));
-    return fma16(x * s * (set16(1) - s), inner, s);
+    lanes t = clamp(x), s = sigmoid(lanes_set(ROOT) * lanes_fma(lanes_set(CUBE) * t, t * t, t));
+    lanes inner = lanes_set(ROOT) * lanes_fma(lanes_set(3 * CUBE) * t, t, lanes_set(1));
+    return lanes_fma(x * s * (lanes_set(1) - s), inner, s);
 }
 
 static void gelu_fwd_task(void *arg, int64_t task, int thread)
@@ -53,8 +57,8 @@ static void gelu_fwd_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16)
-        zk_put(a->y, i, a->dtype, gelu16(zk_get(a->x, i, a->dtype, end - i), a->kind), end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES)
+        lanes_put(a->y, i, a->dtype, gelu(lanes_get(a->x, i, a->dtype, end - i), a->kind), end - i);
 }
 
 void ZK(zk_gelu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind)
@@ -69,9 +73,9 @@ static void gelu_bwd_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16) {
-        v16 slope = slope16(zk_get(a->x, i, a->dtype, end - i), a->kind);
-        zk_put(a->y, i, a->dtype, zk_get(a->dy, i, a->dtype, end - i) * slope, end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes slope = slope_of(lanes_get(a->x, i, a->dtype, end - i), a->kind);
+        lanes_put(a->y, i, a->dtype, lanes_get(a->dy, i, a->dtype, end - i) * slope, end - i);
     }
 }
 
@@ -89,16 +93,16 @@ void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const 
 }
 
 /* ---- squared ReLU; what is no number stays so */
-static inline v16 relu16(v16 x) { return max16(set16(0), x); }
+ZK_INLINE lanes relu(lanes x) { return lanes_max(lanes_set(0), x); }
 
 static void relu2_fwd_task(void *arg, int64_t task, int thread)
 {
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16) {
-        v16 x = relu16(zk_get(a->x, i, a->dtype, end - i));
-        zk_put(a->y, i, a->dtype, x * x, end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes x = relu(lanes_get(a->x, i, a->dtype, end - i));
+        lanes_put(a->y, i, a->dtype, x * x, end - i);
     }
 }
 
@@ -113,9 +117,9 @@ static void relu2_bwd_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16) {
-        v16 slope = set16(2) * relu16(zk_get(a->x, i, a->dtype, end - i));
-        zk_put(a->y, i, a->dtype, zk_get(a->dy, i, a->dtype, end - i) * slope, end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes slope = lanes_set(2) * relu(lanes_get(a->x, i, a->dtype, end - i));
+        lanes_put(a->y, i, a->dtype, lanes_get(a->dy, i, a->dtype, end - i) * slope, end - i);
     }
 }
 
@@ -132,10 +136,10 @@ static void swiglu_fwd_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     (void)thread;
     for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
-        for (int64_t i = 0; i < a->F; i += 16) {
-            v16 gate = zk_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
-            v16 up = zk_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
-            zk_put(a->y, m * a->F + i, a->dtype, gate * sigmoid16(gate) * up, a->F - i);
+        for (int64_t i = 0; i < a->F; i += LANES) {
+            lanes gate = lanes_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
+            lanes up = lanes_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
+            lanes_put(a->y, m * a->F + i, a->dtype, gate * sigmoid(gate) * up, a->F - i);
         }
 }
 
@@ -150,12 +154,14 @@ static void swiglu_bwd_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     (void)thread;
     for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
-        for (int64_t i = 0; i < a->F; i += 16) {
+        for (int64_t i = 0; i < a->F; i += LANES) {
             int64_t at = 2 * m * a->F + i, n = a->F - i;
-            v16 gate = zk_get(a->x, at, a->dtype, n), up = zk_get(a->x, at + a->F, a->dtype, n);
-            v16 dy = zk_get(a->dy, m * a->F + i, a->dtype, n), s = sigmoid16(gate), silu = gate * s;
-            zk_put(a->y, at, a->dtype, dy * up * fma16(silu, set16(1) - s, s), n);
-            zk_put(a->y, at + a->F, a->dtype, dy * silu, n);
+            lanes gate = lanes_get(a->x, at, a->dtype, n);
+            lanes up = lanes_get(a->x, at + a->F, a->dtype, n);
+            lanes dy = lanes_get(a->dy, m * a->F + i, a->dtype, n);
+            lanes s = sigmoid(gate), silu = gate * s;
+            lanes_put(a->y, at, a->dtype, dy * up * lanes_fma(silu, lanes_set(1) - s, s), n);
+            lanes_put(a->y, at + a->F, a->dtype, dy * silu, n);
         }
 }
 
@@ -223,9 +229,9 @@ static void add_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16) {
-        v16 sum = zk_get(a->x, i, a->dtype, end - i) + zk_get(a->b, i, a->dtype, end - i);
-        zk_put(a->y, i, a->dtype, sum, end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes sum = lanes_get(a->x, i, a->dtype, end - i) + lanes_get(a->b, i, a->dtype, end - i);
+        lanes_put(a->y, i, a->dtype, sum, end - i);
     }
 }
 
@@ -240,8 +246,8 @@ static void round_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16)
-        zk_put(a->y, i, a->dtype, zk_get(a->x, i, ZK_F32, end - i), end - i);
+    for (int64_t i = task * a->piece; i < end; i += LANES)
+        lanes_put(a->y, i, a->dtype, lanes_get(a->x, i, ZK_F32, end - i), end - i);
 }
 
 void ZK(zk_round)(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)

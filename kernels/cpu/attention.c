@@ -8,12 +8,12 @@
  *     not matter.
  *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to lse's own
  *     rounding.
- *  3. Scores lie transposed, [key][query]: 16 queries are a vector, so that maxima and sums over
+ *  3. Scores lie transposed, [key][query]: a register has queries, so that maxima and sums over
  *     keys need no sum across lanes, and only queries (never keys or values) are transposed.
  *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to
  *     16. A thread's scratch holds D <= 1024.
  */
-#include "lanes.h"
+#include "part.h"
 #include <float.h>
 
 enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
@@ -84,8 +84,8 @@ static void load_rows(const attention *a, float *block, const real *p, int dtype
                       int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->D; d += 16)
-            store16(block + i * a->pad + d, zk_get(p, at + i * stride + d, dtype, a->D - d));
+        for (int64_t d = 0; d < a->D; d += LANES)
+            lanes_store(block + i * a->pad + d, lanes_get(p, at + i * stride + d, dtype, a->D - d));
     memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
 }
 
@@ -93,8 +93,8 @@ static void store_rows(const attention *a, const float *block, real *p, int dtyp
                        int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->D; d += 16)
-            zk_put(p, at + i * stride + d, dtype, load16(block + i * a->pad + d), a->D - d);
+        for (int64_t d = 0; d < a->D; d += LANES)
+            lanes_put(p, at + i * stride + d, dtype, lanes_load(block + i * a->pad + d), a->D - d);
 }
 
 typedef float v8 __attribute__((vector_size(32)));
@@ -154,19 +154,21 @@ static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, i
     return (sight){line, from - j * BLOCK};
 }
 
-/* x, but -infinity where queries c .. c+15 do not see key j of its block */
-ZK_INLINE v16 hide(v16 x, sight s, int64_t j, int64_t c)
+/* x, but -infinity where queries c .. c+LANES-1 do not see key j of its block */
+ZK_INLINE lanes hide(lanes x, sight s, int64_t j, int64_t c)
 {
-    const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    v16i back = lane + (int32_t)(s.ahead + c - j), reach;
+    static const int32_t number[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    lanes_mask lane, reach;
+    memcpy(&lane, number, sizeof lane);
     memcpy(&reach, s.reach + c, sizeof reach);
-    return select16((back < 0) | (back > reach), set16(-__builtin_inff()), x);
+    lanes_mask back = lane + (int32_t)(s.ahead + c - j);
+    return lanes_select((back < 0) | (back > reach), lanes_set(-__builtin_inff()), x);
 }
 
-/* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
-ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
+/* The scaled score of key j (of its block) and queries c .. c+LANES-1 (of theirs) */
+ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
 {
-    v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
+    lanes x = lanes_load(p + j * BLOCK + c) * lanes_set(a->scale);
     return s.reach ? hide(x, s, j, c) : x;
 }
 
@@ -194,32 +196,33 @@ static forward forward_space(const attention *a, int thread)
                      .reach = (int32_t *)(lines + 3 * BLOCK)};
 }
 
-/* Products of `keys` keys and queries c .. c+15 become exp(score - top); top is finite */
+/* Products of `keys` keys and queries c .. c+LANES-1 become exp(score - top); top is finite */
 static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
 {
-    v16 old = load16(f->top + c), top = old, total = set16(0);
+    lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0);
     for (int64_t j = 0; j < keys; j++) {
-        v16 x = score(a, f->p, j, c, s);
-        store16(f->p + j * BLOCK + c, x);
-        top = max16(top, x);
+        lanes x = score(a, f->p, j, c, s);
+        lanes_store(f->p + j * BLOCK + c, x);
+        top = lanes_max(top, x);
     }
-    v16 shrink = exp16(old - top);
+    lanes shrink = lanes_exp(old - top);
     for (int64_t j = 0; j < keys; j++) {
-        v16 p = exp16(load16(f->p + j * BLOCK + c) - top);
+        lanes p = lanes_exp(lanes_load(f->p + j * BLOCK + c) - top);
         total += p;
-        store16(f->p + j * BLOCK + c, p);
+        lanes_store(f->p + j * BLOCK + c, p);
     }
-    store16(f->top + c, top);
-    store16(f->total + c, fma16(load16(f->total + c), shrink, total));
-    store16(f->shrink + c, shrink);
+    lanes_store(f->top + c, top);
+    lanes_store(f->total + c, lanes_fma(lanes_load(f->total + c), shrink, total));
+    lanes_store(f->shrink + c, shrink);
 }
 
 /* rows of block [64][pad] times factor[64] */
 static void scale_rows(const attention *a, float *block, const float *factor, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->pad; d += 16)
-            store16(block + i * a->pad + d, load16(block + i * a->pad + d) * set16(factor[i]));
+        for (int64_t d = 0; d < a->pad; d += LANES)
+            lanes_store(block + i * a->pad + d,
+                        lanes_load(block + i * a->pad + d) * lanes_set(factor[i]));
 }
 
 /* y and lse of head h, queries from .. from+rows-1 of sequence b, from the sums over all keys */
@@ -227,10 +230,10 @@ static void finish(const attention *a, const forward *f, int64_t b, int64_t h, i
                    int64_t rows)
 {
     float lse[BLOCK];
-    for (int64_t c = 0; c < BLOCK; c += 16) {
-        v16 total = load16(f->total + c);
-        store16(lse + c, load16(f->top + c) + log16(total));
-        store16(f->shrink + c, set16(1) / total);
+    for (int64_t c = 0; c < BLOCK; c += LANES) {
+        lanes total = lanes_load(f->total + c);
+        lanes_store(lse + c, lanes_load(f->top + c) + lanes_log(total));
+        lanes_store(f->shrink + c, lanes_set(1) / total);
     }
     scale_rows(a, f->sum, f->shrink, rows);
     int64_t at = ((b * a->T + from) * a->H + h) * a->D;
@@ -250,9 +253,9 @@ static void forward_task(void *arg, int64_t task, int thread)
     forward f = forward_space(a, thread);
     load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
     transpose(a, f.turned, f.q);
-    for (int64_t c = 0; c < BLOCK; c += 16) {
-        store16(f.top + c, set16(-FLT_MAX));
-        store16(f.total + c, set16(0));
+    for (int64_t c = 0; c < BLOCK; c += LANES) {
+        lanes_store(f.top + c, lanes_set(-FLT_MAX));
+        lanes_store(f.total + c, lanes_set(0));
     }
     for (int64_t j = first; j <= i; j++) {
         sight s = sight_of(a, f.reach, b, i, j);
@@ -260,7 +263,7 @@ static void forward_task(void *arg, int64_t task, int thread)
         load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
         load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
         multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
-        for (int64_t c = 0; c < padded; c += 16) weigh(a, &f, c, keys, s);
+        for (int64_t c = 0; c < padded; c += LANES) weigh(a, &f, c, keys, s);
         if (j > first) scale_rows(a, f.sum, f.shrink, rows);
         multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys,
                  j > first);
@@ -335,12 +338,12 @@ static backward backward_space(const attention *a, int thread)
 /* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
 static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
-    v16 lse = load16(s->lse + c), dot = load16(s->dot + c);
+    lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c);
     for (int64_t j = 0; j < keys; j++) {
-        v16 p = exp16(score(a, s->p, j, c, seen) - lse);
-        v16 dp = load16(s->ds + j * BLOCK + c);
-        store16(s->p + j * BLOCK + c, p);
-        store16(s->ds + j * BLOCK + c, p * (dp - dot) * set16(a->scale));
+        lanes p = lanes_exp(score(a, s->p, j, c, seen) - lse);
+        lanes dp = lanes_load(s->ds + j * BLOCK + c);
+        lanes_store(s->p + j * BLOCK + c, p);
+        lanes_store(s->ds + j * BLOCK + c, p * (dp - dot) * lanes_set(a->scale));
     }
 }
 
@@ -363,7 +366,7 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     transpose(a, s->turned_dy, s->dy);
     multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
     multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
-    for (int64_t c = 0; c < padded; c += 16) weigh_again(a, s, c, keys, seen);
+    for (int64_t c = 0; c < padded; c += LANES) weigh_again(a, s, c, keys, seen);
     multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
     multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
     multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
@@ -429,9 +432,9 @@ static void round_row(void *arg, int64_t m, int thread)
 {
     const attention *a = arg;
     (void)thread;
-    for (int64_t c = 0; c < a->stride; c += 16) {
+    for (int64_t c = 0; c < a->stride; c += LANES) {
         int64_t at = m * a->stride + c, n = a->stride - c;
-        zk_put(a->out, at, a->k->dtype, zk_get(a->sum, at, ZK_F32, n), n);
+        lanes_put(a->out, at, a->k->dtype, lanes_get(a->sum, at, ZK_F32, n), n);
     }
 }
 

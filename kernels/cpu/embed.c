@@ -27,10 +27,10 @@ static void fwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         int64_t position = a->position ? a->position[m] : m % a->T;
-        for (int64_t c = 0; c < C; c += 16) {
-            v16 y = zk_get(a->w, a->token[m] * C + c, a->dtype, C - c);
-            if (a->p) y += zk_get(a->p, position * C + c, a->dtype, C - c);
-            zk_put(a->y, m * C + c, a->dtype, y, C - c);
+        for (int64_t c = 0; c < C; c += LANES) {
+            lanes y = lanes_get(a->w, a->token[m] * C + c, a->dtype, C - c);
+            if (a->p) y += lanes_get(a->p, position * C + c, a->dtype, C - c);
+            lanes_put(a->y, m * C + c, a->dtype, y, C - c);
         }
     }
 }
@@ -76,12 +76,12 @@ static void bwd_task(void *arg, int64_t task, int thread)
     for (int64_t v = task * a->rows; v < zk_least((task + 1) * a->rows, a->V); v++) {
         int32_t from = v ? a->end[v - 1] : 0;
         if (a->add && from == a->end[v]) continue;
-        for (int64_t c = 0; c < a->C; c += 16) {
+        for (int64_t c = 0; c < a->C; c += LANES) {
             int64_t n = a->C - c;
-            v16 sum = a->add ? zk_get(a->y, v * a->C + c, dtype, n) : set16(0);
+            lanes sum = a->add ? lanes_get(a->y, v * a->C + c, dtype, n) : lanes_set(0);
             for (int32_t i = from; i < a->end[v]; i++)
-                sum += zk_get(a->dy, a->place[i] * a->C + c, a->dtype, n);
-            zk_put(a->y, v * a->C + c, dtype, sum, n);
+                sum += lanes_get(a->dy, a->place[i] * a->C + c, a->dtype, n);
+            lanes_put(a->y, v * a->C + c, dtype, sum, n);
         }
     }
 }
@@ -107,11 +107,11 @@ static void position_task(void *arg, int64_t task, int thread)
     const embed *a = arg;
     (void)thread;
     for (int64_t t = task * a->rows; t < zk_least((task + 1) * a->rows, a->P); t++)
-        for (int64_t c = 0; c < a->C; c += 16) {
-            v16 sum = set16(0);
+        for (int64_t c = 0; c < a->C; c += LANES) {
+            lanes sum = lanes_set(0);
             for (int64_t b = 0; b < a->B && t < a->T; b++)
-                sum += zk_get(a->dy, (b * a->T + t) * a->C + c, a->dtype, a->C - c);
-            zk_put(a->y, t * a->C + c, a->dtype, sum, a->C - c);
+                sum += lanes_get(a->dy, (b * a->T + t) * a->C + c, a->dtype, a->C - c);
+            lanes_put(a->y, t * a->C + c, a->dtype, sum, a->C - c);
         }
 }
 

@@ -1,43 +1,49 @@
-/* lanes.h -- as many floats as a register of this object holds, for products and for what is done
- * to every element of an optimizer's states.
+/* lanes.h -- as many floats as a register of this object holds, and their functions.
  *
  * The 16 floats of vec.h are two registers of AVX2; gcc takes such pairs through memory between one
- * operation and the next. The bits are the same.
+ * operation and the next. So what is done to every element, and products, go by registers. The bits
+ * are the same.
+ *
+ * Invariants
+ *  1. The same bits on AVX2 and AVX-512, gcc and clang: IEEE operations and written-out FMA only,
+ *     no libm. Everything is compiled with -ffp-contract=off.
+ *  2. lanes_exp, lanes_log, lanes_erf are within 2 ulp of the exact value over all floats. NaN
+ *     gives NaN, infinities give the limits.
  */
 #ifndef ZK_LANES_H
 #define ZK_LANES_H
-#include "part.h"
+#include "../scalar.h"
+#include <immintrin.h>
 
+#define ZK_INLINE static inline __attribute__((always_inline))
 #define ZK_LANES ZK_INLINE /* what begins a function of update.h */
 
 #ifdef __AVX512F__
-typedef v16 lanes;
-typedef v16u lanes_bits;
 enum { LANES = 16 };
-ZK_INLINE lanes lanes_load(const float *p) { return load16(p); }
-ZK_INLINE void lanes_store(float *p, lanes x) { store16(p, x); }
-ZK_INLINE lanes lanes_set(float x) { return set16(x); }
-ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { return fma16(a, b, c); }
-ZK_INLINE lanes lanes_sqrt(lanes x) { return sqrt16(x); }
-ZK_INLINE lanes lanes_sign(lanes x)
-{
-    return select16(x > 0.0f, set16(1), select16(x < 0.0f, set16(-1), set16(0)));
-}
-ZK_INLINE lanes lanes_dither(lanes x, lanes_bits chance) { return dither16(x, chance); }
-ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
-{
-    return zk_get(p, i, dtype, n);
-}
-ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
-{
-    zk_put(p, i, dtype, x, n);
-}
-
 #else
-typedef float lanes __attribute__((vector_size(32)));
-typedef uint32_t lanes_bits __attribute__((vector_size(32)));
-typedef int32_t lanes_mask __attribute__((vector_size(32)));
 enum { LANES = 8 };
+#endif
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t lanes_mask __attribute__((vector_size(4 * LANES))); /* 0 or -1, as of comparisons */
+typedef uint32_t lanes_bits __attribute__((vector_size(4 * LANES)));
+
+#ifdef __AVX512F__
+ZK_INLINE lanes lanes_load(const float *p) { return (lanes)_mm512_loadu_ps(p); }
+ZK_INLINE void lanes_store(float *p, lanes x) { _mm512_storeu_ps(p, (__m512)x); }
+ZK_INLINE lanes lanes_set(float x) { return (lanes)_mm512_set1_ps(x); }
+ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
+{
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+ZK_INLINE lanes lanes_sqrt(lanes x) { return (lanes)_mm512_sqrt_ps((__m512)x); }
+/* a > b ? a : b, so b where either is NaN; lanes_min likewise */
+ZK_INLINE lanes lanes_max(lanes a, lanes b) { return (lanes)_mm512_max_ps((__m512)a, (__m512)b); }
+ZK_INLINE lanes lanes_min(lanes a, lanes b) { return (lanes)_mm512_min_ps((__m512)a, (__m512)b); }
+ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
+{
+    return (lanes)(((lanes_mask)a & mask) | ((lanes_mask)b & ~mask));
+}
+#else
 ZK_INLINE lanes lanes_load(const float *p) { return (lanes)_mm256_loadu_ps(p); }
 ZK_INLINE void lanes_store(float *p, lanes x) { _mm256_storeu_ps(p, (__m256)x); }
 ZK_INLINE lanes lanes_set(float x) { return (lanes)_mm256_set1_ps(x); }
@@ -46,63 +52,98 @@ ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
     return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 ZK_INLINE lanes lanes_sqrt(lanes x) { return (lanes)_mm256_sqrt_ps((__m256)x); }
+/* a > b ? a : b, so b where either is NaN; lanes_min likewise */
+ZK_INLINE lanes lanes_max(lanes a, lanes b) { return (lanes)_mm256_max_ps((__m256)a, (__m256)b); }
+ZK_INLINE lanes lanes_min(lanes a, lanes b) { return (lanes)_mm256_min_ps((__m256)a, (__m256)b); }
 ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
 {
     return (lanes)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)mask);
 }
+#endif
+
 ZK_INLINE lanes lanes_sign(lanes x)
 {
     lanes below = lanes_select(x < 0.0f, lanes_set(-1), lanes_set(0));
     return lanes_select(x > 0.0f, lanes_set(1), below);
 }
 
-/* As dither16 */
+/* x made a bf16 by chance: up where the 16 bits that it drops and those of `chance` (below 2^16)
+ * carry, so that its mean is x. What is not finite stays. */
 ZK_INLINE lanes lanes_dither(lanes x, lanes_bits chance)
 {
     lanes_bits u = (lanes_bits)x, made = (u + chance) & 0xffff0000;
     return lanes_select((lanes_mask)((u & 0x7f800000) == 0x7f800000), x, (lanes)made);
 }
 
-/* As narrow16: the 16 bits of each that a bf16 keeps, in its upper half */
-ZK_INLINE lanes_bits lanes_narrow(lanes x)
+/* ---- functions */
+/* exp by 2^n * e^r, |r| <= ln 2 / 2; Taylor to r^7, the next term is below 0.1 ulp. Below -104 the
+ * result rounds to 0, above 89 to infinity; 2^n in two steps where there is no instruction for it:
+ * subnormals are rounded once. */
+ZK_INLINE lanes lanes_exp(lanes x)
 {
-    lanes_bits u = (lanes_bits)x, even = u + 0x7fff + ((u >> 16) & 1);
-    return (lanes_bits)lanes_select(x != x, (lanes)(u | 0x400000), (lanes)even);
-}
-
-/* Elements i .. i + n - 1 of an array of f32 or bf16; n: 0 to 8, lanes past them 0 */
-ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
-{
-    uint16_t part[LANES] = {0};
-    const uint16_t *from = (const uint16_t *)p + i;
-    if (dtype == ZK_F32 && n == LANES) return (lanes)_mm256_loadu_ps((const float *)p + i);
-    if (dtype == ZK_F32) return (lanes)_mm256_maskload_ps((const float *)p + i, first8(n));
-    if (n < LANES) {
-        for (int j = 0; j < n; j++) part[j] = from[j];
-        from = part;
-    }
-    __m128i x = _mm_loadu_si128((const __m128i_u *)from);
-    return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
-}
-
-ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
-{
-    uint16_t part[LANES], *to = (uint16_t *)p + i;
-    if (dtype == ZK_F32 && n == LANES) {
-        _mm256_storeu_ps((float *)p + i, (__m256)x);
-        return;
-    }
-    if (dtype == ZK_F32) {
-        _mm256_maskstore_ps((float *)p + i, first8(n), (__m256)x);
-        return;
-    }
-    __m256i u = (__m256i)(lanes_narrow(x) >> 16);
-    __m128i low = _mm256_castsi256_si128(u), high = _mm256_extracti128_si256(u, 1);
-    __m128i made = dtype == ZK_F16 ? _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)
-                                   : _mm_packus_epi32(low, high);
-    _mm_storeu_si128((__m128i_u *)(n == LANES ? to : part), made);
-    for (int j = 0; n < LANES && j < n; j++) to[j] = part[j];
-}
+    const lanes shift = lanes_set(0x1.8p23f);
+    x = lanes_max(lanes_set(-104.0f), lanes_min(lanes_set(89.0f), x));
+    lanes shifted = lanes_fma(x, lanes_set(0x1.715476p0f), shift), n = shifted - shift;
+    lanes high = lanes_fma(n, lanes_set(-0x1.62e430p-1f), x);
+    lanes r = lanes_fma(n, lanes_set(0x1.05c610p-29f), high);
+    lanes p = lanes_set(1.0f / 5040);
+    p = lanes_fma(p, r, lanes_set(1.0f / 720));
+    p = lanes_fma(p, r, lanes_set(1.0f / 120));
+    p = lanes_fma(p, r, lanes_set(1.0f / 24));
+    p = lanes_fma(p, r, lanes_set(1.0f / 6));
+    p = lanes_fma(p, r, lanes_set(0.5f));
+    p = lanes_fma(p * r, r, r) + 1.0f;
+#ifdef __AVX512F__
+    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    lanes_mask e = (lanes_mask)shifted - (lanes_mask)shift, half = e >> 1;
+    return p * (lanes)((half + 127) << 23) * (lanes)((e - half + 127) << 23);
 #endif
+}
+
+/* log by x = 2^e * (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); with s = f / (2 + f), log(1 + f) =
+ * 2 atanh(s) = f - s * (f - r), r = 2 s^2 / 3 + 2 s^4 / 5 ...; s^2 < 0.03 */
+ZK_INLINE lanes lanes_log(lanes x)
+{
+    lanes_mask small = x < 0x1p-126f;
+    lanes y = lanes_select(small, x * 0x1p23f, x);
+    lanes_mask bits = (lanes_mask)y - 0x3f3504f3; /* sqrt(1/2) */
+    lanes e = __builtin_convertvector((bits >> 23) + (small & -23), lanes);
+    lanes f = (lanes)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    lanes s = f / (f + 2.0f), z = s * s, r = lanes_set(2.0f / 11);
+    r = lanes_fma(r, z, lanes_set(2.0f / 9));
+    r = lanes_fma(r, z, lanes_set(2.0f / 7));
+    r = lanes_fma(r, z, lanes_set(2.0f / 5));
+    r = lanes_fma(r, z, lanes_set(2.0f / 3));
+    lanes tail = lanes_fma(e, lanes_set(-0x1.05c610p-29f), s * lanes_fma(r, z, -f));
+    lanes log = lanes_fma(e, lanes_set(0x1.62e430p-1f), f + tail);
+    lanes infinity = lanes_set(__builtin_inff()), none = lanes_set(__builtin_nanf(""));
+    lanes zero_or_none = lanes_select(x == 0.0f, -infinity, none);
+    return lanes_select(x > 0.0f, lanes_select(x == infinity, x, log), zero_or_none);
+}
+
+/* |x| < 0.875: the Taylor series to x^19. Else 1 - exp(p(|x|)) with x's sign, p a minimax fit of
+ * log(erfc) on [0.875, 4] weighted by erfc (error 6e-9); erfc(4) is below half an ulp of 1. */
+ZK_INLINE lanes lanes_erf(lanes x)
+{
+    static const float series[] = {
+        /* 2/sqrt(pi) * (-1)^n / (n! * (2n + 1)), n = 9 .. 1 */
+        -1.63658447e-07f, 1.64621144e-06f,  -1.49256506e-05f, 1.20553330e-04f,  -8.54832702e-04f,
+        5.22397762e-03f,  -2.68661706e-02f, 1.12837917e-01f,  -3.76126389e-01f,
+    };
+    static const float fit[] = {
+        1.99901304e-04f,  -3.08199530e-03f, 2.23810282e-02f,  -1.04250193e-01f,
+        -6.36820674e-01f, -1.12788939e+00f, -1.44211808e-04f,
+    };
+    lanes_mask sign = (lanes_mask)x & INT32_MIN;
+    lanes a = (lanes)((lanes_mask)x ^ sign), z = a * a, t = lanes_min(lanes_set(4.0f), a);
+    lanes near = lanes_set(series[0]), far = lanes_set(fit[0]);
+    for (int i = 1; i < 9; i++) near = lanes_fma(near, z, lanes_set(series[i]));
+    near = lanes_fma(near, z, lanes_set(0.128379167f)); /* 2/sqrt(pi) - 1 */
+    near = lanes_fma(near, a, a);
+    for (int i = 1; i < 7; i++) far = lanes_fma(far, t, lanes_set(fit[i]));
+    lanes y = lanes_select(a < 0.875f, near, 1.0f - lanes_exp(far));
+    return (lanes)((lanes_mask)y | sign);
+}
 
 #endif

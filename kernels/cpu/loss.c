@@ -60,11 +60,12 @@ static void zero(const entropy *a, int64_t at, int64_t n)
 /* d [V] = (exp(x - top) / sum - [i = target]) * each */
 static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
 {
-    v16 share = set16(1 / sum), each = set16(a->each);
-    v16 hit = exp16(set16(realr(a->x, at + target, a->dtype) - top)) * share - set16(1);
-    for (int64_t i = 0; i < a->V; i += 16) {
-        v16 e = exp16(zk_get(a->x, at + i, a->dtype, a->V - i) - set16(top));
-        zk_put(a->d, at + i, a->dtype, e * share * each, a->V - i);
+    lanes share = lanes_set(1 / sum), each = lanes_set(a->each);
+    lanes hit =
+        lanes_exp(lanes_set(realr(a->x, at + target, a->dtype) - top)) * share - lanes_set(1);
+    for (int64_t i = 0; i < a->V; i += LANES) {
+        lanes e = lanes_exp(lanes_get(a->x, at + i, a->dtype, a->V - i) - lanes_set(top));
+        lanes_put(a->d, at + i, a->dtype, e * share * each, a->V - i);
     }
     setr(a->d, at + target, a->dtype, (hit * each)[0]);
     zero(a, at + a->V, a->R - a->V);

@@ -37,10 +37,10 @@ ZK_INLINE v16 first_lanes(v16 x, int64_t n)
  * zk_add gives */
 static void add_row(const norm *a, real *to, const real *x, int64_t at)
 {
-    for (int64_t c = 0; c < a->C; c += 16) {
+    for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        v16 more = zk_get(a->more, at + c, a->dtype, n);
-        zk_put(to, at + c, a->dtype, zk_get(x, at + c, a->dtype, n) + more, n);
+        lanes more = lanes_get(a->more, at + c, a->dtype, n);
+        lanes_put(to, at + c, a->dtype, lanes_get(x, at + c, a->dtype, n) + more, n);
     }
 }
 
@@ -57,11 +57,11 @@ static void layer_fwd_row(const norm *a, int64_t m)
         square = fma16(d, d, square);
     }
     float r = 1.0f / __builtin_sqrtf(sum16(square) / (float)a->C + a->eps);
-    for (int64_t c = 0; c < a->C; c += 16) {
+    for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        v16 hat = (zk_get(a->x, at + c, a->dtype, n) - set16(mean)) * set16(r);
-        v16 b = a->b ? zk_get(a->b, c, a->dtype, n) : set16(0);
-        zk_put(a->y, at + c, a->dtype, fma16(hat, zk_get(a->w, c, a->dtype, n), b), n);
+        lanes hat = (lanes_get(a->x, at + c, a->dtype, n) - lanes_set(mean)) * lanes_set(r);
+        lanes b = a->b ? lanes_get(a->b, c, a->dtype, n) : lanes_set(0);
+        lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, lanes_get(a->w, c, a->dtype, n), b), n);
     }
     a->stat[2 * m] = mean;
     a->stat[2 * m + 1] = r;
@@ -108,20 +108,20 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     int64_t from = task * WIDE, to = zk_least(from + WIDE, a->C);
-    v16 dw[WIDE / 16] = {0}, db[WIDE / 16] = {0};
+    lanes dw[WIDE / LANES] = {0}, db[WIDE / LANES] = {0};
     (void)thread;
     for (int64_t m = 0; m < a->M; m++) {
-        v16 mean = set16(a->stat[2 * m]), r = set16(a->stat[2 * m + 1]);
-        for (int64_t c = from; c < to; c += 16) {
-            v16 dy = zk_get(a->dy, m * a->C + c, a->dtype, to - c);
-            v16 hat = (zk_get(a->x, m * a->C + c, a->dtype, to - c) - mean) * r;
-            dw[(c - from) / 16] = fma16(dy, hat, dw[(c - from) / 16]);
-            db[(c - from) / 16] += dy;
+        lanes mean = lanes_set(a->stat[2 * m]), r = lanes_set(a->stat[2 * m + 1]);
+        for (int64_t c = from; c < to; c += LANES) {
+            lanes dy = lanes_get(a->dy, m * a->C + c, a->dtype, to - c);
+            lanes hat = (lanes_get(a->x, m * a->C + c, a->dtype, to - c) - mean) * r;
+            dw[(c - from) / LANES] = lanes_fma(dy, hat, dw[(c - from) / LANES]);
+            db[(c - from) / LANES] += dy;
         }
     }
-    for (int64_t c = from; c < to; c += 16) {
-        if (a->dw) zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
-        if (a->db) zk_put(a->db, c, a->dtype, db[(c - from) / 16], to - c);
+    for (int64_t c = from; c < to; c += LANES) {
+        if (a->dw) lanes_put(a->dw, c, a->dtype, dw[(c - from) / LANES], to - c);
+        if (a->db) lanes_put(a->db, c, a->dtype, db[(c - from) / LANES], to - c);
     }
 }
 
@@ -175,10 +175,10 @@ static float rms_fwd_run(const norm *a, const real *w, int64_t at)
         square = fma16(x, x, square);
     }
     float r = 1.0f / __builtin_sqrtf(sum16(square) / (float)a->C + a->eps);
-    for (int64_t c = 0; c < a->C; c += 16) {
+    for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        v16 hat = zk_get(a->x, at + c, a->dtype, n) * set16(r);
-        zk_put(a->y, at + c, a->dtype, hat * zk_get(w, c, a->dtype, n), n);
+        lanes hat = lanes_get(a->x, at + c, a->dtype, n) * lanes_set(r);
+        lanes_put(a->y, at + c, a->dtype, hat * lanes_get(w, c, a->dtype, n), n);
     }
     return r;
 }
@@ -205,18 +205,19 @@ static void rms_columns_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     int64_t from = task * a->span, to = zk_least(from + a->span, a->C);
-    v16 dw[WIDE / 16] = {0};
+    lanes dw[WIDE / LANES] = {0};
     (void)thread;
     for (int64_t i = 0; i < a->M * a->heads; i++) {
         int64_t m = i / a->heads, h = i % a->heads, at = m * a->stride + a->at + h * a->C;
-        v16 r = set16(a->stat[m * a->stats + a->first + h]);
-        for (int64_t c = from; c < to; c += 16) {
-            v16 hat = zk_get(a->x, at + c, a->dtype, to - c) * r;
-            v16 dy = zk_get(a->dy, at + c, a->dtype, to - c);
-            dw[(c - from) / 16] = fma16(dy, hat, dw[(c - from) / 16]);
+        lanes r = lanes_set(a->stat[m * a->stats + a->first + h]);
+        for (int64_t c = from; c < to; c += LANES) {
+            lanes hat = lanes_get(a->x, at + c, a->dtype, to - c) * r;
+            lanes dy = lanes_get(a->dy, at + c, a->dtype, to - c);
+            dw[(c - from) / LANES] = lanes_fma(dy, hat, dw[(c - from) / LANES]);
         }
     }
-    for (int64_t c = from; c < to; c += 16) zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
+    for (int64_t c = from; c < to; c += LANES)
+        lanes_put(a->dw, c, a->dtype, dw[(c - from) / LANES], to - c);
 }
 
 static void rms_fwd_task(void *arg, int64_t task, int thread)

@@ -7,9 +7,9 @@
  */
 #include "../digest.h"
 #include "../step.h"
-#include "lanes.h"
+#include "part.h"
 #include "philox.h"
-#include "../update.h" /* after lanes.h, which it is written over */
+#include "../update.h" /* after part.h: it is written over lanes */
 
 enum { BLOCKS = 32 }; /* blocks a task, unless the launch says otherwise */
 

@@ -9,7 +9,7 @@
  */
 #ifndef ZK_PACK_H
 #define ZK_PACK_H
-#include "lanes.h"
+#include "part.h"
 #include "tiles.h"
 
 /* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B

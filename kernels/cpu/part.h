@@ -28,6 +28,60 @@ static inline void zk_put(real *p, int64_t i, int dtype, v16 x, int64_t n)
     store16rn(p, i, dtype, x, (int)zk_least(n, 16));
 }
 
+/* Up to LANES elements from i on, likewise */
+#ifdef __AVX512F__
+ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int64_t n)
+{
+    return zk_get(p, i, dtype, n);
+}
+
+ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
+{
+    zk_put(p, i, dtype, x, n);
+}
+#else
+/* As narrow16: the 16 bits of each that a bf16 keeps, in its upper half */
+ZK_INLINE lanes_bits lanes_narrow(lanes x)
+{
+    lanes_bits u = (lanes_bits)x, even = u + 0x7fff + ((u >> 16) & 1);
+    return (lanes_bits)lanes_select(x != x, (lanes)(u | 0x400000), (lanes)even);
+}
+
+ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int64_t n)
+{
+    uint16_t part[LANES] = {0};
+    const uint16_t *from = (const uint16_t *)p + i;
+    if (dtype == ZK_F32 && n >= LANES) return lanes_load((const float *)p + i);
+    if (dtype == ZK_F32) return (lanes)_mm256_maskload_ps((const float *)p + i, first8((int)n));
+    if (n < LANES) {
+        for (int j = 0; j < n; j++) part[j] = from[j];
+        from = part;
+    }
+    __m128i x = _mm_loadu_si128((const __m128i_u *)from);
+    return dtype == ZK_F16 ? (lanes)_mm256_cvtph_ps(x)
+                           : (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
+}
+
+ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
+{
+    uint16_t part[LANES], *to = (uint16_t *)p + i;
+    if (dtype == ZK_F32 && n >= LANES) {
+        lanes_store((float *)p + i, x);
+        return;
+    }
+    if (dtype == ZK_F32) {
+        _mm256_maskstore_ps((float *)p + i, first8((int)n), (__m256)x);
+        return;
+    }
+    __m256i u = (__m256i)(lanes_narrow(x) >> 16);
+    __m128i low = _mm256_castsi256_si128(u), high = _mm256_extracti128_si256(u, 1);
+    __m128i made = dtype == ZK_F16 ? _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)
+                                   : _mm_packus_epi32(low, high);
+    _mm_storeu_si128((__m128i_u *)(n >= LANES ? to : part), made);
+    for (int j = 0; n < LANES && j < n; j++) to[j] = part[j];
+}
+#endif
+
 /* Elements [elem, elem + n) of one tensor, which lie at `at` of the piece of the flat buffer. */
 typedef struct zk_part {
     const zk_span *span;

@@ -48,12 +48,13 @@ void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *fr
 static void turn(const rope *a, int64_t at, const float *cosine, const float *sine)
 {
     int dtype = a->k->dtype;
-    for (int64_t i = 0; i < a->half; i += 16) {
+    for (int64_t i = 0; i < a->half; i += LANES) {
         int64_t n = a->half - i;
-        v16 c = load16(cosine + i), s = load16(sine + i);
-        v16 x1 = zk_get(a->in, at + i, dtype, n), x2 = zk_get(a->in, at + a->half + i, dtype, n);
-        zk_put(a->y, at + i, dtype, fma16(x1, c, -(x2 * s)), n);
-        zk_put(a->y, at + a->half + i, dtype, fma16(x2, c, x1 * s), n);
+        lanes c = lanes_load(cosine + i), s = lanes_load(sine + i);
+        lanes x1 = lanes_get(a->in, at + i, dtype, n);
+        lanes x2 = lanes_get(a->in, at + a->half + i, dtype, n);
+        lanes_put(a->y, at + i, dtype, lanes_fma(x1, c, -(x2 * s)), n);
+        lanes_put(a->y, at + a->half + i, dtype, lanes_fma(x2, c, x1 * s), n);
     }
 }
 

@@ -25,16 +25,16 @@ typedef struct push {
 /* ---- leaves. A tile is at most TILE elements, here `n` from element `at` on. */
 static void read(const push *a, float *out, int64_t leaf, int64_t at, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16)
-        zk_put(out, i, ZK_F32, zk_get(a->src[leaf], at + i, a->dtype, n - i), n - i);
+    for (int64_t i = 0; i < n; i += LANES)
+        lanes_put(out, i, ZK_F32, lanes_get(a->src[leaf], at + i, a->dtype, n - i), n - i);
 }
 
 /* out = older + newer */
 static void join(float *out, const float *older, const float *newer, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16) {
-        v16 sum = zk_get(older, i, ZK_F32, n - i) + zk_get(newer, i, ZK_F32, n - i);
-        zk_put(out, i, ZK_F32, sum, n - i);
+    for (int64_t i = 0; i < n; i += LANES) {
+        lanes sum = lanes_get(older, i, ZK_F32, n - i) + lanes_get(newer, i, ZK_F32, n - i);
+        lanes_put(out, i, ZK_F32, sum, n - i);
     }
 }
 

@@ -1,6 +1,5 @@
 """test_last.py -- what is dead is not read: a plan whose slot dies before its last use is refused,
-and
-runs of its program show it. For each class that ever dies."""
+and runs of its program show it. For each class that ever dies."""
 
 import pathlib
 import re

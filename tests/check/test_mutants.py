@@ -483,8 +483,7 @@ def test_tables(keys: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
     """No CPU runs these plans: every mutant of a reduction, what sums it and what says of which
-    sort
-    it is, is refused or the same program."""
+    sort it is, is refused or the same program."""
     p = planned("gpt-tiny", *keys, "train.reduction=fast", "targets=[sm_90]")
     exact = planned("gpt-tiny", *keys, "targets=[sm_90]")
     check.check(p)

@@ -2,9 +2,7 @@
 words.
 
 A text is a plan or a PlanError; a plan passes or is a CheckError. Golden plans are changed at
-random,
-from a seed: numbers, names, words and lines of their texts; fields of their records.
-"""
+random, from a seed: numbers, names, words and lines of their texts; fields of their records."""
 
 import dataclasses
 import pathlib

@@ -1,7 +1,5 @@
 """test_libraries.py -- what the runtime tells CUDA and NCCL in their environment, and which of
-NCCL's
-functions it calls, under emulation.
-"""
+NCCL's functions it calls, under emulation."""
 
 import os
 import pathlib

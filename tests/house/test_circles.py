@@ -1,7 +1,5 @@
 """test_circles.py -- who calls whom among the C files, read off the objects that a program is
-linked
-from: none is in a circle.
-"""
+linked from: none is in a circle."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ def dtype(request: pytest.FixtureRequest) -> int:
 
 def drawn(seed: int, dtype: int, *shape: int) -> Array:
     """over six decades, half of them in f16, so that another order shows in the bits; exact on
-    every
-    machine"""
+    every machine"""
     r = np.random.default_rng(seed)
     whole = r.integers(-(2**23), 2**23, shape)
     exponent = r.integers(-33, -23 if dtype == zk.F16 else -13, shape)

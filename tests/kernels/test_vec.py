@@ -1,4 +1,4 @@
-"""test_vec.py -- functions of vec.h: bounds, and equal bits from every object and compiler."""
+"""test_vec.py -- functions of lanes.h and vec.h: bounds, and equal bits from every object and compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer import ROOT, alone, sh
 
 Array = np.ndarray
 
-ULPS = 2.0  # what vec.h promises
+ULPS = 2.0  # what lanes.h promises
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def within(found: Array, exact: Array, ulps: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,low,high",
-    [("exp", -104, 89), ("log", 0.5, 2), ("tanh", -1.5, 1.5), ("erf", -4, 4)],
+    [("exp", -104, 89), ("log", 0.5, 2), ("erf", -4, 4)],
 )
 def test_functions_of_floats(name: str, low: float, high: float) -> None:
     x = floats(low, high)
@@ -328,15 +328,13 @@ def test_sum_folds_eight_four_two_one() -> None:
 
 # ---- the same for good
 
-KNOWN_BITS = "3d3358a0c036b723dbd50844e4e417f8f6811fc58ce0008db10df4b4c1366d97"
+KNOWN_BITS = "3c7baf4afdb3e4756684efbd6ddb7a4144f14adced7a74303f7bd0fae3c44871"
 
 
 def test_known_bits() -> None:
     x = floats(-4, 4)
     grid = np.arange(-40000, 40000) * 0.171875
-    parts = [
-        agreed(name, x, np.float32) for name in ("exp", "log", "tanh", "erf")
-    ]
+    parts = [agreed(name, x, np.float32) for name in ("exp", "log", "erf")]
     parts += [
         agreed(name, grid, np.float64)
         for name in ("zk_sin", "zk_cos", "zk_exp", "zk_log")

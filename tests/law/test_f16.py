@@ -440,8 +440,7 @@ def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
     """A number is stored some 80 times on its way, each time with an error of 2^-11 at most, random
     in sign: gradients are off by some 2^-8 of themselves, and so is what the loss has fallen by, at
     most one half here: 2^-9. What forward alone is off by is a mean over hundreds of tokens that
-    are
-    off to either side, and less."""
+    are off to either side, and less."""
     rest = "train.global_batch=8", "train.micro_batch=1"
     half = ran(tmp_path, (*KEYS, "train.loss_scale.scale=1024"), 20)
     full = ran(tmp_path, rest, 20)

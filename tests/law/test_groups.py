@@ -1,7 +1,5 @@
 """test_groups.py -- groups of tensors: rates and decays of their own, and what is frozen stays to
-the
-bit, has no part in the norm, and no state where a whole flat is.
-"""
+the bit, has no part in the norm, and no state where a whole flat is."""
 
 import dataclasses
 import json

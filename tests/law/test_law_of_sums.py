@@ -1,6 +1,5 @@
 """test_law_of_sums.py -- the bitwise law under each rule of summation: one tree, a fold, trees of
-so
-many leaves that are folded. Leaves are many enough for the three to differ."""
+so many leaves that are folded. Leaves are many enough for the three to differ."""
 
 import pathlib
 import re

@@ -1,8 +1,6 @@
 """test_schedules.py -- rates and momenta step by step: closed forms in Python's own floats, those
-of
-DeepSpeed's runtime/lr_schedules.py for its types; what is skipped; schedules that the checker
-refuses.
-"""
+of DeepSpeed's runtime/lr_schedules.py for its types; what is skipped; schedules that the checker
+refuses."""
 
 from __future__ import annotations
 

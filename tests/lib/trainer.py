@@ -164,6 +164,22 @@ def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     return [ROOT / n for n in names]
 
 
+@functools.cache
+def joined(kind: Kind) -> pathlib.Path:
+    """these objects in one, and of a program that is stripped without what debuggers want: most of
+    a link's time is theirs"""
+    parts = objects(kind)
+    whole = MADE / f"{pathlib.Path(kind.program).name}.o"
+    with alone(whole.name):
+        newest = max(part.stat().st_mtime for part in parts)
+        if not whole.exists() or whole.stat().st_mtime < newest:
+            new = whole.with_suffix(".new")
+            strip = ["-S"] if "-s" in kind.flags else []
+            sh("ld", "-r", *strip, *parts, "-o", new)
+            new.rename(whole)
+    return whole
+
+
 def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
     """train.c for a spec with `key=value` settings, as gen/zgen writes it; flat: a line for every
     step"""
@@ -199,19 +215,19 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
 
 def build(source: str, kind: Kind = GCC) -> pathlib.Path:
     """the program of a train.c"""
-    parts = objects(kind)
+    whole = joined(kind)
     name = hashlib.sha256(f"{kind}{source}".encode()).hexdigest()[:20]
     folder = MADE / name
     program = folder / "train"
     with alone(name):
-        headers = [ROOT / "runtime" / "zr.h", ROOT / "kernels" / "zk.h"]
-        newest = max(part.stat().st_mtime for part in [*parts, *headers])
+        made_of = [whole, ROOT / "runtime" / "zr.h", ROOT / "kernels" / "zk.h"]
+        newest = max(part.stat().st_mtime for part in made_of)
         if program.exists() and program.stat().st_mtime >= newest:
             return program
         folder.mkdir(exist_ok=True)
         (folder / "train.c").write_text(source)
         compile_source(
-            kind, folder / "train.c", *parts, *kind.libraries, "-o", program
+            kind, folder / "train.c", whole, *kind.libraries, "-o", program
         )
     return program
 

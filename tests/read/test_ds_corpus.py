@@ -1,6 +1,5 @@
 """test_ds_corpus.py -- sixty ds_config.json files as they are found in public: how many are read,
-and
-what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it
+and what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it
 anew."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """test_dsconfig.py -- a ds_config.json: every key known and typed, mistakes told with file and
-line,
-`auto` and what is left out taken from the spec."""
+line, `auto` and what is left out taken from the spec."""
 
 from __future__ import annotations
 

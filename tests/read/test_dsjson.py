@@ -1,6 +1,5 @@
 """test_dsjson.py -- JSON is read as Python reads it, Hjson as JSON with gaps, as DeepSpeed reads
-it;
-keys have lines, and so have mistakes."""
+it; keys have lines, and so have mistakes."""
 
 from __future__ import annotations
 

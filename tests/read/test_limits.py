@@ -1,7 +1,5 @@
 """test_limits.py -- specs that ask for more than a plan holds are refused at once, with the least
-or
-the most that is allowed, which then is; what a plan does hold takes seconds.
-"""
+or the most that is allowed, which then is; what a plan does hold takes seconds."""
 
 import pathlib
 import re

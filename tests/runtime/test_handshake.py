@@ -484,8 +484,7 @@ def test_rank_0_says_first_what_it_is_built_from(
     emulated: pathlib.Path, files: pathlib.Path
 ) -> None:
     """A rank of another build knows how ranks meet, and asks for that fact: it has the answer
-    before
-    anything else is asked, and nobody waits until the time to meet is over."""
+    before anything else is asked, and nobody waits until the time to meet is over."""
     port = test_cuda.free_port()
     with (
         alone(emulated, files, port, 0) as first,

@@ -1,6 +1,5 @@
 """test_output.py -- what a run writes beside weights: what becomes of it where it fails, and whose
-file
-it must not be."""
+file it must not be."""
 
 from __future__ import annotations
 

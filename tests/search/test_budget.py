@@ -219,8 +219,8 @@ def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host's memory is all that counts, an update is as long as the gradients, masters
-    and
-    moments that it reads and writes: of flats that move, and of shards what is not the device's."""
+    and moments that it reads and writes: of flats that move, and of shards what is not the
+    device's."""
     monkeypatch.setitem(
         budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], host=1e-9)
     )

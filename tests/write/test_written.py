@@ -1,7 +1,5 @@
 """test_written.py -- where zgen writes: `-o FILE` is whole or as it was, and stdout still is an
-output;
-what it says on stderr while it works.
-"""
+output; what it says on stderr while it works."""
 
 import os
 import pathlib

@@ -6,6 +6,7 @@ parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 import typing
@@ -194,8 +195,13 @@ def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
+_hints = functools.cache(
+    typing.get_type_hints
+)  # of a record, for all of its lines
+
+
 def _read(words: list[str], cls: type) -> object:
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     first = dataclasses.fields(cls)[0].name
     pairs = {
         first: words[1],
