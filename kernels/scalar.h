@@ -100,7 +100,7 @@ ZK_BOTH double zk_inverse_factorial(int n)
     return value[n];
 }
 
-/* as exp16; Taylor to r^14 */
+/* as lanes_exp; Taylor to r^14 */
 ZK_BOTH double zk_exp(double x)
 {
     if (x != x) return x;
@@ -115,7 +115,7 @@ ZK_BOTH double zk_exp(double x)
     return p * zk_power(half) * zk_power(e - half);
 }
 
-/* as log16; s^2 to the 11th power */
+/* as lanes_log; s^2 to the 11th power */
 ZK_BOTH double zk_log(double x)
 {
     if (!(x > 0.0) || x == __builtin_inf())

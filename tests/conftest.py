@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first, so that those at the end are short ones; tests that wait are spread among
-    them. Quick is the first row of a test that is short and needs no machine of its own."""
+    """Long tests go first, so that those at the end are short ones; tests that wait are spread
+    among them. Quick is the first row of a test that is short and needs no machine of its own."""
 
     def marked(item, *names):
         return any(item.get_closest_marker(name) for name in names)

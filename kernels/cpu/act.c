@@ -195,17 +195,18 @@ static void dropout_task(void *arg, int64_t task, int thread)
     int64_t end = zk_least(from + a->piece, a->n);
     uint32_t drawn[GROUP];
     (void)thread;
-    for (int64_t i = from; i < end; i += 16) {
+    for (int64_t i = from; i < end; i += LANES) {
         int64_t at = b * a->n + i;
-        v16 x = zk_get(a->x, at, a->dtype, end - i);
+        lanes x = lanes_get(a->x, at, a->dtype, end - i);
         if (a->key[b]) {
-            v16u word;
+            lanes_bits word;
             if (i % GROUP == 0)
                 words(drawn, 4, 1, (uint64_t)a->key[b], a->d.place, (uint64_t)i / 4);
             memcpy(&word, drawn + i % GROUP, sizeof word);
-            x = select16((v16i)(word >= a->d.least), x * set16(a->d.scale), set16(0));
+            lanes_mask kept = (lanes_mask)(word >= a->d.least);
+            x = lanes_select(kept, x * lanes_set(a->d.scale), lanes_set(0));
         }
-        zk_put(a->y, at, a->dtype, x, end - i);
+        lanes_put(a->y, at, a->dtype, x, end - i);
     }
 }
 

@@ -84,7 +84,7 @@ static void load_rows(const attention *a, float *block, const real *p, int dtype
                       int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->D; d += LANES)
+        for (int64_t d = 0; d < a->pad; d += LANES)
             lanes_store(block + i * a->pad + d, lanes_get(p, at + i * stride + d, dtype, a->D - d));
     memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
 }

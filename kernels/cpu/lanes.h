@@ -1,8 +1,8 @@
 /* lanes.h -- as many floats as a register of this object holds, and their functions.
  *
  * The 16 floats of vec.h are two registers of AVX2; gcc takes such pairs through memory between one
- * operation and the next. So what is done to every element, and products, go by registers. The bits
- * are the same.
+ * operation and the next. So products, and what is done to every element of a tensor, go by
+ * registers; 16 lanes are for sums whose order they are. The bits are the same.
  *
  * Invariants
  *  1. The same bits on AVX2 and AVX-512, gcc and clang: IEEE operations and written-out FMA only,

@@ -71,19 +71,21 @@ static void layer_fwd_row(const norm *a, int64_t m)
 static void layer_bwd_row(const norm *a, int64_t m)
 {
     int64_t at = m * a->C;
-    v16 mean = set16(a->stat[2 * m]), r = set16(a->stat[2 * m + 1]), sum = set16(0), dot = set16(0);
+    float mean = a->stat[2 * m], r = a->stat[2 * m + 1];
+    v16 sum = set16(0), dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
         v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(a->w, c, a->dtype, n);
         sum += g;
-        dot = fma16(g, (zk_get(a->x, at + c, a->dtype, n) - mean) * r, dot);
+        dot = fma16(g, (zk_get(a->x, at + c, a->dtype, n) - set16(mean)) * set16(r), dot);
     }
-    v16 g_mean = set16(sum16(sum) / (float)a->C), g_dot = set16(-(sum16(dot) / (float)a->C));
-    for (int64_t c = 0; c < a->C; c += 16) {
+    lanes g_mean = lanes_set(sum16(sum) / (float)a->C);
+    lanes g_dot = lanes_set(-(sum16(dot) / (float)a->C));
+    for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(a->w, c, a->dtype, n);
-        v16 hat = (zk_get(a->x, at + c, a->dtype, n) - mean) * r;
-        zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g - g_mean) * r, n);
+        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * lanes_get(a->w, c, a->dtype, n);
+        lanes hat = (lanes_get(a->x, at + c, a->dtype, n) - lanes_set(mean)) * lanes_set(r);
+        lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, g_dot, g - g_mean) * lanes_set(r), n);
     }
     if (a->more) add_row(a, a->y, a->y, at);
 }
@@ -184,20 +186,20 @@ static float rms_fwd_run(const norm *a, const real *w, int64_t at)
 }
 
 /* dx = r * (g - hat * mean(g * hat)), g = dy * w */
-static void rms_bwd_run(const norm *a, const real *w, int64_t at, float rms)
+static void rms_bwd_run(const norm *a, const real *w, int64_t at, float r)
 {
-    v16 r = set16(rms), dot = set16(0);
+    v16 dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
         v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
-        dot = fma16(g, zk_get(a->x, at + c, a->dtype, n) * r, dot);
+        dot = fma16(g, zk_get(a->x, at + c, a->dtype, n) * set16(r), dot);
     }
-    v16 g_dot = set16(-(sum16(dot) / (float)a->C));
-    for (int64_t c = 0; c < a->C; c += 16) {
+    lanes g_dot = lanes_set(-(sum16(dot) / (float)a->C));
+    for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
-        v16 hat = zk_get(a->x, at + c, a->dtype, n) * r;
-        zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g) * r, n);
+        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * lanes_get(w, c, a->dtype, n);
+        lanes hat = lanes_get(a->x, at + c, a->dtype, n) * lanes_set(r);
+        lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, g_dot, g) * lanes_set(r), n);
     }
 }
 

@@ -1,7 +1,7 @@
-/* functions.h -- exp and erf of a float on a GPU, step by step those of kernels/cpu/vec.h.
+/* functions.h -- exp and erf of a float on a GPU, step by step those of kernels/cpu/lanes.h.
  *
  * Invariants
- *  1. exponential and error give the bits of exp16 and erf16, over all floats.
+ *  1. exponential and error give the bits of lanes_exp and lanes_erf, over all floats.
  *  2. NaN gives NaN: bounds are set by comparisons that are false for it.
  */
 #ifndef ZK_CUDA_FUNCTIONS_H
@@ -48,7 +48,7 @@ __device__ inline float exp_below(float x)
     return exp_rest(r) * __uint_as_float((__float_as_uint(shifted) << 23) + (127u << 23));
 }
 
-/* |x| < 0.875: a Taylor series; else 1 - exp(p(|x|)): see erf16 */
+/* |x| < 0.875: a Taylor series; else 1 - exp(p(|x|)): see lanes_erf */
 __device__ inline float error(float x)
 {
     float a = fabsf(x), z = a * a, t = 4.0f < a ? 4.0f : a;

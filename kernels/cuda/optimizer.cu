@@ -52,7 +52,7 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
 }
 
 /* ---- words by chance */
-/* As dither16 of kernels/cpu/vec.h */
+/* As lanes_dither of kernels/cpu/lanes.h */
 static __device__ float dither(float x, uint32_t chance)
 {
     uint32_t u = __float_as_uint(x);
@@ -150,7 +150,7 @@ void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r,
  * 16, 32, 48 of a tensor */
 enum { GROUP = 64, LANES = 16 };
 
-/* log of a normal number by log16 of kernels/cpu/vec.h, which says what it does */
+/* log of a normal number by lanes_log of kernels/cpu/lanes.h, which says what it does */
 static __device__ float log_one(float x)
 {
     int bits = __float_as_int(x) - 0x3f3504f3;

@@ -322,6 +322,7 @@ def ran(
         "within",
         "within_shared",
         "aligned",
+        "fresh",
         "right_instructions",
         "function_counts",
         "right_branches",
@@ -403,6 +404,7 @@ def test_a_race_is_found_in_every_order(
             "beyond_shared",
             "kernel share writes byte 128 of 128 of dynamic shared memory",
         ),
+        ("deep_stack", "kernel deep: thread 1 needs a stack of more than"),
         ("misaligned", "vectors on stream 1, tests/emulation/mistakes.cu:"),
         (
             "copy16_to",

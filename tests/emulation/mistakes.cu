@@ -66,6 +66,15 @@ __global__ void instructions(float *x, int which, int off)
     if (which == 7) store4(at, 1);
 }
 
+/* Thread 1 of two, when thread 0 has ended */
+__global__ void deep(float *x)
+{
+    volatile char all[(128 << 10) + 576];
+    if (!threadIdx.x) return;
+    for (size_t i = 0; i < sizeof all; i++) all[i] = 1;
+    x[0] = all[5];
+}
+
 struct world {
     cudaStream_t a, b;
     cudaEvent_t e, f, g;
@@ -330,6 +339,24 @@ void beyond_shared(void) { launch_share(8); }
 void aligned(void) { vectors_at(w.x + 4); }
 void misaligned(void) { vectors_at(w.x + 2); }
 
+/* What nobody wrote is NaN. */
+void fresh(void)
+{
+    static float got[N];
+    launch_twice(w.a, w.y, w.x);
+    must(cudaStreamSynchronize(w.a));
+    must(cudaMemcpy(got, w.y, sizeof got, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < N; i++)
+        if (got[i] == got[i]) exit(1);
+}
+
+void deep_stack(void)
+{
+    const zk_grid grid = {1, 1, 1, 2, 0}, *g = &grid;
+    ZK_START(deep, g, w.a, w.x);
+    must(cudaStreamSynchronize(w.a));
+}
+
 /* ---- blocks of one launch */
 template <class T> void launch_two(void (*kernel)(T *))
 {
@@ -479,7 +506,8 @@ void captured_event_outside(void)
     X(host_asks) X(right_memset)                                                                   \
     X(hasty_memset) X(host_reads) X(host_writes) X(host_copies) X(right_staging) X(early_staging)  \
     X(right_pinned) X(early_pinned) X(right_result) X(early_result) X(plain_memory) X(beyond)      \
-    X(within) X(within_shared) X(beyond_shared) X(freed) X(aligned) X(misaligned)                  \
+    X(within) X(within_shared) X(beyond_shared) X(freed) X(aligned) X(misaligned) X(fresh)         \
+    X(deep_stack)                                                                                  \
     X(right_instructions) X(copy16_to) X(copy16_from) X(copy4_to) X(matrices_at) X(turned_at)      \
     X(load16_at) X(load_pair_at) X(store4_at)                                                      \
     X(right_branches) X(loose_branches) X(captured) X(after_graph) X(beside_graph)                 \

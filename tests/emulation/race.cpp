@@ -22,10 +22,9 @@ enum { CELL_BYTES = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
 const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
-/* live: its memory is allocated, and its page was touched. write, read: track << EPOCH_BITS | epoch. A read
- * that comes behind the last one stands for both.
- * Where reads are not ordered, `shared` is the index in `reads` of all of them, until a write comes
- * behind them; else it is 0. */
+/* live: its memory is allocated, and its page was touched. write, read: track << EPOCH_BITS | epoch.
+ * A read that comes behind the last one stands for both. Where reads are not ordered, `shared` is
+ * the index in `reads` of all of them, until a write comes behind them; else it is 0. */
 struct cell {
     uint32_t live, write, read, shared;
 };
@@ -243,8 +242,7 @@ void *race_alloc(room r, size_t bytes)
     used[r] += room_for + GAP;
     taken += r == DEVICE ? pages(bytes) : 0;
     allocated[at] = bytes;
-    if (r == DEVICE) race_open(false);
-    else memset(base + at, 0xff, bytes);
+    if (r == PINNED) memset(base + at, 0xff, bytes);
     return base + at;
 }
 
@@ -286,8 +284,8 @@ __attribute__((noinline)) static void look(const void *p, size_t n, bool write)
     if (!is_host(race_track)) hazard_check(p, n, write, false);
 }
 
-/* Nearly all accesses are to what one thread alone has, or to what threads of a launch share that
- * is looked at no longer. */
+/* Nearly all accesses are to neither room, in launches that are not watched: hazard_check does
+ * nothing where hazard_thread is 0. */
 static inline void touch(const void *p, size_t n, bool write)
 {
     if ((size_t)((const char *)p - base) < room_of_both || hazard_thread) look(p, n, write);

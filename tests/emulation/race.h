@@ -29,7 +29,9 @@ void race_check(const void *p, size_t n, bool write);
 
 /* ---- memory */
 enum room { DEVICE, PINNED };
-/* 256-byte aligned, filled with NaN; NULL: no room. Of the device's free memory pages are taken. */
+/* 256-byte aligned; NULL: no room. Pinned memory is filled with NaN; a page of the device's is at its
+ * first touch: who writes there has called race_check. Of the device's free memory pages are taken.
+ */
 enum { PAGE = 2 << 20 };
 void *race_alloc(room r, size_t bytes);
 bool race_free(room r, void *p); /* false: nothing was allocated there */

@@ -94,6 +94,8 @@ void go_on(unsigned t)
     hazard_enter(now.number, t, now.barriers, now.warps[t / SHIM_WARP].meetings);
     shim_switch(&now.scheduler, now.fibres[t].sp);
     hazard_leave();
+    if (now.fibres[t].at != AT_MEETING && *(uint64_t *)stack_of(t) != CANARY)
+        shim_fail("kernel %s: thread %u needs a stack of more than %d bytes", now.name, t, STACK);
 }
 
 /* A stack as shim_switch leaves it, with `enter` to return to; aligned as after a call. */
@@ -166,10 +168,6 @@ void run_block(const shim_grid &g)
     do {
         for (unsigned w = 0; w < warps; w++) run_warp(order[w]);
     } while (pass_barrier());
-    for (unsigned t = 0; t < now.threads; t++)
-        if (*(uint64_t *)stack_of(t) != CANARY)
-            shim_fail("kernel %s: thread %u needs a stack of more than %d bytes", now.name, t,
-                      STACK);
 }
 
 }

@@ -1,4 +1,5 @@
-"""test_vec.py -- functions of lanes.h and vec.h: bounds, and equal bits from every object and compiler."""
+"""test_vec.py -- functions of lanes.h, vec.h and part.h: bounds, and equal bits from every object
+and compiler."""
 
 from __future__ import annotations
 
@@ -116,6 +117,13 @@ def test_functions_of_floats(name: str, low: float, high: float) -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["exp", "log", "sqrt"])
+def test_sixteen_have_the_bits_of_registers(name: str) -> None:
+    x = floats(-4, 4)
+    one, all_ = (agreed(n, x, np.float32) for n in (name, name + "16"))
+    assert one.tobytes() == all_.tobytes()
+
+
 @pytest.mark.slow
 def test_square_roots_are_ieee() -> None:
     x = floats(0, 4)
@@ -189,14 +197,18 @@ def test_bf16_rounds_to_nearest_even() -> None:
     x = np.concatenate([x, ties])
     found = agreed("narrow", x, np.uint16)
     assert found.tobytes() == zk.to_bf16(x).tobytes()
-    assert found.tobytes() == agreed("scalar", x, np.uint16).tobytes()
+    for name in ("scalar", "put_bf16"):
+        assert found.tobytes() == agreed(name, x, np.uint16).tobytes()
     assert (np.isnan(zk.from_bf16(found)) == np.isnan(x)).all()
 
 
 @pytest.mark.slow
 def test_bf16_widens_exactly() -> None:
     x = np.arange(2**16).astype(np.uint16)
-    assert agreed("both", x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
+    for name in ("both", "get_bf16"):
+        assert (
+            agreed(name, x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
+        )
 
 
 # ---- f16
@@ -206,7 +218,7 @@ HALVES = np.arange(2**16).astype(np.uint16)
 
 def test_every_half_widens_exactly() -> None:
     want = HALVES.view(np.float16).astype(np.float32)
-    for name in ("widen_f16", "one_f16"):
+    for name in ("widen_f16", "one_f16", "get_f16"):
         found = agreed(name, HALVES, np.float32)
         nan = np.isnan(found)
         assert np.array_equal(nan, np.isnan(want))
@@ -251,7 +263,8 @@ def test_floats_round_to_the_nearest_half() -> None:
     with np.errstate(over="ignore"):
         want = x.astype(np.float16).view(np.uint16)
     found = agreed("narrow_f16", x, np.uint16)
-    assert found.tobytes() == agreed("scalar_f16", x, np.uint16).tobytes()
+    for name in ("scalar_f16", "put_f16"):
+        assert found.tobytes() == agreed(name, x, np.uint16).tobytes()
     nan = np.isnan(x)
     assert (
         np.array_equal(found[~nan], want[~nan])
@@ -262,30 +275,34 @@ def test_floats_round_to_the_nearest_half() -> None:
 # ---- lanes
 
 
+@pytest.mark.parametrize("registers", [0, 1])
 @pytest.mark.parametrize("dtype", zk.REALS.values())
-def test_parts_touch_n_elements(dtype: int) -> None:
+def test_parts_touch_n_elements(dtype: int, registers: int) -> None:
     for _, lib in each():
         for n in range(-1, 19):
             x, y = (
                 zk.store(np.arange(1, 33), dtype),
                 zk.store(np.full(32, -1), dtype),
             )
-            lib.over_part(*pointers(y, x), ctypes.c_int64(n), dtype)
+            size = ctypes.c_int64(n)
+            lib.over_part(*pointers(y, x), size, dtype, registers)
             m = min(max(n, 0), 16)
             assert (
                 np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
             )
 
 
+@pytest.mark.parametrize("registers", [0, 1])
 @pytest.mark.parametrize("dtype", zk.REALS.values())
-def test_lanes_past_a_part_are_zero(dtype: int) -> None:
+def test_lanes_past_a_part_are_zero(dtype: int, registers: int) -> None:
     for _, lib in each():
         for n in range(-1, 19):
             x, y = (
                 zk.store(np.arange(1, 33), dtype),
                 np.full(16, -1, np.float32),
             )
-            lib.over_first(*pointers(y, x), ctypes.c_int64(n), dtype)
+            size = ctypes.c_int64(n)
+            lib.over_first(*pointers(y, x), size, dtype, registers)
             assert np.array_equal(
                 y, np.where(np.arange(16) < n, np.arange(1, 17), 0)
             ), n

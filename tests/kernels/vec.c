@@ -1,9 +1,8 @@
-/* vec.c -- functions of vec.h under names that a test can call.
+/* vec.c -- functions of lanes.h, vec.h and part.h under names that a test can call.
  *
- * Arrays in, arrays out; n is a multiple of 16 but in over_part. Functions of floats are those of
- * lanes.h, which vec.h's have by halves.
+ * Arrays in, arrays out; n is a multiple of 16 but in over_part and over_first.
  */
-#include "../../kernels/cpu/vec.h"
+#include "../../kernels/cpu/part.h"
 
 #define FLOATS(name)                                                                               \
     void over_##name(float *y, const float *x, int64_t n)                                          \
@@ -15,6 +14,28 @@ FLOATS(exp)
 FLOATS(log)
 FLOATS(erf)
 FLOATS(sqrt)
+
+#define FLOATS16(name)                                                                             \
+    void over_##name##16(float *y, const float *x, int64_t n)                                      \
+    {                                                                                              \
+        for (int64_t i = 0; i < n; i += 16) store16(y + i, name##16(load16(x + i)));               \
+    }
+FLOATS16(exp)
+FLOATS16(log)
+FLOATS16(sqrt)
+
+/* n floats stored as another type, and n halves of it loaded */
+#define HALVES(name, dtype)                                                                        \
+    void over_put_##name(uint16_t *y, const float *x, int64_t n)                                   \
+    {                                                                                              \
+        for (int64_t i = 0; i < n; i += LANES) lanes_put(y, i, dtype, lanes_load(x + i), n - i);   \
+    }                                                                                              \
+    void over_get_##name(float *y, const uint16_t *x, int64_t n)                                   \
+    {                                                                                              \
+        for (int64_t i = 0; i < n; i += LANES) lanes_store(y + i, lanes_get(x, i, dtype, n - i));  \
+    }
+HALVES(bf16, ZK_BF16)
+HALVES(f16, ZK_F16)
 
 #define DOUBLES(name)                                                                              \
     void over_##name(double *y, const double *x, int64_t n)                                        \
@@ -64,15 +85,20 @@ void over_one_f16(float *y, const uint16_t *x, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = realr(x, i, ZK_F16);
 }
 
-void over_part(void *y, const void *x, int64_t n, int dtype)
+/* registers: by them, and not 16 at a time */
+void over_part(void *y, const void *x, int64_t n, int dtype, int registers)
 {
-    store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);
+    if (!registers) store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);
+    for (int64_t i = 0; registers && i < 16; i += LANES)
+        lanes_put(y, i, dtype, lanes_get(x, i, dtype, n - i), n - i);
 }
 
 /* y[16]: n elements, then 0 */
-void over_first(float *y, const void *x, int64_t n, int dtype)
+void over_first(float *y, const void *x, int64_t n, int dtype, int registers)
 {
-    store16(y, load16rn(x, 0, dtype, (int)n));
+    if (!registers) store16(y, load16rn(x, 0, dtype, (int)n));
+    for (int64_t i = 0; registers && i < 16; i += LANES)
+        lanes_store(y + i, lanes_get(x, i, dtype, n - i));
 }
 
 /* y[0..4] = sum, then lane by lane over 16: max, min, fma, select by x > y */

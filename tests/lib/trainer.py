@@ -169,12 +169,13 @@ def joined(kind: Kind) -> pathlib.Path:
     """these objects in one, and of a program that is stripped without what debuggers want: most of
     a link's time is theirs"""
     parts = objects(kind)
-    whole = MADE / f"{pathlib.Path(kind.program).name}.o"
+    strip = ["-S"] if "-s" in kind.flags else []
+    made_of = hashlib.sha256(repr((parts, strip)).encode()).hexdigest()[:20]
+    whole = MADE / f"{pathlib.Path(kind.program).name}-{made_of}.o"
     with alone(whole.name):
         newest = max(part.stat().st_mtime for part in parts)
         if not whole.exists() or whole.stat().st_mtime < newest:
             new = whole.with_suffix(".new")
-            strip = ["-S"] if "-s" in kind.flags else []
             sh("ld", "-r", *strip, *parts, "-o", new)
             new.rename(whole)
     return whole

@@ -258,7 +258,7 @@ NAMES = {
 
 @functools.cache
 def how(kernel: str, target: str, real: int, shape: Ints) -> How:
-    """By the row's own text."""
+    """How a call of this shape runs on one target, by the text of its kernel's row."""
     row = KERNELS[kernel]
     fixed = {"target": target, "real": real}
     found = eval(code(row.grid), NAMES, shaped(row, shape) | fixed)

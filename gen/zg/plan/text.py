@@ -195,9 +195,8 @@ def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
-_hints = functools.cache(
-    typing.get_type_hints
-)  # of a record, for all of its lines
+# Of a record's fields, found once for all of its lines
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _read(words: list[str], cls: type) -> object:
