@@ -24,7 +24,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-FEW, MANY, SHARE = 2, 20, 0.05  # runs that are shuffled; mutants
+FEW, MANY, SHARE = 3, 20, 0.05  # runs that are shuffled; mutants
 VALIDATED = "520"  # tokens: two rounds of an evaluation, or more
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (

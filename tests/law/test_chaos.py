@@ -21,7 +21,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> chaos.Chaos:
 
 @pytest.mark.slow
 def test_no_run_is_lost(disturbed: chaos.Chaos) -> None:
-    while chaos.kills(disturbed) < 5:
+    while chaos.kills(disturbed) < 8:
         disturbed.life()
     print(chaos.report(disturbed))
 
