@@ -166,8 +166,8 @@ def objects(kind: Kind = GCC) -> list[pathlib.Path]:
 
 @functools.cache
 def joined(kind: Kind) -> pathlib.Path:
-    """these objects in one, and of a program that is stripped without what debuggers want: most of
-    a link's time is theirs"""
+    """these objects in one, and of a program that is stripped without what debuggers want: about
+    half of a link's time is theirs"""
     parts = objects(kind)
     strip = ["-S"] if "-s" in kind.flags else []
     made_of = hashlib.sha256(repr((parts, strip)).encode()).hexdigest()[:20]
@@ -217,7 +217,8 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
 def build(source: str, kind: Kind = GCC) -> pathlib.Path:
     """the program of a train.c"""
     whole = joined(kind)
-    name = hashlib.sha256(f"{kind}{source}".encode()).hexdigest()[:20]
+    told = f"{kind}{whole.name}{source}"
+    name = hashlib.sha256(told.encode()).hexdigest()[:20]
     folder = MADE / name
     program = folder / "train"
     with alone(name):
