@@ -136,22 +136,20 @@ class Body:
                 f"{len(call.args)} operands instead of {len(row.formals)}",
             )
         out: Numbers = {}
-        for f, arg in zip(row.formals, call.args, strict=True):
+        for n, f in row.scalars:
+            arg = call.args[n]
             if f.mode == "~" and isinstance(arg, Index):
                 continue
             if isinstance(arg, Layers) and f.name in BY_LAYER:
                 self.numbered(call)
                 continue
-            if f.number:
-                if not isinstance(arg, int) and (
-                    f.mode != "." or not isinstance(arg, float)
-                ):
-                    self.fail(
-                        call, f"{f.name} is {arg}, which is no such number"
-                    )
-                if not f.name.islower() and arg <= 0:
-                    self.fail(call, f"{f.name} is {arg}")
-                out[f.name] = arg
+            if not isinstance(arg, int) and (
+                f.mode != "." or not isinstance(arg, float)
+            ):
+                self.fail(call, f"{f.name} is {arg}, which is no such number")
+            if not f.name.islower() and arg <= 0:
+                self.fail(call, f"{f.name} is {arg}")
+            out[f.name] = arg
         for name, stated in (
             ("B", self.p.head.batch),
             ("T", self.p.head.sequence),
