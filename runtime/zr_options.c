@@ -404,7 +404,7 @@ static void set_isa(zr *z, const zr_options *o)
     if (!zr_is_gpu && strcmp(z->p->object(), o->isa))
         zr_fail(z, ZR_USER,
                 "--isa %s: there are no such kernels, or this processor does not run them; "
-                "allowed: avx2, avx512, avx512bf16, amx",
+                "there are avx2, avx512, avx512bf16, amx",
                 o->isa);
 }
 

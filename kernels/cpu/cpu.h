@@ -1,9 +1,9 @@
 /* cpu.h -- what the CPU kernels share: the context, work split over threads, an object per ISA.
  *
  * Every file here but context.c, host.c and threads.c is compiled once for each ISA with ZK_SUFFIX
- * (_avx2, _avx512; _avx512bf16 for what multiplies matrices alone) set: define a kernel as `void
- * ZK(zk_add)(zk *k, ...)`. context.c holds the plain names and host.c those that begin with
- * zk_host_; they jump to the object that cpuid allows (environment ZK_ISA names a lower one).
+ * (_avx2, _avx512; _avx512bf16 and _amx for what multiplies matrices alone) set: define a kernel
+ * as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names and host.c those that begin
+ * with zk_host_; they jump to the object that cpuid allows (environment ZK_ISA names a lower one).
  */
 #ifndef ZK_CPU_H
 #define ZK_CPU_H

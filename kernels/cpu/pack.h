@@ -61,7 +61,7 @@ static inline lanes lanes_high(lanes a, lanes b)
 #endif
 enum { VECTORS = NR / LANES };
 
-/* Elements of a bf16 chain in a word, and of a line in a vector of words */
+/* Elements of a bf16 chain in a word */
 #ifdef __AVX512BF16__
 enum { PAIR = 2 };
 #else

@@ -97,6 +97,46 @@ def test_a_second_set_up_does_nothing(
     assert (root / ".venv" / "stamp").stat().st_mtime_ns == stamp
 
 
+def test_what_a_command_needs_is_fetched_once(
+    root: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """All of its lists by one pip, and those that are there by none."""
+    (root / ".venv").unlink()
+    (root / ".venv").mkdir()
+    said = tmp_path / "said"
+    command(root / ".venv/bin", "python", f'echo "$@" >>{said}')
+    key = trainer.sh("sha256sum", "gen/requirements.txt")
+    (root / ".venv" / "stamp").write_text(key)
+    for words in ((), ("--tensorboard", "x"), ("--tensorboard", "x")):
+        done = call(root, "watch", "log", *words, path=os.environ["PATH"])
+        assert done.returncode == 0, done.stderr
+    lists = [
+        re.findall(r"tools/requirements-(\w+)", line)
+        for line in said.read_text().splitlines()
+        if line.startswith("-m pip")
+    ]
+    assert lists == [["watch"], ["tensorboard"]]
+    (root / ".venv" / "stamp-watch").write_text("an older list")
+    (root / ".venv" / "stamp-tensorboard").unlink()
+    call(root, "watch", "log", "--tensorboard", "x", path=os.environ["PATH"])
+    *_, pip, _ = said.read_text().splitlines()
+    assert re.findall(r"tools/requirements-(\w+)", pip) == [
+        "watch",
+        "tensorboard",
+    ]
+
+
+def test_a_package_has_one_version() -> None:
+    """One pip takes several lists."""
+    lines = [
+        line
+        for path in (trainer.ROOT / "tools").glob("requirements-*.txt")
+        for line in path.read_text().split()
+    ]
+    pins = dict(line.split("==") for line in lines)
+    assert len(pins) == len(set(lines))
+
+
 MPI = "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2"
 
 

@@ -836,6 +836,16 @@ def test_noted(keys: tuple[str, ...], said: str) -> None:
     ] == [True]
 
 
+@pytest.mark.parametrize("device", [PARAMS, (PARAMS_CPU,)])
+def test_nothing_to_offload_is_noted(device: tuple[str, ...]) -> None:
+    keys = ("zero.stage=3", "cluster.ranks=2", *device)
+    said = "zero.offload_param: has no effect: every tensor is persistent"
+    for threshold, count in ((10**6, 1), (10**3, 0)):
+        small = f"zero.stage3_param_persistence_threshold={threshold}"
+        made = spec.load("model_specs/gpt-tiny.yaml", (*keys, small))
+        assert search.find(made).notes.count(said) == count
+
+
 def test_what_stays_on_the_host_is_noted() -> None:
     keys = ("zero.stage=3", "cluster.ranks=2", *PARAMS)
     sizes = shards(planned("gpt-tiny", *keys))

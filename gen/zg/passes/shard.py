@@ -206,6 +206,9 @@ def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
     """Of the flats that go to the file those that may stay on the host: in order, what still
     fits."""
     z, out = spec.zero.offload_param, []
+    if z.device != "none" and not away:
+        why = "zero.offload_param: has no effect: every tensor is persistent"
+        return frozenset(), (why,)
     if z.device != "nvme":
         return frozenset(f.name for f in away), ()
     left = z.max_in_cpu
@@ -213,7 +216,7 @@ def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
         if f.count * f.shard <= left:
             out.append(f.name)
             left -= f.count * f.shard
-    least = min(f.count * f.shard for f in away) if away else 0
+    least = min(f.count * f.shard for f in away)
     said = (
         f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}"
         if out
