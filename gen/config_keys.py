@@ -150,7 +150,7 @@ _TRAIN = {
     "seed": "begins all random numbers: first weights, stochastic rounding, dropout",
     "sum": "is the order in which gradients of micro-batches are added; a part of the recipe",
     "head_chunk": "is how many tokens' logits exist at once; null or `auto`: by the shape; "
-    "they divide a micro-batch's; in bf16 a multiple of 32, or all",
+    "a divisor of a micro-batch's tokens, in bf16 a multiple of 32 or all of them",
     "dropout": "is the share of an embedding's output, and of each residual branch's, that a step "
     "sets to 0, as GPT-2's embd_pdrop and resid_pdrop do; a part of the recipe",
     "recompute": "names ops of blocks whose values backward recomputes, to save memory "

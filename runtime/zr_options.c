@@ -403,8 +403,8 @@ static void set_isa(zr *z, const zr_options *o)
     setenv("ZK_ISA", o->isa, 1);
     if (!zr_is_gpu && strcmp(z->p->object(), o->isa))
         zr_fail(z, ZR_USER,
-                "--isa %s: there are no such kernels, or this processor does not run them; "
-                "there are avx2, avx512, avx512bf16, amx",
+                "--isa %s: no kernels of this name run here; "
+                "allowed where the processor runs them: avx2, avx512, avx512bf16, amx",
                 o->isa);
 }
 

@@ -136,20 +136,22 @@ class Body:
                 f"{len(call.args)} operands instead of {len(row.formals)}",
             )
         out: Numbers = {}
-        for n, f in row.scalars:
-            arg = call.args[n]
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.mode == "~" and isinstance(arg, Index):
                 continue
             if isinstance(arg, Layers) and f.name in BY_LAYER:
                 self.numbered(call)
                 continue
-            if not isinstance(arg, int) and (
-                f.mode != "." or not isinstance(arg, float)
-            ):
-                self.fail(call, f"{f.name} is {arg}, which is no such number")
-            if not f.name.islower() and arg <= 0:
-                self.fail(call, f"{f.name} is {arg}")
-            out[f.name] = arg
+            if f.number:
+                if not isinstance(arg, int) and (
+                    f.mode != "." or not isinstance(arg, float)
+                ):
+                    self.fail(
+                        call, f"{f.name} is {arg}, which is no such number"
+                    )
+                if not f.name.islower() and arg <= 0:
+                    self.fail(call, f"{f.name} is {arg}")
+                out[f.name] = arg
         for name, stated in (
             ("B", self.p.head.batch),
             ("T", self.p.head.sequence),

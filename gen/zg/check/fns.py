@@ -60,8 +60,6 @@ class Facts:
 
 def _numbered(c: Call, at: int) -> Call:
     """A call with the first row of a slice."""
-    if "at" not in c.args:
-        return c
     return replace(c, args=tuple(at if a == "at" else a for a in c.args))
 
 

@@ -79,11 +79,6 @@ class Kernel:
         return {f.name: n for n, f in enumerate(self.formals)}
 
     @functools.cached_property
-    def scalars(self) -> tuple[tuple[int, Formal], ...]:
-        """Its numbers, with their places among the operands."""
-        return tuple((n, f) for n, f in enumerate(self.formals) if f.number)
-
-    @functools.cached_property
     def shape(self) -> Names:
         """The numbers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
@@ -281,9 +276,6 @@ def letters(numbers: Mapping[str, int | float]) -> Numbers:
     return out
 
 
-_NO_NAMES: dict[str, Any] = {"__builtins__": {}}  # not even Python's own
-
-
 @functools.cache
 def code(expression: str) -> CodeType:
     """An expression of a table, to be evaluated many times. It is the table's own text, never
@@ -293,7 +285,7 @@ def code(expression: str) -> CodeType:
 
 def value(expression: str, numbers: Mapping[str, int | float]) -> int:
     """Sums and products of letters as an integer."""
-    return int(eval(code(expression), _NO_NAMES, numbers))
+    return int(eval(code(expression), {"__builtins__": {}}, dict(numbers)))
 
 
 def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:

@@ -320,10 +320,8 @@ def _cut(hop: Hop, waits: int, recs: int) -> _Cut:
     made = hop[-1].recs
     at = len(given) - waits
     steps = list(hop)
-    if at:
-        steps[0] = replace(steps[0], waits=given[at:])
-    if recs < len(made):
-        steps[-1] = replace(steps[-1], recs=made[:recs])
+    steps[0] = replace(steps[0], waits=given[at:])
+    steps[-1] = replace(steps[-1], recs=made[:recs])
     return _Cut(tuple(steps), given[:at], made[recs:])
 
 
