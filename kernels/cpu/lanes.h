@@ -30,6 +30,7 @@ typedef uint32_t lanes_bits __attribute__((vector_size(4 * LANES)));
 #ifdef __AVX512F__
 ZK_INLINE lanes lanes_load(const float *p) { return (lanes)_mm512_loadu_ps(p); }
 ZK_INLINE void lanes_store(float *p, lanes x) { _mm512_storeu_ps(p, (__m512)x); }
+ZK_INLINE void lanes_stream(float *p, lanes x) { _mm512_stream_ps(p, (__m512)x); }
 ZK_INLINE lanes lanes_set(float x) { return (lanes)_mm512_set1_ps(x); }
 ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {
@@ -46,6 +47,7 @@ ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
 #else
 ZK_INLINE lanes lanes_load(const float *p) { return (lanes)_mm256_loadu_ps(p); }
 ZK_INLINE void lanes_store(float *p, lanes x) { _mm256_storeu_ps(p, (__m256)x); }
+ZK_INLINE void lanes_stream(float *p, lanes x) { _mm256_stream_ps(p, (__m256)x); }
 ZK_INLINE lanes lanes_set(float x) { return (lanes)_mm256_set1_ps(x); }
 ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {

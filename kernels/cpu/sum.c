@@ -3,8 +3,8 @@
  * Invariants
  *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
  *     sum of whole blocks and the next; which calls, pieces or threads did it never shows.
- *  2. Of a tile of elements everything is read before anything is written, so a source may lie on
- *     the first node buffer.
+ *  2. A node's element is written when all that is summed in it has been read, so a source of
+ *     floats may lie on the first node buffer.
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
  *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
  */
@@ -12,6 +12,7 @@
 #include "part.h"
 
 enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
+enum { PAST = 1 << 18 };          /* elements of a node that do not stay in a core's caches */
 enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
 
 typedef struct push {
@@ -19,23 +20,53 @@ typedef struct push {
     float *node;            /* [buffers][stride] */
     const void *const *src; /* count pointers to [n] */
     int64_t stride, count, n, lo, total, mask, block, tile;
-    int dtype;
+    int dtype, past; /* past: nodes are more than caches keep */
 } push;
 
-/* ---- leaves. A tile is at most TILE elements, here `n` from element `at` on. */
-static void read(const push *a, float *out, int64_t leaf, int64_t at, int64_t n)
+/* ---- leaves. A tile is at most TILE elements, here n from element `at` on. */
+
+/* What is summed of a tile: [n]; p NULL: nothing */
+typedef struct addend {
+    const real *p;
+    int dtype;
+} addend;
+
+/* Where a sum of a tile goes: [n] */
+typedef struct place {
+    float *p;
+    int past; /* the caches: nothing is read there first, and nothing driven out */
+} place;
+
+static addend leaf(const push *a, int64_t i, int64_t at)
 {
-    for (int64_t i = 0; i < n; i += LANES)
-        lanes_put(out, i, ZK_F32, lanes_get(a->src[leaf], at + i, a->dtype, n - i), n - i);
+    return (addend){(const char *)a->src[i] + at * (a->dtype == ZK_F32 ? 4 : 2), a->dtype};
 }
 
-/* out = older + newer */
-static void join(float *out, const float *older, const float *newer, int64_t n)
+static addend node(const float *p) { return (addend){p, ZK_F32}; }
+
+ZK_INLINE lanes value(addend x, int64_t i, int64_t n) { return lanes_get(x.p, i, x.dtype, n); }
+
+ZK_INLINE void put(place to, int64_t i, lanes x)
 {
-    for (int64_t i = 0; i < n; i += LANES) {
-        lanes sum = lanes_get(older, i, ZK_F32, n - i) + lanes_get(newer, i, ZK_F32, n - i);
-        lanes_put(out, i, ZK_F32, sum, n - i);
-    }
+    if (to.past) lanes_stream(to.p + i, x);
+    else lanes_store(to.p + i, x);
+}
+
+/* to = older + newer */
+static addend join(place to, addend older, addend newer, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) put(to, i, value(older, i, LANES) + value(newer, i, LANES));
+    if (i < n) lanes_put(to.p, i, ZK_F32, value(older, i, n - i) + value(newer, i, n - i), n - i);
+    return node(to.p);
+}
+
+/* to = from */
+static void keep(place to, addend from, int64_t n)
+{
+    int64_t i = from.p == to.p ? n : 0;
+    for (; i + LANES <= n; i += LANES) put(to, i, value(from, i, LANES));
+    if (i < n) lanes_put(to.p, i, ZK_F32, value(from, i, n - i), n - i);
 }
 
 /* The nodes that are pending after so many leaves, a bit each */
@@ -50,39 +81,43 @@ static float *buffer(const push *a, int b)
     return a->node + a->stride * __builtin_popcountll((uint64_t)a->mask & ((1ull << b) - 1));
 }
 
-/* Where the counter's pending nodes end: in their buffers, or all in the first. level[b]: [n], or
- * NULL. A node made here lies in tile[b]. */
-static void settle(const push *a, float *const *level, float (*tile)[TILE], int64_t at, int64_t n)
+/* Where the node that ends at level b lies after the last leaf: in its buffer, or, where all leaves
+ * are there, in the first if no other node is left to be added. */
+static place target(const push *a, int b, float (*tile)[TILE], int64_t at)
 {
-    if (a->lo + a->count < a->total) {
-        for (int b = 0; b < DEPTH; b++)
-            if (level[b] == tile[b]) memcpy(buffer(a, b) + at, tile[b], n * sizeof **tile);
-        return;
-    }
-    float *acc = NULL;
+    if (a->lo + a->count < a->total) return (place){buffer(a, b) + at, a->past};
+    if (pending(a, a->total) >> b == 1) return (place){a->node + at, a->past};
+    return (place){tile[b], 0};
+}
+
+/* Where a tile's sums end: those pending in their buffers, or all in the first. */
+static void settle(const push *a, const addend *level, float (*tile)[TILE], int64_t at, int64_t n)
+{
+    int ends = a->lo + a->count == a->total;
+    addend all = {0};
     for (int b = 0; b < DEPTH; b++) {
-        if (!level[b]) continue;
-        if (acc) join(tile[b], level[b], acc, n);
-        acc = acc ? tile[b] : level[b];
+        if (!level[b].p) continue;
+        if (!ends) keep(target(a, b, tile, at), level[b], n);
+        else all = all.p ? join(target(a, b, tile, at), level[b], all, n) : level[b];
     }
-    if (acc != a->node + at) memcpy(a->node + at, acc, n * sizeof *acc);
+    if (ends) keep((place){a->node + at, a->past}, all, n);
 }
 
 static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
 {
-    float *level[DEPTH];
+    addend level[DEPTH] = {0};
     for (int b = 0; b < DEPTH; b++)
-        level[b] = pending(a, a->lo) >> b & 1 ? buffer(a, b) + at : NULL;
+        if (pending(a, a->lo) >> b & 1) level[b] = node(buffer(a, b) + at);
     for (int64_t i = 0; i < a->count; i++) {
         int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
-        float *sum = tile[level[b] ? DEPTH : b];          /* there are whole blocks already */
-        read(a, sum, i, at, n);
-        for (int c = 0; c < b; c++) {
-            join(sum, level[c], sum, n);
-            level[c] = NULL;
+        int top = level[b].p ? b : b - 1;                 /* there are whole blocks already */
+        place to = i < a->count - 1 ? (place){tile[b], 0} : target(a, b, tile, at);
+        addend sum = leaf(a, i, at);
+        for (int c = 0; c <= top; c++) {
+            sum = join(c < top ? (place){tile[DEPTH], 0} : to, level[c], sum, n);
+            level[c].p = NULL;
         }
-        if (level[b]) join(tile[b], level[b], sum, n);
-        level[b] = tile[b];
+        level[b] = sum;
     }
     settle(a, level, tile, at, n);
 }
@@ -94,15 +129,17 @@ static void push_task(void *arg, int64_t task, int thread)
     int64_t end = zk_least((task + 1) * a->tile, a->n);
     for (int64_t at = task * a->tile; at < end; at += TILE)
         push_tile(a, tile, at, zk_least(TILE, end - at));
+    if (a->past) _mm_sfence();
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
                  int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
                  int64_t block)
 {
+    int past = n >= PAST && (uintptr_t)node % 64 == 0 && stride % 16 == 0;
     // clang-format off
     push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask, block,
-              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype};
+              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype, past};
     // clang-format on
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);

@@ -255,7 +255,7 @@ def test_a_ratio_is_of_one_round() -> None:
 
     row, rounds = peers.ROWS[0], []
     for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
-        ran = [peers.Ran(s, 0.5, 1000, 3.0) for s in (theirs, own)]
+        ran = [peers.Ran(s, 0.5, 1000, 3.0, 0.25) for s in (theirs, own)]
         rounds.append(dict(zip((peers.key(row), "mine"), ran, strict=True)))
     made = peers.figures(row, rounds, "mine", 2.5)
     assert (made["ratio"], made["between"]) == (2, [1, 3])
@@ -269,6 +269,7 @@ def test_a_ratio_is_of_one_round() -> None:
     }  # fmt: skip
     line = peers.table(result).splitlines()[-1]
     assert "| 7.000 | 4.000 | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line
+    assert line.endswith("| 0.50 | 0.50 | 0.25 |")
     drawn = peers.picture(result)
     assert drawn.count("<rect") == 3 and ">4.00</text>" in drawn
 
@@ -324,7 +325,7 @@ def test_rows_are_chosen_by_name() -> None:
 def test_a_peer_that_trains_something_else_is_told() -> None:
     import peers
 
-    row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9)
+    row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9, 0.25)
     peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5), own)
     for loss in (10.3, 11.5):
         with pytest.raises(SystemExit, match=f"loss {loss}, ours 10.9"):

@@ -51,6 +51,13 @@ def mask_of(cuts: list[int], total: int, block: int) -> int:
     return mask
 
 
+def lines(n: int, shift: int) -> np.ndarray:
+    """NaN [n], from so many elements behind a cache line's begin on"""
+    room = np.full(n + 32, np.nan, np.float32)
+    at = -room.ctypes.data % 64 // 4 + shift
+    return room[at : at + n]
+
+
 def push(
     k: zk.Kernels,
     leaves: list[np.ndarray],
@@ -59,16 +66,17 @@ def push(
     block: int = ALL,
     inplace: bool = False,
     pad: int = 5,
+    shift: int = 0,
 ) -> np.ndarray:
     """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
-    one leaf or node to the next"""
+    one leaf or node to the next; shift: from a cache line's begin to the first node"""
     n, total, mask = (
         len(leaves[0]),
         len(leaves),
         mask_of(cuts, len(leaves), block),
     )
     stride, buffers = n + pad, max(1, bin(mask).count("1"))
-    room = np.full((buffers + total, stride), np.nan, np.float32)
+    room = lines((buffers + total) * stride, shift).reshape(-1, stride)
     node, given = (
         room[:buffers],
         room[0 if inplace else buffers :].view(leaves[0].dtype),
@@ -208,6 +216,20 @@ def test_sizes_and_sources_in_place(kernels: zk.Kernels, n: int) -> None:
     assert same(push(kernels, leaves[:1], [1], 1, inplace=True), leaves[0])
 
 
+@pytest.mark.parametrize("pad,shift", [(11, 0), (11, 1), (10, 0)])
+def test_nodes_that_go_past_caches(
+    kernels: zk.Kernels, pad: int, shift: int
+) -> None:
+    """Where lines are whole nodes are not written into caches (PAST); else they are."""
+    rng = np.random.default_rng(pad + shift)
+    leaves = [spread(rng, (1 << 18) + 5) for _ in range(7)]
+    for cuts, block in (([7], ALL), ([2, 4, 7], ALL), ([1, 2, 3, 7], 2)):
+        got = push(kernels, leaves, cuts, 1, block, pad=pad, shift=shift)
+        assert same(got, blocks(leaves, block)), cuts
+    one = push(kernels, leaves, [7], 1, inplace=True, pad=pad, shift=shift)
+    assert same(one, tree(leaves))
+
+
 def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
     """Trees of 4 leaves on each of 3 ranks, then a tree over ranks: the tree over all 12."""
     leaves = [spread(np.random.default_rng(5), 100) for _ in range(12)]
@@ -218,13 +240,13 @@ def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
     assert same(push(kernels, parts, [3], 1), tree(leaves))
 
 
-def test_bf16_leaves(kernels_bf16: zk.Kernels) -> None:
+@pytest.mark.parametrize("n,pad", [(300, 5), (300, 4), ((1 << 18) + 5, 11)])
+def test_bf16_leaves(kernels_bf16: zk.Kernels, n: int, pad: int) -> None:
     leaves = [
-        zk.to_bf16(spread(np.random.default_rng(r), 300)) for r in range(6)
+        zk.to_bf16(spread(np.random.default_rng(r), n)) for r in range(6)
     ]
     want = tree([zk.from_bf16(leaf) for leaf in leaves])
-    for pad in (5, 4):
-        assert same(push(kernels_bf16, leaves, [2, 4, 6], 0, pad=pad), want)
+    assert same(push(kernels_bf16, leaves, [2, 4, 6], 0, pad=pad), want)
 
 
 # ---- exact sums

@@ -35,7 +35,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNITS = 3, N = 3072, MICRO_BATCHES = 24, PIECES = 4, INBOX = 64 };
+#ifndef UNIT
+#define UNIT 3072
+#endif
+enum { UNITS = 3, N = UNIT, MICRO_BATCHES = 24, PIECES = 4, INBOX = 64 };
 #ifndef SEQUENCE
 #define SEQUENCE 5
 #endif
@@ -338,7 +341,9 @@ static void left_step(zr *z)
 }
 
 /* ---- what the end of a collective means: peers have read, too. The last rank is always late. */
-enum { TURNS = 200 };
+#ifndef TURNS
+#define TURNS 200
+#endif
 
 static void late(zr *z)
 {

@@ -129,6 +129,15 @@ def test_what_was_given_may_be_written_after_a_collective(
     assert done.code == 0, done.err
 
 
+@pytest.mark.parametrize("unit", [393228, 393222])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_pieces_that_go_past_caches(data: Path, ranks: int, unit: int) -> None:
+    """Of 1 MiB and more, to where 16 bytes begin or not, and not of whole cache lines"""
+    binary = built("plain", f"-DUNIT={unit}", "-DTURNS=5")
+    done = train(binary, data, steps=1, EVENTS=3, RANKS=ranks)
+    assert done.code == 0, done.err
+
+
 # ---- queues
 
 MODES = ["late", *(f"shuffled:{seed}" for seed in range(20))]
