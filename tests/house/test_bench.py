@@ -326,10 +326,10 @@ def test_a_peer_that_trains_something_else_is_told() -> None:
     import peers
 
     row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9, 0.25)
-    peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5), own)
+    peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5, 0.25), own)
     for loss in (10.3, 11.5):
         with pytest.raises(SystemExit, match=f"loss {loss}, ours 10.9"):
-            peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, loss), own)
+            peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, loss, 0.25), own)
 
 
 def test_others_count_against_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
