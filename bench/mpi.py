@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import bench
 import numpy as np
@@ -106,31 +107,35 @@ class Kind:
 
 
 KINDS = {
+    # the peer's half read, and written
     "all-gather": Kind("gather", "gather", 2),
+    # two halves read, one written
     "reduce-scatter": Kind("alltoall", "done", 3),
 }
 
 
-def seconds(profile: Path, kind: Kind) -> float:
-    """Of a step's largest collective: the median of steps"""
-    begins: dict[int, list[float]] = {}
-    ends: dict[int, list[float]] = {}
-    own: dict[tuple[int, int], list[dict]] = {}
-    for e in json.loads(profile.read_text()):
+def span(events: list[dict[str, Any]], kind: Kind) -> tuple[float, float]:
+    """Where a rank's largest collective of a step begins and ends, microseconds"""
+    firsts = [e for e in events if e["name"] == kind.first]
+    first = max(firsts, key=lambda e: e["args"]["bytes"])
+    last = next(
+        e for e in events if e["name"] == kind.last and e["ts"] >= first["ts"]
+    )
+    return first["ts"], last["ts"] + last["dur"]
+
+
+def seconds(events: list[dict[str, Any]], kind: Kind) -> float:
+    """Of a profile's steps, the median: from where the last of two ranks begins a step's largest
+    collective to where the last ends it"""
+    of_rank: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for e in events:
         if e["ph"] == "X" and "step" in e.get("args", {}):
-            own.setdefault((e["args"]["step"], e["pid"]), []).append(e)
-    for (step, _), events in own.items():
-        firsts = [e for e in events if e["name"] == kind.first]
-        first = max(firsts, key=lambda e: e["args"]["bytes"])
-        last = next(
-            e
-            for e in events
-            if e["name"] == kind.last and e["ts"] >= first["ts"]
-        )
-        begins.setdefault(step, []).append(first["ts"])
-        ends.setdefault(step, []).append(last["ts"] + last["dur"])
+            of_rank.setdefault((e["args"]["step"], e["pid"]), []).append(e)
+    steps = {step for step, _ in of_rank}
+    spans = [[span(of_rank[step, r], kind) for r in (0, 1)] for step in steps]
     return 1e-6 * statistics.median(
-        max(ends[step]) - max(begins[step]) for step in ends
+        max(end for _, end in ranks) - max(begin for begin, _ in ranks)
+        for ranks in spans
     )
 
 
@@ -147,11 +152,13 @@ def collectives(
     for _ in range(rounds):
         rates.append(sum(bench.together([sys.executable, "-c", COPY], 2, {})))
         runs.on_one_host(*words)
+        events = json.loads(profile.read_text())
         for kind, x in KINDS.items():
-            near[kind].append(seconds(profile, x))
+            near[kind].append(seconds(events, x))
         runs.over_mpi(*words, ZR_RANKS_PER_HOST=1)
+        events = json.loads(profile.read_text())
         for kind, x in KINDS.items():
-            far[kind].append(seconds(profile, x))
+            far[kind].append(seconds(events, x))
     rate, piece = 1e9 * statistics.median(rates), 4 * ROWS * WIDTH / 2
     return {
         kind: {

@@ -5,9 +5,8 @@ and two ranks of one core each (2 samples). One process also trains Qwen3-0.6B's
 (2 samples of 512) and the demo's model (8 of 128, 20 times as many steps). Programs take turns; a
 ratio is a peer's step over ours of the same round, the median of rounds beside the least and the
 greatest. Ours in bf16 keeps f32 masters and moments. Memory is the largest process's resident set
-at its peak; a start is from the call of a program to the beginning of its first step; llm.c's has
-its validation and its end in it, too. Right before each program another process touches as much
-memory as ours takes: a virtual machine's host may have taken back what was free.
+at its peak; a start is from the call of a program to the beginning of its first step, and behind
+ours stands when its memory was in place; llm.c's has its validation and its end in it, too.
 
 The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
 and the bytes of its update by the rate of a copy (`--emit explain` says both).
@@ -141,7 +140,7 @@ class Ran:
     start: float  # seconds
     memory: int  # bytes
     loss: float  # of the first step
-    touch: float  # seconds: the first touch of as much memory as ours takes, right before
+    placed: float = 0.0  # ours: seconds until its memory was in place
 
 
 def timed(words: list[object], **settings: object) -> tuple[float, int]:
@@ -201,8 +200,7 @@ def saving(row: Row) -> dict[str, Case]:
     }
 
 
-def ours(case: Case, p: Plan, steps: int, data: Path) -> Ran:
-    touch = bench.touch(p).whole
+def ours(case: Case, steps: int, data: Path) -> Ran:
     log = MADE / f"{case.name}.jsonl"
     log.unlink(missing_ok=True)
     words = [MADE / case.name, "--data", data, "--steps", steps + 1]
@@ -215,11 +213,11 @@ def ours(case: Case, p: Plan, steps: int, data: Path) -> Ran:
         lines[-1]["started"] + lines[-1]["start_step"] - called,
         memory,
         made[0]["loss"],
-        touch,
+        lines[-1]["started"] + lines[-1]["start_arena"] - called,
     )
 
 
-def torch(row: Row, p: Plan, steps: int, data: Path) -> Ran:
+def torch(row: Row, steps: int, data: Path) -> Ran:
     model = row.model
     out = PEERS / "out.json"
     words: list[object] = [VENV / "python"]
@@ -231,7 +229,6 @@ def torch(row: Row, p: Plan, steps: int, data: Path) -> Ran:
     words += ["--batch", TOKENS // model.sequence // row.ranks, "--data", data]
     words += ["--steps", steps + 1, "--out", out, *row.words]
     threads = max(1, CORES // row.ranks)
-    touch = bench.touch(p).whole
     called, memory = timed(
         words, OMP_NUM_THREADS=threads, DS_ACCELERATOR="cpu"
     )
@@ -241,7 +238,6 @@ def torch(row: Row, p: Plan, steps: int, data: Path) -> Ran:
         said["first"] - called,
         memory,
         said["losses"][0],
-        touch,
     )
 
 
@@ -293,10 +289,9 @@ def build_llmc(source: Path, data: Path) -> None:
     write_llmc(folder, data)
 
 
-def llmc(p: Plan, steps: int) -> Ran:
+def llmc(steps: int) -> Ran:
     folder = PEERS / "llmc"
     words = ["env", "-C", folder, "./train", steps + 1]
-    touch = bench.touch(p).whole
     began = time.monotonic()
     _, memory = timed(words, OMP_NUM_THREADS=CORES)
     lines = re.findall(
@@ -305,8 +300,7 @@ def llmc(p: Plan, steps: int) -> Ran:
     )
     took = [1e-3 * float(ms) for _, ms in lines]
     start = time.monotonic() - began - sum(took)
-    loss = float(lines[0][0])
-    return Ran(statistics.median(took[1:]), start, memory, loss, touch)
+    return Ran(statistics.median(took[1:]), start, memory, float(lines[0][0]))
 
 
 # ---- figures
@@ -353,7 +347,7 @@ def figures(
         "floor": floor,
         "start": statistics.median(t.start for t in theirs),
         "our_start": statistics.median(o.start for o in own),
-        "our_touch": statistics.median(o.touch for o in own),
+        "our_placed": statistics.median(o.placed for o in own),
         "memory": theirs[0].memory,
         "our_memory": own[0].memory,
         "rounds": [
@@ -385,7 +379,8 @@ def table(result: dict) -> str:
     lines = [
         *bench.head(result["machine"]),
         "| model | peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s "
-        "| ours over it | memory, MB | ours | to step 1, s | ours | first touch, s |",
+        "| ours over it | memory, MB | ours | to step 1, s | ours "
+        "| memory in place, s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for x in result["rows"]:
@@ -396,7 +391,7 @@ def table(result: dict) -> str:
             f"| {x['step']:.3f} | {x['ours']:.3f} | {x['ratio']:.2f} "
             f"| {least:.2f} to {most:.2f} | {floor:.3f} | {x['ours'] / floor:.2f} "
             f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
-            f"| {x['start']:.2f} | {x['our_start']:.2f} | {x['our_touch']:.2f} |"
+            f"| {x['start']:.1f} | {x['our_start']:.2f} | {x['our_placed']:.2f} |"
         )
     if result["saved"]:
         lines += [
@@ -445,24 +440,18 @@ def check_loss(row: Row, theirs: Ran, own: Ran) -> None:
 
 
 def one_round(
-    rows: list[Row],
-    plans: dict[Case, Plan],
-    steps: dict[Case, int],
-    data: dict[Case, Path],
+    rows: list[Row], steps: dict[Case, int], data: dict[Case, Path]
 ) -> dict[str, Ran]:
     """Each of our programs, and behind it the peers that it stands beside"""
     ran: dict[str, Ran] = {}
-    for case, p in plans.items():
-        n = steps[case]
+    for case, n in steps.items():
         print(case.name, file=sys.stderr)
-        ran[case.name] = ours(case, p, n, data[case])
+        ran[case.name] = ours(case, n, data[case])
         for row in rows:
             if case_of(row) != case:
                 continue
             print(key(row), file=sys.stderr)
-            ran[key(row)] = (
-                torch(row, p, n, data[case]) if row.words else llmc(p, n)
-            )
+            ran[key(row)] = torch(row, n, data[case]) if row.words else llmc(n)
             check_loss(row, ran[key(row)], ran[case.name])
     return ran
 
@@ -504,7 +493,7 @@ def main() -> int:
     rounds: list[dict[str, Ran]] = []
     for n in range(given.rounds):
         print(f"round {n + 1} of {given.rounds}", file=sys.stderr)
-        rounds.append(one_round(rows, plans, steps, data))
+        rounds.append(one_round(rows, steps, data))
     result = {
         "rows": [
             figures(row, rounds, own, floor[own])

@@ -303,8 +303,8 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
  * node: float, a buffer of n elements every `stride` elements, one for each bit of `mask` ascending
  * (mask 0: one buffer): the pending nodes, node of 2^b leaves in the buffer of bit b, and all whole
  * blocks in that of the bit that is `block`. When lo + count == total the whole sum is left in the
- * first buffer. src may be node's own first buffer range where it is float: an element is read
- * before it is written. */
+ * first buffer. One of the sources may be that buffer itself, where they are float: an element is
+ * read before it is written. */
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
              int64_t block);

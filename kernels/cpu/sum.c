@@ -3,8 +3,8 @@
  * Invariants
  *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
  *     sum of whole blocks and the next; which calls, pieces or threads did it never shows.
- *  2. A node's element is written when all that is summed in it has been read, so a source of
- *     floats may lie on the first node buffer.
+ *  2. A node's element is written only after all that is summed in it has been read, so one source
+ *     of floats may be the first node buffer.
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
  *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
  */
@@ -12,15 +12,15 @@
 #include "part.h"
 
 enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
-enum { PAST = 1 << 18 };          /* elements of a node that do not stay in a core's caches */
+enum { STREAMED = 1 << 18 };      /* from so many elements on a node is not kept in caches */
 enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
 
 typedef struct push {
     zk *k;
     float *node;            /* [buffers][stride] */
     const void *const *src; /* count pointers to [n] */
-    int64_t stride, count, n, lo, total, mask, block, tile;
-    int dtype, past; /* past: nodes are more than caches keep */
+    int64_t stride, count, n, lo, mask, block, tile;
+    int dtype, ends, streams; /* ends: with these leaves all are there; streams: see place */
 } push;
 
 /* ---- leaves. A tile is at most TILE elements, here n from element `at` on. */
@@ -34,7 +34,7 @@ typedef struct addend {
 /* Where a sum of a tile goes: [n] */
 typedef struct place {
     float *p;
-    int past; /* the caches: nothing is read there first, and nothing driven out */
+    int streams; /* by non-temporal stores */
 } place;
 
 static addend leaf(const push *a, int64_t i, int64_t at)
@@ -44,35 +44,41 @@ static addend leaf(const push *a, int64_t i, int64_t at)
 
 static addend node(const float *p) { return (addend){p, ZK_F32}; }
 
-ZK_INLINE lanes value(addend x, int64_t i, int64_t n) { return lanes_get(x.p, i, x.dtype, n); }
-
-ZK_INLINE void put(place to, int64_t i, lanes x)
+ZK_INLINE lanes load_addend(addend x, int64_t i, int64_t n)
 {
-    if (to.past) lanes_stream(to.p + i, x);
+    return lanes_get(x.p, i, x.dtype, n);
+}
+
+ZK_INLINE void store_sum(place to, int64_t i, lanes x)
+{
+    if (to.streams) lanes_stream(to.p + i, x);
     else lanes_store(to.p + i, x);
 }
 
 /* to = older + newer */
 static addend join(place to, addend older, addend newer, int64_t n)
 {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) put(to, i, value(older, i, LANES) + value(newer, i, LANES));
-    if (i < n) lanes_put(to.p, i, ZK_F32, value(older, i, n - i) + value(newer, i, n - i), n - i);
+    int64_t whole = n / LANES * LANES, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += LANES)
+        store_sum(to, i, load_addend(older, i, LANES) + load_addend(newer, i, LANES));
+    lanes last = load_addend(older, whole, rest) + load_addend(newer, whole, rest);
+    lanes_put(to.p, whole, ZK_F32, last, rest);
     return node(to.p);
 }
 
 /* to = from */
 static void keep(place to, addend from, int64_t n)
 {
-    int64_t i = from.p == to.p ? n : 0;
-    for (; i + LANES <= n; i += LANES) put(to, i, value(from, i, LANES));
-    if (i < n) lanes_put(to.p, i, ZK_F32, value(from, i, n - i), n - i);
+    int64_t whole = n / LANES * LANES, rest = n - whole;
+    if (from.p == to.p && from.dtype == ZK_F32) return;
+    for (int64_t i = 0; i < whole; i += LANES) store_sum(to, i, load_addend(from, i, LANES));
+    lanes_put(to.p, whole, ZK_F32, load_addend(from, whole, rest), rest);
 }
 
 /* The nodes that are pending after so many leaves, a bit each */
-static int64_t pending(const push *a, int64_t leaves)
+static uint64_t pending(const push *a, int64_t leaves)
 {
-    return (leaves & (a->block - 1)) | (leaves < a->block ? 0 : a->block);
+    return (uint64_t)((leaves & (a->block - 1)) | (leaves < a->block ? 0 : a->block));
 }
 
 /* The pending node of 2^b leaves, or of all whole blocks */
@@ -81,26 +87,11 @@ static float *buffer(const push *a, int b)
     return a->node + a->stride * __builtin_popcountll((uint64_t)a->mask & ((1ull << b) - 1));
 }
 
-/* Where the node that ends at level b lies after the last leaf: in its buffer, or, where all leaves
- * are there, in the first if no other node is left to be added. */
-static place target(const push *a, int b, float (*tile)[TILE], int64_t at)
+/* Where the node of level b lies after the last leaf: in its buffer, or, where it is the whole sum,
+ * in the first. */
+static place target(const push *a, int b, int64_t at)
 {
-    if (a->lo + a->count < a->total) return (place){buffer(a, b) + at, a->past};
-    if (pending(a, a->total) >> b == 1) return (place){a->node + at, a->past};
-    return (place){tile[b], 0};
-}
-
-/* Where a tile's sums end: those pending in their buffers, or all in the first. */
-static void settle(const push *a, const addend *level, float (*tile)[TILE], int64_t at, int64_t n)
-{
-    int ends = a->lo + a->count == a->total;
-    addend all = {0};
-    for (int b = 0; b < DEPTH; b++) {
-        if (!level[b].p) continue;
-        if (!ends) keep(target(a, b, tile, at), level[b], n);
-        else all = all.p ? join(target(a, b, tile, at), level[b], all, n) : level[b];
-    }
-    if (ends) keep((place){a->node + at, a->past}, all, n);
+    return (place){(a->ends ? a->node : buffer(a, b)) + at, a->streams};
 }
 
 static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
@@ -109,17 +100,21 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
     for (int b = 0; b < DEPTH; b++)
         if (pending(a, a->lo) >> b & 1) level[b] = node(buffer(a, b) + at);
     for (int64_t i = 0; i < a->count; i++) {
+        int last = i == a->count - 1;
         int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
-        int top = level[b].p ? b : b - 1;                 /* there are whole blocks already */
-        place to = i < a->count - 1 ? (place){tile[b], 0} : target(a, b, tile, at);
+        place to = last ? target(a, b, at) : (place){tile[b], 0};
         addend sum = leaf(a, i, at);
-        for (int c = 0; c <= top; c++) {
-            sum = join(c < top ? (place){tile[DEPTH], 0} : to, level[c], sum, n);
-            level[c].p = NULL;
+        /* the carry: all nodes up to there; of the last leaf of all, every node */
+        uint64_t carry = pending(a, a->lo + i) & (last && a->ends ? ~0ull : (2ull << b) - 1);
+        for (; carry; carry &= carry - 1) {
+            addend *older = level + __builtin_ctzll(carry);
+            sum = join(carry & (carry - 1) ? (place){tile[DEPTH], 0} : to, *older, sum, n);
+            older->p = NULL;
         }
         level[b] = sum;
     }
-    settle(a, level, tile, at, n);
+    for (int b = 0; b < DEPTH; b++)
+        if (level[b].p) keep(target(a, b, at), level[b], n);
 }
 
 static void push_task(void *arg, int64_t task, int thread)
@@ -129,17 +124,18 @@ static void push_task(void *arg, int64_t task, int thread)
     int64_t end = zk_least((task + 1) * a->tile, a->n);
     for (int64_t at = task * a->tile; at < end; at += TILE)
         push_tile(a, tile, at, zk_least(TILE, end - at));
-    if (a->past) _mm_sfence();
+    if (a->streams) _mm_sfence();
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
                  int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
                  int64_t block)
 {
-    int past = n >= PAST && (uintptr_t)node % 64 == 0 && stride % 16 == 0;
+    int64_t lo = ctl ? ctl->leaves : 0, tile = TILE * zk_tile(k, L, 0, 4);
+    int ends = lo + count == total, lines = (uintptr_t)node % 64 == 0 && stride % 16 == 0;
     // clang-format off
-    push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask, block,
-              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype, past};
+    push a = {k, node, src, stride, count, n, lo, mask, block, tile, full ? ZK_F32 : k->dtype, ends,
+              lines && n >= STREAMED};
     // clang-format on
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);

@@ -19,7 +19,7 @@
 #include <time.h>
 
 enum { SPINS = 200, NAP_NS = 50000 }; /* looks at the wire before it sleeps between them */
-enum { PAST = 1 << 20 };              /* bytes of a piece that do not stay in a core's caches */
+enum { STREAMED = 1 << 20 };          /* from so many bytes on a piece is not kept in caches */
 
 static uint32_t arrive(zr *z, int queue) { return zr_arrive(z, queue, &z->t->lane[queue].turn); }
 
@@ -91,19 +91,20 @@ static void readable(zr *z, int by)
 
 /* ---- gather */
 
-/* Large pieces go past the caches: nothing is read there that is written as a whole, and nothing is
- * driven out of them. */
+/* Large pieces are written with non-temporal stores: no line is read that will be overwritten, and
+ * no other is evicted. */
 static void copy_piece(char *to, const char *from, int64_t bytes)
 {
-    int64_t line = 4 * (int64_t)sizeof(__m128i), past = 0;
-    if (bytes >= PAST && !((uintptr_t)to % 16)) past = bytes / line * line;
-    for (int64_t at = 0; at < past; at += line) {
-        __m128i part[4];
-        for (int i = 0; i < 4; i++) part[i] = _mm_loadu_si128((const __m128i_u *)(from + at) + i);
-        for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)(to + at) + i, part[i]);
+    enum { LINE = 4 * sizeof(__m128i) };
+    int streams = bytes >= STREAMED && (uintptr_t)to % sizeof(__m128i) == 0;
+    int64_t whole = streams ? bytes / LINE * LINE : 0;
+    for (int64_t at = 0; at < whole; at += LINE) {
+        __m128i line[4];
+        for (int i = 0; i < 4; i++) line[i] = _mm_loadu_si128((const __m128i_u *)(from + at) + i);
+        for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)(to + at) + i, line[i]);
     }
-    if (past) _mm_sfence();
-    memcpy(to + past, from + past, (size_t)(bytes - past));
+    if (streams) _mm_sfence();
+    memcpy(to + whole, from + whole, (size_t)(bytes - whole));
 }
 
 static void run_gather(zr *z, int queue, const zr_command *c)

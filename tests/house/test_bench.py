@@ -246,6 +246,35 @@ def test_precision_has_bounds() -> None:
     )
 
 
+def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
+    """Of the larger of two, and of the median step: waiting for a late rank is not in it."""
+    import mpi
+
+    def command(
+        rank: int, step: int, name: str, ts: int, dur: int, size: int
+    ) -> dict:
+        args = {"step": step, "bytes": size}
+        return {
+            "ph": "X", "pid": rank, "name": name, "ts": ts, "dur": dur, "args": args
+        }  # fmt: skip
+
+    events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name"}]
+    for step, longer in enumerate((0, 500, 3)):
+        at = 10000 * step
+        for rank, late in ((0, 40), (1, 0)):
+            events += [
+                command(rank, step, "alltoall", at + 10, 1, 4096),
+                command(rank, step, "done", at + 20, 1, 0),
+                command(rank, step, "alltoall", at + 100 + late, 5, 1 << 26),
+                command(rank, step, "sum_embed", at + 150, 20, 0),
+                command(rank, step, "done", at + 200 - late, 10 + longer, 0),
+            ]
+    kind = mpi.KINDS["reduce-scatter"]
+    assert mpi.seconds(events, kind) == pytest.approx(1e-6 * (210 + 3 - 140))
+    with pytest.raises(KeyError):
+        mpi.seconds([e for e in events if e["pid"] == 0], kind)
+
+
 # ---- bench/peers.py, without its peers
 
 
@@ -269,7 +298,7 @@ def test_a_ratio_is_of_one_round() -> None:
     }  # fmt: skip
     line = peers.table(result).splitlines()[-1]
     assert "| 7.000 | 4.000 | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line
-    assert line.endswith("| 0.50 | 0.50 | 0.25 |")
+    assert line.endswith("| 0.5 | 0.50 | 0.25 |")
     drawn = peers.picture(result)
     assert drawn.count("<rect") == 3 and ">4.00</text>" in drawn
 
@@ -325,11 +354,11 @@ def test_rows_are_chosen_by_name() -> None:
 def test_a_peer_that_trains_something_else_is_told() -> None:
     import peers
 
-    row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9, 0.25)
-    peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5, 0.25), own)
+    row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9)
+    peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5), own)
     for loss in (10.3, 11.5):
         with pytest.raises(SystemExit, match=f"loss {loss}, ours 10.9"):
-            peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, loss, 0.25), own)
+            peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, loss), own)
 
 
 def test_others_count_against_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

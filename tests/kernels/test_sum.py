@@ -9,6 +9,7 @@ import ctypes
 import functools
 import itertools
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 import zk
 
 ALL = 1 << 62  # leaves of a block, which is then one tree
+SOURCE = (zk.ROOT / "kernels/cpu/sum.c").read_text()
+STREAMED = 1 << int(re.search(r"STREAMED = 1 << (\d+)", SOURCE)[1])  # elements
 BIAS = 448  # limbs.h: bit 0 of limb 0 weighs 2**-448
 
 
@@ -52,7 +55,7 @@ def mask_of(cuts: list[int], total: int, block: int) -> int:
 
 
 def lines(n: int, shift: int) -> np.ndarray:
-    """NaN [n], from so many elements behind a cache line's begin on"""
+    """NaN [n], from so many elements behind the start of a cache line on"""
     room = np.full(n + 32, np.nan, np.float32)
     at = -room.ctypes.data % 64 // 4 + shift
     return room[at : at + n]
@@ -64,12 +67,13 @@ def push(
     cuts: list[int],
     full: int,
     block: int = ALL,
-    inplace: bool = False,
+    inplace: int | None = None,
     pad: int = 5,
     shift: int = 0,
 ) -> np.ndarray:
     """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
-    one leaf or node to the next; shift: from a cache line's begin to the first node"""
+    one leaf or node to the next; shift: from the start of a cache line to the first node; inplace:
+    the leaf that lies on the first node"""
     n, total, mask = (
         len(leaves[0]),
         len(leaves),
@@ -77,12 +81,11 @@ def push(
     )
     stride, buffers = n + pad, max(1, bin(mask).count("1"))
     room = lines((buffers + total) * stride, shift).reshape(-1, stride)
-    node, given = (
-        room[:buffers],
-        room[0 if inplace else buffers :].view(leaves[0].dtype),
-    )
+    first, there = (0, buffers) if inplace is None else (inplace, 0)
+    node = room[first : first + buffers]
+    given = room[there:].view(leaves[0].dtype)
     step, lo, ctl = given.shape[1] * given.itemsize, 0, zk.Ctl()
-    for hi in cuts:  # in place a leaf lies on the first buffer
+    for hi in cuts:
         for i, leaf in enumerate(leaves[lo:hi]):
             given[i, :n] = leaf
         pointers = (ctypes.c_void_p * (hi - lo))(
@@ -209,25 +212,32 @@ def test_own_blocks_then_ranks(kernels: zk.Kernels) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 16, 1023, 1024, 1025, 9000])
-def test_sizes_and_sources_in_place(kernels: zk.Kernels, n: int) -> None:
-    rng = np.random.default_rng(n)
-    leaves = [spread(rng, n) for _ in range(5)]
-    assert same(push(kernels, leaves, [5], 1, inplace=True), tree(leaves))
-    assert same(push(kernels, leaves[:1], [1], 1, inplace=True), leaves[0])
+@pytest.mark.parametrize("total", [1, 2, 3, 5, 8])
+def test_sizes_and_sources_in_place(
+    kernels: zk.Kernels, total: int, n: int
+) -> None:
+    leaves = [spread(np.random.default_rng(n + r), n) for r in range(total)]
+    for i in range(total):
+        got = push(kernels, leaves, [total], 1, inplace=i)
+        assert same(got, tree(leaves)), i
 
 
 @pytest.mark.parametrize("pad,shift", [(11, 0), (11, 1), (10, 0)])
-def test_nodes_that_go_past_caches(
-    kernels: zk.Kernels, pad: int, shift: int
-) -> None:
-    """Where lines are whole nodes are not written into caches (PAST); else they are."""
-    rng = np.random.default_rng(pad + shift)
-    leaves = [spread(rng, (1 << 18) + 5) for _ in range(7)]
-    for cuts, block in (([7], ALL), ([2, 4, 7], ALL), ([1, 2, 3, 7], 2)):
-        got = push(kernels, leaves, cuts, 1, block, pad=pad, shift=shift)
-        assert same(got, blocks(leaves, block)), cuts
-    one = push(kernels, leaves, [7], 1, inplace=True, pad=pad, shift=shift)
-    assert same(one, tree(leaves))
+def test_nodes_that_are_streamed(isa: str, pad: int, shift: int) -> None:
+    """Nodes of whole cache lines are written with non-temporal stores; others are not."""
+    k, rng = zk.Kernels(isa), np.random.default_rng(pad + shift)
+    leaves = [spread(rng, STREAMED + 5) for _ in range(8)]
+    for total, cuts, block in (
+        (7, [7], ALL),
+        (7, [2, 4, 7], ALL),
+        (7, [1, 2, 3, 7], 2),
+        (8, [2, 4, 8], ALL),
+    ):
+        got = push(k, leaves[:total], cuts, 1, block, pad=pad, shift=shift)
+        assert same(got, blocks(leaves[:total], block)), (cuts, block)
+    for i in (0, 6):
+        got = push(k, leaves[:7], [7], 1, inplace=i, pad=pad, shift=shift)
+        assert same(got, tree(leaves[:7])), i
 
 
 def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
@@ -240,7 +250,7 @@ def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
     assert same(push(kernels, parts, [3], 1), tree(leaves))
 
 
-@pytest.mark.parametrize("n,pad", [(300, 5), (300, 4), ((1 << 18) + 5, 11)])
+@pytest.mark.parametrize("n,pad", [(300, 5), (300, 4), (STREAMED + 5, 11)])
 def test_bf16_leaves(kernels_bf16: zk.Kernels, n: int, pad: int) -> None:
     leaves = [
         zk.to_bf16(spread(np.random.default_rng(r), n)) for r in range(6)
@@ -412,13 +422,17 @@ def test_a_sum_rounds_to_nearest_even(kernels: zk.Kernels) -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 1, 7])
-def test_objects_compilers_threads_and_tiles_change_no_bit(tile: int) -> None:
+@pytest.mark.parametrize("n,pad", [(50001, 5), (STREAMED + 5, 11)])
+def test_objects_compilers_threads_and_tiles_change_no_bit(
+    tile: int, n: int, pad: int
+) -> None:
     rng, found = np.random.default_rng(11), set()
-    leaves = [spread(rng, 50001) for _ in range(6)]
+    leaves = [spread(rng, n) for _ in range(6)]
     g = spread(rng, 1 << 18)
     spans = [dict(at=0, elems=(1 << 18) - 100, count=1, stride=0)]
     for isa, compiler, threads in zk.variants():
         k = zk.Kernels(isa, zk.F32, threads, compiler, tile=(tile, 0, 0))
         sums = squares(k, g, spans, [0, 1 << 18])
-        found.add((push(k, leaves, [3, 6], 1).tobytes(), sums.tobytes()))
+        got = push(k, leaves, [3, 6], 1, pad=pad)
+        found.add((got.tobytes(), sums.tobytes()))
     assert found == {(tree(leaves).tobytes(), sums.tobytes())}

@@ -13,6 +13,7 @@ from program import (
     MICRO_BATCHES,
     PIECES,
     RANKS,
+    RUNTIME,
     UNITS,
     N,
     T,
@@ -129,10 +130,13 @@ def test_what_was_given_may_be_written_after_a_collective(
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("unit", [393228, 393222])
+@pytest.mark.parametrize("more", [12, 6])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_pieces_that_go_past_caches(data: Path, ranks: int, unit: int) -> None:
-    """Of 1 MiB and more, to where 16 bytes begin or not, and not of whole cache lines"""
+def test_pieces_that_are_streamed(data: Path, ranks: int, more: int) -> None:
+    """Places aligned to 16 bytes or not, and a tail shorter than a cache line"""
+    source = (RUNTIME / "cpu/collective.c").read_text()
+    least = 1 << int(re.search(r"STREAMED = 1 << (\d+)", source)[1])
+    unit = 3 * least // 8 + more
     binary = built("plain", f"-DUNIT={unit}", "-DTURNS=5")
     done = train(binary, data, steps=1, EVENTS=3, RANKS=ranks)
     assert done.code == 0, done.err
