@@ -380,7 +380,7 @@ def table(result: dict) -> str:
         *bench.head(result["machine"]),
         "| model | peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s "
         "| ours over it | memory, MB | ours | to step 1, s | ours "
-        "| memory in place, s |",
+        "| ours, memory in place, s |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for x in result["rows"]:

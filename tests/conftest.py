@@ -109,8 +109,3 @@ def target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def kernels(target: str) -> zk.Kernels:
     return zk.Kernels(target)
-
-
-@pytest.fixture
-def kernels_bf16(target: str) -> zk.Kernels:
-    return zk.Kernels(target, zk.BF16)

@@ -3,8 +3,8 @@
  * Invariants
  *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
  *     sum of whole blocks and the next; which calls, pieces or threads did it never shows.
- *  2. A node's element is written only after all that is summed in it has been read, so one source
- *     of floats may be the first node buffer.
+ *  2. An element of a node is written only when that element of every source has been read, so one
+ *     source of floats may be the first node buffer.
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
  *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
  */
@@ -12,7 +12,7 @@
 #include "part.h"
 
 enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
-enum { STREAMED = 1 << 18 };      /* from so many elements on a node is not kept in caches */
+enum { STREAMED = 1 << 18 };      /* a node of so many elements or more goes past the caches */
 enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
 
 typedef struct push {
@@ -70,7 +70,7 @@ static addend join(place to, addend older, addend newer, int64_t n)
 static void keep(place to, addend from, int64_t n)
 {
     int64_t whole = n / LANES * LANES, rest = n - whole;
-    if (from.p == to.p && from.dtype == ZK_F32) return;
+    if (from.p == to.p) return;
     for (int64_t i = 0; i < whole; i += LANES) store_sum(to, i, load_addend(from, i, LANES));
     lanes_put(to.p, whole, ZK_F32, load_addend(from, whole, rest), rest);
 }
@@ -89,7 +89,7 @@ static float *buffer(const push *a, int b)
 
 /* Where the node of level b lies after the last leaf: in its buffer, or, where it is the whole sum,
  * in the first. */
-static place target(const push *a, int b, int64_t at)
+static place destination(const push *a, int b, int64_t at)
 {
     return (place){(a->ends ? a->node : buffer(a, b)) + at, a->streams};
 }
@@ -102,7 +102,7 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
     for (int64_t i = 0; i < a->count; i++) {
         int last = i == a->count - 1;
         int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
-        place to = last ? target(a, b, at) : (place){tile[b], 0};
+        place to = last ? destination(a, b, at) : (place){tile[b], 0};
         addend sum = leaf(a, i, at);
         /* the carry: all nodes up to there; of the last leaf of all, every node */
         uint64_t carry = pending(a, a->lo + i) & (last && a->ends ? ~0ull : (2ull << b) - 1);
@@ -114,7 +114,7 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
         level[b] = sum;
     }
     for (int b = 0; b < DEPTH; b++)
-        if (level[b].p) keep(target(a, b, at), level[b], n);
+        if (level[b].p) keep(destination(a, b, at), level[b], n);
 }
 
 static void push_task(void *arg, int64_t task, int thread)
@@ -132,10 +132,10 @@ void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const v
                  int64_t block)
 {
     int64_t lo = ctl ? ctl->leaves : 0, tile = TILE * zk_tile(k, L, 0, 4);
-    int ends = lo + count == total, lines = (uintptr_t)node % 64 == 0 && stride % 16 == 0;
+    int ends = lo + count == total, aligned = (uintptr_t)node % 64 == 0 && stride % 16 == 0;
     // clang-format off
     push a = {k, node, src, stride, count, n, lo, mask, block, tile, full ? ZK_F32 : k->dtype, ends,
-              lines && n >= STREAMED};
+              aligned && n >= STREAMED};
     // clang-format on
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);

@@ -19,7 +19,7 @@
 #include <time.h>
 
 enum { SPINS = 200, NAP_NS = 50000 }; /* looks at the wire before it sleeps between them */
-enum { STREAMED = 1 << 20 };          /* from so many bytes on a piece is not kept in caches */
+enum { STREAMED = 1 << 20 };          /* a piece of so many bytes or more goes past the caches */
 
 static uint32_t arrive(zr *z, int queue) { return zr_arrive(z, queue, &z->t->lane[queue].turn); }
 
@@ -91,8 +91,8 @@ static void readable(zr *z, int by)
 
 /* ---- gather */
 
-/* Large pieces are written with non-temporal stores: no line is read that will be overwritten, and
- * no other is evicted. */
+/* Large pieces are written with non-temporal stores: no line is fetched only to be overwritten, and
+ * what is written evicts nothing. */
 static void copy_piece(char *to, const char *from, int64_t bytes)
 {
     enum { LINE = 4 * sizeof(__m128i) };

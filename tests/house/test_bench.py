@@ -271,6 +271,11 @@ def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
             ]
     kind = mpi.KINDS["reduce-scatter"]
     assert mpi.seconds(events, kind) == pytest.approx(1e-6 * (210 + 3 - 140))
+    gather = [
+        {**e, "name": "gather"} for e in events if e["name"] == "alltoall"
+    ]
+    one = mpi.seconds(gather, mpi.KINDS["all-gather"])
+    assert one == pytest.approx(1e-6 * 5)
     with pytest.raises(KeyError):
         mpi.seconds([e for e in events if e["pid"] == 0], kind)
 

@@ -54,7 +54,7 @@ def mask_of(cuts: list[int], total: int, block: int) -> int:
     return mask
 
 
-def lines(n: int, shift: int) -> np.ndarray:
+def off_line(n: int, shift: int) -> np.ndarray:
     """NaN [n], from so many elements behind the start of a cache line on"""
     room = np.full(n + 32, np.nan, np.float32)
     at = -room.ctypes.data % 64 // 4 + shift
@@ -73,19 +73,20 @@ def push(
 ) -> np.ndarray:
     """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
     one leaf or node to the next; shift: from the start of a cache line to the first node; inplace:
-    the leaf that lies on the first node"""
+    the leaf of the first batch that lies on the first node"""
     n, total, mask = (
         len(leaves[0]),
         len(leaves),
         mask_of(cuts, len(leaves), block),
     )
     stride, buffers = n + pad, max(1, bin(mask).count("1"))
-    room = lines((buffers + total) * stride, shift).reshape(-1, stride)
+    room = off_line((buffers + 2 * total) * stride, shift).reshape(-1, stride)
     first, there = (0, buffers) if inplace is None else (inplace, 0)
     node = room[first : first + buffers]
-    given = room[there:].view(leaves[0].dtype)
-    step, lo, ctl = given.shape[1] * given.itemsize, 0, zk.Ctl()
+    lo, ctl = 0, zk.Ctl()
     for hi in cuts:
+        given = room[there:].view(leaves[0].dtype)
+        step, there = given.shape[1] * given.itemsize, buffers + total
         for i, leaf in enumerate(leaves[lo:hi]):
             given[i, :n] = leaf
         pointers = (ctypes.c_void_p * (hi - lo))(
@@ -222,6 +223,14 @@ def test_sizes_and_sources_in_place(
         assert same(got, tree(leaves)), i
 
 
+def test_sources_in_place_before_others(kernels: zk.Kernels) -> None:
+    leaves = [spread(np.random.default_rng(r), 9000) for r in range(8)]
+    for cuts in ([1, 8], [2, 8], [3, 8], [4, 5, 8]):
+        for i in range(cuts[0]):
+            got = push(kernels, leaves, cuts, 1, inplace=i)
+            assert same(got, tree(leaves)), (cuts, i)
+
+
 @pytest.mark.parametrize("pad,shift", [(11, 0), (11, 1), (10, 0)])
 def test_nodes_that_are_streamed(isa: str, pad: int, shift: int) -> None:
     """Nodes of whole cache lines are written with non-temporal stores; others are not."""
@@ -251,12 +260,14 @@ def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
 
 
 @pytest.mark.parametrize("n,pad", [(300, 5), (300, 4), (STREAMED + 5, 11)])
-def test_bf16_leaves(kernels_bf16: zk.Kernels, n: int, pad: int) -> None:
+@pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
+def test_leaves_of_halves(target: str, dtype: int, n: int, pad: int) -> None:
     leaves = [
-        zk.to_bf16(spread(np.random.default_rng(r), n)) for r in range(6)
+        zk.store(spread(np.random.default_rng(r), n), dtype) for r in range(6)
     ]
-    want = tree([zk.from_bf16(leaf) for leaf in leaves])
-    assert same(push(kernels_bf16, leaves, [2, 4, 6], 0, pad=pad), want)
+    want = tree([zk.load(leaf).astype(np.float32) for leaf in leaves])
+    k = zk.Kernels(target, dtype)
+    assert same(push(k, leaves, [2, 4, 6], 0, pad=pad), want)
 
 
 # ---- exact sums
