@@ -64,7 +64,7 @@ static const struct option {
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
     {"--isa", "NAME",
-     "kernels: avx2, avx512, avx512bf16 (default: the best that runs), or amx: own bf16 bits",
+     "kernels: avx2, avx512, avx512bf16 (default: the fastest here), or amx: own bf16 bits",
      OWN_TEXT, AT(isa), 0, 0},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},

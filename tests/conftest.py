@@ -20,6 +20,18 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
+# Programs run as on the class of processors that is named: an Intel one with AMX takes avx512.
+named = os.environ.get("ZR_TEST_ISA")
+if named:
+    if named not in zk.CLASSES or not zk.runs(
+        "tiles" if named == "amx" else named
+    ):
+        raise pytest.UsageError(
+            f"ZR_TEST_ISA={named}: not on this processor, "
+            f"which can stand for {', '.join(zk.isas(zk.CLASSES[:-1]))}"
+        )
+    os.environ["ZK_ISA"] = "avx512" if named == "amx" else named
+
 # A shell's background job ignores these, and what it starts would, too: tests send them.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:

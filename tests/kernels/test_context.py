@@ -33,8 +33,10 @@ print(lib.zk_object().decode())
 """
 
 
-def plain(isa: str | None, library: str = "gcc") -> tuple[int, str]:
-    """a plain name called in a new process with ZK_ISA set: exit status, what was said"""
+def plain(
+    isa: str | None, library: str = "gcc", **settings: str
+) -> tuple[int, str]:
+    """Calls a plain name in a new process with ZK_ISA set: exit status, output."""
     zk.library(library)
     environment = {
         name: value for name, value in os.environ.items() if name != "ZK_ISA"
@@ -43,7 +45,7 @@ def plain(isa: str | None, library: str = "gcc") -> tuple[int, str]:
         environment["ZK_ISA"] = isa
     done = subprocess.run(
         [sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY[library])],
-        env=environment,
+        env=environment | settings,
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -51,8 +53,34 @@ def plain(isa: str | None, library: str = "gcc") -> tuple[int, str]:
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
-def test_plain_names_reach_the_best_object() -> None:
-    assert plain(None) == plain("") == (0, zk.isas((*zk.ISAS, zk.BEST))[-1])
+AVX2 = "avx2 fma bmi2 f16c"
+AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
+
+
+@pytest.mark.parametrize(
+    "processor,features,taken",
+    [
+        ("Haswell, Zen 2", AVX2, "avx2"),
+        ("AVX-512 in part", f"{AVX2} avx512f avx512cd", "avx2"),
+        ("Skylake-X, Ice Lake", AVX512, "avx512"),
+        ("Sapphire Rapids", f"{AVX512} avx512bf16 intel", "avx512"),
+        ("Zen 4, Zen 5", f"{AVX512} avx512bf16 amd", "avx512bf16"),
+    ],
+)
+def test_a_processor_gets_its_fastest_object(
+    processor: str, features: str, taken: str
+) -> None:
+    """The emulated processor has AMX, too: it is never taken by itself."""
+    if taken != "avx2":
+        zk.need("avx512")
+    for isa in (None, ""):
+        found = plain(isa, "tiles", ZR_TEST_CPU=features)
+        assert found == (0, taken), processor
+
+
+def test_a_processor_that_is_too_old_is_refused() -> None:
+    status, said = plain(None, "tiles", ZR_TEST_CPU="avx2 fma bmi2 amd")
+    assert status == 1 and "F16C" in said
 
 
 def test_a_lower_object_may_be_named() -> None:
@@ -63,8 +91,40 @@ def test_a_lower_object_may_be_named() -> None:
 def test_amx_is_used_by_name_alone() -> None:
     """Where there is AMX: here its emulation, which says so."""
     zk.need("tiles")
-    assert plain(None, "tiles") == plain("", "tiles") == (0, zk.BEST)
+    assert plain(None, "tiles")[1] != "amx" != plain("", "tiles")[1]
     assert plain("amx", "tiles") == (0, "amx")
+
+
+def test_an_emulated_gpu_is_asked_for_no_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zk, "processor", lambda: zk.NEEDED["amx"])
+    assert zk.runs("amx") and zk.library.__wrapped__(zk.EMULATED).zk_open
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", zk.CLASSES)
+def test_kernels_are_tested_on_each_class_of_processors(isa: str) -> None:
+    """Tests of a CPU's objects and of the emulated GPU run where a processor has fewer features
+    than this one, or AMX by emulation."""
+    if os.environ.get("ZR_TEST_ISA"):
+        pytest.skip("tests run as on one class already")
+    zk.need("tiles" if isa == "amx" else isa)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-c", "tests/pytest.ini", "-m", "quick"),
+            "tests/kernels/test_context.py",
+            "tests/kernels/test_linear.py",
+            "tests/kernels/test_elementwise.py",
+        ],
+        cwd=ROOT,
+        env=os.environ | {"ZR_TEST_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
 
 
 def test_an_unknown_object_is_refused() -> None:

@@ -45,6 +45,11 @@ ISAS = ("avx2", "avx512")
 # These multiply alone: the best by itself, AMX, and AMX of tests/emulation/amx.h
 BEST, TILES = "avx512bf16", ("amx", "tiles")
 OBJECTS = (*ISAS, BEST, *TILES)
+CLASSES = (
+    *ISAS,
+    BEST,
+    "amx",
+)  # of processors: each has the features before it
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 EMULATED, TARGET = (
     "cuda" if ON_DEVICE else "emulated",
@@ -246,11 +251,31 @@ def empty(dtype: int, *shape: int) -> Array:
 
 
 @functools.cache
-def processor() -> set[str]:
+def features() -> set[str]:
+    """Names the processor's features as Linux does."""
     flags = re.search(
         r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M
     )
     return set(flags[1].split()) if flags else set()
+
+
+def processor() -> set[str]:
+    """Returns the features that tests use: the processor's, or those of the class of processors
+    that ZR_TEST_ISA names. AMX is emulated."""
+    named = os.environ.get("ZR_TEST_ISA")
+    if named not in CLASSES:
+        return features()
+    of_class = set().union(
+        *(NEEDED[isa] for isa in CLASSES[: CLASSES.index(named) + 1])
+    )
+    return of_class & (features() | NEEDED["amx"] - NEEDED["tiles"])
+
+
+if (
+    not NEEDED["amx"] - NEEDED["tiles"] <= features()
+    and "amx_tile" in processor()
+):
+    LIBRARY |= dict.fromkeys(("gcc", "clang"), LIBRARY["tiles"])
 
 
 def runs(isa: str) -> bool:
@@ -302,8 +327,6 @@ def library(compiler: str) -> ctypes.CDLL:
     lib.zk_open.restype = ctypes.c_void_p
     lib.zk_object.restype = ctypes.c_char_p
     lib.zk_overhead.restype = ctypes.c_int64
-    if compiler == "tiles" or runs("amx"):
-        assert lib.zk_tiles_amx()
     return lib
 
 
@@ -454,6 +477,8 @@ class Kernels:
         emulated, why = self.isa == EMULATED, ctypes.c_char_p()
         own = self.isa in (EMULATED, "tiles")
         self.library = library(self.isa if own else compiler)
+        if self.isa in TILES:  # Linux grants them where a process asks
+            assert self.library.zk_tiles_amx()
         self.scratch = (
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)]
             if emulated
