@@ -1,4 +1,4 @@
-"""compare.py -- two logs of out/train: the first step whose numbers differ.
+"""compare.py -- two logs of out/train: keys of their recipes and the first step that differ.
 
 compare.py LOG LOG
 
@@ -30,6 +30,7 @@ TIMES = {
     "verification",
 }
 STEP = "[0-9]{1,18}"
+MOST = 6  # differences between recipes that are named
 Record = dict[str, Any]  # its numbers as they are written
 
 
@@ -61,9 +62,14 @@ def records(log: Path) -> Iterator[Record]:
     raise Bad(f"{log}:{unfinished}: no record of JSON")
 
 
-def steps(log: Path) -> dict[int, Record]:
+def steps(log: Path) -> tuple[dict[int, Record], list[str]]:
+    """Returns the numbers of each step, and the recipe of the last run as its lines."""
     found: dict[int, Record] = {}
+    recipe: list[str] = []
     for line in records(log):
+        given = line.get("recipe")
+        if "run" in line and isinstance(given, list):
+            recipe = [x for x in given if isinstance(x, str)]
         if "step" not in line:
             continue
         number = line.pop("step")
@@ -75,7 +81,20 @@ def steps(log: Path) -> dict[int, Record]:
             if key not in TIMES and (x is None or isinstance(x, str))
         }
         found.setdefault(int(number), {}).update(numbers)
-    return found
+    return found, recipe
+
+
+def changes(a: Sequence[str], b: Sequence[str]) -> list[str]:
+    """Returns the keys of two recipes that differ, each with both values."""
+    one, other = (
+        dict(line.split(": ", 1) for line in lines if ": " in line)
+        for lines in (a, b)
+    )
+    return [
+        f"{key}: {one.get(key, 'not there')} -> {other.get(key, 'not there')}"
+        for key in one | other
+        if one.get(key) != other.get(key)
+    ]
 
 
 def differences(a: Record, b: Record) -> list[str]:
@@ -87,7 +106,10 @@ def differences(a: Record, b: Record) -> list[str]:
 
 
 def compare(one: Path, other: Path) -> int:
-    a, b = steps(one), steps(other)
+    (a, recipe), (b, its) = steps(one), steps(other)
+    if recipe and its and (found := changes(recipe, its)):
+        more = f", and {len(found) - MOST} more" if len(found) > MOST else ""
+        say(f"two recipes: {'; '.join(found[:MOST])}{more}")
     both = sorted(a.keys() & b.keys())
     if not both:
         raise Bad(f"{one} and {other} have no step in common")

@@ -343,6 +343,11 @@ static void write_run(zr *z, FILE *to)
         zr_json_quote(to, *word);
     }
     write_data_files(z, to);
+    fprintf(to, "], \"recipe\": [");
+    for (int i = 0; i < z->p->nrecipe; i++) {
+        if (i) fprintf(to, ", ");
+        zr_json_quote(to, z->p->recipe[i]);
+    }
     fprintf(to,
             "], \"ranks\": %d, \"threads\": %d, \"parameters\": %" PRId64
             ", \"tokens_per_step\": %.0f, \"flops_per_step\": %.17g}\n",
@@ -402,7 +407,7 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
     if (tokens == 0) loss = NAN; /* the mean over nothing */
     zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
              step, number_text(text, loss), tokens);
-    if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
+    if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f over %.0f targets\n", loss, tokens);
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
 }
 

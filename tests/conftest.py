@@ -86,15 +86,19 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Appends "passed failed" to the file that `run` names; an error of set-up counts as failed."""
+    """Appends to the file that `run` names: "passed failed", where an error of set-up counts as
+    failed, and a line for each skipped test with its reason."""
     path = os.environ.get("ZR_TALLY")
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if not path or reporter is None or hasattr(config, "workerinput"):
         return
     count = {key: len(reports) for key, reports in reporter.stats.items()}
     failed = count.get("failed", 0) + count.get("error", 0)
-    with open(path, "a", encoding="ascii") as tally:
+    with open(path, "a", encoding="utf-8") as tally:
         tally.write(f"{count.get('passed', 0)} {failed}\n")
+        for report in reporter.stats.get("skipped", []):
+            reason = report.longrepr[2].removeprefix("Skipped: ")
+            tally.write(f"skipped {' '.join(reason.split())}\n")
 
 
 # ---- kernels

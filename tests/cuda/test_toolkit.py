@@ -8,6 +8,7 @@ import re
 import subprocess
 
 import law
+import namespaces
 import pytest
 import trainer
 from patience import LIMIT
@@ -32,23 +33,9 @@ CUDA_HOME=$farm ZR_GENCODE='-gencode arch=compute_90a,code=sm_90a' ninja out/o/c
 """
 
 
-def namespace() -> list[str]:
-    """a command's prefix"""
-    tried = []
-    for flags in ("-m", "-rm"):
-        done = subprocess.run(
-            ["unshare", flags, "mount", "--bind", "/tmp", "/mnt"],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode == 0:
-            return ["unshare", flags]
-        tried.append(f"unshare {flags}: {done.stderr.strip()}")
-    pytest.fail("no mount namespace can be had here: " + "; ".join(tried))
-
-
 @pytest.mark.slow
 def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
+    alone = namespaces.mounts()
     trainer.sh("runtime/cuda/toolkit")
     toolkit = (trainer.ROOT / "out/cuda/root").resolve()
     (tmp_path / "checkout").mkdir()
@@ -63,7 +50,7 @@ def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
     )
     done = subprocess.run(
         [
-            *namespace(),
+            *alone,
             "bash",
             "-c",
             APART,

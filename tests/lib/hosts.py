@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import namespaces
 import program
 from patience import LIMIT
 
@@ -123,6 +124,7 @@ def join(switch: Host, host: Host, port: str) -> None:
 def network(count: int) -> Iterator[list[Host]]:
     """So many hosts, and the switch between them"""
     found: list[Host] = []
+    namespaces.need((*APART, *(() if is_root() else ("-r",)), "true"))
     try:
         switch = made("switch", "", None)
         found.append(switch)

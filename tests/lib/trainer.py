@@ -258,6 +258,7 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
     ):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy2(ROOT / name, root / name)
+    (root / "out" / "programs.ninja").touch()
     if (ROOT / ".venv").exists():
         (root / ".venv").symlink_to((ROOT / ".venv").resolve())
     return root

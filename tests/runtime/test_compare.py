@@ -63,6 +63,22 @@ def test_the_first_step_that_differs(tell: Tell) -> None:
     )
 
 
+def test_two_recipes_are_told_first(tell: Tell) -> None:
+    def run(*recipe: str) -> str:
+        return json.dumps({"run": "some", "recipe": recipe}) + "\n" + line(1)
+
+    a, b = run("train.seed: 1", "model.width: 8"), run("train.seed: 2")
+    told = "two recipes: train.seed: 1 -> 2; model.width: 8 -> not there"
+    equal = "equal: all of 1 steps that both have, the last is 1"
+    assert tell(a, b) == (0, [told, equal])
+    assert tell(a, a) == (0, [equal])
+    assert tell(a, line(1)) == (0, [equal])  # an older log has none
+    many = [f"k{n}: {n}" for n in range(9)]
+    assert (
+        "k5: 5 -> not there, and 4 more" in tell(run(*many), run("a: 1"))[1][0]
+    )
+
+
 def test_every_digit_and_every_number_counts(tell: Tell) -> None:
     a = line(1, norm=0.0, val=1)
     for b in (line(1, norm=-0.0), line(1, norm=0), line(1, norm=5e-324)):
@@ -157,4 +173,7 @@ def test_logs_of_runs(
     assert "all of 4 steps" in capsys.readouterr().out
     assert compare.main([str(one), str(run("other", 1, 2, 4))]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("step 1: loss ") and "4 of 4 steps" in said
+    assert (
+        said.startswith("two recipes: train.seed: 1 -> 2\nstep 1: loss ")
+        and "4 of 4 steps" in said
+    )

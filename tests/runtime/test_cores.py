@@ -9,12 +9,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import namespaces
 import program as programs
 import pytest
 import test_cuda
 import trainer
 from program import children, run, wait_for_step
-from test_ranks import namespaces
 
 CPU = "sys/devices/system/cpu"
 
@@ -252,11 +252,6 @@ def test_the_folders_of_groups(tool: Path, tmp_path: Path) -> None:
 
 # ---- programs
 
-needs_namespaces = pytest.mark.skipif(
-    not namespaces(),
-    reason="this host lets nobody mount in a namespace of their own",
-)
-
 
 def threads(done: programs.Result) -> int:
     """By the memory that is asked for: program.c says 1 MiB a thread, and one more thread."""
@@ -265,7 +260,6 @@ def threads(done: programs.Result) -> int:
     ) - 1
 
 
-@needs_namespaces
 @pytest.mark.parametrize(
     "names", [("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")]
 )
@@ -276,6 +270,7 @@ def test_a_quota_sets_the_threads(
     tmp_path: Path,
     names: tuple[str, ...],
 ) -> None:
+    alone = namespaces.mounts("/sys/fs/cgroup")
     cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     here = found(tool, "", cpus, 1)[0]
     for quota, most in (("100000", 1), ("2000000000", here)):
@@ -289,8 +284,7 @@ def test_a_quota_sets_the_threads(
         for ranks in (1, 2):
             done = run(
                 Path("/usr/bin/env"),
-                "unshare",
-                "-rm",
+                *alone,
                 "sh",
                 "-c",
                 command,
@@ -314,7 +308,6 @@ def test_a_quota_sets_the_threads(
     assert threads(done) == 7
 
 
-@needs_namespaces
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="one CPU is not shared out"
 )
@@ -323,6 +316,7 @@ def test_ranks_keep_to_their_part(
 ) -> None:
     """Each CPU has a cache of its own here: two ranks, and all their threads, have half each. Where
     all share one, nobody is bound."""
+    alone = namespaces.mounts("/sys")
     cpus = sorted(os.sched_getaffinity(0))
     caches = [
         Path(f"/{CPU}/cpu{cpu}/cache/index3/shared_cpu_list") for cpu in cpus
@@ -340,8 +334,7 @@ def test_ranks_keep_to_their_part(
             mounts += f"mount --bind {tmp_path}/list{cpu} {path} && "
         running = subprocess.Popen(
             [
-                "unshare",
-                "-rm",
+                *alone,
                 "sh",
                 "-c",
                 f"{mounts} exec {program} --data {data} --steps 30",

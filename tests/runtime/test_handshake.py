@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping
 
 import choices
+import namespaces
 import numpy as np
 import program
 import pytest
 import test_cuda
 import test_launcher
-import test_ranks
 import trainer
 from choices import Example
 from patience import LIMIT
@@ -403,14 +403,12 @@ PODS = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not test_ranks.namespaces(), reason="no host of a name of its own here"
-)
 @pytest.mark.parametrize("what", PODS)
 def test_a_pod_that_is_refused(
     files: pathlib.Path, tmp_path: pathlib.Path, what: str
 ) -> None:
     """Two hosts start two ranks each. All of them end, long before ranks must have met."""
+    namespaces.need(("unshare", "-ru", "true"))
     fact, more, *wanted = PODS[what]
     binary = trainer.build(
         trainer.generate(test_cuda.SPEC, *FOUR), trainer.EMULATED

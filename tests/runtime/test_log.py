@@ -84,6 +84,7 @@ def test_a_run_says_what_it_is(
         ],
         "ranks": 2,
         "threads": 2,
+        "recipe": [],
         "parameters": N,
         "tokens_per_step": MICRO_BATCHES * B * T,
         "flops_per_step": 1e9 * GFLOP,

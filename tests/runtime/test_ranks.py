@@ -9,11 +9,11 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import law
+import namespaces
 import numpy as np
 import pytest
 import trainer
@@ -272,20 +272,6 @@ def test_a_small_stack(
     assert len(said) == 2
 
 
-def namespaces() -> bool:
-    return (
-        bool(shutil.which("unshare"))
-        and subprocess.run(
-            ["unshare", "-rm", "true"], capture_output=True
-        ).returncode
-        == 0
-    )
-
-
-@pytest.mark.skipif(
-    not namespaces(),
-    reason="this host lets nobody mount in a namespace of their own",
-)
 @pytest.mark.parametrize(
     "names",
     [
@@ -301,6 +287,7 @@ def test_the_limit_of_the_memory_group(
     program: Path, data: Path, tmp_path: Path, names: tuple[str, str, str]
 ) -> None:
     """A made-up /sys/fs/cgroup of either version: of 80 MiB 44 in use, 4 of which can be had."""
+    alone = namespaces.mounts("/sys/fs/cgroup")
     groups = tmp_path / "cgroup"
     (groups / "memory").mkdir(parents=True)
     (groups / names[0]).write_text(f"{80 << 20}\n")
@@ -315,8 +302,7 @@ def test_the_limit_of_the_memory_group(
         )
         done = run(
             Path("/usr/bin/env"),
-            "unshare",
-            "-rm",
+            *alone,
             "sh",
             "-c",
             command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import law
 import numpy as np
 import pytest
 import sample
+import trained as trained_model
 import trainer
 from encoding import Encoder, trained
 from patience import LIMIT
@@ -221,3 +223,24 @@ def test_an_interrupt_ends_it_without_a_trace(tmp_path: Path) -> None:
     options = ("--prompt", "a", "--tokenizer", "bytes", "--program", program)
     done = run(tmp_path, *options)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_program_that_has_saved_the_folder(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plan's hash, else by the layout's; out/train where a folder names neither."""
+    monkeypatch.setattr(trained_model, "ROOT", tmp_path)
+    usual = tmp_path / "out/train"
+    assert trained_model.program(weights) == usual  # none is there
+    (tmp_path / "out").mkdir()
+    shutil.copy(trainer.build(trainer.generate(law.path("llama"))), usual)
+    assert trained_model.program(weights) == usual
+    made = {}
+    for name, keys in (("alike", ("zero.stage=3",)), ("its", ())):
+        made[name] = tmp_path / "build" / name / "train"
+        made[name].parent.mkdir(parents=True)
+        shutil.copy(program(*keys), made[name])
+    assert trained_model.program(weights) == made["its"]
+    made["its"].unlink()
+    assert trained_model.program(weights) == made["alike"]
+    assert trained_model.program(tmp_path) == usual

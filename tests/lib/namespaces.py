@@ -1,0 +1,40 @@
+"""namespaces.py -- the skip of tests that need namespaces of their own where none can be made.
+
+A container without privileges and a chroot make none. What a test does in its namespaces is no
+reason for a skip.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+
+import pytest
+
+
+@functools.cache
+def refusal(*command: str) -> str:
+    """Runs a command that makes namespaces; returns its error, empty where it succeeds."""
+    if not shutil.which(command[0]):
+        return f"{command[0]} is missing"
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stderr.strip() if done.returncode else ""
+
+
+def need(*commands: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the first command that succeeds; skips the test where all fail."""
+    errors = [refusal(*command) for command in commands]
+    if all(errors):
+        pytest.skip(f"no namespaces here: {'; '.join(errors)}")
+    return commands[errors.index("")]
+
+
+def mounts(at: str = "/tmp") -> tuple[str, ...]:
+    """Returns the beginning of a command that may mount at a folder: as a user, or as root."""
+    return need(
+        *[
+            ("unshare", flags, "mount", "--bind", at, at)
+            for flags in ("-rm", "-m")
+        ]
+    )[:2]
