@@ -1,10 +1,13 @@
-"""test_random_models.py -- programs of drawn models, three steps each, against the evaluator of
-oracle.py."""
+"""test_random_models.py -- drawn models: programs of three steps against the evaluator of
+oracle.py; and, with every key of a spec drawn, a plan that the checker proves and a program that
+compiles."""
 
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable
 
+import config_doc
 import drawn
 import numpy as np
 import oracle
@@ -14,6 +17,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import known
+from test_compilers import compiled
+from zg.read import schema
 from zg.read import spec as reader
 from zg.read.keytypes import RECOMPUTE
 
@@ -119,3 +124,45 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
         assert error <= bound, (
             f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
         )
+
+
+# ---- every key
+
+
+def keys(kind: type, path: str) -> list[str]:
+    """the dotted keys of a record"""
+    out = []
+    for name, hint, _ in config_doc.fields(kind):
+        below = config_doc.record(hint)
+        if name not in ("name", "model"):
+            out += keys(below, f"{path}{name}.") if below else [path + name]
+    return out
+
+
+def test_every_key_is_drawn() -> None:
+    known = [*drawn.KEYS, *drawn.BY_MODEL]
+    known += [f"train.optimizer.groups.{key}" for key in drawn.GROUP]
+    assert sorted(known) == sorted(keys(schema.SpecKeys, ""))
+
+
+def both_compile(given: drawn.Mapping) -> None:
+    """zgen makes a program, or names the key that it refuses; both compilers take the program."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        source = drawn.settled(given, folder / "spec.yaml")
+        for compiler in filter(shutil.which, ("gcc", "clang")):
+            compiled(compiler, source, folder, "-fsyntax-only")
+
+
+@pytest.mark.slow
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_a_program_or_a_refusal(given: drawn.Mapping) -> None:
+    both_compile(given)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_many_programs_and_refusals(given: drawn.Mapping) -> None:
+    both_compile(given)
