@@ -375,7 +375,7 @@ def whole_specs(draw) -> Mapping:
     names = [*named(model["units"], "linear"), "q_proj", "c_attn"]
 
     def often(key: str) -> bool:
-        many = 1 if key in NEEDED else 12 if key.startswith(SELDOM) else 2
+        many = 1 if key in NEEDED else 40 if key.startswith(SELDOM) else 2
         return draw(st.integers(1, many)) == 1
 
     given = {key: draw(KEYS[key]) for key in KEYS if often(key)}

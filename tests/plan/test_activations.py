@@ -83,8 +83,7 @@ def test_what_backward_reads_goes(tmp_path: pathlib.Path, case: str) -> None:
     moves = [
         (s.queue, s.outs[0].index if s.queue == "down" else s.ins[0].index)
         for s in p.section("micro_batch").steps
-        if s.op == "copy"
-        and "far.x" in (s.ins[0].cls, s.outs[0].cls)
+        if s.op == "copy" and "far.x" in (s.ins[0].cls, s.outs[0].cls)
     ]
     down = [("down", n) for n in places]
     assert moves == down + [("up", n) for n in reversed(places)]
