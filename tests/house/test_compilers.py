@@ -41,8 +41,10 @@ def flags(name: str) -> list[str]:
     return re.search(rf"^{name} = (.*)$", text, re.M)[1].split()
 
 
-def compiled(compiler: str, source: str, folder: pathlib.Path) -> None:
-    """the build's command takes train.c without a word"""
+def compiled(
+    compiler: str, source: str, folder: pathlib.Path, *more: str
+) -> None:
+    """the build's command, with more flags, takes train.c without a word"""
     (folder / "train.c").write_text(source)
     done = subprocess.run(
         [
@@ -51,6 +53,7 @@ def compiled(compiler: str, source: str, folder: pathlib.Path) -> None:
             *flags("code"),
             "-Iruntime",
             "-Ikernels",
+            *more,
             "-c",
             folder / "train.c",
             "-o",
@@ -75,6 +78,27 @@ def test_train_c_compiles(
         trainer.generate(trainer.ROOT / "model_specs" / spec),
         tmp_path,
     )
+
+
+SCALING = "{type: yarn, factor: 8, original_context: 32}"
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "train.lora={rank: 4, alpha: 6}",
+        "train.optimizer.groups=[{match: ['*norm*', '*_proj*'], weight_decay: 0}]",
+        f"model.units[1].ops[0].residual[1].attention.rope.scaling={SCALING}",
+    ],
+)
+def test_a_long_line_of_the_recipe_compiles(
+    tmp_path: pathlib.Path, key: str, compiler: str
+) -> None:
+    """Over several literals, where no other line is."""
+    source = trainer.generate(law.path("llama"), key)
+    assert '\n    ("' in source
+    compiled(compiler, source, tmp_path, "-fsyntax-only")
 
 
 def of_405b() -> str:

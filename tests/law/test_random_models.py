@@ -1,11 +1,15 @@
-"""test_random_models.py -- programs of drawn models, three steps each, against the evaluator of
-oracle.py."""
+"""test_random_models.py -- drawn models: programs of three steps against the evaluator of
+oracle.py; and, with every key of a spec drawn, a plan that the checker proves, a program that
+compiles, and the weights of the same recipe on one rank."""
 
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Callable
 
+import config_doc
 import drawn
+import law
 import numpy as np
 import oracle
 import pytest
@@ -14,8 +18,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import known
+from test_compilers import compiled
+from zg.read import schema
 from zg.read import spec as reader
 from zg.read.keytypes import RECOMPUTE
+from zg.write import config
 
 STEPS = 3
 
@@ -74,6 +81,11 @@ def in_float32(seed: int) -> Callable:
     return gradients
 
 
+def both_compile(source: str, folder: pathlib.Path) -> None:
+    for compiler in filter(shutil.which, ("gcc", "clang")):
+        compiled(compiler, source, folder, "-fsyntax-only")
+
+
 @pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(mapping=spread())
@@ -87,6 +99,7 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
             for tensor, shape in oracle.shapes(spec).items()
         }
         tokens = known.stream("drawn", spec.train.sequence, spec.model.vocab)
+        both_compile(trainer.generate(folder / "spec.yaml"), folder)
         found = trainer.train(
             folder / "spec.yaml", folder, params, tokens, STEPS
         )
@@ -119,3 +132,100 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
         assert error <= bound, (
             f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
         )
+
+
+# ---- every key
+
+
+def keys(kind: type, path: str) -> list[str]:
+    """the dotted keys of a record"""
+    out = []
+    for name, hint, _ in config_doc.fields(kind):
+        below = config_doc.record(hint)
+        if name not in ("name", "model"):
+            out += keys(below, f"{path}{name}.") if below else [path + name]
+    return out
+
+
+def test_every_key_is_drawn() -> None:
+    known = [*drawn.KEYS, *drawn.BY_MODEL]
+    known += [f"train.optimizer.groups.{key}" for key in drawn.GROUP]
+    assert sorted(known) == sorted(keys(schema.SpecKeys, ""))
+
+
+def a_program(given: drawn.Mapping) -> None:
+    """zgen makes a program, or names the key that it refuses; both compilers take the program."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        both_compile(drawn.settled(given, folder / "spec.yaml"), folder)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_a_program_or_a_refusal(given: drawn.Mapping) -> None:
+    a_program(given)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_many_programs_and_refusals(given: drawn.Mapping) -> None:
+    a_program(given)
+
+
+def one_hash(given: drawn.Mapping) -> None:
+    """The weights are those of the recipe alone: without keys of `zero` and `cluster`, and without
+    those of `train` that choose where and when."""
+    kept = {
+        key: value
+        for key, value in given.items()
+        if not key.endswith(("max_skips", "memory_budget"))
+    }
+    kept |= {"targets": ["cpu"], "train.max_skips": 1000}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        spread, alone = folder / "spread.yaml", folder / "alone.yaml"
+        sources = [drawn.settled(kept, spread)]
+        said = yaml.safe_load(spread.read_text())
+        train = {
+            key: value
+            for key, value in said["train"].items()
+            if f"train.{key}" not in config.FREE or key == "max_skips"
+        }
+        recipe = {k: said[k] for k in said if k not in ("zero", "cluster")}
+        alone.write_text(yaml.safe_dump({**recipe, "train": train}))
+        sources.append(trainer.generate(alone))
+        spec = reader.load(str(alone))
+        assert config.recipe(reader.load(str(spread))) == config.recipe(spec)
+        samples = STEPS * spec.train.global_batch
+        trainer.write_tokens(
+            folder / "tokens",
+            law.tokens(spec.model.vocab, samples * spec.train.sequence + 1),
+        )
+        found = [
+            law.run(
+                trainer.build(source),
+                *("--data", folder / "tokens", "--steps", STEPS),
+                *("--queue", queue, "--threads", 1),
+                log=folder / "log",
+            )
+            for source, queue in zip(
+                sources, ("shuffled:1", "eager"), strict=True
+            )
+        ]
+        assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_one_hash(given: drawn.Mapping) -> None:
+    one_hash(given)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@given(given=drawn.whole_specs())
+def test_many_hashes(given: drawn.Mapping) -> None:
+    one_hash(given)

@@ -1,7 +1,15 @@
 """drawn.py -- hypothesis strategies for small specs composed of every op kind; a spec is the
 mapping that a YAML file holds. Shapes are small and seldom round."""
 
+import pathlib
+import re
+
+import trainer
+import yaml
 from hypothesis import strategies as st
+from zg.facts import kinds
+from zg.read.keytypes import RECOMPUTE, TARGETS
+from zg.read.spec import SpecError
 
 Mapping = dict[str, object]
 flag = st.booleans()
@@ -101,7 +109,11 @@ def branches(
     draw, name: str, width: int, family: str, layers: int
 ) -> list[Mapping]:
     ops = [draw(norms(name + ".norm"))] if draw(flag) else []
-    if draw(flag):
+    kind = draw(st.integers(0, 4))
+    if kind == 4:  # what is linear alone has few values that backward reads
+        made = {"name": name + ".plain", "out": width, "bias": draw(flag)}
+        return [*ops, {"linear": made}]
+    if kind > 1:
         return [*ops, draw(attentions(name + ".attn", layers))]
     return [*ops, *draw(mlps(name + ".mlp", width, family))]
 
@@ -188,3 +200,247 @@ def specs(draw) -> Mapping:
         "cluster": {"ranks": 1},
         "targets": ["cpu"],
     }
+
+
+# ---- keys of a spec beside its model
+
+SIZES = st.sampled_from([1, 1024, 5000, 30_000, 10**6, 10**9])
+BYTES = st.sampled_from(["4KiB", "60kB", "200kB", "1MB", "4MB", "1GB"])
+shares = st.sampled_from([0.0, 0.2, 0.5, 0.9])
+rates = st.sampled_from([0.0, 0.001, 0.01])
+steps = st.integers(0, 9)
+devices = st.sampled_from(["none", "cpu", "nvme"])
+_OPTIMIZER: dict[str, st.SearchStrategy] = {
+    "lr": st.just(0.01),
+    "type": st.sampled_from(sorted(kinds.OPTIMIZERS)),
+    "betas": st.lists(shares, min_size=2, max_size=2),
+    "eps": st.sampled_from([1e-8, 0.01]),
+    "momentum": shares,
+    "nesterov": flag,
+    "weight_decay": st.sampled_from([0.0, 0.1]),
+    "decay": st.sampled_from(["matrices", "all"]),
+    "clip": st.sampled_from([0.0, 0.5]),
+    "moments": st.sampled_from(["f32", "bf16"]),
+    "masters": flag,
+}
+_SCHEDULE: dict[str, st.SearchStrategy] = {
+    "type": st.sampled_from(sorted(kinds.SCHEDULES)),
+    "warmup": steps,
+    "steps": st.integers(4, 30),
+    "min_lr": rates,
+    "decay": st.integers(1, 9),
+    "warmup_min_lr": rates,
+    "warmup_max_lr": rates,
+    "warmup_num_steps": steps,
+    "warmup_type": st.sampled_from(["log", "linear"]),
+    "total_num_steps": st.integers(4, 30),
+    "warmup_min_ratio": shares,
+    "cos_min_ratio": shares,
+    "cycle_min_lr": rates,
+    "cycle_max_lr": rates,
+    "decay_lr_rate": shares,
+    "cycle_first_step_size": st.integers(1, 9),
+    "cycle_second_step_size": steps,
+    "cycle_first_stair_count": steps,
+    "cycle_second_stair_count": steps,
+    "decay_step_size": steps,
+    "cycle_momentum": flag,
+    "cycle_min_mom": shares,
+    "cycle_max_mom": shares,
+    "decay_mom_rate": st.just(0.0),
+}
+_TRAIN: dict[str, st.SearchStrategy] = {
+    "micro_batch": st.integers(1, 4),
+    "precision": st.sampled_from(["f32", "bf16", "f16"]),
+    "loss_scale.scale": st.sampled_from([0.0, 1.0, 1024.0]),
+    "loss_scale.initial_scale_power": st.integers(0, 20),
+    "loss_scale.window": st.integers(1, 9),
+    "loss_scale.hysteresis": st.integers(1, 3),
+    "loss_scale.consecutive_hysteresis": flag,
+    "loss_scale.min": st.sampled_from([0.5, 1.0]),
+    "max_skips": st.integers(1, 20),
+    "seed": st.integers(0, 2**64 - 1),
+    "sum": st.sampled_from(["tree", "fold"])
+    | st.integers(0, 5).map(lambda n: {"block": 2**n}),
+    "head_chunk": st.sampled_from(["auto", 1, 5, 32, 64]),
+    "recompute": st.sampled_from(["none", "full"])
+    | st.lists(st.sampled_from(RECOMPUTE), unique=True),
+    "reduction": st.sampled_from(["exact", "fast"]),
+    "sm_margin": st.sampled_from([0, 2, 64]),
+    "accumulate": st.sampled_from(["micro_batches", "layers"]),
+    "offload_activations": flag,
+    "memory_budget": BYTES,
+    "lora.rank": st.integers(1, 9),
+    "lora.alpha": st.sampled_from([1, 6]),
+    "dropout": st.sampled_from([0.0, 0.3]),
+}
+_ZERO: dict[str, st.SearchStrategy] = {
+    "stage": st.integers(0, 3),
+    "reduce_bucket_size": SIZES,
+    "allgather_bucket_size": SIZES,
+    "overlap_comm": flag,
+    "stage3_prefetch_bucket_size": st.just("auto") | st.just(0) | SIZES,
+    "stage3_param_persistence_threshold": st.just(0) | SIZES,
+    "stage3_max_live_parameters": st.just(0) | SIZES,
+    "stage3_max_reuse_distance": st.just(0) | SIZES,
+    "sub_group_size": st.just(0) | SIZES,
+    "offload_optimizer.device": devices,
+    "offload_optimizer.buffer_count": st.integers(1, 5),
+    "offload_optimizer.ratio": st.sampled_from([0.0, 0.01, 0.3, 0.99, 1.0]),
+    "offload_optimizer.nvme_path": st.just("/tmp"),
+    "offload_param.device": devices,
+    "offload_param.nvme_path": st.just("/tmp"),
+    "offload_param.max_in_cpu": st.just(0) | SIZES,
+    "aio.block_size": st.sampled_from([4096, 1 << 20]),
+    "aio.queue_depth": st.integers(1, 9),
+}
+KEYS: dict[str, st.SearchStrategy] = {
+    **{f"train.{key}": values for key, values in _TRAIN.items()},
+    **{f"train.optimizer.{key}": v for key, v in _OPTIMIZER.items()},
+    **{f"train.schedule.{key}": v for key, v in _SCHEDULE.items()},
+    **{f"zero.{key}": values for key, values in _ZERO.items()},
+    "cluster.ranks": st.sampled_from([1, 2, 3, 4, 8]),
+    "cluster.memory.device": BYTES,
+    "cluster.memory.host": BYTES,
+    "cluster.memory.file": BYTES,
+    "data.ignore": st.integers(0, 300),
+    "data.shuffle": flag,
+    "data.documents": st.sampled_from(["join", "mask"]),
+    "data.end": st.integers(0, 20),
+    "targets": st.lists(st.sampled_from(TARGETS), min_size=1, unique=True),
+}
+GROUP: dict[str, st.SearchStrategy] = {
+    "lr_factor": st.sampled_from([0.0, 0.1, 2.0]),
+    "weight_decay": st.sampled_from([0.0, 0.3]),
+    "frozen": flag,
+}
+# Drawn with the model, by whole_specs.
+BY_MODEL = (
+    "train.global_batch",
+    "train.sequence",
+    "train.optimizer.groups.match",
+    "train.lora.match",
+    "zero.replicate",
+)
+NEEDED = ("train.optimizer.lr", "train.micro_batch", "cluster.ranks")
+TYPED = (
+    ("train.optimizer", kinds.OPTIMIZERS, "AdamW"),
+    ("train.schedule", kinds.SCHEDULES, "constant"),
+)
+SELDOM = ("train.memory_budget", "cluster.memory")  # most are too small
+
+
+def nested(given: Mapping) -> Mapping:
+    """a mapping of mappings from one of dotted keys"""
+    out: dict = {}
+    for key, value in given.items():
+        *path, last = key.split(".")
+        there = out
+        for part in path:
+            there = there.setdefault(part, {})
+        there[last] = value
+    return out
+
+
+def named(ops: object, kind: str = "") -> list[str]:
+    """the names of a model's ops, or of those of a kind"""
+    if isinstance(ops, list):
+        return [name for op in ops for name in named(op, kind)]
+    if not isinstance(ops, dict):
+        return []
+    out = []
+    for key, below in ops.items():
+        said = below.get("name", []) if isinstance(below, dict) else []
+        if kind in ("", key):
+            out += [said] if isinstance(said, str) else said
+        out += named(below, kind)
+    return out
+
+
+@st.composite
+def groups(draw, names: list[str]) -> Mapping:
+    patterns = ["*", "*.weight", "tokens.*", "h.*", "h.0.*", "*.lora_B.weight"]
+    patterns += [f"*.{name}.*" for name in names]
+    match = draw(st.lists(st.sampled_from(patterns), min_size=1, max_size=2))
+    given = {key: draw(GROUP[key]) for key in GROUP if draw(flag)}
+    if given.get("frozen"):  # which excludes the others
+        given = {"frozen": True}
+    return {"match": match, **given}
+
+
+@st.composite
+def whole_specs(draw) -> Mapping:
+    """dotted keys of a spec, of which some may contradict each other; `model` is one"""
+    model, T = draw(models())
+    names = [*named(model["units"], "linear"), "q_proj", "c_attn"]
+
+    def often(key: str) -> bool:
+        many = 1 if key in NEEDED else 40 if key.startswith(SELDOM) else 2
+        return draw(st.integers(1, many)) == 1
+
+    given = {key: draw(KEYS[key]) for key in KEYS if often(key)}
+    for at, rows, usual in TYPED:
+        row = rows[given.get(f"{at}.type", usual)]
+        for key in {key for keys in rows.values() for key in keys} - {*row}:
+            given.pop(f"{at}.{key}", None)
+        for key in [key for key in row if row[key] is kinds.NEEDED]:
+            given.setdefault(f"{at}.{key}", draw(KEYS[f"{at}.{key}"]))
+    adapted = draw(st.integers(0, 3)) == 0
+    for key in ("train.lora.rank", "train.lora.alpha"):
+        given.pop(key, None)
+        if adapted:
+            given[key] = draw(KEYS[key])
+    if adapted and draw(flag):
+        words = st.sampled_from([n.rpartition(".")[2] for n in names])
+        given["train.lora.match"] = draw(
+            st.lists(words, min_size=1, unique=True)
+        )
+    group = groups(named(model["units"]))
+    if draw(flag):
+        given["train.optimizer.groups"] = draw(
+            st.lists(group, min_size=1, max_size=3)
+        )
+    if draw(st.integers(0, 3)) == 0:
+        given["zero.replicate"] = [draw(st.sampled_from(["*", "*.bias"]))]
+    each = given["train.micro_batch"] * given["cluster.ranks"]
+    return {
+        "name": "drawn",
+        "model": model,
+        **given,
+        "train.global_batch": each * draw(st.integers(1, 5)),
+        "train.sequence": T,
+    }
+
+
+# file:line: key: what is wrong; ... allowed: ...
+REFUSAL = re.compile(r"\S+:\d+: ([\w.\[\]]+): .+; .*allowed: .+", re.S)
+STAYS = ("name", "model", "train.global_batch", "train.sequence", *NEEDED)
+
+
+def without(given: Mapping, message: str) -> Mapping:
+    """the keys less those that a refusal names: below the key, above it, or else those beside it;
+    none where it names no key that can be left out"""
+    found = REFUSAL.fullmatch(message)
+    at = re.sub(r"\[\d+\]", "", found[1]) if found else ""
+    named: set[str] = set()
+    while at and not named:
+        near = {
+            key
+            for key in given
+            if f"{key}.".startswith(f"{at}.") or at.startswith(f"{key}.")
+        }
+        named, at = near - {*STAYS}, at.rpartition(".")[0]
+    return {key: x for key, x in given.items() if key not in named}
+
+
+def settled(given: Mapping, path: pathlib.Path) -> str:
+    """train.c of a spec, left at `path`. While zgen refuses a key the spec goes on without it, so a
+    refusal that names none is a failure, and so is any other end."""
+    while True:
+        path.write_text(yaml.safe_dump(nested(given)))
+        try:
+            return trainer.generate(path)
+        except SpecError as refusal:
+            fewer = without(given, str(refusal))
+            assert fewer.keys() < given.keys(), refusal
+            given = fewer

@@ -7,7 +7,8 @@ then (`train.offload_activations`): units' inputs, and what blocks save.
     up     the value, to the slot, beside the backward of the unit behind
     main   the backward that reads it
 
-C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their slots. Of x,
+C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their slots. So does an
+input that no backward reads: forward is done with it before its slot is written again. Of x,
 backward has its unit's output and input and gets the next input, so k is 3; of what is saved it
 is 2.
 """
@@ -37,8 +38,11 @@ def _going(m: Steps, u: Use) -> list[tuple[str, int]]:
 
 def goes(m: Steps, cls: str, i: int) -> bool:
     """Is value i in the host arena between forward and backward?"""
-    near, count, _ = m.near.get(cls, (0, 0, 0))
-    return i < count - near
+    return i in m.far.get(cls, ())
+
+
+def _far(m: Steps, cls: str, i: int) -> Ref:
+    return Ref(f"far.{cls}", m.far[cls][i])
 
 
 def _slot(m: Steps, cls: str, i: int) -> Ref:
@@ -59,7 +63,7 @@ def before(m: Steps, u: Use) -> tuple[Events, Events]:
     if u.body == "fwd":
         if u.first:  # where values were that are down by now
             for c, i in _made(m, u):
-                if i >= m.near[c][0]:
+                if goes(m, c, i - m.near[c][0]):
                     waits.append(free(_slot(m, c, i)))
         if u.last:
             recs = going
@@ -77,7 +81,7 @@ def _raise(m: Steps, u: Use) -> None:
     for c, i in _kept(m, u):
         if i and goes(m, c, i - 1):
             hop = Hop(
-                "up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False
+                "up", _far(m, c, i - 1), _slot(m, c, i - 1), takes=False
             )
             m.copy(hop, u.unit, m.near[c][2])
 
@@ -87,5 +91,5 @@ def after(m: Steps, u: Use) -> None:
     if u.body != "fwd" or not u.last:
         return
     for c, i in _going(m, u):
-        hop = Hop("down", _slot(m, c, i), Ref(f"far.{c}", i), fills=False)
+        hop = Hop("down", _slot(m, c, i), _far(m, c, i), fills=False)
         m.copy(hop, u.unit, m.near[c][2])

@@ -35,7 +35,7 @@ def wanted(
             for c in _of_flat(spec, shards, f, kept, schedule, turns)
         ),
         *_sums(spec, shards),
-        *_values(spec, graph, bodies),
+        *_values(spec, graph, bodies, turns),
         *_host(spec, shards, schedule, turns, tiles),
         Wanted("work", 1, max(bodies.work, 64)),
         *_inbox(shards, schedule, turns),
@@ -129,7 +129,9 @@ def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
     return [Wanted("pending", 1, most * 4, readers=_common(spec))]
 
 
-def _values(spec: Spec, graph: Graph, bodies: place.Bodies) -> list[Wanted]:
+def _values(
+    spec: Spec, graph: Graph, bodies: place.Bodies, turns: dict[str, int]
+) -> list[Wanted]:
     """Activations, their gradients, and what functions save."""
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
@@ -138,26 +140,28 @@ def _values(spec: Spec, graph: Graph, bodies: place.Bodies) -> list[Wanted]:
         out.append(
             Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc)
         )
-    out += _kept(spec, "x", units, value)
+    out += _kept(spec, "x", units, value, turns)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
         if bodies.save[k.name].size:
-            out += _kept(
-                spec, f"save.{k.name}", k.count, bodies.save[k.name].size
-            )
+            size = bodies.save[k.name].size
+            out += _kept(spec, f"save.{k.name}", k.count, size, turns)
     out.append(Wanted("tmp", 1, max(p.size for p in bodies.tmp.values())))
     return out
 
 
-def _kept(spec: Spec, name: str, count: int, size: int) -> list[Wanted]:
-    """The `count` values of a micro-batch that backward needs."""
+def _kept(
+    spec: Spec, name: str, count: int, size: int, turns: dict[str, int]
+) -> list[Wanted]:
+    """The `count` values of a micro-batch that backward needs; in the host arena those that go
+    there."""
     near = operands.near_slots(spec, name, count)
     if near == count:
         return [Wanted(name, count * spec.together, size)]
-    far = count - near
+    far = turns.get(f"far.{name}", 0)
     return [
         Wanted(f"near.{name}", near, size),
-        Wanted(f"far.{name}", far, size, "host"),
+        *([Wanted(f"far.{name}", far, size, "host")] if far else ()),
     ]
 
 

@@ -73,6 +73,7 @@ class Operands:
             for body in k.bodies
             for part in k.parts(body)
         }
+        self.far = {c: self.going(c) for c in self.near}
 
     def alike(self, names: list[str]) -> dict[str, str]:
         """Flats whose units have one size share a class, named after the first of them."""
@@ -191,6 +192,30 @@ class Operands:
             for c, (n, size) in all_.items()
             if near_slots(self.spec, c, n) < n
         }
+
+    def going(self, cls: str) -> dict[int, int]:
+        """Places in the host arena of the values of a class that backward reads, but for the last,
+        which stay on the device."""
+        near, count, _ = self.near[cls]
+        read = [n for n in range(count - near) if self.needed(cls, n)]
+        return {n: place for place, n in enumerate(read)}
+
+    def needed(self, cls: str, n: int) -> bool:
+        """A backward reads value n: of x, that of the unit that takes it or of the one that made
+        it. What is saved is read."""
+        if cls != "x":
+            return True
+        kinds = [k for k in self.graph.kinds for _ in range(k.count)]
+        made, takes = kinds[n + self.passing], kinds[n + self.passing + 1]
+        return self.read_back(takes, "x") or self.read_back(made, "y")
+
+    def read_back(self, kind: Kind, name: str) -> bool:
+        """A unit's backward reads its input x, or its output y."""
+        return any(
+            name in ins
+            for (k, body, _), (ins, _) in self.formals.items()
+            if (k, body) == (kind.name, "bwd")
+        )
 
     def change(self, n: int, g: int) -> Ref:
         """The gradient of value n: it takes the slot that the micro-batch before left with value n

@@ -222,13 +222,15 @@ def escaped(c: str) -> str:
 
 
 def element(text: str) -> list[str]:
-    """An element of an array of strings, over lines."""
+    """An element of an array of strings, over lines. Several literals stand in parentheses: without
+    them a compiler suspects a comma that was forgotten."""
     lines = [""]
     for c in map(escaped, text):
         if len(lines[-1] + c) > 90:
             lines.append("")
         lines[-1] += c
-    return [f'"{line}"' for line in lines[:-1]] + [f'"{lines[-1]}",']
+    literals = "\n".join(f'"{line}"' for line in lines)
+    return (f"({literals})," if lines[1:] else f"{literals},").split("\n")
 
 
 def quoted(text: str) -> list[str]:
