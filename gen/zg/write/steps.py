@@ -375,9 +375,7 @@ def _awaited(steps: Sequence[Step]) -> list[Step]:
     """Steps less the records that their queue makes anew before any queue waits for them. A loop
     keeps these: its last turn's record is the one that is waited for."""
     out: list[Step] = []
-    anew: dict[
-        Event, str
-    ] = {}  # what comes next of an event is a record: its queue
+    anew: dict[Event, str] = {}  # comes next: a record, by this queue
     for s in reversed(steps):
         recs = tuple(e for e in s.recs if anew.get(e) != s.queue)
         anew |= dict.fromkeys(s.recs, s.queue)
