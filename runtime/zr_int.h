@@ -185,6 +185,7 @@ typedef struct zr_log {
     double busy, validated;      /* seconds in steps so far, in the last validation */
     double shown, shown_busy;    /* zr_now() and busy at the last line of a step */
     int64_t shown_step, skipped; /* its step; steps that changed no weight */
+    int64_t untargeted;          /* steps without a target since the start */
 } zr_log;
 
 /* ---- ranks that a launcher has started, on this host or another: a target may have these */
@@ -585,6 +586,9 @@ struct stat;
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
 /* Fails where it is what --save writes. */
 void zr_refuse_saved(zr *z, const char *option, const char *name);
+/* Returns `text`: a mean loss, "none" where it is of no targets. */
+enum { ZR_LOSS_TEXT = 352 };
+const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, double targets);
 void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's */
 void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */

@@ -36,7 +36,8 @@ static const struct {
     {"MMIDIDX\0", 8, 0, "an index of Megatron-LM (name the .bin beside it)"},
     {"TNTIDX\0\0", 8, 0, "an old index of fairseq or Megatron-LM (name the .bin beside it)"},
     {"\x93NUMPY", 6, 0,
-     "a numpy array (.npy); write its numbers alone, x.astype('<u4').tofile(FILE), and say --tokens "
+     "a numpy array (.npy); write its numbers alone, x.astype('<u4').tofile(FILE), and say "
+     "--tokens "
      "uint32"},
     {"PK\3\4", 4, 0, "a zip archive, as numpy's .npz and torch.save make them"},
     {"\x80\4\x95", 3, 0, "a pickle of Python"},

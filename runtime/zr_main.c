@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -330,6 +331,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_profile_step(z, 0);
     zr_call(z, ZR_MAIN, z->p->report, zr_address(report));
     zr_finish(z, ZR_MAIN);
+    if (report[ZR_VALID] == 0) report[ZR_LOSS] = NAN; /* the mean over nothing */
     zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
     return zr_now() - begun;
