@@ -10,6 +10,7 @@
 #include "zr_int.h"
 #include "zr_json.h"
 #include "zr_safetensors.h"
+#include "zr_text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -117,16 +118,43 @@ void zr_show(zr *z, int kind, const char *line)
     end_turn(z);
 }
 
+static int ends_of_lines(const char *text)
+{
+    int n = 0;
+    for (; (text = strchr(text, '\n')); text++) n++;
+    return n;
+}
+
+/* What users and files call things goes to no terminal as it is: nor has it an end of a line, of
+ * which the format's last alone stays then. */
+static void make_printable(char *text, const char *format)
+{
+    size_t n = strlen(text);
+    int own = ends_of_lines(text) == ends_of_lines(format);
+    zr_printable(text, own ? "\n\t" : "\t");
+    if (n && format[strlen(format) - 1] == '\n') text[n - 1] = '\n';
+}
+
+static void put_in_turn(zr *z, int file, const char *text, size_t n)
+{
+    int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
+    if (turn) make_room(z);
+    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)]) error = put_all(z, file, text, n);
+    if (turn) end_turn(z);
+    if (error) zr_lose(z, sink_of(file), error);
+}
+
 static void print(zr *z, int file, const char *format, va_list args)
 {
     char text[TEXT];
-    int n = vsnprintf(text, TEXT, format, args);
-    int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
-    if (turn) make_room(z);
-    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)])
-        error = put_all(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
-    if (turn) end_turn(z);
-    if (error) zr_lose(z, sink_of(file), error);
+    vsnprintf(text, TEXT, format, args);
+    if (file == STDOUT_FILENO || file == STDERR_FILENO) make_printable(text, format);
+    put_in_turn(z, file, text, strlen(text));
+}
+
+void zr_print_byte(zr *z, char byte)
+{
+    if (z->rank <= 0) put_in_turn(z, STDOUT_FILENO, &byte, 1);
 }
 
 void zr_print(zr *z, int file, const char *format, ...)

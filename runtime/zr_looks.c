@@ -270,11 +270,13 @@ const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
     int n = snprintf(to, ZR_BEYOND,
                      "the vocabulary has %" PRId64 " (ids 0 to %" PRId64 "): ", vocab, vocab - 1);
     size_t left = (size_t)(ZR_BEYOND - n);
-    if (id == ((int64_t)1 << 8 * width) - 100)
+    int64_t negative = id - ((int64_t)1 << 8 * width);
+    if (negative == -1 || negative == -100)
         snprintf(to + n, left,
-                 "it is -100, with which PyTorch marks what is no target, as data.ignore: %" PRId64
-                 " does here",
-                 id);
+                 "it is %" PRId64
+                 ", which elsewhere marks what is no target; here data.ignore: %" PRId64
+                 " in the spec says so",
+                 negative, id);
     else if (id >= 2 * vocab && id >= 1 << 20)
         snprintf(to + n, left, "no tokenizer has such a token; is the file of another type?");
     else

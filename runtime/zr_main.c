@@ -449,9 +449,10 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
 static void say_token(zr *z, int32_t token)
 {
     if (z->p->vocab > 256 || z->o->prompt) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
-    else if (token >= ' ' || token == '\n' || token == '\t')
-        zr_print(z, STDOUT_FILENO, "%c", token);
-    else zr_print(z, STDOUT_FILENO, ".");
+    else {
+        int text = (token >= ' ' && token != 0x7f) || token == '\n' || token == '\t';
+        zr_print_byte(z, text ? (char)token : '.');
+    }
 }
 
 /* context int32 [n] goes to row 0; the next token is drawn from the last's logits. */
