@@ -31,7 +31,7 @@ enum { LEAST = 2 * (OF_CONTEXT + 4) };
 __attribute__((format(printf, 4, 5))) static int wrong_example(const zr_choices *c, int64_t i,
                                                                char *why, const char *format, ...)
 {
-    char text[ZR_WHY / 2];
+    char text[ZR_WHY];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -45,6 +45,7 @@ __attribute__((format(printf, 4, 5))) static int wrong_example(const zr_choices 
 static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what, int64_t at,
                                char *why)
 {
+    char beyond[ZR_BEYOND];
     const uint16_t *w = c->word;
     int64_t left = w[OF_BYTES] / 2 - at;
     if (left < 1) return wrong_example(c, i, why, "ends before its %s", what);
@@ -55,9 +56,8 @@ static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what,
                              what, n, left - 1);
     for (int64_t k = at + 1; k < end; k++)
         if (w[k] >= c->vocab)
-            return wrong_example(c, i, why,
-                                 "token %" PRId64 " of a %s is %d; the vocabulary has %" PRId64,
-                                 k - at - 1, what, w[k], c->vocab);
+            return wrong_example(c, i, why, "token %" PRId64 " of a %s is %d; %s", k - at - 1, what,
+                                 w[k], zr_beyond(beyond, w[k], 2, c->vocab));
     return end;
 }
 
@@ -134,14 +134,18 @@ void zr_choices_next(zr_choices *c, int32_t *tokens, int32_t *targets)
 
 static int choices_header(zr_choices *c, int64_t size, char *why)
 {
-    int32_t head[4];
+    int32_t head[4] = {0};
+    if (zr_read_at(c->fd, head, zr_least(size, sizeof head), 0))
+        return zr_why(why, "%s: %s", c->path, strerror(errno));
+    const char *foreign = head[0] == EVAL_MAGIC ? NULL : zr_foreign(c->fd, size);
+    if (foreign) return zr_why(why, "%s: is %s; needed: llm.c's multiple choice", c->path, foreign);
     if (size < EVAL_HEADER)
         return zr_why(why, "%s: %" PRId64 " bytes; the header of llm.c's multiple choice has %d",
                       c->path, size, EVAL_HEADER);
-    if (zr_read_at(c->fd, head, sizeof head, 0))
-        return zr_why(why, "%s: %s", c->path, strerror(errno));
     if (head[0] != EVAL_MAGIC || head[1] != EVAL_VERSION)
-        return zr_why(why, "%s: magic %d, version %d; llm.c's multiple choice has %d, version %d",
+        return zr_why(why,
+                      "%s: magic %d, version %d; llm.c's multiple choice has %d, version %d "
+                      "(./run eval reads JSON lines)",
                       c->path, (int)head[0], (int)head[1], EVAL_MAGIC, EVAL_VERSION);
     if (head[2] < 1 || head[2] > EXAMPLES || head[2] > (size - EVAL_HEADER) / LEAST)
         return zr_why(why, "%s: %d examples, none or too many for its %" PRId64 " bytes", c->path,

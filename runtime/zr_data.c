@@ -107,8 +107,9 @@ static int read_labels(const zr_data *d, int32_t *target, int64_t n, int64_t fir
         if (label != hole && label != token)
             return zr_why(why,
                           "%s: the label of token %" PRId64 " is %" PRId64
-                          ", neither the token, %" PRId64 ", nor %" PRId64,
-                          d->labels_path, first + i, label, token, hole);
+                          ", neither the token, %" PRId64 ", nor %" PRId64 "%s",
+                          d->labels_path, first + i, label, token, hole,
+                          label == hole - 99 ? " (it is PyTorch's -100; write the latter)" : "");
         if (label == hole) target[i] = -1;
     }
     return 0;
@@ -127,21 +128,37 @@ static int read_mask(const zr_data *d, int32_t *target, int64_t n, int64_t first
     return 0;
 }
 
+/* Of x[n], 16 at least, each would be a token with its bytes in the other order. */
+static int is_big_endian(const zr_data *d, const raw *x, int64_t n)
+{
+    int64_t i = 0, most = d->vocab;
+    while (i < n &&
+           (d->width == 2 ? __builtin_bswap16(x->two[i]) : __builtin_bswap32(x->four[i])) < most)
+        i++;
+    return i == n && n >= 16;
+}
+
+/* One of x[n] is beyond the vocabulary. */
+static int refuse_token(const zr_data *d, const raw *x, int64_t n, int64_t first, char *why)
+{
+    char beyond[ZR_BEYOND];
+    int64_t i = 0;
+    while (raw_at(d, x, i) < d->vocab || raw_at(d, x, i) == d->ignore) i++;
+    int64_t id = raw_at(d, x, i);
+    zr_beyond(beyond, id, d->width, d->vocab);
+    return zr_why(why, "%s: token %" PRId64 " is %" PRId64 "; %s", d->path, first + i, id,
+                  is_big_endian(d, x, n) ? "the file is big endian, it must be little endian"
+                                         : beyond);
+}
+
 /* token, target int32[n], n <= ONCE + 1, of token `first` and those behind it: its id, or -1 where
  * it is no token or no target. An id beyond the vocabulary is an error. */
 static int read_tokens(const zr_data *d, int32_t *token, int32_t *target, int64_t n, int64_t first,
                        char *why)
 {
     raw x;
-    int64_t i = 0;
     if (read_raw(d->fd, d->path, &x, d->width * n, d->at + d->width * first, first, why)) return -1;
-    if (widen(d, &x, n, token)) {
-        while (raw_at(d, &x, i) < d->vocab || raw_at(d, &x, i) == d->ignore) i++;
-        return zr_why(why,
-                      "%s: token %" PRId64 " is %" PRId64 "; the vocabulary has %" PRId64
-                      " (ids 0 to %" PRId64 ")",
-                      d->path, first + i, raw_at(d, &x, i), d->vocab, d->vocab - 1);
-    }
+    if (widen(d, &x, n, token)) return refuse_token(d, &x, n, first, why);
     memcpy(target, token, (size_t)n * sizeof *token);
     if (d->labels >= 0) return read_labels(d, target, n, first, why);
     return d->mask ? read_mask(d, target, n, first, why) : 0;

@@ -39,7 +39,7 @@ double zr_mean(zr *z, double *valid)
     z->p->total(z);
     zr_call(z, ZR_MAIN, z->p->mean, zr_address(&loss), zr_address(valid));
     zr_drain(z);
-    return loss;
+    return *valid > 0 ? loss : NAN;
 }
 
 /* ---- multiple choice */

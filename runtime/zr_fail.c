@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include "zr_text.h"
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -56,7 +57,9 @@ void zr_end(zr *z, int code, const char *line, int n)
     char text[ZR_LINE + 1];
     if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
     int live = z->shared && *line != '\n' && atomic_load(&z->shared->live);
-    say(text, snprintf(text, sizeof text, "%s%.*s", live ? "\n" : "", n, line));
+    n = snprintf(text, sizeof text, "%s%.*s", live ? "\n" : "", n, line);
+    zr_printable(text, "\n");
+    say(text, n);
     if (z->shared) stop(z);
 }
 
@@ -99,6 +102,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
     n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);
     va_end(args);
     if (n > ZR_LINE - 2) n = ZR_LINE - 2;
+    zr_printable(line, "");
     line[n++] = '\n';
     zr_end(z, code, line, n);
     _exit(code);

@@ -2,6 +2,7 @@
  * about what is wrong. */
 #define _GNU_SOURCE
 #include "zr_file.h"
+#include "zr_text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,9 +21,7 @@ int zr_why(char *why, const char *format, ...)
     va_start(args, format);
     vsnprintf(why, ZR_WHY, format, args);
     va_end(args);
-    /* Names come from files of others: no control codes to the terminal. */
-    for (char *s = why; *s; s++)
-        if ((unsigned char)*s < ' ' || (unsigned char)*s > '~') *s = '?';
+    zr_printable(why, "");
     return -1;
 }
 

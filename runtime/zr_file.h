@@ -65,6 +65,14 @@ int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why);
 /* to[ZR_FILE] = what may lie beside a token file and tell what it holds; 0, or -1: none. */
 int zr_meta_path(char *to, const char *path);
 int zr_index_path(char *to, const char *path); /* Megatron's */
+/* What of another program's a file of `size` bytes is; NULL: nothing that is known (zr_looks.c). */
+const char *zr_foreign(int fd, int64_t size);
+/* Refuses a file without a header that looks like something else than tokens of `width` bytes; 0:
+ * they are uint16 if they look like it. */
+int zr_looks(const zr_data *d, int64_t size, int width, char *why);
+/* Returns `to`: how many tokens there are, and what to do where an id of `width` bytes is beyond. */
+enum { ZR_BEYOND = 320 };
+const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab);
 /* Where tokens, labels and mask lie in an open file of `size` bytes (zr_tokens.c). */
 int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why);
 /* Looks for ids beyond the vocabulary in samples first .. first+n-1, in their first 64 MiB and at

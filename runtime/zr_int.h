@@ -185,6 +185,7 @@ typedef struct zr_log {
     double busy, validated;      /* seconds in steps so far, in the last validation */
     double shown, shown_busy;    /* zr_now() and busy at the last line of a step */
     int64_t shown_step, skipped; /* its step; steps that changed no weight */
+    int64_t untargeted;          /* steps without a target since the start */
 } zr_log;
 
 /* ---- ranks that a launcher has started, on this host or another: a target may have these */
@@ -569,7 +570,9 @@ static inline uint64_t zr_random(uint64_t *state) { return zr_mixed(*state += 0x
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
 /* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
+/* To stdout or stderr: what is no text there becomes '?', as do ends of lines that an operand has. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void zr_print_byte(zr *z, char byte); /* on stdout, as it is */
 /* On stderr, whichever rank it is. */
 void zr_print_any(zr *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A line on stderr; on a terminal another may take its place: of ZR_RESULT, of ZR_PROGRESS. */
@@ -585,6 +588,9 @@ struct stat;
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
 /* Fails where it is what --save writes. */
 void zr_refuse_saved(zr *z, const char *option, const char *name);
+/* Returns `text`: a mean loss, "none" where it is of no targets. */
+enum { ZR_LOSS_TEXT = 352 };
+const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, double targets);
 void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's */
 void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */

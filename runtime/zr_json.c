@@ -1,5 +1,6 @@
 /* zr_json.c -- a bounded JSON reader; see zr_json.h. */
 #include "zr_json.h"
+#include "zr_text.h"
 #include <stddef.h>
 #include <string.h>
 
@@ -89,24 +90,12 @@ static char *unescape(zr_json *j, char *to)
     return to;
 }
 
-/* The length of the UTF-8 sequence at s, 0 if it is none (overlong, surrogate, beyond 10FFFF). */
-static int utf8(const unsigned char *s)
-{
-    int n = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-    if ((s[0] >= 0x80 && s[0] < 0xc2) || s[0] > 0xf4) return 0;
-    for (int i = 1; i < n; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f)) return 0;
-    if ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f)) return 0;
-    return n;
-}
-
 char *zr_json_text(zr_json *j)
 {
     if (pass(j, '"', "a string is needed")) return NULL;
     char *text = j->at, *to = text;
     while (!j->error && *j->at != '"') {
-        int n = utf8((unsigned char *)j->at);
+        int n = zr_utf8((unsigned char *)j->at);
         if (j->at >= j->end) fail(j, "a string without an end");
         else if ((unsigned char)*j->at < ' ') fail(j, "a control character in a string");
         else if (n == 0) fail(j, "a string that is not UTF-8");
@@ -208,7 +197,7 @@ void zr_json_quote(FILE *to, const char *text)
 {
     putc('"', to);
     for (const char *s = text; *s;) {
-        int n = utf8((const unsigned char *)s), bare = n == 1 && (unsigned char)*s < ' ';
+        int n = zr_utf8((const unsigned char *)s), bare = n == 1 && (unsigned char)*s < ' ';
         if (bare) fprintf(to, "\\u%04x", *s);
         else if (n == 0) putc('?', to);
         else fprintf(to, "%s%.*s", *s == '"' || *s == '\\' ? "\\" : "", n, s);

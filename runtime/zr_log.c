@@ -10,6 +10,7 @@
 #include "zr_int.h"
 #include "zr_json.h"
 #include "zr_safetensors.h"
+#include "zr_text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -117,16 +118,43 @@ void zr_show(zr *z, int kind, const char *line)
     end_turn(z);
 }
 
+static int ends_of_lines(const char *text)
+{
+    int n = 0;
+    for (; (text = strchr(text, '\n')); text++) n++;
+    return n;
+}
+
+/* What users and files call things goes to no terminal as it is: nor has it an end of a line, of
+ * which the format's last alone stays then. */
+static void make_printable(char *text, const char *format)
+{
+    size_t n = strlen(text);
+    int own = ends_of_lines(text) == ends_of_lines(format);
+    zr_printable(text, own ? "\n\t" : "\t");
+    if (n && format[strlen(format) - 1] == '\n') text[n - 1] = '\n';
+}
+
+static void put_in_turn(zr *z, int file, const char *text, size_t n)
+{
+    int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
+    if (turn) make_room(z);
+    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)]) error = put_all(z, file, text, n);
+    if (turn) end_turn(z);
+    if (error) zr_lose(z, sink_of(file), error);
+}
+
 static void print(zr *z, int file, const char *format, va_list args)
 {
     char text[TEXT];
-    int n = vsnprintf(text, TEXT, format, args);
-    int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
-    if (turn) make_room(z);
-    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)])
-        error = put_all(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
-    if (turn) end_turn(z);
-    if (error) zr_lose(z, sink_of(file), error);
+    vsnprintf(text, TEXT, format, args);
+    if (file == STDOUT_FILENO || file == STDERR_FILENO) make_printable(text, format);
+    put_in_turn(z, file, text, strlen(text));
+}
+
+void zr_print_byte(zr *z, char byte)
+{
+    if (z->rank <= 0) put_in_turn(z, STDOUT_FILENO, &byte, 1);
 }
 
 void zr_print(zr *z, int file, const char *format, ...)
@@ -288,6 +316,13 @@ int64_t zr_samples(const zr_mix *m)
 
 double zr_step_tokens(const zr *z) { return step_samples(z) * (double)z->p->sequence; }
 
+const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, double targets)
+{
+    if (targets > 0) snprintf(text, ZR_LOSS_TEXT, "%.*f", digits, loss);
+    else strcpy(text, "none");
+    return text;
+}
+
 /* A number as JSON: NaN and infinities have none. */
 static const char *number_text(char text[NUMBER], double x)
 {
@@ -388,6 +423,12 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
     double steps = (double)(z->step + 1), pace = zr_rate(z->p->flops, seconds);
     l->busy += seconds;
     l->skipped += skipped;
+    if (report[ZR_VALID] == 0 && !l->untargeted++)
+        zr_print(
+            z, STDERR_FILENO,
+            "step %.0f has no target: it has no loss and changes nothing; so do others like it, "
+            "which are counted at the end\n",
+            steps);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
     if (z->peak > 0)
         snprintf(share, sizeof share, ", \"share_of_peak\": %.6g", 1e-9 * pace / z->peak);
@@ -404,7 +445,6 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
 void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 {
     char text[NUMBER];
-    if (tokens == 0) loss = NAN; /* the mean over nothing */
     zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
              step, number_text(text, loss), tokens);
     if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f over %.0f targets\n", loss, tokens);
@@ -443,7 +483,12 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
     const zr_program *p = z->p;
     const int64_t N = z->step - z->checkpoints.from;
     double steps = (double)N, busy = z->log.busy;
-    zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[ZR_LOSS]);
+    char loss[ZR_LOSS_TEXT];
+    zr_print(z, STDOUT_FILENO, "loss %s\n",
+             zr_loss_text(loss, 6, report[ZR_LOSS], report[ZR_VALID]));
+    if (z->log.untargeted)
+        zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " had no target\n",
+                 z->log.untargeted, N);
     if (z->log.skipped)
         zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log.skipped,
                  (int64_t)z->step);

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,6 +93,7 @@ static void open_data(zr *z)
 /* The last tokens of --prompt-tokens, as many as the model sees */
 static void open_prompt(zr *z)
 {
+    char beyond[ZR_BEYOND], why[ZR_WHY];
     struct stat s;
     const char *path = z->o->prompt;
     if (!path) return;
@@ -99,6 +101,8 @@ static void open_prompt(zr *z)
     if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
         zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
+    const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab};
+    if (zr_looks(&file, s.st_size, 4, why)) zr_fail(z, ZR_USER, "--prompt-tokens %s", why);
     int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
     int32_t *context = z->prompt = zr_get(z, 2 * z->p->sequence, sizeof *context);
     if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
@@ -106,8 +110,8 @@ static void open_prompt(zr *z)
     close(fd);
     for (int64_t i = 0; i < n; i++)
         if ((uint32_t)context[i] >= z->p->vocab)
-            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; the vocabulary has %" PRId64,
-                    path, all - n + i, (uint32_t)context[i], z->p->vocab);
+            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; %s", path, all - n + i,
+                    (uint32_t)context[i], zr_beyond(beyond, (uint32_t)context[i], 4, z->p->vocab));
     z->nprompt = n;
 }
 
@@ -327,6 +331,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_profile_step(z, 0);
     zr_call(z, ZR_MAIN, z->p->report, zr_address(report));
     zr_finish(z, ZR_MAIN);
+    if (report[ZR_VALID] == 0) report[ZR_LOSS] = NAN; /* the mean over nothing */
     zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
     return zr_now() - begun;
@@ -444,9 +449,10 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
 static void say_token(zr *z, int32_t token)
 {
     if (z->p->vocab > 256 || z->o->prompt) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
-    else if (token >= ' ' || token == '\n' || token == '\t')
-        zr_print(z, STDOUT_FILENO, "%c", token);
-    else zr_print(z, STDOUT_FILENO, ".");
+    else {
+        int text = (token >= ' ' && token != 0x7f) || token == '\n' || token == '\t';
+        zr_print_byte(z, text ? (char)token : '.');
+    }
 }
 
 /* context int32 [n] goes to row 0; the next token is drawn from the last's logits. */

@@ -230,17 +230,18 @@ void zr_show_start(zr *z)
 static void show(zr *z, const double *report, double now)
 {
     zr_log *l = &z->log;
-    char share[48] = "", scale[SHORT] = "", time[SHORT], line[LINE];
+    char share[48] = "", scale[SHORT] = "", time[SHORT], loss[ZR_LOSS_TEXT], line[LINE];
     int64_t step = z->step + 1;
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
     double gflops = 1e-9 * zr_rate(steps * z->p->flops, busy);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
     if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     snprintf(line, sizeof line,
-             "step %" PRId64 "/%" PRId64 "  loss %.4f  %s left  norm %.3g  lr %.2e%s  "
+             "step %" PRId64 "/%" PRId64 "  loss %s  %s left  norm %.3g  lr %.2e%s  "
              "%.0f tokens/s  %.1f GFLOP/s%s",
-             step, z->o->steps, report[ZR_LOSS], clock_text(time, left(z, now)), report[ZR_NORM],
-             report[ZR_LR], scale, zr_rate(steps * zr_step_tokens(z), busy), gflops, share);
+             step, z->o->steps, zr_loss_text(loss, 4, report[ZR_LOSS], report[ZR_VALID]),
+             clock_text(time, left(z, now)), report[ZR_NORM], report[ZR_LR], scale,
+             zr_rate(steps * zr_step_tokens(z), busy), gflops, share);
     zr_show(z, ZR_RESULT, line);
     l->shown_busy = l->busy;
     l->shown_step = step;

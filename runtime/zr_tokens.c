@@ -22,78 +22,12 @@
 #include <unistd.h>
 
 enum { HEADER = 1024, INDEX = 34, META_MAX = 1 << 20 }; /* bytes */
-/* 16-bit words (a MiB) that a guess looks at, so many at once; fewer than some tell nothing. */
-enum { LOOK = 1 << 19, WORDS = 16384, FEWEST = 64, MARK = 0xfeff }; /* MARK: UTF-16's byte order */
 
 /* llm.c's headers */
 static const struct {
     int32_t magic, version;
     int width;
 } headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};
-
-/* Files that are often taken for token files; the first `n` bytes, and what they are. */
-static const struct {
-    const char *bytes;
-    size_t n;
-    const char *what;
-} foreign[] = {
-    {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (magic 20240522)"},
-    {"\xc6\xd7\x34\x01", 4, "an llm.c model (magic 20240326)"},
-    {"\xc7\xd7\x34\x01", 4, "an llm.c debug state (magic 20240327)"},
-    {"\xc8\xd7\x34\x01", 4, "an llm.c tokenizer (magic 20240328)"},
-    {"\x8f\xd8\x34\x01", 4, "an llm.c training state (magic 20240527)"},
-    {"MMIDIDX\0", 8, "an index of Megatron-LM (name the .bin beside it)"},
-    {"\x93NUMPY", 6, "a numpy array"},
-};
-
-/* Bytes of x[n] that are no letter of any text: codes below the space but for white space */
-static int64_t control_codes(const unsigned char *x, int64_t n)
-{
-    int64_t codes = 0;
-    for (int64_t i = 0; i < n; i++) codes += x[i] < '\t' || (x[i] > '\r' && x[i] < ' ');
-    return codes;
-}
-
-/* Zeros among every second of word[n] */
-static int64_t zeros_from(int64_t first, const uint16_t *word, int64_t n)
-{
-    int64_t zeros = 0;
-    for (int64_t i = first; i < n; i += 2) zeros += word[i] == 0;
-    return zeros;
-}
-
-/* A file without a header may hold something else. Of bytes of tokens a tenth and more are control
- * codes, for both halves of 16 bits take all values and the upper ones are small more often; of
- * text, whatever its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its
- * begin says so. The upper halves of wider integers are zeros, the lower
- * ones seldom: of padding as many are 0 in either place. */
-static int guess(const zr_data *d, int64_t size, char *why)
-{
-    uint16_t word[WORDS];
-    int64_t codes = 0, odd = 0, even = 0, marked = 0, n = zr_least(size / 2, LOOK);
-    if (n < FEWEST) return 0;
-    for (int64_t i = 0; i < n; i += WORDS) {
-        int64_t some = zr_least(n - i, WORDS);
-        if (zr_read_at(d->fd, word, 2 * some, 2 * i))
-            return zr_why(why, "%s: %s", d->path, strerror(errno));
-        if (i == 0) marked = *word == MARK || *word == (MARK >> 8 | (MARK & 0xff) << 8);
-        codes += control_codes((const unsigned char *)word, 2 * some);
-        even += zeros_from(0, word, some);
-        odd += zeros_from(1, word, some);
-    }
-    if (marked || 100 * codes < 2 * n)
-        return zr_why(why,
-                      "%s: looks like %stext: tokenise it first; needed: uint16 tokens (if "
-                      "they are, insist with --tokens uint16) or uint32 (--tokens uint32)",
-                      d->path, marked ? "UTF-16 " : "");
-    if (10 * odd > 3 * (n / 2) && 4 * even < 3 * odd)
-        return zr_why(why,
-                      "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
-                      "are 0); say which: --tokens uint32, or, if they are uint16, insist with "
-                      "--tokens uint16",
-                      d->path, 100 * odd / (n / 2));
-    return 0;
-}
 
 /* `count` tokens of `width` bytes from `at` on, and `behind` more bytes, are all of the file; what:
  * that says so */
@@ -111,10 +45,10 @@ static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t c
                   d->path, what, count, width, size);
 }
 
-/* Tokens from the first byte on. */
+/* Tokens from the first byte on: what is told of them is held against their looks, too. */
 static int headerless(zr_data *d, int64_t size, int width, char *why)
 {
-    if (!width && guess(d, size, why)) return -1;
+    if (zr_looks(d, size, width, why)) return -1;
     if (!width) width = 2;
     if (size % width)
         return zr_why(why, "%s: %" PRId64 " bytes, %s; tokens are uint%d", d->path, size,
@@ -154,12 +88,12 @@ static int by_header(zr_data *d, int64_t size, char *why)
     int32_t head[8] = {0};
     int64_t n = zr_least(size, sizeof head);
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
-    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-        if (n >= (int64_t)foreign[i].n && !memcmp(head, foreign[i].bytes, foreign[i].n))
-            return zr_why(why,
-                          "%s: is %s; needed: uint16 or uint32 tokens, alone or behind a header "
-                          "of llm.c's or llm.q's",
-                          d->path, foreign[i].what);
+    const char *foreign = zr_foreign(d->fd, size);
+    if (foreign)
+        return zr_why(why,
+                      "%s: is %s; needed: uint16 or uint32 tokens, alone or behind a header of "
+                      "llm.c's or llm.q's",
+                      d->path, foreign);
     if (n >= 8 && !memcmp(head, "BIN.TOK\n", 8)) return of_llmq(d, size, head, why);
     size_t k = 0, all = sizeof headers / sizeof *headers;
     while (k < all && (n < 4 || head[0] != headers[k].magic)) k++;
@@ -226,17 +160,38 @@ int zr_index_path(char *to, const char *path)
     return 0;
 }
 
+/* fairseq's and Megatron-LM's index before MMIDIDX ("lazy", "cached") has "TNTIDX\0\0", uint64
+ * version and the same types, as uint64. */
+static int refuse_old(const char *file, int fd, char *why)
+{
+    unsigned char head[24];
+    if (zr_read_at(fd, head, sizeof head, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
+    uint64_t type = number_at(head + 16);
+    int width = type < 256 ? megatron_width((unsigned)type) : 0;
+    if (!width)
+        return zr_why(why,
+                      "%s: an old index (TNTIDX), of tokens of type %" PRIu64
+                      "; needed: 8 (uint16) or 4 (int32)",
+                      file, type);
+    return zr_why(why,
+                  "%s: an old index (TNTIDX), which is not read; without it, and by --tokens "
+                  "uint%d, the .bin is one stream of tokens",
+                  file, 8 * width);
+}
+
 /* As by_header, by the index that lies beside the file. */
 static int by_index(zr_data *d, int64_t bin, char *why)
 {
-    char file[ZR_FILE], magic[9];
+    char file[ZR_FILE], magic[9] = "";
     struct stat s;
     if (zr_index_path(file, d->path)) return 1;
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK), found = 1;
     if (fd < 0) return 1;
-    if (!fstat(fd, &s) && S_ISREG(s.st_mode) && s.st_size >= INDEX &&
-        !zr_read_at(fd, magic, sizeof magic, 0) && !memcmp(magic, "MMIDIDX\0", sizeof magic))
+    int whole = !fstat(fd, &s) && S_ISREG(s.st_mode) && s.st_size >= INDEX &&
+                !zr_read_at(fd, magic, sizeof magic, 0);
+    if (whole && !memcmp(magic, "MMIDIDX\0", sizeof magic))
         found = read_megatron(d, bin, file, fd, s.st_size, why);
+    if (whole && !memcmp(magic, "TNTIDX\0", 8)) found = refuse_old(file, fd, why);
     close(fd);
     return found;
 }
@@ -339,8 +294,11 @@ static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *fil
     if (type == 2) return zr_why(why, "%s: dtype: needed: \"uint16\" or \"uint32\"", file);
     if (m->tokens < 0) return zr_why(why, "%s: tokens: a whole number is needed", file);
     if (m->vocab > d->vocab)
-        return zr_why(why, "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64, file,
-                      m->vocab, d->vocab);
+        return zr_why(why,
+                      "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64
+                      ": set model.vocab to the former; weights to load need the rows, too "
+                      "(transformers: resize_token_embeddings)",
+                      file, m->vocab, d->vocab);
     if (f->end >= 0 && m->end >= 0 && m->end != f->end)
         return zr_why(why,
                       "%s: end: documents end with token %" PRId64 ", by data.end with %" PRId64,

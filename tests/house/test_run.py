@@ -173,6 +173,8 @@ def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
     done = call(root, "dmo", path=os.environ["PATH"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "run: dmo: no such command; see ./run help\n"
+    done = call(root, "\x1b[31m\n", path=os.environ["PATH"])
+    assert done.stderr == "run: ?[31m?: no such command; see ./run help\n"
 
 
 # ---- the demo

@@ -552,6 +552,13 @@ def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
             log=tmp_path / "log",
         )
     assert found["device"] == found["host"] == found["all"] == found["params"]
+    assert ['"loss": null' in line for line in found["host"].steps] == [
+        0,
+        0,
+        1,
+        0,
+        0,
+    ]
     assert ['"skipped": 1' in line for line in found["host"].steps] == [
         0,
         0,

@@ -14,9 +14,16 @@ import trainer
 from patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
-TOKENS = ["zr_data.c", "zr_file.c", "zr_json.c", "zr_mix.c", "zr_tokens.c"]
+TOKENS = [
+    "zr_data.c",
+    "zr_file.c",
+    "zr_json.c",
+    "zr_looks.c",
+    "zr_mix.c",
+    "zr_tokens.c",
+]
 READERS = {  # by the name of the program: the files that it reads with
-    "choices": ["zr_choices.c", "zr_file.c"],
+    "choices": ["zr_choices.c", "zr_file.c", "zr_looks.c"],
     "data": TOKENS,
     "order": TOKENS,
     "run": [

@@ -3,7 +3,11 @@ the reader."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
+import pickle
 import struct
 from pathlib import Path
 
@@ -153,55 +157,89 @@ RANKED = np.minimum(
 ODD = np.where(
     (np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7
 )
-TEXT, INTEGERS = "looks like text", "looks like uint32 or int64"
+LARGE = rng.integers(0, 256000, 40000)
+TINY = rng.integers(0, 4, 4000)
+LETTERS = np.frombuffer(KJV, np.uint8)[:8000]
+HOLES = np.where(np.arange(40000) % 3, WIDE, -100)
+WEIGHTS = rng.normal(0, 0.02, 40000)
 
 
-@pytest.mark.parametrize(
-    "content, words",
-    [
-        (KJV, TEXT),
-        (KJV[:1001], TEXT),
-        (KJV.replace(b"\n", b"\r\n"), TEXT),
-        (TALL, TEXT),
-        ("Où l'été commence à Genève, là-bas. ".encode("latin-1") * 100, TEXT),
-        (b'{"text": "In the beginning\\n"}\n' * 1000, TEXT),
-        (b'{"tokens": [464, 3290, 318]}\n' * 1000, TEXT),
-        (KJV[:5000] + bytes(40) + KJV[5000:], TEXT),
-        (
-            "\ufeffIn the beginning".encode("utf-16-le") * 100,
-            "looks like UTF-16 text",
-        ),
-        (
-            "\ufeffIn the beginning".encode("utf-16-be") * 100,
-            "looks like UTF-16 text",
-        ),
-        (WIDE.astype("<u4").tobytes(), INTEGERS + " (100 %"),
-        (WIDE.astype("<i8").tobytes(), INTEGERS + " (100 %"),
-        (rng.integers(0, 256, 4000).astype("<u4").tobytes(), INTEGERS),
-        (rng.integers(0, 151936, 4000).astype("<u4").tobytes(), INTEGERS),
-        (rng.integers(0, 151936, 4000).astype("<i8").tobytes(), INTEGERS),
-        (ODD.astype("<u2").tobytes(), INTEGERS + " (31 %"),
-    ],
-)
+def bf16(x: np.ndarray) -> np.ndarray:
+    return (x.astype("<f4").view("<u4") >> 16).astype("<u2")
+
+
+WRONG = [
+    ("text", KJV),
+    ("text", KJV[:1001]),
+    ("text", KJV.replace(b"\n", b"\r\n")),
+    ("text", TALL),
+    ("text", "Où l'été commence à Genève, là-bas. ".encode("latin-1") * 100),
+    ("JSON", b'{"text": "In the beginning\\n"}\n' * 1000),
+    ("JSON", b'\n [{"tokens": [464, 3290, 318]}]\n' * 1000),
+    ("text", KJV[:5000] + bytes(40) + KJV[5000:]),
+    ("UTF-16 text", "\ufeffIn the beginning".encode("utf-16-le") * 100),
+    ("UTF-16 text", "\ufeffIn the beginning".encode("utf-16-be") * 100),
+    *(("uint32 ", x.astype("<u4")) for x in (WIDE, LARGE, TINY, LETTERS)),
+    ("uint32 ", HOLES.astype("<i4")),
+    *(("uint32, big", x.astype(">u4")) for x in (WIDE, LARGE, TINY, LETTERS)),
+    *(("int64 ", x.astype("<i8")) for x in (WIDE, LARGE, TINY, HOLES)),
+    ("int64 ", WIDE[:16].astype("<i8")),
+    *(("int64, big", x.astype(">i8")) for x in (WIDE, LARGE, TINY, HOLES)),
+    *(("float32", x.astype("<f4")) for x in (WIDE, TINY, HOLES, WEIGHTS)),
+    *(("float64", x.astype("<f8")) for x in (WIDE, TINY, HOLES, WEIGHTS)),
+    *(("bfloat16", bf16(x)) for x in (WIDE, TINY, WEIGHTS)),
+    ("uint8", TINY.astype("u1")),
+    ("uint8", (RANKED % 64).astype("u1")),
+]
+
+
+@pytest.mark.parametrize("width", [0, 2, 4])
+@pytest.mark.parametrize("what, content", WRONG)
 def test_other_things_are_no_tokens(
-    data: Path, tmp_path: Path, content: bytes, words: str
+    data: Path, tmp_path: Path, what: str, content: object, width: int
 ) -> None:
-    """Unless insisted upon; the error says how."""
+    """Whatever --tokens says, the refusal recommends no wrong type."""
+    if what == "uint32 " and width == 4:
+        return
     file = tmp_path / "t.bin"
-    file.write_bytes(content)
-    got, why = read(data, file, vocab=65536)
-    assert (
-        got is None
-        and f"{file}: {words}" in why
-        and "insist with --tokens uint16" in why
-    )
-    file.write_bytes(content[: len(content) // 2 * 2])
-    got, why = read(data, file, vocab=65536, width=2)
-    assert why == "" and np.array_equal(
-        got[0, 0], np.frombuffer(content[: 2 * T], "<u2")
-    )
+    file.write_bytes(bytes(memoryview(content)))
+    got, why = read(data, file, vocab=256000, width=width)
+    assert got is None and f"{file}: looks like {what}" in why, why
+    if "text" in what or "JSON" in what:
+        assert "./run data" in why
+    else:
+        assert "meta.json" in why
+    assert ("--tokens" in why) == (what == "uint32 ")
+    assert "--tokens uint16" not in why
 
 
+@pytest.mark.parametrize("x", [WIDE, RANKED, LARGE[LARGE < 65000]])
+def test_uint16_is_no_uint32(
+    data: Path, tmp_path: Path, x: np.ndarray
+) -> None:
+    file = tmp_path / "t.bin"
+    file.write_bytes(x[: len(x) // 2 * 2].astype("<u2").tobytes())
+    _, why = read(data, file, vocab=65536, width=4)
+    assert "looks like uint16" in why and "--tokens uint16" in why
+
+
+def test_what_is_refused_by_its_looks_is_taken_by_its_header(
+    data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "t.bin"
+    file.write_bytes(header(8000) + TINY.astype("<u4").tobytes())
+    got, why = read(data, file)
+    assert got is not None, why
+
+
+TINY_WORDS = [
+    rng.integers(0, n, 64).astype("<u2")
+    for n in (2, 3, 20, 64, 256, 50257)
+    for _ in range(3)
+]
+
+
+@pytest.mark.parametrize("width", [0, 2])
 @pytest.mark.parametrize(
     "content",
     [
@@ -213,26 +251,135 @@ def test_other_things_are_no_tokens(
         rng.integers(0, 65535, 80000).astype("<u2").tobytes(),
         rng.integers(0, 4, 80000).astype("<u2").tobytes(),
         rng.integers(0, 2, 80000).astype("<u2").tobytes(),
+        rng.integers(100, 400, 80000).astype("<u2").tobytes(),
         np.where(np.arange(80000) % 1000 < 390, 0, WIDE.repeat(2))
         .astype("<u2")
         .tobytes(),
+        ODD.astype("<u2").tobytes(),
         np.where(ODD == 0, rng.integers(0, 50, 80000), 7)
+        .astype("<u2")
+        .tobytes(),
+        np.where(np.arange(80000) % 9 < 7, 65535, WIDE.repeat(2))
         .astype("<u2")
         .tobytes(),
         header(len(KJV) // 2) + KJV[: len(KJV) // 2 * 2],
         header(80000) + WIDE.astype("<u4").tobytes(),
         WIDE.astype("<u2").tobytes() * 14 + KJV[: 1 << 20],
+        bytes(4000),
+        b"\xff" * 4000,
         KJV[:126],
         bytes(126),
+        *(x.tobytes() for x in TINY_WORDS),
     ],
 )
 def test_tokens_are_taken_for_tokens(
-    data: Path, tmp_path: Path, content: bytes
+    data: Path, tmp_path: Path, content: bytes, width: int
 ) -> None:
     """Of any vocabulary. A header is trusted, what lies behind the first MiB too, and of less than
     64 tokens nothing can be told."""
     (tmp_path / "t.bin").write_bytes(content)
-    assert read(data, tmp_path / "t.bin", vocab=65536)[1] == ""
+    assert read(data, tmp_path / "t.bin", vocab=65536, width=width)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        WIDE,
+        LARGE,
+        RANKED,
+        LETTERS,
+        TINY,
+        WIDE | 1,
+        WIDE & ~1,
+        WIDE % 2,
+        np.where(np.arange(40000) % 2, WIDE, 0),
+        np.where(np.arange(40000) % 100 < 97, 0, LARGE),
+        np.where(np.arange(40000) % 9 < 7, -1, WIDE),
+        np.full(4000, 65536),
+        np.full(4000, 50256),
+        np.zeros(4000),
+        WIDE[:40],
+        TINY[:40],
+    ],
+)
+def test_uint32_is_taken_for_uint32(
+    data: Path, tmp_path: Path, x: np.ndarray
+) -> None:
+    """Odd tokens, even ones, every second one 0 (but the last), and mostly padding."""
+    x = x.astype("<i8")
+    x[-1] = 1
+    (tmp_path / "t.bin").write_bytes(x.astype("<u4").tobytes())
+    got, why = read(data, tmp_path / "t.bin", vocab=256000, ignore=-1, width=4)
+    assert got is not None, why
+    assert (got[0, 0] == np.where(x[:T] < 0, 0, x[:T])).all()
+
+
+PACKED = {
+    "gzip": gzip.compress(KJV),
+    "bzip2": bz2.compress(KJV),
+    "xz": lzma.compress(KJV),
+    "zstd": b"\x28\xb5\x2f\xfd" + bytes(200),
+    "tar": b"kjv.txt".ljust(257, b"\0") + b"ustar\0" + bytes(500),
+    "Parquet": b"PAR1" + bytes(200),
+    "Arrow": b"ARROW1\0\0" + bytes(200),
+    "pickle": pickle.dumps([*range(300)]),
+    "of Python": pickle.dumps([*range(300)], 2),
+    "zip": b"PK\3\4" + bytes(200),
+    "safetensors": struct.pack("<Q", 200) + b'{"a":'.ljust(400),
+    "Git LFS": b"version https://git-lfs.example/spec/v1\noid sha256:0\n",
+    "old index": b"TNTIDX\0\0" + bytes(200),
+    "GGUF": b"GGUF" + bytes(200),
+    "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(200),
+    "numpy": b"\x93NUMPY\1\0" + bytes(200),
+}
+
+
+@pytest.mark.parametrize("width", [0, 2, 4])
+@pytest.mark.parametrize("what", PACKED)
+def test_files_of_other_programs_are_named(
+    data: Path, tmp_path: Path, what: str, width: int
+) -> None:
+    (tmp_path / "t.bin").write_bytes(PACKED[what])
+    got, why = read(data, tmp_path / "t.bin", vocab=65536, width=width)
+    assert got is None and what in why and "t.bin: is " in why, why
+
+
+# ---- ids beyond the vocabulary
+
+ROWS = "the model's embedding has no more rows"
+
+
+@pytest.mark.parametrize(
+    "kind, token, words",
+    [
+        ("<u2", 300, ROWS),
+        ("<u4", 301, ROWS),
+        ("<u2", 65436, "it is -100, which elsewhere marks what is no target"),
+        ("<u2", 65436, "data.ignore: 65436"),
+        ("<u4", 2**32 - 100, "data.ignore: 4294967196"),
+        ("<u4", 1 << 28, "another type"),
+    ],
+)
+def test_an_id_beyond_the_vocabulary_has_a_cause(
+    data: Path, tmp_path: Path, kind: str, token: int, words: str
+) -> None:
+    tokens = tokens_of(61).astype(kind)
+    tokens[17] = token
+    (tmp_path / "t.bin").write_bytes(tokens.tobytes())
+    _, why = read(data, tmp_path / "t.bin", width=int(kind[-1]))
+    assert f"t.bin: token 17 is {token}; the vocabulary has 300 (ids" in why
+    assert words in why
+    if words == ROWS:
+        assert "model.vocab" in why and "resize_token_embeddings" in why
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_uint16_of_the_other_order_is_told(
+    data: Path, tmp_path: Path, width: int
+) -> None:
+    (tmp_path / "t.bin").write_bytes(tokens_of(4000).astype(">u2").tobytes())
+    _, why = read(data, tmp_path / "t.bin", width=width)
+    assert "the file is big endian" in why
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

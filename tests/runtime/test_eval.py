@@ -3,6 +3,7 @@ and files that are none."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -202,6 +203,9 @@ BAD = {
     "short": (WHOLE[:1023], "1023 bytes; the header"),
     "magic": (header(1, 26, magic=20240520), "magic 20240520, version 1;"),
     "version": (header(1, 26, version=2), "version 2;"),
+    "gzip": (gzip.compress(WHOLE), "is compressed by gzip; unpack it"),
+    "numpy": (b"\x93NUMPY\1\0" + WHOLE, "is a numpy array (.npy)"),
+    "JSON": (b'{"ctx": ""}\n' * 100, "./run eval reads JSON lines"),
     "none": (header(0, 26), "0 examples"),
     "negative": (header(-1, 26) + packed(WORDS), "-1 examples"),
     "many": (header(2**31 - 1, 26) + packed(WORDS), "2147483647 examples"),
@@ -220,7 +224,10 @@ BAD = {
     "no token": (but(8, 0), "a completion without a token"),
     "completion": (but(10, 3), "a completion of 3 tokens, where 2 are"),
     "behind": (but(10, 1), "26 bytes; its tokens end at 24"),
-    "vocabulary": (but(12, VOCAB), "token 1 of a completion is 100;"),
+    "vocabulary": (
+        but(12, VOCAB),
+        "token 1 of a completion is 100; the vocabulary has 100 (ids 0 to 99): the model's embedding has no more rows",
+    ),
     "context's": (but(6, 65535), "token 0 of a context is 65535;"),
     "truncated": (WHOLE[:-2], "example 1: 26 bytes, of which"),
     "cut": (choices.file([GOOD] * 3)[:-20], "example 2: the file ends 6"),

@@ -18,6 +18,7 @@ import law
 import numpy as np
 import pytest
 import trainer
+from logs import Log
 from patience import patient
 from program import (
     MICRO_BATCHES,
@@ -128,6 +129,38 @@ def test_a_step_has_its_own_time(
     assert end["seconds"] == pytest.approx(
         sum(found["seconds"] for found in steps), rel=1e-6
     )
+
+
+def test_a_step_without_a_target_has_no_loss(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """null in the log, as tools read it, and none elsewhere: every second step of these."""
+    log = tmp_path / "log"
+    given = ("--data", data, "--steps", 5, "--log", log)
+    done = run(program, *given, FAULT="untargeted", RANKS=2)
+    assert done.code == 0, done.err
+    steps = [x for x in records(log) if "loss" in x]
+    for found in steps:
+        none = found["step"] % 2 == 0
+        assert (found["loss"] is None) == none == (found["valid"] == 0)
+        assert found["skipped"] == none
+    assert done.err.count("step 2 has no target: it has no loss") == 1
+    assert "step 4 has no target" not in done.err
+    assert "\n2 steps of 5 had no target\n" in done.out
+    assert "loss none" not in done.out
+    read = Log(log)
+    assert read.read()[2]["loss"] is None
+    assert [n for n, _ in read.points("loss")] == [1, 3, 5]
+
+
+def test_a_run_that_ends_without_a_target_says_none(
+    program: Path, data: Path
+) -> None:
+    given = ("--data", data, "--steps", 2)
+    done = run(program, *given, FAULT="untargeted")
+    assert done.code == 0, done.err
+    assert done.out.startswith("loss none\n1 steps of 2 had no target\n")
+    assert "step 2/2  loss none  0:00 left" in done.err
 
 
 def test_runs_follow_each_other_in_a_log(

@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 from patience import LIMIT
 from program import (
+    IGNORE,
     STEPS,
+    T,
     environment,
     run,
     start,
@@ -464,3 +467,89 @@ def test_a_log_is_not_what_is_saved(
                 in done.err
             )
     assert list((tmp_path / "w").iterdir()) == []
+
+
+# ---- what goes to a terminal
+
+EVIL = "\x1b[31m\n\r\x7f\x9b31m\u202eé"
+SEEN = "?[31m?????31m???é"  # a C1 code has two bytes, what turns a line three
+
+
+def shown(text: str) -> None:
+    """No control code is in what a run has said."""
+    assert SEEN in text
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def operands(program: Path) -> list[str]:
+    told = run(program, "--help").out
+    return re.findall(r"^  (--[\w-]+) +[A-Z][A-Z-]* ", told, re.M)
+
+
+def test_no_option_goes_to_the_terminal_as_it_is(
+    program: Path, tmp_path: Path
+) -> None:
+    """Each that has an operand: a number, a word, a file that is not there or cannot be made."""
+    found = operands(program)
+    assert {"--data", "--threads", "--resume", "--top-p"} < {*found}
+    (tmp_path / "file").touch()
+    for option in found:
+        made = tmp_path / "file" / EVIL
+        for value in (EVIL, made):
+            done = run(program, "--steps=1", f"{option}={value}")
+            assert done.code in (2, 3), (option, done.err)
+            assert all(x.isprintable() for x in done.err.split("\n"))
+            assert len(done.err.splitlines()) == 1, done.err
+    for word in (f"--{EVIL}", EVIL, f"--steps={EVIL}", f"--threads={EVIL}"):
+        shown(run(program, word).err)
+    for given in "--queue", "--isa", "--save-dtype", "--max-time", "--top-p":
+        words = ("--steps=0", given, EVIL)
+        more = ["--save=x"] if given == "--save-dtype" else []
+        if given == "--top-p":
+            more = ["--sample=1", "--prompt-tokens=x"]
+        shown(run(program, *words, *more).err)
+
+
+@pytest.mark.parametrize("name", ["ZR_TIMEOUT_S", "ZR_PEAK_GFLOPS"])
+def test_no_setting_goes_to_the_terminal_as_it_is(
+    program: Path, name: str
+) -> None:
+    shown(run(program, "--steps=0", **{name: EVIL}).err)
+
+
+def test_no_name_of_a_file_goes_to_the_terminal_as_it_is(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """Those of a run that goes well, of one whose output fails, and of what a file holds."""
+    file = tmp_path / EVIL
+    file.write_bytes(data.read_bytes())
+    done = train(program, file, "--val", file, "--log", f"{file}.log")
+    assert done.code == 0, done.err
+    shown(done.err)
+    assert len(records := (tmp_path / f"{EVIL}.log").read_bytes().split(b"\n"))
+    assert json.loads(records[0])["data"][0]["file"] == str(file)
+    none = tmp_path / f"{EVIL}.none"
+    np.full(7 * T + 1, IGNORE, "<u2").tofile(none)
+    said = run(program, "--steps=0", "--val", none)
+    assert said.code == 0 and "has no target" in said.out, said.err
+    shown(said.out)
+    twice = tmp_path / f"{EVIL}.d"
+    twice.mkdir()
+    (twice / "meta.json").write_text('{"format": 1')
+    (twice / "train.bin").write_bytes(b"")
+    shown(run(program, "--steps=1", "--data", twice).err)
+    link = tmp_path / f"{EVIL}.program"
+    link.symlink_to(program)
+    shown(run(link, "--help").out)
+    weights = tmp_path / f"{EVIL}.w"
+    weights.mkdir()
+    header = json.dumps(
+        {EVIL: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+        ensure_ascii=False,
+    )
+    whole = header.replace("\x1b", "\\u001b").replace("\n", "\\n")
+    whole = whole.encode()
+    (weights / "model.safetensors").write_bytes(
+        len(whole).to_bytes(8, "little") + whole + bytes(4)
+    )
+    shown(run(program, "--steps=0", "--load", weights).err)

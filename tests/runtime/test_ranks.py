@@ -434,16 +434,18 @@ def test_tokens_beyond_the_vocabulary_are_found_at_the_start(
 
 
 @pytest.mark.parametrize("option", ["--data", "--val"])
-def test_what_looks_like_other_things_must_be_insisted_on(
+def test_tokens_of_another_type_are_no_tokens(
     program: Path, tmp_path: Path, option: str
 ) -> None:
-    """uint32, read as uint16, is tokens of which every second one is 0."""
+    """uint32, read as uint16, is tokens of which every second one is 0: whoever says so."""
     file, steps = tmp_path / "wide.bin", 1 if option == "--data" else 0
     np.arange(600 * T + 1, dtype="<u4").__mod__(VOCAB).tofile(file)
     args = option, file, "--steps", steps
-    done = run(program, *args, RANKS=2)
-    assert done.code == 2 and f"{file}: looks like uint32 or int64" in done.err
-    assert run(program, *args, "--tokens", "uint16", RANKS=2).code == 0
+    for more in (), ("--tokens", "uint16"):
+        done = run(program, *args, *more, RANKS=2)
+        assert done.code == 2 and f"{file}: looks like uint32" in done.err
+        assert "): --tokens uint32" in done.err
+    assert run(program, *args, "--tokens", "uint32", RANKS=2).code == 0
 
 
 def test_weights_without_a_place_must_be_dropped_by_name(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import build
+from program import run as run_program
 from test_data import IGNORE, T, header, read
 
 VOCAB = 200000
@@ -258,6 +259,30 @@ def test_another_index_counts_for_nothing(data: Path, tmp_path: Path) -> None:
         taken(data, file, tokens("<u2"))
 
 
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        (8, "an old index (TNTIDX), which is not read; without it, and by"),
+        (8, "--tokens uint16"),
+        (4, "--tokens uint32"),
+        (5, "of tokens of type 5; needed: 8 (uint16) or 4 (int32)"),
+        (2**40 + 8, f"of type {2**40 + 8};"),
+    ],
+)
+@pytest.mark.parametrize("width", [0, 2, 4])
+def test_an_index_of_the_old_kind_is_told(
+    data: Path, tmp_path: Path, code: int, words: str, width: int
+) -> None:
+    file = tmp_path / "t.bin"
+    file.write_bytes(tokens("<u2").tobytes())
+    made = b"TNTIDX\0\0" + struct.pack("<5Q", 1, code, 2, 1, 1) + bytes(99)
+    file.with_suffix(".idx").write_bytes(made)
+    refused(
+        data, file, f"{tmp_path}/t.idx: an old index (TNTIDX)", width=width
+    )
+    refused(data, file, words, width=width)
+
+
 def test_the_index_itself_holds_no_tokens(data: Path, tmp_path: Path) -> None:
     (tmp_path / "t.idx").write_bytes(index([64]))
     refused(data, tmp_path / "t.idx", "name the .bin beside it")
@@ -351,7 +376,7 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
         (meta(format=None), "format: needed: 1"),
         (meta(dtype="int32"), 'dtype: needed: "uint16" or "uint32"'),
         (meta(dtype=None), "dtype: needed"),
-        (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000"),
+        (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000: set model.voc"),
         (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not make"),
         (named(tokens=N - 1), "63 tokens of 4 bytes"),
         (named(tokens=None), "tokens: a whole number"),
@@ -436,6 +461,16 @@ def test_bad_labels_are_told(
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4"])
+def test_the_ignore_index_of_pytorch_is_told(
+    data: Path, tmp_path: Path, kind: str
+) -> None:
+    labels = tokens(kind)
+    labels[3] = (-100) % 2 ** (8 * int(kind[-1]))
+    file = labelled(tmp_path, labels, kind)
+    refused(data, file, "(it is PyTorch's -100; write the latter)")
+
+
+@pytest.mark.parametrize("kind", ["<u2", "<u4"])
 def test_labels_are_checked_at_the_start(
     data: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -460,3 +495,28 @@ def test_samples_wrap_in_any_type(data: Path, tmp_path: Path) -> None:
     file.write_bytes(LLAMA3 + tokens().tobytes())
     got, _ = read(data, file, vocab=VOCAB, first=11, rows=2)
     assert got is not None and (got[1, 0] == tokens()[:T]).all()
+
+
+# ---- the program
+
+
+@pytest.mark.parametrize(
+    "option", ["--data", "--val", "--prompt-tokens", "the folder's"]
+)
+def test_int64_is_refused_wherever_tokens_are_read(
+    program: Path, tmp_path: Path, option: str
+) -> None:
+    """Each second 32-bit word would be token 0."""
+    file = tmp_path / "train.bin"
+    file.write_bytes((tokens("<i8") % 64).tobytes())
+    given = {"--data": "--steps=1", "--val": "--steps=0"}
+    if option in given:
+        words = [option, file, given[option], "--tokens=uint32"]
+    elif option == "--prompt-tokens":
+        words = [option, file, "--steps=0", "--sample=1"]
+    else:
+        words = ["--data", tmp_path, "--steps=1", "--tokens=uint32"]
+    done = run_program(program, *words, RANKS=2)
+    assert done.code == 2 and done.out == ""
+    assert f"{file}: looks like int64 (every second 32-bit word" in done.err
+    assert "--tokens uint32" not in done.err

@@ -371,8 +371,24 @@ def _lines(nodes: Sequence[roll.Node]) -> Iterator[roll.Line]:
         yield from [node] if isinstance(node, roll.Line) else _lines(node.body)
 
 
+def _awaited(steps: Sequence[Step]) -> list[Step]:
+    """Steps less the records that their queue makes anew before any queue waits for them. A loop
+    keeps these: its last turn's record is the one that is waited for."""
+    out: list[Step] = []
+    anew: dict[Event, str] = {}  # comes next: a record, by this queue
+    for s in reversed(steps):
+        recs = tuple(e for e in s.recs if anew.get(e) != s.queue)
+        anew |= dict.fromkeys(s.recs, s.queue)
+        for e in s.waits:
+            anew.pop(e, None)
+        out.append(s if recs == s.recs else replace(s, recs=recs))
+    return out[::-1]
+
+
 def _flat(steps: Sequence[Step]) -> tuple[roll.Node, ...]:
-    return tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in steps)
+    return tuple(
+        roll.Line(x, (0,) * len(roll.numbers(x))) for x in _awaited(steps)
+    )
 
 
 def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:

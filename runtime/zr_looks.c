@@ -1,0 +1,300 @@
+/* zr_looks.c -- what a file that says nothing of itself looks like: another program's file, text,
+ * or tokens of another type than it is taken for.
+ *
+ * Invariants
+ *  1. A rule refuses only what no tokenizer writes; each says why. Two ways lead past all of them:
+ *     a meta.json that names the file, and llm.c's header.
+ */
+#include "zr_file.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* 16-bit words (a MiB) that are looked at; fewer than some tell nothing. MARK: UTF-16's byte order
+ * mark. SMALL: the upper half of an id is below it, in any vocabulary up to 2^20. */
+enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff, SMALL = 16 };
+
+#define PACKED "; unpack it, then make token files by ./run data"
+#define TABLE "; make token files of its text by ./run data"
+
+/* Files that are often taken for token files: the n bytes that lie at `at`, and what they are. Each
+ * has three bytes or more that must be met, at the very begin of the file: of real tokens one file
+ * in ten million has them. */
+static const struct {
+    const char *bytes;
+    size_t n, at;
+    const char *what;
+} foreign[] = {
+    {"\x8a\xd8\x34\x01", 4, 0, "an llm.c evaluation file (magic 20240522); --eval takes it"},
+    {"\xc6\xd7\x34\x01", 4, 0, "an llm.c model (magic 20240326)"},
+    {"\xc7\xd7\x34\x01", 4, 0, "an llm.c debug state (magic 20240327)"},
+    {"\xc8\xd7\x34\x01", 4, 0, "an llm.c tokenizer (magic 20240328)"},
+    {"\x8f\xd8\x34\x01", 4, 0, "an llm.c training state (magic 20240527)"},
+    {"MMIDIDX\0", 8, 0, "an index of Megatron-LM (name the .bin beside it)"},
+    {"TNTIDX\0\0", 8, 0, "an old index of fairseq or Megatron-LM (name the .bin beside it)"},
+    {"\x93NUMPY", 6, 0,
+     "a numpy array (.npy); write its numbers alone, x.astype('<u4').tofile(FILE), and say "
+     "--tokens "
+     "uint32"},
+    {"PK\3\4", 4, 0, "a zip archive, as numpy's .npz and torch.save make them"},
+    {"\x80\4\x95", 3, 0, "a pickle of Python"},
+    {"\x80\5\x95", 3, 0, "a pickle of Python"},
+    {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, "an old file of torch.save"},
+    {"\x80\2]q", 4, 0, "a pickle of Python"},
+    {"\x80\3]q", 4, 0, "a pickle of Python"},
+    {"\x80\2}q", 4, 0, "a pickle of Python"},
+    {"\x80\3}q", 4, 0, "a pickle of Python"},
+    {"\x80\2c", 3, 0, "a pickle of Python"},
+    {"\x80\3c", 3, 0, "a pickle of Python"},
+    {"\x1f\x8b\x08", 3, 0, "compressed by gzip" PACKED},
+    {"\x28\xb5\x2f\xfd", 4, 0, "compressed by zstd" PACKED},
+    {"\xfd\x37zXZ", 6, 0, "compressed by xz" PACKED},
+    {"BZh91AY&SY", 10, 0, "compressed by bzip2" PACKED},
+    {"ustar", 5, 257, "a tar archive" PACKED},
+    {"PAR1", 4, 0, "a Parquet file" TABLE " parquet"},
+    {"ARROW1\0\0", 8, 0, "an Arrow file" TABLE},
+    {"\x89HDF\r\n\x1a\n", 8, 0, "an HDF5 file"},
+    {"GGUF", 4, 0, "a model of llama.cpp (GGUF)"},
+    {"\0\0\0\0{\"", 6, 4, "weights (safetensors); --load takes their folder"},
+    {"SQLite format 3", 16, 0, "a database (SQLite)"},
+    {"version https://git-lfs", 23, 0, "Git LFS's pointer and not the file: git lfs pull"},
+};
+
+const char *zr_foreign(int fd, int64_t size)
+{
+    char head[264];
+    int64_t n = zr_least(size, sizeof head);
+    if (zr_read_at(fd, head, n, 0)) return NULL; /* who reads on will hear of it */
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (foreign[i].at + foreign[i].n <= (size_t)n &&
+            !memcmp(head + foreign[i].at, foreign[i].bytes, foreign[i].n))
+            return foreign[i].what;
+    return NULL;
+}
+
+/* ---- numbers of another type. A file is looked at as 16-bit words w[n], n a multiple of 4. */
+
+typedef struct looks {
+    const uint16_t *w;
+    int64_t n;
+    int small; /* the upper half of an id is below it */
+} looks;
+
+/* Zeros among every second word from `first` on */
+static int64_t zeros(const looks *l, int first)
+{
+    int64_t found = 0;
+    for (int64_t i = first; i < l->n; i += 2) found += l->w[i] == 0;
+    return found;
+}
+
+static int swapped(unsigned x) { return (int)((x & 0xff) << 8 | x >> 8); }
+
+/* The upper half of an id, or of -1 and -100, which are often no targets? */
+static int is_upper(const looks *l, uint16_t word, int big)
+{
+    int x = big ? swapped(word) : word;
+    return x < l->small || x == UINT16_MAX;
+}
+
+/* As zeros: how many are that */
+static int64_t uppers(const looks *l, int first, int big)
+{
+    int64_t found = 0;
+    for (int64_t i = first; i < l->n; i += 2) found += is_upper(l, l->w[i], big);
+    return found;
+}
+
+/* Every second 32-bit word is 0 or -1, the others are ids, and of these more than a quarter is
+ * neither: in uint32 every second token would have to be token 0. big: big endian */
+static int is_int64(const looks *l, int big)
+{
+    int64_t pairs = l->n / 4, other = 0;
+    for (int64_t i = 0; i < pairs; i++) {
+        const uint16_t *high = l->w + 4 * i + 2 * !big, *low = l->w + 4 * i + 2 * big;
+        uint16_t sign = high[0];
+        if (sign != high[1] || (sign != 0 && sign != UINT16_MAX)) return 0;
+        if (!is_upper(l, low[!big], big)) return 0;
+        other += low[0] != sign || low[1] != sign;
+    }
+    return 4 * other > pairs;
+}
+
+/* Of every second 16-bit word 99 of 100 are upper halves of ids, and half of the others are not; or
+ * they are zeros, and a quarter of the others is not. In uint16 every second token would have to be
+ * one of the first 16, or token 0. */
+static int is_uint32(const looks *l, int big)
+{
+    int64_t pairs = l->n / 2;
+    if (100 * uppers(l, !big, big) < 99 * pairs) return 0;
+    if (2 * uppers(l, big, big) < pairs) return 1;
+    return 100 * zeros(l, !big) >= 99 * pairs && 4 * zeros(l, big) < 3 * pairs;
+}
+
+static double float_at(const uint16_t *w, int words)
+{
+    double x = 0;
+    uint32_t bits = (uint32_t)w[words - 1] << 16 | (words == 2 ? *w : 0);
+    float narrow;
+    memcpy(&narrow, &bits, sizeof narrow);
+    if (words == 4) memcpy(&x, w, sizeof x);
+    return words == 4 ? x : narrow;
+}
+
+/* As floats of so many words (of one: bfloat16) half and more are not 0, and 99 of 100 are whole
+ * numbers, which tokens are, or of the size of weights, of which a quarter and more have either
+ * sign. In uint16 one token of so many would have to be of 16256 to 19327, or of two bands
+ * around 14000 and 47000, none of which has the frequent ones; in uint32 they are beyond any
+ * vocabulary. */
+static int is_float(const looks *l, int words)
+{
+    int64_t all = l->n / words, whole = 0, sized = 0, other = 0, negative = 0;
+    for (int64_t i = 0; i < all; i++) {
+        double x = float_at(l->w + words * i, words), size = fabs(x);
+        whole += size < 0x1p24 && size == (double)(int64_t)size;
+        sized += x == 0 || (size > 0x1p-40 && size < 0x1p10);
+        other += x != 0;
+        negative += x < 0;
+    }
+    if (2 * other <= all) return 0;
+    if (100 * whole >= 99 * all) return 1;
+    return 100 * sized >= 99 * all && 4 * negative > other && 4 * negative < 3 * other;
+}
+
+/* No lower byte is above 127, and as many upper ones as lower ones have each value, three at least,
+ * but for one of 8. In uint16 lower bytes have all values, or the upper ones are the least. */
+static int is_uint8(const looks *l)
+{
+    int64_t lower[256] = {0}, upper[256] = {0}, apart = 0;
+    int values = 0;
+    for (int64_t i = 0; i < l->n; i++) {
+        lower[l->w[i] % 256]++;
+        upper[l->w[i] / 256]++;
+    }
+    for (int x = 0; x < 256; x++) {
+        if (x >= 128 && lower[x]) return 0;
+        values += lower[x] > 0;
+        apart += lower[x] > upper[x] ? lower[x] - upper[x] : upper[x] - lower[x];
+    }
+    return values >= 3 && 8 * apart < 2 * l->n;
+}
+
+enum { NARROWER = ZR_WHY / 2 };
+#define INT64 "int64 (every second 32-bit word is 0)"
+#define AGAIN "; write them as uint16 or uint32, little endian"
+
+static const char *as_floats(const looks *l)
+{
+    return is_float(l, 4)   ? "float64" AGAIN
+           : is_float(l, 1) ? "bfloat16" AGAIN
+           : is_float(l, 2) ? "float32" AGAIN
+                            : NULL;
+}
+
+/* What w looks like that is no array of uint16; NULL: nothing */
+static const char *no_uint16(const looks *l, char text[NARROWER])
+{
+    const char *floats = as_floats(l);
+    if (floats) return floats;
+    if (is_int64(l, 0)) return INT64 AGAIN;
+    if (is_int64(l, 1)) return "int64, big endian" AGAIN;
+    if (is_uint32(l, 1)) return "uint32, big endian" AGAIN;
+    if (is_uint8(l)) return "uint8" AGAIN;
+    if (!is_uint32(l, 0)) return NULL;
+    snprintf(text, NARROWER,
+             "uint32 (%" PRId64 " %% of the odd 16-bit words are 0): --tokens uint32",
+             100 * zeros(l, 1) / (l->n / 2));
+    return text;
+}
+
+/* The same of uint32. But for int64, where more than one of 10 upper halves is that of no id: as
+ * they are beyond any vocabulary, nothing is refused that would train. */
+static const char *no_uint32(const looks *l)
+{
+    if (is_int64(l, 0)) return INT64 AGAIN;
+    if (10 * uppers(l, 1, 0) >= 9 * (l->n / 2)) return NULL;
+    const char *floats = as_floats(l);
+    if (floats) return floats;
+    if (is_int64(l, 1)) return "int64, big endian" AGAIN;
+    if (is_uint32(l, 1)) return "uint32, big endian" AGAIN;
+    if (is_uint8(l)) return "uint8" AGAIN;
+    return "uint16 (as uint32 they are beyond any vocabulary): --tokens uint16";
+}
+
+/* ---- text */
+
+/* Bytes of x[n] that are no letter of any text: codes below the space but for white space, and 255,
+ * of which tokens that are no targets are made */
+static int64_t control_codes(const unsigned char *x, int64_t n)
+{
+    int64_t codes = 0;
+    for (int64_t i = 0; i < n; i++)
+        codes += x[i] < '\t' || (x[i] > '\r' && x[i] < ' ') || x[i] == 255;
+    return codes;
+}
+
+/* What kind of text x[n] is; NULL: none. Of bytes of tokens a tenth and more are control codes, for
+ * both halves of 16 bits take all values and the upper ones are small more often; of text, whatever
+ * its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its begin says so,
+ * which as a token is one of the last 600 of 65536. */
+static const char *text_of(const unsigned char *x, int64_t n)
+{
+    int first = x[0] | x[1] << 8;
+    int64_t i = 0;
+    if (first == MARK || first == swapped(MARK)) return "UTF-16 text";
+    if (100 * control_codes(x, n) >= n) return NULL;
+    while (i < n && (x[i] == ' ' || (x[i] >= '\t' && x[i] <= '\r'))) i++;
+    return i < n && (x[i] == '{' || x[i] == '[') ? "JSON" : "text";
+}
+
+static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int width, char *why)
+{
+    char text[NARROWER];
+    looks l = {w, n / 4 * 4, SMALL};
+    while (l.small <= d->vocab >> 16) l.small *= 2;
+    const char *looks_like = text_of((const unsigned char *)w, 2 * n);
+    if (looks_like)
+        return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s", d->path,
+                      looks_like, *looks_like == 'J' ? "jsonl" : "text");
+    looks_like = width == 4 ? no_uint32(&l) : no_uint16(&l, text);
+    if (!looks_like) return 0;
+    return zr_why(why, "%s: looks like %s; if these are tokens, a meta.json beside them says so",
+                  d->path, looks_like);
+}
+
+const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
+{
+    int n = snprintf(to, ZR_BEYOND,
+                     "the vocabulary has %" PRId64 " (ids 0 to %" PRId64 "): ", vocab, vocab - 1);
+    size_t left = (size_t)(ZR_BEYOND - n);
+    int64_t negative = id - ((int64_t)1 << 8 * width);
+    if (negative == -1 || negative == -100)
+        snprintf(to + n, left,
+                 "it is %" PRId64
+                 ", which elsewhere marks what is no target; here data.ignore: %" PRId64
+                 " in the spec says so",
+                 negative, id);
+    else if (id >= 2 * vocab && id >= 1 << 20)
+        snprintf(to + n, left, "no tokenizer has such a token; is the file of another type?");
+    else
+        snprintf(to + n, left,
+                 "the model's embedding has no more rows. For a tokenizer with more tokens, added "
+                 "ones too, set model.vocab to its size; weights to load need the rows, too "
+                 "(transformers: resize_token_embeddings)");
+    return to;
+}
+
+int zr_looks(const zr_data *d, int64_t size, int width, char *why)
+{
+    int64_t n = zr_least(size / 2, LOOK);
+    if (n < FEWEST) return 0;
+    uint16_t *w = malloc((size_t)(2 * n));
+    if (!w) return zr_why(why, "%s: no memory", d->path);
+    int bad = zr_read_at(d->fd, w, 2 * n, 0) ? zr_why(why, "%s: %s", d->path, strerror(errno))
+                                             : held_against(d, w, n, width, why);
+    free(w);
+    return bad;
+}
