@@ -174,7 +174,7 @@ class _Config:
         usual = self.usual[key].value
         null = key in NULLS or not usual
         want = int if usual is None else type(usual)
-        if type(said) is want or said is None and null:
+        if type(said) is want or said is None and null or want not in KINDS:
             return
         good = KINDS[want] + (", or null" if key in NULLS else "")
         left = "" if said is not None else f", or no such key: then {usual}"

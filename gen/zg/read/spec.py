@@ -149,9 +149,7 @@ def _put(root: Node, key: str, value: Node | None) -> None:
             at = (
                 at.value[step]
                 if isinstance(step, int)
-                else at.value.setdefault(
-                    step, Node({}, value.where if value else "")
-                )
+                else at.value.setdefault(step, Node({}, (value or at).where))
             )
     if value is None:
         at.value.pop(path[-1], None)
