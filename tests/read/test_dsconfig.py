@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from patience import LIMIT
 from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords
 from zg.read import spec as spec_module
-from zg.read.node import Node
+from zg.read.node import Mistakes, Node
 from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
 from zg.write import config
@@ -397,7 +397,8 @@ def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
 
 def test_another_type_takes_nothing_of_the_specs_type() -> None:
     """A scheduler stands for the spec's whole schedule; betas of AdamW are no momentum of SGD."""
-    spec = spec_module._document(str(ROOT / "model_specs/gpt-tiny.yaml"))
+    path = str(ROOT / "model_specs/gpt-tiny.yaml")
+    spec = spec_module._document(path, Mistakes())
     made = changes(
         '{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto",'
         '"warmup_max_lr": "auto", "total_num_steps": "auto"}},'

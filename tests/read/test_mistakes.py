@@ -86,6 +86,18 @@ def test_errors_of_all_kinds_are_said_at_once(tmp_path: Path) -> None:
         assert last in line or key.startswith("train.optimizer"), key
 
 
+def test_a_key_that_stands_twice_hides_no_other_error(tmp_path: Path) -> None:
+    twice = "zero: {stage: 0, stage: 3, stages: 1}\nmodel: 3\nname: '?'\n"
+    message = refusal(tmp_path, twice)
+    assert [line.partition("; ")[0] for line in message.split("\n")] == [
+        "s.yaml:1: 'stage' stands here twice",
+        "s.yaml:3: name: '?' does not fit",
+        "s.yaml:2: model: is 3",
+        "s.yaml:1: zero.stages: is no key here",
+        "s.yaml:1: train: is missing",
+    ]
+
+
 def known(mapping: object, above: str = "") -> Iterator[str]:
     """The dotted keys of a spec outside the model."""
     for key, value in mapping.items() if isinstance(mapping, dict) else ():

@@ -106,14 +106,18 @@ def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
             )
 
 
-def _document(path: str) -> Node:
-    root = yamltext.Reader(usertext.place(path)).document(usertext.text(path))
+def _document(path: str, mistakes: Mistakes) -> Node:
+    reader = yamltext.Reader(usertext.place(path))
+    root = reader.read(usertext.text(path))
     _taken(root, SpecKeys.model_fields, _OTHERS)
     if not isinstance(root.value, dict):
         raise SpecError(
             f"{root.where}: the file holds {shown(root.value)}; "
             f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}"
         )
+    if reader.twice:
+        mistakes.lines += reader.twice
+        mistakes.bad |= {(key,) for key in root.value}
     return root
 
 
@@ -629,7 +633,7 @@ def _effective(
     if folder is not None and found is None:
         mistakes.bad |= {("model",), ("train", "sequence")}
     if path is not None:
-        root = mistakes.of(_document, path)
+        root = mistakes.of(_document, path, mistakes)
     else:
         assert folder, "a path or a folder"
         root = hf.usual(folder, found.context if found else 1)
