@@ -9,7 +9,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 
-from zg.read import hf
+from zg.read import hf, hfkeys
 from zg.read.hfrows import FAMILIES, Family, Key
 from zg.read.node import Names
 from zg.read.schema import Op
@@ -75,22 +75,35 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def named(title: str, keys: tuple[str, ...]) -> str:
-    said = f"{title}: {shown(dict.fromkeys(keys))}."
+def named(title: str, keys: tuple[str, ...], behind: str = "") -> str:
+    said = f"{title}: {shown(dict.fromkeys(keys))}{behind}."
     return textwrap.fill(said, 100, break_on_hyphens=False)
 
 
 def text() -> str:
     fixed = ", ".join(
-        f"`{key}: {json.dumps(x)}`" for key, x in hf.FIXED.items()
+        f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items()
     )
     one = f"One value alone is known (null is as good): {fixed}."
+    why = {
+        key: f"{wrong}; take {good}"
+        for key, (wrong, good) in hfkeys.REFUSED.items()
+    }
     return "\n\n".join(
         (
             table(),
             textwrap.fill(one, 100, break_on_hyphens=False),
-            named("Not taken, with a note", hf.DROPOUTS),
-            named("Without effect on training", hf.FREE),
+            named("Not taken, with a note", hfkeys.DROPOUTS),
+            named("Without effect on training", hfkeys.FREE),
+            named("Without effect on training, with a note", hfkeys.TOLD),
+            *(
+                named(
+                    "Refused",
+                    tuple(k for k in why if why[k] == reason),
+                    f": {reason}",
+                )
+                for reason in dict.fromkeys(why.values())
+            ),
         )
     )
 

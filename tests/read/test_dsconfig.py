@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from patience import LIMIT
 from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords
 from zg.read import spec as spec_module
-from zg.read.node import Node
+from zg.read.node import Mistakes, Node
 from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
 from zg.write import config
@@ -397,7 +397,8 @@ def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
 
 def test_another_type_takes_nothing_of_the_specs_type() -> None:
     """A scheduler stands for the spec's whole schedule; betas of AdamW are no momentum of SGD."""
-    spec = spec_module._document(str(ROOT / "model_specs/gpt-tiny.yaml"))
+    path = str(ROOT / "model_specs/gpt-tiny.yaml")
+    spec = spec_module._document(path, Mistakes())
     made = changes(
         '{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto",'
         '"warmup_max_lr": "auto", "total_num_steps": "auto"}},'
@@ -820,7 +821,7 @@ def test_what_contradicts_the_spec_names_both_places(tmp_path: Path) -> None:
     )
 
 
-def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     message = refusal(
         tmp_path,
         '{\n"stage": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}',
@@ -840,9 +841,9 @@ def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
         "ds.json:2",
     ]
     many = refusal(
-        tmp_path, {ZERO: {f"k{n}": 1 for n in range(9)}}
+        tmp_path, {ZERO: {f"k{n}": 1 for n in range(22)}}
     ).splitlines()
-    assert len(many) == 5 and many[-1] == "and 5 more"
+    assert len(many) == 20 and many[-1] == "and 3 more"
 
 
 def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
@@ -968,7 +969,7 @@ def survives(read_it: Callable[[], Spec]) -> None:
         read_it()
     except SpecError as e:
         lines = str(e).split("\n")
-        assert 1 <= len(lines) <= 5
+        assert 1 <= len(lines) <= 20
         assert all(line.isprintable() and len(line) < 2000 for line in lines)
         assert re.match(r".*\.(yaml|json)(:\d+)?: .", lines[0])
 

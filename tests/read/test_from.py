@@ -12,8 +12,9 @@ import subprocess
 import hf_doc
 import pytest
 import trainer
-from zg.read import hf, spec
-from zg.read.hfrows import FAMILIES
+from test_spec import elements
+from zg.read import hf, hfkeys, spec
+from zg.read.hfrows import FAMILIES, Family
 from zg.read.node import SpecError
 from zg.write import hf as writer
 
@@ -74,6 +75,69 @@ QWEN3 = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+
+# Of the base class of configurations, by to_json_string(use_diff=False) of transformers 4.46.
+DUMP = {
+    "_attn_implementation_autoset": False,
+    "_name_or_path": "",
+    "add_cross_attention": False,
+    "architectures": None,
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "bos_token_id": 1,
+    "chunk_size_feed_forward": 0,
+    "cross_attention_hidden_size": None,
+    "decoder_start_token_id": None,
+    "diversity_penalty": 0.0,
+    "do_sample": False,
+    "early_stopping": False,
+    "encoder_no_repeat_ngram_size": 0,
+    "eos_token_id": 2,
+    "exponential_decay_length_penalty": None,
+    "finetuning_task": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+    "initializer_range": 0.02,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+    "length_penalty": 1.0,
+    "max_length": 20,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_scores": False,
+    "pad_token_id": None,
+    "prefix": None,
+    "problem_type": None,
+    "pruned_heads": {},
+    "remove_invalid_values": False,
+    "repetition_penalty": 1.0,
+    "return_dict": True,
+    "return_dict_in_generate": False,
+    "sep_token_id": None,
+    "suppress_tokens": None,
+    "task_specific_params": None,
+    "temperature": 1.0,
+    "tf_legacy_loss": False,
+    "tie_encoder_decoder": False,
+    "tokenizer_class": None,
+    "top_k": 50,
+    "top_p": 1.0,
+    "torch_dtype": None,
+    "torchscript": False,
+    "transformers_version": "4.46.3",
+    "typical_p": 1.0,
+    "use_bfloat16": False,
+    "use_cache": True,
+}
+DATA = trainer.ROOT / "tests" / "data"
+PUBLISHED = json.loads((DATA / "configs.json").read_text())
 
 
 def folder(tmp_path: pathlib.Path, config: dict[str, object]) -> str:
@@ -248,7 +312,21 @@ def test_more_positions_than_the_model_has_are_told(
     [
         ({"model_type": "bert"}, "2: model_type: 'bert' is no family"),
         ({"hidden_act": "gelu"}, "3: hidden_act: is 'gelu'; allowed: 'silu'"),
-        ({"quantization_config": {}}, "15: quantization_config: is no key"),
+        (
+            {"quantization_config": {}},
+            "15: quantization_config: the weights are",
+        ),
+        ({"quantization": {"bits": 4}}, "15: quantization: the weights are"),
+        (
+            {"auto_map": {"AutoConfig": "x.Y"}},
+            "15: auto_map: the model has code",
+        ),
+        (
+            {"cross_attention_hidden_size": 8},
+            "15: cross_attention_hidden_size: is",
+        ),
+        ({"tie_encoder_decoder": True}, "15: tie_encoder_decoder: is true"),
+        ({"attention_dropout": "0.1"}, "15: attention_dropout: is '0.1'"),
         (
             {"rope_scaling": {"type": "longrope"}},
             "15: rope_scaling: scaling 'longrope'",
@@ -287,7 +365,15 @@ def test_more_positions_than_the_model_has_are_told(
         ),
         ({"rope_scaling": 8}, "15: rope_scaling: is 8; allowed: an object"),
         ({"partial_rotary_factor": 0.5}, "15: partial_rotary_factor: is 0.5"),
-        ({"vocab_size": "many"}, "9: model.vocab: 'many' is no integer"),
+        ({"vocab_size": "many"}, "9: vocab_size: is 'many'; allowed: a whole"),
+        (
+            {"rope_scaling": YARN | {"factor": "4"}},
+            "17: rope_scaling.factor: is '4'; allowed: a number",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": "1e4"}},
+            "16: rope_theta: is '1e4'; allowed: a number",
+        ),
         ({"hidden_size": 0}, "5: model.width: 0"),
         ({"tie_word_embeddings": "false"}, "13: tie_word_embeddings: is '"),
         ({"sliding_window": "64", "model_type": "mistral"}, "15: sliding_w"),
@@ -400,9 +486,192 @@ def test_null_heads_follow_from_others(
 
 
 def test_no_key_is_in_two_places() -> None:
-    lists = [hf.FREE, tuple(hf.FIXED), hf.DROPOUTS, hf.WINDOWS, hf.ROPE]
+    tables = (hfkeys.FREE, hfkeys.TOLD, hfkeys.FIXED, hfkeys.REFUSED)
+    lists = [*map(tuple, tables), hfkeys.DROPOUTS, hf.WINDOWS, hf.ROPE]
     words = [key for names in lists for key in names]
     assert len(words) == len(set(words))
+
+
+def told(tmp_path: pathlib.Path, config: dict[str, object]) -> list[str]:
+    """What notes say of keys without effect."""
+    there = folder(tmp_path, config)
+    said = f"{there}/config.json: without effect on training: "
+    notes = spec.load(None, (), None, there).notes
+    return [n.removeprefix(said) for n in notes if n.startswith(said)]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models(tmp_path: pathlib.Path, name: str) -> None:
+    """Their configurations; parameters as transformers counts them on its meta device."""
+    case = PUBLISHED[name]
+    if "refused" in case:
+        assert f": {case['refused']}: " in wrong(tmp_path, case["config"])
+        return
+    made = spec.load(None, (), None, folder(tmp_path, case["config"]))
+    assert elements(made) == case["parameters"]
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, QWEN3])
+def test_keys_without_effect_are_one_note(
+    tmp_path: pathlib.Path, config: dict[str, object]
+) -> None:
+    """What transformers 4.46 writes of its base class, and what tools add."""
+    want = model(tmp_path, config)
+    assert told(tmp_path, config) == []
+    assert model(tmp_path, DUMP | config) == want
+    (note,) = told(tmp_path, DUMP | config)
+    for said in (
+        "do_sample",
+        "max_length",
+        "cross_attention_hidden_size: null",
+    ):
+        assert said in note.split(", ")
+    assert not {"use_cache", "torchscript"} & {*note.split(", ")}
+    marks = {"unsloth_fixed": True, "unsloth_version": "2024.9"}
+    marks |= {"_commit_hash": "0" * 40, "temperature": 0.6, "do_sample": True}
+    assert model(tmp_path, config | marks) == want
+    assert told(tmp_path, config | marks) == [", ".join(marks)]
+
+
+def test_null_is_no_value(tmp_path: pathlib.Path) -> None:
+    none = {"quantization_config": None, "auto_map": None, "new_key": None}
+    none |= {"mlp_bias": None, "tie_word_embeddings": None, "hidden_act": None}
+    assert model(tmp_path, LLAMA | none) == model(tmp_path, LLAMA)
+    assert told(tmp_path, LLAMA | {"rope_scaling": None}) == []
+    (note,) = told(tmp_path, LLAMA | none)
+    assert {*note.split(", ")} == {f"{key}: null" for key in none}
+    for family in FAMILIES:
+        for key, usual in family.usual.items():
+            config = {"model_type": family.type, key: None}
+            if usual and key not in hfkeys.NULLS:
+                said = f"3: {key}: is null; allowed: "
+                assert wrong(tmp_path, config).startswith(said)
+            else:
+                spec.load(None, (), None, folder(tmp_path, config))
+
+
+OTHERS = {
+    int: ("32", 32.0, True, [32]),
+    float: ("1e-5", 1, True),
+    bool: ("true", 0, 1),
+    str: (1, True),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.type)
+def test_values_have_the_type_that_transformers_demands(
+    tmp_path: pathlib.Path, family: Family
+) -> None:
+    """Its dataclasses are strict: "32" and 32.0 are no int, nor is 1 a float or a bool."""
+    for key, usual in family.usual.items():
+        kind = int if usual is None else type(usual)
+        for value in OTHERS[kind]:
+            said = wrong(tmp_path, {"model_type": family.type, key: value})
+            assert re.match(rf"\d+: {key}: is .*; allowed: ", said), said
+
+
+BAD = (-1, 0, 7, 10**40, 1e-30)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.type)
+def test_errors_name_the_file(tmp_path: pathlib.Path, family: Family) -> None:
+    """Whatever a value is: each line has the file and a line of it, or says that no spec has it."""
+    refused = 0
+    keys = [*family.usual, *hf.ROPE, *hf.WINDOWS]
+    scaling = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.1}
+    many = [{key: x} for key in keys for x in BAD]
+    many += [{"rope_scaling": scaling | {"factor": x}} for x in BAD]
+    for change in many:
+        config = {"model_type": family.type, **change}
+        there = folder(tmp_path, config)
+        said = rf"{re.escape(there)}/config\.json:\d+: \w|--from {re.escape(there)} "
+        try:
+            spec.load(None, (), None, there)
+        except SpecError as error:
+            refused += 1
+            lines = str(error).split("\n")
+            assert all(re.match(said, line) for line in lines), lines
+    assert refused > len(keys) / 2
+
+
+def test_errors_of_what_no_spec_says(tmp_path: pathlib.Path) -> None:
+    there = folder(tmp_path, LLAMA)
+    with pytest.raises(SpecError) as caught:
+        spec.load(None, ("train.schedule.type=linear",), None, there)
+    assert str(caught.value).startswith(
+        f"--from {there} without a spec: train.schedule.steps: "
+    )
+
+
+def test_all_errors_at_once(tmp_path: pathlib.Path) -> None:
+    """Of config.json, of --set and of the rest; nothing of the model that is not there."""
+    bad = {"hidden_size": "64", "new_key": 1, "mlp_bias": 1, "rope_theta": "x"}
+    there = folder(tmp_path, LLAMA | bad)
+    sets = ("zero.stage=7", "lr", "cluster.ranks=3")
+    with pytest.raises(SpecError) as caught:
+        spec.load(None, sets, None, there)
+    found = [line.split(": ")[1] for line in str(caught.value).split("\n")]
+    keys = ["hidden_size", "rope_theta", "new_key", "mlp_bias"]
+    file, rest = found[:4], found[4:]
+    assert sorted(file) == sorted(keys)
+    assert rest == [
+        "'lr' is no KEY=VALUE; allowed",
+        "zero.stage",
+        "cluster.ranks",
+    ]
+
+
+def test_a_long_config(tmp_path: pathlib.Path) -> None:
+    tensors = {f"model.layers.{n}.mlp": [4] * 8 for n in range(5000)}
+    there = folder(tmp_path, LLAMA | {"tensors": tensors})
+    with pytest.raises(SpecError) as caught:
+        spec.load(None, (), None, there)
+    assert str(caught.value) == (
+        f"{there}/config.json: is too long for a model's config.json, which has some thousand "
+        "bytes; a list of quantised tensors or of labels makes it longer; allowed: up to 131072 "
+        "bytes"
+    )
+
+
+@pytest.mark.parametrize(
+    "name,said",
+    [
+        ("Org/Some-7B", "hf download Org/Some-7B --local-dir Some-7B "),
+        ("none", "a folder with config.json; hf download ORG/NAME --local"),
+        ("./Org/Some-7B", "a folder with config.json; hf download ORG/NAME"),
+    ],
+)
+def test_a_name_of_the_hub(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    said: str,
+) -> None:
+    """Says how its folder is got, behind --from and where a spec should stand."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        spec.load(None, (), None, name)
+    there = f"--from {name}: there is no such folder; allowed: "
+    assert str(caught.value).startswith(there + said)
+    with pytest.raises(SpecError) as caught:
+        spec.load(name)
+    assert ("hf download" in str(caught.value)) == (name == "Org/Some-7B")
+
+
+def test_a_yaml_that_is_not_there_is_no_name_of_the_hub() -> None:
+    with pytest.raises(SpecError, match="cannot be read.*a file of text"):
+        spec.load("model_specs/none.yaml")
+
+
+def test_what_is_no_folder(tmp_path: pathlib.Path) -> None:
+    there = folder(tmp_path, LLAMA)
+    for name, said in (
+        (f"{there}/config.json", "is a file; allowed: a folder with"),
+        (str(tmp_path), "has no config.json; allowed: a folder with"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            spec.load(None, (), None, name)
+        assert str(caught.value).startswith(f"--from {name}: {said}")
 
 
 # ---- the command
@@ -426,9 +695,7 @@ def test_the_command_tells_what_to_type(tmp_path: pathlib.Path) -> None:
     done = zgen()
     assert done.returncode == 2 and "SPEC or --from DIR" in done.stderr
     done = zgen("--from", tmp_path / "none")
-    assert (
-        done.returncode == 2 and "none/config.json: cannot be" in done.stderr
-    )
+    assert done.returncode == 2 and "there is no such folder" in done.stderr
 
 
 def test_the_spec_that_it_writes(tmp_path: pathlib.Path) -> None:

@@ -39,7 +39,7 @@ def test_defaults_are_pefts() -> None:
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: is 33, and self_attn.v_proj has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is no key here; allowed: rank, alpha, match"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is no key here; did you mean train.dropout? allowed: rank, alpha, match"),
     ],
 )  # fmt: skip
 def test_refused(family: str, lora: str, said: str) -> None:

@@ -12,7 +12,7 @@ import trainer
 from test_command import zgen
 from zg.plan.text import print_plan
 from zg.read import spec
-from zg.read.node import SpecError
+from zg.read.node import Mistakes, SpecError
 from zg.search import search
 
 SPECS = trainer.ROOT / "model_specs"
@@ -194,11 +194,11 @@ def test_words_stay_words(tmp_path: pathlib.Path) -> None:
     ]
     text = LLAMA.read_text() + f"extra: {json.dumps(words)}\n"
     (tmp_path / "spec.yaml").write_text(text)
-    root, _ = spec._effective(str(tmp_path / "spec.yaml"), (), None)
+    root = spec._document(str(tmp_path / "spec.yaml"), Mistakes())
     (tmp_path / "again.yaml").write_text(
         spec.text(str(tmp_path / "spec.yaml"))
     )
-    again, _ = spec._effective(str(tmp_path / "again.yaml"), (), None)
+    again = spec._document(str(tmp_path / "again.yaml"), Mistakes())
     assert again.plain() == root.plain() and again.plain()["extra"] == words
 
 

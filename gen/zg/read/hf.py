@@ -1,7 +1,7 @@
 """hf.py -- config.json of a Hugging Face folder to the model of a spec.
 
 Every key is honoured, known to have no effect on training, or refused by name. What a family is
-made of is a row of hfrows.py.
+made of is a row of hfrows.py; other keys are in the tables of hfkeys.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from types import NoneType
 from typing import Any
 
 from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
+from .hfkeys import DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
 from .hfrows import (
     FAMILIES,
     FIRST,
@@ -28,78 +32,9 @@ from .hfrows import (
     scaling_keys,
 )
 from .keytypes import LAYERS
-from .node import Names, Node, SpecError, meant, printable, shown
+from .node import Mistakes, Names, Node, SpecError, meant, printable, shown
 from .schema import Op
 
-# Of any family. Where a value is listed, no other is known here.
-FREE = (
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "_num_labels",
-    "architectures",
-    "attn_implementation",
-    "bos_token_id",
-    "chunk_size_feed_forward",
-    "dtype",
-    "eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "initializer_range",
-    "is_llama_config",
-    "label2id",
-    "max_sequence_length",
-    "model_type",
-    "n_ctx",
-    "n_special",
-    "name_or_path",
-    "output_attentions",
-    "output_hidden_states",
-    "output_past",
-    "pad_token_id",
-    "predict_special_tokens",
-    "pretraining_tp",
-    "problem_type",
-    "reorder_and_upcast_attn",
-    "return_dict",
-    "sep_token_id",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "task_specific_params",
-    "tokenizer_class",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "unk_token_id",
-    "use_bfloat16",
-    "use_cache",
-)
-FIXED: Mapping[str, object] = {
-    "add_cross_attention": False,
-    "hidden_act": "silu",
-    "is_decoder": False,
-    "is_encoder_decoder": False,
-    "mlp_type": "default",
-    "norm_type": "layer_norm",
-    "partial_rotary_factor": 1.0,
-    "pruned_heads": {},
-    "rope_interleaved": False,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "use_mrope": False,
-}
-DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "embd_pdrop",
-    "embedding_dropout",
-    "resid_pdrop",
-    "residual_dropout",
-)
 WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 THETA = 10000.0
@@ -117,6 +52,31 @@ class Found:
     notes: Names
 
 
+# What a value of config.json must be, by the type of transformers' default.
+KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    float: "a number with a point or an exponent, like 1.0e-05",
+    int: "a whole number, without quotes or a point",
+    str: "a text in quotes",
+}
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else shown(value)
+
+
+def _told(key: str) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in TOLD)
+
+
+def _no_text(key: str, node: Node) -> Node:
+    """A spec takes "1e-5" for a number, transformers does not."""
+    if isinstance(node.value, (str, dict, list)):
+        wrong = f"{node.where}: {key}: is {shown(node.value)}"
+        raise SpecError(f"{wrong}; allowed: a number")
+    return node
+
+
 def _above_0(key: str, node: Node) -> None:
     if type(node.value) not in (int, float) or not node.value >= 1e-9:
         wrong = f"{node.where}: {key}: is {shown(node.value)}"
@@ -130,6 +90,8 @@ class _Config:
         self.family = self.row()
         usual = self.family.usual
         self.usual = {key: Node(x, root.where) for key, x in usual.items()}
+        rope = ROPE if "rope" in _keys_of(self.family.block) else ()
+        self.keys = (*usual, *rope)
 
     def fail(self, key: str, wrong: str, allowed: str) -> SpecError:
         where = self.given.get(key, self.root).where
@@ -149,7 +111,12 @@ class _Config:
 
     def get(self, key: str) -> Node:
         """What config.json says, or what it means by silence."""
-        return self.given.get(key, self.usual.get(key, Node(None, "")))
+        none = Node(None, self.root.where)
+        node = self.given.get(key, none)
+        left_out = (
+            key not in self.given or node.value is None and key not in NULLS
+        )
+        return self.usual.get(key, none) if left_out else node
 
     def number(self, key: str, most: float = math.inf) -> int:
         found = self.get(key).value
@@ -159,42 +126,84 @@ class _Config:
             raise self.fail(key, f"is {shown(found)}", allowed)
         return found
 
-    def no_text(self, key: str, node: Node) -> Node:
-        """A spec takes "1e-5" for a number, transformers does not."""
-        if isinstance(node.value, str):
-            raise self.fail(key, f"is {shown(node.value)}", "a number")
-        return node
-
     # ---- every key has its place
 
     def check(self) -> Names:
-        """Refuses what is not known; notes of what is taken otherwise."""
-        own = {*self.usual, *FREE, *WINDOWS, *DROPOUTS}
-        if "rope" in _keys_of(self.family.block):
-            own |= {*ROPE}
-        fixed = {k: x for k, x in FIXED.items() if k not in self.usual}
+        """Refuses all that is wrong; returns notes of what is taken otherwise."""
+        wrong = Mistakes()
         for key, node in self.given.items():
-            said = node.plain()
-            if key in fixed and said not in (fixed[key], None):
-                raise self.fail(key, f"is {shown(said)}", shown(fixed[key]))
-            if key not in own and key not in fixed:
-                raise self.fail(
-                    key,
-                    f"is no key that zgen knows of {self.family.type}",
-                    meant(key, [*own, *fixed])
-                    + "config.json without it, if it has no effect",
-                )
-        dropouts = {key: self.get(key) for key in DROPOUTS}
-        return tuple(
-            f"{node.where}: {key}: {shown(node.value)} is not taken: "
-            + (
+            wrong.at((key,), self.known, key, node)
+        parts: list[tuple[Names, Callable[[], object]]] = [
+            (
+                (self.family.context,),
+                partial(self.number, self.family.context),
+            ),
+            ((self.family.sizes[0], *WINDOWS), self.window),
+            *(
+                ((key,), partial(self.value, Key(key)))
+                for key in self.family.words
+            ),
+        ]
+        if ROPE[0] in self.keys:
+            parts.append(((self.family.context, *ROPE), self.rope))
+        for keys, part in parts:
+            if wrong.knows(*keys):
+                wrong.of(part)
+        wrong.end()
+        return self.notes()
+
+    def known(self, key: str, node: Node) -> None:
+        """Refuses a key that is not known, or whose value is not."""
+        said = node.plain()
+        if key in self.usual:
+            self.kind(key, said)
+        elif key in REFUSED and said is not None:
+            raise self.fail(key, *REFUSED[key])
+        elif key in FIXED and said not in (FIXED[key], None):
+            raise self.fail(key, f"is {_shown(said)}", _shown(FIXED[key]))
+        elif key in DROPOUTS and type(said) not in (int, float, NoneType):
+            raise self.fail(key, f"is {_shown(said)}", "a number, or null")
+        known = {*self.keys, *WINDOWS, *DROPOUTS, *FREE, *FIXED}
+        if key not in known and said is not None and not _told(key):
+            good = "config.json without it, if it has no effect"
+            wrong = f"is no key that zgen knows of {self.family.type}"
+            raise self.fail(key, wrong, meant(key, [*known]) + good)
+
+    def kind(self, key: str, said: object) -> None:
+        """Refuses values as transformers does: "32" and 32.0 for 32, null where it says nothing."""
+        usual = self.usual[key].value
+        null = key in NULLS or not usual
+        want = int if usual is None else type(usual)
+        if type(said) is want or said is None and null or want not in KINDS:
+            return
+        good = KINDS[want] + (", or null" if key in NULLS else "")
+        left = "" if said is not None else f", or no such key: then {usual}"
+        raise self.fail(key, f"is {_shown(said)}", good + left)
+
+    def notes(self) -> Names:
+        idle = [
+            f"{key}: null" if node.value is None else key
+            for key, node in self.given.items()
+            if _told(key) or node.value is None and not self.nullable(key)
+        ]
+        file = self.root.where.rpartition(":")[0]
+        named = ", ".join(map(printable, idle))
+        told = [f"{file}: without effect on training: {named}"] if idle else []
+        for key in DROPOUTS:
+            node = self.get(key)
+            why = (
                 "there is no attention dropout"
                 if "att" in key
                 else "train.dropout sets it"
             )
-            for key, node in dropouts.items()
-            if node.value
-        )
+            if node.value:
+                said = f"{shown(node.value)} is not taken: {why}"
+                told.append(f"{node.where}: {key}: {said}")
+        return tuple(told)
+
+    def nullable(self, key: str) -> bool:
+        """Whether null is a value of the key, or usual in published files."""
+        return key in NULLS or key in FREE or key in DROPOUTS
 
     # ---- values
 
@@ -208,10 +217,7 @@ class _Config:
         if key in self.family.times and node.value is None:
             of, times = self.family.times[key]
             return Node(times * self.number(of), node.where)
-        usual = self.usual.get(key, node).value
-        if node.value is None and isinstance(usual, float):  # an epsilon
-            raise self.fail(key, "is null", "a number, or no such key")
-        return self.no_text(key, node)
+        return node
 
     def word(self, key: str, node: Node) -> Node:
         words = {
@@ -221,7 +227,7 @@ class _Config:
             for ours, theirs in table.items()
         }
         if not isinstance(node.value, str) or node.value not in words:
-            raise self.fail(key, f"is {shown(node.value)}", ", ".join(words))
+            raise self.fail(key, f"is {_shown(node.value)}", ", ".join(words))
         return Node(words[node.value], node.where)
 
     def rope(self) -> Node:
@@ -237,7 +243,7 @@ class _Config:
         theta = said.pop("rope_theta", self.get("rope_theta"))
         if theta.value is None:
             theta = Node(THETA, node.where)
-        found = {"theta": self.no_text("rope_theta", theta)}
+        found = {"theta": _no_text("rope_theta", theta)}
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         if len(types) == 2 and types[0] != types[1]:
             both = f"rope_type {shown(types[0])} and type {shown(types[1])}"
@@ -264,6 +270,7 @@ class _Config:
                     f"{value.where}: {key}.{name}: is no key of {type_}; "
                     f"allowed: {allowed}"
                 )
+            _no_text(f"{key}.{name}", value)
             if name in MSCALES:
                 _above_0(f"{key}.{name}", value)
         if ORIGINAL in names:
@@ -380,9 +387,6 @@ class _Config:
     def head(self) -> Node:
         f, where = self.family, self.root.where
         tied = self.get("tie_word_embeddings")
-        if not isinstance(tied.value, bool):
-            said = f"is {shown(tied.value)}"
-            raise self.fail("tie_word_embeddings", said, "true or false")
         if tied.value:
             logits = {"tied": Node(f.embedding.args["tokens"], tied.where)}
         else:
@@ -426,7 +430,7 @@ def _keys_of(value: Any) -> set[str]:
 
 # ---- a spec of it
 
-USUALLY = "--from without a spec"  # where its keys stand
+LONG = ", which has some thousand bytes; a list of quantised tensors or of labels makes it longer"
 CONTEXT = 1024  # of samples at most, where no spec says how long they are
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
 # What is trained, and how, where no spec says it; beside it `sequence`.
@@ -446,11 +450,19 @@ cluster: {ranks: 1}
 def load(folder: str) -> Found:
     """SpecError: its config.json cannot be read, or has a key that is not known here."""
     path = os.path.join(folder, "config.json")
-    if os.path.isdir(folder) and not os.path.lexists(path):
+    if not os.path.lexists(path):
+        there, good = os.path.lexists(folder), "a folder with config.json"
+        wrong = "has no config.json" if there else "there is no such folder"
+        if not there:
+            good = usertext.download(folder) or (
+                f"{good}; hf download ORG/NAME --local-dir DIR makes one"
+            )
+        elif not os.path.isdir(folder):
+            wrong = "is a file"
         raise SpecError(
-            f"--from {printable(folder)}: has no config.json; allowed: a folder of Hugging Face"
+            f"--from {printable(folder)}: {wrong}; allowed: {good}"
         )
-    said = usertext.text(path)
+    said = usertext.text(path, "a model's config.json", LONG)
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
     context = config.number(config.family.context)
@@ -458,20 +470,26 @@ def load(folder: str) -> Found:
     return Found(folder, config.model(), context, end, notes)
 
 
-def usual(found: Found) -> Node:
+def usually(folder: str) -> str:
+    """Where keys stand that no spec says."""
+    return f"--from {printable(folder)} without a spec"
+
+
+def usual(folder: str, context: int) -> Node:
     """A spec without a model."""
-    root = yamltext.Reader(lambda line: USUALLY).document(USUAL)
-    sequence = min(found.context, CONTEXT)
-    root.value["train"].value["sequence"] = Node(sequence, USUALLY)
+    where = usually(folder)
+    root = yamltext.Reader(lambda line: where).document(USUAL)
+    root.value["train"].value["sequence"] = Node(min(context, CONTEXT), where)
     return root
 
 
-def taken(keys: Iterable[tuple[str, Node]]) -> Names:
+def taken(keys: Iterable[tuple[str, Node]], folder: str) -> Names:
     """A note of what counts where no spec and no --set says it."""
     told = [
         f"{key}: {shown(node.value)}"
         for key, node in keys
-        if node.where == USUALLY and not isinstance(node.value, (dict, list))
+        if node.where == usually(folder)
+        and not isinstance(node.value, (dict, list))
     ]
     return (f"without a spec {', '.join(told)}",) if told else ()
 
@@ -487,7 +505,7 @@ def adopt(root: Node, found: Found) -> None:
     keys["model"] = found.model
     base = os.path.basename(os.path.abspath(found.folder))
     name = NOT_IN_NAMES.sub("-", base)[:64] or "model"
-    keys.setdefault("name", Node(name, USUALLY))
+    keys.setdefault("name", Node(name, usually(found.folder)))
 
 
 def ends(root: Node, found: Found) -> None:

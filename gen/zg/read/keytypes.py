@@ -25,6 +25,8 @@ ELEMS = (
 TOKEN = 65535  # the largest uint16 token
 RECOMPUTE = tuple(dict.fromkeys(ops.WORDS.values()))
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
+# GPUs by their names, in capitals or not.
+GPUS = {"a100": "sm_80", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
 
 
 # ---- keys that may be left out
@@ -157,9 +159,13 @@ def some(value: Items) -> Items:
 
 
 def target(value: object) -> str:
-    if value not in TARGETS:
-        raise refuse(f"{shown(value)} is no target", " or ".join(TARGETS))
-    return str(value)
+    found = GPUS.get(value.lower(), value) if isinstance(value, str) else value
+    if found not in TARGETS:
+        names = ", ".join(f"{gpu} for {sm}" for gpu, sm in GPUS.items())
+        raise refuse(
+            f"{shown(value)} is no target", f"{' or '.join(TARGETS)} ({names})"
+        )
+    return str(found)
 
 
 def unique(value: Items) -> Items:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 NODES = (
     20_000  # of a file, after aliases are followed: they grow exponentially
 )
 DEPTH = 40
-LINES = 5  # of errors shown
+LINES = 20  # of errors shown
 
 
 Names = tuple[str, ...]
 Ints = tuple[int, ...]
 Path = tuple[str | int, ...]  # to a key
+Made = TypeVar("Made")
 
 
 class SpecError(Exception):
-    """The user's mistake; str() is `file:line: key: what is wrong; what is allowed`."""
+    """The user's mistakes; each line of str() is `file:line: key: what is wrong; what is allowed`.
+    lines: all of them, where str() has the first alone."""
+
+    def __init__(self, text: str, lines: Names = ()) -> None:
+        super().__init__(text)
+        self.lines = lines or (text,)
 
 
 @dataclass
@@ -78,21 +84,71 @@ def shown(value: object) -> str:
     return text if len(text) <= 40 else text[:36] + " ..."
 
 
+def near(word: str, keys: Sequence[str], close: float = 0.6) -> str:
+    """The key that is closest to a word, and at least so close, of 1; else ''."""
+    found = difflib.get_close_matches(word, keys, n=1, cutoff=close)
+    return found[0] if found else ""
+
+
 def meant(word: str, keys: Sequence[str], close: float = 0.6) -> str:
-    """`did you mean ...? ` where a key is as close to the word, of 1."""
-    near = difflib.get_close_matches(word, keys, n=1, cutoff=close)
-    return f"did you mean {near[0]}? " if near else ""
+    found = near(word, keys, close)
+    return f"did you mean {found}? " if found else ""
 
 
 def several(lines: Iterable[str]) -> SpecError:
     """Several mistakes as one error, each once."""
-    found = list(dict.fromkeys(lines))
+    found = tuple(dict.fromkeys(lines))
     rest = len(found) - LINES + 1
-    return SpecError(
-        "\n".join(
-            found if rest < 2 else [*found[: LINES - 1], f"and {rest} more"]
-        )
-    )
+    told = found if rest < 2 else (*found[: LINES - 1], f"and {rest} more")
+    return SpecError("\n".join(told), found)
+
+
+def meet(a: Path, b: Path) -> bool:
+    """Whether keys are the same, or one holds the other."""
+    n = min(len(a), len(b))
+    return a[:n] == b[:n]
+
+
+@dataclass
+class Mistakes:
+    """Gathers errors, to tell them together. bad: keys of the spec whose value is not known for an
+    error, so that no check reads them."""
+
+    lines: list[str] = field(default_factory=list)
+    bad: set[Path] = field(default_factory=set)
+
+    def knows(self, *keys: str) -> bool:
+        """Whether none of these dotted keys is bad, nor any above or below."""
+        paths = [tuple(key.split(".")) for key in keys]
+        return not any(meet(a, b) for a in paths for b in self.bad)
+
+    def add(self, error: SpecError) -> None:
+        self.lines += error.lines
+
+    def of(self, part: Callable[..., Made], *args: Any) -> Made | None:
+        """What part(*args) returns; None where it is refused."""
+        try:
+            return part(*args)
+        except SpecError as error:
+            self.add(error)
+            return None
+
+    def check(
+        self, reads: Names, part: Callable[..., Made], *args: Any
+    ) -> Made | None:
+        """As `of`; None, too, where one of the keys that the part reads is bad."""
+        return self.of(part, *args) if self.knows(*reads) else None
+
+    def at(self, path: Path, part: Callable[..., object], *args: Any) -> None:
+        """part(*args), after which the key is bad where it is refused."""
+        before = len(self.lines)
+        self.of(part, *args)
+        if len(self.lines) > before:
+            self.bad.add(path)
+
+    def end(self) -> None:
+        if self.lines:
+            raise several(self.lines)
 
 
 # ---- numbers

@@ -16,7 +16,7 @@ from ..facts import kinds, ops
 from ..facts.families import FAMILIES
 from ..facts.rope import grown
 from .keytypes import DIM, ELEMS, Windows
-from .node import Ints, Node, Path, SpecError, dotted
+from .node import Ints, Mistakes, Node, Path, SpecError, dotted
 from .schema import (
     TYPES,
     Attention,
@@ -73,17 +73,20 @@ def typed(found: Section, at: Place) -> Section:
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
     every = [f.name for f in fields(found)]
+    mistakes = Mistakes()
     for key in every:
         if key in others and getattr(found, key) is not None:
             own = ", ".join(k for k in every if k not in others)
-            raise (at / key).fail(f"{found.type} takes no {key}", own)
+            wrong = f"{found.type} takes no {key}"
+            mistakes.add((at / key).fail(wrong, own))
     lacking: dict[str, Any] = {
         key: x for key, x in defaults.items() if getattr(found, key) is None
     }
     for key, usual in lacking.items():
         if usual is kinds.NEEDED:
             wrong = f"is missing; {found.type} needs it"
-            raise (at / key).fail(wrong, "a value for it")
+            mistakes.add((at / key).fail(wrong, "a value for it"))
+    mistakes.end()
     return replace(found, **lacking)
 
 
@@ -259,11 +262,17 @@ class Walk:
     def ops(
         self, at: Place, keys: Sequence[OpKeys], x: int
     ) -> tuple[int, tuple[Op, ...]]:
-        """The width that leaves, and the ops with their defaults."""
-        made = []
+        """The width that leaves, and the ops with their defaults. Behind a residual that is wrong
+        the width is known, behind another op it is not."""
+        made, wrong = [], Mistakes()
         for i, op in enumerate(keys):
-            x, done = self.op(at / i, op, x)
-            made.append(done)
+            done = wrong.of(self.op, at / i, op, x)
+            if done:
+                x = done[0]
+                made.append(done[1])
+            elif op.residual is None:
+                break
+        wrong.end()
         return x, tuple(made)
 
     def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
-from typing import get_args, get_type_hints
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from dataclasses import replace
 
 from ..facts import kinds, ops
-from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
+from . import dsconfig, dsjson, dswords, hf, old, speckeys, usertext, yamltext
 from .keytypes import TOKEN
 from .node import (
+    Mistakes,
     Names,
     Node,
     Path,
     SpecError,
     dotted,
-    meant,
     several,
     shown,
 )
@@ -110,14 +106,18 @@ def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
             )
 
 
-def _document(path: str) -> Node:
-    root = yamltext.Reader(usertext.place(path)).document(usertext.text(path))
+def _document(path: str, mistakes: Mistakes) -> Node:
+    reader = yamltext.Reader(usertext.place(path))
+    root = reader.read(usertext.text(path))
     _taken(root, SpecKeys.model_fields, _OTHERS)
     if not isinstance(root.value, dict):
         raise SpecError(
             f"{root.where}: the file holds {shown(root.value)}; "
             f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}"
         )
+    if reader.twice:
+        mistakes.lines += reader.twice
+        mistakes.bad |= {(key,) for key in root.value}
     return root
 
 
@@ -153,9 +153,7 @@ def _put(root: Node, key: str, value: Node | None) -> None:
             at = (
                 at.value[step]
                 if isinstance(step, int)
-                else at.value.setdefault(
-                    step, Node({}, value.where if value else "")
-                )
+                else at.value.setdefault(step, Node({}, (value or at).where))
             )
     if value is None:
         at.value.pop(path[-1], None)
@@ -225,82 +223,6 @@ def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
     ]
 
 
-# ---- what pydantic found wrong, in our words
-
-
-def _record(kind: object) -> type | None:
-    """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
-    if isinstance(kind, type) and (
-        issubclass(kind, BaseModel) or is_dataclass(kind)
-    ):
-        return kind
-    return next((r for r in map(_record, get_args(kind)) if r), None)
-
-
-def _mapping(path: Path) -> type:
-    """The record at a path, or the one that it lies in."""
-    kind: type = SpecKeys
-    for step in path:
-        if isinstance(step, str):
-            kind = (
-                _record(get_type_hints(kind, include_extras=True)[step])
-                or kind
-            )
-    return kind
-
-
-def _keys(path: Path) -> list[str]:
-    """The keys that the mapping at a path may have."""
-    kind = _mapping(path)
-    if is_dataclass(kind):
-        return [f.name for f in fields(kind)]
-    return list(kind.model_fields) if issubclass(kind, BaseModel) else []
-
-
-def _allowed(path: Path) -> str:
-    """What the key at a path may be, if its type says so."""
-    hints = get_type_hints(_mapping(path[:-1]), include_extras=True)
-    for rule in getattr(hints[str(path[-1])], "__metadata__", ()):
-        try:
-            rule.func(None)
-        except PydanticCustomError as refused:
-            return f"allowed: {(refused.context or {})['allowed']}"
-    return "it must be given"
-
-
-def _line(root: Node, error: ErrorDetails) -> str:
-    """One line for one of pydantic's errors."""
-    path = error["loc"]
-    kind = error["type"]
-    at = f"{root.at(path).where}: {dotted(path)}"
-    if kind == "zg":
-        return f"{at}: {error['msg']}"
-    if kind == "missing":
-        return f"{at}: is missing; {_allowed(path)}"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        keys = _keys(path[:-1])
-        hint = meant(str(path[-1]), keys)
-        allowed = ", ".join(keys) or "no key"
-        return f"{at}: is no key here; {hint}allowed: {allowed}"
-    said = shown(error["input"])
-    if kind in ("tuple_type", "list_type"):
-        return f"{at}: is {said}; allowed: a list"
-    known = ", ".join(_keys(path))
-    allowed = f"a mapping with the keys {known}" if known else "{}"
-    return f"{at}: is {said}; allowed: {allowed}"
-
-
-def _validate(root: Node) -> SpecKeys:
-    try:
-        return SpecKeys.model_validate(root.plain())
-    except ValidationError as e:
-        errors = sorted(
-            e.errors(include_url=False),
-            key=lambda error: error["type"] == "missing",
-        )
-        raise several(_line(root, error) for error in errors) from None
-
-
 # ---- checks between sections
 
 
@@ -333,6 +255,10 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             if w <= micro_batches
         ]
         good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
+    if G % W == 0:
+        sizes = _near(min(B, G // W), lambda b: G // W % b == 0)
+        fits = [b for b in sizes if b <= G // W]
+        good.append(f"train.micro_batch {' or '.join(map(str, fits))}")
     paths = (
         ("cluster", "ranks"),
         ("train", "micro_batch"),
@@ -347,7 +273,7 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     )
 
 
-def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
+def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
     """head_chunk cuts a micro-batch evenly, and a head whose gradients can be summed in parts."""
     m, rows = (
         keys.train.head_chunk,
@@ -383,7 +309,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
             f"{rows // m}, more than {CHUNKS}",
             f"auto, or at least {rows // n}",
         )
-    if m and m < rows and model.units[-1].ops[-1].args["bias"]:
+    if model and m and m < rows and model.units[-1].ops[-1].args["bias"]:
         raise fail(
             root,
             path,
@@ -413,9 +339,8 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
-    s = typed(keys.train.schedule, Place(root, ("train", "schedule")))
-    lr = keys.train.optimizer.lr
     path = ("train", "schedule")
+    s = typed(keys.train.schedule, Place(root, path))
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:
         raise fail(
             root,
@@ -430,14 +355,6 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
             f"{s.steps} steps do not hold a warmup of {s.warmup} "
             f"and a decay of {s.decay}",
             f"at least {s.warmup + s.decay}",
-        )
-    if s.type in ("linear", "cosine", "wsd") and s.min_lr > lr:
-        raise fail(
-            root,
-            (*path, "min_lr"),
-            f"{s.min_lr:g} is above lr {lr:g} of "
-            f"{root.at(('train', 'optimizer', 'lr')).where}",
-            f"0 to {lr:g}",
         )
     if s.total_num_steps is not None and s.total_num_steps <= max(
         2, s.warmup_num_steps
@@ -455,18 +372,31 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
             f"{s.cycle_min_lr:g} is above cycle_max_lr {s.cycle_max_lr:g}",
             f"0 to {s.cycle_max_lr:g}",
         )
+    return s
+
+
+def _beside(s: Schedule, o: Optimizer, root: Node) -> None:
+    """Refuses what of a schedule contradicts the optimizer."""
+    path = ("train", "schedule")
+    if s.type in ("linear", "cosine", "wsd") and s.min_lr > o.lr:
+        raise fail(
+            root,
+            (*path, "min_lr"),
+            f"{s.min_lr:g} is above lr {o.lr:g} of "
+            f"{root.at(('train', 'optimizer', 'lr')).where}",
+            f"0 to {o.lr:g}",
+        )
     if (
         s.cycle_momentum
-        and keys.train.optimizer.type not in kinds.CYCLED
+        and o.type not in kinds.CYCLED
         and root.at((*path, "cycle_momentum")).value is True
     ):
         raise fail(
             root,
             (*path, "cycle_momentum"),
-            f"{keys.train.optimizer.type} has no betas",
+            f"{o.type} has no betas",
             "false",
         )
-    return s
 
 
 def _idle(root: Node, path: Path, why: str) -> str:
@@ -474,8 +404,9 @@ def _idle(root: Node, path: Path, why: str) -> str:
     return f"{root.at(path).where}: {dotted(path)}: has no effect{why}"
 
 
-def _held(s: Schedule, root: Node) -> Iterator[str]:
+def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
     """Notes of keys that all of our types know, and one has no use for."""
+    s = keys.train.schedule
     path = ("train", "schedule")
     for key in ("steps", "min_lr") if s.type == "constant" else ():
         if root.at(path).value.get(key) is not None:
@@ -573,6 +504,18 @@ def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
                 yield f"{node.where}: train.loss_scale.{key}: has no effect: the scale is fixed"
 
 
+# Checks that yield notes, and the keys that each reads.
+NOTED = (
+    (_filed, ("zero",)),
+    (_held, ("train.schedule",)),
+    (_loss_scale, ("train.precision", "train.loss_scale")),
+    (
+        _margin,
+        ("train.sm_margin", "cluster.ranks", "zero.overlap_comm", "targets"),
+    ),
+)
+
+
 def _offload(s: Spec) -> None:
     z = s.zero
     optimizer, params = (
@@ -632,44 +575,79 @@ def _activations(s: Spec) -> None:
         )
 
 
+AGREE = (
+    (_offload, ("zero.stage", "zero.offload_optimizer", "zero.offload_param")),
+    (
+        _masters,
+        (
+            "train.optimizer.masters",
+            "train.precision",
+            "zero.offload_optimizer",
+            "zero.offload_param",
+        ),
+    ),
+    (_activations, ("train.offload_activations", "train.accumulate")),
+)
+
+
 def agree(s: Spec) -> None:
     """Refuses keys that contradict each other, of those that may be changed to fit a memory."""
-    _offload(s)
-    _masters(s)
-    _activations(s)
+    for check, _ in AGREE:
+        check(s)
+
+
+# ---- the files, and what changes them
+
+
+def _changed(
+    root: Node, sets: Sequence[str], zero: str | None, mistakes: Mistakes
+) -> Names:
+    """Changes a spec by KEY=VALUE texts and a DeepSpeed config; returns notes."""
+    for said in sets:
+        path = tuple(said.partition("=")[0].split("."))
+        mistakes.at(path, _set, root, said)
+    if zero is None:
+        return ()
+    config = mistakes.of(lambda: dsconfig.read(_deepspeed(zero), root))
+    if config is None:
+        mistakes.bad |= {("train",), ("zero",), ("cluster",)}
+        return ()
+    for key, node in config.changes:
+        mistakes.of(_put, root, key, node)
+    for said in sets:
+        mistakes.of(_set, root, said)
+    return config.notes
 
 
 def _effective(
     path: str | None,
     sets: Sequence[str],
     zero: str | None,
-    folder: str | None = None,
+    folder: str | None,
+    mistakes: Mistakes,
 ) -> tuple[Node, Names]:
     """A file and a folder's model, changed by a DeepSpeed config, then by KEY=VALUE texts: the last
     wins. And notes."""
     notes: Names = ()
-    found = hf.load(folder) if folder is not None else None
+    found = mistakes.of(hf.load, folder) if folder is not None else None
+    if folder is not None and found is None:
+        mistakes.bad |= {("model",), ("train", "sequence")}
     if path is not None:
-        root = _document(path)
+        root = mistakes.of(_document, path, mistakes)
     else:
-        assert found, "a path or a folder"
-        root = hf.usual(found)
+        assert folder, "a path or a folder"
+        root = hf.usual(folder, found.context if found else 1)
+    if root is None:
+        raise several(mistakes.lines)
     if found:
-        hf.adopt(root, found)
-        notes = (*found.notes, *notes)
-    for said in sets:
-        _set(root, said)
-    if zero is not None:
-        config = dsconfig.read(_deepspeed(zero), root)
-        for key, node in config.changes:
-            _put(root, key, node)
-        for said in sets:
-            _set(root, said)
-        notes = (*notes, *config.notes)
+        mistakes.of(hf.adopt, root, found)
+        notes = found.notes
+    notes = (*notes, *_changed(root, sets, zero, mistakes))
     if found:
         hf.ends(root, found)
         keys = [(dotted(key), node) for key, node in _all(root)]
-        notes = (*hf.taken(keys), *notes, *hf.longer(root, found))
+        told = hf.taken(keys, found.folder)
+        notes = (*told, *notes, *hf.longer(root, found))
     return root, (*notes, *old.spelt(root))
 
 
@@ -680,7 +658,44 @@ def text(
     folder: str | None = None,
 ) -> str:
     """The spec that `load` reads, as one file."""
-    return yamltext.text(_effective(path, sets, zero, folder)[0])
+    mistakes = Mistakes()
+    root, _ = _effective(path, sets, zero, folder, mistakes)
+    mistakes.end()
+    return yamltext.text(root)
+
+
+def _listed(
+    part: Callable[[SpecKeys, Node], Iterator[str]], keys: SpecKeys, root: Node
+) -> Names:
+    return tuple(part(keys, root))
+
+
+def _checked(
+    keys: SpecKeys, root: Node, model: Model | None, mistakes: Mistakes
+) -> tuple[Train, Names]:
+    """What is trained, with the defaults of its types, and notes of keys without effect."""
+    t, check = keys.train, mistakes.check
+    reads: Names = ("train.global_batch", "train.micro_batch", "cluster.ranks")
+    check(reads, _batch, keys, root)
+    told = [check(at, _listed, part, keys, root) for part, at in NOTED]
+    reads = ("train.micro_batch", "train.sequence", "train.precision")
+    check((*reads, "train.head_chunk"), _chunk, keys, root, model)
+    check(("train.reduction", "targets"), _reduction, keys, root)
+    words = ("type", "momentum", "nesterov", "groups")
+    reads = tuple(f"train.optimizer.{word}" for word in words)
+    optimizer = check((*reads, "train.lora"), _optimizer, keys, root)
+    reads = ("train.schedule",)
+    schedule = check(reads, _schedule, keys, root)
+    if schedule:
+        reads = (*reads, "train.optimizer.lr", "train.optimizer.type")
+        check(reads, _beside, schedule, keys.train.optimizer, root)
+    train = replace(
+        t,
+        optimizer=optimizer or t.optimizer,
+        schedule=schedule or t.schedule,
+        lora=named(keys),
+    )
+    return train, tuple(note for notes in told for note in notes or ())
 
 
 def load(
@@ -690,43 +705,33 @@ def load(
     folder: str | None = None,
 ) -> Spec:
     """The spec of a file and what changes it; folder: of Hugging Face, whose model it has. One of
-    path and folder is there, or both."""
-    root, notes = _effective(path, sets, zero, folder)
-    keys = _validate(root)
-    model, grouped = build(keys, root)
-    _batch(keys, root)
-    notes = (
-        *notes,
-        *grouped,
-        *_filed(keys, root),
-        *_held(keys.train.schedule, root),
-        *_loss_scale(keys, root),
-        *_margin(keys, root),
-    )
-    _chunk(keys, root, model)
-    _reduction(keys, root)
-    train = replace(
-        keys.train,
-        optimizer=_optimizer(keys, root),
-        schedule=_schedule(keys, root),
-        lora=named(keys),
-    )
-    data = keys.data
+    path and folder is there, or both. SpecError: all that is wrong."""
+    mistakes = Mistakes()
+    root, notes = _effective(path, sets, zero, folder, mistakes)
+    keys = speckeys.read(root, mistakes)
+    if keys is None:
+        raise several(mistakes.lines)
+    built = build(keys, root, mistakes)
+    model, grouped = built or (None, ())
+    train, told = _checked(keys, root, model, mistakes)
+    data, m = keys.data, keys.model
     if "ignore" not in root.at(("data",)).value:
-        data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
+        data = replace(data, ignore=TOKEN if m.vocab <= TOKEN else None)
     places = {
         dotted(key) if key else "": node.where for key, node in _all(root)
     }
     made = Spec(
         keys.name,
-        model,
+        model or Model(m.vocab, m.width, m.names, ()),
         keys.zero,
         train,
         keys.cluster,
         keys.targets,
         data,
-        notes,
+        (*notes, *grouped, *told),
         places,
     )
-    agree(made)
+    for check, reads in AGREE:
+        mistakes.check(reads, check, made)
+    mistakes.end()
     return made

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..facts.families import FAMILIES
 from .keytypes import DIM, ELEMS, LAYERS
-from .node import Names, Node, dotted
+from .node import Mistakes, Names, Node, dotted
 from .schema import (
     ADAPTERS,
     Data,
@@ -185,15 +185,19 @@ def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
                 )
 
 
+def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
+    """The model has as many positions as a sample."""
+    for i, unit in enumerate(units):
+        context = unit.embedding.context if unit.embedding else None
+        if context is not None and context < sequence:
+            raise (at / i / "embedding" / "context").fail(
+                f"{context} positions for a sequence of {sequence}",
+                "context >= train.sequence",
+            )
+
+
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
-    """The sequence and a micro-batch are not too long for the model."""
-    embedding = walk.model.embedding
-    if embedding.context is not None and embedding.context < train.sequence:
-        at = root / "model" / "units" / 0 / "embedding" / "context"
-        raise at.fail(
-            f"{embedding.context} positions for a sequence of {train.sequence}",
-            "context >= train.sequence",
-        )
+    """A micro-batch is not too long for the model."""
     rows = train.micro_batch * train.sequence
     if rows > DIM or rows * walk.made > ELEMS:
         raise (root / "train" / "micro_batch").fail(
@@ -221,33 +225,49 @@ def _documents(at: Place, data: Data, vocab: int) -> None:
         raise here.fail("is data.ignore, which is read as 0", "another token")
 
 
-def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
-    """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
-    SpecError where they do not fit."""
-    m, train = keys.model, keys.train
-    root = Place(file, ())
-    packed = keys.data.packed
-    walk = Walk(m, train.sequence, packed, train.lora, train.dropout)
-    at = root / "model" / "units"
-    _order(at, m.units)
-    layers = [u.blocks or 0 for u in m.units]
+def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
+    """All units; SpecError: what is wrong in any of them."""
+    _order(at, units)
+    layers = [u.blocks or 0 for u in units]
     every = sum(layers)
     if every > LAYERS:
         most = layers.index(max(layers))
         where = at / most / "blocks"
         raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
-    units = tuple(_unit(walk, at / i, u) for i, u in enumerate(m.units))
-    _sizes(walk, root, train)
+    wrong = Mistakes()
+    found = [wrong.of(_unit, walk, at / i, u) for i, u in enumerate(units)]
+    wrong.end()
+    return [unit for unit in found if unit]
+
+
+def build(
+    keys: SpecKeys, file: Node, mistakes: Mistakes
+) -> tuple[Model, Names] | None:
+    """The model of a spec whose keys are right one by one, and notes of groups of its tensors; None
+    where it is wrong."""
+    m, train, root = keys.model, keys.train, Place(file, ())
+    walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
+    check, model, data = mistakes.check, ("model",), keys.data
+    check(("data", *model), _documents, root / "data", data, m.vocab)
+    at = root / "model" / "units"
+    check(("train.sequence", *model), _positions, at, m.units, train.sequence)
+    units = check(model, _units, walk, at, m.units)
+    if units is None:
+        return None
+    check(("train.sequence", "train.micro_batch"), _sizes, walk, root, train)
     if train.lora:
         logits = units[-1].ops[-1].args
-        _adapted(walk, root / "train" / "lora" / "match", logits)
-    _documents(root / "data", keys.data, m.vocab)
+        match = root / "train" / "lora" / "match"
+        check(("train.lora",), _adapted, walk, match, logits)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
-        _matched(walk, patterns / i, pattern)
-    optimizer = root / "train" / "optimizer"
-    groups = train.optimizer.groups
+        check(("zero.replicate",), _matched, walk, patterns / i, pattern)
+    at, groups = (
+        root / "train" / "optimizer" / "groups",
+        train.optimizer.groups,
+    )
+    reads = ("train.optimizer.groups",)
     if train.lora:
-        _kept(walk, optimizer / "groups", groups)
-    notes = _grouped(walk, optimizer / "groups", groups)
-    return Model(m.vocab, m.width, m.names, units), tuple(notes)
+        check((*reads, "train.lora"), _kept, walk, at, groups)
+    notes = check(reads, lambda: tuple(_grouped(walk, at, groups)))
+    return Model(m.vocab, m.width, m.names, tuple(units)), notes or ()

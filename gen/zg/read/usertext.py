@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 from .node import SpecError, printable
@@ -10,8 +11,25 @@ from .node import SpecError, printable
 BYTES = 128 * 1024  # of a file; a spec of twenty kinds of block has 20 KiB
 
 
-def text(path: str) -> str:
-    """The contents of a user's file."""
+HUB = re.compile(
+    r"[A-Za-z0-9][\w.-]*/(?!\S*\.(?:ya?ml|json)$)[A-Za-z0-9][\w.-]*", re.ASCII
+)
+
+
+def download(path: str) -> str:
+    """The command that gets the folder, where a path that is not there reads like a model's name on
+    the hub; else ''."""
+    if os.path.lexists(path) or not HUB.fullmatch(path):
+        return ""
+    folder = path.partition("/")[2]
+    return (
+        f"hf download {path} --local-dir {folder} (huggingface-cli download in older versions), "
+        f"then --from {folder}"
+    )
+
+
+def text(path: str, kind: str = "a spec", hint: str = "") -> str:
+    """The contents of a user's file. hint: what one that is too long mostly is."""
     if os.path.isfile(os.path.join(path, "config.json")):
         raise SpecError(
             f"{printable(path)}: is a folder of Hugging Face; allowed: a spec, or --from "
@@ -24,7 +42,7 @@ def text(path: str) -> str:
         why = (getattr(e, "strerror", None) or str(e)).lower()
         raise SpecError(
             f"{printable(path)}: cannot be read: {why}; "
-            "allowed: a file of text"
+            f"allowed: {download(path) or 'a file of text'}"
         ) from None
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
@@ -33,7 +51,7 @@ def text(path: str) -> str:
         )
     if len(raw) > BYTES:
         raise SpecError(
-            f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes"
+            f"{printable(path)}: is too long for {kind}{hint}; allowed: up to {BYTES} bytes"
         )
     try:
         return raw.decode("utf-8-sig")

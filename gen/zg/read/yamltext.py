@@ -7,11 +7,11 @@ that 1e-3 is a number and `no` is a word.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import yaml
 
-from .node import DEPTH, NODES, Node, SpecError, number, shown
+from .node import DEPTH, NODES, Node, SpecError, number, several, shown
 
 _WORDS = {
     "": None,
@@ -50,11 +50,19 @@ class Reader:
 
     place: Callable[[int], str]
     count: int = 0
+    twice: list[str] = field(default_factory=list)  # errors of keys
 
     def fail(self, line: int, wrong: str, allowed: str) -> SpecError:
         return SpecError(f"{self.place(line)}: {wrong}; allowed: {allowed}")
 
     def document(self, text: str) -> Node:
+        root = self.read(text)
+        if self.twice:
+            raise several(self.twice)
+        return root
+
+    def read(self, text: str) -> Node:
+        """The document, of which the first counts where a key stands twice."""
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as e:
@@ -137,11 +145,10 @@ class Reader:
                     }
                 continue
             if key.value in found:
-                raise self.fail(
-                    line,
-                    f"{shown(key.value)} stands here twice",
-                    "each key once",
-                )
+                wrong = f"{shown(key.value)} stands here twice"
+                said = self.fail(line, wrong, "each key once")
+                self.twice.append(str(said))
+                continue
             found[key.value] = self.node(value, line, depth + 1)
         return {**merged, **found}
 

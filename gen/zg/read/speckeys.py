@@ -1,0 +1,183 @@
+"""speckeys.py -- a spec's Nodes to its keys; what pydantic finds wrong with them, in our words."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from .node import Mistakes, Node, Path, dotted, meet, near, shown
+from .schema import SpecKeys
+
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+ROUNDS = 8  # of mending, each of which takes out what the last one left wrong
+# What stands in for a key that must be given, while other keys are checked.
+STAND_INS: dict[Path, Any] = {
+    ("model",): {"vocab": 2, "width": 1, "names": "llama", "units": []},
+    ("train",): {},
+    ("train", "global_batch"): 1,
+    ("train", "micro_batch"): 1,
+    ("train", "sequence"): 1,
+    ("train", "optimizer"): {"lr": 0},
+    ("train", "optimizer", "lr"): 0,
+}
+
+
+def _record(kind: object) -> type | None:
+    """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
+    if isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind)
+    ):
+        return kind
+    return next((r for r in map(_record, get_args(kind)) if r), None)
+
+
+def _mapping(path: Path) -> type:
+    """The record at a path, or the one that it lies in."""
+    kind: type = SpecKeys
+    for step in path:
+        if isinstance(step, str):
+            kind = (
+                _record(get_type_hints(kind, include_extras=True)[step])
+                or kind
+            )
+    return kind
+
+
+def _keys(path: Path) -> list[str]:
+    """The keys that the mapping at a path may have."""
+    kind = _mapping(path)
+    if is_dataclass(kind):
+        return [f.name for f in fields(kind)]
+    return list(kind.model_fields) if issubclass(kind, BaseModel) else []
+
+
+def _allowed(path: Path) -> str:
+    """What the key at a path may be, if its type says so."""
+    hints = get_type_hints(_mapping(path[:-1]), include_extras=True)
+    for rule in getattr(hints[str(path[-1])], "__metadata__", ()):
+        try:
+            rule.func(None)
+        except PydanticCustomError as refused:
+            return f"allowed: {(refused.context or {})['allowed']}"
+    return "it must be given"
+
+
+def _line(root: Node, error: ErrorDetails) -> str:
+    """One line for one of pydantic's errors."""
+    path = error["loc"]
+    kind = error["type"]
+    at = f"{root.at(path).where}: {dotted(path)}"
+    if kind == "zg":
+        return f"{at}: {error['msg']}"
+    if kind == "missing":
+        return f"{at}: is missing; {_allowed(path)}"
+    if kind in UNKNOWN:
+        return f"{at}: is no key here; {_unknown(path)}"
+    said = shown(error["input"])
+    if kind in ("tuple_type", "list_type"):
+        return f"{at}: is {said}; allowed: a list"
+    known = ", ".join(_keys(path))
+    allowed = f"a mapping with the keys {known}" if known else "{}"
+    return f"{at}: is {said}; allowed: {allowed}"
+
+
+def _likely(path: Path) -> list[Path]:
+    """What an unknown key may be meant for: a similar one here, the same word elsewhere."""
+    word = str(path[-1])
+    same = [p for p in _paths() if p[-1] == word]
+    here = near(word, _keys(path[:-1]), 0.8 if same else 0.6)
+    return [*([(*path[:-1], here)] if here else []), *same]
+
+
+def _unknown(path: Path) -> str:
+    here = path[:-1]
+    words = [
+        str(p[-1]) if p[:-1] == here else dotted(p) for p in _likely(path)
+    ]
+    hint = f"did you mean {' or '.join(words)}? " if words else ""
+    return f"{hint}allowed: {', '.join(_keys(here)) or 'no key'}"
+
+
+@cache
+def _paths() -> tuple[Path, ...]:
+    """Every key that is in no list."""
+    found: list[Path] = []
+    ahead: list[Path] = [()]
+    while ahead:
+        path = ahead.pop(0)
+        here = [(*path, key) for key in _keys(path)]
+        found += here
+        ahead += [
+            p
+            for p in here
+            if not _in_list(p) and _mapping(p) is not _mapping(path)
+        ]
+    return tuple(found)
+
+
+def _in_list(path: Path) -> bool:
+    hints = get_type_hints(_mapping(path[:-1]), include_extras=True)
+    return "tuple[" in str(hints[str(path[-1])])
+
+
+# ---- a spec that is wrong in parts
+
+
+def _holder(plain: dict[Any, Any], path: Path) -> dict[Any, Any]:
+    """The mapping that a key lies in; an empty one where there is none."""
+    held: Any = plain
+    for step in path[:-1]:
+        held = held.get(step) if isinstance(held, dict) else None
+    return held if isinstance(held, dict) else {}
+
+
+def _mend(plain: dict[str, Any], error: ErrorDetails) -> set[Path]:
+    """Takes out a key that is wrong, or puts in one that is missing; returns what is not known of
+    the spec then. A wrong item takes out its list, and a wrong key of the model the model."""
+    path = tuple(error["loc"])
+    if path[0] == "model":
+        plain["model"] = STAND_INS[path[:1]]
+        return {path[:1]}
+    last = [n for n, step in enumerate(path) if isinstance(step, int)]
+    path, kind = path[: last[0]] if last else path, error["type"]
+    if last or kind not in ("missing", *UNKNOWN):
+        _holder(plain, path).pop(path[-1], None)
+        return {path}
+    if kind in UNKNOWN:
+        _holder(plain, path).pop(path[-1], None)
+        return {*_likely(path)} or {path[:-1] or path}
+    if path in STAND_INS:
+        _holder(plain, path)[path[-1]] = deepcopy(STAND_INS[path])
+        return {path}
+    _holder(plain, path[:-1]).pop(path[-2], None)
+    return {path[:-1]}
+
+
+def read(root: Node, mistakes: Mistakes) -> SpecKeys | None:
+    """The keys of a spec. Those that are wrong have stand-ins, and are in mistakes.bad. None: there
+    are too many."""
+    plain: Any = root.plain()
+    gone = {*mistakes.bad}  # for an error before
+    for n in range(ROUNDS):
+        try:
+            return SpecKeys.model_validate(plain)
+        except ValidationError as e:
+            errors = sorted(
+                e.errors(include_url=False),
+                key=lambda error: error["type"] == "missing",
+            )
+        if not n:
+            mistakes.lines += [
+                _line(root, error)
+                for error in errors
+                if error["type"] != "missing"
+                or not any(meet(error["loc"], b) for b in gone)
+            ]
+        for error in errors:
+            mistakes.bad |= _mend(plain, error)
+    return None
