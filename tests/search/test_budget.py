@@ -180,14 +180,8 @@ def test_no_choice_is_tried_twice() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "zero.stage3_max_live_parameters=1000",
-        'train.optimizer.groups=[{match: ["*"], frozen: true}]',
-    ],
-)
-def test_what_no_choice_mends_is_said(key: str) -> None:
+def test_what_no_choice_mends_is_said() -> None:
+    key = 'train.optimizer.groups=[{match: ["*"], frozen: true}]'
     with pytest.raises(spec.SpecError) as e:
         search.find(
             loaded("gpt-tiny", key, "zero.stage=3", "train.memory_budget=1GiB")
@@ -195,6 +189,26 @@ def test_what_no_choice_mends_is_said(key: str) -> None:
     with pytest.raises(spec.SpecError) as alone:
         search.find(loaded("gpt-tiny", key, "zero.stage=3"))
     assert str(e.value) == str(alone.value)
+
+
+def test_a_budget_with_a_bound_on_parameters_that_no_plan_keeps() -> None:
+    """Chooses as it does with the least bound that one keeps."""
+    bound = "zero.stage3_max_live_parameters"
+    keys = ("zero.stage=3", "train.memory_budget=2GiB")
+    built = search.find(loaded("gpt-tiny", *keys, f"{bound}=1000"))
+    least = f"{bound}={built.plan.head.bound}"
+    (said,) = set(built.notes) - set(
+        search.find(loaded("gpt-tiny", *keys, least)).notes
+    )
+    assert said.startswith(f"{bound}: 1,000 elements hold no plan")
+    few, enough = (
+        [
+            (c.keys, c.device, c.host, c.cost)
+            for c in budget.choices(loaded("gpt-tiny", *keys, key))
+        ]
+        for key in (f"{bound}=1000", least)
+    )
+    assert few == enough and len(few) > 1
 
 
 def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,13 +224,14 @@ def _step(
 def choices(spec: Spec) -> tuple[Choice, ...]:
     """Those worth a thought: each holds less than every one that costs less, and fits the host and
     the file."""
-    every = list(_sets(spec))
+    every: list[Again] = []
     ways = [knobs.Way(spec), *knobs.ways(spec, knobs.moving(spec))]
     found: list[Choice] = []
     wrong: list[SpecError] = []
     now: dict[str, float] = {}
-    for way, p in knobs.planned(ways, lambda s: build.build(s).plan, wrong):
-        made, needs = way.spec, fits.needs(p)
+    for way, built in knobs.planned(ways, build.build, wrong):
+        made, p = way.spec, built.plan
+        every, needs = every or list(_sets(built.spec)), fits.needs(p)
         device = needs["device"] - _near(made, every[0])
         host = needs["host"] - _far(made, every[0], place.PAGE)
         of = {s.name: _way(s) for s in p.step}
