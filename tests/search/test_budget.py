@@ -317,11 +317,39 @@ def test_the_cheapest_that_fits(name: str) -> None:
             loaded(name, f"train.memory_budget={every[-1].device - 1}")
         )
     least = re.search(
-        r"allowed: at least (\d+)(; with other bits |$)", str(e.value)
+        r"allowed: at least (\d+)(, about \d+ of it beside the arena)?(; with other bits |$)",
+        str(e.value),
     )[1]
     assert search.find(
         loaded(name, f"train.memory_budget={least}")
     ).plan == planned(name, *every[-1].keys)
+
+
+@pytest.mark.parametrize(
+    "targets,where",
+    [
+        ("[cpu]", ""),
+        ("[sm_90]", ""),
+        ("[cpu, sm_90]", " on target sm_90, which needs most"),
+    ],
+)
+def test_a_budget_says_for_which_target_it_is_meant(
+    targets: str, where: str
+) -> None:
+    """Its note, its table and its refusal do; and what of the bytes no arena holds."""
+    keys = ("zero.stage=3", f"targets={targets}")
+    built = search.find(loaded("gpt-tiny", *keys, "train.memory_budget=2GiB"))
+    device = reserve.most(built.plan)
+    assert f"{device:,} bytes{where}, by estimate" in built.notes[-1]
+    assert f"the memory{where}, what lies" in built.choices
+    with pytest.raises(spec.SpecError) as e:
+        search.find(loaded("gpt-tiny", *keys, "train.memory_budget=1MB"))
+    beside = reserve.bytes_of("sm_90", 2)
+    tail = f", about {beside} of it beside the arena" * ("sm_90" in targets)
+    assert re.search(
+        rf": 1000000 bytes hold no plan{where}; .*at least \d+{tail}$",
+        str(e.value),
+    )
 
 
 def test_a_budget_that_another_rule_of_sums_holds() -> None:
