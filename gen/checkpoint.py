@@ -5,7 +5,7 @@ checkpoint.py verify DIR     every checksum of every tensor; DIR/step-00001000: 
 checkpoint.py diff A B       two checkpoints: what of their run.json differs, and which elements
 
 Exit codes: 0 all is whole, or equal; 1 something is missing, damaged or differs; 2 an argument is
-wrong, or what it names cannot be read.
+wrong, or what it names cannot be read; 3 stdout cannot be written.
 
 Invariants
  1. Nothing of a file is trusted: a size is checked before it is used, and what is wrong is a line
@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import math
+import os
 import re
 import signal
 import stat
@@ -33,6 +34,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 from zg.commandline import Parser
+from zg.output import naming, why
 
 HEADER_MAX = (
     100_000_000  # bytes of a header or of run.json, as in zr_safetensors.h
@@ -42,6 +44,7 @@ TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}  # bits of an element
 STEP = re.compile(r"step-(\d{8,10})")
 CHUNK = 1 << 15  # elements at a time: what is made of them stays in a cache
 PROGRESS_S = 10
+STDOUT = "standard output"
 DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -66,8 +69,15 @@ def printable(text: object) -> str:
     return kept.encode(letters, "replace").decode(letters)
 
 
+def tell(text: str, end: str = "\n") -> None:
+    """Writes to stdout at once."""
+    with naming(STDOUT):
+        print(text, end=end, flush=True)
+
+
 def say(text: str) -> None:
-    print(printable(text))
+    with naming(STDOUT):
+        print(printable(text))
 
 
 # ---- files
@@ -78,7 +88,7 @@ def size_of(path: Path) -> int:
     try:
         found = path.stat()
     except OSError as e:
-        raise Bad(f"{path}: {e.strerror}") from None
+        raise Bad(f"{path}: {why(e)}") from None
     if not stat.S_ISREG(found.st_mode):
         raise Bad(f"{path}: not a regular file")
     return found.st_size
@@ -90,7 +100,7 @@ def part(path: Path, at: int, n: int) -> bytes:
             file.seek(at)
             found = file.read(n)
     except OSError as e:
-        raise Bad(f"{path}: {e.strerror}") from None
+        raise Bad(f"{path}: {why(e)}") from None
     if len(found) < n:
         raise Bad(f"{path}: the file has become shorter")
     return found
@@ -213,7 +223,7 @@ class Tensor:
                         raise Bad(f"{self.path}: the file has become shorter")
                     yield bits
         except OSError as e:
-            raise Bad(f"{self.path}: {e.strerror}") from None
+            raise Bad(f"{self.path}: {why(e)}") from None
 
 
 def is_counts(x: object, most: int) -> TypeGuard[list[int]]:
@@ -302,7 +312,7 @@ def inside(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir(), key=lambda p: (step_of(p), p.name))
     except OSError as e:
-        raise Bad(f"{folder}: {e.strerror}") from None
+        raise Bad(f"{folder}: {why(e)}") from None
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -583,14 +593,21 @@ VERBS: Mapping[str, Callable[..., int]] = {
 def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     """The exit code of a verb; what is wrong goes to stderr."""
     try:
-        return verb(*given)
+        code = verb(*given)
+        with naming(STDOUT):
+            sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 130
     except Bad as e:
         code, told = 2, str(e)
     except OSError as e:
         code = 3 if e.errno in DISK else 2
-        told = f"{e.filename}: {e.strerror}"
+        told = why(e) if e.filename is None else f"{e.filename}: {why(e)}"
+        if (
+            e.filename == STDOUT
+        ):  # nothing is left for Python to flush at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(printable(f"{prog}: {told}"), file=sys.stderr)
     return code
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from checkpoint import Bad, code_of, command, say
 from zg.commandline import Parser
+from zg.output import naming
 
 TIMES = {
     "seconds",
@@ -46,7 +47,7 @@ def record(line: bytes) -> Record | None:
 def records(log: Path) -> Iterator[Record]:
     """What a run has left unfinished is passed over: only a run record comes behind it."""
     unfinished = 0
-    with open(log, "rb") as file:
+    with naming(log), open(log, "rb") as file:
         for number, line in enumerate(file, 1):
             found = record(line)
             if unfinished and (found is None or "run" not in found):

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from zg.output import why
 
 VOCABULARY = 256
 SMOOTHING = 0.1
@@ -59,7 +60,7 @@ def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
     try:
         tokens = np.fromfile(text, dtype=np.uint8).astype("<u2")
     except OSError as e:
-        print(f"{text}: {e.strerror}", file=sys.stderr)
+        print(f"{text}: {why(e)}", file=sys.stderr)
         return 2
     least = 20 * (T + 1)  # two samples or more to validate on
     if len(tokens) < least:
@@ -70,7 +71,11 @@ def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
         return 2
     train, val = split(tokens, T)
     for path, part in ((train_path, stir(train, T)), (val_path, val)):
-        Path(path).write_bytes(part.tobytes())
+        try:
+            Path(path).write_bytes(part.tobytes())
+        except OSError as e:
+            print(f"{path}: {why(e)}", file=sys.stderr)
+            return 3
     print(f"{bigram_loss(train, val):.4f}")
     return 0
 

@@ -169,7 +169,7 @@ static void print_row(zr *z, const zr_row *r, double wall)
     if (r->bytes && itself && r->seconds > 0)
         snprintf(rate, sizeof rate, "%.2f", 1e-9 * (double)r->bytes / r->seconds);
     if (gflops > 0) snprintf(work, sizeof work, "%.1f", gflops);
-    if (gflops > 0 && z->peak > 0)
+    if (gflops > 0 && gflops * z->ranks <= z->peak)
         snprintf(peak, sizeof peak, "  %.0f%% of peak", 100 * gflops * z->ranks / z->peak);
     int end = snprintf(line, sizeof line, "  %-22s %8.0f %11.3f %6.1f %14s %8s %10s%s", r->name,
                        (double)r->calls / n, 1e3 * r->seconds / n, 100 * r->seconds / wall, bytes,

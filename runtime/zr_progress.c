@@ -191,7 +191,8 @@ static void show_estimate(zr *z)
     double gflop = 1e-9 * z->p->flops, pace = z->peak;
     int64_t steps = z->o->steps - z->checkpoints.from;
     const char *object = z->p->object();
-    if (pace > 0) snprintf(from, sizeof from, "at ZR_PEAK_GFLOPS; it takes longer");
+    if (pace > 0)
+        snprintf(from, sizeof from, "at a peak of %.4g GFLOP/s; a step takes longer", pace);
     for (size_t i = 0; pace == 0 && i < sizeof usual / sizeof *usual; i++) {
         if (strcmp(object, usual[i].object)) continue;
         pace = usual[i].gflops * z->ranks * z->threads;
@@ -235,7 +236,8 @@ static void show(zr *z, const double *report, double now)
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
     double gflops = 1e-9 * zr_rate(steps * z->p->flops, busy);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
-    if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
+    if (z->peak > 0 && gflops <= z->peak)
+        snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     snprintf(line, sizeof line,
              "step %" PRId64 "/%" PRId64 "  loss %s  %s left  norm %.3g  lr %.2e%s  "
              "%.0f tokens/s  %.1f GFLOP/s%s",
@@ -293,7 +295,8 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     if (at > parts) at = parts;
     if (parts > 0) snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, unit, at, parts);
     if (in_step && done > 0)
-        snprintf(share, sizeof share, ", %.0f%% of its commands", done < 1 ? 100 * done : 100);
+        snprintf(share, sizeof share, ", %.0f%% of the step's commands",
+                 done < 1 ? 100 * done : 100);
     if (awaits > 0) snprintf(share, sizeof share, ", waits for rank %d", awaits);
     if (atomic_load(&t->end) > 0)
         snprintf(rest, sizeof rest, ", %s left", clock_text(time, left(z, now)));

@@ -81,7 +81,10 @@ def curve(
 def main(path: str, svg: str, bigram: str) -> None:
     log = Log(Path(path))
     log.read()
-    Path(svg).write_text(curve([log], [], float(bigram)))
+    try:
+        Path(svg).write_text(curve([log], [], float(bigram)))
+    except OSError as e:
+        sys.exit(f"{svg}: {e.strerror}")
 
 
 if __name__ == "__main__":

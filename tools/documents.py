@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from checkpoint import Bad, size_of
 from numpy.typing import NDArray
+from zg.output import naming
 
 PIECE = 1 << 18  # bytes
 TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
@@ -81,7 +82,7 @@ def pieces(
     where = str(path)
     line, first = 1, True
     rest = bytearray()
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         file.seek(start)
         while start < stop:
             left = stop - start
@@ -105,7 +106,7 @@ def pieces(
 
 def line_start(path: Path, at: int) -> int:
     """The first line that begins behind byte `at`, or the file's end"""
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         file.seek(at)
         file.readline()
         return file.tell()
@@ -131,7 +132,7 @@ def lines(files: Sequence[Path]) -> Iterator[Piece]:
     """A line is a document; an empty one is none."""
     number = 0
     for path in files:
-        with open(path, "rb") as file:
+        with naming(path), open(path, "rb") as file:
             for line, text in enumerate(file, 1):
                 if text.strip():
                     yield Piece(f"{path}:{line}", number, text, len(text))

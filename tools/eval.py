@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 import trained
-from checkpoint import Bad, code_of
+from checkpoint import Bad, code_of, tell
 from documents import Piece, lines, loaded
 from encoding import Encoder, Ids, sound
+from zg.output import naming
 
 # llm.c's format: 256 int32, then examples of uint16
 MAGIC, VERSION, HEADER = 20240522, 1, 256
@@ -83,7 +84,7 @@ def example(piece: Piece, encoder: Encoder) -> bytes:
 
 def write(source: Path, to: Path, encoder: Encoder) -> None:
     longest = count = 0
-    with open(to, "wb") as file:
+    with naming(to), open(to, "wb") as file:
         file.seek(4 * HEADER)
         for piece in lines([source]):
             if piece.number == MOST:
@@ -111,7 +112,7 @@ def scored(words: Sequence[str], folder: str, name: Path) -> int:
         for line in running.stdout:
             told = line.removeprefix(f"eval {name.name}: ")
             if told != line:
-                print(f"eval {name}: {told}", end="", flush=True)
+                tell(f"eval {name}: {told}", end="")
         return trained.code(running.wait())
 
 

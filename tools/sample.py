@@ -22,8 +22,9 @@ from typing import IO, Protocol
 
 import numpy as np
 import trained
-from checkpoint import Bad, code_of
+from checkpoint import Bad, code_of, tell
 from encoding import Encoder, Ids
+from zg.output import naming
 
 ANEW = 16  # tokens that are decoded again with the next: a letter may be of several
 CUT = "\N{REPLACEMENT CHARACTER}"  # what half a letter is decoded to
@@ -112,7 +113,8 @@ def sample(chosen: argparse.Namespace) -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
-        prompt.write_bytes(np.array(ids, "<u4").tobytes())
+        with naming(prompt):
+            prompt.write_bytes(np.array(ids, "<u4").tobytes())
         return spoken(command(chosen, prompt), reader, recipe.end)
 
 
@@ -131,14 +133,14 @@ def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
                 if token == end:
                     break
                 told = True
-                print(reader.text(token), end="", flush=True)
+                tell(reader.text(token), end="")
             else:
                 by_itself = True
         finally:
             if not by_itself:
                 running.terminate()
         if told:
-            print()
+            tell("")
         code = running.wait()
         if not by_itself or not code:
             return 0

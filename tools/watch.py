@@ -6,7 +6,7 @@ On a terminal the picture is drawn anew when a log grows, else once, at the end:
 ended, at Ctrl-C, or at once with --once. Files are whole then; TensorBoard and Weights & Biases
 have each step as it comes.
 
-Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written.
+Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 the disk is full.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Protocol
 
 import plotext
-from checkpoint import Bad, code_of, printable
+from checkpoint import Bad, code_of, printable, tell
 from curve import curve
 from logs import Log, Record
 from zg.commandline import Parser
+from zg.output import naming
 
 LOOK_S = 1.0  # between two looks at the logs
 RECENT = 20  # steps, of which the median tells the rate, and what is left
@@ -124,14 +125,17 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str) -> None:
         from tensorboard.summary import Writer
 
-        self.writer = Writer(str(folder / name))
+        self.folder = folder / name
+        self.writer = Writer(str(self.folder))
 
     def add(self, step: int, found: dict[str, float]) -> None:
-        for key, x in found.items():
-            self.writer.add_scalar(key, x, step)
+        with naming(self.folder):
+            for key, x in found.items():
+                self.writer.add_scalar(key, x, step)
 
     def close(self) -> None:
-        self.writer.close()
+        with naming(self.folder):
+            self.writer.close()
 
 
 class Wandb:
@@ -168,7 +172,7 @@ def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
         for step, record in sorted(log.steps.items())
     ]
     fields = dict.fromkeys(key for row in rows for key in row)
-    with open(path, "w", newline="") as file:
+    with naming(path), open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(fields), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -197,7 +201,10 @@ class Watch:
 
     def look(self) -> bool:
         """Takes in what is new; whether anything is."""
-        found = [log.read() for log in self.logs]
+        found = []
+        for log in self.logs:
+            with naming(log.path):
+                found.append(log.read())
         for log in self.logs:
             if not log.run and not log.steps:
                 raise Bad(f"{log.path}: no record of a run")
@@ -221,14 +228,14 @@ class Watch:
         live = sys.stdout.isatty() and not self.chosen.once
         self.look()
         try:
-            print(CLEAR * live, end="")
+            tell(CLEAR * live, end="")
             self.show(live)
             while self.goes_on():
                 time.sleep(LOOK_S)
                 if self.look():
                     self.show(live)
         except KeyboardInterrupt:
-            print()
+            tell("")
         finally:
             for sink in chain(*self.sinks):
                 sink.close()
@@ -240,7 +247,7 @@ class Watch:
         picture = drawn(self.logs, self.names)
         if sys.stdout.isatty() and not self.chosen.once:
             picture = HOME + picture.replace("\n", f"{REST}\n") + BELOW
-        print(picture, flush=True)
+        tell(picture)
 
     def write(self) -> None:
         if self.chosen.csv:
@@ -249,7 +256,8 @@ class Watch:
             return
         if not all(log.points("loss") for log in self.logs):
             raise Bad(f"{self.chosen.svg}: a log has no step to draw yet")
-        self.chosen.svg.write_text(curve(self.logs, self.names))
+        with naming(self.chosen.svg):
+            self.chosen.svg.write_text(curve(self.logs, self.names))
 
 
 def run(chosen: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from .facts import ops
@@ -24,8 +25,8 @@ from .read.spec import Spec
 
 
 class Built(NamedTuple):
-    """A plan and what the user should hear about it; spec: with what a memory budget chose;
-    choices: a table of what it chose from."""
+    """A plan and what the user should hear about it; spec: with what a memory budget chose, and the
+    bound on live parameters that the plan keeps; choices: a table of what it chose from."""
 
     plan: plan.Plan
     notes: Names
@@ -62,9 +63,28 @@ def _idle(spec: Spec, graph: Graph) -> Names:
     return tuple(f"train.recompute: no block has {word}" for word in idle)
 
 
-@unsearched
 def build(spec: Spec) -> Built:
-    """Of a spec as it is: what a memory budget may choose, and whether it fits, see search."""
+    """Of a spec as it is: what a memory budget may choose, and whether it fits, see search. A bound
+    on live parameters that no plan keeps is raised to the least that one does."""
+    made, built = spec, _built(spec)
+    while built.plan.head.live > built.plan.head.bound:
+        bound = built.plan.head.live
+        z = replace(spec.zero, stage3_max_live_parameters=bound)
+        made = replace(spec, zero=z)
+        built = _built(made)
+    if made is spec:
+        return built
+    layers = "; train.accumulate layers cuts no block"
+    note = (
+        f"zero.stage3_max_live_parameters: {spec.zero.stage3_max_live_parameters:,} elements hold "
+        f"no plan: the bound is {built.plan.head.bound:,}, the least that does"
+        f"{layers if spec.together > 1 else ''}"
+    )
+    return built._replace(notes=(note, *built.notes))
+
+
+@unsearched
+def _built(spec: Spec) -> Built:
     t, z = spec.train, spec.zero
     graph = slices.graph(spec)
     shards = shard.split(spec, graph)

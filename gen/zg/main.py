@@ -88,7 +88,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="FILE",
         dest="out",
         help="write there and not to stdout: FILE is whole, or as it was; a bundle's "
-        "folder must be new, or empty",
+        "folder must be new, or empty; missing folders are made, below the current one only",
     )
     p.add_argument(
         "--flat",
@@ -180,6 +180,14 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
+    nowhere = output.nowhere(args.out) if args.out else ""
+    if nowhere:
+        print(
+            f"zgen: -o {node.printable(args.out)}: there is no folder {node.printable(nowhere)}; "
+            "allowed: one that is there, or one below the current folder, which is made",
+            file=sys.stderr,
+        )
+        return 2
     if args.emit == "bundle" and not new_folder(args.out):
         print(
             "zgen: --emit bundle: needs -o with a folder that is new, or empty",
@@ -204,12 +212,13 @@ def run(args: argparse.Namespace) -> int:
         if args.emit == "bundle":
             from .write import bundle
 
-            bundle.write(made, args.out)
+            with output.folders(args.out):
+                bundle.write(made, args.out)
         else:
             output.write(made, args.out)
     except OSError as e:
         there = "to stdout" if args.out is None else node.printable(args.out)
-        print(f"zgen: cannot write {there}: {e.strerror}", file=sys.stderr)
+        print(f"zgen: cannot write {there}: {output.why(e)}", file=sys.stderr)
         return 3
     return 0
 

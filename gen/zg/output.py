@@ -2,10 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def why(e: OSError) -> str:
+    """The reason of an error, whatever raised it."""
+    said = e.args[0] if e.args else ""
+    if isinstance(e, shutil.Error) and isinstance(said, list):  # of copytree
+        *_, said = said[0]
+    found = re.fullmatch(r"\[Errno -?\d+\] (.*?)(: ['\"].*)?", str(said), re.S)
+    return e.strerror or (found[1] if found else str(said)) or type(e).__name__
+
+
+@contextlib.contextmanager
+def naming(place: object) -> Iterator[None]:
+    """Names a file, or an output, in an error that names none: only open() does by itself."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename is None:
+            e.filename = str(place)
+        raise
+
+
+def missing(path: str) -> list[str]:
+    """The folders of a path that are not there, the innermost first."""
+    here = Path(os.path.abspath(path))
+    return [str(up) for up in here.parents if not os.path.lexists(up)]
+
+
+def nowhere(path: str) -> str:
+    """The outermost missing folder of a path, where it is not below the current one; else ''."""
+    for first in missing(path)[-1:]:
+        if not any(os.path.samefile(up, ".") for up in Path(first).parents):
+            return first
+    return ""
+
+
+@contextlib.contextmanager
+def folders(path: str) -> Iterator[None]:
+    """While those of a path are made, which are gone again if what follows fails."""
+    made = missing(path)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        raise
 
 
 def write(text: str, path: str | None) -> None:
@@ -24,8 +77,11 @@ def write(text: str, path: str | None) -> None:
         with open(path, "wb") as there:
             _into(there.fileno(), text)
         return
-    path = os.path.realpath(path)  # a link stays one
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with folders(path):
+        _replace(text, os.path.realpath(path), mode)  # a link stays one
+
+
+def _replace(text: str, path: str, mode: int) -> None:
     made, beside = tempfile.mkstemp(prefix=".zgen.", dir=os.path.dirname(path))
     try:
         with os.fdopen(made, "wb") as there:

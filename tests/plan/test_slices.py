@@ -20,7 +20,6 @@ from zg.check import check
 from zg.passes import slices
 from zg.plan.plan import Plan
 from zg.read import spec
-from zg.read.node import SpecError
 from zg.search import search
 from zg.write import explain
 
@@ -308,39 +307,38 @@ def test_slices_are_as_few_as_can_be() -> None:
     assert made(LEAST) == {"up_proj": 4, "down_proj": 2}
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
-    """With the least bound that works: that of the embedding and the head here, else of what has no
-    slices."""
-    with pytest.raises(
-        SpecError, match=rf"cannot hold .*; allowed: at least {LEAST}$"
-    ):
-        planned(f"zero.stage3_max_live_parameters={LEAST - 1}")
-    gpt = str(trainer.ROOT / "model_specs" / "gpt-tiny.yaml")
-    with pytest.raises(SpecError) as refused:
-        search.find(
-            spec.load(
-                gpt, ("zero.stage=3", "zero.stage3_max_live_parameters=1")
-            )
-        )
-    least = int(str(refused.value).split()[-1])
-    search.find(
-        spec.load(
-            gpt, ("zero.stage=3", f"zero.stage3_max_live_parameters={least}")
-        )
+@pytest.mark.parametrize("bound", [1, LEAST - 1])
+def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
+    bound: int,
+) -> None:
+    """Embedding and head here: DeepSpeed gathers them, too, whatever its bound."""
+    least = search.find(
+        spec.load(str(SPEC), (f"zero.stage3_max_live_parameters={LEAST}",))
+    )
+    found = search.find(
+        spec.load(str(SPEC), (f"zero.stage3_max_live_parameters={bound}",))
+    )
+    assert found.plan == least.plan and found.plan.head.bound == LEAST
+    (said,) = set(found.notes) - set(least.notes)
+    assert said == (
+        f"zero.stage3_max_live_parameters: {bound:,} elements hold no plan: the bound is "
+        f"{LEAST:,}, the least that does"
     )
 
 
-def test_all_micro_batches_through_a_unit_are_refused() -> None:
-    with pytest.raises(
-        SpecError,
-        match="train.accumulate layers; allowed: train.accumulate: "
-        "micro_batches, or a bound that holds the largest block",
-    ):
-        planned(
-            "zero.stage3_max_live_parameters=20000",
-            "train.accumulate=layers",
-            "train.global_batch=8",
+def test_all_micro_batches_through_a_unit_cut_no_block() -> None:
+    layers = ("train.accumulate=layers", "train.global_batch=8")
+    found = search.find(
+        spec.load(
+            str(SPEC), ("zero.stage3_max_live_parameters=20000", *layers)
         )
+    )
+    (said,) = found.notes
+    assert said.endswith("; train.accumulate layers cuts no block")
+    whole = search.find(
+        spec.load(str(SPEC), ("zero.stage3_max_live_parameters=0", *layers))
+    )
+    assert whole.plan == found.plan
 
 
 def test_notes_say_what_is_cut() -> None:

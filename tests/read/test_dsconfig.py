@@ -426,7 +426,7 @@ def test_another_type_takes_nothing_of_the_specs_type() -> None:
     ]
     with pytest.raises(
         SpecError,
-        match='total_num_steps: is "auto", and the spec does not say',
+        match='total_num_steps: is "auto", and the spec has neither',
     ):
         changes(
             '{"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}'

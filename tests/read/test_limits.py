@@ -153,7 +153,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
 
 @pytest.mark.slow
 def test_parts_of_blocks() -> None:
-    """The bound that is allowed is the least."""
+    """A bound that cuts blocks into more than 4096 parts is the least that does not."""
     key = "zero.stage3_max_live_parameters"
     sets = (
         "model.width=1024",
@@ -161,16 +161,17 @@ def test_parts_of_blocks() -> None:
         "model.units[1].blocks=300",
         "zero.stage3_param_persistence_threshold=0",
     )
-    found = re.search(
-        rf"{key}: cuts blocks into 4500 parts, more than 4096; allowed: at least (\d+)$",
-        refused("llama-tiny", *sets, f"{key}=400000"),
+    path = str(SPECS / "llama-tiny.yaml")
+    found = search.find(spec.load(path, (*sets, f"{key}=400000")))
+    bound = found.plan.head.bound
+    assert any(
+        note.startswith(f"{key}: 400,000 elements hold no plan: the bound is")
+        for note in found.notes
     )
-    assert found and "cuts blocks" in refused(
-        "llama-tiny", *sets, f"{key}={int(found[1]) - 1}"
-    )
-    search.find(
-        spec.load(str(SPECS / "llama-tiny.yaml"), (*sets, f"{key}={found[1]}"))
-    )
+    least = search.find(spec.load(path, (*sets, f"{key}={bound}")))
+    below = search.find(spec.load(path, (*sets, f"{key}={bound - 1}")))
+    assert found.plan == below.plan == least.plan
+    assert not any("the bound is" in note for note in least.notes)
 
 
 def test_layers_of_all_units(tmp_path: pathlib.Path) -> None:

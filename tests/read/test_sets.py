@@ -252,7 +252,8 @@ def test_what_is_no_spec(tmp_path: pathlib.Path, text: str, said: str) -> None:
     [
         (
             LLAMA.read_text(),
-            "the file is a spec; allowed: DeepSpeed's configuration behind --zero",
+            "the file is a spec: it has model, train, cluster, zero; allowed: DeepSpeed's "
+            "configuration behind --zero",
         ),
         (
             '{"model": {}, "train": {}}',
@@ -270,6 +271,124 @@ def test_what_is_no_ds_config(
         SpecError, match=f"{re.escape(str(tmp_path))}/file:\\d+: {said}"
     ):
         spec.load(str(LLAMA), (), str(tmp_path / "file"))
+
+
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 2
+"""
+FSDP = """compute_environment: LOCAL_MACHINE
+fsdp_config:
+  fsdp_sharding_strategy: FULL_SHARD
+"""
+TRAINER = """# LLaMA-Factory
+bf16: true
+gradient_accumulation_steps: 2
+per_device_train_batch_size: 1
+learning_rate: 1.0e-4
+output_dir: saves
+deepspeed: ds_z3.json
+"""
+TITAN = """[job]
+dump_folder = "out"
+
+[model]
+name = "llama3"
+"""
+COMMENTED = """{
+  // ours
+  "train_batch_size": 8,
+  "zero_optimization": {
+    "model": 1, "stage": 2}
+}
+"""
+STRANGERS = [  # whose, the line of its first key, what is allowed as a spec and behind --zero
+    (
+        ACCELERATE,
+        1,
+        "accelerate's configuration: it has compute_environment, distributed_type, "
+        "deepspeed_config",
+        "the ds_config.json that its key deepspeed_config_file names, or where it names none, "
+        "one with zero_optimization.stage for its zero_stage",
+    ),
+    (
+        FSDP,
+        2,
+        "a configuration of FSDP: it has fsdp_config",
+        "FULL_SHARD is --set zero.stage=3",
+    ),
+    (
+        '{"fsdp_backward_prefetch": "x", "activation_checkpointing": true}',
+        1,
+        "a configuration of FSDP: it has fsdp_backward_prefetch",
+        "FULL_SHARD is --set zero.stage=3",
+    ),
+    (
+        TRAINER,
+        6,
+        "the arguments of a Trainer: it has output_dir, deepspeed",
+        "the ds_config.json that its key deepspeed names",
+    ),
+    (
+        '{"output_dir": "o", "fp16": false, "learning_rate": 5e-5}',
+        1,
+        "the arguments of a Trainer: it has output_dir",
+        "the ds_config.json that its key deepspeed names",
+    ),
+    (
+        "base_model: a/b\noptimizer: adamw_8bit\nbf16: auto\n",
+        1,
+        "the arguments of a Trainer: it has base_model",
+        "the ds_config.json that its key deepspeed names",
+    ),
+    (TITAN, 1, r"torchtitan's configuration: it has \[job\]", ""),
+    (
+        '{"peft_type": "LORA", "lora_alpha": 16}',
+        1,
+        "PEFT's configuration of an adapter: it has peft_type, lora_alpha",
+        "train.lora",
+    ),
+]
+
+
+@pytest.mark.parametrize("text,line,what,allowed", STRANGERS)
+def test_whose_a_file_is_that_is_neither(
+    tmp_path: pathlib.Path, text: str, line: int, what: str, allowed: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    said = f"file:{line}: the file is {what}; allowed: .*{allowed}"
+    assert re.search(said, refused(path=file))
+    with pytest.raises(SpecError, match=said):
+        spec.load(str(LLAMA), (), str(file))
+
+
+def test_a_ds_config_that_is_no_yaml_is_known_by_its_lines(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "file").write_text(COMMENTED)
+    assert re.search(
+        "file:4: the file is DeepSpeed's configuration: it has zero_optimization, "
+        "train_batch_size; allowed: a spec, and this file behind --zero",
+        refused(path=tmp_path / "file"),
+    )
+
+
+def test_keys_of_another_beside_its_own_are_no_other_file(
+    tmp_path: pathlib.Path,
+) -> None:
+    """DeepSpeed ignores them; and a mistake of syntax is told as one."""
+    file = tmp_path / "file"
+    file.write_text('{"output_dir": "o", "zero_optimization": {"stage": 1}}')
+    read = spec.load(str(LLAMA), (), str(file))
+    assert read.zero.stage == 1
+    assert any("output_dir: has no effect here" in n for n in read.notes)
+    file.write_text(
+        '{\n"output_dir": "o",\n"zero_optimization": {"stage" 1}\n}'
+    )
+    with pytest.raises(SpecError, match="file:3: broken syntax"):
+        spec.load(str(LLAMA), (), str(file))
 
 
 def test_an_old_spelling_is_read_and_noted() -> None:

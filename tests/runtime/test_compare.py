@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import law
 import program
 import pytest
 import trainer
+from patience import LIMIT
 
 Tell = Callable[..., tuple[int, list[str]]]
 
@@ -176,4 +180,25 @@ def test_logs_of_runs(
     assert (
         said.startswith("two recipes: train.seed: 1 -> 2\nstep 1: loss ")
         and "4 of 4 steps" in said
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_stdout_that_is_full_is_told(
+    tmp_path: Path, unbuffered: str
+) -> None:
+    (tmp_path / "log").write_text(FOUR)
+    tool = trainer.ROOT / "gen" / "compare.py"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, tool, tmp_path / "log", tmp_path / "log"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (
+        3,
+        "run compare: standard output: No space left on device\n",
     )

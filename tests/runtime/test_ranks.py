@@ -716,6 +716,8 @@ def test_help_and_version(program: Path) -> None:
 def test_the_share_of_the_peak(program: Path, data: Path) -> None:
     assert "% of peak)" in train(program, data, ZR_PEAK_GFLOPS=100).err
     assert "peak" not in train(program, data).err
+    low = train(program, data, ZR_PEAK_GFLOPS=1e-12).err
+    assert "at a peak of 1e-12 GFLOP/s" in low and "% of peak" not in low
 
 
 def lines_of(paths: Iterator[Path]) -> list[str]:

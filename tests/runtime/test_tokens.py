@@ -93,3 +93,17 @@ def test_a_text_that_is_not_there_is_named(tmp_path):
     done = make(tmp_path / "nothing", tmp_path)
     assert done.returncode == 2 and "nothing: No such file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_told_with_its_file(tmp_path: Path) -> None:
+    files = [TEXT, "/dev/full", tmp_path / "val"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        3,
+        "",
+        "/dev/full: No space left on device\n",
+    )

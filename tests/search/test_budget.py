@@ -180,14 +180,8 @@ def test_no_choice_is_tried_twice() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "zero.stage3_max_live_parameters=1000",
-        'train.optimizer.groups=[{match: ["*"], frozen: true}]',
-    ],
-)
-def test_what_no_choice_mends_is_said(key: str) -> None:
+def test_what_no_choice_mends_is_said() -> None:
+    key = 'train.optimizer.groups=[{match: ["*"], frozen: true}]'
     with pytest.raises(spec.SpecError) as e:
         search.find(
             loaded("gpt-tiny", key, "zero.stage=3", "train.memory_budget=1GiB")
@@ -195,6 +189,26 @@ def test_what_no_choice_mends_is_said(key: str) -> None:
     with pytest.raises(spec.SpecError) as alone:
         search.find(loaded("gpt-tiny", key, "zero.stage=3"))
     assert str(e.value) == str(alone.value)
+
+
+def test_a_budget_with_a_bound_on_parameters_that_no_plan_keeps() -> None:
+    """Chooses as it does with the least bound that one keeps."""
+    bound = "zero.stage3_max_live_parameters"
+    keys = ("zero.stage=3", "train.memory_budget=2GiB")
+    built = search.find(loaded("gpt-tiny", *keys, f"{bound}=1000"))
+    least = f"{bound}={built.plan.head.bound}"
+    (said,) = set(built.notes) - set(
+        search.find(loaded("gpt-tiny", *keys, least)).notes
+    )
+    assert said.startswith(f"{bound}: 1,000 elements hold no plan")
+    few, enough = (
+        [
+            (c.keys, c.device, c.host, c.cost)
+            for c in budget.choices(loaded("gpt-tiny", *keys, key))
+        ]
+        for key in (f"{bound}=1000", least)
+    )
+    assert few == enough and len(few) > 1
 
 
 def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,11 +317,39 @@ def test_the_cheapest_that_fits(name: str) -> None:
             loaded(name, f"train.memory_budget={every[-1].device - 1}")
         )
     least = re.search(
-        r"allowed: at least (\d+)(; with other bits |$)", str(e.value)
+        r"allowed: at least (\d+)(, about \d+ of it beside the arena)?(; with other bits |$)",
+        str(e.value),
     )[1]
     assert search.find(
         loaded(name, f"train.memory_budget={least}")
     ).plan == planned(name, *every[-1].keys)
+
+
+@pytest.mark.parametrize(
+    "targets,where",
+    [
+        ("[cpu]", ""),
+        ("[sm_90]", ""),
+        ("[cpu, sm_90]", " on target sm_90, which needs most"),
+    ],
+)
+def test_a_budget_says_for_which_target_it_is_meant(
+    targets: str, where: str
+) -> None:
+    """Its note, its table and its refusal do; and what of the bytes no arena holds."""
+    keys = ("zero.stage=3", f"targets={targets}")
+    built = search.find(loaded("gpt-tiny", *keys, "train.memory_budget=2GiB"))
+    device = reserve.most(built.plan)
+    assert f"{device:,} bytes{where}, by estimate" in built.notes[-1]
+    assert f"the memory{where}, what lies" in built.choices
+    with pytest.raises(spec.SpecError) as e:
+        search.find(loaded("gpt-tiny", *keys, "train.memory_budget=1MB"))
+    beside = reserve.bytes_of("sm_90", 2)
+    tail = f", about {beside} of it beside the arena" * ("sm_90" in targets)
+    assert re.search(
+        rf": 1000000 bytes hold no plan{where}; .*at least \d+{tail}$",
+        str(e.value),
+    )
 
 
 def test_a_budget_that_another_rule_of_sums_holds() -> None:

@@ -49,3 +49,10 @@ def test_a_run_that_diverges_is_drawn_as_well(tmp_path: Path) -> None:
     found.write_text(log(3.0, 3e6))
     curve.main(str(found), str(picture), "2.0")
     assert picture.stat().st_size < 5000
+
+
+def test_a_full_disk_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(log(3.0))
+    with pytest.raises(SystemExit) as e:
+        curve.main(str(tmp_path / "log"), "/dev/full", "2.0")
+    assert e.value.code == "/dev/full: No space left on device"

@@ -313,3 +313,30 @@ def test_wandb_has_each_step(
         [n, {"loss": x, "seconds": 2.0}] for n, x in ((1, 3.0), (2, 2.0))
     ]
     assert closed == "closed"
+
+
+# ---- a disk that is full
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("option", ["--csv", "--svg", None])
+def test_a_full_disk_is_told_with_its_file(
+    tmp_path: Path, option: str | None, unbuffered: str
+) -> None:
+    """stdout too, which has no name of its own."""
+    put(tmp_path / "log", run(), step(1, 3.0), step(2, 2.0))
+    told = [option, "/dev/full"] if option else []
+    with open("/dev/null" if option else "/dev/full", "w") as out:
+        done = subprocess.run(
+            [*WATCH, tmp_path / "log", "--once", *told],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+        )
+    where = "/dev/full" if option else "standard output"
+    assert (done.returncode, done.stderr) == (
+        3,
+        f"run watch: {where}: No space left on device\n",
+    )

@@ -134,8 +134,8 @@ def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert sorted(bundle.rglob("*")) == before
     done = zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "no" / "such")
     assert (
-        done.returncode == 3
-        and "No such file" in done.stderr
+        done.returncode == 2
+        and "there is no folder" in done.stderr
         and not list(tmp_path.iterdir())
     )
     (tmp_path / "empty").mkdir()

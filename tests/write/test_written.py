@@ -1,8 +1,10 @@
 """test_written.py -- where zgen writes: `-o FILE` is whole or as it was, and stdout still is an
 output; what it says on stderr while it works."""
 
+import errno
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,8 @@ import pytest
 import trainer
 from patience import LIMIT
 from test_command import zgen
+from test_ranks import namespaces
+from zg import output
 
 GPT = law.path("gpt")
 KEYS = ("--emit", "plan")
@@ -49,12 +53,80 @@ def test_a_file(tmp_path: pathlib.Path, plan: str) -> None:
 
 
 def test_folders_are_made(tmp_path: pathlib.Path) -> None:
-    """Of what can be written; of what is refused there are none."""
+    """Below the current one, of what can be written; of what is refused there are none."""
     there = tmp_path / "two" / "folders" / "plan"
-    assert zgen(GPT, "--set", "zero.stage=4", "-o", there).returncode == 2
-    assert not [*tmp_path.iterdir()]
-    assert zgen(GPT, *KEYS, "-o", there).returncode == 0
-    assert there.read_text().startswith("plan")
+    bad = ("--set", "zero.stage=4")
+    for where in ("two/folders/plan", there):
+        assert zgen(GPT, *bad, "-o", where, cwd=tmp_path).returncode == 2
+        assert not [*tmp_path.iterdir()]
+        assert zgen(GPT, *KEYS, "-o", where, cwd=tmp_path).returncode == 0
+        assert there.read_text().startswith("plan")
+        shutil.rmtree(tmp_path / "two")
+
+
+def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
+    """A slip of the pen makes none at / or beside; a folder that is there will do."""
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    (here / "link").symlink_to("../other")
+    for where, lacks in (
+        ("/zgen-typo/build/train.c", "/zgen-typo"),
+        ("../other/x/train.c", other),
+        (other / "x" / "y" / "train.c", other),
+    ):
+        for emit in ("c", "bundle"):
+            done = zgen(GPT, "--emit", emit, "-o", where, cwd=here)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr == (
+                f"zgen: -o {where}: there is no folder {lacks}; allowed: one that is there, or "
+                "one below the current folder, which is made\n"
+            )
+            assert not other.exists() and not os.path.exists("/zgen-typo")
+    other.mkdir()
+    assert zgen(GPT, *KEYS, "-o", "../other/plan", cwd=here).returncode == 0
+    assert zgen(GPT, *KEYS, "-o", "link/x/plan", cwd=here).returncode == 0
+    assert sorted(os.listdir(other)) == ["plan", "x"]
+
+
+@pytest.mark.skipif(
+    not namespaces(), reason="nobody may mount here in a namespace"
+)
+@pytest.mark.parametrize("emit,size", [("c", "16k"), ("bundle", "64k")])
+def test_a_full_disk(tmp_path: pathlib.Path, emit: str, size: str) -> None:
+    """The reason is told, and no folder stays that was made for it."""
+    program = trainer.ROOT / "gen/zgen"
+    command = (
+        f"mount -t tmpfs -o size={size} none {tmp_path} && cd {tmp_path} && "
+        f"{{ {program} {GPT} --emit {emit} -o new/folder/it; echo code $?; find .; }}"
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.stdout == "code 3\n.\n"
+    assert done.stderr == (
+        "zgen: cannot write new/folder/it: No space left on device\n"
+    )
+
+
+def test_the_reason_of_an_error() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "a'b")
+    copied = shutil.Error([("a", "b", str(full)), ("c", "d", "other")])
+    reasons = [
+        output.why(e)
+        for e in (full, copied, shutil.Error("same file"), OSError())
+    ]
+    full = "No space left on device"
+    assert reasons == [full, full, "same file", "OSError"]
+
+
+def test_an_error_that_names_no_file_is_given_one() -> None:
+    for name, told in ((None, "there"), ("here", "here")):
+        with pytest.raises(OSError) as e, output.naming("there"):
+            raise OSError(errno.ENOSPC, "full", name)
+        assert (e.value.filename, e.value.strerror) == (told, "full")
 
 
 def test_an_error_leaves_the_file(tmp_path: pathlib.Path) -> None:

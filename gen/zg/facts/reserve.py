@@ -81,6 +81,11 @@ def device(p: Plan, target: str) -> int:
     )
 
 
+def neediest(p: Plan) -> str:
+    """The target that needs most of a device."""
+    return max(p.head.targets, key=lambda t: device(p, t))
+
+
 def most(p: Plan) -> int:
-    """On the target that needs most."""
-    return max(device(p, t) for t in p.head.targets)
+    """Bytes of device memory on that target."""
+    return device(p, neediest(p))

@@ -166,7 +166,7 @@ def choose(
     spec: Spec, shards: Shards, uses: Sequence[Use]
 ) -> tuple[int, set[Key], int]:
     """How many uses to gather ahead, which units stay gathered, and the most elements gathered at
-    once; at most the bound, of which 0 says what the largest unit needs."""
+    once: at most the bound, or what the largest unit needs where that is more."""
     z, W = spec.zero, spec.cluster.ranks
     sizes = {f.name: f.shard * W for f in shards.flats}
     gathered = [
@@ -177,13 +177,7 @@ def choose(
     def live(d: int, uses: Sequence[Use]) -> int:
         return kept + _peak(_spans(uses), sizes, d)
 
-    most = z.stage3_max_live_parameters or live(0, uses)
-    if live(0, uses) > most:
-        raise spec.wrong(
-            "zero.stage3_max_live_parameters",
-            f"{most} elements cannot hold the largest unit beside what is kept whole",
-            f"at least {live(0, uses)}",
-        )
+    most = max(z.stage3_max_live_parameters, live(0, uses))
     if not gathered:
         return 0, set(), live(0, uses)
     want = z.stage3_prefetch_bucket_size

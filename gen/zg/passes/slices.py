@@ -28,9 +28,11 @@ ROWS = 8  # a slice begins at a multiple of 16 bytes, of halves too
 
 
 def graph(spec: Spec) -> Graph:
-    """The graph of a spec, its blocks cut where they must be."""
+    """The graph of a spec, its blocks cut where they must be, into PARTS at most; with accumulate
+    layers none is, for each part would be gathered for every micro-batch."""
     made = model.build(spec)
-    if spec.zero.stage < 3 or not spec.zero.stage3_max_live_parameters:
+    bound = spec.zero.stage3_max_live_parameters
+    if spec.zero.stage < 3 or not bound or spec.together > 1:
         return made
     kept = _whole(
         spec,
@@ -41,7 +43,7 @@ def graph(spec: Spec) -> Graph:
             if shard.persistent(spec, k, t)
         ),
     )
-    room = spec.zero.stage3_max_live_parameters - kept
+    room = bound - kept
     kinds = _kinds(spec, made, room)
     if _parted(kinds) > PARTS:
         rooms = range(
@@ -55,18 +57,7 @@ def graph(spec: Spec) -> Graph:
         least = bisect_left(
             rooms, True, key=lambda r: _parted(_kinds(spec, made, r)) <= PARTS
         )
-        raise spec.wrong(
-            "zero.stage3_max_live_parameters",
-            f"cuts blocks into {_parted(kinds)} parts, more than {PARTS}",
-            f"at least {spec.zero.stage3_max_live_parameters + least}",
-        )
-    if spec.together > 1 and any(k.flats for k in kinds):
-        raise spec.wrong(
-            "zero.stage3_max_live_parameters",
-            "cuts blocks, each part of which would "
-            "be gathered for every micro-batch with train.accumulate layers",
-            "train.accumulate: micro_batches, or a bound that holds the largest block",
-        )
+        kinds = _kinds(spec, made, rooms[least])
     return replace(made, kinds=kinds)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..facts.kinds import OPTIMIZERS
+from ..facts.kinds import OPTIMIZERS, SCHEDULES
 from . import dswords
 from .dskeys import SWITCHES, TABLE
 from .dsrows import (
@@ -289,18 +289,26 @@ class _Reader:
         """What "auto" stands for: what the spec says of the key, else the row's rule."""
         if g.value is None or row.auto is None:
             return None
+        kind = self.changes.get(f"{_SCHEDULE}.type")
+        section, _, word = row.key.rpartition(".")
+        if kind and section == _SCHEDULE and word not in SCHEDULES[kind.value]:
+            self.wrong(
+                g, f"{kind.value} takes no {word}", "the file without it"
+            )
+            return None
         said = _find(self.root, row.key)
         if said is not None:
             return said
         value = row.auto(self.look)
-        if value is None:
+        if value is not None:
+            return Node(value, f"{g.at}: auto, {row.rule}")
+        if not row.required:
             self.wrong(
                 g,
-                f'is "auto", and the spec does not say {row.rule}',
-                row.kind.allowed,
+                f'is "auto", and the spec has neither {row.key} nor {row.rule}',
+                f"{row.kind.allowed}, or --set {row.key}=N",
             )
-            return None
-        return Node(value, f"{g.at}: auto, {row.rule}")
+        return None
 
     def effective(self, key: str) -> Node | None:
         """What the spec's key will hold: --set comes before this file, and this before the spec."""

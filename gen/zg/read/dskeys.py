@@ -25,6 +25,7 @@ from .dsrows import (
     Moved,
     Part,
     Same,
+    by_width,
     either,
     idle,
     integer,
@@ -155,6 +156,7 @@ _SCHEDULER = {
                                auto=lambda spec: spec("train.schedule.warmup") or 0,
                                rule="train.schedule.warmup"),
         "total_num_steps": to("train.schedule.total_num_steps", COUNT, rule="train.schedule.steps",
+                              required=False,
                               auto=lambda spec: spec("train.schedule.steps")),
         "last_batch_iteration": no("a schedule begins with the first step", INTEGER, (-1,)),
         **{f"lr_range_test_{name}": idle("belongs to a schedule that is not here", kind)
@@ -193,10 +195,10 @@ _PRECISION = {
 
 _STAGE3 = {                     # after stage3_, or without it
     "prefetch_bucket_size": to("zero.stage3_prefetch_bucket_size", SIZE, stages="3",
-                               auto=lambda spec: int(0.9 * spec("model.width") ** 2),
+                               auto=by_width(lambda w: int(0.9 * w ** 2)),
                                rule="0.9 x width x width"),
     "param_persistence_threshold": to("zero.stage3_param_persistence_threshold", SIZE, stages="3",
-                                      auto=lambda spec: 10 * spec("model.width"),
+                                      auto=by_width(lambda w: 10 * w),
                                       rule="10 x width"),
     "max_live_parameters": to("zero.stage3_max_live_parameters", SIZE, stages="3"),
     "max_reuse_distance": to("zero.stage3_max_reuse_distance", SIZE, stages="3"),
@@ -211,7 +213,7 @@ _STAGE3 = {                     # after stage3_, or without it
 _ZERO = {
     "stage": to("zero.stage", integer(0, 3)),
     "reduce_bucket_size": to("zero.reduce_bucket_size", COUNT, rule="width x width",
-                             auto=lambda spec: spec("model.width") ** 2),
+                             auto=by_width(lambda w: w ** 2)),
     "allgather_bucket_size": to("zero.allgather_bucket_size", EVEN),
     "overlap_comm": to("zero.overlap_comm", FLAG),
     **{f"stage3_{name}": row for name, row in _STAGE3.items()},

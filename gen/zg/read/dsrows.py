@@ -121,13 +121,16 @@ class Key:
 @dataclass(frozen=True)
 class Honour(Key):
     """Sets the spec's key. words: theirs to ours; weak: those that yield to another key's; auto:
-    the value that "auto" stands for where the spec is silent, else auto is the spec's own."""
+    the value that "auto" stands for where the spec is silent, else auto is the spec's own; it is
+    None where the spec lacks what the rule reads. required: every spec must have that, and is
+    refused without it."""
 
     key: str = ""
     words: Words | None = None
     weak: tuple[object, ...] = ()
     auto: Callable[[Look], Number | None] | None = None
     rule: str = ""  # auto, in words
+    required: bool = True
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,16 @@ class Moved(Key):
     to: str = ""
     words: Words | None = None
     old: bool = True
+
+
+def by_width(rule: Callable[[int], int]) -> Callable[[Look], Number | None]:
+    """A number that follows from model.width."""
+
+    def auto(spec: Look) -> Number | None:
+        width = spec("model.width")
+        return rule(int(width)) if width and COUNT.fits(width) else None
+
+    return auto
 
 
 def to(key: str, kind: Kind, **more: Any) -> Honour:

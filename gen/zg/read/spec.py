@@ -8,11 +8,21 @@ yamltext.py reads YAML, dsconfig.py a DeepSpeed config.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..facts import kinds, ops
-from . import dsconfig, dsjson, dswords, hf, old, speckeys, usertext, yamltext
+from . import (
+    dsconfig,
+    dsjson,
+    dswords,
+    hf,
+    old,
+    speckeys,
+    taken,
+    usertext,
+    yamltext,
+)
 from .keytypes import TOKEN
 from .node import (
     Mistakes,
@@ -67,49 +77,17 @@ _STEP = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 # ---- text to nodes
 
-# Files that are taken for another: keys that say so, what it is, what is allowed.
-Taken = tuple[Names, str, str]
-_SPEC = (
-    ("model", "train", "cluster", "zero"),
-    "a spec",
-    "DeepSpeed's configuration behind --zero",
-)
-_OTHERS = (
-    (
-        (
-            "zero_optimization",
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "bf16",
-            "fp16",
-        ),
-        "DeepSpeed's configuration",
-        "a spec, and this file behind --zero",
-    ),
-    (
-        ("architectures", "model_type", "hidden_size", "n_embd"),
-        "a model's configuration of Hugging Face",
-        "a spec, or its folder behind --from",
-    ),
-)
-
-
-def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
-    """Refuses a file that has none of its own keys and some of another's."""
-    keys = root.value if isinstance(root.value, dict) else {}
-    for theirs, what, allowed in () if set(own) & set(keys) else others:
-        found = [key for key in theirs if key in keys]
-        if found:
-            raise SpecError(
-                f"{root.where}: the file is {what}: it has {', '.join(found)}; "
-                f"allowed: {allowed}"
-            )
-
 
 def _document(path: str, mistakes: Mistakes) -> Node:
-    reader = yamltext.Reader(usertext.place(path))
-    root = reader.read(usertext.text(path))
-    _taken(root, SpecKeys.model_fields, _OTHERS)
+    place = usertext.place(path)
+    reader = yamltext.Reader(place)
+    root = taken.read(
+        usertext.text(path),
+        place,
+        reader.read,
+        SpecKeys.model_fields,
+        "spec",
+    )
     if not isinstance(root.value, dict):
         raise SpecError(
             f"{root.where}: the file holds {shown(root.value)}; "
@@ -123,17 +101,14 @@ def _document(path: str, mistakes: Mistakes) -> Node:
 
 def _deepspeed(path: str) -> Node:
     """A ds_config.json."""
-    said = usertext.text(path)
-    mark = re.search(r"^model:\s*$", said, re.M)
-    if mark:
-        line = said.count("\n", 0, mark.start())
-        raise SpecError(
-            f"{usertext.place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
-            "configuration behind --zero"
-        )
-    root = dsjson.parse(said, usertext.place(path))
-    _taken(root, dswords.TOP, (_SPEC, *_OTHERS))
-    return root
+    place = usertext.place(path)
+    return taken.read(
+        usertext.text(path),
+        place,
+        lambda text: dsjson.parse(text, place),
+        dswords.TOP,
+        "zero",
+    )
 
 
 # ---- changes from the command line and from a ds_config.json

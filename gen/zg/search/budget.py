@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from .. import build
-from ..facts import ops
+from ..facts import ops, reserve
 from ..facts.peaks import PEAKS
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
@@ -29,13 +29,15 @@ from . import fits, knobs
 
 @dataclass(frozen=True)
 class Choice:
-    """spec: with it. moved: the knobs that it takes, which put something on the host. device: bytes
-    on the target that needs most, of the arena and what a GPU holds beside it; host: of the host
-    arena there; file: of a rank's file. cost: what it adds to a step of the spec as it is, on the
-    target where that is most."""
+    """spec: with it. moved: the knobs that it takes, which put something on the host. target: the
+    one that needs most. device: bytes there, of the arena and what a GPU holds beside it, which is
+    `beside`; host: of the host arena; file: of a rank's file. cost: what it adds to a step of the
+    spec as it is, on the target where that is most."""
 
     spec: Spec
     moved: tuple[knobs.Setting, ...]
+    target: str
+    beside: int
     device: int
     host: int
     file: int
@@ -224,16 +226,19 @@ def _step(
 def choices(spec: Spec) -> tuple[Choice, ...]:
     """Those worth a thought: each holds less than every one that costs less, and fits the host and
     the file."""
-    every = list(_sets(spec))
+    every: list[Again] = []
     ways = [knobs.Way(spec), *knobs.ways(spec, knobs.moving(spec))]
     found: list[Choice] = []
     wrong: list[SpecError] = []
     now: dict[str, float] = {}
-    for way, p in knobs.planned(ways, lambda s: build.build(s).plan, wrong):
-        made, needs = way.spec, fits.needs(p)
+    for way, built in knobs.planned(ways, build.build, wrong):
+        made, p = way.spec, built.plan
+        every, needs = every or list(_sets(built.spec)), fits.needs(p)
         device = needs["device"] - _near(made, every[0])
         host = needs["host"] - _far(made, every[0], place.PAGE)
         of = {s.name: _way(s) for s in p.step}
+        target = reserve.neediest(p)
+        beside = needs["device"] - p.arena(target)
         for again in every:
             more = _far(made, again, 1) - _far(made, every[0], 1)
             took = {
@@ -246,12 +251,14 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
             )
             found.append(
                 Choice(
-                    chosen,
-                    way.picked,
-                    device + _near(made, again),
-                    host + _far(made, again, place.PAGE),
-                    needs["file"],
-                    max(took[t] / now[t] - 1 for t in spec.targets),
+                    spec=chosen,
+                    moved=way.picked,
+                    target=target,
+                    beside=beside,
+                    device=device + _near(made, again),
+                    host=host + _far(made, again, place.PAGE),
+                    file=needs["file"],
+                    cost=max(took[t] / now[t] - 1 for t in spec.targets),
                 )
             )
     if not found:  # the spec's own fault, which no place on the host mends
@@ -294,23 +301,34 @@ def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
             return c
     if found[-1].device <= limit:
         return found[-1]
+    least = found[-1]
     more = fits.other_bits(spec, lambda s: choices(s)[-1].device <= limit)
-    where = " on the target that needs most" if len(spec.targets) > 1 else ""
+    beside = (
+        f", about {least.beside} of it beside the arena"
+        if least.beside
+        else ""
+    )
     raise spec.wrong(
         "train.memory_budget",
-        f"{limit} bytes hold no plan{where}; the least, "
+        f"{limit} bytes hold no plan{needy(spec, least)}; the smallest, "
         "with the other keys of the spec as they are, has "
-        f"{' '.join(found[-1].keys)}",
-        f"at least {found[-1].device}{more}",
+        f"{' '.join(least.keys)}",
+        f"at least {least.device}{beside}{more}",
         fits.unit(limit),
     )
+
+
+def needy(spec: Spec, c: Choice) -> str:
+    """For which of several targets a choice's bytes are meant."""
+    several = len(spec.targets) > 1
+    return f" on target {c.target}, which needs most" if several else ""
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
     lines = [
         f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
-        "memory, what lies on the host, what is recomputed",
+        f"memory{needy(spec, chosen)}, what lies on the host, what is recomputed",
         f"  {'time':>8}{'device memory':>22}{'host arena':>22}  on the host; train.recompute",
     ]
     for c in found:

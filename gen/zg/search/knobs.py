@@ -78,6 +78,7 @@ RULES = (
 
 
 Record = TypeVar("Record", bound=Any)
+Made = TypeVar("Made")  # a plan, or more
 
 
 def _put(record: Record, key: str, value: object) -> Record:
@@ -184,8 +185,8 @@ def _agrees(spec: Spec) -> bool:
 
 
 def planned(
-    found: Iterable[Way], plan: Callable[[Spec], Plan], wrong: list[SpecError]
-) -> Iterator[tuple[Way, Plan]]:
+    found: Iterable[Way], plan: Callable[[Spec], Made], wrong: list[SpecError]
+) -> Iterator[tuple[Way, Made]]:
     """The ways of which a plan can be made; why others cannot (a bound of the spec) is added to
     `wrong`."""
     for way in found:

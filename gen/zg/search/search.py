@@ -42,8 +42,8 @@ def _budgeted(spec: Spec) -> Built:
     chosen = budget.choose(spec, limit, found)
     built = build.build(chosen.spec)
     note = (
-        f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes, "
-        f"by estimate {100 * chosen.cost:.2f} % more time"
+        f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes"
+        f"{budget.needy(spec, chosen)}, by estimate {100 * chosen.cost:.2f} % more time"
     )
     return Built(
         built.plan,
@@ -85,7 +85,7 @@ def _require(spec: Spec, p: plan.Plan) -> None:
 
 def _where(p: plan.Plan) -> str:
     """What of the device's memory is what, where that is no plain arena."""
-    most = max(p.head.targets, key=lambda t: reserve.device(p, t))
+    most = reserve.neediest(p)
     arena = p.arena(most)
     beside = reserve.device(p, most) - arena
     said = []

@@ -1,0 +1,176 @@
+"""taken.py -- files that are taken for a spec or for a ds_config.json: whose they are, and which
+file is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from .node import Names, Node, SpecError, printable
+
+
+class Kind(NamedTuple):
+    """keys: one is enough; a * stands for any ending. shared: keys that a spec or a ds_config.json
+    may have, too. spec, zero: what is allowed in place of the file; '': the file itself is."""
+
+    what: str
+    keys: Names
+    shared: Names
+    spec: str
+    zero: str
+
+
+_ZERO = "DeepSpeed's configuration behind --zero"
+_NAMED = "the ds_config.json that its key {} names"
+_STAGES = (
+    "FULL_SHARD is --set zero.stage=3, SHARD_GRAD_OP --set zero.stage=2, NO_SHARD "
+    "--set zero.stage=0"
+)
+_OWN = (
+    f"{_NAMED.format('deepspeed_config_file')}, or where it names none, one with "
+    "zero_optimization.stage for its zero_stage"
+)
+KINDS = (
+    Kind("a spec", ("model", "train", "cluster", "zero"), (), "", _ZERO),
+    Kind(
+        "the arguments of a Trainer",
+        (
+            "output_dir",
+            "num_train_epochs",
+            "model_name_or_path",
+            "base_model",
+            "lr_scheduler_type",
+            "deepspeed",
+        ),
+        (
+            "model",
+            "data",
+            "seed",
+            "bf16",
+            "fp16",
+            "optimizer",
+            "learning_rate",
+            "max_grad_norm",
+            "gradient_accumulation_steps",
+            "per_device_train_batch_size",
+        ),
+        f"a spec, and behind --zero {_NAMED.format('deepspeed')}",
+        _NAMED.format("deepspeed"),
+    ),
+    Kind(
+        "a configuration of FSDP",
+        (
+            "fsdp_*",
+            "transformer_layer_cls_to_wrap",
+            "sharding_strategy",
+            "backward_prefetch",
+            "limit_all_gathers",
+        ),
+        ("activation_checkpointing",),
+        f"a spec; {_STAGES}",
+        f"DeepSpeed's configuration, or none: {_STAGES}",
+    ),
+    Kind(
+        "accelerate's configuration",
+        (
+            "compute_environment",
+            "distributed_type",
+            "deepspeed_config",
+            "mixed_precision",
+            "num_machines",
+            "num_processes",
+        ),
+        (),
+        f"a spec, and behind --zero {_OWN}",
+        _OWN,
+    ),
+    Kind(
+        "torchtitan's configuration",
+        ("[job]", "[training]", "[parallelism]", "[lr_scheduler]"),
+        (),
+        "a spec",
+        "DeepSpeed's configuration",
+    ),
+    Kind(
+        "DeepSpeed's configuration",
+        (
+            "zero_optimization",
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "bf16",
+            "fp16",
+        ),
+        (),
+        "a spec, and this file behind --zero",
+        "",
+    ),
+    Kind(
+        "a model's configuration of Hugging Face",
+        ("architectures", "model_type", "hidden_size", "n_embd"),
+        (),
+        "a spec, or its folder behind --from",
+        "DeepSpeed's configuration, and its folder behind --from",
+    ),
+    Kind(
+        "PEFT's configuration of an adapter",
+        ("peft_type", "lora_alpha"),
+        (),
+        "a spec, whose train.lora says it",
+        "DeepSpeed's configuration, and train.lora of the spec",
+    ),
+)
+_KEY = re.compile(
+    r"""^([ \t]*)["']?([A-Za-z_]\w*)["']?[ \t]*:|^()(\[[A-Za-z_]\w*\])""", re.M
+)
+
+
+def refuse(found: Mapping[str, str], own: Iterable[str], role: str) -> None:
+    """Refuses a file that has a key of another kind and none that is a `role`'s alone; found: its
+    keys, and where each stands."""
+    for kind in KINDS:
+        allowed = {"spec": kind.spec, "zero": kind.zero}[role]
+        keys = [
+            key
+            for k in kind.keys
+            for key in found
+            if key == k or k[-1] == "*" and key.startswith(k[:-1])
+        ]
+        mine = set(own) & set(found) - set(kind.shared) - set(keys)
+        if allowed and keys and not mine:
+            raise SpecError(
+                f"{found[keys[0]]}: the file is {kind.what}: it has "
+                f"{printable(', '.join(keys))}; allowed: {allowed}"
+            )
+
+
+def read(
+    text: str,
+    place: Callable[[int], str],
+    parse: Callable[[str], Node],
+    own: Iterable[str],
+    role: str,
+) -> Node:
+    """A file's text as Nodes. Where it cannot be parsed, its lines may tell whose it is: the keys
+    of those that are indented least."""
+    try:
+        root = parse(text)
+    except SpecError:
+        lines = [
+            (m[1] or m[3] or "", m[2] or m[4], text.count("\n", 0, m.end()))
+            for m in _KEY.finditer(text)
+        ]
+        least = min((len(space) for space, _, _ in lines), default=0)
+        refuse(
+            {
+                key: place(line)
+                for space, key, line in reversed(lines)
+                if len(space) == least
+            },
+            own,
+            role,
+        )
+        raise
+    keys = root.value if isinstance(root.value, dict) else {}
+    refuse({key: node.where for key, node in keys.items()}, own, role)
+    return root
