@@ -9,6 +9,7 @@ from pathlib import Path
 import encoding
 from checkpoint import Bad
 from encoding import Recipe
+from pretrained import config
 from zg.commandline import Parser
 
 
@@ -35,7 +36,7 @@ def usual(folder: Path) -> str:
     """The folder's tokenizer; where it has none and tokens are bytes, these."""
     known = folder / "config.json"
     if not (folder / "tokenizer.json").exists() and known.exists():
-        if encoding.config(known).get("vocab_size") == 256:
+        if config(known).get("vocab_size") == 256:
             return "bytes"
     return str(folder)
 
