@@ -22,7 +22,56 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 BEGIN, END = "\ufdd0", "\ufdd1"
 REASONED = "</think>"  # templates leave out of earlier turns what is before it
 
+# Keys of a message that say whether it is learned, and the value that says so: OpenAI's weight,
+# Axolotl's train and training, ms-swift's and XTuner's loss, torchtune's masked
+FLAGS = {
+    "weight": True,
+    "train": True,
+    "training": True,
+    "loss": True,
+    "masked": False,
+}
+DETAILS = ("train_detail", "training_detail")  # Axolotl's: parts of a message
+# What a message may say beside its content, by any of these names
+REASONING = ("reasoning_content", "thinking", "reasoning")
+SAID = (
+    ("tool_calls",),
+    ("function_call",),
+    ("refusal",),
+    ("audio",),
+    REASONING,
+)
+# ShareGPT's records
+FROM = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+# Keys of a record that are read beside its messages
+GIVEN = ("tools", "chat_template_kwargs")
+# Those that would change what is learned; and what to do about them
+REFUSED = {
+    "system": 'make it the first of the messages, {"role": "system", ...}',
+    "functions": "`tools` is its name now",
+    "images": "only text is learned",
+    "videos": "only text is learned",
+    "audios": "only text is learned",
+    "assistant_masks": "a template with {% generation %} chooses what is learned",
+    "completion_mask": "`prompt` and `completion` choose what is learned",
+}
+BESIDE = (*GIVEN, *REFUSED, "weight", "label")
+TAKEN = ("messages", "tools", "add_generation_prompt")
+
+# Two turns each, and what comes last of them
+WORD = "yes"
+PROBE = [{"role": role, "content": WORD} for role in ("user", "assistant") * 2]
+
 Message = Mapping[str, Any]
+Given = Mapping[str, Any]  # what a template gets beside messages
 Span = tuple[int, int]
 
 
@@ -76,10 +125,14 @@ def spans_of(marked: str) -> tuple[str, list[Span]]:
 
 
 class Template:
-    """variables: bos_token and the like; now: what strftime_now tells"""
+    """variables: bos_token and the like; now: what strftime_now tells; where: its file and key"""
 
     def __init__(
-        self, source: str, variables: Mapping[str, str], now: datetime
+        self,
+        source: str,
+        variables: Mapping[str, str],
+        now: datetime,
+        where: str = "chat template",
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -92,73 +145,129 @@ class Template:
             "strftime_now": now.strftime,
         }
         self.variables = variables
+        self.source, self.where = source, where
         try:
             self.template = environment.from_string(source)
+            tree = environment.parse(source)
         except TemplateSyntaxError as e:
-            raise Bad(f"chat template:{e.lineno}: {e.message}") from None
-        tree = environment.parse(source)
+            raise Bad(f"{where}:{e.lineno}: {e.message}") from None
+        except Exception as e:  # of Python's compiler, as for blocks too deep
+            raise Bad(f"{where}: no template: {e}") from None
         calls = tree.find_all(nodes.ExtensionAttribute)
         self.marks = any(call.name == "marked" for call in calls)
 
     def render(
-        self, messages: Sequence[Message], tools: Any, prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        given: Given | None,
+        prompt: bool = False,
     ) -> str:
+        values = {"tools": None, "documents": None, **self.variables}
+        values |= given or {}
         try:
             return self.template.render(
-                **self.variables,
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=prompt,
+                **values, messages=messages, add_generation_prompt=prompt
             )
         except Exception as e:  # whatever a template does
             raise Bad(f"the chat template fails: {e}") from None
 
     def conversation(
-        self, messages: Sequence[Message], tools: Any
+        self, messages: Sequence[Message], given: Given | None
     ) -> tuple[str, list[Span]]:
         """Its text, and the assistant's spans: those of {% generation %}, or each turn behind
-        what would ask for it."""
-        whole = self.render(messages, tools)
+        what would ask for it. A message that is not to be learned has none."""
+        whole = self.render(messages, given)
+        said = [n for n, x in enumerate(messages) if x["role"] == "assistant"]
+        learned = [asked(messages, n) is not False for n in said]
         if self.marks:
-            return spans_of(whole)
+            whole, spans = spans_of(whole)
+            if not all(learned):
+                self.paired(whole, spans, [messages[n] for n in said])
+                spans = [
+                    span for span, x in zip(spans, learned, strict=True) if x
+                ]
+            return whole, spans
         spans = [
-            self.turn(whole, messages, number, tools)
-            for number, message in enumerate(messages)
-            if message["role"] == "assistant"
+            self.turn(whole, messages, n, given)
+            for n, x in zip(said, learned, strict=True)
+            if x
         ]
         return whole, spans
 
+    def paired(
+        self, text: str, spans: Sequence[Span], said: Sequence[Message]
+    ) -> None:
+        """Each of the assistant's messages is one {% generation %}."""
+        if len(spans) == len(said):
+            pairs = zip(spans, said, strict=True)
+            if all(words(x) in text[a:b] for (a, b), x in pairs):
+                return
+        raise Bad(
+            f"{', '.join(FLAGS)}: {self.where} does not write one {{% generation %}} for each"
+            " message of the assistant: none can be left out"
+        )
+
     def answer(
-        self, asks: Sequence[Message], answers: Sequence[Message], tools: Any
+        self,
+        asks: Sequence[Message],
+        answers: Sequence[Message],
+        given: Given | None,
     ) -> tuple[str, list[Span]]:
         """All behind the prompt is the answer."""
-        asked, _ = spans_of(self.render(asks, tools, prompt=True))
-        whole, _ = spans_of(self.render([*asks, *answers], tools))
-        if not whole.startswith(asked):
+        prompt, _ = spans_of(self.render(asks, given, prompt=True))
+        whole, _ = spans_of(self.render([*asks, *answers], given))
+        if not whole.startswith(prompt):
             raise Bad(
                 "the chat template renders the prompt otherwise when a completion follows"
             )
-        return whole, [(len(asked), len(whole))]
+        return whole, [(len(prompt), len(whole))]
+
+    def reads(self, messages: Sequence[Message], text: str) -> None:
+        """Nothing that a message says is left out, or printed as Python's."""
+        for number, message in enumerate(messages, 1):
+            for names in SAID:
+                if any(message.get(x) for x in names) and not any(
+                    x in self.source for x in names
+                ):
+                    raise Bad(
+                        f"message {number}: {', '.join(names)}: {self.where} does not read it;"
+                        " take it out, or choose a template that does"
+                    )
+            content = message.get("content")
+            if isinstance(content, (list, dict)) and str(content) in text:
+                raise Bad(
+                    f"message {number}: content: {self.where} reads a text, and this is a list"
+                )
+
+    def ends(self) -> bool | None:
+        """Whether something stands behind an answer that is learned; None: it does not render the
+        conversations that show it."""
+        for messages in (PROBE, PROBE[:2]):
+            try:
+                text, spans = self.conversation(messages, None)
+            except Bad:
+                continue
+            start, end = spans[-1] if spans else (0, 0)
+            return bool(text[start:end].rpartition(WORD)[2].strip())
+        return None
 
     def turn(
         self,
         whole: str,
         messages: Sequence[Message],
         number: int,
-        tools: Any,
+        given: Given | None,
     ) -> Span:
         """A turn that is rendered otherwise where it is the last (some templates add reasoning
         there) is the longest end of that with which the whole goes on."""
-        asked = self.render(messages[:number], tools, prompt=True)
-        said = self.render(messages[: number + 1], tools)
-        start = len(asked)
-        words = str(messages[number].get("content") or "")
-        words = words.rpartition(REASONED)[2].strip()
-        if whole.startswith(asked) and said.startswith(asked):
+        before = self.render(messages[:number], given, prompt=True)
+        said = self.render(messages[: number + 1], given)
+        start = len(before)
+        known = words(messages[number])
+        if whole.startswith(before) and said.startswith(before):
             for at in range(start, len(said)):
                 own = said[at:]
-                if whole.startswith(own, start) and words in own:
+                if whole.startswith(own, start) and known in own:
                     return start, start + len(own)
         raise Bad(
             f"message {number + 1}: the chat template renders it, or what is before it, otherwise"
@@ -169,49 +278,176 @@ class Template:
 # ---- records
 
 
+def words(message: Message) -> str:
+    """What it says behind its reasoning"""
+    said = str(message.get("content") or "")
+    return said.rpartition(REASONED)[2].strip()
+
+
+def asked(messages: Sequence[Message], number: int) -> bool | None:
+    """Whether a message is to be learned, by its own keys; None: it says nothing of it"""
+    message, found = messages[number], None
+    where = f"message {number + 1}"
+    for key in DETAILS:
+        if message.get(key):
+            raise Bad(
+                f"{where}: {key}: a message is learned as a whole or not (weight, train)"
+            )
+    for key, value in FLAGS.items():
+        x = message.get(key)
+        if x is None:
+            continue
+        if not isinstance(x, (int, float)) or x not in (0, 1):
+            raise Bad(
+                f"{where}: {key} is {x}: 0 or 1, false or true, is known"
+            )
+        learned = bool(x) == value
+        if learned and message["role"] != "assistant":
+            raise Bad(
+                f"{where}: {key}: only what the assistant says is learned"
+            )
+        if found is not None and found != learned:
+            raise Bad(f"{where}: {key} says otherwise than the keys before it")
+        found = learned
+    return found
+
+
+def plain(message: Any) -> Message:
+    """A message, or one of ShareGPT's with `from` and `value`. A column's keys that it has not are
+    None."""
+    if isinstance(message, dict):
+        found = {key: x for key, x in message.items() if x is not None}
+        if "role" not in found and "from" in found:
+            role = FROM.get(str(found.pop("from")))
+            if role is None:
+                known = ", ".join(FROM)
+                raise Bad(f"from: {message['from']}: {known} are known")
+            found = {
+                "role": role,
+                "content": found.pop("value", None),
+                **found,
+            }
+        if isinstance(found.get("role"), str):
+            return reasoned(found)
+    raise Bad('a message is no {"role": ..., "content": ...}')
+
+
+def reasoned(message: Message) -> Message:
+    """transformers gives templates the reasoning by two of its names."""
+    said = [message[key] for key in REASONING if key in message]
+    if not said:
+        return message
+    return {"thinking": said[0], **message, "reasoning_content": said[0]}
+
+
 def checked(messages: Any) -> list[Message]:
-    """A column's keys that a message has not are None."""
     if not isinstance(messages, list) or not messages:
         raise Bad("no list of messages")
-    for message in messages:
-        known = isinstance(message, dict)
-        if not known or not isinstance(message.get("role"), str):
-            raise Bad('a message is no {"role": ..., "content": ...}')
-    return [
-        {key: x for key, x in message.items() if x is not None}
-        for message in messages
-    ]
+    found = [plain(message) for message in messages]
+    for number in range(len(found)):
+        asked(found, number)
+    return found
 
 
 def side(role: str, x: Any) -> list[Message]:
-    """Of prompt and completion: a text, or messages"""
-    return checked([{"role": role, "content": x}] if isinstance(x, str) else x)
+    """Of prompt and completion: a text, or messages. What is learned is known."""
+    found = checked(
+        [{"role": role, "content": x}] if isinstance(x, str) else x
+    )
+    learns = role == "assistant"
+    for number in range(len(found)):
+        if asked(found, number) is not (not learns):
+            continue
+        raise Bad(
+            f"message {number + 1}: a completion is learned and a prompt is not; `messages` are"
+            f" chosen by {', '.join(FLAGS)}"
+        )
+    return found
+
+
+def given(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template gets beside messages: tools, as objects or their JSON, and TRL's
+    chat_template_kwargs"""
+    tools, more = (record.get(key) for key in GIVEN)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            raise Bad("tools: no JSON") from None
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(x, dict) for x in tools)
+    ):
+        raise Bad("tools: a list of objects is needed")
+    if more is None:
+        more = {}
+    if not isinstance(more, dict) or more.keys() & {*TAKEN}:
+        raise Bad(
+            f"chat_template_kwargs: an object without {', '.join(TAKEN)} is needed"
+        )
+    return {**more, "tools": tools}
+
+
+def beside(record: Mapping[str, Any]) -> None:
+    """No key of a record would change what is learned."""
+    for key, what in REFUSED.items():
+        if record.get(key):
+            raise Bad(f"{key} is not read: {what}")
+    for key in ("weight", "label"):  # of a whole record: KTO's label
+        x = record.get(key)
+        if x in (0, 1) and x is not None and not x:
+            raise Bad(
+                f"{key} is {x}: such a record is not learned: take it out"
+            )
+        if key == "weight" and x not in (None, 1):
+            raise Bad(f"{key} is {x}: a record is learned as a whole, or not")
+
+
+def chat(
+    template: Template, messages: list[Message], more: Given
+) -> tuple[str, list[Span]]:
+    roles = list(dict.fromkeys(message["role"] for message in messages))
+    if "assistant" not in roles:
+        raise Bad(
+            "no message of the assistant: nothing to learn; there is: "
+            + ", ".join(roles)
+        )
+    return template.conversation(messages, more)
 
 
 def rendered(
-    template: Template | None, record: Mapping[str, Any], fields: Sequence[str]
+    templates: Mapping[str, Template],
+    record: Mapping[str, Any],
+    fields: Sequence[str],
 ) -> tuple[str, list[Span]]:
-    """Its text, and what of it is to be learned"""
-    tools = record.get("tools")
-    told = json.dumps(record, ensure_ascii=False, default=str)
+    """Its text, and what of it is to be learned. A record with tools has the template `tool_use`
+    where there is one, as with transformers."""
+    try:
+        told = json.dumps(record, ensure_ascii=False, default=str)
+    except RecursionError:
+        raise Bad("JSON too deep") from None
     if BEGIN in told or END in told:
         raise Bad("U+FDD0 and U+FDD1 are no characters of a text")
+    beside(record)
+    more = given(record)
+    name = "default" if more["tools"] is None else "tool_use"
+    template = templates.get(name, templates.get("default"))
     values = [record[field] for field in fields]
     if template and len(values) == 1:
         messages = checked(values[0])
-        if not any(message["role"] == "assistant" for message in messages):
-            raise Bad("no message of the assistant: nothing to learn")
-        text, spans = template.conversation(messages, tools)
+        text, spans = chat(template, messages, more)
+        template.reads(messages, text)
     elif template:
         asks, answers = map(side, ("user", "assistant"), values)
-        text, spans = template.answer(asks, answers, tools)
+        text, spans = template.answer(asks, answers, more)
+        template.reads([*asks, *answers], text)
     elif len(values) == 2 and all(isinstance(x, str) for x in values):
         text = "".join(values)
         spans = [(len(values[0]), len(text))]
     else:
         raise Bad(
             "the tokenizer has no chat template: one is in tokenizer_config.json or"
-            " chat_template.jinja beside tokenizer.json"
+            " chat_template.jinja beside tokenizer.json (chat_template.json, a processor's, is not"
+            " read)"
         )
     if not any(start < end for start, end in spans):
         raise Bad("there is nothing to learn: the assistant says nothing")

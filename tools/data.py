@@ -41,14 +41,15 @@ from types import FrameType
 import documents
 import encoding
 import numpy as np
-from checkpoint import Bad, code_of, printable, say, size_of
-from documents import PIECE, Layout, Piece
+from checkpoint import Bad, code_of, printable, say
+from documents import PIECE, Layout, Piece, size_of
 from encoding import Done, Encoder, Recipe
 from zg.commandline import Parser
 
 FORMAT = 1
 PROGRESS_S = 5
 MOST = 4096  # pieces of a task
+BPE_MOST = 10_000_000  # tokens
 SPLITS = ("train", "val")
 OURS = {f"{split}{end}.bin" for split in SPLITS for end in ("", ".labels")}
 OURS |= {"meta.json", "tokenizer.json"}
@@ -326,7 +327,7 @@ def prepared(args: argparse.Namespace) -> Recipe:
     else:
         recipe = encoding.read(args.tokenizer)
     recipe = replace(recipe, layout=layout, below=below, cut=cut)
-    if layout.kind == "text" or recipe.template is None:
+    if layout.kind == "text" or not recipe.templates:
         return recipe
     return replace(recipe, end=Encoder(recipe).separator())
 
@@ -338,12 +339,14 @@ def build(args: argparse.Namespace, processes: int) -> int:
     progress = Progress(total)
     splits = SPLITS if args.val else SPLITS[:1]
     encoder = Encoder(recipe)
-    fields = recipe.layout.fields
+    columns = recipe.layout.columns
     pieces = documents.opened(
-        args.kind, args.file, fields, encoder.splits, recipe.cut
+        args.kind, args.file, columns, encoder.splits, recipe.cut
     )
     done = encoded(recipe, pieces, processes)
     counts, empty = write(recipe, done, splits, args.o, progress)
+    for note in (*recipe.notes, *encoder.notes()):
+        say(note)
     if empty:
         say(f"{empty} empty texts are no documents")
     if recipe.end is None and recipe.file is not None:
@@ -353,12 +356,21 @@ def build(args: argparse.Namespace, processes: int) -> int:
         for split, (tokens, docs) in counts.items()
     )
     say(f"{args.o}: tokens: {told}; {progress.rate:,.0f} a second")
+    say(following(recipe, args))
+    return 0
+
+
+def following(recipe: Recipe, args: argparse.Namespace) -> str:
+    """What to type next. Conversations are packed and do not read each other."""
     folder = shlex.quote(str(args.o))
     data = f"--data {folder}"
     if args.val:
         data += f" --val {folder}"
-    say(f"next: model.vocab: {recipe.vocab} in the spec, and out/train {data}")
-    return 0
+    keys = ""
+    if recipe.layout.kind != "text" and recipe.end is not None:
+        keys = f", --set data.documents=mask --set data.end={recipe.end}"
+    vocab = f"model.vocab: {recipe.vocab}"
+    return f"next: {vocab} in the spec{keys}, and out/train {data}"
 
 
 def part(text: str) -> Fraction | int:
@@ -400,8 +412,10 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("-o", required=True, type=Path, metavar="DIR")
     args = parser.parse_args(words)
-    if args.train_bpe is not None and args.train_bpe < 257:
-        parser.error("--train-bpe: at least 257, 256 bytes and an end of text")
+    if args.train_bpe is not None and not 257 <= args.train_bpe <= BPE_MOST:
+        parser.error(
+            f"--train-bpe: from 257, 256 bytes and an end of text, to {BPE_MOST}"
+        )
     if args.field and args.kind == "text":
         parser.error("--field: a text has no fields")
     if args.o.name in ("", ".."):

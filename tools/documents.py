@@ -8,16 +8,21 @@ Invariants
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+import checkpoint
 import numpy as np
-from checkpoint import Bad, size_of
+from chat import BESIDE
+from checkpoint import Bad
 from numpy.typing import NDArray
 from zg.output import naming
 
@@ -28,7 +33,24 @@ ROWS = 256  # of Parquet, at a time
 LINE_ENDS = re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"\n(?=\S)")
 
 # Of a record, unless --field names another
-FIELDS = ("messages", "text", "prompt", "completion")
+FIELDS = ("messages", "conversations", "text", "prompt", "completion")
+
+GZIP = b"\x1f\x8b"
+# How other files begin, what they are, and what to do with them
+FOREIGN = (
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: `zstd -d` makes it text"),
+    (b"\xfd7zXZ\0", "compressed by xz: `xz -d` makes it text"),
+    (b"BZh", "compressed by bzip2: `bzip2 -d` makes it text"),
+    (b"PK\x03\x04", "a zip archive: `unzip` makes files of it"),
+    (b"PAR1", "Parquet: `./run data parquet` reads it"),
+    (
+        b"version https://git-lfs",
+        "a pointer of Git LFS: `git lfs pull` gets the file",
+    ),
+    (b"\xff\xfe", "UTF-16: `iconv -f UTF-16 -t UTF-8` makes UTF-8 of it"),
+    (b"\xfe\xff", "UTF-16: `iconv -f UTF-16 -t UTF-8` makes UTF-8 of it"),
+)
+SURE = {b"BZh": (slice(4, 10), b"1AY&SY")}  # that could be text, too
 
 Splits = Callable[[bytes, bytes], bool]
 Hashes = NDArray[np.uint64]
@@ -54,6 +76,44 @@ class Layout:
 
     kind: str
     fields: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of a record, that are read"""
+        return self.fields if self.kind == "text" else (*self.fields, *BESIDE)
+
+
+# ---- files
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """A file of text, or what gzip has made of one"""
+    with naming(path), open(path, "rb") as file:
+        head = file.read(24)
+        file.seek(0)
+        for magic, what in FOREIGN:
+            place, sure = SURE.get(magic, (slice(0), b""))
+            if head.startswith(magic) and head[place] == sure:
+                raise Bad(f"{path}: is {what}")
+        if not head.startswith(GZIP):
+            yield file
+            return
+        try:
+            with gzip.open(file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as e:
+            raise Bad(f"{path}: damaged gzip: {e}") from None
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; of what gzip has compressed, of the text"""
+    size = checkpoint.size_of(path)
+    with open(path, "rb") as file:
+        if file.read(2) != GZIP:
+            return size
+    with reading(path) as unpacked:
+        return sum(len(x) for x in iter(lambda: unpacked.read(PIECE), b""))
 
 
 # ---- text
@@ -82,7 +142,7 @@ def pieces(
     where = str(path)
     line, first = 1, True
     rest = bytearray()
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         file.seek(start)
         while start < stop:
             left = stop - start
@@ -106,7 +166,7 @@ def pieces(
 
 def line_start(path: Path, at: int) -> int:
     """The first line that begins behind byte `at`, or the file's end"""
-    with naming(path), open(path, "rb") as file:
+    with reading(path) as file:
         file.seek(at)
         file.readline()
         return file.tell()
@@ -132,7 +192,7 @@ def lines(files: Sequence[Path]) -> Iterator[Piece]:
     """A line is a document; an empty one is none."""
     number = 0
     for path in files:
-        with naming(path), open(path, "rb") as file:
+        with reading(path) as file:
             for line, text in enumerate(file, 1):
                 if text.strip():
                     yield Piece(f"{path}:{line}", number, text, len(text))
@@ -150,14 +210,14 @@ def parquet(path: Path) -> Any:
 
 
 def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
-    """A row is a document; of its columns the fields, and `tools`, are read."""
+    """A row is a document; of its columns the fields are read."""
     import pyarrow
 
     number = 0
     for path in files:
         file = parquet(path)
         there = file.schema_arrow.names
-        columns = [x for x in there if x in fields or x == "tools"]
+        columns = [x for x in there if x in fields]
         share = size_of(path) // max(file.metadata.num_rows, 1)
         row = 0
         try:
@@ -176,6 +236,9 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
             raise Bad(f"{path}: damaged behind row {row}: {e}") from None
 
 
+LINES = "not an object: a record is {...} in a line; `jq -c .[]` makes lines of an array"
+
+
 def loaded(where: str, line: bytes) -> Any:
     """A line of JSON"""
     try:
@@ -192,20 +255,23 @@ def layout(piece: Piece, field: str | None) -> Layout:
     """What the first record has, the others must have."""
     record = piece.record
     if isinstance(record, bytes):
-        record = loaded(piece.where, record)
+        array = record.strip() == b"["
+        record = [] if array else loaded(piece.where, record)
     if not isinstance(record, dict):
-        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
-    for name in [field] if field else ["messages", "text"]:
+        raise Bad(f"{piece.where}: {LINES}")
+    for name in [field] if field else FIELDS[:3]:
         if name in record:
             chat = isinstance(record[name], list)
             kind = "messages" if chat else "text"
             return Layout(kind, (name,))
-    pair = ("prompt", "completion")
+    pair = FIELDS[3:]
     if not field and record.keys() >= {*pair}:
         return Layout("prompt", pair)
-    wanted = field or "text, messages, or prompt and completion"
-    there = ", ".join(record) or "nothing"
-    raise Bad(f"{piece.where}: no field {wanted}; there is: {there}; --field")
+    wanted = field or "text, messages, conversations, or prompt and completion"
+    there = ", ".join(map(str, record)) or "nothing"
+    raise Bad(
+        f"{piece.where}: no field {wanted}; there is: {there}; rename one, or --field"
+    )
 
 
 def opened(

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chat import Span, Template, rendered, spans_of
+from chat import PROBE, Span, Template, rendered, spans_of
 from checkpoint import Bad
-from documents import Layout, Piece, hashes, loaded
+from documents import LINES, Layout, Piece, hashes, loaded
+from pretrained import (
+    Pretrained,
+    Source,
+    library,
+    nothing,
+    pretrained,
+    vocabulary,
+)
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|endoftext|>"
+USED = ("default", "tool_use")  # templates: without tools and with them
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")  # where no file names one
-CONFIG = 100_000_000  # bytes at most of a tokenizer's files
-# Two turns each, and what comes last of them.
-PROBE = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
-
 NEVER = (sys.maxsize, sys.maxsize)
 
 Ids = list[int]
@@ -57,8 +62,9 @@ class Recipe:
     vocab: int = 256
     end: int | None = None
     around: tuple[Ids, Ids] = field(default_factory=lambda: ([], []))
-    template: str | None = None
+    templates: dict[str, Source] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     now: datetime = field(default_factory=datetime.now)
     below: int = 0  # the hash of validation's documents
     cut: int | None = (
@@ -127,59 +133,7 @@ class Done:
     empty: int
 
 
-# ---- a tokenizer's files
-
-
-def text_of(path: Path) -> str:
-    if path.stat().st_size > CONFIG:
-        raise Bad(f"{path}: over {CONFIG} bytes")
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise Bad(f"{path}: no UTF-8") from None
-
-
-def config(path: Path) -> dict[str, Any]:
-    """{}: there is none"""
-    if not path.exists():
-        return {}
-    found = loaded(str(path), text_of(path).encode())
-    if not isinstance(found, dict):
-        raise Bad(f"{path}: not an object")
-    return found
-
-
-def special(configs: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """bos_token and the like; the first file that names one counts."""
-    found: dict[str, str] = {}
-    for each in configs:
-        for key, x in each.items():
-            text = x.get("content") if isinstance(x, dict) else x
-            if key.endswith("_token") and isinstance(text, str):
-                found.setdefault(key, text)
-    return found
-
-
-def template_of(folder: Path, known: dict[str, Any]) -> str | None:
-    own = folder / "chat_template.jinja"
-    if own.exists():
-        return text_of(own)
-    found = known.get("chat_template")
-    if isinstance(found, list):
-        named = {x.get("name"): x.get("template") for x in found}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
-
-
-def library(text: str, where: object) -> Tokenizer:
-    """Whole texts: a file's own truncation and padding are of no use here."""
-    try:
-        found = Tokenizer.from_str(text)
-    except Exception as e:  # the library has no class of its own
-        raise Bad(f"{where}: no tokenizer: {e}") from None
-    found.no_truncation()
-    found.no_padding()
-    return found
+# ---- tokenizers
 
 
 def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
@@ -199,32 +153,20 @@ def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     return [], []
 
 
-def recipe(text: str, where: Path, folder: Path | None) -> Recipe:
-    """folder: what is told beside tokenizer.json; its end of text is `eos_token`, or a usual
-    name."""
-    tokenizer = library(text, where)
-    known: dict[str, Any] = {}
-    variables: dict[str, str] = {}
-    template = None
-    if folder:
-        known = config(folder / "tokenizer_config.json")
-        more = config(folder / "special_tokens_map.json")
-        variables = special([known, more])
-        template = template_of(folder, known)
-    own = variables.get("eos_token")
+def recipe(known: Pretrained, where: Path) -> Recipe:
+    """The end of a text is `eos_token`, or has a usual name."""
+    tokenizer = library(known.text, where)
+    own = known.names.get("eos_token")
     names = [own] if own else ENDS
     ends = map(tokenizer.token_to_id, names)
-    end = next((x for x in ends if x is not None), None)
-    if own and end is None:
-        raise Bad(f"{where}: eos_token {own} is none of its tokens")
-    ids = tokenizer.get_vocab().values()
     return Recipe(
-        file=text,
-        vocab=max(ids, default=0) + 1,
-        end=end,
+        file=known.text,
+        vocab=vocabulary(tokenizer),
+        end=next((x for x in ends if x is not None), None),
         around=around(tokenizer),
-        template=template,
-        variables=variables,
+        templates=known.templates,
+        variables=known.names,
+        notes=known.notes,
     )
 
 
@@ -235,12 +177,8 @@ def read(name: str) -> Recipe:
     path = Path(name)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists() and path.is_dir():
-        raise Bad(
-            f"{file}: there is none; --tokenizer names another, the folder that ./run data made, "
-            "or `bytes`; transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) "
-            "writes one"
-        )
-    return recipe(text_of(file), file, file.parent)
+        raise nothing(path)
+    return recipe(pretrained(file), file)
 
 
 def trained(texts: Iterator[str], size: int) -> Recipe:
@@ -256,7 +194,7 @@ def trained(texts: Iterator[str], size: int) -> Recipe:
     )
     tokenizer.train_from_iterator(texts, trainer)
     text = tokenizer.to_str(pretty=True) + "\n"
-    return recipe(text, Path("tokenizer.json"), None)
+    return recipe(Pretrained(text), Path("tokenizer.json"))
 
 
 # ---- pieces to texts
@@ -278,7 +216,7 @@ def record(piece: Piece, layout: Layout) -> dict[str, Any]:
     if isinstance(found, bytes):
         found = loaded(piece.where, found)
     if not isinstance(found, dict):
-        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
+        raise Bad(f"{piece.where}: {LINES}")
     for name in layout.fields:
         if found.get(name) is None:
             raise Bad(f"{piece.where}: no field {name}, as the first has")
@@ -313,10 +251,15 @@ class Encoder:
         self.tokenizer: Tokenizer | None = None
         if recipe.file is not None:
             self.tokenizer = library(recipe.file, "tokenizer.json")
-        self.template: Template | None = None
-        if recipe.template is not None and recipe.layout.kind != "text":
-            variables = recipe.variables
-            self.template = Template(recipe.template, variables, recipe.now)
+        self.templates: dict[str, Template] = {}
+        if recipe.layout.kind != "text":
+            self.templates = {
+                name: Template(
+                    source.text, recipe.variables, recipe.now, source.where
+                )
+                for name, source in recipe.templates.items()
+                if name in USED
+            }
         if self.tokenizer:
             # `around` is what it would put there; offsets may leave out spaces by it
             self.tokenizer.post_processor = None
@@ -332,21 +275,31 @@ class Encoder:
         return self.ids(a + b) == self.ids(a) + self.ids(b)
 
     def separator(self) -> int | None:
-        """What ends a document: the first of the usual tokens that the template puts nowhere but
+        """What ends a document: the first of the usual tokens that no template puts anywhere but
         at the end; None: there is none"""
-        assert self.tokenizer and self.template
-        try:
-            text, _ = spans_of(self.template.render(PROBE, None))
-        except Bad:  # it wants other conversations
-            return None
-        ids = self.ids(text)
+        assert self.tokenizer
+        inner: set[int] = set()
+        for template in self.templates.values():
+            try:
+                text, _ = spans_of(template.render(PROBE, None))
+            except Bad:  # it wants other conversations
+                return None
+            inner |= {*self.ids(text)[:-1]}
         names = [self.recipe.variables.get("eos_token"), *ENDS]
         names.append(self.recipe.variables.get("pad_token"))
-        for name in filter(None, names):
-            found = self.tokenizer.token_to_id(name)
-            if found is not None and found not in ids[:-1]:
-                return found
-        return None
+        found = map(self.tokenizer.token_to_id, filter(None, names))
+        return next(
+            (x for x in found if x is not None and x not in inner), None
+        )
+
+    def notes(self) -> list[str]:
+        """What is told of templates whose answers have no end"""
+        return [
+            f"{x.where}: writes nothing behind an answer that is learned (no end of turn): a model"
+            " does not learn from it where to stop"
+            for x in self.templates.values()
+            if x.ends() is False
+        ]
 
     def encodings(self, texts: Sequence[str], spans: bool) -> Sequence[Any]:
         if self.tokenizer is None:
@@ -379,7 +332,7 @@ class Encoder:
         fields = self.recipe.layout.fields
         values = record(piece, self.recipe.layout)
         try:
-            text, spans = rendered(self.template, values, fields)
+            text, spans = rendered(self.templates, values, fields)
         except Bad as e:
             raise Bad(f"{piece.where}: {e}") from None
         return sound(piece, text), spans
@@ -413,7 +366,7 @@ class Encoder:
         for (_, spans), each in zip(chats, found, strict=True):
             ids = each.ids
             labels = self.learned(ids, each.offsets, spans)
-            if self.template:
+            if self.templates:
                 end = self.closed(ids)
                 yield ids + end, labels + [ignore] * len(end)
             else:

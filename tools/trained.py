@@ -11,6 +11,7 @@ from pathlib import Path
 import encoding
 from checkpoint import HEADER_MAX, Bad, is_text, parsed, part
 from encoding import Recipe
+from pretrained import config
 from zg.commandline import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +47,7 @@ def usual(folder: Path) -> str:
     """The folder's tokenizer; where it has none and tokens are bytes, these."""
     known = folder / "config.json"
     if not (folder / "tokenizer.json").exists() and known.exists():
-        if encoding.config(known).get("vocab_size") == 256:
+        if config(known).get("vocab_size") == 256:
             return "bytes"
     return str(folder)
 

@@ -151,7 +151,7 @@ def test_what_transformers_gives_a_template() -> None:
 {{ tool | tojson }}{{ tool | tojson(indent=1) }}
 {% endfor %}
 {{ strftime_now('%d %b %Y') }}{{ eos_token }}"""
-    told = template(source).render([], [{"a": "<é>'"}, 2])
+    told = template(source).render([], {"tools": [{"a": "<é>'"}, 2]})
     assert told == '{"a": "<é>\'"}{\n "a": "<é>\'"\n}\n26 Jul 2024</s>'
 
 
@@ -376,7 +376,248 @@ def test_where_a_template_is_found(near: None, tmp_path: Path) -> None:  # noqa:
     assert runs[1] == (True, "Hello.<|im_end|>")
 
 
+# ---- which messages are learned
+
+
+def chosen(source: str, *more: dict) -> list[str]:
+    """What is learned of TALK, whose messages have these keys, too"""
+    talk = [x | y for x, y in zip(messages(*TALK), more, strict=True)]
+    text, spans = template(source).conversation(chat.checked(talk), None)
+    return [text[a:b] for a, b in spans]
+
+
+@pytest.mark.parametrize("source", [CHATML, MARKED])
+@pytest.mark.parametrize(
+    "key,no,yes",
+    [
+        ("weight", 0, 1),
+        ("weight", 0.0, 1.0),
+        ("train", False, True),
+        ("training", False, True),
+        ("loss", False, True),
+        ("masked", True, False),
+    ],
+)
+def test_a_message_that_is_not_to_be_learned(
+    source: str, key: str, no: object, yes: object
+) -> None:
+    end = "<|im_end|>" if source == MARKED else "<|im_end|>\n"
+    first, last = "Hello." + end, "So 漢." + end
+    for a, b, wanted in (
+        ({key: no}, {}, [last]),
+        ({}, {key: no}, [first]),
+        ({key: no}, {key: yes}, [last]),
+        ({key: yes}, {key: yes}, [first, last]),
+        ({key: None}, {"weight": 0, "train": False}, [first]),
+    ):
+        assert chosen(source, {}, a, {key: no}, b) == wanted
+
+
+def test_a_turn_that_is_not_learned_may_change_when_more_follows() -> None:
+    source = "{% for m in messages %}{{ m.content }}{{ '!' if m.role == 'assistant' and loop.last }};{% endfor %}"
+    with pytest.raises(Bad, match="message 2: .*generation"):
+        chosen(source, {}, {}, {}, {})
+    assert chosen(source, {}, {"weight": 0}, {}, {}) == ["So 漢.!;"]
+
+
+@pytest.mark.parametrize(
+    "at,keys,told",
+    [
+        (0, {"weight": 1}, "message 1: weight: only what the assistant"),
+        (0, {"train": True}, "message 1: train: only what the assistant"),
+        (1, {"weight": 0.5}, "message 2: weight is 0.5: 0 or 1"),
+        (1, {"weight": "0"}, "message 2: weight is 0: 0 or 1"),
+        (1, {"train": "no"}, "message 2: train is no"),
+        (1, {"weight": 1, "train": False}, "message 2: train says otherwise"),
+        (1, {"train_detail": [{"train": False}]}, "message 2: train_detail"),
+    ],
+)
+def test_what_is_learned_must_be_clear(at: int, keys: dict, told: str) -> None:
+    more: list[dict] = [{}] * 4
+    more[at] = keys
+    with pytest.raises(Bad, match=told):
+        chosen(CHATML, *more)
+
+
+def test_marks_that_are_not_one_a_message_leave_none_out() -> None:
+    source = MARKED.replace("message.content +", "'Yes' +")
+    twice = MARKED + "{% generation %}x{% endgeneration %}"
+    for wrong in (source, twice):
+        assert len(chosen(wrong, {}, {}, {}, {})) >= 2
+        with pytest.raises(Bad, match="weight.*one {% generation %} for each"):
+            chosen(wrong, {}, {"weight": 0}, {}, {})
+
+
+# ---- the end of a turn
+
+BARE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    "source,ends",
+    [
+        (CHATML, True),
+        (THINKS, True),
+        (MARKED, True),
+        (PAIRS, True),
+        (BARE, False),
+        (BARE.replace("{% endfor %}", "\n{% endfor %}"), False),
+        (
+            MARKED.replace(
+                "message.content + '<|im_end|>'", "message.content"
+            ),
+            False,
+        ),
+        ("{{ raise_exception('no') }}", None),
+        (
+            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}"
+            + CHATML,
+            True,
+        ),
+        (
+            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}"
+            + BARE,
+            False,
+        ),
+    ],
+)
+def test_whether_an_answer_has_an_end(source: str, ends: bool | None) -> None:
+    assert template(source).ends() is ends
+
+
+@pytest.mark.parametrize("source", [BARE, CHATML])
+def test_a_template_without_an_end_of_turn_is_told(
+    source: str,
+    near: None,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """By its file; and conversations are masked from each other in the line of what comes next."""
+    _, where = folder(tmp_path, None)
+    (where / "chat_template.jinja").write_text(source)
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", file, *how) == 0
+    said = capfd.readouterr().out
+    told = f"{where}/chat_template.jinja: writes nothing behind an answer"
+    assert (told in said) == (source == BARE)
+    end = meta(tmp_path / "out")["end"]
+    assert f"--set data.documents=mask --set data.end={end}" in said
+
+
+# ---- records of others
+
+
+def test_records_of_sharegpt(near: None, tmp_path: Path) -> None:  # noqa: F811
+    """Under their own name, or another; with their keys for what is learned."""
+    _, where = folder(tmp_path, CHATML)
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    talk = [("system", "Be."), *TALK]
+    theirs: list[dict] = [
+        {"from": names[role], "value": content} for role, content in talk
+    ]
+    ours: list[dict] = messages(*talk)
+    for x in (theirs, ours):
+        x[2]["weight"] = 0
+    a = jsonl(tmp_path / "a", [{"conversations": theirs}])
+    b = jsonl(tmp_path / "b", [{"messages": ours}])
+    c = table(tmp_path / "c", chat=[theirs])
+    for kind, file, *more in (
+        ("jsonl", a),
+        ("jsonl", b),
+        ("parquet", c, "--field", "chat"),
+    ):
+        out = tmp_path / f"out{file.name}"
+        how = ("--tokenizer", where, "-o", out)
+        assert made(kind, file, *more, *how) == 0
+    for name in "ac":
+        assert parts(tmp_path / f"out{name}") == parts(tmp_path / "outb")
+
+
 USER, SAID = messages(*TALK[:2])
+BOTH = {"messages": [USER, SAID]}
+PAIR = {"prompt": "a", "completion": "b"}
+
+
+@pytest.mark.parametrize(
+    "record,told",
+    [
+        (BOTH | {"system": "Be."}, "system is not read: make it the first"),
+        (BOTH | {"functions": [{}]}, "functions is not read: `tools`"),
+        (BOTH | {"images": ["x"]}, "images is not read: only text"),
+        (BOTH | {"assistant_masks": [0, 1]}, "assistant_masks is not read"),
+        (BOTH | {"completion_mask": [0, 1]}, "completion_mask is not read"),
+        (BOTH | {"weight": 0}, "weight is 0: such a record"),
+        (BOTH | {"weight": 2}, "weight is 2: a record"),
+        (PAIR | {"label": False}, "label is False: such a record"),
+        (BOTH | {"tools": 3}, "tools: a list of objects"),
+        (BOTH | {"tools": [3]}, "tools: a list of objects"),
+        (BOTH | {"tools": "["}, "tools: no JSON"),
+        (
+            BOTH | {"chat_template_kwargs": 3},
+            "chat_template_kwargs: an object",
+        ),
+        (
+            BOTH | {"chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs: an object without messages",
+        ),
+        (
+            {"prompt": [USER], "completion": [{**SAID, "weight": 0}]},
+            "message 1: a completion is learned",
+        ),
+        (
+            {"prompt": [USER, {**SAID, "weight": 1}], "completion": [SAID]},
+            "message 2: a completion is learned and a prompt is not",
+        ),
+        ({"messages": [{"from": "bing", "value": "x"}]}, "from: bing: human"),
+        ({"messages": [{"from": "gpt"}]}, "the chat template fails"),
+        (
+            {"messages": [USER, {"role": "gpt", "content": "x"}]},
+            "no message of the assistant: nothing to learn; there is: user, gpt",
+        ),
+        (
+            {"messages": [USER, {**SAID, "weight": 0}]},
+            "there is nothing to learn",
+        ),
+        *(
+            (
+                {"messages": [USER, {**SAID, key: [{"a": 1}]}]},
+                f"{key}: chat template does not read it",
+            )
+            for key in ("tool_calls", "function_call", "refusal", "reasoning")
+        ),
+        (
+            {"messages": [USER, {**SAID, "content": [{"text": "x"}]}]},
+            "message 2: content: chat template reads a text",
+        ),
+    ],
+)
+def test_keys_that_change_what_is_learned(record: dict, told: str) -> None:
+    """Beside these the record is read."""
+    source = CHATML.replace("message.content", "message.content | string")
+    if "from" in str(record):
+        source = CHATML
+    fields = ["prompt", "completion"] if "prompt" in record else ["messages"]
+    templates = {"default": template(source)}
+    with pytest.raises(Bad, match=re.escape(told)):
+        chat.rendered(templates, record, fields)
+    good = PAIR if "prompt" in record else BOTH
+    more = {"weight": 1, "label": True, "images": [], "id": 3, "system": None}
+    chat.rendered(templates, good | more, fields)
+
+
+def test_keys_beside_messages_are_read_of_parquet(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    _, where = folder(tmp_path, CHATML)
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    file = table(tmp_path / "a", messages=[[USER, SAID]], system=["Be."])
+    assert made("parquet", file, *how) == 2
+    assert "a: row 1: system is not read" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ same documents."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
 import resource
@@ -417,6 +419,38 @@ def test_a_tokenizer_that_is_trained(tmp_path: Path) -> None:
     assert told == kept
 
 
+# ---- files that are compressed
+
+
+@pytest.mark.parametrize("val", ["20%", "7"])
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_gzip_is_as_what_is_in_it(
+    kind: str,
+    val: str,
+    near: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By any name, and of several parts"""
+    small(monkeypatch)
+    plain = jsonl(tmp_path / "a", [{"text": x} for x in VERSES[:90]])
+    if kind == "text":
+        plain.write_text("\n".join(VERSES[:90]))
+    raw = plain.read_bytes()
+    packed = tmp_path / "b"
+    packed.write_bytes(gzip.compress(raw[:999]) + gzip.compress(raw[999:]))
+    files = 1 if val == "20%" else 9
+    for name, file in (("plain", plain), ("packed", packed)):
+        how = ("--val", val, "-o", tmp_path / name)
+        assert made(kind, *[file] * files, *how) == 0
+    assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
+
+
+def test_text_that_begins_as_bzip2_is_text(near: None, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("BZh, he said")
+    assert made("text", tmp_path / "a", "-o", tmp_path / "out") == 0
+
+
 # ---- Parquet
 
 
@@ -479,7 +513,26 @@ WRONG = [
     ("jsonl", [b"\n \n"], (), "a: no record"),
     ("jsonl", [GOOD * 3], ("--val", "3"), "there are 3 documents"),
     ("jsonl", [GOOD * 3], ("--val", "0.001%"), "no document is for val.bin"),
+    (
+        "jsonl",
+        [b'{"instruction": "x", "output": "y"}'],
+        (),
+        "there is: instruction, output; rename one, or --field",
+    ),
+    ("jsonl", [b'[{"text": "x"}]'], (), "`jq -c .[]` makes lines"),
+    ("jsonl", [b'[\n{"text": "x"}\n]'], (), "`jq -c .[]` makes lines"),
+    ("jsonl", [b"\x28\xb5\x2f\xfdxxx"], (), "a: is compressed by zstd"),
+    ("text", [b"\xfd7zXZ\0xxx"], (), "a: is compressed by xz"),
+    ("text", [bz2.compress(b"x")], (), "a: is compressed by bzip2"),
+    ("text", [b"PK\x03\x04xxx"], (), "a: is a zip archive"),
+    ("jsonl", [b"PAR1xxx"], (), "a: is Parquet: `./run data parquet`"),
+    ("text", [b"version https://git-lfs.x/v1"], (), "a: is a pointer of Git"),
+    ("text", ["x".encode("utf-16")], (), "a: is UTF-16"),
+    ("text", [gzip.compress(b"x" * 999)[:-9]], (), "a: damaged gzip"),
+    ("jsonl", [gzip.compress(GOOD)[:-9]], (), "a: damaged gzip"),
+    ("jsonl", [gzip.compress(GOOD + b"\n3")], (), "a:3: not an object"),
     ("text", [b""], (), "a: empty"),
+    ("text", [gzip.compress(b"")], (), "a: empty"),
     ("text", [b"x", b""], (), "b: empty"),
     ("text", [b"x\n" * 9 + b"\xc3\n"], (), "a:10: no UTF-8"),
     ("text", [b"x"], ("--tokenizer", "a"), "a: no tokenizer"),
@@ -541,7 +594,10 @@ def test_files_of_parquet_have_the_same_column(
         ["csv", "a", "-o", "x"],
         ["text", "a", "-o", "."],
         ["text", "a", "--field", "x", "-o", "x"],
-        ["text", "a", "--train-bpe", "256", "-o", "x"],
+        *(
+            ["text", "a", "--train-bpe", x, "-o", "x"]
+            for x in ("256", "-1", "10000001", "9" * 20, "9" * 5000, "1e3")
+        ),
         ["text", "a", "--train-bpe", "300", "--tokenizer", "a", "-o", "x"],
         *(
             ["text", "a", "--val", x, "-o", "x"]

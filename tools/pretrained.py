@@ -1,0 +1,444 @@
+"""pretrained.py -- a tokenizer's folder, read as AutoTokenizer.from_pretrained reads it.
+
+tokenizer.json is the tokenizer. The other files add tokens to it, name its special tokens and have
+the chat templates. What would change tokens and is not done here is refused by its key.
+
+How that is done is transformers' own, 5.24; tests/reference/folders.py compares.
+
+Invariants
+ 1. A token has the id that its file states, or the folder is refused.
+ 2. Nothing of a file is trusted: a wrong type is a line that names file and key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checkpoint import Bad
+from documents import loaded
+from tokenizers import AddedToken, Tokenizer
+
+CONFIG = 100_000_000  # bytes at most of a tokenizer's files
+SETTINGS = "tokenizer_config.json"
+MAP = "special_tokens_map.json"
+ADDED = "added_tokens.json"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+NAMED = [f"{x}_token" for x in "bos eos unk sep pad cls mask".split()]
+MORE, OLDER = "extra_special_tokens", "additional_special_tokens"
+OWN = "model_specific_special_tokens"
+# Files of other tokenizers, from which AutoTokenizer makes a tokenizer.json
+OTHERS = (
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "tiktoken.model",
+    "tekken.json",
+)
+SAVE = (
+    "transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a"
+    " tokenizer.json that has it"
+)
+
+Config = dict[str, Any]
+Stated = tuple[int, str, AddedToken]  # an id, the file and key that state it
+
+
+@dataclass(frozen=True)
+class Source:
+    """A chat template, and the file and key that it is from"""
+
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """text: tokenizer.json, with the tokens that other files add"""
+
+    text: str
+    names: dict[str, str] = field(default_factory=dict)  # bos_token, ...
+    templates: dict[str, Source] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+# ---- files
+
+
+def text_of(path: Path) -> str:
+    if path.stat().st_size > CONFIG:
+        raise Bad(f"{path}: over {CONFIG} bytes")
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise Bad(f"{path}: no UTF-8") from None
+
+
+def config(path: Path) -> Config:
+    """{}: there is none"""
+    if not path.exists():
+        return {}
+    return parsed(path, text_of(path))
+
+
+def parsed(path: Path, text: str) -> Config:
+    found = loaded(str(path), text.encode())
+    if not isinstance(found, dict):
+        raise Bad(f"{path}: not an object")
+    return found
+
+
+def library(text: str, where: object) -> Tokenizer:
+    """A tokenizer of whole texts, without its file's own truncation and padding."""
+    try:
+        found = Tokenizer.from_str(text)
+    except Exception as e:  # the library has no class of its own
+        raise Bad(f"{where}: no tokenizer: {e}") from None
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+# ---- tokens
+
+
+def token(where: str, x: object, **default: bool) -> AddedToken:
+    """A token's text, or an object with `content` and flags; one that it lacks is `default`'s,
+    else the library's."""
+    if isinstance(x, str):
+        x = {"content": x}
+    if not isinstance(x, dict) or not isinstance(x.get("content"), str):
+        raise Bad(f'{where}: a text or {{"content": ...}} is needed')
+    flags = {flag: x[flag] for flag in FLAGS if flag in x}
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise Bad(f"{where}: {flag}: true or false is needed")
+    return AddedToken(x["content"], **{**default, **flags})
+
+
+def listed(where: str, x: object) -> list[AddedToken]:
+    if not isinstance(x, list):
+        raise Bad(f"{where}: a list of tokens is needed")
+    return [token(where, each, special=True) for each in x]
+
+
+def objects(where: str, x: object) -> Config:
+    if not isinstance(x, dict):
+        raise Bad(f"{where}: an object is needed")
+    return x
+
+
+def number(where: str, x: object) -> int:
+    """An id of a token; keys of JSON are texts."""
+    if isinstance(x, str) and x.isdecimal() and len(x) < 10:
+        x = int(x)
+    if type(x) is not int or not 0 <= x < 2**31:
+        raise Bad(f"{where}: {x} is no id of a token")
+    return x
+
+
+@dataclass
+class Folder:
+    """What the files beside tokenizer.json say"""
+
+    path: Path
+    known: Config  # tokenizer_config.json, with special_tokens_map.json where it counts
+    named: dict[str, AddedToken] = field(default_factory=dict)
+    more: list[AddedToken] = field(default_factory=list)
+    # By id, and the file and key that state it
+    stated: dict[int, tuple[str, AddedToken]] = field(default_factory=dict)
+
+    def where(self, file: str, key: object = None) -> str:
+        return f"{self.path / file}" + ("" if key is None else f": {key}")
+
+
+def read(path: Path, raw: Config) -> Folder:
+    """raw: tokenizer.json. special_tokens_map.json and added_tokens.json count where there is no
+    added_tokens_decoder, and then before tokenizer_config.json."""
+    found = Folder(path, config(path / SETTINGS))
+    renamed(found.known)
+    key = "added_tokens_decoder"
+    if key in found.known:
+        where = found.where(SETTINGS, key)
+        for id_, x in objects(where, found.known[key]).items():
+            at = f"{where}: {id_}"
+            if isinstance(x, str):
+                raise Bad(f'{at}: {{"content": ...}} is needed')
+            found.stated[number(at, id_)] = (at, token(at, x))
+        named(found, SETTINGS)
+    else:
+        legacy(found, raw)
+    return found
+
+
+def legacy(found: Folder, raw: Config) -> None:
+    """Files that transformers wrote before there was added_tokens_decoder"""
+    known, there = found.known, config(found.path / MAP)
+    before = known.get(MORE)
+    if isinstance(before, list) and isinstance(there.get(MORE), list):
+        there[MORE] = before + [x for x in there[MORE] if x not in before]
+    known.update(there)
+    renamed(known, once=True)
+    named(found, f"{SETTINGS}, {MAP}" if there else SETTINGS)
+    # AutoTokenizer knows an object of tokenizer_config.json for a special token only afterwards.
+    plain = [x for x in NAMED if x in there or isinstance(known.get(x), str)]
+    names = [found.named[key] for key in plain if key in found.named]
+    names += found.more if known.get(MORE) else []
+    contents = {x.content for x in names}
+    for content, id_ in config(found.path / ADDED).items():
+        at = found.where(ADDED, content)
+        known_ = content in contents
+        made = AddedToken(content, special=known_, normalized=not known_)
+        found.stated[number(at, id_)] = (at, made)
+    for id_, at, x in own(found.path / "tokenizer.json", raw):
+        found.stated[id_] = (at, x)
+
+
+def renamed(known: Config, once: bool = False) -> None:
+    """additional_special_tokens is the name that extra_special_tokens had; tokens of an object have
+    names of their own. once: what has been renamed before stays."""
+    if OLDER in known and not known.get(MORE) and not once:
+        known[MORE] = known.pop(OLDER)
+    if isinstance(known.get(MORE), dict):
+        known[OWN] = known.get(OWN, {}) | known.pop(MORE)
+
+
+def named(found: Folder, file: str) -> None:
+    """bos_token and the like, then tokens that have no name"""
+    known = found.known
+    names = [x for x in known if x.endswith("_token") and x not in NAMED]
+    for key in (*NAMED, *names):
+        x = known.get(key)
+        where = found.where(file, key)
+        if isinstance(x, (str, dict)):
+            found.named[key] = token(where, x, special=True)
+        elif x is not None and key in NAMED:
+            raise Bad(f"{where}: a text is needed")
+    for key, x in known.get(OWN, {}).items():
+        where = found.where(file, f"{MORE}: {key}")
+        found.named[key] = token(where, x, special=True)
+    key = MORE if MORE in known else OLDER
+    if known.get(key) is not None:
+        found.more = listed(found.where(file, key), known[key])
+
+
+def own(path: Path, raw: Config) -> Iterator[Stated]:
+    """added_tokens of a tokenizer.json that the library has read"""
+    for x in raw.get("added_tokens") or []:
+        at = f"{path}: added_tokens: {x['content']}"
+        yield number(at, x["id"]), at, token(at, x)
+
+
+def added(found: Folder, tokenizer: Tokenizer) -> list[AddedToken]:
+    """Tokens that tokenizer.json lacks or has with other flags, in the order of their ids; then
+    those that are only named. Of one that is there twice the last counts."""
+    there = tokenizer.get_added_tokens_decoder().values()
+    same = {repr(x) for x in there}
+    tokens = [x for _, (_, x) in sorted(found.stated.items())]
+    tokens = [x for x in tokens if repr(x) not in same]
+    seen = {x.content for x in (*there, *tokens)}
+    others = (*found.named.values(), *found.more)
+    tokens += [x for x in others if x.content not in seen]
+    names = {x.content for x in found.named.values()}
+    for x in tokens:
+        x.special = x.special or x.content in names
+    return tokens
+
+
+def held(stated: Iterable[Stated], made: Tokenizer) -> None:
+    """Each token has the id that its file states."""
+    for id_, where, x in stated:
+        has = made.token_to_id(x.content)
+        if has != id_:
+            raise Bad(
+                f"{where}: its id is {id_} there, and {has} in the tokenizer: ids that conflict or"
+                " leave some out are not kept by the tokenizers library"
+            )
+
+
+# ---- what is not done here
+
+
+def prefixed(text: Config) -> bool | None:
+    """Whether a tokenizer.json puts a space before a text; None: it tells nothing of it"""
+    for x in steps(text, "pre_tokenizer", "pretokenizers"):
+        if x.get("type") == "ByteLevel":
+            return bool(x.get("add_prefix_space", True))
+        if x.get("type") == "Metaspace":
+            return bool(x.get("prepend_scheme", "always") != "never")
+    kinds = [x.get("type") for x in steps(text, "normalizer", "normalizers")]
+    return True if "Prepend" in kinds else None
+
+
+def lowered(text: Config) -> bool | None:
+    kinds = steps(text, "normalizer", "normalizers")
+    return any(
+        x.get("type") == "Lowercase" or x.get("lowercase") is True
+        for x in kinds
+    )
+
+
+def steps(text: Config, key: str, several: str) -> list[Config]:
+    """A normalizer or a pre-tokenizer, or those that it is a sequence of"""
+    first = text.get(key) or {}
+    return [first, *first.get(several, [])]
+
+
+def refused(found: Folder, text: Config) -> None:
+    """Keys by which AutoTokenizer may make other tokens than tokenizer.json"""
+    known = found.known
+    for key, has in (
+        ("add_prefix_space", prefixed(text)),
+        ("do_lower_case", lowered(text)),
+    ):
+        asked = known.get(key)
+        if isinstance(asked, bool) and has is not None and asked != has:
+            raise Bad(
+                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, and tokenizer.json does"
+                f" otherwise; make them agree: {SAVE}"
+            )
+    for key in ("split_special_tokens", "fix_mistral_regex"):
+        if known.get(key):
+            raise Bad(f"{found.where(SETTINGS, key)}: is not known; {SAVE}")
+    files = known.get("fast_tokenizer_files")
+    if files and files != ["tokenizer.json"]:
+        where = found.where(SETTINGS, "fast_tokenizer_files")
+        raise Bad(f"{where}: only tokenizer.json is read; {SAVE}")
+
+
+def nothing(path: Path) -> Bad:
+    """There is no tokenizer.json in a folder."""
+    others = [x for x in OTHERS if (path / x).exists()]
+    has = f" ({', '.join(others)} alone is not read)" if others else ""
+    return Bad(
+        f"{path / 'tokenizer.json'}: there is none{has}; --tokenizer names another, the folder that"
+        " ./run data made, or `bytes`; transformers'"
+        " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes one"
+    )
+
+
+# ---- chat templates
+
+
+def templates(found: Folder) -> dict[str, Source]:
+    """chat_template.jinja is `default`; files count before tokenizer_config.json."""
+    path = found.path
+    files = {"default": path / "chat_template.jinja"}
+    more = path / "additional_chat_templates"
+    if more.is_dir():
+        files |= {x.stem: x for x in sorted(more.glob("*.jinja"))}
+    made = {
+        name: Source(str(file), text_of(file))
+        for name, file in files.items()
+        if file.exists()
+    }
+    where = found.where(SETTINGS, "chat_template")
+    if not made:
+        texts = several(where, found.known.get("chat_template"))
+        made = {name: Source(where, text) for name, text in texts.items()}
+    if made and "default" not in made:
+        there = ", ".join(sorted(made))
+        raise Bad(f"{where}: none is named default; there is: {there}")
+    return made
+
+
+def several(where: str, x: object) -> dict[str, str]:
+    """A template, or several by name"""
+    if x is None:
+        return {}
+    if isinstance(x, str):
+        return {"default": x}
+    if isinstance(x, list) and all(isinstance(each, dict) for each in x):
+        x = {str(each.get("name")): each.get("template") for each in x}
+    if not isinstance(x, dict) or not all(
+        isinstance(text, str) for text in x.values()
+    ):
+        raise Bad(
+            f'{where}: a text, or a list of {{"name": ..., "template": ...}}, is needed'
+        )
+    return x
+
+
+# ---- a folder
+
+
+def around(found: Folder, made: Tokenizer) -> Iterator[str]:
+    """add_bos_token and add_eos_token that tokenizer.json does not do"""
+    ids = made.encode("a").ids
+    for key, name, place in (
+        ("add_bos_token", "bos_token", ids[:1]),
+        ("add_eos_token", "eos_token", ids[-1:]),
+    ):
+        asked, token_ = found.known.get(key), found.named.get(name)
+        if not isinstance(asked, bool) or token_ is None:
+            continue
+        if asked != (place == [made.token_to_id(token_.content)]):
+            yield (
+                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, and tokenizer.json does"
+                " otherwise, which counts here as in transformers 5"
+            )
+
+
+def notes(
+    found: Folder, tokens: Sequence[AddedToken], made: Tokenizer
+) -> Iterator[str]:
+    """What its user should know: the tokens that other files add, and more tokens than the model's
+    table has rows"""
+    path = found.path
+    new = [f"{x.content} {made.token_to_id(x.content)}" for x in tokens]
+    if new:
+        more = f" and {len(new) - 8} more" if len(new) > 8 else ""
+        yield (
+            f"{path}: tokens that tokenizer.json lacks, or has otherwise:"
+            f" {', '.join(new[:8])}{more}"
+        )
+    yield from around(found, made)
+    known = config(path / "config.json")
+    inner = known.get("text_config")
+    rows = (inner if isinstance(inner, dict) else known).get("vocab_size")
+    size = vocabulary(made)
+    if type(rows) is int and 0 < rows < size:
+        yield (
+            f"{path}: {size} tokens, and config.json's model has {rows} rows (vocab_size): new"
+            f" tokens need rows, as by transformers' model.resize_token_embeddings({size})"
+        )
+
+
+def vocabulary(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def ended(found: Folder, file: Path, made: Tokenizer) -> None:
+    """The end of a text is a token that some file has, and not only its name."""
+    end = found.named.get("eos_token")
+    others = (x for _, x in found.stated.values())
+    there = {x.content for x in (*others, *found.more)}
+    if end and end.content not in there:
+        if made.token_to_id(end.content) is None:
+            raise Bad(f"{file}: eos_token {end.content} is none of its tokens")
+
+
+def pretrained(file: Path) -> Pretrained:
+    """A tokenizer.json and what lies beside it"""
+    text = text_of(file)
+    made = library(text, file)
+    raw = parsed(file, text)
+    found = read(file.parent, raw)
+    refused(found, raw)
+    ended(found, file, made)
+    tokens = added(found, made)
+    if tokens:
+        made.add_tokens(tokens)
+        text = made.to_str(pretty=True) + "\n"
+    held(own(file, raw), made)
+    held(((id_, *x) for id_, x in found.stated.items()), made)
+    return Pretrained(
+        text=text,
+        names={key: x.content for key, x in found.named.items()},
+        templates=templates(found),
+        notes=tuple(notes(found, tokens, made)),
+    )
