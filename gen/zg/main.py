@@ -49,21 +49,21 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--from",
         metavar="DIR",
         dest="folder",
-        help="a folder of Hugging Face, whose config.json says the model; SPEC, where there is "
-        "one, says the rest",
+        help="a model's folder as Hugging Face has it: its config.json gives the model, and "
+        "SPEC, if there is one, the rest",
     )
     p.add_argument(
         "--zero",
         metavar="FILE",
-        help="a DeepSpeed ds_config.json whose keys take precedence",
+        help="a DeepSpeed ds_config.json, whose keys take precedence over SPEC's",
     )
     p.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="override a key of the spec, e.g. zero.stage=2, or of an item of a list, "
-        "e.g. model.units[1].blocks=3",
+        help="a key of the spec, e.g. zero.stage=2, or of an item of a list, e.g. "
+        "model.units[1].blocks=3; takes precedence over --zero and SPEC, the last one over all",
     )
     p.add_argument(
         "--emit",
@@ -78,17 +78,18 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
             "bundle",
         ),
         default="c",
-        help="what to write (default: c); timeline: a picture (SVG) of a training step, "
-        "its times estimated by data sheets; config: every key's value and where it came "
-        "from; spec: SPEC with what --zero and --set say; bundle: a folder with train.c "
-        "and all that make or ninja needs to build it",
+        help="what to write (default: c, the program); plan: the plan as text; memory: every "
+        "byte of a rank's arenas; explain: bytes on the wire, flops and commands of a step; "
+        "timeline: a picture (SVG) of a step, its times estimated by data sheets; config: every "
+        "key's value and where it came from; spec: SPEC with what --zero and --set say; bundle: "
+        "a folder with train.c and all that make or ninja needs to build it",
     )
     p.add_argument(
         "-o",
         metavar="FILE",
         dest="out",
-        help="write there and not to stdout: FILE is whole, or as it was; a bundle's "
-        "folder must be new, or empty; missing folders are made, below the current one only",
+        help="write there and not to stdout: FILE is whole, or as it was; missing folders are "
+        "made, but only below the current one; a bundle's folder must be new, or empty",
     )
     p.add_argument(
         "--flat",

@@ -74,7 +74,7 @@ def test_what_an_update_moves(
     elements = sum(f.count * f.shard for f in p.flats)
     assert 124_439_808 <= ranks * elements < 1.001 * 124_439_808
     assert cost.update(p) == bytes_ * elements
-    told = f"bytes of memory that a rank's update moves: {cost.update(p):,}"
+    told = f"bytes of memory that a rank's update reads and writes: {cost.update(p):,}"
     assert told in explain.explain(p)
 
 
@@ -192,8 +192,8 @@ def test_the_papers_formula_beside_ours(
         f"train.global_batch={8 * micro_batches}",
     )
     said = re.search(
-        rf"papers' {paper}P \(W-1\)/W of one micro-batch: ([\d,]+) bytes; here, a "
-        r"micro-batch, ([\d.]+) of it",
+        rf"papers' {paper}P \(W-1\)/W for a micro-batch, P the bytes of the parameters: "
+        r"([\d,]+) bytes; here ([\d.]+) times that",
         explain.explain(p),
     )
     ideal = paper * 149_400 * 4 * 3 / 4
@@ -356,3 +356,9 @@ def test_a_spec_sends_little(name: str) -> None:
     assert p.head.params <= padded
     ideal = cost.ideal(p) * padded / p.head.params
     assert 0 < cost.training_wire(p).bytes <= 2 * ideal
+
+
+def test_the_words_of_an_explanation_are_explained() -> None:
+    said = explain.explain(planned("gpt-tiny"))
+    for word in ("unit", "leaf", "shard", "flat", "persistent", "W"):
+        assert re.search(rf"\b{word}: [a-z]", said), word

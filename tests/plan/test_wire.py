@@ -229,7 +229,7 @@ def test_large_models_are_the_papers_multiples(
     )
     ideal = (ratio - spared / p.head.params) * whole
     assert 0.999 * ideal <= cost.training_wire(p).bytes <= 1.01 * ideal
-    assert f"the papers' {ratio}P" in explain.explain(p)
+    assert f"the ZeRO papers' {ratio}P" in explain.explain(p)
 
 
 def counted(

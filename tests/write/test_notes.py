@@ -27,7 +27,10 @@ def wire(name: str, *keys: str) -> int:
 
 def test_a_wire_of_many_micro_batches_is_told() -> None:
     (note,) = told("gpt2-124m", *MANY)
-    assert "191,038,263,872 bytes in a step, 256 times the 3P" in note
+    assert (
+        "191,038,263,872 bytes in a step of 256 micro-batches, 256 times the ZeRO papers' 3P"
+        in note
+    )
     less = wire("gpt2-124m", *MANY, "train.accumulate=layers")
     assert "train.accumulate=layers" in note and less == 64_227_947_072
     assert "train.micro_batch" in note
@@ -64,7 +67,7 @@ def test_sums_that_another_rule_would_spare_are_told() -> None:
             ("cluster.ranks=1", *MANY, "train.sum=fold"),
         )
     ).plan
-    assert "by the rule tree; train.sum=fold takes" in note
+    assert "with train.sum=tree; train.sum=fold takes" in note
     assert least == cost.sums(fold) and held - least > notes.MUCH
     assert explain.size(least) in note
 

@@ -167,13 +167,21 @@ def _kept(p: Plan, f: Flat) -> str:
     return f"{share(params)}, {owned} ({' '.join(states) or 'none'}), {sums}"
 
 
+LEGEND = (
+    "unit: the embedding, a block or the head; leaf: the gradient of one micro-batch; shard: what "
+    "one rank owns of a flat",
+    "flat: the parameters of a unit in one buffer, an instance for each unit of the kind; "
+    "persistent: what stage 3 keeps whole; W: ranks",
+)
+
+
 def explain(p: Plan) -> str:
     """What happens in a step, and what it moves."""
     h, W = p.head, p.head.ranks
     w = cost.training_wire(p)
     order = {
-        "ranks": "over ranks first, micro-batch by micro-batch",
-        "local": "on each rank first, once over ranks",
+        "ranks": "over the ranks, one micro-batch after the other",
+        "local": "on each rank first, then once over the ranks",
     }[h.order]
     added = rule(p) + (
         "; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else ""
@@ -185,11 +193,12 @@ def explain(p: Plan) -> str:
         f"a rank and step: {h.micro_batches}, each of {h.batch} x {h.sequence} tokens",
         f"leaves are summed {order} ({added}); units gathered ahead: {h.prefetch}; elements "
         f"gathered at once: at most {h.live:,} (bound {h.bound:,})",
-        "units of a micro-batch that stay gathered from one use to the next: "
+        "units that stay gathered in a micro-batch from one use to the next: "
         f"{cost.staying(p)}{many if p.together > 1 else ''}",
+        *LEGEND,
         "",
         f"{'flat':<{wide}}{'instances':>10}{'elements':>16}{'shard':>14}  "
-        "kept: parameters, state, sums",
+        "kept: parameters, optimizer state, sums of gradients",
     ]
     for f in p.flats:
         lines.append(
@@ -224,17 +233,17 @@ def explain(p: Plan) -> str:
     paper, ideal = cost.paper(p), cost.ideal(p)
     lines += [
         f"  {'total':<26}{w.messages:>8} collectives{w.bytes:>20,} bytes",
-        f"  the papers' {paper}P (W-1)/W of one micro-batch: {ideal:,.0f} bytes; here, a "
-        f"micro-batch, {w.bytes / ideal / h.micro_batches:.3f} of it"
+        f"  the ZeRO papers' {paper}P (W-1)/W for a micro-batch, P the bytes of the parameters: "
+        f"{ideal:,.0f} bytes; here {w.bytes / ideal / h.micro_batches:.3f} times that"
         if ideal
         else "  one rank: nothing",
         "",
-        f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
-        "and causal attention)",
+        f"flops of a step of all ranks: {cost.flops(p):.4g} (6 for each parameter and token, and "
+        "causal attention)",
         f"flops of recomputation: {cost.again(p):.4g}",
-        f"bytes of memory that a rank's update moves: {cost.update(p):,}",
+        f"bytes of memory that a rank's update reads and writes: {cost.update(p):,}",
         "",
-        "steps by queue",
+        "commands of each section by queue (xN: the section is run N times in a step)",
     ]
     arenas = {c.arena for c in p.classes if c.targets == "all"}
     queues = [q.name for q in QUEUES.values() if {q.reads, q.writes} <= arenas]

@@ -26,13 +26,13 @@ def _wire(p: Plan) -> Iterator[str]:
         return
     layers = p.head.zero == 3 and p.together == 1
     once = (
-        "train.accumulate=layers gathers each layer once for all of them, for the memory of "
+        "train.accumulate=layers gathers each layer once for all of them, and takes the memory of "
         "their activations; "
     )
     yield (
-        f"on the wire: a rank receives {got:,} bytes in a step, {got / ideal:.0f} times the "
-        f"{cost.paper(p)}P (W-1)/W of one micro-batch, as it has {p.head.micro_batches} of them; "
-        f"{once * layers}a larger train.micro_batch makes fewer, with other bits"
+        f"on the wire: a rank receives {got:,} bytes in a step of {p.head.micro_batches} "
+        f"micro-batches, {got / ideal:.0f} times the ZeRO papers' {cost.paper(p)}P (W-1)/W for "
+        f"one; {once * layers}a larger train.micro_batch makes fewer of them, with other bits"
     )
 
 
@@ -46,6 +46,6 @@ def _sums(
     least, rule = min(sums, default=(held, ""))
     if held - least > MUCH:
         yield (
-            f"train.sum: sums of gradients take {size(held)} bytes of a rank by the rule "
-            f"{typed(p)}; {rule} takes {size(least)}, with other bits"
+            f"train.sum: sums of gradients take {size(held)} bytes of a rank with "
+            f"train.sum={typed(p)}; {rule} takes {size(least)}, with other bits"
         )
