@@ -43,7 +43,8 @@ static int examine(zr_data *d, const zr_form *f, char *why)
 
 int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why)
 {
-    *d = (zr_data){.path = path, .T = f->T, .vocab = f->vocab, .labels = -1, .part = 1};
+    int part = f->part ? f->part : 1;
+    *d = (zr_data){.path = path, .T = f->T, .vocab = f->vocab, .labels = -1, .part = part};
     /* O_NONBLOCK: a pipe must not hold us up */
     d->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->fd < 0) return zr_why(why, "%s: %s", path, strerror(errno));

@@ -54,10 +54,10 @@ typedef struct zr_data {
 /* What a program asks of a file. ignore: the id that is never a target (-1: none; in a file of
  * uint32 the greatest uint32, where the spec does not say). end: the last token of documents that
  * are masked from each other (-1: they are not). width: bytes of a token where the file does not
- * tell; 0: uint16, unless it looks like something else. */
+ * tell; 0: uint16. part: of what a start looks at; 0: all. */
 typedef struct zr_form {
     int64_t T, vocab, ignore, end;
-    int width;
+    int width, part;
 } zr_form;
 
 /* `path` must outlive d. */
@@ -88,6 +88,7 @@ enum { ZR_SOURCES = 64, ZR_WEIGHT = 10000 }; /* at most so many; a weight of 1 *
 typedef struct zr_given {
     const char *file; /* or a folder */
     int64_t weight;   /* from 1 to 1000 * ZR_WEIGHT */
+    int length;       /* of `file`, behind which more may follow */
 } zr_given;
 
 typedef struct zr_dataset {

@@ -289,7 +289,7 @@ const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
 
 int zr_looks(const zr_data *d, int64_t size, int width, char *why)
 {
-    int64_t n = zr_least(size / 2, LOOK);
+    int64_t n = zr_least(size / 2, LOOK / zr_least(d->part, ZR_SOURCES));
     if (n < FEWEST) return 0;
     uint16_t *w = malloc((size_t)(2 * n));
     if (!w) return zr_why(why, "%s: no memory", d->path);

@@ -65,7 +65,7 @@ static void open_tokens(zr *z, zr_mix *to, const char *option, const zr_given *g
     char why[ZR_WHY];
     const char *type = z->o->tokens;
     int64_t end = z->p->packed ? z->p->end : -1;
-    zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0};
+    zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0, 0};
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
     if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s %s", option, why);
 }
@@ -80,7 +80,8 @@ static void check_tokens(zr *z, const zr_mix *m, int64_t used)
 /* Validation takes the first so many samples, of one file. */
 static void open_data(zr *z)
 {
-    const zr_given val = {z->o->val, ZR_WEIGHT};
+    const char *file = z->o->val;
+    const zr_given val = {file, ZR_WEIGHT, file ? (int)strlen(file) : 0};
     open_tokens(z, &z->train, "--data", z->o->data, z->o->ndata, "train.bin");
     open_tokens(z, &z->val, "--val", &val, z->o->val != NULL, "val.bin");
     z->train.shuffle = z->p->shuffle;
@@ -101,7 +102,7 @@ static void open_prompt(zr *z)
     if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
         zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
-    const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab};
+    const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab, .part = 1};
     if (zr_looks(&file, s.st_size, 4, why)) zr_fail(z, ZR_USER, "--prompt-tokens %s", why);
     int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
     int32_t *context = z->prompt = zr_get(z, 2 * z->p->sequence, sizeof *context);

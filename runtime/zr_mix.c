@@ -55,28 +55,30 @@ static void reduce(zr_mix *s)
 }
 
 /* A folder stands for its file `name`. */
-static int take_file(zr_dataset *to, const char *file, const char *name, const zr_form *f,
+static int take_file(zr_dataset *to, const zr_given *given, const char *name, const zr_form *f,
                      char *why)
 {
     struct stat is;
-    int folder = !stat(file, &is) && S_ISDIR(is.st_mode);
-    int n = snprintf(to->path, ZR_FILE, "%s%s%s", file, folder ? "/" : "", folder ? name : "");
-    if (n >= ZR_FILE) return zr_why(why, "%.200s...: the path is too long", file);
+    int n = snprintf(to->path, ZR_FILE, "%.*s", given->length, given->file);
+    if (n < ZR_FILE && !stat(to->path, &is) && S_ISDIR(is.st_mode))
+        n += snprintf(to->path + n, (size_t)(ZR_FILE - n), "/%s", name);
+    if (n >= ZR_FILE) return zr_why(why, "%.200s...: the path is too long", given->file);
     return zr_data_open(&to->data, to->path, f, why);
 }
 
 int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const zr_form *f,
                 char *why)
 {
+    zr_form each = *f;
     if (n < 1) return 0;
+    each.part = n;
     s->of = calloc((size_t)n, sizeof *s->of);
     s->fork = calloc((size_t)n, sizeof *s->fork);
     if (!s->of || !s->fork) return zr_why(why, "%s: no memory", given->file);
     for (s->n = 0; s->n < n; s->n++) {
         zr_dataset *to = &s->of[s->n];
         to->weight = given[s->n].weight;
-        if (take_file(to, given[s->n].file, name, f, why)) return -1;
-        to->data.part = n;
+        if (take_file(to, &given[s->n], name, &each, why)) return -1;
     }
     reduce(s);
     pair_up(s);

@@ -217,10 +217,8 @@ static void take_source(zr *z, zr_options *to, const char *text)
                 "--data %s: a weight from 0.0001 to 1000 with at most four digits behind the "
                 "point is needed",
                 text);
-    zr_given *new = &to->data[to->ndata++];
-    *new = (zr_given){text, weight < 0 ? ZR_WEIGHT : weight};
-    if (weight > 0 && !(new->file = strndup(text, (size_t)(colon - text))))
-        zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    size_t length = weight < 0 ? strlen(text) : (size_t)(colon - text);
+    to->data[to->ndata++] = (zr_given){text, weight < 0 ? ZR_WEIGHT : weight, (int)length};
 }
 
 /* Takes one option and its operand; returns how many words that were. */

@@ -60,8 +60,8 @@ static int one(const uint8_t *data, size_t size)
     }
     put(PARTS - 1, &(bytes){(const char *)data, size});
     snprintf(file, sizeof file, "%s/%s", workplace, names[PARTS - 1]);
-    const zr_given given[] = {{file, 3}, {file, 1}};
-    zr_form form = {T, VOCAB, 65535, 0, size % 3 == 0 ? 4 : 0};
+    const zr_given given[] = {{file, 3, (int)strlen(file)}, {file, 1, (int)strlen(file)}};
+    zr_form form = {T, VOCAB, 65535, 0, size % 3 == 0 ? 4 : 0, 0};
     int good = !zr_mix_open(&m, given, 2, "", &form, why) && read_some(&m);
     zr_mix_close(&m);
     return good;

@@ -29,7 +29,7 @@ int main(int argc, char **argv)
     if (argc != 11) return 99;
     for (int i = 2; i < 11; i++) v[i] = strtoll(argv[i], NULL, 10);
     int64_t T = v[2], B = v[9];
-    zr_form form = {T, v[3], v[4], -1, (int)v[10]};
+    zr_form form = {T, v[3], v[4], -1, (int)v[10], 0};
     if (zr_data_open(&d, argv[1], &form, why)) return report(why);
     if (zr_data_check(&d, v[5], v[6], (int)v[7], (int)v[8], why)) return report(why);
     /* each as long as the data: the sanitizer sees a step over the end */

@@ -50,9 +50,9 @@ static int of_files(const char *what, int64_t m, char **v, int n)
     for (int k = 0; k < n; k++) {
         char *colon = strrchr(v[k], ':');
         *colon = 0;
-        given[k] = (zr_given){v[k], atoll(colon + 1)};
+        given[k] = (zr_given){v[k], atoll(colon + 1), (int)strlen(v[k])};
     }
-    if (!zr_mix_open(&mix, given, n, "", &(zr_form){1, 256, -1, -1, 2}, why))
+    if (!zr_mix_open(&mix, given, n, "", &(zr_form){1, 256, -1, -1, 2, 0}, why))
         bad = *what == 't' ? turns(&mix, m) : 2 * -zr_mix_check(&mix, labs(m), 0, 1, why);
     if (bad == 2) fprintf(stderr, "%s\n", why);
     zr_mix_close(&mix);

@@ -20,6 +20,7 @@ from program import (
     built,
     children,
     masters,
+    run,
     start,
     train,
     validation,
@@ -239,6 +240,28 @@ def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_what_options_take_is_given_back(data: Path, tmp_path: Path) -> None:
+    """The leak sanitizer looks when the program itself ends: after the options that keep something
+    of what was typed, and after those that end it at once."""
+    asan = built("asan")
+    sources = (f"--data={data}:0.5", f"--data={data.parent}/tokens.bin:2")
+    all_of_it = (
+        *(f"--val={data}", "--val-every=2", "--val-tokens=50"),
+        *(f"--save={tmp_path}/w", "--save-dtype=bf16", "--sample=2"),
+        *(f"--log={tmp_path}/log", f"--profile={tmp_path}/p", "--hash"),
+        *(f"--checkpoints={tmp_path}/ck", "--save-every=2", "--keep=1"),
+        *("--accept-change=data", "--max-time=1h", "--grace=9s"),
+        *("--profile-steps=1-2", "--queue=shuffled:3", "--isa=avx512"),
+    )
+    for words in ((*sources, "--steps=3", *all_of_it), ("--help",)):
+        done = run(asan, *words, ASAN_OPTIONS="detect_leaks=1")
+        assert done.code == 0 and "Sanitizer" not in done.err, done.err
+    missing = run(asan, f"--data={data}x:3", "--steps=1")
+    assert missing.code == 2 and f"{data}x: No such file" in missing.err
+    assert "Sanitizer" not in missing.err
+
+
 def test_thread_sanitizer_sees_a_missing_wait(data: Path) -> None:
     done = train(
         built("tsan"),
