@@ -80,9 +80,7 @@ def _raise(m: Steps, u: Use) -> None:
     """The values before those that u needs."""
     for c, i in _kept(m, u):
         if i and goes(m, c, i - 1):
-            hop = Hop(
-                "up", _far(m, c, i - 1), _slot(m, c, i - 1), takes=False
-            )
+            hop = Hop("up", _far(m, c, i - 1), _slot(m, c, i - 1), takes=False)
             m.copy(hop, u.unit, m.near[c][2])
 
 
