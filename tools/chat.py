@@ -165,11 +165,15 @@ class Template:
         values = {"tools": None, "documents": None, **self.variables}
         values |= given or {}
         try:
-            return self.template.render(
+            text = self.template.render(
                 **values, messages=messages, add_generation_prompt=prompt
             )
+            text.encode()
+        except UnicodeEncodeError:
+            raise Bad("half a UTF-16 pair is no text") from None
         except Exception as e:  # whatever a template does
             raise Bad(f"the chat template fails: {e}") from None
+        return text
 
     def conversation(
         self, messages: Sequence[Message], given: Given | None

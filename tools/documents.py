@@ -205,7 +205,7 @@ def parquet(path: Path) -> Any:
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as e:
+    except (pyarrow.ArrowException, OSError, ValueError) as e:
         raise Bad(f"{path}: no Parquet: {e}") from None
 
 

@@ -253,6 +253,11 @@ class Encoder:
             self.tokenizer = library(recipe.file, "tokenizer.json")
         self.templates: dict[str, Template] = {}
         if recipe.layout.kind != "text":
+            there = recipe.templates
+            if there and "default" not in there:
+                raise Bad(
+                    f"chat templates: none is named default; there is: {', '.join(there)}"
+                )
             self.templates = {
                 name: Template(
                     source.text, recipe.variables, recipe.now, source.where

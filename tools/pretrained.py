@@ -82,7 +82,12 @@ def config(path: Path) -> Config:
     """{}: there is none"""
     if not path.exists():
         return {}
-    return parsed(path, text_of(path))
+    found = parsed(path, text_of(path))
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise Bad(f"{path}: half a UTF-16 pair is no text") from None
+    return found
 
 
 def parsed(path: Path, text: str) -> Config:
@@ -228,7 +233,8 @@ def named(found: Folder, file: str) -> None:
 
 def own(path: Path, raw: Config) -> Iterator[Stated]:
     """added_tokens of a tokenizer.json that the library has read"""
-    for x in raw.get("added_tokens") or []:
+    there = raw.get("added_tokens")
+    for x in there if isinstance(there, list) else []:
         at = f"{path}: added_tokens: {x['content']}"
         yield number(at, x["id"]), at, token(at, x)
 
@@ -263,37 +269,52 @@ def held(stated: Iterable[Stated], made: Tokenizer) -> None:
 # ---- what is not done here
 
 
-def prefixed(text: Config) -> bool | None:
-    """Whether a tokenizer.json puts a space before a text; None: it tells nothing of it"""
-    for x in steps(text, "pre_tokenizer", "pretokenizers"):
-        if x.get("type") == "ByteLevel":
-            return bool(x.get("add_prefix_space", True))
-        if x.get("type") == "Metaspace":
-            return bool(x.get("prepend_scheme", "always") != "never")
-    kinds = [x.get("type") for x in steps(text, "normalizer", "normalizers")]
+def steps(part: Any) -> Iterator[Config]:
+    """A tokenizer's normalizer, pre-tokenizer or post-processor, or each that it is a sequence of,
+    as the library writes it"""
+    if part is not None:
+        first = json.loads(part.__getstate__())
+        several = ("normalizers", "pretokenizers", "processors")
+        yield from next((first[x] for x in several if x in first), [first])
+
+
+def prefixed(made: Tokenizer) -> bool | None:
+    """Whether it puts a space before a text; None: it tells nothing of it"""
+    for x in steps(made.pre_tokenizer):
+        if x["type"] == "ByteLevel":
+            return bool(x["add_prefix_space"])
+        if x["type"] == "Metaspace":
+            return bool(x["prepend_scheme"] != "never")
+    kinds = [x["type"] for x in steps(made.normalizer)]
     return True if "Prepend" in kinds else None
 
 
-def lowered(text: Config) -> bool | None:
-    kinds = steps(text, "normalizer", "normalizers")
+def lowered(made: Tokenizer) -> bool:
     return any(
-        x.get("type") == "Lowercase" or x.get("lowercase") is True
-        for x in kinds
+        x["type"] == "Lowercase" or x.get("lowercase") is True
+        for x in steps(made.normalizer)
     )
 
 
-def steps(text: Config, key: str, several: str) -> list[Config]:
-    """A normalizer or a pre-tokenizer, or those that it is a sequence of"""
-    first = text.get(key) or {}
-    return [first, *first.get(several, [])]
+def whole(file: Path, made: Tokenizer) -> None:
+    """The library ends with a panic where a post-processor puts a token that it does not have."""
+    for x in steps(made.post_processor):
+        if x["type"] != "TemplateProcessing":
+            continue
+        for piece in x["single"]:
+            name = piece.get("SpecialToken", {}).get("id")
+            if name is not None and name not in x["special_tokens"]:
+                raise Bad(
+                    f"{file}: post_processor: {name}: is none of its special_tokens"
+                )
 
 
-def refused(found: Folder, text: Config) -> None:
+def refused(found: Folder, made: Tokenizer) -> None:
     """Keys by which AutoTokenizer may make other tokens than tokenizer.json"""
     known = found.known
     for key, has in (
-        ("add_prefix_space", prefixed(text)),
-        ("do_lower_case", lowered(text)),
+        ("add_prefix_space", prefixed(made)),
+        ("do_lower_case", lowered(made)),
     ):
         asked = known.get(key)
         if isinstance(asked, bool) and has is not None and asked != has:
@@ -340,9 +361,6 @@ def templates(found: Folder) -> dict[str, Source]:
     if not made:
         texts = several(where, found.known.get("chat_template"))
         made = {name: Source(where, text) for name, text in texts.items()}
-    if made and "default" not in made:
-        there = ", ".join(sorted(made))
-        raise Bad(f"{where}: none is named default; there is: {there}")
     return made
 
 
@@ -427,8 +445,9 @@ def pretrained(file: Path) -> Pretrained:
     text = text_of(file)
     made = library(text, file)
     raw = parsed(file, text)
+    whole(file, made)
     found = read(file.parent, raw)
-    refused(found, raw)
+    refused(found, made)
     ended(found, file, made)
     tokens = added(found, made)
     if tokens:

@@ -174,6 +174,14 @@ def test_what_a_template_may_not_do(source: str, told: str) -> None:
 def test_a_template_that_is_none() -> None:
     with pytest.raises(Bad, match="chat template:2: "):
         template("\n{% if %}")
+    deep = "{% for a in b %}" * 30 + "{% endfor %}" * 30
+    with pytest.raises(Bad, match="chat template: no template: too many"):
+        template(deep)
+
+
+def test_a_template_that_writes_no_text() -> None:
+    with pytest.raises(Bad, match="half a UTF-16 pair"):
+        learned("{{ '\\ud800' }}" + CHATML, *TALK)
 
 
 # ---- tokens and labels

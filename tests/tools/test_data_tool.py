@@ -579,6 +579,14 @@ def test_damaged_parquet(at: int, n: int, tell: Tell, tmp_path: Path) -> None:
     assert code == 2 and said.startswith("run data: a: ")
 
 
+def test_a_column_of_parquet_whose_name_is_no_text(
+    tell: Tell, tmp_path: Path
+) -> None:
+    raw = table(tmp_path / "a", text=VERSES).read_bytes()
+    code, said = tell("parquet", [raw.replace(b"text", b"te\xfft")])
+    assert code == 2 and said.startswith("run data: a: no Parquet")
+
+
 def test_files_of_parquet_have_the_same_column(
     tell: Tell, tmp_path: Path
 ) -> None:

@@ -115,10 +115,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         ({SETTINGS: {"chat_template": x}}, "chat_template: a text, or a list")
         for x in (3, ["x"], [3], [None], [{}], [{"name": "default"}], {"x": 3})
     ),
-    (
-        {SETTINGS: {"chat_template": [{"name": "x", "template": ""}]}},
-        "chat_template: none is named default; there is: x",
-    ),
+    ({SETTINGS: {"pad_token": "\ud800"}}, "half a UTF-16 pair"),
 ]
 
 
@@ -144,6 +141,35 @@ def test_ids_of_tokenizer_json_that_are_not_kept_are_refused(
     (tmp_path / "tokenizer.json").write_text(json.dumps(text))
     with pytest.raises(Bad, match="added_tokens: .*: its id is"):
         encoding.read(str(tmp_path))
+
+
+def test_a_token_that_is_put_around_texts_is_there(tmp_path: Path) -> None:
+    text = folders.base()
+    text["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(text))
+    with pytest.raises(Bad, match="post_processor: <s>: is none"):
+        encoding.read(str(tmp_path))
+
+
+def test_templates_without_a_default_are_refused_where_one_is_needed(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folders.written("alone", tmp_path / "tok")
+    more = {"chat_template": [{"name": "x", "template": ""}]}
+    (tmp_path / "tok" / SETTINGS).write_text(json.dumps(more))
+    how = ("--tokenizer", tmp_path / "tok", "-o", tmp_path / "out")
+    text = jsonl(tmp_path / "a", [{"text": "x"}])
+    assert made("jsonl", text, *how) == 0
+    chat = jsonl(tmp_path / "a", [{"messages": folders.TALK}])
+    assert made("jsonl", chat, *how) == 2
+    assert "none is named default; there is: x" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "tokenizer.model"])
