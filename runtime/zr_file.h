@@ -70,7 +70,8 @@ const char *zr_foreign(int fd, int64_t size);
 /* Refuses a file without a header that looks like something else than tokens of `width` bytes; 0:
  * they are uint16 if they look like it. */
 int zr_looks(const zr_data *d, int64_t size, int width, char *why);
-/* Returns `to`: how many tokens there are, and what to do where an id of `width` bytes is beyond. */
+/* Returns `to`: how many tokens there are, and what to do where an id of so many bytes is beyond
+ * them. */
 enum { ZR_BEYOND = 320 };
 const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab);
 /* Where tokens, labels and mask lie in an open file of `size` bytes (zr_tokens.c). */

@@ -570,7 +570,7 @@ static inline uint64_t zr_random(uint64_t *state) { return zr_mixed(*state += 0x
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
 /* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
-/* To stdout or stderr: what is no text there becomes '?', as do ends of lines that an operand has. */
+/* On stdout and stderr what is no text becomes '?', as do ends of lines that an operand has. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void zr_print_byte(zr *z, char byte); /* on stdout, as it is */
 /* On stderr, whichever rank it is. */

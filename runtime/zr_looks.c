@@ -240,7 +240,7 @@ static int64_t control_codes(const unsigned char *x, int64_t n)
  * both halves of 16 bits take all values and the upper ones are small more often; of text, whatever
  * its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its begin says so,
  * which as a token is one of the last 600 of 65536. */
-static const char *text_of(const unsigned char *x, int64_t n)
+static const char *kind_of_text(const unsigned char *x, int64_t n)
 {
     int first = x[0] | x[1] << 8;
     int64_t i = 0;
@@ -255,7 +255,7 @@ static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int widt
     char text[NARROWER];
     looks l = {w, n / 4 * 4, SMALL};
     while (l.small <= d->vocab >> 16) l.small *= 2;
-    const char *looks_like = text_of((const unsigned char *)w, 2 * n);
+    const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n);
     if (looks_like)
         return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s", d->path,
                       looks_like, *looks_like == 'J' ? "jsonl" : "text");
