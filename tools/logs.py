@@ -7,11 +7,83 @@ a run that goes on from a checkpoint keeps the steps before, another one keeps n
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from checkpoint import Bad, is_lines, is_text, size_of
+from zg.read.node import shown
+
 Record = dict[str, Any]
 Steps = dict[int, Record]
+
+LAST = 10**18  # step
+DIGITS = 18  # of a whole number; a longer one is a float
+
+
+class Unread(ValueError):
+    """Why a line is no record."""
+
+
+def whole(text: str) -> int | float | None:
+    return int(text) if len(text) <= DIGITS else finite(text)
+
+
+def finite(text: str) -> float | None:
+    """A number that is not finite is null, as out/train writes it."""
+    x = float(text)
+    return x if math.isfinite(x) else None
+
+
+def is_step(x: object) -> bool:
+    return type(x) is int and 0 <= x < LAST
+
+
+def is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def is_loss(x: object) -> bool:
+    """null: a step without a target, or not finite."""
+    return x is None or is_number(x)
+
+
+Rule = tuple[Callable[[Any], bool], str]
+LOSS: Rule = (is_loss, "a number or null")
+FIELDS: dict[str, Rule] = {
+    "run": (is_text, "a name"),
+    "arguments": (is_lines, "a list of words"),
+    "step": (is_step, "a whole number from 0 to below 10^18"),
+    "loss": LOSS,
+    "val_loss": LOSS,
+    "seconds": LOSS,
+    "tokens_per_second": LOSS,
+}
+KINDS = ("run", "step", "end")
+
+
+def record(line: bytes) -> Record:
+    """The record of a line. Unread: it is none."""
+    try:
+        text = line.decode()
+        found = json.loads(
+            text, parse_int=whole, parse_float=finite, parse_constant=finite
+        )
+        if "\\u" in text:
+            json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise Unread("not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise Unread("not JSON, or cut off") from None
+    if not isinstance(found, dict):
+        raise Unread(f"{shown(found)} where an object of JSON is needed")
+    if not any(key in found for key in KINDS):
+        raise Unread("a record has one of `run`, `step` and `end`")
+    for key, (right, what) in FIELDS.items():
+        if key in found and not right(found[key]):
+            raise Unread(f"{key}: {shown(found[key])} is not {what}")
+    return found
 
 
 def before(steps: Steps, end: int) -> Steps:
@@ -19,13 +91,15 @@ def before(steps: Steps, end: int) -> Steps:
 
 
 class Log:
-    """run: the last run's record; steps: what the log has of each."""
+    """run: the last run's record; steps: what the log has of each; unread: a message for each line
+    that is no record."""
 
     run: Record
     steps: Steps
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.unread: list[str] = []
         self.clear()
 
     def clear(self) -> None:
@@ -33,44 +107,50 @@ class Log:
         self.ended = False
         self.begins = False  # no training step of the last run was there yet
         self.at = 0  # bytes that are read
+        self.line = 0
 
-    def read(self) -> Steps:
-        """What is new, by step. A line without its end waits. OSError: it cannot be read."""
-        if self.path.stat().st_size < self.at:
+    def read(self, all_of_it: bool = False) -> Steps:
+        """What is new, by step. A line without its end waits, but not for all of it. Bad, OSError:
+        it cannot be read."""
+        if size_of(self.path) < self.at:
             self.clear()
-        with open(self.path, "rb") as file:
-            file.seek(self.at)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self.at += len(whole)
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.at)
+                text = file.read()
+        except OSError as e:
+            raise Bad(f"{self.path}: {e.strerror}") from None
+        if not all_of_it:
+            text = text[: text.rfind(b"\n") + 1]
+        self.at += len(text)
         new: Steps = {}
-        for line in whole.splitlines():
-            new = self.take(line, new)
+        for line in text.removesuffix(b"\n").split(b"\n") if text else ():
+            self.line += 1
+            try:
+                new = self.take(record(line), new) if line.strip() else new
+            except Unread as e:
+                self.unread.append(f"{self.path}:{self.line}: {e}")
         return dict(sorted(new.items()))
 
-    def take(self, line: bytes, new: Steps) -> Steps:
-        """A line that a run has left unfinished is none."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return new
-        if not isinstance(record, dict):
-            return new
-        if "run" in record:
-            self.run = record
+    def take(self, found: Record, new: Steps) -> Steps:
+        if "run" in found:
+            self.run = found
             self.ended, self.begins = False, True
-        self.ended |= "end" in record
-        step = record.get("step")
-        if type(step) is not int:
+        self.ended |= "end" in found
+        if "step" not in found:
             return new
-        if self.begins and "loss" in record:
+        step = found["step"]
+        if self.begins and "loss" in found:
             self.begins = False
             self.steps, new = before(self.steps, step), before(new, step)
         for steps in (self.steps, new):
-            steps.setdefault(step, {}).update(record)
+            steps.setdefault(step, {}).update(found)
         return new
 
     def points(self, key: str) -> list[tuple[int, float]]:
-        """Where the log has this number."""
-        found = ((n, record.get(key)) for n, record in self.steps.items())
-        return [(n, x) for n, x in found if isinstance(x, (int, float))]
+        """Where the log has this number, by step."""
+        return [
+            (n, found[key])
+            for n, found in sorted(self.steps.items())
+            if is_number(found.get(key))
+        ]

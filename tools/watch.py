@@ -6,6 +6,8 @@ On a terminal the picture is drawn anew when a log grows, else once, at the end:
 ended, at Ctrl-C, or at once with --once. Files are whole then; TensorBoard and Weights & Biases
 have each step as it comes.
 
+A line that is no record is told once, by its number, and passed over.
+
 Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 the disk is full.
 """
 
@@ -13,29 +15,33 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import os
 import re
 import shutil
 import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import plotext
-from checkpoint import Bad, code_of, printable, tell
-from curve import curve
-from logs import Log, Record
+from checkpoint import Bad, code_of, printable
+from curve import axes, curve, drawable, write, writing
+from logs import Log, Record, Steps, is_number
 from zg.commandline import Parser
-from zg.output import naming
+from zg.write.svg import clean
 
 LOOK_S = 1.0  # between two looks at the logs
 RECENT = 20  # steps, of which the median tells the rate, and what is left
-MOST = 1e30  # that is drawn; NaN is not
+LATEST = 10**9  # seconds, until an end that is worth telling
+UNREAD = 5  # lines of a log that are told
 ROWS, COLUMNS = 20, 80  # where there is no terminal
+SIGNS = ("braille", "x", "+", "*", "#")  # of curves, which have no colours
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 HOME, CLEAR = "\x1b[H", "\x1b[2J"  # where a picture begins; the screen
 REST, BELOW = "\x1b[K", "\x1b[K\x1b[J"  # of a line; and all lines below
@@ -46,16 +52,16 @@ REST, BELOW = "\x1b[K", "\x1b[K\x1b[J"  # of a line; and all lines below
 
 def numbers(record: Record) -> dict[str, float]:
     return {
-        key: x
+        clean(key): x
         for key, x in record.items()
-        if key != "step" and isinstance(x, (int, float))
+        if key not in ("log", "step") and is_number(x)
     }
 
 
 def steps_of(run: Record) -> int:
     """--steps of a run; 0: it has none."""
-    words = [str(word) for word in run.get("arguments", ())]
-    found = re.findall(r"(?:^| )--steps[= ](\d+)", " ".join(words))
+    words = " ".join(run.get("arguments", ()))
+    found = re.findall(r"(?:^| )--steps[= ]([0-9]{1,18})(?: |$)", words)
     return int(found[-1]) if found else 0
 
 
@@ -65,9 +71,16 @@ def left(log: Log) -> str:
     more = steps_of(log.run) - max(log.steps, default=0)
     if log.ended or not took or more <= 0:
         return ""
-    minutes, seconds = divmod(round(more * statistics.median(took)), 60)
+    seconds = more * statistics.median(took)
+    if not 0 <= seconds < LATEST:
+        return ""
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02} left"
+
+
+def told(x: float, digits: int) -> str:
+    return f"{x:.{digits}f}" if abs(x) < 1e9 else f"{x:.4g}"
 
 
 def line(log: Log, name: str) -> str:
@@ -77,37 +90,56 @@ def line(log: Log, name: str) -> str:
     most = steps_of(log.run)
     words = [name]
     if losses:
+        last = max(log.steps)
         step, loss = losses[-1]
-        words.append(f"step {step}/{most}" if most else f"step {step}")
-        words.append(f"loss {loss:.4f}")
+        words.append(f"step {last}/{most}" if most else f"step {last}")
+        of = "" if step == last else f" at step {step}"
+        words.append(f"loss {told(loss, 4)}{of}")
     if found:
-        words.append(f"val loss {found[-1][1]:.4f}")
+        words.append(f"val loss {told(found[-1][1], 4)}")
     if rates:
         late = statistics.median(rate for _, rate in rates[-RECENT:])
-        words.append(f"{late:.0f} tokens/s")
+        words.append(f"{told(late, 0)} tokens/s")
     words.append("ended" if log.ended else left(log))
     return printable("  ".join(filter(None, words)))
 
 
 def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
-    """A plot of losses, and a line for each log."""
+    """A plot of losses, and a line for each log. The library has shares of the plot's width and
+    height alone, so it meets no number that it cannot draw."""
     size = shutil.get_terminal_size((COLUMNS, ROWS + len(logs) + 1))
+    columns, rows = size.columns, max(size.lines - len(logs) - 1, 8)
+    found = axes(logs, max(2, rows // 3))
+    steps = found.steps(columns // (len(str(found.last)) + 8))
+    losses = found.losses()
     plotext.clear_figure()
     plotext.theme("clear")
-    plotext.plotsize(size.columns, max(size.lines - len(logs) - 1, 8))
-    for log, name in zip(logs, names, strict=True):
-        for key, marker in (("loss", "braille"), ("val_loss", "o")):
-            points = [p for p in log.points(key) if abs(p[1]) < MOST]
+    plotext.plotsize(columns, rows)
+    plotext.xlim(0, 1)
+    plotext.ylim(0, 1)
+    plotext.xticks(
+        [found.at(step, 0)[0] for step, _ in steps], [x for _, x in steps]
+    )
+    plotext.yticks(
+        [found.at(0, loss)[1] for loss, _ in losses], [x for _, x in losses]
+    )
+    for number, (log, name) in enumerate(zip(logs, names, strict=True)):
+        sign = SIGNS[number % len(SIGNS)]
+        for key, marker in (("loss", sign), ("val_loss", "o")):
+            points = [found.at(*point) for point in drawable(log, key)]
             if not points:
                 continue
             label = f"{name} {key}" if len(logs) > 1 else key
             draw = plotext.plot if key == "loss" else plotext.scatter
-            steps, losses = zip(*points, strict=True)
-            draw(steps, losses, marker=marker, label=printable(label))
+            draw(
+                *zip(*points, strict=True),
+                marker=marker,
+                label=printable(label),
+            )
     plot = ESCAPE.sub("", plotext.build())
     lines = [row.rstrip() for row in plot.splitlines()]
     lines += [
-        line(log, name)[: size.columns]
+        line(log, name)[:columns]
         for log, name in zip(logs, names, strict=True)
     ]
     return "\n".join(lines)
@@ -122,35 +154,57 @@ class Sink(Protocol):
 
 
 class TensorBoard:
+    """Its thread that writes hands an error on, after a traceback of its own."""
+
     def __init__(self, folder: Path, name: str) -> None:
         from tensorboard.summary import Writer
 
-        self.folder = folder / name
-        self.writer = Writer(str(self.folder))
+        threading.excepthook = lambda _: None
+        self.folder = folder
+        with writing(folder):
+            self.writer = Writer(str(folder / name))
 
     def add(self, step: int, found: dict[str, float]) -> None:
-        with naming(self.folder):
+        with writing(self.folder):
             for key, x in found.items():
                 self.writer.add_scalar(key, x, step)
 
     def close(self) -> None:
-        with naming(self.folder):
+        with writing(self.folder):
             self.writer.close()
 
 
 class Wandb:
+    """It asks nobody for a key: stdin is empty."""
+
     def __init__(self, project: str, log: Log, name: str) -> None:
         import wandb
 
-        self.run = wandb.init(
-            project=project, name=name, config=log.run, reinit="create_new"
-        )
+        self.error = wandb.Error
+        sys.stdin = open(os.devnull)
+        with self.telling():
+            self.run = wandb.init(
+                project=project, name=name, config=log.run, reinit="create_new"
+            )
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """ValueError: WANDB_MODE and the like."""
+        try:
+            yield
+        except (self.error, ValueError) as e:
+            raise Bad(
+                f"--wandb: {' '.join(str(e).split())} (.venv/bin/wandb login stores a key; "
+                "WANDB_MODE=offline needs none)"
+            ) from None
 
     def add(self, step: int, found: dict[str, float]) -> None:
-        self.run.log(found, step=step)
+        with self.telling():
+            self.run.log(found, step=step)
 
     def close(self) -> None:
-        self.run.finish()
+        with self.telling():
+            self.run.finish()
 
 
 def sinks(
@@ -167,15 +221,16 @@ def sinks(
 def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
     """A row for each step of each log; what a step does not have is empty."""
     rows = [
-        {"log": name, "step": step, **numbers(record)}
+        {"log": clean(name), "step": step, **numbers(record)}
         for log, name in zip(logs, names, strict=True)
         for step, record in sorted(log.steps.items())
     ]
     fields = dict.fromkeys(key for row in rows for key in row)
-    with naming(path), open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(fields), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write(table.getvalue(), path)
 
 
 # ---- watching
@@ -184,7 +239,7 @@ def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
 def named(paths: Sequence[Path]) -> list[str]:
     """What each log is called: its file's name where no other has it, else its path from the folder
     that all are in."""
-    stems = [path.stem for path in paths]
+    stems = [p.stem if p.stem.strip(".") else p.name for p in paths]
     if len(set(stems)) == len(stems):
         return stems
     whole = [Path(os.path.abspath(path)) for path in paths]
@@ -198,27 +253,45 @@ class Watch:
         self.logs = [Log(path) for path in chosen.log]
         self.names = named(chosen.log)
         self.sinks: list[list[Sink]] = []
+        self.told = [0] * len(self.logs)  # unread lines of each log
 
-    def look(self) -> bool:
-        """Takes in what is new; whether anything is."""
-        found = []
-        for log in self.logs:
-            with naming(log.path):
-                found.append(log.read())
+    def open(self, closing: ExitStack) -> None:
+        """Looks for the first time; then it is known what goes where."""
+        found = [log.read(self.chosen.once) for log in self.logs]
         for log in self.logs:
             if not log.run and not log.steps:
+                self.tell()
                 raise Bad(f"{log.path}: no record of a run")
-        if not self.sinks:
-            places = self.chosen.tensorboard, self.chosen.wandb
-            self.sinks = [
-                sinks(log, name, *places)
-                for log, name in zip(self.logs, self.names, strict=True)
-            ]
+        places = self.chosen.tensorboard, self.chosen.wandb
+        for log, name in zip(self.logs, self.names, strict=True):
+            self.sinks.append(sinks(log, name, *places))
+            for sink in self.sinks[-1]:
+                closing.callback(sink.close)
+        self.hand_on(found)
+
+    def look(self, all_of_it: bool = False) -> bool:
+        """Takes in what is new; whether anything is."""
+        found = [log.read(all_of_it) for log in self.logs]
+        self.hand_on(found)
+        return any(found)
+
+    def hand_on(self, found: Sequence[Steps]) -> None:
         for new, into in zip(found, self.sinks, strict=True):
             for step, record in new.items():
                 for sink in into:
                     sink.add(step, numbers(record))
-        return any(found)
+
+    def tell(self, now: bool = True) -> None:
+        """Of lines that are no records: the first of a log, then how many more. A live picture
+        would hide it."""
+        if not now:
+            return
+        for n, log in enumerate(self.logs):
+            before, self.told[n] = self.told[n], len(log.unread)
+            for text in log.unread[before:UNREAD]:
+                warn(f"{text}; passed over")
+            if (more := len(log.unread) - max(before, UNREAD)) > 0:
+                warn(f"{log.path}: {more} more lines passed over")
 
     def goes_on(self) -> bool:
         return not self.chosen.once and not all(log.ended for log in self.logs)
@@ -226,20 +299,23 @@ class Watch:
     def watch(self) -> None:
         """Until all runs have ended, or somebody has seen enough."""
         live = sys.stdout.isatty() and not self.chosen.once
-        self.look()
-        try:
-            tell(CLEAR * live, end="")
-            self.show(live)
-            while self.goes_on():
-                time.sleep(LOOK_S)
-                if self.look():
-                    self.show(live)
-        except KeyboardInterrupt:
-            tell("")
-        finally:
-            for sink in chain(*self.sinks):
-                sink.close()
+        with ExitStack() as closing:
+            self.open(closing)
+            try:
+                if live:
+                    write(CLEAR, None)
+                self.show(live)
+                self.tell(not live)
+                while self.goes_on():
+                    time.sleep(LOOK_S)
+                    if self.look():
+                        self.show(live)
+                    self.tell(not live)
+            except KeyboardInterrupt:
+                write("\n", None)
+            self.look(all_of_it=True)
         self.show(not live)
+        self.tell()
 
     def show(self, now: bool) -> None:
         if not now:
@@ -247,17 +323,21 @@ class Watch:
         picture = drawn(self.logs, self.names)
         if sys.stdout.isatty() and not self.chosen.once:
             picture = HOME + picture.replace("\n", f"{REST}\n") + BELOW
-        tell(picture)
+        write(f"{picture}\n", None)
 
     def write(self) -> None:
         if self.chosen.csv:
             write_csv(self.chosen.csv, self.logs, self.names)
         if not self.chosen.svg:
             return
-        if not all(log.points("loss") for log in self.logs):
-            raise Bad(f"{self.chosen.svg}: a log has no step to draw yet")
-        with naming(self.chosen.svg):
-            self.chosen.svg.write_text(curve(self.logs, self.names))
+        for log in self.logs:
+            if not drawable(log, "loss"):
+                raise Bad(f"{log.path}: no step to draw yet: no --svg")
+        write(curve(self.logs, self.names), self.chosen.svg)
+
+
+def warn(text: str) -> None:
+    print(printable(f"run watch: {text}"), file=sys.stderr)
 
 
 def run(chosen: argparse.Namespace) -> int:

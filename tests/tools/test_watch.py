@@ -105,14 +105,74 @@ def test_a_log_that_is_written_anew(tmp_path: Path) -> None:
     assert log.read() and log.points("loss") == [(1, 4.0)]
 
 
-def test_lines_that_are_no_records(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    deep = "[" * 100000
-    path.write_bytes(
-        b'\xff\n[]\n{"step": true}\n{"step": "x"}\n' + deep.encode() + b"\n"
+ODD = {  # a line, and why it is no record
+    b"\xff": "not UTF-8",
+    b'{"run": "\\ud800"}': "not UTF-8",
+    b"\0" * 9: "not JSON, or cut off",
+    b'{"step": 4, "lo': "not JSON, or cut off",
+    b"[" * 100000: "not JSON, or cut off",
+    b"[]": "a list where an object of JSON is needed",
+    b"5": "5 where an object of JSON is needed",
+    b"null": "empty where an object of JSON is needed",
+    b'{"loss": 2}': "a record has one of `run`, `step` and `end`",
+    b'{"run": 5}': "run: 5 is not a name",
+    b'{"run": "a", "arguments": 5}': "arguments: 5 is not a list of words",
+    b'{"run": "a", "arguments": [5]}': "arguments: a list is not a list of words",
+    b'{"step": 4, "loss": "x"}': "loss: 'x' is not a number or null",
+    b'{"step": 4, "val_loss": true}': "val_loss: true is not a number or null",
+    b'{"step": 4, "loss": 1, "seconds": []}': "seconds: a list is not a number or null",
+} | {
+    f'{{"step": {text}, "loss": 4}}'.encode(): f"step: {told} is not a whole number from 0 "
+    "to below 10^18"
+    for text, told in (
+        ("-1", "-1"),
+        ("true", "true"),
+        ("null", "empty"),
+        ('"x"', "'x'"),
+        ("2.5", "2.5"),
+        ("1" + "0" * 18, "1e+18"),
+        ("9" * 400, "empty"),
+        ("9" * 5000, "empty"),
+        ("Infinity", "empty"),
     )
+}
+
+
+@pytest.mark.parametrize("line", ODD, ids=lambda x: x[:40])
+def test_lines_that_are_no_records(tmp_path: Path, line: bytes) -> None:
+    """Each is told once and passed over; what is around it counts."""
+    path = tmp_path / "log"
+    put(path, run())
+    path.write_bytes(path.read_bytes() + line + b"\n\n")
     put(path, step(1, 2.0))
-    assert Log(path).read() == {1: step(1, 2.0)}
+    log = Log(path)
+    assert log.read() == {1: step(1, 2.0)} and log.read() == {}
+    assert log.unread == [f"{path}:2: {ODD[line]}"]
+
+
+@pytest.mark.parametrize(
+    "text", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, "null"]
+)
+def test_what_is_not_finite_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 2.0))
+    with open(path, "a") as file:
+        file.write(f'{{"step": 2, "loss": {text}, "norm": {text}}}\n')
+    log = Log(path)
+    assert log.read()[2] == {"step": 2, "loss": None, "norm": None}
+    assert log.points("loss") == [(1, 2.0)] and not log.unread
+
+
+def test_a_line_without_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 2.0))
+    path.write_text(path.read_text().rstrip())
+    log = Log(path)
+    assert log.read() == {} and log.read(True) == {1: step(1, 2.0)}
+    path.write_text(path.read_text()[:-9])
+    log = Log(path)
+    log.read(True)
+    assert log.unread == [f"{path}:2: not JSON, or cut off"]
 
 
 # ---- the command
@@ -131,7 +191,7 @@ def test_once(tmp_path: Path) -> None:
     assert a == "one  step 5/30  loss 1.0000  0:00:50 left"
     assert b == "other  step 2/2  loss 3.0000  23 tokens/s  ended"
     assert any("one loss" in line for line in plot)
-    assert any(line.startswith("5.0") for line in plot)  # the highest loss
+    assert any(line.startswith("5┤") for line in plot)  # the highest loss
 
 
 def test_losses_that_cannot_be_drawn(tmp_path: Path) -> None:
@@ -141,6 +201,38 @@ def test_losses_that_cannot_be_drawn(tmp_path: Path) -> None:
     done = watch(log, "--once")
     assert done.returncode == 0, done.stderr
     assert "step 5  loss 1.0000" in done.stdout
+    put(log, step(6, None))
+    assert "step 6  loss 1.0000 at step 5" in watch(log, "--once").stdout
+
+
+@pytest.mark.parametrize("columns,lines", [(1, 1), (80, 24), (300, 90)])
+def test_any_log_is_drawn(tmp_path: Path, columns: int, lines: int) -> None:
+    """No traceback; all but records is told by its line, of one log five at most."""
+    log = tmp_path / "one.jsonl"
+    log.write_bytes(b"".join(line + b"\n" for line in ODD))
+    put(log, run("a", "--steps", "9" * 30), {"end": 1})
+    steps = (1, 2, 10**17, 10**18 - 1)
+    losses = (1e308, -1e308, 5e-324, 1e29)
+    for key in ("loss", "val_loss", "seconds", "tokens_per_second", "log", ""):
+        put(
+            log,
+            *({"step": n, key: x} for n, x in zip(steps, losses, strict=True)),
+        )
+    done = watch(
+        log,
+        "--once",
+        *("--svg", tmp_path / "p.svg", "--csv", tmp_path / "t.csv"),
+        **{"COLUMNS": columns, "LINES": lines, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 0, done.stderr
+    told = [f"{log}:{n}: {why}" for n, why in enumerate(ODD.values(), 1)]
+    assert done.stderr.splitlines() == [
+        *(f"run watch: {text}; passed over" for text in told[:5]),
+        f"run watch: {log}: {len(told) - 5} more lines passed over",
+    ]
+    xml.fromstring((tmp_path / "p.svg").read_text())
+    with open(tmp_path / "t.csv", newline="") as file:
+        assert [row["log"] for row in csv.DictReader(file)] == ["one"] * 4
 
 
 def test_the_table_has_all_numbers(tmp_path: Path) -> None:
@@ -170,12 +262,9 @@ def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
         put(log, run(), *(step(n, 3.0 / number) for n in (1, 2)), {"end": 2})
     assert watch(*logs, "--svg", tmp_path / "p.svg").returncode == 0
     svg = xml.fromstring((tmp_path / "p.svg").read_text())
-    told = [e.text for e in svg if e.tag.endswith("text")]
+    told = [e.text for e in svg.iter() if e.tag.endswith("text")]
     assert told[0] == "2 runs: loss of 2 steps, nats a token"
-    assert told[-2:] == ["a", "b<&"]
-    *_, a, b = [e.get("d") for e in svg if e.tag.endswith("path")]
-    heights = [float(d.split()[-1]) for d in (a, b)]
-    assert heights == [pytest.approx(260 - 55 * x) for x in (3.0, 1.5)]
+    assert told[1:3] == ["a: loss 3.00", "b<&: loss 1.50"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +272,7 @@ def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
     [
         (None, "No such file or directory"),
         ("", "no record of a run"),
-        ("no JSON\n", "no record of a run"),
+        ("\n\n", "no record of a run"),
     ],
 )
 def test_what_is_no_log_is_told(
@@ -197,13 +286,68 @@ def test_what_is_no_log_is_told(
     assert done.stderr == f"run watch: {path}: {told}\n"
 
 
+@pytest.mark.parametrize("name", ["folder", "fifo"])
+def test_what_is_no_file_of_lines_is_told(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    {"folder": os.mkdir, "fifo": os.mkfifo}[name](path)
+    done = watch(path, "--once")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == f"run watch: {path}: not a regular file\n"
+
+
+def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\x7fELF\2\n\xff\n")
+    done = watch(path, "--once")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.splitlines() == [
+        f"run watch: {path}:1: not JSON, or cut off; passed over",
+        f"run watch: {path}:2: not UTF-8; passed over",
+        f"run watch: {path}: no record of a run",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--svg", "--csv"])
+@pytest.mark.parametrize(
+    "file,told,code",
+    [
+        ("/dev/full", "No space left on device", 3),
+        ("/", "Is a directory", 2),
+        ("log/x", "Not a directory", 2),
+    ],
+)
+def test_what_cannot_be_written_is_told(
+    tmp_path: Path, option: str, file: str, told: str, code: int
+) -> None:
+    log = tmp_path / "log"
+    put(log, run(), step(1, 2.0))
+    done = watch(log, "--once", option, tmp_path / file)
+    assert done.stderr == f"run watch: {tmp_path / file}: {told}\n"
+    assert done.returncode == code
+
+
+def test_a_full_disk_for_stdout(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    put(log, run(), step(1, 2.0))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*WATCH, str(log), "--once"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+    assert done.stderr == "run watch: stdout: No space left on device\n"
+    assert done.returncode == 3
+
+
 def test_nothing_to_draw_yet(tmp_path: Path) -> None:
     path = tmp_path / "log"
     put(path, run())
     picture = tmp_path / "p.svg"
     done = watch(path, "--once", "--svg", picture)
     assert done.returncode == 2 and not picture.exists()
-    assert "has no step to draw yet" in done.stderr
+    assert f"{path}: no step to draw yet" in done.stderr
 
 
 @pytest.mark.parametrize("end", ["end", "interrupt"])
@@ -262,10 +406,32 @@ class Run:
         print(json.dumps([step, found]), file=self.to)
     def finish(self):
         print("closed", file=self.to)
+class Error(Exception):
+    pass
 def init(project, name, config, reinit):
+    import sys
+    if project == "no key":
+        raise Error("No API key configured." + sys.stdin.read())
     to = open("asked", "w")
     print(json.dumps([project, name, config["run"]]), file=to)
     return Run(to)
+"""
+
+
+FULL = """
+import threading
+class Writer:
+    def __init__(self, folder):
+        self.thread = threading.Thread(target=self.write)
+        self.thread.start()
+    def write(self):
+        self.error = OSError(28, "No space left on device")
+        raise self.error
+    def add_scalar(self, key, x, step):
+        pass
+    def close(self):
+        self.thread.join()
+        raise self.error
 """
 
 
@@ -315,28 +481,29 @@ def test_wandb_has_each_step(
     assert closed == "closed"
 
 
-# ---- a disk that is full
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("option", ["--csv", "--svg", None])
-def test_a_full_disk_is_told_with_its_file(
-    tmp_path: Path, option: str | None, unbuffered: str
+def test_tensorboard_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stdout too, which has no name of its own."""
-    put(tmp_path / "log", run(), step(1, 3.0), step(2, 2.0))
-    told = [option, "/dev/full"] if option else []
-    with open("/dev/null" if option else "/dev/full", "w") as out:
-        done = subprocess.run(
-            [*WATCH, tmp_path / "log", "--once", *told],
-            stdout=out,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT,
-            env=environment(PYTHONUNBUFFERED=unbuffered),
-        )
-    where = "/dev/full" if option else "standard output"
-    assert (done.returncode, done.stderr) == (
-        3,
-        f"run watch: {where}: No space left on device\n",
+    """Its thread's traceback is not shown."""
+    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, "tensorboard/__init__.py", "")
+    stand_in(tmp_path, "tensorboard/summary.py", FULL)
+    put(tmp_path / "a.jsonl", run(), step(1, 3.0), {"end": 1})
+    done = watch("a.jsonl", "--tensorboard", "tb", PYTHONPATH=tmp_path)
+    assert done.stderr == "run watch: tb: No space left on device\n"
+    assert done.returncode == 3
+
+
+def test_wandb_without_a_key_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked for one."""
+    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, "wandb.py", WANDB)
+    put(tmp_path / "a.jsonl", run(), step(1, 3.0), {"end": 1})
+    done = watch("a.jsonl", "--wandb", "no key", PYTHONPATH=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == (
+        "run watch: --wandb: No API key configured. (.venv/bin/wandb login stores a key; "
+        "WANDB_MODE=offline needs none)\n"
     )
