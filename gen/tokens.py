@@ -1,6 +1,7 @@
 """tokens.py -- text to byte-token files, and how well a bigram model does on them.
 
-tokens.py TEXT TRAIN VAL SEQUENCE: the first nine tenths of TEXT become TRAIN, the rest VAL.
+tokens.py TEXT TRAIN VAL SEQUENCE [MOST]: the first nine tenths of TEXT become TRAIN, the rest VAL,
+of at most MOST targets.
 Prints the bigram's validation loss in nats a token.
 
 Invariants
@@ -23,12 +24,14 @@ SMOOTHING = 0.1
 PIECE = 16
 
 
-def split(tokens: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    tokens: np.ndarray, sequence: int, most: int
+) -> tuple[np.ndarray, np.ndarray]:
     """[n] -> [n*9/10], [samples*sequence + 1]"""
     cut = len(tokens) * 9 // 10
-    rest = len(tokens) - cut
+    targets = min(len(tokens) - cut - 1, most)
     return tokens[:cut], tokens[
-        cut : cut + (rest - 1) // sequence * sequence + 1
+        cut : cut + targets // sequence * sequence + 1
     ]
 
 
@@ -55,7 +58,13 @@ def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
     return float(-logp[val[:-1], val[1:]].mean())
 
 
-def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
+def main(
+    text: str,
+    train_path: str,
+    val_path: str,
+    sequence: str,
+    most: str = f"{sys.maxsize}",
+) -> int:
     T = int(sequence)
     try:
         tokens = np.fromfile(text, dtype=np.uint8).astype("<u2")
@@ -69,7 +78,7 @@ def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
             file=sys.stderr,
         )
         return 2
-    train, val = split(tokens, T)
+    train, val = split(tokens, T, int(most))
     for path, part in ((train_path, stir(train, T)), (val_path, val)):
         try:
             Path(path).write_bytes(part.tobytes())

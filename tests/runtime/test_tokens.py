@@ -28,10 +28,12 @@ def load():
 tokens = load()
 
 
-def make(text: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def make(
+    text: Path, folder: Path, *most: str
+) -> subprocess.CompletedProcess[str]:
     files = [text, folder / "train", folder / "val"]
     return subprocess.run(
-        [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T)],
+        [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T), *most],
         capture_output=True,
         text=True,
     )
@@ -63,6 +65,21 @@ def test_the_files_hold_the_text_and_whole_samples(tmp_path):
     )
     assert len(text) - cut - len(val) < T
     assert len(train) == cut and Counter(train.tolist()) == Counter(text[:cut])
+
+
+def test_a_part_to_validate_on(tmp_path):
+    """In whole samples; the bigram's loss is over these."""
+    done = make(TEXT, tmp_path, str(10 * T + 7))
+    train, val = (
+        np.fromfile(tmp_path / name, "<u2") for name in ("train", "val")
+    )
+    assert len(val) == 10 * T + 1
+    text = TEXT.read_bytes()
+    cut = len(text) * 9 // 10
+    assert len(train) == cut
+    assert bytes(val.astype(np.uint8)) == text[cut : cut + len(val)]
+    bigram = tokens.bigram_loss(np.frombuffer(text[:cut], np.uint8), val)
+    assert done.stdout == f"{bigram:.4f}\n"
 
 
 def test_pieces_of_the_text_are_stirred_and_none_is_lost():
