@@ -262,7 +262,7 @@ def settings(case: Case) -> list[str]:
 def flops(case: Case) -> float:
     """Of a step: 6 a parameter and token, and causal attention."""
     said = sh("gen/zgen", case.spec, *settings(case), "--emit", "explain")
-    return float(re.search(r"flops in a global step: (\S+)", said)[1])
+    return float(re.search(r"flops of a step of all ranks: (\S+)", said)[1])
 
 
 def build(case: Case) -> plan.Plan:

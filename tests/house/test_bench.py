@@ -385,3 +385,12 @@ def test_what_a_run_has_started_is_its_own() -> None:
         now - was for now, was in zip(bench.clocks(), (busy, own), strict=True)
     )
     assert mine >= 1 and all_ >= mine - 0.1
+
+
+def test_the_flops_that_a_table_of_speed_has() -> None:
+    """Read from what zgen explains: six a parameter and token, and attention's."""
+    import bench
+
+    found = bench.flops(bench.Case("model_specs/gpt-tiny.yaml", "one", ()))
+    tokens, parameters = 8 * 33, 149_400
+    assert 6 * parameters * tokens < found < 7 * parameters * tokens

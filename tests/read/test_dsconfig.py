@@ -674,7 +674,7 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
         ),
         (
             {"scheduler": {"params": {"warmup_min_lr": 0}}},
-            r"scheduler.type: is missing; it must be given",
+            r"scheduler.type: is missing; allowed: WarmupLR or ",
         ),
         (
             {"amp": {"enabled": True, "opt_level": "O1"}},

@@ -131,8 +131,8 @@ def _order(spec: Spec, micro_batches: int) -> tuple[str, Names]:
             else f"; {{block: {micro_batches}}} reduces them once, with other bits"
         )
         return "ranks", (
-            f"train.sum: {micro_batches} micro-batches a rank are no node of a tree of "
-            f"{spec.block}: each is reduced by itself{once}",
+            f"train.sum: a tree of {spec.block} leaves cannot add the {micro_batches} "
+            f"micro-batches of a rank first: each is reduced over the ranks by itself{once}",
         )
     return "local", ()
 

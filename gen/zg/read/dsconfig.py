@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..facts.kinds import OPTIMIZERS, SCHEDULES
 from . import dswords
-from .dskeys import SWITCHES, TABLE
+from .dskeys import SCHEDULER_TYPES, SWITCHES, TABLE
 from .dsrows import (
     Honour,
     Idle,
@@ -370,7 +370,8 @@ class _Reader:
         if mine and not said and f"{_SCHEDULE}.type" not in mine:
             g = next(g for g in self.given if g.name.startswith("scheduler."))
             self.errors.append(
-                f"{g.node.where}: scheduler.type: is missing; it must be given"
+                f"{g.node.where}: scheduler.type: is missing; allowed: "
+                f"{' or '.join(SCHEDULER_TYPES)}"
             )
         node = self.changes[mine[0]] if mine else None
         if node:

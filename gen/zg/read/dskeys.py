@@ -62,7 +62,7 @@ _OPTIMIZERS = {
     "Adagrad": "Adagrad",
     "SGD": "SGD",
 }
-_SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
+SCHEDULER_TYPES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
 
 # fmt: off
 _TOP = {
@@ -140,7 +140,7 @@ _OPTIMIZER = {
 }
 
 _SCHEDULER = {
-    "type": to("train.schedule.type", TEXT, words={w: w for w in _SCHEDULES}),
+    "type": to("train.schedule.type", TEXT, words={w: w for w in SCHEDULER_TYPES}),
     **under("params", {
         **{name: to(f"train.schedule.{name}", kind) for name, kind in {
             "warmup_type": word("log", "linear"), "warmup_min_ratio": SHARE, "cos_min_ratio": SHARE,
