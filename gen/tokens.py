@@ -30,9 +30,7 @@ def split(
     """[n] -> [n*9/10], [samples*sequence + 1]"""
     cut = len(tokens) * 9 // 10
     targets = min(len(tokens) - cut - 1, most)
-    return tokens[:cut], tokens[
-        cut : cut + targets // sequence * sequence + 1
-    ]
+    return tokens[:cut], tokens[cut : cut + targets // sequence * sequence + 1]
 
 
 def stir(train: np.ndarray, sequence: int) -> np.ndarray:

@@ -339,16 +339,16 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
     zr_entry *e = locate(table, instance(name, p, f, t, i));
     zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
     if (!e) {
-        zr_why(why, "%s: tensor %s is missing; the model needs it with shape %s", dir, name,
-               wanted);
+        zr_why(why, "%s: tensor %s is missing; this program's model, %.50s, needs it with shape %s",
+               dir, name, p->name, wanted);
         return NULL;
     }
     const char *file = table->files[e->file].name;
     int same = e->ndim == t->ndim;
     for (int k = 0; same && k < t->ndim; k++) same = e->shape[k] == t->shape[k];
     if (!same)
-        zr_why(why, "%s/%s: tensor %s has shape %s; the model needs %s", dir, file, name,
-               zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted);
+        zr_why(why, "%s/%s: tensor %s has shape %s; this program's model, %.50s, needs %s", dir,
+               file, name, zr_shape_text(found, sizeof found, e->shape, e->ndim), p->name, wanted);
     else if (e->dtype > F16)
         zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name,
                zr_dtype_name(e->dtype));
@@ -434,7 +434,8 @@ static int is_tied(const zr_table *t, const zr_entry *e)
 
 /* What is no buffer and no tied head is an error, for a model without it is another one. drop: it
  * is left out. */
-static int judge_unused(const zr_table *t, const char *dir, int drop, char *note, char *why)
+static int judge_unused(const zr_program *p, const zr_table *t, const char *dir, int drop,
+                        char *note, char *why)
 {
     int64_t buffers = 0, tied = 0, others = 0;
     char names[ZR_WHY / 2] = "";
@@ -451,9 +452,9 @@ static int judge_unused(const zr_table *t, const char *dir, int drop, char *note
     const char *more = others > 4 ? ", ..." : "";
     if (others && !drop)
         return zr_why(why,
-                      "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
-                      "needed: a spec that has them, or --drop-unknown",
-                      dir, others, names, more);
+                      "%.150s: this program's model, %.30s, has no place for %" PRId64
+                      " of the tensors: %s%s; needed: a spec that has them, or --drop-unknown",
+                      dir, p->name, others, names, more);
     if (others)
         zr_why(note,
                "%.150s: warning: left out, for the model has no place for them: %" PRId64
@@ -471,7 +472,7 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     *note = 0;
     if (zr_table_open(&table, dir, why)) return -1;
     int bad = match_all(p, &zr_masters, &table, dir, why) ||
-              (rank == 0 && judge_unused(&table, dir, drop, note, why)) ||
+              (rank == 0 && judge_unused(p, &table, dir, drop, note, why)) ||
               read_all(p, &zr_masters, &table, z, rank, dir, NULL, why);
     zr_table_close(&table);
     return bad ? -1 : 0;

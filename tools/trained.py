@@ -4,6 +4,7 @@ program."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -53,12 +54,14 @@ def usual(folder: Path) -> str:
 
 
 def saved_by(folder: Path) -> list[str]:
-    """Returns the hashes of plan and layout that a program wrote into the folder's weights."""
+    """Returns the hashes of plan and layout that a program wrote into the folder's weights. The
+    program that loads a damaged file tells what is wrong with it."""
     for path in sorted(folder.glob("model*.safetensors")):
-        head = int.from_bytes(part(path, 0, 8), "little")
-        if 0 < head < HEADER_MAX:
-            found = parsed(part(path, 8, head), f"{path}: header")
-            about = found.get("__metadata__")
+        with contextlib.suppress(Bad):
+            head = int.from_bytes(part(path, 0, 8), "little")
+            if not 0 < head < HEADER_MAX:
+                continue
+            about = parsed(part(path, 8, head), "").get("__metadata__")
             if isinstance(about, dict):
                 return [
                     x for x in map(about.get, ("plan", "layout")) if is_text(x)
@@ -66,30 +69,37 @@ def saved_by(folder: Path) -> list[str]:
     return []
 
 
-def program(folder: Path) -> Path:
-    """Returns the newest program with the plan that the folder's weights name, else one with their
-    layout, else out/train; tells which, where there are several."""
-    usual = ROOT / "out" / "train"
-    there = sorted(
-        filter(Path.exists, (usual, *ROOT.glob("build/*/train"))),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    if len(there) < 2:
-        return there[0] if there else usual
-    told = {}
-    for path in there:
+def version(path: Path) -> str:
+    """Returns what a program says of itself; nothing where it cannot be run."""
+    try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True
         )
-        told[path] = done.stdout.split()
-    for wanted in saved_by(folder):
-        for path in there:
-            if wanted in told[path]:
-                say(f"program: {path}")
-                return path
-    say(f"program: {usual}")
-    return usual
+    except (OSError, UnicodeError):
+        return ""
+    return done.stdout
+
+
+def program(folder: Path) -> Path:
+    """Returns the newest program with the plan that the folder's weights name, else one with their
+    layout, else out/train; tells which, and of which model."""
+    usual = ROOT / "out" / "train"
+    there = sorted(
+        filter(Path.is_file, (usual, *ROOT.glob("build/*/train"))),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    told = {path: version(path) for path in there}
+    fits = [
+        path
+        for wanted in saved_by(folder)
+        for path in there
+        if wanted in told[path].split()
+    ]
+    found = [*fits, usual][0]
+    if told.get(found):
+        say(f"program: {found}, of model {told[found].partition(',')[0]}")
+    return found
 
 
 def recipe(chosen: argparse.Namespace) -> Recipe:

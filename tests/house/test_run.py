@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tomllib
 
 import pytest
 import trainer
@@ -127,15 +128,76 @@ def test_what_a_command_needs_is_fetched_once(
     ]
 
 
-def test_a_package_has_one_version() -> None:
-    """One pip takes several lists."""
-    lines = [
+def pins(*patterns: str) -> list[str]:
+    return [
         line
-        for path in (trainer.ROOT / "tools").glob("requirements-*.txt")
+        for pattern in patterns
+        for path in trainer.ROOT.glob(pattern)
         for line in path.read_text().split()
     ]
-    pins = dict(line.split("==") for line in lines)
-    assert len(pins) == len(set(lines)) > 0
+
+
+def test_a_package_has_one_version() -> None:
+    """One pip takes several lists."""
+    lines = pins("gen/requirements.txt", "tools/requirements-*.txt")
+    versions = dict(line.split("==") for line in lines)
+    assert len(versions) == len(set(lines)) > 0
+
+
+def test_the_demo_needs_no_package_of_the_tests(
+    root: pathlib.Path, own: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Its list has what pip installs with zgen, and numpy; its set-up takes no other."""
+    project = tomllib.loads((trainer.ROOT / "pyproject.toml").read_text())
+    needs = {x.split(">")[0] for x in project["project"]["dependencies"]}
+    found = {x.split("==")[0] for x in pins("gen/requirements.txt")}
+    assert found == needs | {"numpy"}
+    (root / ".venv").unlink()
+    said = tmp_path / "said"
+    (root / ".venv").mkdir()
+    command(root / ".venv/bin", "python", f'echo "$@" >>{said}; exit 1')
+    key = trainer.sh("sha256sum", "gen/requirements.txt")
+    (root / ".venv" / "stamp").write_text(key)
+    done = call(
+        *(root, "demo", "--text", root / "run"),
+        path=f"{own}:{os.environ['PATH']}",
+    )
+    assert done.returncode == 1
+    assert said.read_text().startswith("gen/tokens.py ")
+    assert not installed(own)
+
+
+@pytest.mark.slow
+def test_ninja_builds_a_program_of_build(root: pathlib.Path) -> None:
+    """By its name alone, whatever the folder is called; nothing is done twice."""
+    trainer.with_objects(root)
+
+    def ninja(name: str) -> str:
+        return subprocess.run(
+            ["ninja", name],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=LIMIT,
+        ).stdout
+
+    for name in ("tiny", "a model: $1"):
+        source = f"build/{name}/train.c"
+        subprocess.run(
+            ["gen/zgen", "model_specs/gpt-tiny.yaml", "-o", source],
+            cwd=root,
+            check=True,
+            timeout=LIMIT,
+        )
+    for name in ("tiny", "a model: $1"):
+        program = f"build/{name}/train"
+        assert f"compile {program}" in ninja(program)
+        assert f"compile {program}" not in ninja(program)
+        told = trainer.sh(root / program, "--version")
+        assert told.startswith("gpt-tiny, ")
+    (root / "build/tiny/train.c").unlink()
+    assert "compile build" not in ninja("build/a model: $1/train")
 
 
 MPI = "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2"
@@ -256,6 +318,11 @@ def test_the_demo_says_what_it_found(
         [ours, bigram, abs(bigram - ours)], abs=1.1e-4
     )
     assert told[4] == ("below" if ours < bigram else "above")
+    read = (root / "out" / "demo-val.bin").stat().st_size // 2 - 1
+    assert f"over {read} tokens" in told[0]
+    headings = re.findall(r"^==(.*)$", done.stderr, re.M)
+    assert len(headings) == 5 and all(headings)
+    assert "PEAK" not in done.stderr and "of peak" not in done.stdout
     assert (
         done.stderr.splitlines()[-1] == "run: at least 0.4 below was wanted"
     ) == judged
@@ -264,6 +331,20 @@ def test_the_demo_says_what_it_found(
     assert f"validation {float(losses[0]):.2f}" in drawn
     assert "out/demo.svg" in done.stderr
     assert not installed(own)
+    if not judged:
+        samples_at_once(root, done.stderr)
+
+
+def samples_at_once(root: pathlib.Path, said: str) -> None:
+    """Runs the command that the demo suggests, for 20 tokens."""
+    (line,) = re.findall(r"^  (.*) # more of its text$", said, re.M)
+    words = line.replace("--sample 2000", "--sample 20").split()
+    more = subprocess.run(
+        words, cwd=root, capture_output=True, errors="replace", timeout=LIMIT
+    )
+    assert more.returncode == 0, more.stderr
+    assert "validation" not in more.stderr and "val loss" not in more.stdout
+    assert len(more.stdout) > 20
 
 
 # ---- two at once
@@ -288,12 +369,8 @@ def test_one_demo_or_bench_at_a_time(
     } <= {".alone", ".setup"}
 
 
-@pytest.mark.slow
-def test_every_run_of_tests_counts_for_itself(
-    root: pathlib.Path, own: pathlib.Path
-) -> None:
-    """Two at once: each tells its own tests, and leaves no file behind."""
-    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+def with_tests(root: pathlib.Path) -> None:
+    """What pytest needs, and no test"""
     (root / "tests" / "lib").mkdir(parents=True)
     for name in (
         "pytest.ini",
@@ -303,8 +380,69 @@ def test_every_run_of_tests_counts_for_itself(
         "lib/patience.py",
         "lib/zk.py",
         "lib/device.py",
+        "lib/namespaces.py",
     ):
         shutil.copy(trainer.ROOT / "tests" / name, root / "tests" / name)
+
+
+SKIPS = """
+import namespaces
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a(n): namespaces.mounts()
+
+@pytest.mark.skipif(True, reason="of another kind")
+def test_b(): assert 0
+
+def test_c(): pass
+"""
+
+
+@pytest.mark.slow
+def test_skips_are_counted_with_their_reasons(
+    root: pathlib.Path, own: pathlib.Path
+) -> None:
+    """Where no namespace can be made, by the error's own words, before the line of all."""
+    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+    with_tests(root)
+    (root / "tests" / "test_some.py").write_text(SKIPS)
+    refused = "unshare: unshare failed: Operation not permitted"
+    command(own, "unshare", f"echo {refused} >&2; exit 1")
+    for chosen, ran in (((), 1), (("-k", "test_a or test_b"), 0)):
+        done = call(
+            *(root, "test", "tests/test_some.py", *chosen),
+            path=f"{own}:{os.environ['PATH']}",
+        )
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.splitlines()[-3:] == [
+            f"2 skipped: no namespaces here: {refused}; {refused}",
+            "1 skipped: of another kind",
+            f"{ran} passed, 0 failed",
+        ]
+
+
+@pytest.mark.slow
+def test_a_mistake_in_making_namespaces_is_no_skip(
+    root: pathlib.Path, own: pathlib.Path
+) -> None:
+    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+    with_tests(root)
+    (root / "tests" / "test_some.py").write_text(
+        "import namespaces\n"
+        "def test_a(): namespaces.need(('unshare', '--no-such', 'true'))\n"
+    )
+    done = call(root, "test", "tests/test_some.py", path=os.environ["PATH"])
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed"
+
+
+@pytest.mark.slow
+def test_every_run_of_tests_counts_for_itself(
+    root: pathlib.Path, own: pathlib.Path
+) -> None:
+    """Two at once: each tells its own tests, and leaves no file behind."""
+    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+    with_tests(root)
     for name, body in (
         ("few", "def test_a(): pass"),
         (

@@ -19,6 +19,7 @@ def refusal(*command: str) -> str:
     if not shutil.which(command[0]):
         return f"{command[0]} is missing"
     done = subprocess.run(command, capture_output=True, text=True)
+    assert "--help" not in done.stderr, done.stderr  # no such option
     return done.stderr.strip() if done.returncode else ""
 
 

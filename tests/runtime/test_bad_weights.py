@@ -50,13 +50,13 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
 
     said = why("h.2.mlp.c_fc.weight", None)
     assert (
-        "tensor h.2.mlp.c_fc.weight is missing; the model needs it with shape [5, 7]"
+        "tensor h.2.mlp.c_fc.weight is missing; this program's model, small, needs it with shape [5, 7]"
         in said
     )
     for shape in (7, 5), (35,), (1, 5, 7), (5, 8), ():
         said = why("h.3.mlp.c_fc.weight", np.zeros(shape, np.float32))
         assert (
-            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model needs [5, 7]"
+            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; this program's model, small, needs [5, 7]"
             in said
         )
     said = why("wpe.weight", np.zeros((6, 5)))

@@ -93,7 +93,7 @@ static void read_program(model *m, const char *file)
     char line[1000];
     FILE *f = fopen(file, "r");
     need(f != NULL, file);
-    *m = (model){.p = {.plan = "feed", .layout = "beef", .tensors = m->tensors}};
+    *m = (model){.p = {.name = "small", .plan = "feed", .layout = "beef", .tensors = m->tensors}};
     m->p.states = m->states;
     while (fgets(line, sizeof line, f)) read_line(m, line);
     fclose(f);

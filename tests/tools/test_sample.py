@@ -226,21 +226,48 @@ def test_an_interrupt_ends_it_without_a_trace(tmp_path: Path) -> None:
 
 
 def test_the_program_that_has_saved_the_folder(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By the plan's hash, else by the layout's; out/train where a folder names neither."""
     monkeypatch.setattr(trained_model, "ROOT", tmp_path)
     usual = tmp_path / "out/train"
     assert trained_model.program(weights) == usual  # none is there
+    assert capsys.readouterr().err == ""
     (tmp_path / "out").mkdir()
     shutil.copy(trainer.build(trainer.generate(law.path("llama"))), usual)
     assert trained_model.program(weights) == usual
+    llama = f"program: {usual}, of model llama-tiny\n"
+    assert capsys.readouterr().err == llama
     made = {}
     for name, keys in (("alike", ("zero.stage=3",)), ("its", ())):
         made[name] = tmp_path / "build" / name / "train"
         made[name].parent.mkdir(parents=True)
         shutil.copy(program(*keys), made[name])
-    assert trained_model.program(weights) == made["its"]
-    made["its"].unlink()
-    assert trained_model.program(weights) == made["alike"]
-    assert trained_model.program(tmp_path) == usual
+    for name in ("no-program", "a-folder/train"):
+        (tmp_path / "build" / name).mkdir(parents=True)
+    (tmp_path / "build/no-program/train").write_text("of another kind")
+    for name in ("its", "alike"):
+        assert trained_model.program(weights) == made[name]
+        said = f"program: {made[name]}, of model gpt-tiny\n"
+        assert capsys.readouterr().err == said
+        made[name].unlink()
+    assert trained_model.program(weights) == usual
+    assert capsys.readouterr().err == llama
+    for content in (b"", bytes(8), b"\x09" + bytes(7) + b"no header"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert trained_model.program(tmp_path) == usual
+
+
+def test_another_models_weights(weights: Path) -> None:
+    """What is missing is told with the model that the program was made for."""
+    llama = trainer.build(trainer.generate(law.path("llama")))
+    words = ("--prompt", "a", "--program", llama)
+    done = run(weights, *words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert (
+        " is missing; this program's model, llama-tiny, needs it"
+        in done.stderr
+    )
