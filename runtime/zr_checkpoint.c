@@ -345,7 +345,7 @@ static void list_recipe(zr *z, zr_checkpoints *c)
     char *line = NULL;
     size_t n = 0;
     const char **recipe = zr_get(z, z->p->nrecipe + 1, sizeof *recipe);
-    memcpy(recipe, z->p->recipe, (size_t)z->p->nrecipe * sizeof *recipe);
+    if (z->p->nrecipe) memcpy(recipe, z->p->recipe, (size_t)z->p->nrecipe * sizeof *recipe);
     c->recipe = recipe;
     c->nrecipe = z->p->nrecipe;
     if (m->n < 2) return;
