@@ -40,19 +40,57 @@ int zr_read_at(int fd, void *to, int64_t n, int64_t at)
     return 0;
 }
 
+const char *zr_foreign(const char *text, int64_t n)
+{
+    static const struct {
+        const char *begin, *is;
+    } kinds[] = {
+        {"version https://git-lfs.",
+         "is Git LFS's pointer and not the file; run there: git lfs pull"},
+        {"PK\3\4", "is a zip archive, as torch.save writes"},
+        {"\x80\2\x8a", "is a pickle, as torch.save writes"},
+        {"\x80\4\x95", "is a pickle"},
+        {"GGUF", "is a GGUF file, llama.cpp's"},
+        {"\x89HDF", "is an HDF5 file, as Keras writes"},
+        {"\x1f\x8b", "is compressed by gzip"},
+        {"<!DOCTYPE", "is a web page and not the file"},
+        {"<!doctype", "is a web page and not the file"},
+        {"<html", "is a web page and not the file"},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        size_t length = strlen(kinds[i].begin);
+        if ((size_t)n >= length && !memcmp(text, kinds[i].begin, length)) return kinds[i].is;
+    }
+    return NULL;
+}
+
+/* n bytes of a file and a 0 behind them; NULL on failure, why set */
+static char *read_text(int fd, int64_t n, const char *file, char *why)
+{
+    char *text = malloc((size_t)n + 1);
+    const char *is = text ? NULL : "no memory";
+    if (text && zr_read_at(fd, text, n, 0)) is = strerror(errno);
+    else if (text) is = zr_foreign(text, n);
+    if (!is) {
+        text[n] = 0;
+        return text;
+    }
+    zr_why(why, "%s: %s", file, is);
+    free(text);
+    return NULL;
+}
+
 char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n, char *why)
 {
     struct stat s;
     char *text = NULL;
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
-    else if (!S_ISREG(s.st_mode) || s.st_size > most) zr_why(why, "%s: %s", file, what);
-    else if (!(text = malloc((size_t)s.st_size + 1))) zr_why(why, "%s: no memory", file);
-    else if (zr_read_at(fd, text, s.st_size, 0)) {
-        zr_why(why, "%s: %s", file, strerror(errno));
-        free(text);
-        text = NULL;
-    } else text[ *n = s.st_size] = 0;
+    else if (!S_ISREG(s.st_mode)) zr_why(why, "%s: not a regular file", file);
+    else if (s.st_size > most)
+        zr_why(why, "%s: %s: %" PRId64 " bytes, at most %" PRId64 " are read", file, what,
+               (int64_t)s.st_size, most);
+    else if ((text = read_text(fd, s.st_size, file, why))) *n = s.st_size;
     if (fd >= 0) close(fd);
     return text;
 }
