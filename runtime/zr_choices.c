@@ -137,7 +137,7 @@ static int choices_header(zr_choices *c, int64_t size, char *why)
     int32_t head[4] = {0};
     if (zr_read_at(c->fd, head, zr_least(size, sizeof head), 0))
         return zr_why(why, "%s: %s", c->path, strerror(errno));
-    const char *foreign = head[0] == EVAL_MAGIC ? NULL : zr_foreign(c->fd, size);
+    const char *foreign = head[0] == EVAL_MAGIC ? NULL : zr_foreign_file(c->fd, size);
     if (foreign) return zr_why(why, "%s: is %s; needed: llm.c's multiple choice", c->path, foreign);
     if (size < EVAL_HEADER)
         return zr_why(why, "%s: %" PRId64 " bytes; the header of llm.c's multiple choice has %d",

@@ -1,8 +1,9 @@
 /* zr_config.c -- is the folder of --load of another model than the program? Shapes do not tell of
- * numbers that no tensor has. */
+ * numbers that no tensor has, nor which model is meant where one does not fit. */
 #define _GNU_SOURCE
 #include "zr_json.h"
 #include "zr_safetensors.h"
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,9 @@ static const char *const keys[] = {
     "rms_norm_eps",        "layer_norm_epsilon",
     "norm_epsilon",        "num_attention_heads",
     "num_key_value_heads", "n_head",
+    "num_hidden_layers",   "n_layer",
+    "hidden_size",         "n_embd",
+    "intermediate_size",   "vocab_size",
 };
 enum { KEYS = sizeof keys / sizeof *keys, FACTOR = 1 }; /* without FACTOR rope is not scaled */
 
@@ -30,26 +34,27 @@ static void take_number(zr_json *j, const char *key, double found[KEYS])
             found[k] = strtod(at, NULL);
 }
 
-/* NAN: it is not there. Returns 0, or -1: it is no object of JSON. */
-static int read_numbers(char *text, int64_t n, double found[KEYS])
+/* NAN: it is not there. Returns 0, or -1: `file` is no object of JSON. */
+static int read_numbers(char *text, int64_t n, double found[KEYS], const char *file, char *why)
 {
     zr_json j = {text, text + n, NULL};
     for (int k = 0; k < KEYS; k++) found[k] = NAN;
     for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
         const char *key = zr_json_key(&j);
-        if (!key) return -1;
+        if (!key) break;
         if (zr_json_peek(&j) != '{') {
             take_number(&j, key, found);
             continue;
         }
         for (int64_t m = 0; zr_json_more(&j, '{', &m);) {
             const char *inner = zr_json_key(&j);
-            if (!inner) return -1;
+            if (!inner) break;
             zr_json_peek(&j);
             take_number(&j, inner, found);
         }
     }
-    return zr_json_end(&j);
+    if (!zr_json_end(&j)) return 0;
+    return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
 }
 
 static int differ(int k, double theirs, double ours)
@@ -63,32 +68,33 @@ static void tell_number(FILE *to, const char *lead, double x)
     fprintf(to, isnan(x) ? "%snone" : "%s%g", lead, x);
 }
 
-static void compare_numbers(char *theirs, int64_t n, char *ours, FILE *to)
+static void compare_numbers(const double theirs[KEYS], const double ours[KEYS], FILE *to)
 {
-    double found[2][KEYS];
     const char *comma = "";
-    if (read_numbers(theirs, n, found[0]) || read_numbers(ours, (int64_t)strlen(ours), found[1]))
-        return;
     for (int k = 0; k < KEYS; k++) {
-        if (!differ(k, found[0][k], found[1][k])) continue;
+        if (!differ(k, theirs[k], ours[k])) continue;
         fprintf(to, "%s%s ", comma, keys[k]);
-        tell_number(to, "", found[0][k]);
-        tell_number(to, ", the program ", found[1][k]);
+        tell_number(to, "", theirs[k]);
+        tell_number(to, ", the program ", ours[k]);
         comma = "; ";
     }
 }
 
-int zr_config_differs(const zr_program *p, const char *dir, char *note)
+int zr_config_differs(const zr_program *p, const char *dir, char *note, char *why)
 {
-    char file[ZR_FILE], why[ZR_WHY], told[ZR_WHY / 2] = "";
+    char file[ZR_FILE], told[ZR_WHY / 2] = "";
+    double found[2][KEYS];
     int64_t n = 0;
-    if (!p->config || zr_path(file, dir, ZR_CONFIG, why) || access(file, F_OK)) return 0;
+    if (zr_path(file, dir, ZR_CONFIG, why)) return -1;
+    if (!p->config || access(file, F_OK)) return 0;
     char *theirs = zr_file_text(file, &n, why), *ours = strdup(p->config);
-    FILE *to = fmemopen(told, sizeof told, "w");
-    if (theirs && ours && to) compare_numbers(theirs, n, ours, to);
+    int bad = !theirs || !ours || read_numbers(theirs, n, found[0], file, why) ||
+              read_numbers(ours, (int64_t)strlen(ours), found[1], ZR_CONFIG, why);
+    FILE *to = bad ? NULL : fmemopen(told, sizeof told, "w");
+    if (to) compare_numbers(found[0], found[1], to);
     if (to) fclose(to);
     free(ours);
     free(theirs);
     if (*told) zr_why(note, "%.200s: is of another model than the program: %s", file, told);
-    return *told != 0;
+    return bad ? -1 : *told != 0;
 }

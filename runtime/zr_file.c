@@ -39,19 +39,33 @@ int zr_read_at(int fd, void *to, int64_t n, int64_t at)
     return 0;
 }
 
+/* n bytes of a file and a 0 behind them; NULL on failure, why set */
+static char *read_text(int fd, int64_t n, const char *file, char *why)
+{
+    char *text = malloc((size_t)n + 1);
+    const char *is = NULL;
+    if (!text) zr_why(why, "%s: no memory", file);
+    else if (zr_read_at(fd, text, n, 0)) zr_why(why, "%s: %s", file, strerror(errno));
+    else if ((is = zr_foreign(text, n))) zr_why(why, "%s: is %s", file, is);
+    else {
+        text[n] = 0;
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
 char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n, char *why)
 {
     struct stat s;
     char *text = NULL;
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
-    else if (!S_ISREG(s.st_mode) || s.st_size > most) zr_why(why, "%s: %s", file, what);
-    else if (!(text = malloc((size_t)s.st_size + 1))) zr_why(why, "%s: no memory", file);
-    else if (zr_read_at(fd, text, s.st_size, 0)) {
-        zr_why(why, "%s: %s", file, strerror(errno));
-        free(text);
-        text = NULL;
-    } else text[ *n = s.st_size] = 0;
+    else if (!S_ISREG(s.st_mode)) zr_why(why, "%s: not a regular file", file);
+    else if (s.st_size > most)
+        zr_why(why, "%s: %s: %" PRId64 " bytes, at most %" PRId64 " are read", file, what,
+               (int64_t)s.st_size, most);
+    else if ((text = read_text(fd, s.st_size, file, why))) *n = s.st_size;
     if (fd >= 0) close(fd);
     return text;
 }

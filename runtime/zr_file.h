@@ -10,7 +10,7 @@
 #define ZR_FILE_H
 #include "zr.h"
 
-enum { ZR_WHY = 512, ZR_FILE = 4096 }; /* bytes of `why` and `note`; of a path */
+enum { ZR_WHY = 1000, ZR_FILE = 4096 }; /* bytes of `why` and `note`; of a path */
 
 static inline int64_t zr_least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Puts a line together in why[ZR_WHY], bytes that cannot be printed as '?'. Returns -1. */
@@ -24,8 +24,11 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why);
 /* FNV-1a, from ZR_HASH on: to tell whether things are alike, not for weights */
 #define ZR_HASH 0xcbf29ce484222325
 void zr_add_hash(uint64_t *hash, const void *from, size_t n);
-/* All of a regular file of at most so many bytes, a 0 behind it, for free(); NULL and why. what: it
- * is, otherwise. */
+/* What a file is that begins with these n bytes and is not what its name says, such as a pointer of
+ * Git LFS or a pickle; NULL: nothing that is known (zr_foreign.c). */
+const char *zr_foreign(const char *text, int64_t n);
+/* All of a regular file of at most so many bytes, a 0 behind it, for free(); NULL and why. what:
+ * the predicate of a longer one. */
 char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n, char *why);
 /* to[ZR_FILE] = the file `name` in the folder that `path` lies in */
 int zr_beside(char *to, const char *path, const char *name, char *why);
@@ -65,8 +68,8 @@ int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why);
 /* to[ZR_FILE] = what may lie beside a token file and tell what it holds; 0, or -1: none. */
 int zr_meta_path(char *to, const char *path);
 int zr_index_path(char *to, const char *path); /* Megatron's */
-/* What of another program's a file of `size` bytes is; NULL: nothing that is known (zr_looks.c). */
-const char *zr_foreign(int fd, int64_t size);
+/* As zr_foreign, of a file of `size` bytes */
+const char *zr_foreign_file(int fd, int64_t size);
 /* Refuses a file without a header that looks like something else than tokens of `width` bytes; 0:
  * they are uint16 if they look like it. */
 int zr_looks(const zr_data *d, int64_t size, int width, char *why);
@@ -244,8 +247,9 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why); /* that ar
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
 /* ok: all ranks have written all parts; then, whatever fails, they stay, and `why` names them. */
 int zr_save_end(const zr_saving *s, int ok, char *why);
-/* 1, and in note[ZR_WHY] how numbers of dir/config.json differ from those that the program has. */
-int zr_config_differs(const zr_program *p, const char *dir, char *note);
+/* 1, and in note[ZR_WHY] how numbers of dir/config.json differ from those that the program has; 0:
+ * they do not, or there is no such file; -1: it cannot be read. */
+int zr_config_differs(const zr_program *p, const char *dir, char *note, char *why);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
  * dir/model.safetensors.index.json names: F32, BF16 or F16. Tensors that the model has no place for
  * are an error unless `drop`, but for buffers and a head that repeats the embedding. note[ZR_WHY]:

@@ -17,62 +17,12 @@
  * mark. SMALL: the upper half of an id is below it, in any vocabulary up to 2^20. */
 enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff, SMALL = 16 };
 
-#define PACKED "; unpack it, then make token files by ./run data"
-#define TABLE "; make token files of its text by ./run data"
-
-/* Files that are often taken for token files: the n bytes that lie at `at`, and what they are. Each
- * has three bytes or more that must be met, at the very begin of the file: of real tokens one file
- * in ten million has them. */
-static const struct {
-    const char *bytes;
-    size_t n, at;
-    const char *what;
-} foreign[] = {
-    {"\x8a\xd8\x34\x01", 4, 0, "an llm.c evaluation file (magic 20240522); --eval takes it"},
-    {"\xc6\xd7\x34\x01", 4, 0, "an llm.c model (magic 20240326)"},
-    {"\xc7\xd7\x34\x01", 4, 0, "an llm.c debug state (magic 20240327)"},
-    {"\xc8\xd7\x34\x01", 4, 0, "an llm.c tokenizer (magic 20240328)"},
-    {"\x8f\xd8\x34\x01", 4, 0, "an llm.c training state (magic 20240527)"},
-    {"MMIDIDX\0", 8, 0, "an index of Megatron-LM (name the .bin beside it)"},
-    {"TNTIDX\0\0", 8, 0, "an old index of fairseq or Megatron-LM (name the .bin beside it)"},
-    {"\x93NUMPY", 6, 0,
-     "a numpy array (.npy); write its numbers alone, x.astype('<u4').tofile(FILE), and say "
-     "--tokens "
-     "uint32"},
-    {"PK\3\4", 4, 0, "a zip archive, as numpy's .npz and torch.save make them"},
-    {"\x80\4\x95", 3, 0, "a pickle of Python"},
-    {"\x80\5\x95", 3, 0, "a pickle of Python"},
-    {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, "an old file of torch.save"},
-    {"\x80\2]q", 4, 0, "a pickle of Python"},
-    {"\x80\3]q", 4, 0, "a pickle of Python"},
-    {"\x80\2}q", 4, 0, "a pickle of Python"},
-    {"\x80\3}q", 4, 0, "a pickle of Python"},
-    {"\x80\2c", 3, 0, "a pickle of Python"},
-    {"\x80\3c", 3, 0, "a pickle of Python"},
-    {"\x1f\x8b\x08", 3, 0, "compressed by gzip" PACKED},
-    {"\x28\xb5\x2f\xfd", 4, 0, "compressed by zstd" PACKED},
-    {"\xfd\x37zXZ", 6, 0, "compressed by xz" PACKED},
-    {"BZh91AY&SY", 10, 0, "compressed by bzip2" PACKED},
-    {"ustar", 5, 257, "a tar archive" PACKED},
-    {"PAR1", 4, 0, "a Parquet file" TABLE " parquet"},
-    {"ARROW1\0\0", 8, 0, "an Arrow file" TABLE},
-    {"\x89HDF\r\n\x1a\n", 8, 0, "an HDF5 file"},
-    {"GGUF", 4, 0, "a model of llama.cpp (GGUF)"},
-    {"\0\0\0\0{\"", 6, 4, "weights (safetensors); --load takes their folder"},
-    {"SQLite format 3", 16, 0, "a database (SQLite)"},
-    {"version https://git-lfs", 23, 0, "Git LFS's pointer and not the file: git lfs pull"},
-};
-
-const char *zr_foreign(int fd, int64_t size)
+const char *zr_foreign_file(int fd, int64_t size)
 {
     char head[264];
     int64_t n = zr_least(size, sizeof head);
     if (zr_read_at(fd, head, n, 0)) return NULL; /* who reads on will hear of it */
-    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-        if (foreign[i].at + foreign[i].n <= (size_t)n &&
-            !memcmp(head + foreign[i].at, foreign[i].bytes, foreign[i].n))
-            return foreign[i].what;
-    return NULL;
+    return zr_foreign(head, n);
 }
 
 /* ---- numbers of another type. A file is looked at as 16-bit words w[n], n a multiple of 4. */

@@ -192,8 +192,10 @@ static void first_weights(zr *z)
     if (!z->o->load && z->p->adapter)
         zr_print(z, STDERR_FILENO, "without --load the base of the adapters is random\n");
     if (!z->o->load && !z->o->adapter) return;
-    if (z->rank == 0 && z->o->load && zr_config_differs(z->p, z->o->load, note))
-        zr_print(z, STDERR_FILENO, "--load %s\n", note);
+    errno = 0;
+    int differs = z->rank == 0 && z->o->load ? zr_config_differs(z->p, z->o->load, note, why) : 0;
+    if (differs < 0) zr_fail(z, zr_code_of(errno), "--load %s", why);
+    if (differs) zr_print(z, STDERR_FILENO, "--load %s\n", note);
     *note = 0;
     zr_progress(z, "load", "tensor", tensors(z));
     errno = 0;

@@ -9,6 +9,7 @@
 #include "zr_json.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,24 +156,33 @@ static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
     return 0;
 }
 
-/* string to string */
-static void read_metadata(zr_json *j)
+/* A list of n elements with room for one more, which grows as n reaches a power of two; NULL: no
+ * memory, and the list is as it was. */
+static void *grown(void *list, int64_t n, size_t size)
+{
+    return n & (n - 1) ? list : realloc(list, (n ? 2 * (size_t)n : 1) * size);
+}
+
+/* string to string: of a tensor that safetensors' save_model left out, the one that it shares its
+ * memory with, and whatever else was noted */
+static int read_metadata(zr_table *t, zr_json *j)
 {
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
-        zr_json_key(j);
-        zr_json_text(j);
+        const char *name = zr_json_key(j), *kept = name ? zr_json_text(j) : NULL;
+        if (!kept) break;
+        struct zr_alias *more = grown(t->aliases, t->naliases, sizeof *more);
+        if (!more) return -1;
+        t->aliases = more;
+        t->aliases[t->naliases++] = (struct zr_alias){name, kept, t->nfiles - 1};
     }
+    return 0;
 }
 
 static zr_entry *add(zr_table *t)
 {
-    if (t->n == t->room) {
-        int64_t room = 2 * t->room + 64;
-        zr_entry *more = realloc(t->entries, (size_t)room * sizeof *more);
-        if (!more) return NULL;
-        t->entries = more;
-        t->room = room;
-    }
+    zr_entry *more = grown(t->entries, t->n, sizeof *more);
+    if (!more) return NULL;
+    t->entries = more;
     memset(&t->entries[t->n], 0, sizeof(zr_entry));
     return &t->entries[t->n++];
 }
@@ -184,7 +194,7 @@ static int read_entries(zr_table *t, zr_json *j, char *why, const char *file)
         const char *name = zr_json_key(j);
         if (name && !strcmp(name, "__metadata__")) {
             if (metadata++) return zr_why(why, "%s: __metadata__ twice", file);
-            read_metadata(j);
+            if (read_metadata(t, j)) return zr_why(why, "%s: no memory for its metadata", file);
         } else if (name) {
             zr_entry *e = add(t);
             if (!e) return zr_why(why, "%s: no memory for its table of tensors", file);
@@ -229,8 +239,8 @@ static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size,
 }
 
 /* ---- files */
-/* Reads n bytes at `at` of a file and a 0 behind them; NULL on failure, why set. */
-static char *slurp(int fd, int64_t n, int64_t at, char *why, const char *file)
+/* The n bytes of a header and a 0 behind them; NULL on failure, why set */
+static char *slurp(int fd, int64_t n, char *why, const char *file)
 {
     char *text = malloc((size_t)n + 1);
     if (!text) {
@@ -238,7 +248,7 @@ static char *slurp(int fd, int64_t n, int64_t at, char *why, const char *file)
         return NULL;
     }
     text[n] = 0;
-    if (!zr_read_at(fd, text, n, at)) return text;
+    if (!zr_read_at(fd, text, n, 8)) return text;
     zr_why(why, "%s: %s", file, strerror(errno));
     free(text);
     return NULL;
@@ -271,7 +281,7 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     if (n > size - 8)
         return zr_why(why, "%s: truncated: a header of %" PRId64 " bytes in a file of %" PRId64,
                       file, n, size);
-    f->header = slurp(f->fd, n, 8, why, file);
+    f->header = slurp(f->fd, n, why, file);
     if (!f->header) return -1;
     zr_json j = {f->header, f->header + n, f->header[0] == '{' ? NULL : "an object is needed"};
     int bad = read_entries(t, &j, why, file);
@@ -281,11 +291,20 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     return bad ? bad : check_places(t, first, 8 + n, size - 8 - n, why, file);
 }
 
+/* Why a header could not be read; where the file is of a known other kind, that. */
+static int say_foreign(int fd, int64_t size, char *why, const char *file)
+{
+    char begin[32] = "";
+    int64_t n = zr_least(size, sizeof begin);
+    const char *is = zr_read_at(fd, begin, n, 0) ? NULL : zr_foreign(begin, n);
+    return is && begin[8] != '{' ? zr_why(why, "%s: is %s", file, is) : -1;
+}
+
 /* `name` must live as long as t */
 static int add_file(zr_table *t, const char *dir, const char *name, char *why)
 {
     char file[4096];
-    int64_t size;
+    int64_t size = 0;
     if (snprintf(file, sizeof file, "%s/%s", dir, name) >= (int)sizeof file)
         return zr_why(why, "%.200s: the path is too long", dir);
     struct zr_source *more = realloc(t->files, (size_t)(t->nfiles + 1) * sizeof *more);
@@ -294,30 +313,39 @@ static int add_file(zr_table *t, const char *dir, const char *name, char *why)
     int fd = open_file(file, &size, why);
     if (fd < 0) return -1;
     t->files[t->nfiles++] = (struct zr_source){.name = name, .fd = fd};
-    return read_header(t, size, why, file);
+    return read_header(t, size, why, file) ? say_foreign(fd, size, why, file) : 0;
 }
 
 char *zr_file_text(const char *file, int64_t *n, char *why)
 {
-    char *text = NULL;
-    int fd = open_file(file, n, why);
-    if (fd < 0) return NULL;
-    if (*n <= ZR_HEADER_MAX) text = slurp(fd, *n, 0, why, file);
-    else zr_why(why, "%s: %" PRId64 " bytes are too many", file, *n);
-    close(fd);
-    return text;
+    return zr_read_whole(file, ZR_HEADER_MAX, "too long for a file beside weights", n, why);
 }
 
 static int add_mapped(zr_table *t, const char *name, int64_t file)
 {
-    if (!(t->nmap & (t->nmap - 1))) { /* as many more as there are */
-        size_t room = t->nmap ? 2 * (size_t)t->nmap : 1;
-        struct zr_mapped *more = realloc(t->map, room * sizeof *more);
-        if (!more) return -1;
-        t->map = more;
-    }
+    struct zr_mapped *more = grown(t->map, t->nmap, sizeof *more);
+    if (!more) return -1;
+    t->map = more;
     t->map[t->nmap++] = (struct zr_mapped){name, file};
     return 0;
+}
+
+static int is_there(const char *dir, const char *name)
+{
+    char file[4096];
+    struct stat s;
+    snprintf(file, sizeof file, "%s/%s", dir, name);
+    return !stat(file, &s) || errno != ENOENT;
+}
+
+/* Why a file of the index could not be opened */
+static int say_missing(const char *dir, const char *name, char *why)
+{
+    if (is_there(dir, name)) return -1;
+    return zr_why(why,
+                  "%.300s/%.200s: " ZR_INDEX " names it, and it is not there; is the download "
+                  "complete?",
+                  dir, name);
 }
 
 /* weight_map: {tensor: file}; every file once, at its first mention */
@@ -331,7 +359,7 @@ static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const c
         if (strchr(name, '/') || !*name)
             return zr_why(why, "%s: %.200s is no name of a file", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
-        if (k == t->nfiles && add_file(t, dir, name, why)) return -1;
+        if (k == t->nfiles && add_file(t, dir, name, why)) return say_missing(dir, name, why);
         if (add_mapped(t, tensor, k)) return zr_why(why, "%s: no memory", index);
     }
     return j->error ? -1 : 0;
@@ -356,12 +384,39 @@ static int read_index(zr_table *t, const char *dir, char *why, const char *file)
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
-static int is_there(const char *dir, const char *name)
+/* Why a folder without weights that are read has none: the first of these patterns that it has */
+static int say_other(const char *dir, char *why)
 {
-    char file[4096];
-    struct stat s;
-    snprintf(file, sizeof file, "%s/%s", dir, name);
-    return !stat(file, &s) || errno != ENOENT;
+    static const struct {
+        const char *pattern, *is;
+    } kinds[] = {
+        {"pytorch_model*.bin*",
+         "pytorch_model.bin is not read, for it may hold a program; where you trust it, run there: "
+         "python -c \"from transformers import AutoModelForCausalLM as M; "
+         "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\""},
+        {ZR_ADAPTER_CONFIG, "these are adapters: --adapter names their folder, --load the base's"},
+        {"run.json",
+         "this is a checkpoint: --checkpoints with the folder above it goes on from it"},
+        {"step-*/run.json", "these are checkpoints: --checkpoints goes on from them"},
+        {"snapshots/*/" ZR_CONFIG, "the model lies in a folder below snapshots: name that"},
+        {"zero_to_fp32.py", "this is a checkpoint of DeepSpeed; run there: python zero_to_fp32.py "
+                            ". . --safe_serialization"},
+        {"*.distcp", "this is a distributed checkpoint of PyTorch: save the whole state dict"},
+        {"model-*-of-*.safetensors", "it has shards, and their " ZR_INDEX " is missing"},
+        {"consolidated*", "this is the model in its author's own format: its folder in "
+                          "transformers' format is needed"},
+        {"*.gguf", "GGUF files are llama.cpp's: the model's own folder is needed"},
+        {"*.safetensors", "another name of a file is not read"},
+    };
+    char pattern[ZR_FILE + 64];
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        glob_t found;
+        snprintf(pattern, sizeof pattern, "%s/%s", dir, kinds[i].pattern);
+        int none = glob(pattern, GLOB_NOSORT, NULL, &found);
+        if (!none) globfree(&found);
+        if (!none) return zr_why(why, "%.200s: %s", dir, kinds[i].is);
+    }
+    return zr_why(why, "%s: has neither " ZR_SINGLE " nor " ZR_INDEX, dir);
 }
 
 /* The single file, else the index. */
@@ -374,14 +429,7 @@ static int read_files(zr_table *t, const char *dir, char *why)
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
     if (is_there(dir, ZR_SINGLE)) return add_file(t, dir, ZR_SINGLE, why);
     if (is_there(dir, ZR_INDEX)) return read_index(t, dir, why, file);
-    if (is_there(dir, "pytorch_model.bin") || is_there(dir, "pytorch_model.bin.index.json"))
-        return zr_why(why,
-                      "%.200s: pytorch_model.bin is not read, for it may hold a program; where you "
-                      "trust it, run there: python -c \"from transformers import "
-                      "AutoModelForCausalLM as M; "
-                      "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\"",
-                      dir);
-    return zr_why(why, "%s: has neither " ZR_SINGLE " nor " ZR_INDEX, dir);
+    return say_other(dir, why);
 }
 
 /* ---- the table */
@@ -402,15 +450,43 @@ static int check_map(const zr_table *t, const char *dir, char *why)
     return 0;
 }
 
+/* Among the first n entries, which are in order */
+static zr_entry *find_among(const zr_table *t, int64_t n, const char *name)
+{
+    zr_entry key = {.name = name};
+    return n ? bsearch(&key, t->entries, (size_t)n, sizeof key, by_name) : NULL;
+}
+
+static void sort(zr_table *t)
+{
+    if (t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
+}
+
+/* A tensor that shares its memory with one of the same file gets an entry of its own. */
+static int add_aliases(zr_table *t, const char *dir, char *why)
+{
+    int64_t named = t->n;
+    for (const struct zr_alias *a = t->aliases; a < t->aliases + t->naliases; a++) {
+        const zr_entry *kept = find_among(t, named, a->kept);
+        if (!kept || kept->file != a->file || find_among(t, named, a->name)) continue;
+        zr_entry same = *kept, *e = add(t);
+        if (!e) return zr_why(why, "%s: no memory for its table of tensors", dir);
+        *e = same;
+        e->name = a->name;
+    }
+    sort(t);
+    return 0;
+}
+
 /* By name, each once; bad: reading has failed. */
 static int order(zr_table *t, int bad, const char *dir, char *why)
 {
-    if (!bad && t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
+    if (!bad) sort(t);
     for (int64_t i = 1; !bad && i < t->n; i++)
         if (!strcmp(t->entries[i - 1].name, t->entries[i].name))
             bad = zr_why(why, "%s/%s: tensor %.200s twice", dir, t->files[t->entries[i].file].name,
                          t->entries[i].name);
-    if (!bad) bad = check_map(t, dir, why);
+    if (!bad) bad = add_aliases(t, dir, why) || check_map(t, dir, why);
     if (bad) zr_table_close(t);
     return bad;
 }
@@ -437,14 +513,11 @@ void zr_table_close(zr_table *t)
     free(t->entries);
     free(t->index);
     free(t->map);
+    free(t->aliases);
     *t = (zr_table){0};
 }
 
-zr_entry *zr_table_find(const zr_table *t, const char *name)
-{
-    zr_entry key = {.name = name};
-    return t->n ? bsearch(&key, t->entries, (size_t)t->n, sizeof key, by_name) : NULL;
-}
+zr_entry *zr_table_find(const zr_table *t, const char *name) { return find_among(t, t->n, name); }
 
 enum { EQUAL = 16384 }; /* bytes that are read at a time */
 

@@ -17,7 +17,7 @@ typedef struct zr_entry {
 
 typedef struct zr_table {
     zr_entry *entries; /* [n], in order of name */
-    int64_t n, room;
+    int64_t n;
     struct zr_source {
         const char *name;
         char *header; /* the names lie here */
@@ -30,6 +30,11 @@ typedef struct zr_table {
         int64_t file;
     } *map; /* [nmap]: what it says */
     int64_t nmap;
+    struct zr_alias {
+        const char *name, *kept; /* tensors that share their memory; of `kept` the file has data */
+        int64_t file;
+    } *aliases; /* [naliases]: all of a file's __metadata__, which may say something else */
+    int64_t naliases;
 } zr_table;
 
 /* Reads and checks the headers of all files. On failure nothing is left open. */

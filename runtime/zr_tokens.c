@@ -88,7 +88,7 @@ static int by_header(zr_data *d, int64_t size, char *why)
     int32_t head[8] = {0};
     int64_t n = zr_least(size, sizeof head);
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
-    const char *foreign = zr_foreign(d->fd, size);
+    const char *foreign = zr_foreign_file(d->fd, size);
     if (foreign)
         return zr_why(why,
                       "%s: is %s; needed: uint16 or uint32 tokens, alone or behind a header of "

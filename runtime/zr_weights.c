@@ -10,11 +10,12 @@
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_float.h"
-#include "zr_safetensors.h"
+#include "zr_names.h"
 #include "zr_sum.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,9 +97,19 @@ static char *instance(char *to, const zr_program *p, const zr_stored *f, const z
 struct zr_chunk {
     float whole[CHUNK];
     uint16_t half[CHUNK];
+    /* Of what is loaded for training: the least magnitude, as bits of an f32, that is refused, 0:
+     * none; then the element that has it, and its value */
+    uint32_t limit;
+    int64_t beyond;
+    float value;
 };
 
-zr_chunk *zr_chunk_new(void) { return malloc(sizeof(zr_chunk)); }
+zr_chunk *zr_chunk_new(void)
+{
+    zr_chunk *c = malloc(sizeof *c);
+    if (c) c->limit = 0;
+    return c;
+}
 
 static int64_t width_of(int type) { return type == ZR_F32 ? 4 : 2; }
 
@@ -279,6 +290,54 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
 }
 
 /* ---- loading */
+/* By type: what an f32 has to be below in magnitude to be rounded to a finite number, as bits */
+static const uint32_t limits[] = {
+    [ZR_F32] = 0x7f800000,
+    [ZR_BF16] = 0x7f7f8000,
+    [ZR_F16] = 0x477ff000,
+};
+
+/* Is an element's magnitude, as bits, at or beyond the limit? One pass without branches. */
+static int any_beyond32(const char *from, int64_t n, uint32_t limit)
+{
+    uint32_t any = 0, x;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&x, from + 4 * i, 4);
+        any |= (x & 0x7fffffff) + (0x80000000 - limit);
+    }
+    return any >> 31;
+}
+
+static int any_beyond16(const char *from, int64_t n, uint16_t limit)
+{
+    uint16_t any = 0, x;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&x, from + 2 * i, 2);
+        any |= (uint16_t)((x & 0x7fff) + (0x8000 - limit));
+    }
+    return any >> 15;
+}
+
+static int any_beyond(const char *from, int type, int64_t n, uint32_t limit)
+{
+    if (type == ZR_F32) return any_beyond32(from, n, limit);
+    /* bf16 is the upper half of an f32; all finite f16 are below every limit */
+    return any_beyond16(from, n, type == ZR_F16 ? 0x7c00 : (uint16_t)((limit + 0xffff) >> 16));
+}
+
+/* 0: n elements of a tensor, from `first` on, may be loaded; -1: one may not, which c then tells. */
+static int check_range(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
+{
+    int64_t i = 0, width = width_of(type);
+    if (!any_beyond(from, type, n, c->limit)) return 0;
+    while (!any_beyond(from + width * i, type, 1, c->limit)) i++;
+    c->beyond = first + i;
+    if (type == ZR_F32) memcpy(&c->value, from + width * i, 4);
+    else zr_widen(&c->value, (const uint16_t *)(const void *)(from + width * i), 1, type);
+    errno = ERANGE;
+    return -1;
+}
+
 /* A piece of a state from the file of its tensor, whose data begin at `at` and are of `type`; to
  * where it lies, if nothing is done to it. own: the part of the piece that this rank answers for;
  * sum: see zr_sum.h, of that. */
@@ -294,6 +353,7 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
         int64_t some = zr_least(q.n - i, CHUNK), first = q.skip + i;
         char *to = lies ? lies + width * i : elements_of(c, type);
         if (zr_read_at(fd, to, width * some, at + width * first)) return -1;
+        if (c->limit && check_range(c, to, type, first, some)) return -1;
         int64_t lo = own.skip > first ? own.skip - first : 0;
         int64_t hi = zr_least(own.skip + own.n - first, some);
         if (sum && lo < hi) *sum += zr_sum_of(to + width * lo, width, first + lo, hi - lo);
@@ -304,52 +364,40 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-/* Of names in the files of a whole model; those of its base alone have none. */
-enum { PREFIXES = 2, PREFIX = 16 };
-static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model."};
-
-static const char *unprefixed(const char *name)
+/* All that a file of the program has */
+static zr_extent extent_of(const zr_program *p, const zr_stored *f)
 {
-    for (int i = 0; i < PREFIXES; i++) {
-        size_t n = strlen(prefixes[i]);
-        if (!strncmp(name, prefixes[i], n)) return name + n;
+    char name[NAME];
+    zr_extent all = {0};
+    for (int k = 0; k < p->ntensors; k++) {
+        const zr_tensor *t = &p->tensors[k];
+        for (int i = 0; is_stored(p, f, t) && i < t->count; i++)
+            zr_extent_add(&all, instance(name, p, f, t, i), t->shape, t->ndim);
     }
-    return name;
-}
-
-/* A tensor as it is named, else with a prefix taken off or put on. */
-static zr_entry *locate(const zr_table *t, const char *name)
-{
-    char with[NAME + PREFIX];
-    const char *bare = unprefixed(name);
-    zr_entry *e = zr_table_find(t, name);
-    if (!e && bare != name) e = zr_table_find(t, bare);
-    for (int i = 0; !e && i < PREFIXES; i++) {
-        snprintf(with, sizeof with, "%s%s", prefixes[i], bare);
-        e = zr_table_find(t, with);
-    }
-    return e;
+    return all;
 }
 
 /* The entry of instance i; NULL and `why` unless it is as the model needs it. */
 static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_tensor *t, int i, const char *dir, char *why)
 {
-    char name[NAME], found[200], wanted[64];
-    zr_entry *e = locate(table, instance(name, p, f, t, i));
+    char name[NAME], found[200], wanted[64], cause[ZR_WHY];
+    zr_entry *e = zr_locate_for(p, table, instance(name, p, f, t, i));
     zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
     if (!e) {
-        zr_why(why, "%s: tensor %s is missing; this program's model, %.50s, needs it with shape %s",
-               dir, name, p->name, wanted);
+        zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, NULL);
+        zr_why(why, "%.200s: tensor %s is missing; the model needs it with shape %s%s", dir, name,
+               wanted, cause);
         return NULL;
     }
     const char *file = table->files[e->file].name;
     int same = e->ndim == t->ndim;
     for (int k = 0; same && k < t->ndim; k++) same = e->shape[k] == t->shape[k];
-    if (!same)
-        zr_why(why, "%s/%s: tensor %s has shape %s; this program's model, %.50s, needs %s", dir,
-               file, name, zr_shape_text(found, sizeof found, e->shape, e->ndim), p->name, wanted);
-    else if (e->dtype > F16)
+    if (!same) {
+        zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
+        zr_why(why, "%.200s/%s: tensor %s has shape %s; the model needs %s%s", dir, file, name,
+               zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted, cause);
+    } else if (e->dtype > F16)
         zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name,
                zr_dtype_name(e->dtype));
     return same && e->dtype <= F16 ? e : NULL;
@@ -381,7 +429,27 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
     return 0;
 }
 
-/* sums: of each tensor, or NULL */
+/* Why a tensor was not read */
+static void say_unread(const zr_program *p, const zr_table *table, const zr_entry *e,
+                       const zr_chunk *c, const char *dir, char *why)
+{
+    static const char *const types[] = {"f32", "bf16", "f16"};
+    const char *file = table->files[e->file].name;
+    char place[64];
+    if (errno != ERANGE) {
+        zr_why(why, "%s/%s: tensor %s: %s", dir, file, e->name,
+               errno == ENODATA ? "the file has become shorter" : strerror(errno));
+        return;
+    }
+    int64_t columns = e->ndim == 2 ? e->shape[1] : 1;
+    int64_t at[] = {c->beyond / columns, c->beyond % columns};
+    zr_why(why, "%.300s/%s: tensor %s: element %s is %g; finite numbers of %s are needed%s", dir,
+           file, e->name, zr_shape_text(place, sizeof place, at, e->ndim), c->value, types[p->type],
+           isfinite(c->value) ? ", or another train.precision" : "");
+    errno = ERANGE;
+}
+
+/* sums: of each tensor; NULL: of weights to train, which must be finite */
 static int read_all(const zr_program *p, const zr_stored *f, const zr_table *table, zr *z, int rank,
                     const char *dir, uint64_t *sums, char *why)
 {
@@ -389,14 +457,13 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     int bad = 0;
     zr_chunk *c = zr_chunk_new();
     if (!c) return zr_why(why, "%s: no memory", dir);
+    if (!sums) c->limit = limits[p->type];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
-            zr_entry *e = locate(table, instance(name, p, f, &p->tensors[k], i));
+            zr_entry *e = zr_locate_for(p, table, instance(name, p, f, &p->tensors[k], i));
             zr_progress_next(z);
             bad = read_tensor(p, f, table, e, z, &p->tensors[k], i, rank, c, sums);
-            if (bad)
-                zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
-                       errno == ENODATA ? "the file has become shorter" : strerror(errno));
+            if (bad) say_unread(p, table, e, c, dir, why);
             if (sums) sums++;
         }
     free(c);
@@ -404,57 +471,31 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
 }
 
 /* ---- what the model does not use */
-/* Attention masks and frequencies that older files carry: PREFIX N SUFFIX. */
-static int is_buffer(const char *name)
-{
-    static const char *const known[][2] = {
-        {"h.", ".attn.bias"},
-        {"h.", ".attn.masked_bias"},
-        {"layers.", ".self_attn.rotary_emb.inv_freq"},
-    };
-    name = unprefixed(name);
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        size_t n = strlen(known[i][0]), digits = 0;
-        if (!strncmp(name, known[i][0], n)) digits = strspn(name + n, "0123456789");
-        if (digits && !strcmp(name + n + digits, known[i][1])) return 1;
-    }
-    return 0;
-}
-
-/* A head that repeats the embedding, as files of tied models may. */
-static int is_tied(const zr_table *t, const zr_entry *e)
-{
-    static const char *const embedding[] = {"wte.weight", "embed_tokens.weight"};
-    for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
-        zr_entry *w = locate(t, embedding[i]);
-        if (w && zr_table_equal(t, w, t, e)) return 1;
-    }
-    return 0;
-}
-
 /* What is no buffer and no tied head is an error, for a model without it is another one. drop: it
  * is left out. */
 static int judge_unused(const zr_program *p, const zr_table *t, const char *dir, int drop,
                         char *note, char *why)
 {
     int64_t buffers = 0, tied = 0, others = 0;
-    char names[ZR_WHY / 2] = "";
+    char names[256] = "", cause[ZR_WHY];
     size_t at = 0;
     for (int64_t i = 0; i < t->n; i++) {
         const zr_entry *e = &t->entries[i];
-        if (e->used) continue;
-        if (is_buffer(e->name)) buffers++;
-        else if (is_tied(t, e)) tied++;
+        if (e->used || zr_is_used_as(t, e)) continue;
+        if (zr_is_buffer(e->name)) buffers++;
+        else if (zr_is_tied_head(t, e)) tied++;
         else if (others++ < 4)
             at +=
                 (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "", e->name);
     }
     const char *more = others > 4 ? ", ..." : "";
-    if (others && !drop)
+    if (others && !drop) {
+        zr_tell_misfit(cause, p, extent_of(p, &zr_masters), t, NULL, NULL, NULL);
         return zr_why(why,
-                      "%.150s: this program's model, %.30s, has no place for %" PRId64
-                      " of the tensors: %s%s; needed: a spec that has them, or --drop-unknown",
-                      dir, p->name, others, names, more);
+                      "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
+                      "needed: a spec that has them, or --drop-unknown%s",
+                      dir, others, names, more, cause);
+    }
     if (others)
         zr_why(note,
                "%.150s: warning: left out, for the model has no place for them: %" PRId64
@@ -484,7 +525,7 @@ static int is_base(const zr_table *t, const zr_entry *e, const char *base, char 
     char name[NAME];
     zr_table own;
     if (!base || !zr_adapter_base(name, e->name) || zr_table_open(&own, base, why)) return 0;
-    const zr_entry *w = locate(&own, name);
+    const zr_entry *w = zr_locate(&own, name);
     int same = w && zr_table_equal(t, e, &own, w);
     zr_table_close(&own);
     return same;

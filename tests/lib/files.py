@@ -17,19 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 TOKENS = [
     "zr_data.c",
     "zr_file.c",
+    "zr_foreign.c",
     "zr_json.c",
     "zr_looks.c",
     "zr_mix.c",
     "zr_tokens.c",
 ]
 READERS = {  # by the name of the program: the files that it reads with
-    "choices": ["zr_choices.c", "zr_file.c", "zr_looks.c"],
+    "choices": ["zr_choices.c", "zr_file.c", "zr_foreign.c", "zr_looks.c"],
     "data": TOKENS,
     "order": TOKENS,
     "run": [
         "zr_file.c",
+        "zr_foreign.c",
         "zr_json.c",
         "zr_lora.c",
+        "zr_names.c",
         "zr_run.c",
         "zr_safetensors.c",
         "zr_weights.c",
@@ -37,8 +40,10 @@ READERS = {  # by the name of the program: the files that it reads with
     "sum": [],
     "weights": [
         "zr_file.c",
+        "zr_foreign.c",
         "zr_json.c",
         "zr_lora.c",
+        "zr_names.c",
         "zr_safetensors.c",
         "zr_save.c",
         "zr_weights.c",
@@ -113,6 +118,7 @@ class Program:
     flats: tuple[Flat, ...]
     tensors: tuple[Tensor, ...]
     ranks: int
+    type: int = 0  # of parameters: ZR_F32, ZR_BF16, ZR_F16
 
     @property
     def arena(self) -> int:
@@ -124,7 +130,7 @@ class Program:
         )
 
     def text(self) -> str:
-        lines = [f"arena {self.arena} {self.ranks}"]
+        lines = [f"arena {self.arena} {self.ranks}", f"type {self.type}"]
         lines += [
             f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}"
             for f in self.flats
@@ -189,9 +195,22 @@ def every_bit(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     return bits.view(np.float32).reshape(shape)
 
 
-def weights_of(program: Program) -> Weights:
+def finite(x: np.ndarray) -> np.ndarray:
+    """The same f32, but for infinities and NaNs, which get another exponent."""
+    bits = x.view(np.uint32)
+    bits = np.where(np.isfinite(x), bits, bits ^ np.uint32(1 << 30))
+    return bits.view(np.float32)
+
+
+def weights_of(program: Program, every: bool = False) -> Weights:
+    """Finite, as what is loaded has to be, or of every kind."""
     names = [(name, t.shape) for t in program.tensors for name in t.names()]
-    return {name: every_bit(k, shape) for k, (name, shape) in enumerate(names)}
+    all_bits = {
+        name: every_bit(k, shape) for k, (name, shape) in enumerate(names)
+    }
+    if every:
+        return all_bits
+    return {name: finite(w) for name, w in all_bits.items()}
 
 
 def arenas(

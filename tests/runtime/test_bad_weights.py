@@ -6,12 +6,21 @@ import json
 import os
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors
-from files import Bench, build, layout, raw_file, run, weights_of
+from files import (
+    Bench,
+    Weights,
+    build,
+    layout,
+    raw_file,
+    run,
+    weights_of,
+)
 from safetensors.numpy import save_file
 
 ONE = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
@@ -81,8 +90,16 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         ),
         (
             b"version https://git-lfs.github.com/spec/v1\n",
-            "no safetensors file",
+            "is Git LFS's pointer and not the file; run there: git lfs pull",
         ),
+        (b"PK\3\4" + bytes(60), "is a zip archive, as torch.save writes"),
+        (b"\x80\2\x8a\nl\xfc\x9cF" + bytes(60), "is a pickle, as torch.save"),
+        (b"\x80\4\x95" + bytes(60), "is a pickle"),
+        (b"GGUF\3" + bytes(60), "is a GGUF file, llama.cpp's"),
+        (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+        (b"\x1f\x8b\x08" + bytes(60), "is compressed by gzip"),
+        (b"<!DOCTYPE html><html>", "is a web page and not the file"),
+        (b"<html>", "is a web page and not the file"),
         (raw_file(b" {}"), "header, byte 1: an object is needed"),
         (raw_file(b"{} x"), "byte 3: something after the end"),
         (raw_file(b"{}\0 "), "something after the end"),
@@ -144,7 +161,7 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             "tensor ?[31mred???:",
         ),
     ],
-    ids=map(str, range(40)),
+    ids=map(str, range(48)),
 )
 def test_bad_files_are_named(
     tool: Path, tmp_path: Path, content: bytes, words: str
@@ -154,6 +171,176 @@ def test_bad_files_are_named(
     (tmp_path / "in/model.safetensors").write_bytes(content)
     said = bench.refused()
     assert words in said and "in/model.safetensors" in said
+
+
+def written(bench: Bench, weights: Weights) -> str:
+    """Why a folder with these weights is refused"""
+    folder = bench.into / "in"
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    return bench.refused()
+
+
+@pytest.mark.parametrize(
+    "rename,mark,told",
+    [
+        ("_orig_mod.{}", "_orig_mod.", "torch.compile's: save model._orig_mod"),
+        ("module.{}", "module.", "DistributedDataParallel's or DeepSpeed's"),
+        ("_fsdp_wrapped_module.{}", "_fsdp_wrapped_module.", "FSDP's"),
+        ("_forward_module.{}", "_forward_module.", "Lightning Fabric's"),
+        ("model.model.{}", "model.model.", "a model's inside another"),
+        ("base_model.model.{}", "base_model.model.", "PEFT's, not merged"),
+        ("language_model.{}", "language_model.", "a model's of images"),
+    ],
+)  # fmt: skip
+def test_names_of_a_wrapped_model(
+    tool: Path, tmp_path: Path, rename: str, mark: str, told: str
+) -> None:
+    """All names begin with what a wrapper adds."""
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    said = written(bench, {rename.format(k): w for k, w in weights.items()})
+    n = len(weights)
+    assert f'of the {n} names there {n} have "{mark}", which is {told}' in said
+
+
+@pytest.mark.parametrize(
+    "inside,told",
+    [
+        ("_orig_mod.", "torch.compile's"),
+        ("_checkpoint_wrapped_module.", "activation checkpointing's"),
+        ("_fsdp_wrapped_module.", "FSDP's"),
+    ],
+)
+def test_names_of_wrapped_blocks(
+    tool: Path, tmp_path: Path, inside: str, told: str
+) -> None:
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    said = written(
+        bench,
+        {
+            k.replace(".attn.", f".{inside}attn."): w
+            for k, w in weights.items()
+        },
+    )
+    n = len(weights)
+    assert f'of the {n} names there 8 have "{inside}", which is {told}' in said
+
+
+@pytest.mark.parametrize(
+    "name,told",
+    [
+        ("h.0.attn.c_attn.qweight", "GPTQ's or AWQ's"),
+        ("h.0.attn.c_attn.weight.absmax", "bitsandbytes'"),
+        ("h.0.attn.c_attn.weight_scale", "of quantized weights"),
+        ("tok_embeddings.weight", "Meta's format"),
+        ("layers.my_orig_mod.x", ""),  # no part of a name begins with it
+    ],
+)
+def test_names_of_another_format(
+    tool: Path, tmp_path: Path, name: str, told: str
+) -> None:
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    del weights["h.0.attn.c_attn.weight"]
+    said = written(bench, {**weights, name: np.zeros(3, np.float32)})
+    cause = f", which is {told}" if told else "is the program of bench"
+    assert cause in said
+
+
+def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
+    """Whoever takes the wrong program for a folder, or the other way round, sees it at once."""
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    size = sum(w.size for w in weights.values())
+    ours = (
+        f"{tool} is the program of bench ({len(weights)} tensors of {size} "
+        "elements, layers 4, vocab 0), the folder has "
+    )
+    other = {f"layers.{i}.x": np.zeros((3, 2), np.float32) for i in range(7)}
+    assert f"{ours}7 tensors of 42 elements, layers 7\n" in written(
+        bench, other
+    )
+    more = weights | {"h.4.x": np.zeros(9, np.float32)}
+    theirs = f"{len(more)} tensors of {size + 9} elements, layers 5\n"
+    said = written(bench, more)
+    assert "no place for 1 of the tensors: h.4.x" in said
+    assert ours + theirs in said
+    wide = weights | {"h.1.ln_1.weight": np.zeros(9, np.float32)}
+    theirs = f"{len(weights)} tensors of {size + 4} elements, layers 4\n"
+    assert ours + theirs in written(bench, wide)
+
+
+def test_other_rows(tool: Path, tmp_path: Path) -> None:
+    """A token more or less, a position more or less: what to do is told."""
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+
+    def why(name: str, *shape: int) -> str:
+        return written(bench, weights | {name: np.zeros(shape, np.float32)})
+
+    token = "; a token has a row: generate the program with model.vocab "
+    assert why("wte.weight", 12, 5).endswith(f"[11, 5]{token}12\n")
+    assert f"[11, 5]{token}10, or give new tokens their rows by " in why(
+        "wte.weight", 10, 5
+    )
+    position = (
+        "; a position has a row: generate the program with the embedding"
+    )
+    assert f"[6, 5]{position}'s context 8\n" in why("wpe.weight", 8, 5)
+    assert "is the program of bench" in why("wte.weight", 12, 6)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    "kind,type_,value,told",
+    [
+        ("F32", 0, float("nan"), "nan; finite numbers of f32 are needed\n"),
+        ("F32", 0, float("-inf"), "-inf; finite numbers of f32 are needed\n"),
+        ("F32", 0, 3.4e38, ""),
+        ("F32", 1, 3.4e38, "3.4e+38; finite numbers of bf16 are needed, or "),
+        ("F32", 1, 3.38e38, ""),
+        ("F32", 2, -65520.0, "-65520; finite numbers of f16 are needed, or "),
+        ("F32", 2, 65519.0, ""),
+        ("F16", 0, float("inf"), "inf; finite numbers of f32 are needed\n"),
+        ("F16", 2, -65504.0, ""),
+        ("BF16", 1, float("nan"), "nan; finite numbers of bf16 are needed\n"),
+        ("BF16", 2, 65536.0, "65536; finite numbers of f16 are needed, or "),
+        ("BF16", 2, 65280.0, ""),
+    ],
+)
+def test_numbers_that_are_not_finite(
+    tool: Path,
+    tmp_path: Path,
+    kind: str,
+    type_: int,
+    value: float,
+    told: str,
+    ranks: int,
+) -> None:
+    """Which of a tensor is told, by the rank that has it; what is rounded to one counts, too."""
+    program = replace(layout(ranks), type=type_)
+    bench = Bench(tool, tmp_path, program)
+    (tmp_path / "in").mkdir()
+    header, data = {}, b""
+    for name, w in weights_of(program).items():
+        x = np.zeros(w.shape, np.float32)
+        if name == "wte.weight":
+            x[7, 3] = value
+        bits = x.astype(np.float16) if kind == "F16" else x
+        if kind == "BF16":
+            bits = (x.view(np.uint32) >> 16).astype(np.uint16)
+        place = [len(data), len(data) + bits.nbytes]
+        header[name] = {"dtype": kind, "shape": w.shape, "data_offsets": place}
+        data += bits.tobytes()
+    file = tmp_path / "in/model.safetensors"
+    file.write_bytes(raw_file(header, data))
+    said = {bench.load("in", rank)[2] for rank in range(ranks)}
+    where = f"{file}: tensor wte.weight: element [7, 3] is "
+    assert len(said) == (2 if told and ranks > 1 else 1)
+    assert not told or any(s.startswith(where + told) for s in said)
+    assert told or said == {""}
 
 
 @pytest.mark.slow
@@ -174,7 +361,8 @@ def test_bad_files_are_named(
         ),
         (
             '{"weight_map": {"a": "two.safetensors"}}',
-            "two.safetensors: No such file",
+            "two.safetensors: model.safetensors.index.json names it, and it is not "
+            "there; is the download complete?",
         ),
         (
             '{"weight_map": {"a": "../in/one.safetensors"}}',

@@ -270,7 +270,7 @@ def test_the_type_that_is_asked_for(
     tool: Path, tmp_path: Path, asked, ranks: int
 ) -> None:
     bench = Bench(tool, tmp_path, layout(ranks))
-    weights = weights_of(bench.program)
+    weights = weights_of(bench.program, every=True)
     asked(TYPE=BF16)
     assert bench.save(weights).returncode == 0
     got = stored(tmp_path / "saved")
@@ -457,6 +457,32 @@ def test_pickles_are_refused_with_what_converts_them(
     assert bench.load("in")[2] == ""
 
 
+@pytest.mark.parametrize(
+    "there,told",
+    [
+        ("adapter_config.json", "these are adapters: --adapter names their"),
+        ("run.json", "this is a checkpoint: --checkpoints"),
+        ("step-00000010/run.json", "these are checkpoints: --checkpoints"),
+        ("snapshots/5f0b/config.json", "lies in a folder below snapshots"),
+        ("zero_to_fp32.py", "DeepSpeed; run there: python zero_to_fp32.py"),
+        ("__0_0.distcp", "a distributed checkpoint of PyTorch"),
+        ("model-00001-of-00002.safetensors", f"shards, and their {INDEX} is"),
+        ("consolidated.safetensors", "in its author's own format"),
+        ("model.Q4_K_M.gguf", "GGUF files are llama.cpp's"),
+        ("weights.safetensors", "another name of a file is not read"),
+        ("README.md", f"has neither model.safetensors nor {INDEX}"),
+    ],
+)
+def test_a_folder_of_something_else(
+    tool: Path, tmp_path: Path, there: str, told: str
+) -> None:
+    bench = Bench(tool, tmp_path, layout(1))
+    file = tmp_path / "in" / there
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    assert told in bench.refused()
+
+
 def test_names_of_a_base_model(tool: Path, tmp_path: Path) -> None:
     """LlamaModel's own files lack the prefix of LlamaForCausalLM's."""
     bench = Bench(tool, tmp_path, layout(1))
@@ -577,12 +603,12 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
 # ---- numbers that no tensor has
 
 
-def loaded(folder: Path, *keys: str) -> str:
+def loaded(folder: Path, *keys: str, code: int = 0) -> str:
     """What a Llama with such keys says of a folder."""
     made = trainer.build(trainer.generate(law.path("llama"), *keys))
     words = ("--data", folder / "tokens", "--load", folder, "--steps", 0)
     done = program.run(made, *words)
-    assert done.code == 0, done.err
+    assert done.code == code, done.err
     return done.err
 
 
@@ -632,4 +658,4 @@ def test_a_folder_of_the_same_model_is_not(
     assert told in loaded(tmp_path)
     for broken in ("", "{", '{"rope_theta": ', "[]"):
         (tmp_path / "config.json").write_text(broken)
-        assert OF_ANOTHER not in loaded(tmp_path)
+        assert "config.json: byte " in loaded(tmp_path, code=2)

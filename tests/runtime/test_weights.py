@@ -44,7 +44,7 @@ def test_saved_is_what_the_library_reads(
     tool: Path, tmp_path: Path, ranks: int
 ) -> None:
     bench = Bench(tool, tmp_path, layout(ranks))
-    weights = weights_of(bench.program)
+    weights = weights_of(bench.program, every=True)
     assert bench.save(weights, "a/new/place").returncode == 0
     file = tmp_path / "a/new/place/model.safetensors"
     got = load_file(file)
@@ -68,7 +68,8 @@ def test_saved_bytes_do_not_depend_on_the_ranks(
     for ranks in 1, 3, 5:
         (tmp_path / str(ranks)).mkdir()
         bench = Bench(tool, tmp_path / str(ranks), layout(ranks))
-        assert bench.save(weights_of(bench.program)).returncode == 0
+        weights = weights_of(bench.program, every=True)
+        assert bench.save(weights).returncode == 0
         files.append((bench.into / "saved/model.safetensors").read_bytes())
     assert files[0] == files[1] == files[2]
 
@@ -225,15 +226,13 @@ def test_what_was_saved_comes_back(tool: Path, tmp_path: Path) -> None:
 def test_every_16_bit_number(
     tool: Path, tmp_path: Path, dtype: str, ranks: int
 ) -> None:
-    """All 65536 of them: subnormals, infinities, NaNs with their payloads."""
+    """All that are finite, subnormals among them; zeros for the others."""
     bits = np.arange(65536, dtype=np.uint16)
-    wide = bits.astype(np.uint32)
-    wanted = wide << 16
+    exponent = 0x7C00 if dtype == "F16" else 0x7F80
+    bits[bits & exponent == exponent] = 0
+    wanted = bits.astype(np.uint32) << 16
     if dtype == "F16":
-        # numpy may set the quiet bit of a NaN, we keep its payload as it is
-        payload = (wide & 0x8000) << 16 | 0x7F800000 | (wide & 1023) << 13
-        exact = bits.view(np.float16).astype(np.float32)
-        wanted = np.where(np.isnan(exact), payload, exact.view(np.uint32))
+        wanted = bits.view(np.float16).astype(np.float32).view(np.uint32)
     flat, tensor = (
         Flat(0, 0, -(-65536 // ranks), 1, 0),
         Tensor("a", 0, 0, (256, 256), 0, 0, 1, 0),
@@ -302,12 +301,17 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     )
     # a head of its own has no place in a tied model, Qwen2's biases and Qwen3's norms of heads none
     # in Llama: without them it would be another model
-    allowed = "; needed: a spec that has them, or --drop-unknown\n"
+    allowed = "; needed: a spec that has them, or --drop-unknown"
+    untied = (
+        "; its head is not its embedding: generate the program with "
+        "tie_word_embeddings false in config.json\n"
+    )
     dropped = "warning: left out, for the model has no place for them: "
     other = weights["wte.weight"].copy()
     other.view(np.uint32)[10, 4] ^= 1
     head = {"lm_head.weight": other}
-    assert refused(head) == "1 of the tensors: lm_head.weight" + allowed
+    listed = "1 of the tensors: lm_head.weight"
+    assert refused(head) == listed + allowed + untied
     assert note(head, "drop") == dropped + "1 of the tensors: lm_head.weight\n"
     for name in "self_attn.q_proj.bias", "self_attn.k_norm.weight":
         biases = {
@@ -315,6 +319,76 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
             for i in range(6)
         }
         listed = "6 of the tensors: " + ", ".join([*biases][:4]) + ", ..."
-        assert refused(buffers | biases) == listed + allowed
+        said = refused(buffers | biases)
+        assert said.startswith(f"{listed}{allowed}; {tool} is the program of ")
         assert note(buffers | biases, "drop") == dropped + listed + "\n"
     assert "h.x.attn.bias" in refused({"h.x.attn.bias": np.zeros(1)})
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer.", "model."])
+@pytest.mark.parametrize("noted", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_tied_embedding_as_its_head_alone(
+    tool: Path, tmp_path: Path, prefix: str, noted: bool, shards: bool
+) -> None:
+    """safetensors' save_model keeps one name of a shared tensor and notes the other."""
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    wanted = arenas(bench.program, weights, False)[0]
+    given = {prefix + k: w for k, w in weights.items()}
+    own = prefix + "wte.weight"
+    given["lm_head.weight"] = given.pop(own)
+    (tmp_path / "in").mkdir()
+    name = "one.safetensors" if shards else "model.safetensors"
+    metadata = {own: "lm_head.weight"} if noted else {"format": "pt"}
+    save_file(given, tmp_path / "in" / name, metadata)
+    if shards:
+        index = {"weight_map": dict.fromkeys(given, name)}
+        (tmp_path / "in/model.safetensors.index.json").write_text(
+            json.dumps(index)
+        )
+    arena, note, why = bench.load("in")
+    assert (note, why) == ("", "") and same_bits(arena, wanted)
+
+
+def test_a_tensor_under_a_name_that_metadata_notes(
+    tool: Path, tmp_path: Path
+) -> None:
+    """Any tensor that save_model left out; what is noted of a tensor that is there says nothing,
+    nor does what names none."""
+    bench = Bench(tool, tmp_path, layout(1))
+    weights = weights_of(bench.program)
+    wanted = arenas(bench.program, weights, False)[0]
+    other = {k: w for k, w in weights.items() if k != "h.2.ln_1.weight"}
+    other["norm.weight"] = weights["h.2.ln_1.weight"]
+    file = tmp_path / "in/model.safetensors"
+    file.parent.mkdir()
+    noted = {
+        "h.2.ln_1.weight": "norm.weight",
+        "h.1.ln_1.weight": "norm.weight",
+        "x": "y",
+    }
+    save_file(other, file, noted)
+    arena, note, why = bench.load("in")
+    assert (note, why) == ("", "") and same_bits(arena, wanted)
+    save_file(other, file, {"h.2.ln_1.weight": "norm"})
+    assert "tensor h.2.ln_1.weight is missing" in bench.refused()
+
+
+def test_a_head_of_its_own_is_not_taken_for_the_embedding(
+    tool: Path, tmp_path: Path
+) -> None:
+    """Of a model that is not tied both are needed; a tied folder is told."""
+    tied = layout(1)
+    last = replace(tied.flats[2], shard=tied.flats[2].shard + 55)
+    head = Tensor("lm_head.weight", 91, 0, (11, 5), 2, 0, 1, 0)
+    program = Program((*tied.flats[:2], last), (*tied.tensors, head), 1)
+    bench = Bench(tool, tmp_path, program)
+    weights = weights_of(program)
+    (tmp_path / "in").mkdir()
+    for left in "wte.weight", "lm_head.weight":
+        given = {k: w for k, w in weights.items() if k != left}
+        save_file(given, tmp_path / "in/model.safetensors")
+        said = bench.refused()
+        assert f"tensor {left} is missing" in said
+        assert "the folder's model is tied (tie_word_embeddings), the " in said

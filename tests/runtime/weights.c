@@ -6,7 +6,7 @@
  *                                          fills the arena file in place; the note goes to stdout
  *   weights PROGRAM table DIR...           a line for each: ok, or what is wrong
  *
- * PROGRAM has lines `arena BYTES RANKS`, `flat AT STRIDE SHARD COUNT WHOLE` and
+ * PROGRAM has lines `arena BYTES RANKS`, `type ZR_F32..`, `flat AT STRIDE SHARD COUNT WHOLE` and
  * `tensor NAME OFFSET OFFSET_STEP NDIM SHAPE0 SHAPE1 FLAT FLAT_STEP COUNT FIRST`.
  */
 #include "zr_file.h"
@@ -66,6 +66,7 @@ static void read_line(model *m, const char *line)
     zr_tensor *t = &m->tensors[m->p.ntensors];
     char *name = m->names[m->p.ntensors];
     if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->arena, &m->p.ranks) == 2) return;
+    if (sscanf(line, "type %" SCNd32, &m->p.type) == 1) return;
     if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &s->at,
                &s->stride, &s->shard, &s->count, &whole) == 5) {
         s->what = "master";
@@ -93,7 +94,7 @@ static void read_program(model *m, const char *file)
     char line[1000];
     FILE *f = fopen(file, "r");
     need(f != NULL, file);
-    *m = (model){.p = {.name = "small", .plan = "feed", .layout = "beef", .tensors = m->tensors}};
+    *m = (model){.p = {.name = "bench", .plan = "feed", .layout = "beef", .tensors = m->tensors}};
     m->p.states = m->states;
     while (fgets(line, sizeof line, f)) read_line(m, line);
     fclose(f);
