@@ -2,7 +2,8 @@
 
 curve.py LOG SVG BIGRAM: with a line at the loss of a bigram model.
 
-Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 the disk is full.
+Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 a disk is full or
+failing.
 """
 
 from __future__ import annotations

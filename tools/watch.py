@@ -8,7 +8,8 @@ have each step as it comes.
 
 A line that is no record is told once, by its number, and passed over.
 
-Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 the disk is full.
+Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 a disk is full or
+failing.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 another on its queue, and none before what it waits for."""
 
 import xml.etree.ElementTree as ET
-from itertools import pairwise
+from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
+from pictures import SVG, boxes, hidden, meet
 from plans import WAYS, keys, planned
 from zg.facts.peaks import DISK, LAUNCH, PEAKS
 from zg.facts.queues import QUEUES
 from zg.plan.plan import Event, Plan, Step
 from zg.write import cost, timeline
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def bars(p: Plan) -> list[ET.Element]:
@@ -131,6 +131,63 @@ def test_a_gpu_plays_graphs_one_after_the_other() -> None:
         )
         begins = min(b.begin for b in second)
         assert (begins >= max(b.end for b in first)) == apart
+
+
+LARGE = ("cluster.ranks=8", "targets=[sm_90]")
+PICTURES = {
+    "llama3-8b": LARGE,
+    "llama3-8b, on the host": (*LARGE, "zero.offload_optimizer.device=cpu"),
+    "gpt2-124m-8gpu": ("targets=[sm_90]",),
+    "gpt-tiny": (),
+    "gpt-tiny, 1 micro-batch": ("train.global_batch=4",),
+} | {f"llama-tiny, {way}": keys("llama-tiny", way) for way in WAYS}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_labels_and_lines_have_their_own_places(name: str) -> None:
+    """Names are whole; lines of waits are lines, however many there are."""
+    root = ET.fromstring(
+        timeline.text(planned(name.partition(",")[0], *PICTURES[name]))
+    )
+    assert hidden(root) == []
+    told = {text for text, _ in boxes(root)}
+    assert {"micro-batch 1", "optimizer step", "compute", "0"} <= told
+    rows: dict[tuple[str, ...], list[float]] = {}
+    (lines,) = [g for g in root.iter(f"{SVG}g")]
+    for line in lines:
+        (_, y1), (x2, y2) = (
+            end.split() for end in line.attrib["d"].lstrip("M").split("L")
+        )
+        rows.setdefault((y1, y2), []).append(float(x2))
+    for found in rows.values():
+        assert all(b - a >= 5 - 0.002 for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.02, 0.5, 0.9, 0.97, 1.0])
+def test_names_of_parts_keep_clear_of_each_other(begin: float) -> None:
+    """Wherever the second micro-batch and the optimizer's step begin; lines lie below names."""
+    p = planned("gpt-tiny")
+    played = timeline.played(p)
+    (one, *_), (two, *_), (last, *_) = (
+        [b for b in played if (b.section, b.turn) == of]
+        for of in (("micro_batch", 0), ("micro_batch", 1), ("update", 0))
+    )
+    for after in (0.0, 0.03, 0.5):
+        at = (0.0, begin, min(begin + after, 1.0))
+        bars = [
+            replace(b, begin=x, step=replace(b.step, queue="main"))
+            for b, x in zip((one, two, last), at, strict=True)
+        ]
+        names = timeline._parts(bars, timeline.WIDTH)
+        root = ET.fromstring(
+            f'<svg xmlns="{SVG[1:-1]}" viewBox="0 -300 930 330">'
+            f"{''.join(timeline._named(names, 10))}</svg>"
+        )
+        found = [box for _, box in boxes(root)]
+        assert len(found) == 3 and all(box[2] <= 930 for box in found)
+        pairs = combinations(found, 2)
+        assert not any(meet(a, b) for a, b in pairs), at
+        assert [e.tag for e in root] == [f"{SVG}path"] * 3 + [f"{SVG}text"] * 3
 
 
 def test_a_long_step_is_drawn_short() -> None:

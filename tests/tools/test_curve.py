@@ -6,19 +6,13 @@ import math
 import random
 import re
 import xml.etree.ElementTree as xml
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import curve
 import pytest
 from logs import Log
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def em(letter: str) -> float:
-    """About its width, in a wide font"""
-    return 1.0 if ord(letter) > 0x2E80 else 0.9 if letter.isupper() else 0.55
+from pictures import SVG, hidden
 
 
 def records(*losses: float | None) -> str:
@@ -86,26 +80,6 @@ def drawn(folder: Path, name: str, bigram: float | None = None) -> xml.Element:
     )
 
 
-Box = tuple[float, float, float, float]
-
-
-def boxes(svg: xml.Element) -> list[tuple[str, Box]]:
-    """Texts and about where they are: left, top, right, bottom."""
-    found = []
-    for e in svg.iter(f"{SVG}text"):
-        size = float(e.attrib["font-size"])
-        wide = size * sum(map(em, e.text))
-        x, y = float(e.attrib["x"]), float(e.attrib["y"])
-        shift = {"middle": wide / 2, "end": wide}
-        left = x - shift.get(e.get("text-anchor"), 0.0)
-        found.append((e.text, (left, y - size, left + wide, y + size / 4)))
-    return found
-
-
-def meet(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
 def points(path: xml.Element) -> list[tuple[float, float]]:
     found = re.findall(r"[ML](\S+?) (\S+?)(?=[MLhm]|$)", path.attrib["d"])
     return [(float(x), float(y)) for x, y in found]
@@ -123,17 +97,7 @@ def test_labels_have_their_own_places(
 ) -> None:
     svg = drawn(tmp_path, name, bigram)
     _, _, wide, high = map(float, svg.attrib["viewBox"].split())
-    found = boxes(svg)
-    assert [
-        (a, b)
-        for (a, at), (b, there) in combinations(found, 2)
-        if meet(at, there)
-    ] == []
-    assert [
-        text
-        for text, (left, top, right, bottom) in found
-        if left < 0 or top < 0 or right > wide or bottom > high
-    ] == []
+    assert hidden(svg) == []
     for path in curves(svg):
         assert all(0 <= x <= wide and 0 <= y <= high for x, y in points(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import math
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trainer
 from logs import Log
 from patience import LIMIT
-from watch import named
+from watch import Watch, named
 
 WATCH = (sys.executable, str(trainer.ROOT / "tools" / "watch.py"))
 
@@ -383,6 +385,22 @@ def test_it_draws_while_the_log_grows(tmp_path: Path, end: str) -> None:
     assert running.wait(LIMIT) == 0
     os.close(ours)
     assert table.read_text().splitlines()[2].startswith("log,2,2.5,")
+
+
+def test_a_log_that_is_emptied_is_watched_on(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 3.0), step(2, 2.0))
+    chosen = argparse.Namespace(
+        log=[path], once=False, tensorboard=None, wandb=None
+    )
+    watched = Watch(chosen)
+    with ExitStack() as closing:
+        watched.open(closing)
+        path.write_text("")
+        assert not watched.look() and watched.goes_on()
+        put(path, run(), step(1, 1.5), {"end": 1})
+        assert watched.look() and not watched.goes_on()
+    assert watched.logs[0].points("loss") == [(1, 1.5)]
 
 
 # ---- others' libraries: these stand-ins write down what they are asked

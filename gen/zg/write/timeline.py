@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from ..facts import ops
 from ..facts.commands import COLLECTIVES
@@ -18,7 +17,7 @@ from ..facts.peaks import DISK, LAUNCH, PEAKS, Peaks
 from ..facts.queues import QUEUES, Queue
 from ..plan.operand import of_layer, whole
 from ..plan.plan import Call, Event, Plan, Step
-from . import cost
+from . import cost, svg
 
 DRAWN = 2  # micro-batches, at most
 
@@ -193,11 +192,12 @@ WORDS = {
     "recount": (OTHER, "count of gradients that are summed"),
     "done": (OTHER, "all ranks have read the gradients"),
 }
+PALE = {NORM, COPY}  # have dark labels
 ROWS = {
     "main": "compute",
     "gather": "all-gather",
-    "reduce": "reduce-scatter: all-to-all",
-    "sum": "reduce-scatter: sums",
+    "reduce": "all-to-all",
+    "sum": "sums of gradients",
     "host": "CPU",
 }
 
@@ -210,13 +210,15 @@ def words(step: Step) -> tuple[str, str]:
 
 
 def _row(q: Queue) -> str:
-    return ROWS.get(q.name, f"copies, {q.reads} to {q.writes}")
+    return ROWS.get(q.name, f"{q.reads} to {q.writes}")
 
 
 # ---- drawn
 
-LEFT, WIDTH, TOP, HEIGHT, GAP = 190, 1200, 98, 34, 10  # pixels
-LETTER = 6.6  # of a label, about
+LEFT, WIDTH, RIGHT, EDGE = 160, 740, 30, 10  # pixels
+HEIGHT, GAP, LEVEL = 34, 10, 15  # of a row, below it; of a name above all rows
+LABEL, NAME = 11, 12  # sizes of letters
+APART = 5  # pixels, of lines between two rows
 
 
 def _time(t: float) -> str:
@@ -227,14 +229,6 @@ def _time(t: float) -> str:
     return f"{t / 1e-6:.3g} µs"
 
 
-def _ticks(end: float) -> tuple[float, ...]:
-    """Round times, at most some ten."""
-    step = 10.0**-9
-    while end / step > 10:
-        step *= 2.5 if f"{step:e}"[0] == "2" else 2
-    return tuple(n * step for n in range(int(end / step) + 1))
-
-
 def _label(bar: Bar, room: float, many: set[str]) -> str:
     """As much of a command's name as its bar holds; many: kinds of more than one unit."""
     part, name = words(bar.step)
@@ -242,18 +236,9 @@ def _label(bar: Bar, room: float, many: set[str]) -> str:
     kind, _, number = unit.rstrip("]").partition("[")
     short = number if kind in many else kind
     for label in (name, f"{part} {unit}", unit, short):
-        if len(label) * LETTER <= room:
+        if svg.width(label, LABEL) <= room:
             return label
     return ""
-
-
-def _text(
-    x: float, y: float, text: str, size: int = 12, more: str = ""
-) -> str:
-    return (
-        f'<text x="{x:.3f}" y="{y:.3f}" font-size="{size}"{more}>'
-        f"{escape(text)}</text>"
-    )
 
 
 def _bars(
@@ -283,52 +268,145 @@ def _bars(
         yield (
             f'<rect id="c{n}" class="{b.step.queue}" x="{x}" y="{y}" '
             f'width="{width}" height="{HEIGHT}" fill="{COLOURS[part]}">'
-            f"<title>{escape(told)}</title></rect>"
+            f"<title>{svg.escaped(told)}</title></rect>"
         )
-        if label := _label(b, width - 4, many):
-            yield _text(
+        if label := _label(b, width - 2, many):
+            ink = svg.INK if part in PALE else "#fff"
+            yield svg.text(
                 x + width / 2,
                 y + HEIGHT / 2 + 4,
                 label,
-                11,
-                ' text-anchor="middle" fill="#fff" pointer-events="none"',
+                LABEL,
+                f' text-anchor="middle" fill="{ink}" pointer-events="none"',
             )
 
 
 def _causes(
     bars: Sequence[Bar], at: dict[str, int], scale: float
 ) -> Iterator[str]:
-    """A line from what a command has waited for to its begin."""
+    """A line from what a command has waited for to its begin, where none is close."""
+    last: dict[tuple[str, str], float] = {}
     for b in bars:
         if b.cause is None:
             continue
         from_ = bars[b.cause]
-        y1 = at[from_.step.queue]
-        y2 = at[b.step.queue]
+        rows = from_.step.queue, b.step.queue
+        y1, y2 = (at[queue] for queue in rows)
         if y1 < y2:
             y1 += HEIGHT
         else:
             y2 += HEIGHT
         x1 = LEFT + from_.end * scale
         x2 = LEFT + b.begin * scale
-        yield f'<path d="M{x1:.3f} {y1}L{x2:.3f} {y2}"/>'
+        if x2 - last.get(rows, -APART) >= APART:
+            last[rows] = x2
+            yield f'<path d="M{x1:.3f} {y1}L{x2:.3f} {y2}"/>'
 
 
-def _parts(bars: Sequence[Bar], scale: float) -> Iterator[str]:
+@dataclass(frozen=True)
+class Name:
+    """Of a part of the step, beside a line at where it begins; level: how many lie below it."""
+
+    text: str
+    begin: float
+    x: float
+    level: int
+
+
+def _parts(bars: Sequence[Bar], scale: float) -> list[Name]:
     """Where each micro-batch and the optimizer's step begin on the queue main."""
     first: dict[tuple[str, int], float] = {}
     for b in bars:
         if b.step.queue == "main":
             first.setdefault((b.section, b.turn), b.begin)
-    for (section, turn), begin in first.items():
-        x = LEFT + begin * scale
-        name = {
+    names: list[Name] = []
+    begins: list[float] = []  # of what is on a level, from the right
+    for (section, turn), begin in reversed(first.items()):
+        told = {
             "micro_batch": f"micro-batch {turn + 1}",
             "update": "optimizer step",
-        }
-        if section in name:
-            yield f'<path d="M{x:.3f} {TOP - 16}V{TOP}" stroke="#222"/>'
-            yield _text(x + 4, TOP - 7, name[section], 11, ' fill="#222"')
+        }.get(section)
+        if told is None:
+            continue
+        at, wide = LEFT + begin * scale, svg.width(told, LABEL)
+        fits = at + 4 + wide <= LEFT + WIDTH + RIGHT
+        x = at + 4 if fits else at - 4 - wide
+        free = (n for n, end in enumerate(begins) if x + wide + 4 <= end)
+        level = next(free, len(begins))
+        begins[level : level + 1] = [min(x, at)]
+        names.append(Name(told, at, x, level))
+    return names
+
+
+def _named(names: Sequence[Name], top: float) -> Iterator[str]:
+    """Lines, and names over them with an edge of white."""
+    for name in names:
+        y = top - name.level * LEVEL
+        yield f'<path d="M{name.begin:.3f} {y - 16:.3f}V{top}" stroke="{svg.INK}"/>'
+    white = ' paint-order="stroke" stroke="#fff" stroke-width="3"'
+    for name in names:
+        y = top - name.level * LEVEL
+        yield svg.text(name.x, y - 6, name.text, LABEL, white)
+
+
+def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
+    """The lines, and how many rows they take."""
+    used = {words(b.step)[0] for b in bars}
+    parts = [part for part in COLOURS if part in used]
+    wide = [32 + svg.width(part, NAME) for part in parts]
+    places = list(svg.flow(wide, LEFT + WIDTH + RIGHT - EDGE))
+    lines = []
+    for part, (right, row) in zip(parts, places, strict=True):
+        x, y = EDGE + right, top + 20 * row
+        lines += [
+            f'<rect x="{x:.3f}" y="{y}" width="14" height="14" fill="{COLOURS[part]}"/>',
+            svg.text(x + 19, y + 11, part, NAME),
+        ]
+    return lines, places[-1][1] + 1
+
+
+def _titles(p: Plan) -> tuple[str, str, str]:
+    """What is drawn, and how."""
+    h, repeat = p.head, p.section("micro_batch").repeat
+    drawn = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
+    many = "es" * (h.micro_batches > 1)
+    rank = f": one training step of one of {h.ranks} ranks"
+    room = LEFT + WIDTH + RIGHT - 2 * EDGE - svg.width(rank, 15)
+    return (
+        svg.fitted(h.spec, 15, room) + rank,
+        f"ZeRO {h.zero}, {h.real}, {h.micro_batches} micro-batch{many} of "
+        f"{h.batch} x {h.sequence} tokens{drawn}",
+        f"Time is an estimate by data sheets ({h.targets[0]}), not measured. Lines join commands "
+        "to what they waited for.",
+    )
+
+
+def _rows(
+    bars: Sequence[Bar], used: Sequence[Queue], at: dict[str, int], end: float
+) -> Iterator[str]:
+    """A row for each queue, with its name."""
+    for q in used:
+        own = (b.end - b.begin for b in bars if b.step.queue == q.name)
+        y = at[q.name]
+        yield f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="#f1f3f4"/>'
+        yield svg.text(EDGE, y + 15, _row(q), NAME)
+        yield svg.text(
+            EDGE,
+            y + 29,
+            f"queue {q.name}, busy {sum(own) / end:.0%}",
+            LABEL,
+            f' fill="{svg.FAINT}"',
+        )
+
+
+def _axis(end: float, top: float, bottom: float) -> Iterator[str]:
+    """Round times below all rows, at most ten parts of the step."""
+    scale = WIDTH / end
+    for t in svg.ticks(0, end, svg.apart(end, 10)):
+        x = LEFT + t * scale
+        yield f'<path d="M{x:.3f} {top - 4}V{bottom}" stroke="#ccc"/>'
+        told = _time(t) if t else "0"
+        yield svg.text(x, bottom + 16, told, LABEL, ' text-anchor="middle"')
 
 
 def text(p: Plan) -> str:
@@ -339,72 +417,25 @@ def text(p: Plan) -> str:
     used = [
         q for q in QUEUES.values() if any(b.step.queue == q.name for b in bars)
     ]
-    at = {q.name: TOP + n * (HEIGHT + GAP) for n, q in enumerate(used)}
-    bottom = TOP + len(used) * (HEIGHT + GAP)
-    h, repeat = p.head, p.section("micro_batch").repeat
-    drawn = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
-    title = (
-        f"{h.spec}: one training step of one of {h.ranks} ranks, ZeRO {h.zero}, {h.real}, "
-        f"{h.micro_batches} micro-batch{'es' * (h.micro_batches > 1)} of "
-        f"{h.batch} x {h.sequence} tokens{drawn}"
-    )
-    told = (
-        f"Time is an estimate by data sheets ({h.targets[0]}), not measured. A line joins a "
-        "command and what it had to wait for."
-    )
+    title, recipe, how = _titles(p)
+    legend, rows = _legend(bars, 74)
+    names = _parts(bars, scale)
+    levels = 1 + max((name.level for name in names), default=0)
+    top = 76 + 20 * rows + LEVEL * levels
+    at = {q.name: top + n * (HEIGHT + GAP) for n, q in enumerate(used)}
+    bottom = top + len(used) * (HEIGHT + GAP)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {bottom + 40}" '
-        'font-family="DejaVu Sans, Verdana, sans-serif" fill="#222">',
-        f"<title>{escape(title)}</title>",
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        _text(10, 22, title, 15),
-        _text(10, 42, told, 11, ' fill="#555"'),
-    ]
-    x = 10.0
-    for part in (
-        c for c in COLOURS if any(words(b.step)[0] == c for b in bars)
-    ):
-        lines += [
-            f'<rect x="{x:.3f}" y="54" width="14" height="14" fill="{COLOURS[part]}"/>',
-            _text(x + 19, 65, part),
-        ]
-        x += 40 + 7.2 * len(part)
-    for q in used:
-        busy = (
-            sum(b.end - b.begin for b in bars if b.step.queue == q.name) / end
-        )
-        y = at[q.name]
-        lines += [
-            f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="#f1f3f4"/>',
-            _text(10, y + 15, _row(q)),
-            _text(
-                10,
-                y + 29,
-                f"queue {q.name}, busy {busy:.0%}",
-                10,
-                ' fill="#777"',
-            ),
-        ]
-    lines.append('<g stroke="#ccc" stroke-width="1">')
-    for t in _ticks(end):
-        x = LEFT + t * scale
-        lines.append(f'<path d="M{x:.3f} {TOP - 4}V{bottom}"/>')
-    lines.append("</g>")
-    lines += [
-        _text(
-            LEFT + t * scale,
-            bottom + 16,
-            _time(t) if t else "0",
-            11,
-            ' text-anchor="middle"',
-        )
-        for t in _ticks(end)
-    ]
-    lines += [
+        *svg.opened(LEFT + WIDTH + RIGHT, bottom + 28, f"{title}, {recipe}"),
+        svg.text(EDGE, 22, title, 15),
+        svg.text(EDGE, 42, recipe, 13),
+        svg.text(EDGE, 60, how, LABEL, f' fill="{svg.FAINT}"'),
+        *legend,
+        *_rows(bars, used, at, end),
+        *_axis(end, top, bottom),
         '<g stroke="#777" stroke-width="0.8" fill="none">',
         *_causes(bars, at, scale),
         "</g>",
-        *_parts(bars, scale),
+        *_named(names, top),
         *_bars(bars, at, scale),
         "</svg>",
     ]
