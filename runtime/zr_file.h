@@ -205,8 +205,9 @@ int zr_is_adapter(const char *name);
 int zr_adapter_lead(const zr_program *p, const char *name);
 /* to[256]: the base's tensor that PEFT keeps beside an adapter of the head; 0: it is none. */
 int zr_adapter_base(char *to, const char *name);
-/* dir/adapter_config.json is of adapters as the program has them. */
-int zr_adapter_fits(const zr_program *p, const char *dir, char *why);
+/* dir/adapter_config.json is of adapters as the program has them. base: what --load names, or NULL;
+ * note[ZR_WHY]: what differs and changes nothing, untouched if nothing does */
+int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char *note, char *why);
 zr_merge *zr_merge_new(const zr_program *p);
 int zr_merge_open(zr_merge *m, const char *path, char *why);
 void zr_merge_close(zr_merge *m);
@@ -256,9 +257,9 @@ int zr_config_differs(const zr_program *p, const char *dir, char *note, char *wh
  * what of the files is left out, "" if nothing; only rank 0 looks for that. After -1 no master has
  * changed, unless the reading itself failed. */
 int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why);
-/* The same of adapters, from dir/adapter_model.safetensors. Weights of the base may lie beside them
+/* The same of adapters, from dir/adapter_model.safetensors; note: see zr_adapter_fits. Weights of the base may lie beside them
  * that are those in the folder `base` to the bit. */
 int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
-                     char *why);
+                     char *note, char *why);
 
 #endif

@@ -3,7 +3,7 @@
  *
  * Invariants
  *  1. w + scale * B A: each element's products are summed in ascending order in doubles and rounded
- *     once, so the bits depend on no rank.
+ *     once, so the bits depend on no rank. An element to which 0 is added keeps its bits.
  *  2. A merge needs no memory but what zr_merge_new gets.
  */
 #define _GNU_SOURCE
@@ -51,20 +51,10 @@ static int turned(const zr_program *p)
 }
 
 /* Keys that do not change what is added to weights; of any other but those below the value must be
- * empty. Which linears have adapters the tensors say. */
-static const char *const harmless[] = {"auto_mapping",
-                                       "base_model_name_or_path",
-                                       "ensure_weight_tying",
-                                       "exclude_modules",
-                                       "inference_mode",
-                                       "layers_pattern",
-                                       "lora_dropout",
-                                       "megatron_core",
-                                       "peft_version",
-                                       "qalora_group_size",
-                                       "revision",
-                                       "target_modules",
-                                       "task_type"};
+ * empty. */
+static const char *const harmless[] = {"auto_mapping",   "ensure_weight_tying", "inference_mode",
+                                       "layers_pattern", "lora_dropout",        "megatron_core",
+                                       "peft_version",   "qalora_group_size",   "revision"};
 
 /* And those that may have some values alone. */
 static const struct {
@@ -73,6 +63,7 @@ static const struct {
     {"bias", {"\"none\""}},
     {"init_lora_weights", {"true", "false", "\"gaussian\""}}, /* others change the base */
     {"peft_type", {"\"LORA\""}},
+    {"task_type", {"\"CAUSAL_LM\"", "null"}},
 };
 
 /* What a file has there; of a string what it says, decoded */
@@ -115,41 +106,187 @@ static int is_one(const char *key, const char *const *of, size_t n)
     return 0;
 }
 
-/* r and lora_alpha; PEFT's own where they are not there */
-typedef struct ranks {
-    double r, alpha;
-} ranks;
+/* A linear, embedding or norm of the base as PEFT names it, whether the program has an adapter
+ * beside it, and whether the lists of target_modules and exclude_modules name it */
+typedef struct module {
+    char name[NAME];
+    int adapted, named[2];
+} module;
 
-/* May it have this key? If not, `allowed` says what is. */
-static int takes(const zr_program *p, const char *key, value v, ranks *of, const char **allowed)
+enum { TARGETS = 0, EXCLUDED = 1 };
+static const char *const lists[2] = {"target_modules", "exclude_modules"};
+
+/* What a file says; r and lora_alpha are PEFT's own where they are not there. */
+typedef struct given {
+    const zr_program *p;
+    const char *base; /* what --load names, or NULL */
+    double r, alpha;
+    module *modules; /* [n] */
+    int n;
+    int is_list[2], is_pattern[2]; /* of `lists` */
+    char note[ZR_WHY / 2];         /* what is told and not refused */
+} given;
+
+static void add_note(given *g, const char *what, const char *is)
 {
-    *allowed = "null, false or nothing in it";
-    if (!strcmp(key, "r")) of->r = strtod(v.at, NULL);
-    else if (!strcmp(key, "lora_alpha")) of->alpha = strtod(v.at, NULL);
-    else if (!strcmp(key, "fan_in_fan_out")) {
-        *allowed = turned(p) ? "true" : "false";
-        return is(v, *allowed);
-    } else {
-        for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
-            if (strcmp(key, limited[i].key)) continue;
-            *allowed = limited[i].values[0];
-            for (int k = 0; k < 3; k++)
-                if (is(v, limited[i].values[k])) return 1;
-            return 0;
-        }
-        return is_empty(v) || is_one(key, harmless, sizeof harmless / sizeof *harmless);
-    }
-    return 1;
+    size_t at = strlen(g->note);
+    snprintf(g->note + at, sizeof g->note - at, "%s%.150s %.200s", at ? "; " : "", what, is);
 }
 
-static int read_config(const zr_program *p, zr_json *j, const char *file, ranks *of, char *why)
+/* Instance i of a tensor without the last `end` bytes of its name, as PEFT names the module;
+ * returns to[NAME]. */
+static char *module_name(char *to, const zr_program *p, const zr_tensor *t, int i, const char *end)
+{
+    const char *lead = of_head(t->name) ? "" : p->lead + strlen(whole);
+    const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
+    int before = layer ? (int)(layer - t->name) : 0;
+    if (layer) snprintf(to, NAME, "%s%.*s%d%s", lead, before, t->name, t->first + i, layer + 2);
+    else snprintf(to, NAME, "%s%s", lead, t->name);
+    if (ends_in(to, end)) to[strlen(to) - strlen(end)] = 0;
+    return to;
+}
+
+static void mark_adapted(given *g, const zr_tensor *t)
+{
+    char name[NAME];
+    for (int i = 0; i < t->count; i++) {
+        module_name(name, g->p, t, i, ends[0]);
+        for (int k = 0; k < g->n; k++) g->modules[k].adapted |= !strcmp(g->modules[k].name, name);
+    }
+}
+
+/* All modules of the base that have a weight; -1: no memory */
+static int find_modules(given *g)
+{
+    const zr_tensor *end = g->p->tensors + g->p->ntensors;
+    int most = 1;
+    for (const zr_tensor *t = g->p->tensors; t < end; t++) most += t->count;
+    g->modules = calloc((size_t)most, sizeof *g->modules);
+    if (!g->modules) return -1;
+    for (const zr_tensor *t = g->p->tensors; t < end; t++)
+        for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++)
+            module_name(g->modules[g->n++].name, g->p, t, i, weight);
+    for (const zr_tensor *t = g->p->tensors; t < end; t++)
+        if (ends_in(t->name, ends[0])) mark_adapted(g, t);
+    return 0;
+}
+
+/* An entry of a list names modules of this name, and those whose last parts it is, as in PEFT. */
+static void read_name(given *g, int list, const char *name)
+{
+    size_t n = strlen(name);
+    int found = 0;
+    for (module *m = g->modules; m < g->modules + g->n; m++) {
+        size_t all = strlen(m->name);
+        int same = !strcmp(m->name, name);
+        if (!same && (!ends_in(m->name, name) || m->name[all - n - 1] != '.')) continue;
+        m->named[list] = found = 1;
+    }
+    if (!found && list == TARGETS)
+        add_note(g, "target_modules names no module of the model:", name);
+}
+
+static void read_list(given *g, zr_json *j, int list)
+{
+    for (int64_t i = 0; zr_json_more(j, '[', &i);) {
+        const char *name = zr_json_text(j);
+        if (name) read_name(g, list, name);
+    }
+    g->is_list[list] = 1;
+}
+
+/* A list that is none: a pattern, or nothing */
+static int takes_pattern(given *g, int list, value v)
+{
+    g->is_pattern[list] = v.quoted && v.n;
+    if (g->is_pattern[list]) add_note(g, lists[list], "is a pattern, which is not compared");
+    return v.quoted || is_empty(v);
+}
+
+/* The number of a key among `lists`; -1: it is none of them. */
+static int list_of(const char *key)
+{
+    int list = 1;
+    while (list >= 0 && strcmp(key, lists[list])) list--;
+    return list;
+}
+
+/* Are adapters where the lists say? */
+static int check_lists(const given *g, const char *file, char *why)
+{
+    for (const module *m = g->modules; m < g->modules + g->n; m++) {
+        int unnamed = g->is_list[TARGETS] && !m->named[TARGETS];
+        if (m->adapted && (unnamed || m->named[EXCLUDED]))
+            return zr_why(why, "%.300s: %s: the program has an adapter of %.100s, which it %s",
+                          file, lists[!unnamed], m->name, unnamed ? "does not name" : "names");
+        if (!m->adapted && m->named[TARGETS] && !m->named[EXCLUDED] && !g->is_pattern[EXCLUDED])
+            return zr_why(why,
+                          "%.300s: target_modules: %.100s is named, of which the program has "
+                          "no adapter (train.lora.match)",
+                          file, m->name);
+    }
+    return 0;
+}
+
+/* Is the base that the file names what --load names? A folder may have another name than the hub's
+ * model, so that is told. */
+static void compare_base(given *g, value v)
+{
+    char name[NAME], is[2 * NAME];
+    if (!g->base || !v.quoted) return;
+    snprintf(name, sizeof name, "%s", v.at);
+    for (size_t n = strlen(name); n && name[n - 1] == '/'; n--) name[n - 1] = 0;
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    if (strcasestr(g->base, last)) return;
+    snprintf(is, sizeof is, "%.100s, --load %.100s", name, g->base);
+    add_note(g, "base_model_name_or_path is", is);
+}
+
+static int is_number(value v) { return !v.quoted && strchr("0123456789", *v.at); }
+
+/* May it have this key? If not, `allowed` says what is. */
+static int takes(given *g, const char *key, value v, const char **allowed)
+{
+    *allowed = "null, false or nothing in it";
+    if (!strcmp(key, "r") || !strcmp(key, "lora_alpha")) {
+        *(*key == 'r' ? &g->r : &g->alpha) = strtod(v.at, NULL);
+        *allowed = "a number";
+        return is_number(v);
+    }
+    if (!strcmp(key, "fan_in_fan_out")) {
+        *allowed = turned(g->p) ? "true" : "false";
+        return is(v, *allowed);
+    }
+    if (list_of(key) >= 0) {
+        *allowed = "a list of names";
+        return takes_pattern(g, list_of(key), v);
+    }
+    if (!strcmp(key, "base_model_name_or_path")) {
+        compare_base(g, v);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
+        if (strcmp(key, limited[i].key)) continue;
+        *allowed = limited[i].values[0];
+        for (int k = 0; k < 3; k++)
+            if (is(v, limited[i].values[k])) return 1;
+        return 0;
+    }
+    return is_empty(v) || is_one(key, harmless, sizeof harmless / sizeof *harmless);
+}
+
+static int read_config(given *g, zr_json *j, const char *file, char *why)
 {
     const char *allowed, *text = j->at;
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         const char *key = zr_json_key(j);
+        if (key && list_of(key) >= 0 && zr_json_peek(j) == '[') {
+            read_list(g, j, list_of(key));
+            continue;
+        }
         value v = read_value(j);
         const char *quote = v.quoted ? "\"" : "";
-        if (!j->error && !takes(p, key, v, of, &allowed))
+        if (!j->error && !takes(g, key, v, &allowed))
             return zr_why(why, "%s: %.60s: %s%.*s%s is not supported; allowed: %s", file, key,
                           quote, (int)zr_least((int64_t)v.n, 60), v.at, quote, allowed);
     }
@@ -157,20 +294,57 @@ static int read_config(const zr_program *p, zr_json *j, const char *file, ranks 
     return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j->at - text), j->error);
 }
 
-int zr_adapter_fits(const zr_program *p, const char *dir, char *why)
+/* The rank of the program's adapters */
+static int64_t rank_of(const zr_program *p)
+{
+    const zr_tensor *t = p->tensors;
+    while (!ends_in(t->name, ends[0])) t++;
+    return t->shape[0];
+}
+
+static int check_scale(const given *g, const char *file, char *why)
+{
+    if (g->r != (double)rank_of(g->p))
+        return zr_why(why, "%s: r is %.9g; the program has %" PRId64, file, g->r, rank_of(g->p));
+    if (g->alpha / g->r == g->p->lora) return 0;
+    return zr_why(why, "%s: lora_alpha / r is %.9g; the program has %.9g", file, g->alpha / g->r,
+                  g->p->lora);
+}
+
+/* What a folder without a file of adapters may be */
+static int say_no_adapters(const char *dir, const char *name, char *why)
+{
+    char file[ZR_FILE];
+    int is_pickle = !zr_path(file, dir, "adapter_model.bin", why) && !access(file, F_OK);
+    int is_model = !zr_path(file, dir, ZR_CONFIG, why) && !access(file, F_OK);
+    return zr_why(why, "%.300s: has no %s%s", dir, name,
+                  is_pickle
+                      ? "; adapter_model.bin is not read, for it may hold a program: save the "
+                        "adapters with safe_serialization=True"
+                  : is_model ? "; a whole model is what --load takes"
+                             : "");
+}
+
+int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char *note, char *why)
 {
     char file[ZR_FILE];
     int64_t n = 0;
-    ranks of = {8, 8};
-    if (zr_path(file, dir, ZR_ADAPTER_CONFIG, why)) return -1;
+    given g = {.p = p, .base = base, .r = 8, .alpha = 8};
+    for (int i = 1; i >= 0; i--) {
+        const char *name = i ? ZR_ADAPTER_MODEL : ZR_ADAPTER_CONFIG;
+        if (zr_path(file, dir, name, why)) return -1;
+        if (access(file, F_OK) && errno == ENOENT) return say_no_adapters(dir, name, why);
+    }
     char *text = zr_file_text(file, &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    int bad = read_config(p, &j, file, &of, why);
+    int bad = find_modules(&g) ? zr_why(why, "%s: no memory", file)
+                               : read_config(&g, &j, file, why) || check_scale(&g, file, why) ||
+                                     check_lists(&g, file, why);
+    if (!bad && *g.note) zr_why(note, "%.300s: %s", file, g.note);
+    free(g.modules);
     free(text);
-    if (bad || of.alpha / of.r == p->lora) return bad;
-    return zr_why(why, "%s: lora_alpha / r is %.9g; the program has %.9g", file, of.alpha / of.r,
-                  p->lora);
+    return bad ? -1 : 0;
 }
 
 /* ---- merging */
@@ -252,6 +426,6 @@ void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n)
         double sum = 0;
         for (int64_t j = 0; j < m->rank; j++)
             sum += (double)m->of[1][out * m->rank + j] * m->of[0][j * m->in + in];
-        w[i] = (float)(w[i] + m->p->lora * sum);
+        if (sum != 0) w[i] = (float)(w[i] + m->p->lora * sum); /* else -0 would become 0 */
     }
 }

@@ -201,9 +201,11 @@ static void first_weights(zr *z)
     errno = 0;
     if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, zr_code_of(errno), "--load %s", why);
-    if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, z->o->load, why))
-        zr_fail(z, zr_code_of(errno), "--adapter %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
+    *note = 0;
+    if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, z->o->load, note, why))
+        zr_fail(z, zr_code_of(errno), "--adapter %s", why);
+    if (*note) zr_print(z, STDERR_FILENO, "--adapter %s\n", note);
     zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
 }
 

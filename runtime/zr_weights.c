@@ -547,10 +547,12 @@ static int all_used(const zr_table *t, const char *dir, const char *base, char *
 }
 
 int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
-                     char *why)
+                     char *note, char *why)
 {
     zr_table table;
-    if (zr_adapter_fits(p, dir, why) || zr_table_open_file(&table, dir, ZR_ADAPTER_MODEL, why))
+    *note = 0;
+    if (zr_adapter_fits(p, dir, base, note, why) ||
+        zr_table_open_file(&table, dir, ZR_ADAPTER_MODEL, why))
         return -1;
     int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, base, why) ||
               read_all(p, &zr_adapters, &table, z, rank, dir, NULL, why);

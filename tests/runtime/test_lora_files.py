@@ -317,7 +317,23 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
     "change,why",
     [
         ({"lora_alpha": 8}, "adapter_config.json: lora_alpha / r is 2; the program has 1.5"),
-        ({"r": 3, "lora_alpha": 5}, "lora_alpha / r is 1.66666667; the"),
+        ({"lora_alpha": 5}, "lora_alpha / r is 1.25; the program has 1.5"),
+        ({"r": 8, "lora_alpha": 12}, "adapter_config.json: r is 8; the program has 4"),
+        ({"r": "4"}, 'r: "4" is not supported; allowed: a number'),
+        ({"task_type": "SEQ_CLS"}, 'task_type: "SEQ_CLS" is not supported; allowed: "CAUSAL_LM"'),
+        ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter of "
+         "model.layers.0.self_attn.v_proj, which it does not name"),
+        ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which it does not name"),
+        ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "target_modules: "
+         "model.layers.0.self_attn.k_proj is named, of which the program has no adapter"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head is named, of which"),
+        ({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]},
+         "an adapter of model.layers.1.self_attn.v_proj, which it does not name"),
+        ({"exclude_modules": ["layers.1.self_attn.q_proj"]}, "exclude_modules: the program has "
+         "an adapter of model.layers.1.self_attn.q_proj, which it names"),
+        ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which it names"),
+        ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
+        ({"target_modules": [3]}, "a string is needed"),
         ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
@@ -348,6 +364,133 @@ def test_another_adapter(
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
     code, err = said(built("llama", "one"), *given)
     assert code == 2 and "--adapter" in err and why in err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        ({}, ""),
+        ({"target_modules": ["v_proj", "self_attn.q_proj"]}, ""),
+        ({"target_modules": None}, ""),
+        ({"target_modules": ["q_proj", "v_proj", "k_proj"], "exclude_modules": ["k_proj"]}, ""),
+        ({"target_modules": ["q_proj", "v_proj", "c_attn"]},
+         "target_modules names no module of the model: c_attn"),
+        ({"target_modules": "(?:.*)[qv]_proj"}, "target_modules is a pattern, which is not"),
+        ({"exclude_modules": "lm_head"}, "exclude_modules is a pattern, which is not compared"),
+        ({"base_model_name_or_path": "some/base/"}, ""),
+        ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
+         "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_an_adapter(
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    change: dict[str, object],
+    why: str,
+) -> None:
+    """What changes no weight, or cannot be compared, is taken with a line."""
+    new = json.loads((folder / "new" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({**new, **change})
+    )
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama", "one"), *given)
+    assert code == 0 and why in err
+    assert ("adapter_config.json: " in err) == bool(why)
+
+
+@pytest.mark.parametrize("folder", ["gpt", "llama"], indirect=True)
+@pytest.mark.parametrize("way", WAYS)
+def test_untrained_adapters_merged_are_the_base(
+    folder: pathlib.Path, tmp_path: pathlib.Path, way: str
+) -> None:
+    """B is 0: every bit of the base stays, those of -0 among them."""
+    base = tmp_path / "base"
+    shutil.copytree(folder / "base", base)
+    tensors = load_file(base / "model.safetensors")
+    for x in tensors.values():
+        x.reshape(-1)[::3] = -0.0
+    save_file(tensors, base / "model.safetensors", {"format": "pt"})
+    given = ("--load", base, "--steps", 0, "--save", tmp_path / "made")
+    assert said(built(folder.name, way), *given, "--merge")[0] == 0
+    made = load_file(tmp_path / "made" / "model.safetensors")
+    assert made.keys() == tensors.keys()
+    for name, x in tensors.items():
+        assert made[name].tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "there,why",
+    [
+        ((), "has no adapter_model.safetensors\n"),
+        (("adapter_model.bin",), "adapter_model.bin is not read, for it may"),
+        (("config.json",), "; a whole model is what --load takes"),
+        (("adapter_model.safetensors",), "has no adapter_config.json\n"),
+    ],
+)
+def test_a_folder_without_adapters(
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    there: tuple[str, ...],
+    why: str,
+) -> None:
+    for name in there:
+        (tmp_path / name).write_bytes(b"")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama", "one"), *given)
+    assert code == 2 and why in err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base/config.json",
+        "base/model.safetensors",
+        "base/tokenizer.json",
+        "new/adapter_config.json",
+        "new/adapter_model.safetensors",
+    ],
+)
+def test_pointers_of_git_lfs(
+    folder: pathlib.Path, tmp_path: pathlib.Path, name: str
+) -> None:
+    """Any file of a folder that was cloned without Git LFS, found before the first step"""
+    for part in ("base", "new"):
+        shutil.copytree(folder / part, tmp_path / part)
+    (tmp_path / name).write_text(
+        "version https://git-lfs.github.com/spec/v1\n"
+        f"oid sha256:{'0' * 64}\nsize 4096\n"
+    )
+    given = ("--load", tmp_path / "base", "--adapter", tmp_path / "new")
+    saved = ("--save", tmp_path / "made", "--merge", "--steps", 0)
+    code, err = said(built("llama", "one"), *given, *saved)
+    assert code == 2
+    assert f"{name}: is Git LFS's pointer and not the file; run there: " in err
+    assert not (tmp_path / "made").exists() or not os.listdir(
+        tmp_path / "made"
+    )
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_names_of_adapters_in_memory(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """A state dict that PEFT has not saved itself has the adapter's own name in its names."""
+    config = (folder / "new" / "adapter_config.json").read_text()
+    (tmp_path / "adapter_config.json").write_text(config)
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    other = {
+        n.replace(".weight", ".default.weight"): x for n, x in tensors.items()
+    }
+    save_file(other, tmp_path / "adapter_model.safetensors")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama", "one"), *given)
+    assert code == 2 and 'have "default.weight", which is PEFT\'s in' in err
 
 
 # What PEFT 0.21.2 writes beside its own (LoraConfig().to_dict())
