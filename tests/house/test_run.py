@@ -192,12 +192,12 @@ def test_ninja_builds_a_program_of_build(root: pathlib.Path) -> None:
         )
     for name in ("tiny", "a model: $1"):
         program = f"build/{name}/train"
-        assert f"compile {program}" in ninja(program)
-        assert f"compile {program}" not in ninja(program)
+        assert program in ninja(program)
+        assert program not in ninja(program)
         told = trainer.sh(root / program, "--version")
         assert told.startswith("gpt-tiny, ")
     (root / "build/tiny/train.c").unlink()
-    assert "compile build" not in ninja("build/a model: $1/train")
+    assert "build/" not in ninja("build/a model: $1/train")
 
 
 MPI = "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2"
