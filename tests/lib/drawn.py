@@ -3,6 +3,8 @@ mapping that a YAML file holds. Shapes are small and seldom round."""
 
 import pathlib
 import re
+from collections.abc import Sequence
+from random import Random
 
 import trainer
 import yaml
@@ -14,6 +16,7 @@ from zg.read.spec import SpecError
 Mapping = dict[str, object]
 flag = st.booleans()
 odd = st.integers(1, 24)
+LENGTHS = st.integers(1, 40)
 
 
 @st.composite
@@ -135,13 +138,13 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
 
 
 @st.composite
-def models(draw) -> tuple[Mapping, int]:
+def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
     """a model and the length of its samples"""
     family, width = (
         draw(st.sampled_from(["gpt2", "llama"])),
         draw(st.integers(4, 40)),
     )
-    vocab, T = draw(st.integers(2, 300)), draw(st.integers(1, 40))
+    vocab, T = draw(st.integers(2, 300)), draw(lengths)
     embedding: Mapping = {"tokens": "tokens"}
     if draw(flag):
         embedding |= {
@@ -202,132 +205,146 @@ def specs(draw) -> Mapping:
     }
 
 
-# ---- keys of a spec beside its model
+# ---- keys of a spec beside its model: the values that each is drawn from
 
-SIZES = st.sampled_from([1, 1024, 5000, 30_000, 10**6, 10**9])
-BYTES = st.sampled_from(["4KiB", "60kB", "200kB", "1MB", "4MB", "1GB"])
-shares = st.sampled_from([0.0, 0.2, 0.5, 0.9])
-rates = st.sampled_from([0.0, 0.001, 0.01])
-steps = st.integers(0, 9)
-devices = st.sampled_from(["none", "cpu", "nvme"])
-_OPTIMIZER: dict[str, st.SearchStrategy] = {
-    "lr": st.just(0.01),
-    "type": st.sampled_from(sorted(kinds.OPTIMIZERS)),
-    "betas": st.lists(shares, min_size=2, max_size=2),
-    "eps": st.sampled_from([1e-8, 0.01]),
-    "momentum": shares,
-    "nesterov": flag,
-    "weight_decay": st.sampled_from([0.0, 0.1]),
-    "decay": st.sampled_from(["matrices", "all"]),
-    "clip": st.sampled_from([0.0, 0.5]),
-    "moments": st.sampled_from(["f32", "bf16"]),
-    "masters": flag,
+FLAG = (False, True)
+FEW = range(10)
+SIZES = (1, 1024, 5000, 30_000, 10**6, 10**9)  # of elements
+BYTES = ("4KiB", "60kB", "200kB", "1MB", "4MB", "1GB")
+SHARES = (0.0, 0.2, 0.5, 0.9)
+RATES = (0.0, 0.001, 0.01)
+DEVICES = ("none", "cpu", "nvme")
+_OPTIMIZER: dict[str, Sequence] = {
+    "lr": (0.01,),
+    "type": sorted(kinds.OPTIMIZERS),
+    "betas": [[a, b] for a in SHARES for b in SHARES],
+    "eps": (1e-8, 0.01),
+    "momentum": SHARES,
+    "nesterov": FLAG,
+    "weight_decay": (0.0, 0.1),
+    "decay": ("matrices", "all"),
+    "clip": (0.0, 0.5),
+    "moments": ("f32", "bf16"),
+    "masters": FLAG,
 }
-_SCHEDULE: dict[str, st.SearchStrategy] = {
-    "type": st.sampled_from(sorted(kinds.SCHEDULES)),
-    "warmup": steps,
-    "steps": st.integers(4, 30),
-    "min_lr": rates,
-    "decay": st.integers(1, 9),
-    "warmup_min_lr": rates,
-    "warmup_max_lr": rates,
-    "warmup_num_steps": steps,
-    "warmup_type": st.sampled_from(["log", "linear"]),
-    "total_num_steps": st.integers(4, 30),
-    "warmup_min_ratio": shares,
-    "cos_min_ratio": shares,
-    "cycle_min_lr": rates,
-    "cycle_max_lr": rates,
-    "decay_lr_rate": shares,
-    "cycle_first_step_size": st.integers(1, 9),
-    "cycle_second_step_size": steps,
-    "cycle_first_stair_count": steps,
-    "cycle_second_stair_count": steps,
-    "decay_step_size": steps,
-    "cycle_momentum": flag,
-    "cycle_min_mom": shares,
-    "cycle_max_mom": shares,
-    "decay_mom_rate": st.just(0.0),
+_GROUP: dict[str, Sequence] = {
+    "lr_factor": (0.0, 0.1, 2.0),
+    "weight_decay": (0.0, 0.3),
+    "frozen": (True,),
 }
-_TRAIN: dict[str, st.SearchStrategy] = {
-    "micro_batch": st.integers(1, 4),
-    "precision": st.sampled_from(["f32", "bf16", "f16"]),
-    "loss_scale.scale": st.sampled_from([0.0, 1.0, 1024.0]),
-    "loss_scale.initial_scale_power": st.integers(0, 20),
-    "loss_scale.window": st.integers(1, 9),
-    "loss_scale.hysteresis": st.integers(1, 3),
-    "loss_scale.consecutive_hysteresis": flag,
-    "loss_scale.min": st.sampled_from([0.5, 1.0]),
-    "max_skips": st.integers(1, 20),
-    "seed": st.integers(0, 2**64 - 1),
-    "sum": st.sampled_from(["tree", "fold"])
-    | st.integers(0, 5).map(lambda n: {"block": 2**n}),
-    "head_chunk": st.sampled_from(["auto", 1, 5, 32, 64]),
-    "recompute": st.sampled_from(["none", "full"])
-    | st.lists(st.sampled_from(RECOMPUTE), unique=True),
-    "reduction": st.sampled_from(["exact", "fast"]),
-    "sm_margin": st.sampled_from([0, 2, 64]),
-    "accumulate": st.sampled_from(["micro_batches", "layers"]),
-    "offload_activations": flag,
+_SCHEDULE: dict[str, Sequence] = {
+    "type": sorted(kinds.SCHEDULES),
+    "warmup": FEW,
+    "steps": range(10, 30),
+    "min_lr": RATES,
+    "decay": range(1, 10),
+    "warmup_min_lr": RATES,
+    "warmup_max_lr": RATES,
+    "warmup_num_steps": FEW,
+    "warmup_type": ("log", "linear"),
+    "total_num_steps": (10, 20, 2000),
+    "warmup_min_ratio": SHARES,
+    "cos_min_ratio": SHARES,
+    "cycle_min_lr": (0.0, 0.001),
+    "cycle_max_lr": (0.001, 0.01),
+    "decay_lr_rate": SHARES,
+    "cycle_first_step_size": range(1, 10),
+    "cycle_second_step_size": FEW,
+    "cycle_first_stair_count": FEW,
+    "cycle_second_stair_count": FEW,
+    "decay_step_size": FEW,
+    "cycle_momentum": FLAG,
+    "cycle_min_mom": SHARES,
+    "cycle_max_mom": SHARES,
+    "decay_mom_rate": (0.0,),
+}
+_TRAIN: dict[str, Sequence] = {
+    "micro_batch": range(1, 5),
+    "precision": ("f32", "bf16", "f16"),
+    "loss_scale.scale": (0.0, 1.0, 1024.0),
+    "loss_scale.initial_scale_power": range(20),
+    "loss_scale.window": range(1, 10),
+    "loss_scale.hysteresis": range(1, 4),
+    "loss_scale.consecutive_hysteresis": FLAG,
+    "loss_scale.min": (0.5, 1.0),
+    "max_skips": range(1, 20),
+    "seed": (0, 1, 2**64 - 1),
+    "sum": ("tree", "fold", *({"block": 2**n} for n in range(6))),
+    "head_chunk": ("auto", 1, 5, 32, 64),
+    "recompute": (
+        "none",
+        "full",
+        *RECOMPUTE,
+        *([a, b] for a in RECOMPUTE for b in RECOMPUTE if a < b),
+    ),
+    "reduction": ("exact", "fast"),
+    "sm_margin": (0, 2, 64),
+    "accumulate": ("micro_batches", "layers"),
+    "offload_activations": FLAG,
     "memory_budget": BYTES,
-    "lora.rank": st.integers(1, 9),
-    "lora.alpha": st.sampled_from([1, 6]),
-    "dropout": st.sampled_from([0.0, 0.3]),
+    "lora.rank": range(1, 10),
+    "lora.alpha": (1, 6),
+    "dropout": (0.0, 0.3),
 }
-_ZERO: dict[str, st.SearchStrategy] = {
-    "stage": st.integers(0, 3),
+_ZERO: dict[str, Sequence] = {
+    "stage": (0, 1, 2, 3, 3, 3),
     "reduce_bucket_size": SIZES,
     "allgather_bucket_size": SIZES,
-    "overlap_comm": flag,
-    "stage3_prefetch_bucket_size": st.just("auto") | st.just(0) | SIZES,
-    "stage3_param_persistence_threshold": st.just(0) | SIZES,
-    "stage3_max_live_parameters": st.just(0) | SIZES,
-    "stage3_max_reuse_distance": st.just(0) | SIZES,
-    "sub_group_size": st.just(0) | SIZES,
-    "offload_optimizer.device": devices,
-    "offload_optimizer.buffer_count": st.integers(1, 5),
-    "offload_optimizer.ratio": st.sampled_from([0.0, 0.01, 0.3, 0.99, 1.0]),
-    "offload_optimizer.nvme_path": st.just("/tmp"),
-    "offload_param.device": devices,
-    "offload_param.nvme_path": st.just("/tmp"),
-    "offload_param.max_in_cpu": st.just(0) | SIZES,
-    "aio.block_size": st.sampled_from([4096, 1 << 20]),
-    "aio.queue_depth": st.integers(1, 9),
+    "overlap_comm": FLAG,
+    "stage3_prefetch_bucket_size": ("auto", 0, *SIZES),
+    "stage3_param_persistence_threshold": (0, *SIZES),
+    "stage3_max_live_parameters": (0, *SIZES),
+    "stage3_max_reuse_distance": (0, *SIZES),
+    "replicate": (["*"], ["*.bias"], ["*.weight"]),
+    "sub_group_size": (0, *SIZES),
+    "offload_optimizer.device": DEVICES,
+    "offload_optimizer.buffer_count": range(1, 6),
+    "offload_optimizer.ratio": (0.0, 0.01, 0.3, 0.99, 1.0),
+    "offload_optimizer.nvme_path": ("/tmp",),
+    "offload_param.device": DEVICES,
+    "offload_param.nvme_path": ("/tmp",),
+    "offload_param.max_in_cpu": (0, *SIZES),
+    "aio.block_size": (4096, 1 << 20),
+    "aio.queue_depth": range(1, 10),
 }
-KEYS: dict[str, st.SearchStrategy] = {
+KEYS: dict[str, Sequence] = {
     **{f"train.{key}": values for key, values in _TRAIN.items()},
-    **{f"train.optimizer.{key}": v for key, v in _OPTIMIZER.items()},
-    **{f"train.schedule.{key}": v for key, v in _SCHEDULE.items()},
+    **{f"train.optimizer.{key}": values for key, values in _OPTIMIZER.items()},
+    **{f"train.schedule.{key}": values for key, values in _SCHEDULE.items()},
     **{f"zero.{key}": values for key, values in _ZERO.items()},
-    "cluster.ranks": st.sampled_from([1, 2, 3, 4, 8]),
+    "cluster.ranks": (1, 2, 2, 3, 4, 8),
     "cluster.memory.device": BYTES,
     "cluster.memory.host": BYTES,
     "cluster.memory.file": BYTES,
-    "data.ignore": st.integers(0, 300),
-    "data.shuffle": flag,
-    "data.documents": st.sampled_from(["join", "mask"]),
-    "data.end": st.integers(0, 20),
-    "targets": st.lists(st.sampled_from(TARGETS), min_size=1, unique=True),
-}
-GROUP: dict[str, st.SearchStrategy] = {
-    "lr_factor": st.sampled_from([0.0, 0.1, 2.0]),
-    "weight_decay": st.sampled_from([0.0, 0.3]),
-    "frozen": flag,
+    "data.ignore": range(300),
+    "data.shuffle": FLAG,
+    "data.documents": ("join", "mask"),
+    "data.end": range(20),
+    "targets": (["cpu"], [*TARGETS], ["sm_90"], ["sm_80", "sm_100"]),
 }
 # Drawn with the model, by whole_specs.
 BY_MODEL = (
     "train.global_batch",
     "train.sequence",
-    "train.optimizer.groups.match",
     "train.lora.match",
-    "zero.replicate",
+    "train.optimizer.groups.match",
+    *(f"train.optimizer.groups.{key}" for key in _GROUP),
 )
 NEEDED = ("train.optimizer.lr", "train.micro_batch", "cluster.ranks")
 TYPED = (
-    ("train.optimizer", kinds.OPTIMIZERS, "AdamW"),
-    ("train.schedule", kinds.SCHEDULES, "constant"),
+    ("train.optimizer", kinds.OPTIMIZERS),
+    ("train.schedule", kinds.SCHEDULES),
 )
-SELDOM = ("train.memory_budget", "cluster.memory")  # most are too small
+ALWAYS = (
+    *NEEDED,
+    "train.precision",
+    "train.optimizer.type",
+    "train.schedule.type",
+    "zero.stage",
+    "zero.offload_optimizer.nvme_path",
+    "zero.offload_param.nvme_path",
+)
+SELDOM = ("train.memory_budget", "cluster.memory")  # a search takes long
 
 
 def nested(given: Mapping) -> Mapping:
@@ -357,57 +374,57 @@ def named(ops: object, kind: str = "") -> list[str]:
     return out
 
 
-@st.composite
-def groups(draw, names: list[str]) -> Mapping:
+def group(rng: Random, names: Sequence[str]) -> Mapping:
     patterns = ["*", "*.weight", "tokens.*", "h.*", "h.0.*", "*.lora_B.weight"]
     patterns += [f"*.{name}.*" for name in names]
-    match = draw(st.lists(st.sampled_from(patterns), min_size=1, max_size=2))
-    given = {key: draw(GROUP[key]) for key in GROUP if draw(flag)}
-    if given.get("frozen"):  # which excludes the others
+    given = {
+        key: rng.choice(_GROUP[key]) for key in _GROUP if rng.random() < 0.5
+    }
+    if "frozen" in given:  # which excludes the others
         given = {"frozen": True}
-    return {"match": match, **given}
+    return {"match": rng.sample(patterns, rng.randint(1, 2)), **given}
 
 
 @st.composite
 def whole_specs(draw) -> Mapping:
-    """dotted keys of a spec, of which some may contradict each other; `model` is one"""
-    model, T = draw(models())
-    names = [*named(model["units"], "linear"), "q_proj", "c_attn"]
+    """dotted keys of a spec, of which some may contradict each other; `model` is one. Hypothesis
+    draws the model, which chooses the rest: of so many draws hypothesis would make most the
+    first."""
+    model, T = draw(models(st.sampled_from([1, 5, 16, 32, 40])))
+    rng = Random(repr((model, T, draw(st.integers(0, 2**32)))))
 
-    def often(key: str) -> bool:
-        many = 1 if key in NEEDED else 40 if key.startswith(SELDOM) else 2
-        return draw(st.integers(1, many)) == 1
+    def given_by_chance(key: str) -> bool:
+        share = 1 if key in ALWAYS else 0.02 if key.startswith(SELDOM) else 0.5
+        return rng.random() < share
 
-    given = {key: draw(KEYS[key]) for key in KEYS if often(key)}
-    for at, rows, usual in TYPED:
-        row = rows[given.get(f"{at}.type", usual)]
+    given = {
+        key: rng.choice(KEYS[key]) for key in filter(given_by_chance, KEYS)
+    }
+    for at, rows in TYPED:
+        row = rows[given[f"{at}.type"]]
         for key in {key for keys in rows.values() for key in keys} - {*row}:
             given.pop(f"{at}.{key}", None)
         for key in [key for key in row if row[key] is kinds.NEEDED]:
-            given.setdefault(f"{at}.{key}", draw(KEYS[f"{at}.{key}"]))
-    adapted = draw(st.integers(0, 3)) == 0
+            given.setdefault(f"{at}.{key}", rng.choice(KEYS[f"{at}.{key}"]))
+    adapted = rng.random() < 0.25
     for key in ("train.lora.rank", "train.lora.alpha"):
         given.pop(key, None)
         if adapted:
-            given[key] = draw(KEYS[key])
-    if adapted and draw(flag):
-        words = st.sampled_from([n.rpartition(".")[2] for n in names])
-        given["train.lora.match"] = draw(
-            st.lists(words, min_size=1, unique=True)
-        )
-    group = groups(named(model["units"]))
-    if draw(flag):
-        given["train.optimizer.groups"] = draw(
-            st.lists(group, min_size=1, max_size=3)
-        )
-    if draw(st.integers(0, 3)) == 0:
-        given["zero.replicate"] = [draw(st.sampled_from(["*", "*.bias"]))]
+            given[key] = rng.choice(KEYS[key])
+    words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
+    if adapted and words:
+        given["train.lora.match"] = rng.sample(sorted(words), 1)
+    if rng.random() < 0.5:
+        names = named(model["units"])
+        given["train.optimizer.groups"] = [
+            group(rng, names) for _ in range(rng.randint(1, 3))
+        ]
     each = given["train.micro_batch"] * given["cluster.ranks"]
     return {
         "name": "drawn",
         "model": model,
         **given,
-        "train.global_batch": each * draw(st.integers(1, 5)),
+        "train.global_batch": each * rng.randint(1, 5),
         "train.sequence": T,
     }
 
