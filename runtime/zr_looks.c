@@ -189,12 +189,14 @@ static int64_t control_codes(const unsigned char *x, int64_t n)
 /* What kind of text x[n] is; NULL: none. Of bytes of tokens a tenth and more are control codes, for
  * both halves of 16 bits take all values and the upper ones are small more often; of text, whatever
  * its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its begin says so,
- * which as a token is one of the last 600 of 65536. */
-static const char *kind_of_text(const unsigned char *x, int64_t n)
+ * which as a uint16 token is one of the last 600 of 65536, and as the lower half of a uint32 has no
+ * letter behind it. */
+static const char *kind_of_text(const unsigned char *x, int64_t n, int width)
 {
-    int first = x[0] | x[1] << 8;
+    int first = x[0] | x[1] << 8, second = x[2] | x[3] << 8;
     int64_t i = 0;
-    if (first == MARK || first == swapped(MARK)) return "UTF-16 text";
+    if ((first == MARK || first == swapped(MARK)) && (width != 4 || second >= SMALL))
+        return "UTF-16 text";
     if (100 * control_codes(x, n) >= n) return NULL;
     while (i < n && (x[i] == ' ' || (x[i] >= '\t' && x[i] <= '\r'))) i++;
     return i < n && (x[i] == '{' || x[i] == '[') ? "JSON" : "text";
@@ -205,7 +207,7 @@ static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int widt
     char text[NARROWER];
     looks l = {w, n / 4 * 4, SMALL};
     while (l.small <= d->vocab >> 16) l.small *= 2;
-    const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n);
+    const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n, width);
     if (looks_like)
         return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s", d->path,
                       looks_like, *looks_like == 'J' ? "jsonl" : "text");

@@ -326,11 +326,9 @@ def plain(message: Any) -> Message:
             if role is None:
                 known = ", ".join(FROM)
                 raise Bad(f"from: {message['from']}: {known} are known")
-            found = {
-                "role": role,
-                "content": found.pop("value", None),
-                **found,
-            }
+            if not isinstance(found.get("value"), str):
+                raise Bad("value: the text of a message is needed")
+            found = {"role": role, "content": found.pop("value"), **found}
         if isinstance(found.get("role"), str):
             return reasoned(found)
     raise Bad('a message is no {"role": ..., "content": ...}')
@@ -373,6 +371,8 @@ def given(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a template gets beside messages: tools, as objects or their JSON, and TRL's
     chat_template_kwargs"""
     tools, more = (record.get(key) for key in GIVEN)
+    if isinstance(tools, str) and not tools.strip():
+        tools = None
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
@@ -396,14 +396,17 @@ def beside(record: Mapping[str, Any]) -> None:
     for key, what in REFUSED.items():
         if record.get(key):
             raise Bad(f"{key} is not read: {what}")
-    for key in ("weight", "label"):  # of a whole record: KTO's label
-        x = record.get(key)
-        if x in (0, 1) and x is not None and not x:
+    weight, label = record.get("weight"), record.get("label")
+    # a number as label is a column of classes, KTO's is a boolean
+    for key, refused in (("weight", weight == 0), ("label", label is False)):
+        if refused:
             raise Bad(
-                f"{key} is {x}: such a record is not learned: take it out"
+                f"{key} is {record[key]}: such a record is not learned: take it out"
             )
-        if key == "weight" and x not in (None, 1):
-            raise Bad(f"{key} is {x}: a record is learned as a whole, or not")
+    if weight not in (None, 1):
+        raise Bad(
+            f"weight is {weight}: a record is learned as a whole, or not"
+        )
 
 
 def chat(

@@ -208,8 +208,10 @@ def renamed(known: Config, once: bool = False) -> None:
     names of their own. once: what has been renamed before stays."""
     if OLDER in known and not known.get(MORE) and not once:
         known[MORE] = known.pop(OLDER)
-    if isinstance(known.get(MORE), dict):
-        known[OWN] = known.get(OWN, {}) | known.pop(MORE)
+    if isinstance(known.get(MORE), dict) and isinstance(
+        known.get(OWN) or {}, dict
+    ):
+        known[OWN] = (known.get(OWN) or {}) | known.pop(MORE)
 
 
 def named(found: Folder, file: str) -> None:
@@ -223,7 +225,10 @@ def named(found: Folder, file: str) -> None:
             found.named[key] = token(where, x, special=True)
         elif x is not None and key in NAMED:
             raise Bad(f"{where}: a text is needed")
-    for key, x in known.get(OWN, {}).items():
+    own = known.get(OWN) or {}
+    if not isinstance(own, dict):
+        raise Bad(f"{found.where(file, OWN)}: an object is needed")
+    for key, x in own.items():
         where = found.where(file, f"{MORE}: {key}")
         found.named[key] = token(where, x, special=True)
     key = MORE if MORE in known else OLDER

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,11 @@ def program(folder: Path) -> Path:
     layout, else out/train; tells which, and of which model."""
     usual = ROOT / "out" / "train"
     there = sorted(
-        filter(Path.is_file, (usual, *ROOT.glob("build/*/train"))),
+        (
+            path
+            for path in (usual, *ROOT.glob("build/*/train"))
+            if path.is_file() and os.access(path, os.X_OK)
+        ),
         key=lambda path: path.stat().st_mtime,
         reverse=True,
     )

@@ -42,7 +42,8 @@ def missing(path: str) -> list[str]:
 def nowhere(path: str) -> str:
     """The outermost missing folder of a path, where it is not below the current one; else ''."""
     for first in missing(path)[-1:]:
-        if not any(os.path.samefile(up, ".") for up in Path(first).parents):
+        here = os.path.realpath(".")
+        if here not in map(os.path.realpath, Path(first).parents):
             return first
     return ""
 

@@ -297,6 +297,8 @@ def test_tokens_are_taken_for_tokens(
         np.where(np.arange(40000) % 9 < 7, -1, WIDE),
         np.full(4000, 65536),
         np.full(4000, 50256),
+        np.append(0xFEFF, WIDE),
+        np.append(0x1FFFE, WIDE),
         np.zeros(4000),
         WIDE[:40],
         TINY[:40],

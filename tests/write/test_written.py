@@ -10,11 +10,11 @@ import subprocess
 import sys
 
 import law
+import namespaces
 import pytest
 import trainer
 from patience import LIMIT
 from test_command import zgen
-from test_ranks import namespaces
 from zg import output
 
 GPT = law.path("gpt")
@@ -88,19 +88,17 @@ def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
     assert sorted(os.listdir(other)) == ["plan", "x"]
 
 
-@pytest.mark.skipif(
-    not namespaces(), reason="nobody may mount here in a namespace"
-)
 @pytest.mark.parametrize("emit,size", [("c", "16k"), ("bundle", "64k")])
 def test_a_full_disk(tmp_path: pathlib.Path, emit: str, size: str) -> None:
     """The reason is told, and no folder stays that was made for it."""
+    alone = namespaces.mounts()
     program = trainer.ROOT / "gen/zgen"
     command = (
         f"mount -t tmpfs -o size={size} none {tmp_path} && cd {tmp_path} && "
         f"{{ {program} {GPT} --emit {emit} -o new/folder/it; echo code $?; find .; }}"
     )
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command],
+        [*alone, "sh", "-c", command],
         capture_output=True,
         text=True,
         timeout=LIMIT,
