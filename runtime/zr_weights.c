@@ -325,7 +325,7 @@ static int any_beyond(const char *from, int type, int64_t n, uint32_t limit)
     return any_beyond16(from, n, type == ZR_F16 ? 0x7c00 : (uint16_t)((limit + 0xffff) >> 16));
 }
 
-/* Returns -1 where one of n elements of a tensor, from `first` on, may not be loaded; c tells it. */
+/* Returns -1 where one of n elements of a tensor, from `first` on, may not be loaded: c has it. */
 static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
 {
     int64_t i = 0, width = width_of(type);

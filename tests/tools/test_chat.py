@@ -580,7 +580,7 @@ PAIR = {"prompt": "a", "completion": "b"}
             "message 2: a completion is learned and a prompt is not",
         ),
         ({"messages": [{"from": "bing", "value": "x"}]}, "from: bing: human"),
-        ({"messages": [{"from": "gpt"}]}, "the chat template fails"),
+        ({"messages": [{"from": "gpt"}]}, "value: the text of a message"),
         (
             {"messages": [USER, {"role": "gpt", "content": "x"}]},
             "no message of the assistant: nothing to learn; there is: user, gpt",
