@@ -247,8 +247,8 @@ int zr_config_differs(const zr_program *p, const char *dir, char *note, char *wh
  * what of the files is left out, "" if nothing; only rank 0 looks for that. After -1 no master has
  * changed, unless the reading itself failed. */
 int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why);
-/* The same of adapters, from dir/adapter_model.safetensors; note: see zr_adapter_fits. Weights of the base may lie beside them
- * that are those in the folder `base` to the bit. */
+/* The same of adapters, from dir/adapter_model.safetensors; note: see zr_adapter_fits. Weights of
+ * the base may lie beside them that are those in the folder `base` to the bit. */
 int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
                      char *note, char *why);
 

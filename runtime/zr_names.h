@@ -25,9 +25,9 @@ typedef struct zr_extent {
 } zr_extent;
 void zr_extent_add(zr_extent *to, const char *name, const int64_t *shape, int ndim);
 
-/* to[ZR_WHY]: the usual cause of a message, from "; " on. wanted: the program's tensor `name` that is
- * missing, or has another shape in entry e unless that is NULL; NULL: tensors that the program has
- * no place for. ours: all that it loads. */
+/* to[ZR_WHY]: the usual cause of a message, from "; " on. wanted: the program's tensor `name` that
+ * is missing, or has another shape in entry e unless that is NULL; NULL: tensors that the program
+ * has no place for. ours: all that it loads. */
 void zr_tell_misfit(char *to, const zr_program *p, zr_extent ours, const zr_table *t,
                     const zr_tensor *wanted, const char *name, const zr_entry *e);
 

@@ -325,8 +325,8 @@ static int any_beyond(const char *from, int type, int64_t n, uint32_t limit)
     return any_beyond16(from, n, type == ZR_F16 ? 0x7c00 : (uint16_t)((limit + 0xffff) >> 16));
 }
 
-/* 0: n elements of a tensor, from `first` on, may be loaded; -1: one may not, which c then tells. */
-static int check_range(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
+/* 0: n elements of a tensor, from `first` on, may be loaded; -1: c tells which may not. */
+static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
 {
     int64_t i = 0, width = width_of(type);
     if (!any_beyond(from, type, n, c->limit)) return 0;
@@ -353,7 +353,7 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
         int64_t some = zr_least(q.n - i, CHUNK), first = q.skip + i;
         char *to = lies ? lies + width * i : elements_of(c, type);
         if (zr_read_at(fd, to, width * some, at + width * first)) return -1;
-        if (c->limit && check_range(c, to, type, first, some)) return -1;
+        if (c->limit && check_finite(c, to, type, first, some)) return -1;
         int64_t lo = own.skip > first ? own.skip - first : 0;
         int64_t hi = zr_least(own.skip + own.n - first, some);
         if (sum && lo < hi) *sum += zr_sum_of(to + width * lo, width, first + lo, hi - lo);

@@ -26,6 +26,11 @@ def text(path: str) -> str:
             f"{printable(path)}: cannot be read: {why}; "
             "allowed: a file of text"
         ) from None
+    if raw.startswith(b"version https://git-lfs."):
+        raise SpecError(
+            f"{printable(path)}: is Git LFS's pointer and not the file; allowed: the file, which "
+            "git lfs pull brings"
+        )
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
         raise SpecError(
@@ -33,7 +38,8 @@ def text(path: str) -> str:
         )
     if len(raw) > BYTES:
         raise SpecError(
-            f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes"
+            f"{printable(path)}: is too long for a spec or a config.json; allowed: up to {BYTES} "
+            "bytes"
         )
     try:
         return raw.decode("utf-8-sig")
