@@ -186,7 +186,7 @@ static void read_name(given *g, int list, const char *name)
         add_note(g, "target_modules names no module of the model:", name);
 }
 
-static void read_names(given *g, zr_json *j, int list)
+static void read_modules(given *g, zr_json *j, int list)
 {
     for (int64_t i = 0; zr_json_more(j, '[', &i);) {
         const char *name = zr_json_text(j);
@@ -242,7 +242,7 @@ static void compare_base(given *g, value v)
     add_note(g, "base_model_name_or_path is", is);
 }
 
-static int is_number_of(value v) { return !v.quoted && strchr("0123456789", *v.at); }
+static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
 /* May it have this key? If not, `allowed` says what is. */
 static int takes(given *g, const char *key, value v, const char **allowed)
@@ -251,7 +251,7 @@ static int takes(given *g, const char *key, value v, const char **allowed)
     if (!strcmp(key, "r") || !strcmp(key, "lora_alpha")) {
         *(*key == 'r' ? &g->r : &g->alpha) = strtod(v.at, NULL);
         *allowed = "a number";
-        return is_number_of(v);
+        return is_numeric(v);
     }
     if (!strcmp(key, "fan_in_fan_out")) {
         *allowed = turned(g->p) ? "true" : "false";
@@ -281,7 +281,7 @@ static int read_config(given *g, zr_json *j, const char *file, char *why)
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         const char *key = zr_json_key(j);
         if (key && list_of(key) >= 0 && zr_json_peek(j) == '[') {
-            read_names(g, j, list_of(key));
+            read_modules(g, j, list_of(key));
             continue;
         }
         value v = read_value(j);

@@ -640,6 +640,20 @@ def test_a_folder_of_another_model_is_told(
     assert OF_ANOTHER + told in loaded(llama, f"{ATTENTION}.{key}")
 
 
+def test_another_size_is_told(llama: Path, tmp_path: Path) -> None:
+    """By config.json, before a tensor that does not fit is"""
+    said = json.loads((llama / "config.json").read_text())
+    for name in ("tokens", "model.safetensors"):
+        (tmp_path / name).symlink_to(llama / name)
+    said |= {"num_hidden_layers": 30, "hidden_size": 576, "vocab_size": 49152}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    told = (
+        "num_hidden_layers 30, the program 2; hidden_size 576, the program "
+        "64; vocab_size 49152, the program 256"
+    )
+    assert OF_ANOTHER + told in loaded(tmp_path)
+
+
 def test_a_folder_of_the_same_model_is_not(
     llama: Path, tmp_path: Path
 ) -> None:

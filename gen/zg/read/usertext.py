@@ -44,6 +44,11 @@ def text(path: str, kind: str = "a spec", hint: str = "") -> str:
             f"{printable(path)}: cannot be read: {why}; "
             f"allowed: {download(path) or 'a file of text'}"
         ) from None
+    if raw.startswith(b"version https://git-lfs."):
+        raise SpecError(
+            f"{printable(path)}: is Git LFS's pointer and not the file; allowed: the file, which "
+            "git lfs pull brings"
+        )
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
         raise SpecError(
