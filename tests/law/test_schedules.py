@@ -211,6 +211,25 @@ def test_closed_forms(target: str, schedule: str) -> None:
     )
 
 
+def test_llm_c_is_a_step_behind(target: str) -> None:
+    """Behind the warm-up, by get_learning_rate of its llmc/schedulers.h, which counts from 0."""
+    warmup, steps, low = 5, 40, LR / 10
+
+    def theirs(step: int) -> float:
+        if step < warmup:
+            return LR * (step + 1) / warmup
+        ratio = (step - warmup) / (steps - warmup)
+        return low + 0.5 * (1 + math.cos(math.pi * ratio)) * (LR - low)
+
+    schedule = (
+        f"{{type: cosine, warmup: {warmup}, steps: {steps}, min_lr: {low}}}"
+    )
+    rates, _ = played(zk.Kernels(target), planned(schedule), steps)
+    want = [theirs(n - 1 if n < warmup else n) for n in range(1, steps + 1)]
+    assert np.allclose(rates, want, rtol=2 * U, atol=0)
+    assert not math.isclose(rates[warmup], theirs(warmup), rel_tol=1e-4)
+
+
 def test_momentum_in_a_cycle(target: str) -> None:
     """DeepSpeed's: the first step has the least, and beta2 becomes 0.99"""
     cycled = (
