@@ -966,7 +966,7 @@ def test_refusals_name_line_key_and_what_is_allowed(
         (b"a: &a [*a]\n", r"holds too much"),
         (b"a: *b\n", r"s.yaml:1: broken syntax: found undefined alias"),
         (b"[" * 100_000, r"s.yaml:1: is nested too deep"),
-        (b"#" * 200_000, r"s.yaml: is too long for a spec or a config.json"),
+        (b"#" * 200_000, r"s.yaml: is too long for a spec"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
             r"s.yaml: is Git LFS's pointer and not the file; allowed: the file",
