@@ -15,6 +15,7 @@ import device
 import numpy as np
 import pytest
 import zk
+from hosts import running
 from patience import LIMIT
 from trainer import ROOT, checkout
 
@@ -116,7 +117,7 @@ def test_a_signal_ends_the_part_that_runs(
     assert run.returncode == code and said.splitlines()[-1].startswith(
         "gpu.sh: stopped"
     )
-    assert subprocess.run(["pgrep", "-f", f"sleep {SLEEP}"]).returncode == 1
+    assert not running(pathlib.Path("sleep"), SLEEP)
 
 
 # ---- the report

@@ -48,7 +48,7 @@ def tracked() -> list[pathlib.Path]:
             "docs",
         )
         for path in sorted((ROOT / name).rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.parent.name != "__pycache__"
     ]
 
 

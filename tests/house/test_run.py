@@ -206,11 +206,11 @@ MPI = "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2"
 @pytest.mark.parametrize(
     "present,lack",
     [
-        ((), f"gcc g++ clang ninja-build {MPI}"),
-        (("gcc", "clang"), f"g++ ninja-build {MPI}"),
+        ((), f"gcc g++ clang ninja-build make {MPI}"),
+        (("gcc", "clang", "make"), f"g++ ninja-build {MPI}"),
         (
             ("gcc", "clang", "ip", "mpicc", "mpicc.mpich", "mpirun"),
-            "g++ ninja-build",
+            "g++ ninja-build make",
         ),
     ],
 )
