@@ -338,7 +338,7 @@ def test_the_demo_says_what_it_found(
 def samples_at_once(root: pathlib.Path, said: str) -> None:
     """Runs the command that the demo suggests, for 20 tokens."""
     (line,) = re.findall(r"^  (.*) # more of its text$", said, re.M)
-    words = line.replace("--sample 2000", "--sample 20").split()
+    words = line.replace("--sample 1000", "--sample 20").split()
     more = subprocess.run(
         words, cwd=root, capture_output=True, errors="replace", timeout=LIMIT
     )
