@@ -59,13 +59,13 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
 
     said = why("h.2.mlp.c_fc.weight", None)
     assert (
-        "tensor h.2.mlp.c_fc.weight is missing; this program's model, small, needs it with shape [5, 7]"
+        "tensor h.2.mlp.c_fc.weight is missing; the model needs it with shape [5, 7]"
         in said
     )
     for shape in (7, 5), (35,), (1, 5, 7), (5, 8), ():
         said = why("h.3.mlp.c_fc.weight", np.zeros(shape, np.float32))
         assert (
-            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; this program's model, small, needs [5, 7]"
+            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model needs [5, 7]"
             in said
         )
     said = why("wpe.weight", np.zeros((6, 5)))
@@ -92,10 +92,16 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             b"version https://git-lfs.github.com/spec/v1\n",
             "is Git LFS's pointer and not the file; run there: git lfs pull",
         ),
-        (b"PK\3\4" + bytes(60), "is a zip archive, as torch.save writes"),
-        (b"\x80\2\x8a\nl\xfc\x9cF" + bytes(60), "is a pickle, as torch.save"),
+        (
+            b"PK\3\4" + bytes(60),
+            "is a zip archive, as numpy's .npz and torch.save make them",
+        ),
+        (
+            b"\x80\2\x8a\nl\xfc\x9cF\xf9" + bytes(60),
+            "is an old file of torch.save",
+        ),
         (b"\x80\4\x95" + bytes(60), "is a pickle"),
-        (b"GGUF\3" + bytes(60), "is a GGUF file, llama.cpp's"),
+        (b"GGUF\3" + bytes(60), "is a model of llama.cpp (GGUF)"),
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
         (b"\x1f\x8b\x08" + bytes(60), "is compressed by gzip"),
         (b"<!DOCTYPE html><html>", "is a web page and not the file"),
