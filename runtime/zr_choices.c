@@ -57,7 +57,7 @@ static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what,
     for (int64_t k = at + 1; k < end; k++)
         if (w[k] >= c->vocab)
             return wrong_example(c, i, why, "token %" PRId64 " of a %s is %d; %s", k - at - 1, what,
-                                 w[k], zr_beyond(beyond, w[k], 2, c->vocab));
+                                 w[k], zr_beyond(beyond, w[k], 0, c->vocab));
     return end;
 }
 

@@ -70,11 +70,11 @@ int zr_meta_path(char *to, const char *path);
 int zr_index_path(char *to, const char *path); /* Megatron's */
 /* As zr_foreign, of a file of `size` bytes */
 const char *zr_foreign_file(int fd, int64_t size);
-/* Refuses a file without a header that looks like something else than tokens of `width` bytes; 0:
- * they are uint16 if they look like it. */
+/* Refuses a file without a header that looks like something else than tokens of `width` bytes; a
+ * width of 0 stands for uint16. Returns 0, or -1 and why. */
 int zr_looks(const zr_data *d, int64_t size, int width, char *why);
 /* Returns `to`: how many tokens there are, and what to do where an id of so many bytes is beyond
- * them. */
+ * them; width 0: data.ignore has no effect on it. */
 enum { ZR_BEYOND = 320 };
 const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab);
 /* Where tokens, labels and mask lie in an open file of `size` bytes (zr_tokens.c). */

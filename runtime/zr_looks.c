@@ -2,8 +2,9 @@
  * or tokens of another type than it is taken for.
  *
  * Invariants
- *  1. A rule refuses only what no tokenizer writes; each says why. Two ways lead past all of them:
- *     a meta.json that names the file, and llm.c's header.
+ *  1. A rule refuses what tokenizers hardly ever write; each says why. A file that tells what it
+ *     holds is not judged: one that a meta.json or Megatron's index names, one with llm.c's header
+ *     or llm.q's.
  */
 #include "zr_file.h"
 #include <errno.h>
@@ -155,8 +156,8 @@ static const char *no_uint16(const looks *l, char text[NARROWER])
     if (is_uint8(l)) return "uint8" AGAIN;
     if (!is_uint32(l, 0)) return NULL;
     snprintf(text, NARROWER,
-             "uint32 (%" PRId64 " %% of the odd 16-bit words are 0): --tokens uint32",
-             100 * zeros(l, 1) / (l->n / 2));
+             "uint32 (%" PRId64 " %% of the odd 16-bit words are below %d): --tokens uint32",
+             100 * uppers(l, 1, 0) / (l->n / 2), l->small);
     return text;
 }
 
@@ -205,16 +206,16 @@ static const char *kind_of_text(const unsigned char *x, int64_t n, int width)
 static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int width, char *why)
 {
     char text[NARROWER];
+    /* Beside a prompt, which has no samples, no meta.json is read. */
+    const char *way = d->T ? "; if these are tokens, a meta.json beside them says so" : "";
     looks l = {w, n / 4 * 4, SMALL};
     while (l.small <= d->vocab >> 16) l.small *= 2;
     const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n, width);
     if (looks_like)
-        return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s", d->path,
-                      looks_like, *looks_like == 'J' ? "jsonl" : "text");
+        return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s%s", d->path,
+                      looks_like, *looks_like == 'J' ? "jsonl" : "text", way);
     looks_like = width == 4 ? no_uint32(&l) : no_uint16(&l, text);
-    if (!looks_like) return 0;
-    return zr_why(why, "%s: looks like %s; if these are tokens, a meta.json beside them says so",
-                  d->path, looks_like);
+    return looks_like ? zr_why(why, "%s: looks like %s%s", d->path, looks_like, way) : 0;
 }
 
 const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)

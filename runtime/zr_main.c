@@ -94,7 +94,7 @@ static void open_data(zr *z)
 /* The last tokens of --prompt-tokens, as many as the model sees */
 static void open_prompt(zr *z)
 {
-    char beyond[ZR_BEYOND];
+    char beyond[ZR_BEYOND], why[ZR_WHY];
     struct stat s;
     const char *path = z->o->prompt;
     if (!path) return;
@@ -102,6 +102,8 @@ static void open_prompt(zr *z)
     if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
         zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
+    const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab, .part = 1};
+    if (zr_looks(&file, s.st_size, 4, why)) zr_fail(z, ZR_USER, "--prompt-tokens %s", why);
     int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
     int32_t *context = z->prompt = zr_get(z, 2 * z->p->sequence, sizeof *context);
     if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
