@@ -51,7 +51,7 @@ enum {
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
-enum { ZR_OPERANDS = 16, ZR_TOLD = 1024 };
+enum { ZR_OPERANDS = 16, ZR_TOLD = 512 };
 enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* what stands on a terminal's last line */
 enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another name first */
 

@@ -370,17 +370,18 @@ static int try_address(int fd, const struct addrinfo *a)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) ? errno : error;
 }
 
-/* One more of those that do not answer, as far as there is room */
-static void add_reason(char why[ZR_WHY], const char *where, const char *what)
+/* One more of those that do not answer, as far as there is room: a last word has more to say */
+enum { REASONS = 512 };
+static void add_reason(char why[REASONS], const char *where, const char *what)
 {
     static const char more[] = " ...";
-    size_t n = strlen(why), room = ZR_WHY - n;
+    size_t n = strlen(why), room = REASONS - n;
     int m = snprintf(why + n, room, "%s%s: %s", n ? ", " : "", where, what);
-    if ((size_t)m >= room) memcpy(why + ZR_WHY - sizeof more, more, sizeof more);
+    if ((size_t)m >= room) memcpy(why + REASONS - sizeof more, more, sizeof more);
 }
 
 /* A connection to the first of the addresses that answers; -1: none, and why. */
-static int reach(const struct addrinfo *a, char why[ZR_WHY])
+static int reach(const struct addrinfo *a, char why[REASONS])
 {
     for (; a; a = a->ai_next) {
         char address[ZR_ADDRESS] = "an address";
@@ -397,7 +398,7 @@ static int reach(const struct addrinfo *a, char why[ZR_WHY])
 
 /* Rank 0's name is looked up for every attempt: on Kubernetes it has an address only some seconds
  * after the pods have begun, and another one when its pod begins anew. */
-static int try_name(zr *z, const char *name, char why[ZR_WHY])
+static int try_name(zr *z, const char *name, char why[REASONS])
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     char port[16];
@@ -412,7 +413,7 @@ static int try_name(zr *z, const char *name, char why[ZR_WHY])
     return fd;
 }
 
-static int try_to_reach(zr *z, char why[ZR_WHY])
+static int try_to_reach(zr *z, char why[REASONS])
 {
     char names[ZR_HOST_NAME], *rest = names, *name;
     int fd = -1;
@@ -426,7 +427,7 @@ static int try_to_reach(zr *z, char why[ZR_WHY])
 static void connect_there(zr *z)
 {
     const struct timespec pause = {0, 1000000 * SLICE_MS};
-    char why[ZR_WHY];
+    char why[REASONS];
     hello h = this_rank(z);
     welcome w;
     while ((z->net.line[0] = try_to_reach(z, why)) < 0) {

@@ -188,13 +188,13 @@ void zr_plane_alone(zr *z, const char *what, const char *advice)
 {
     char why[ZR_WHY] = "";
     claim mine = {.rank = z->rank};
-    _Static_assert(sizeof why <= ZR_TOLD, "what tell can tell");
+    _Static_assert(ZR_TOLD <= sizeof why, "what tell can tell");
     snprintf(mine.what, sizeof mine.what, "%s", what);
     gethostname(mine.host, sizeof mine.host - 1);
     if (z->rank == 0) settle(z, mine, advice, why);
     else zr_plane_move(z, 0, &mine, sizeof mine, 1);
-    tell(z, why, sizeof why);
-    why[sizeof why - 1] = 0;
+    tell(z, why, ZR_TOLD);
+    why[ZR_TOLD - 1] = 0;
     if (*why) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
 }
 

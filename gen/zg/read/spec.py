@@ -690,7 +690,8 @@ def load(
     model, grouped = built or (None, ())
     train, told = _checked(keys, root, model, mistakes)
     data, m = keys.data, keys.model
-    if "ignore" not in root.at(("data",)).value:
+    given = root.at(("data",)).value
+    if not isinstance(given, dict) or "ignore" not in given:
         data = replace(data, ignore=TOKEN if m.vocab <= TOKEN else None)
     places = {
         dotted(key) if key else "": node.where for key, node in _all(root)
