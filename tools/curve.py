@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import Bad, code_of, command
+from checkpoint import STDOUT, Bad, code_of, command
 from logs import Log
 from zg import output
 from zg.commandline import Parser
@@ -301,19 +300,9 @@ def curve(
 # ---- written
 
 
-@contextmanager
-def writing(file: object) -> Iterator[None]:
-    """Names in an OSError the file that was asked for."""
-    try:
-        yield
-    except OSError as e:
-        told = e.strerror or str(e)
-        raise OSError(e.errno, told, str(file)) from None
-
-
 def write(text: str, file: Path | None) -> None:
     """To a file, which is then whole or as it was, or to stdout."""
-    with writing(file or "stdout"):
+    with output.naming(file or STDOUT, anew=True):
         output.write(text, None if file is None else str(file))
 
 

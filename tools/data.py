@@ -45,6 +45,7 @@ from checkpoint import Bad, code_of, printable, say
 from documents import PIECE, Layout, Piece, size_of
 from encoding import Done, Encoder, Recipe
 from zg.commandline import Parser
+from zg.output import naming
 
 FORMAT = 1
 PROGRESS_S = 5
@@ -161,12 +162,9 @@ def appearing(folder: Path) -> Iterator[Path]:
 def put(file: FileIO, raw: bytes, folder: Path) -> None:
     """All of it, without a buffer whose end could be lost"""
     left = memoryview(raw)
-    try:
+    with naming(folder / Path(file.name).name):
         while left:
             left = left[file.write(left) :]
-    except OSError as e:
-        there = folder / Path(file.name).name
-        raise OSError(e.errno, e.strerror, str(there)) from None
 
 
 class Progress:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from checkpoint import Bad, is_lines, is_text, size_of
+from checkpoint import is_lines, is_text, size_of
+from zg.output import naming
 from zg.read.node import shown
 
 Record = dict[str, Any]
@@ -114,12 +115,9 @@ class Log:
         it cannot be read."""
         if size_of(self.path) < self.at:
             self.clear()
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.at)
-                text = file.read()
-        except OSError as e:
-            raise Bad(f"{self.path}: {e.strerror}") from None
+        with naming(self.path), open(self.path, "rb") as file:
+            file.seek(self.at)
+            text = file.read()
         if not all_of_it:
             text = text[: text.rfind(b"\n") + 1]
         self.at += len(text)

@@ -32,9 +32,10 @@ from typing import Protocol
 
 import plotext
 from checkpoint import Bad, code_of, printable
-from curve import axes, curve, drawable, write, writing
+from curve import axes, curve, drawable, write
 from logs import Log, Record, Steps, is_number
 from zg.commandline import Parser
+from zg.output import naming
 from zg.write.svg import clean
 
 LOOK_S = 1.0  # between two looks at the logs
@@ -162,16 +163,16 @@ class TensorBoard:
 
         threading.excepthook = lambda _: None
         self.folder = folder
-        with writing(folder):
+        with naming(folder, anew=True):
             self.writer = Writer(str(folder / name))
 
     def add(self, step: int, found: dict[str, float]) -> None:
-        with writing(self.folder):
+        with naming(self.folder, anew=True):
             for key, x in found.items():
                 self.writer.add_scalar(key, x, step)
 
     def close(self) -> None:
-        with writing(self.folder):
+        with naming(self.folder, anew=True):
             self.writer.close()
 
 

@@ -23,12 +23,13 @@ def why(e: OSError) -> str:
 
 
 @contextlib.contextmanager
-def naming(place: object) -> Iterator[None]:
-    """Names a file, or an output, in an error that names none: only open() does by itself."""
+def naming(place: object, anew: bool = False) -> Iterator[None]:
+    """Names a file, or an output, in an error that names none: only open() does by itself. anew:
+    in any error."""
     try:
         yield
     except OSError as e:
-        if e.filename is None:
+        if anew or e.filename is None:
             e.filename = str(place)
         raise
 

@@ -297,6 +297,12 @@ def test_what_is_no_file_of_lines_is_told(tmp_path: Path, name: str) -> None:
     assert done.stderr == f"run watch: {path}: not a regular file\n"
 
 
+def test_a_log_that_cannot_be_read_is_told() -> None:
+    done = watch("/proc/self/mem", "--once")  # nothing lies at address 0
+    told = "run watch: /proc/self/mem: Input/output error\n"
+    assert (done.returncode, done.stderr) == (3, told)
+
+
 def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"\x7fELF\2\n\xff\n")
@@ -339,7 +345,9 @@ def test_a_full_disk_for_stdout(tmp_path: Path) -> None:
             text=True,
             env=environment(),
         )
-    assert done.stderr == "run watch: stdout: No space left on device\n"
+    assert (
+        done.stderr == "run watch: standard output: No space left on device\n"
+    )
     assert done.returncode == 3
 
 

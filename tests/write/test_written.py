@@ -121,8 +121,12 @@ def test_the_reason_of_an_error() -> None:
 
 
 def test_an_error_that_names_no_file_is_given_one() -> None:
-    for name, told in ((None, "there"), ("here", "here")):
-        with pytest.raises(OSError) as e, output.naming("there"):
+    for name, anew, told in (
+        (None, False, "there"),
+        ("here", False, "here"),
+        ("here", True, "there"),
+    ):
+        with pytest.raises(OSError) as e, output.naming("there", anew):
             raise OSError(errno.ENOSPC, "full", name)
         assert (e.value.filename, e.value.strerror) == (told, "full")
 
