@@ -35,7 +35,7 @@ from checkpoint import Bad, code_of, printable
 from curve import axes, curve, drawable, write
 from logs import Log, Record, Steps, is_number
 from zg.commandline import Parser
-from zg.output import naming
+from zg.output import FOLDERS, naming, nowhere
 from zg.write.svg import clean
 
 LOOK_S = 1.0  # between two looks at the logs
@@ -343,6 +343,11 @@ def warn(text: str) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
+    for option, file in (("--svg", chosen.svg), ("--csv", chosen.csv)):
+        if file and (lacks := nowhere(str(file))):
+            raise Bad(
+                f"{option} {file}: there is no folder {lacks}; allowed: {FOLDERS}"
+            )
     watch = Watch(chosen)
     watch.watch()
     watch.write()

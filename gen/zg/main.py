@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     if nowhere:
         print(
             f"zgen: -o {node.printable(args.out)}: there is no folder {node.printable(nowhere)}; "
-            "allowed: one that is there, or one below the current folder, which is made",
+            f"allowed: {output.FOLDERS}",
             file=sys.stderr,
         )
         return 2

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+FOLDERS = "one that is there, or one below the current folder, which is made"
+
 
 def why(e: OSError) -> str:
     """The reason of an error, whatever raised it."""

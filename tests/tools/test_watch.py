@@ -334,6 +334,25 @@ def test_what_cannot_be_written_is_told(
     assert done.returncode == code
 
 
+@pytest.mark.parametrize("option", ["--svg", "--csv"])
+def test_folders_are_made_below_the_current_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """And this is told at once, before a run has ended."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    put(here / "log", run(), step(1, 2.0))
+    done = watch("log", option, "../a/b/x")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == (
+        f"run watch: {option} ../a/b/x: there is no folder {tmp_path / 'a'}; allowed: one that is "
+        "there, or one below the current folder, which is made\n"
+    )
+    assert watch("log", "--once", option, "a/b/x").returncode == 0
+    assert (here / "a/b/x").is_file() and not (tmp_path / "a").exists()
+
+
 def test_a_full_disk_for_stdout(tmp_path: Path) -> None:
     log = tmp_path / "log"
     put(log, run(), step(1, 2.0))
