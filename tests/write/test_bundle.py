@@ -232,5 +232,15 @@ def test_programs_side_by_side(tmp_path: pathlib.Path) -> None:
         assert trainer.sh(
             root / "build" / name / "train", "--version"
         ).startswith(f"{name}, ")
-    again = programs()
-    assert not any(f"build/{name}/train\n" in again.stdout for name in specs)
+    before, after = specs
+    kept = root / "build" / before / "train"
+    changed = root / "build" / after / "train.c"
+    made_at = kept.stat().st_mtime_ns
+    os.utime(changed)
+    assert programs().returncode == 0
+    assert kept.stat().st_mtime_ns == made_at
+    compiled = changed.with_suffix("").stat().st_mtime_ns
+    assert compiled > changed.stat().st_mtime_ns
+    os.utime(root / "out/o/cc/objects")
+    assert programs().returncode == 0
+    assert kept.stat().st_mtime_ns > made_at
