@@ -319,6 +319,7 @@ def test_uint32_is_taken_for_uint32(
 PACKED = {
     "gzip": gzip.compress(KJV),
     "bzip2": bz2.compress(KJV),
+    "by bzip2": bz2.compress(KJV, 1),
     "xz": lzma.compress(KJV),
     "zstd": b"\x28\xb5\x2f\xfd" + bytes(200),
     "tar": b"kjv.txt".ljust(257, b"\0") + b"ustar\0" + bytes(500),

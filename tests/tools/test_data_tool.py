@@ -3,10 +3,12 @@ same documents."""
 
 from __future__ import annotations
 
+import ast
 import bz2
 import gzip
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -540,6 +542,21 @@ WRONG = [
     ("text", [b"x"], ("--tokenizer", "c"), "c: No such file"),
     ("parquet", [b"x"], (), "a: no Parquet"),
 ]
+
+
+def test_files_of_others_are_told_by_the_bytes_that_the_program_knows() -> (
+    None
+):
+    text = (trainer.ROOT / "runtime/zr_foreign.c").read_text()
+    rows = re.findall(r'^    \{("(?:[^"\\]|\\.)*"), (\d+), (\d+),', text, re.M)
+    theirs = {
+        ((ast.literal_eval(f"b{told}") + b"\0")[: int(n)], int(at))
+        for told, n, at in rows
+    }
+    assert len(rows) == text.count("\n    {") and (b"ustar", 257) in theirs
+    ours = {(magic, at) for magic, at, _ in documents.FOREIGN}
+    unicode = {(b"\xff\xfe", 0), (b"\xfe\xff", 0)}
+    assert ours - unicode | {(documents.GZIP, 0)} <= theirs
 
 
 @pytest.mark.parametrize("kind,raws,words,told", WRONG)
