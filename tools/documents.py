@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -112,8 +114,14 @@ def size_of(path: Path) -> int:
     with open(path, "rb") as file:
         if not file.read(3).startswith(GZIP):
             return size
-    with reading(path) as unpacked:
-        return sum(len(x) for x in iter(lambda: unpacked.read(PIECE), b""))
+        return unpacked(path, size, os.fstat(file.fileno()).st_mtime_ns)
+
+
+@cache
+def unpacked(path: Path, size: int, changed: int) -> int:
+    """Bytes of the text, which is unpacked once for a file of this size and time."""
+    with reading(path) as file:
+        return sum(len(x) for x in iter(lambda: file.read(PIECE), b""))
 
 
 # ---- text

@@ -448,6 +448,25 @@ def test_gzip_is_as_what_is_in_it(
     assert contents(tmp_path / "plain") == contents(tmp_path / "packed")
 
 
+def test_gzip_is_unpacked_once_for_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And again when it is another file."""
+    opened = []
+
+    def counted(file: object) -> gzip.GzipFile:
+        opened.append(file)
+        return gzip.GzipFile(fileobj=file)
+
+    monkeypatch.setattr(documents.gzip, "open", counted)
+    for count, text in ((1, b"first\n" * 99), (2, b"another\n" * 99)):
+        path = tmp_path / "a"
+        path.write_bytes(gzip.compress(text))
+        for _ in range(3):
+            assert documents.size_of(path) == len(text)
+        assert len(opened) == count
+
+
 def test_text_that_begins_as_bzip2_is_text(near: None, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("BZh, he said")
     assert made("text", tmp_path / "a", "-o", tmp_path / "out") == 0
