@@ -39,6 +39,13 @@ WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 THETA = 10000.0
 MSCALES = ("mscale", "mscale_all_dim")
+# Of a key with words, transformers' and ours
+WORDS = {
+    theirs: ours
+    for family in FAMILIES
+    for table in family.words.values()
+    for ours, theirs in table.items()
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class _Config:
         self.usual = {key: Node(x, root.where) for key, x in usual.items()}
         rope = ROPE if "rope" in _keys_of(self.family.block) else ()
         self.keys = (*usual, *rope)
+        self.allowed = {*self.keys, *WINDOWS, *DROPOUTS, *FREE, *FIXED}
 
     def fail(self, key: str, wrong: str, allowed: str) -> SpecError:
         where = self.given.get(key, self.root).where
@@ -163,11 +171,10 @@ class _Config:
             raise self.fail(key, f"is {_shown(said)}", _shown(FIXED[key]))
         elif key in DROPOUTS and type(said) not in (int, float, NoneType):
             raise self.fail(key, f"is {_shown(said)}", "a number, or null")
-        known = {*self.keys, *WINDOWS, *DROPOUTS, *FREE, *FIXED}
-        if key not in known and said is not None and not _told(key):
+        if key not in self.allowed and said is not None and not _told(key):
             good = "config.json without it, if it has no effect"
             wrong = f"is no key that zgen knows of {self.family.type}"
-            raise self.fail(key, wrong, meant(key, [*known]) + good)
+            raise self.fail(key, wrong, meant(key, [*self.allowed]) + good)
 
     def kind(self, key: str, said: object) -> None:
         """Refuses values as transformers does: "32" and 32.0 for 32, null where it says nothing."""
@@ -220,15 +227,9 @@ class _Config:
         return node
 
     def word(self, key: str, node: Node) -> Node:
-        words = {
-            theirs: ours
-            for family in FAMILIES
-            for table in family.words.values()
-            for ours, theirs in table.items()
-        }
-        if not isinstance(node.value, str) or node.value not in words:
-            raise self.fail(key, f"is {_shown(node.value)}", ", ".join(words))
-        return Node(words[node.value], node.where)
+        if not isinstance(node.value, str) or node.value not in WORDS:
+            raise self.fail(key, f"is {_shown(node.value)}", ", ".join(WORDS))
+        return Node(WORDS[node.value], node.where)
 
     def rope(self) -> Node:
         """By either spelling: rope_parameters, or rope_theta with rope_scaling."""
