@@ -663,10 +663,16 @@ def test_a_yaml_that_is_not_there_is_no_name_of_the_hub() -> None:
         spec.load("model_specs/none.yaml")
 
 
-def test_what_is_no_folder(tmp_path: pathlib.Path) -> None:
+def test_what_is_no_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = folder(tmp_path, LLAMA)
+    monkeypatch.chdir(there)
+    (tmp_path / "train.c").touch()
     for name, said in (
-        (f"{there}/config.json", "is a file; allowed: a folder with"),
+        (f"{there}/config.json", f"is a file; allowed: its folder, {there}"),
+        ("config.json", "is a file; allowed: its folder, ."),
+        (f"{tmp_path}/train.c", "is a file; allowed: a folder with"),
         (str(tmp_path), "has no config.json; allowed: a folder with"),
     ):
         with pytest.raises(SpecError) as caught:

@@ -460,6 +460,9 @@ def load(folder: str) -> Found:
             )
         elif not os.path.isdir(folder):
             wrong = "is a file"
+            above, name = os.path.split(folder)
+            if name == "config.json":
+                good = f"its folder, {printable(above or '.')}"
         raise SpecError(
             f"--from {printable(folder)}: {wrong}; allowed: {good}"
         )

@@ -159,7 +159,7 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
-# Keys of the model for which null is a value; for another it says what the key's absence says.
+# Keys for which null is a value of its own; for any other key it means the key's default.
 NULLS = (
     "head_dim",
     "layer_types",
