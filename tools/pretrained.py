@@ -204,8 +204,8 @@ def legacy(found: Folder, raw: Config) -> None:
 
 
 def renamed(known: Config, once: bool = False) -> None:
-    """additional_special_tokens is the name that extra_special_tokens had; tokens of an object have
-    names of their own. once: what has been renamed before stays."""
+    """Gives keys their names of today: extra_special_tokens was additional_special_tokens; of an
+    object its tokens are model_specific_special_tokens. once: keys renamed before stay."""
     if OLDER in known and not known.get(MORE) and not once:
         known[MORE] = known.pop(OLDER)
     if isinstance(known.get(MORE), dict) and isinstance(
@@ -253,7 +253,7 @@ def added(found: Folder, tokenizer: Tokenizer) -> list[AddedToken]:
     tokens = [x for x in tokens if repr(x) not in same]
     seen = {x.content for x in (*there, *tokens)}
     others = (*found.named.values(), *found.more)
-    tokens += [x for x in others if x.content not in seen]
+    tokens += [x for x in others if x.content and x.content not in seen]
     names = {x.content for x in found.named.values()}
     for x in tokens:
         x.special = x.special or x.content in names
@@ -263,10 +263,13 @@ def added(found: Folder, tokenizer: Tokenizer) -> list[AddedToken]:
 def held(stated: Iterable[Stated], made: Tokenizer) -> None:
     """Each token has the id that its file states."""
     for id_, where, x in stated:
+        if not x.content:
+            raise Bad(f"{where}: its content is empty, which is no token")
         has = made.token_to_id(x.content)
         if has != id_:
+            said = "none" if has is None else has
             raise Bad(
-                f"{where}: its id is {id_} there, and {has} in the tokenizer: ids that conflict or"
+                f"{where}: its id is {id_} there, and {said} in the tokenizer: ids that conflict or"
                 " leave some out are not kept by the tokenizers library"
             )
 
@@ -409,8 +412,8 @@ def around(found: Folder, made: Tokenizer) -> Iterator[str]:
 def notes(
     found: Folder, tokens: Sequence[AddedToken], made: Tokenizer
 ) -> Iterator[str]:
-    """What its user should know: the tokens that other files add, and more tokens than the model's
-    table has rows"""
+    """What its user should know: tokens that other files add, names of none, and more tokens than
+    the model's table has rows"""
     path = found.path
     new = [f"{x.content} {made.token_to_id(x.content)}" for x in tokens]
     if new:
@@ -419,6 +422,10 @@ def notes(
             f"{path}: tokens that tokenizer.json lacks, or has otherwise:"
             f" {', '.join(new[:8])}{more}"
         )
+    empty = [key for key, x in found.named.items() if not x.content]
+    empty += [MORE for x in found.more if not x.content][:1]
+    if empty:
+        yield f"{path}: {', '.join(empty)}: an empty text is no token"
     yield from around(found, made)
     known = config(path / "config.json")
     inner = known.get("text_config")
@@ -440,7 +447,7 @@ def ended(found: Folder, file: Path, made: Tokenizer) -> None:
     end = found.named.get("eos_token")
     others = (x for _, x in found.stated.values())
     there = {x.content for x in (*others, *found.more)}
-    if end and end.content not in there:
+    if end and end.content and end.content not in there:
         if made.token_to_id(end.content) is None:
             raise Bad(f"{file}: eos_token {end.content} is none of its tokens")
 

@@ -80,6 +80,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {SETTINGS: decoder("259", TOOL | {"lstrip": "no"})},
         "added_tokens_decoder: 259: lstrip: true or false",
     ),
+    (
+        {SETTINGS: decoder("259", {"content": ""})},
+        "added_tokens_decoder: 259: its content is empty, which is no token",
+    ),
     ({SETTINGS: {"added_tokens_decoder": []}}, "added_tokens_decoder: an obj"),
     ({SETTINGS: {"added_tokens_decoder": None}}, "added_tokens_decoder: an o"),
     ({ADDED: {"<tool>": 300}}, "added_tokens.json: <tool>: its id is 300"),
@@ -208,6 +212,21 @@ def test_what_tokenizer_json_does_not_put_is_told(tmp_path: Path) -> None:
     assert ["add_bos_token" in told[0], "add_eos_token" in told[1]] == [1, 1]
     none = dict.fromkeys(asked, False)
     assert notes(tmp_path, {SETTINGS: ENDS | none}) == ()
+
+
+@pytest.mark.parametrize(
+    "key,x",
+    [
+        ("pad_token", ""),
+        ("eos_token", {"content": ""}),
+        ("extra_special_tokens", ["", ""]),
+    ],
+)
+def test_an_empty_text_is_no_token(
+    tmp_path: Path, key: str, x: object
+) -> None:
+    told = f"{tmp_path}: {key}: an empty text is no token"
+    assert notes(tmp_path, {SETTINGS: ENDS | {key: x}}) == (told,)
 
 
 def test_a_folder_that_adds_nothing_is_told_nothing(tmp_path: Path) -> None:
