@@ -125,8 +125,8 @@ static int ends_of_lines(const char *text)
     return n;
 }
 
-/* What users and files call things goes to no terminal as it is: nor has it an end of a line, of
- * which the format's last alone stays then. */
+/* Masks control codes, which names of users and files may have. Where a name has line ends of its
+ * own, all but the format's last are masked, too. */
 static void make_printable(char *text, const char *format)
 {
     size_t n = strlen(text);
@@ -424,11 +424,10 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
     l->busy += seconds;
     l->skipped += skipped;
     if (report[ZR_VALID] == 0 && !l->untargeted++)
-        zr_print(
-            z, STDERR_FILENO,
-            "step %.0f has no target: it has no loss and changes nothing; so do others like it, "
-            "which are counted at the end\n",
-            steps);
+        zr_print(z, STDERR_FILENO,
+                 "step %.0f has no target: it has no loss and changes nothing; more such steps are "
+                 "counted and told at the end\n",
+                 steps);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
     if (z->peak > 0)
         snprintf(share, sizeof share, ", \"share_of_peak\": %.6g", 1e-9 * pace / z->peak);

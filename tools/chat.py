@@ -239,8 +239,9 @@ class Template:
                     )
             content = message.get("content")
             if isinstance(content, (list, dict)) and str(content) in text:
+                kind = "a list" if isinstance(content, list) else "an object"
                 raise Bad(
-                    f"message {number}: content: {self.where} reads a text, and this is a list"
+                    f"message {number}: content: {self.where} reads a text, and this is {kind}"
                 )
 
     def ends(self) -> bool | None:

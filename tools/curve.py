@@ -146,8 +146,8 @@ class Style:
 
 
 def style(number: int, of: int) -> Style:
-    """Dashes begin together and each curve's are shorter than those of the one below, so that of
-    equal curves each is seen."""
+    """Chooses a curve's look. All dashes begin together, and each curve's are shorter than those of
+    the curve below it: equal curves are all seen."""
     many = min(of, DASHED)
     turn = 1 + (number - 1) % (many - 1) if number else 0
     return Style(

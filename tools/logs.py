@@ -45,21 +45,21 @@ def is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool)
 
 
-def is_loss(x: object) -> bool:
-    """null: a step without a target, or not finite."""
+def is_number_or_null(x: object) -> bool:
+    """null: the loss of a step without a target, or a number that is not finite."""
     return x is None or is_number(x)
 
 
 Rule = tuple[Callable[[Any], bool], str]
-LOSS: Rule = (is_loss, "a number or null")
+NUMBER: Rule = (is_number_or_null, "a number or null")
 FIELDS: dict[str, Rule] = {
     "run": (is_text, "a name"),
     "arguments": (is_lines, "a list of words"),
     "step": (is_step, "a whole number from 0 to below 10^18"),
-    "loss": LOSS,
-    "val_loss": LOSS,
-    "seconds": LOSS,
-    "tokens_per_second": LOSS,
+    "loss": NUMBER,
+    "val_loss": NUMBER,
+    "seconds": NUMBER,
+    "tokens_per_second": NUMBER,
 }
 KINDS = ("run", "step", "end")
 

@@ -53,7 +53,7 @@ def nowhere(path: str) -> str:
 
 @contextlib.contextmanager
 def folders(path: str) -> Iterator[None]:
-    """While those of a path are made, which are gone again if what follows fails."""
+    """Makes the missing folders of a path, and removes them again if the body fails."""
     made = missing(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

@@ -598,7 +598,11 @@ PAIR = {"prompt": "a", "completion": "b"}
         ),
         (
             {"messages": [USER, {**SAID, "content": [{"text": "x"}]}]},
-            "message 2: content: chat template reads a text",
+            "content: chat template reads a text, and this is a list",
+        ),
+        (
+            {"messages": [USER, {**SAID, "content": {"text": "x"}}]},
+            "content: chat template reads a text, and this is an object",
         ),
     ],
 )
