@@ -45,13 +45,8 @@ STEP = re.compile(r"step-(\d{8,10})")
 CHUNK = 1 << 15  # elements at a time: what is made of them stays in a cache
 PROGRESS_S = 10
 STDOUT = "standard output"
-DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EROFS,
-)  # what is wrong is not what was typed
+# Errors that are no fault of the command line
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 Bits = NDArray[Any]
 Run = dict[str, Any]
@@ -604,9 +599,8 @@ def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     except OSError as e:
         code = 3 if e.errno in DISK else 2
         told = why(e) if e.filename is None else f"{e.filename}: {why(e)}"
-        if (
-            e.filename == STDOUT
-        ):  # nothing is left for Python to flush at its end
+        if e.filename == STDOUT:
+            # Nothing is left for Python to flush at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(printable(f"{prog}: {told}"), file=sys.stderr)
     return code

@@ -22,16 +22,10 @@ from zg.write import svg
 Point = tuple[float, float]
 
 MOST = 1e30  # that is drawn
-WIDTH, HEIGHT, EDGE = (
-    800,
-    240,
-    16,
-)  # of the picture, its plot, its margins; pixels
-ROW, SAMPLE, SWATCH = (
-    20,
-    44,
-    52,
-)  # of the legend; a sample of a curve, with the space behind
+# Pixels: the picture, its plot, its margins
+WIDTH, HEIGHT, EDGE = 800, 240, 16
+# Of the legend: a row, a sample of a curve, a sample with the space behind it
+ROW, SAMPLE, SWATCH = 20, 44, 52
 LABEL = 12  # font size
 BIGRAM = "#c33"
 COLOURS = ("#36c", "#b50", "#393", "#936", "#088", "#663", "#c5c")

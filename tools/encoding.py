@@ -67,9 +67,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
     now: datetime = field(default_factory=datetime.now)
     below: int = 0  # the hash of validation's documents
-    cut: int | None = (
-        None  # of the only text, a byte: what follows is validation's
-    )
+    cut: int | None = None  # a byte of the only text: the rest is validation's
 
     @property
     def dtype(self) -> str:

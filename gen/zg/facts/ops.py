@@ -21,15 +21,8 @@ from . import kinds
 from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
-GIVEN = (
-    "token",
-    "target",
-    "position",
-    "key",
-    "table",
-    "scaler",
-    NULL,
-)  # what an op reads beside its values
+# Operands of an op beside its values
+GIVEN = ("token", "target", "position", "key", "table", "scaler", NULL)
 
 
 @dataclass(frozen=True)

@@ -378,10 +378,8 @@ def _middle(
     bwd.grads[y] = "dy"
     for node in reversed(b.nodes):
         bwd.backward(node)
-    if (
-        not x and full and b.spec.train.precision != "f32"
-    ):  # a tied leaf is whole: round it once
-        bwd.round(*full)
+    if not x and full and b.spec.train.precision != "f32":
+        bwd.round(*full)  # a tied leaf is whole: round it once
     kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(
         b, fwd
     ) | {x, y}

@@ -513,9 +513,8 @@ def read(file: Node, root: Node) -> Config:
     for key, node, row in r.walk(file):
         r.take(key, node, row)
     live = r.live()
-    for g in sorted(
-        live, key=r.silent
-    ):  # "auto" looks at what the others have set
+    # "auto" looks at what the others have set
+    for g in sorted(live, key=r.silent):
         r.judge(g)
     for g in live:
         if isinstance(g.row, Same):

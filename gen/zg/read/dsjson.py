@@ -22,9 +22,7 @@ _END = r"(?=\s*(?:[,\]}\n]|#|//|/\*|$))"
 _PLAIN = re.compile(r"[^\s,:{}\[\]\"'#]+" + _END)
 _BARE = re.compile(r"[A-Za-z_/.~][\w./+-]*[ \t\r]*(?=\n|$)")
 _MARK = re.compile(r"\{\{|\{%|\$\{|\$[A-Za-z_]\w*|<[A-Za-z_][^<>\n]*>")
-_NAME = re.compile(
-    r"(?!NaN\b)[A-Z][A-Z0-9_]+\b"
-)  # BATCH_SIZE, for sed to replace
+_NAME = re.compile(r"(?!NaN\b)[A-Z][A-Z0-9_]+\b")  # BATCH_SIZE, for sed
 _FENCE = re.compile(r"^[ \t]*(```|~~~)", re.M)
 _WORDS = {
     "true": True,

@@ -19,9 +19,7 @@ from .node import Names, meant, number, shown
 DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
 RANKS = 2**20
 LAYERS = 2048  # of a model: each is some lines of the plan
-ELEMS = (
-    2**48
-)  # elements of a model, of all values: byte offsets fit in 63 bits
+ELEMS = 2**48  # of a model, in all values: byte offsets fit in 63 bits
 TOKEN = 65535  # the largest uint16 token
 RECOMPUTE = tuple(dict.fromkeys(ops.WORDS.values()))
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")

@@ -31,22 +31,8 @@ MEANS = {
     "F": "a gated branch's width",
 }
 OF_CALLS = "HGDFP"  # that calls say
-WIDTHS = (
-    "C",
-    "F",
-    "R",
-    "V",
-    "E",
-    "P",
-)  # by which others are said, the first that fits
-ROWS = (
-    "M",
-    "R",
-    "V",
-    "P",
-    "C",
-    "T",
-)  # of which a number of elements may be so many rows
+WIDTHS = tuple("CFRVEP")  # by which others are said, the first that fits
+ROWS = tuple("MRVPCT")  # of which a number of elements may be so many rows
 MOST = 8  # times a width
 # Numbers with a meaning of their own: kernels/zk.h's names of them.
 NAMED = {
