@@ -52,9 +52,9 @@ static int turned(const zr_program *p)
 
 /* Keys that do not change what is added to weights; of any other but those below the value must be
  * empty. */
-static const char *const harmless[] = {"auto_mapping",   "ensure_weight_tying", "inference_mode",
-                                       "layers_pattern", "lora_dropout",        "megatron_core",
-                                       "peft_version",   "qalora_group_size",   "revision"};
+static const char *const harmless[] = {
+    "auto_mapping",  "ensure_weight_tying", "inference_mode",    "layers_pattern",
+    "megatron_core", "peft_version",        "qalora_group_size", "revision"};
 
 /* And those that may have some values alone. */
 static const struct {
@@ -244,6 +244,17 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
+/* A dropout of adapters changes training and not what is added to weights: the program has none. */
+static int takes_dropout(given *g, value v)
+{
+    char is[NAME];
+    if (!is_numeric(v)) return is_empty(v);
+    snprintf(is, sizeof is, "is %.*s, which is not applied: the program's adapters have no dropout",
+             (int)zr_least((int64_t)v.n, 30), v.at);
+    if (strtod(v.at, NULL) != 0) add_note(g, "lora_dropout", is);
+    return 1;
+}
+
 /* May it have this key? If not, `allowed` says what is. */
 static int takes(given *g, const char *key, value v, const char **allowed)
 {
@@ -252,6 +263,10 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         *(*key == 'r' ? &g->r : &g->alpha) = strtod(v.at, NULL);
         *allowed = "a number";
         return is_numeric(v);
+    }
+    if (!strcmp(key, "lora_dropout")) {
+        *allowed = "a number";
+        return takes_dropout(g, v);
     }
     if (!strcmp(key, "fan_in_fan_out")) {
         *allowed = turned(g->p) ? "true" : "false";

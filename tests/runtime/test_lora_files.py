@@ -347,6 +347,7 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"init_lora_weights": "pissa"}, "init_lora_weights: "),
         ({"peft_type": "IA3"}, 'peft_type: "IA3" is not supported; allowed: "LORA"'),
         ({"fan_in_fan_out": True}, "fan_in_fan_out: true is not supported; allowed: false"),
+        ({"lora_dropout": "0.1"}, 'lora_dropout: "0.1" is not supported; allowed: a number'),
     ],
 )  # fmt: skip
 def test_another_adapter(
@@ -381,6 +382,10 @@ def test_another_adapter(
         ({"base_model_name_or_path": "some/base/"}, ""),
         ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
          "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
+        ({"lora_dropout": 0}, ""),
+        ({"lora_dropout": None}, ""),
+        ({"lora_dropout": 0.05},
+         "lora_dropout is 0.05, which is not applied: the program's adapters have no dropout"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_adapter(
