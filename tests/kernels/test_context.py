@@ -141,7 +141,7 @@ def test_an_unknown_object_is_refused() -> None:
     [("avx512", "AVX-512"), ("avx512bf16", "AVX512_BF16"), ("amx", "AMX")],
 )
 def test_an_object_that_cannot_run_is_refused(isa: str, lacking: str) -> None:
-    if zk.runs(isa):
+    if zk.NEEDED[isa] <= zk.features():  # its own, whatever class tests are of
         pytest.skip(f"this processor runs the {isa} object")
     status, said = plain(isa)
     assert status == 1 and isa in said and lacking in said

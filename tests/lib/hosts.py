@@ -124,6 +124,7 @@ def join(switch: Host, host: Host, port: str) -> None:
 def network(count: int) -> Iterator[list[Host]]:
     """So many hosts, and the switch between them"""
     found: list[Host] = []
+    namespaces.need_own_root()
     namespaces.need((*APART, *(() if is_root() else ("-r",)), "true"))
     try:
         switch = made("switch", "", None)

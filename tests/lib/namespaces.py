@@ -7,6 +7,7 @@ reason for a skip.
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 
@@ -29,6 +30,16 @@ def need(*commands: tuple[str, ...]) -> tuple[str, ...]:
     if all(errors):
         pytest.skip(f"no namespaces here: {'; '.join(errors)}")
     return commands[errors.index("")]
+
+
+def need_own_root() -> None:
+    """Skips the test in a chroot, which who enters a namespace of mounts leaves."""
+    try:
+        inside = not os.path.samefile("/", "/proc/1/root")
+    except PermissionError:  # a user's: only root enters a chroot
+        return
+    if inside:
+        pytest.skip("no hosts here: this is a chroot")
 
 
 def mounts(at: str = "/tmp") -> tuple[str, ...]:

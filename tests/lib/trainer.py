@@ -147,18 +147,24 @@ def inputs(target: str) -> list[str]:
     )[1].split()
 
 
+def members(target: str) -> list[str]:
+    """the objects that a program or an archive is made from; of two of one name the later one, as
+    an archive made from another has a member replaced"""
+    found: dict[str, str] = {}
+    for name in inputs(target):
+        for part in members(name) if name.endswith(".a") else [name]:
+            if part.endswith(".o"):
+                found[pathlib.Path(part).name] = part
+    return list(found.values())
+
+
 @functools.cache
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """what a program of build.ninja is linked from beside train.o, brought up to date once for each
     process"""
     with alone("ninja"):  # whose log another ninja may be about to replace
-        parts = [
-            part
-            for name in inputs(kind.program)
-            for part in (inputs(name) if name.endswith(".a") else [name])
-        ]
         names = [
-            n for n in parts if n.endswith(".o") and not n.endswith("/train.o")
+            n for n in members(kind.program) if not n.endswith("/train.o")
         ]
         sh("ninja", *names)
     return [ROOT / n for n in names]
