@@ -66,8 +66,10 @@ RATES = (1e9, 10e9)  # bits a second
 class Runs:
     """Programs of one train.c, and runs of them on a file of tokens"""
 
-    def __init__(self, folder: Path, spec: Path, *keys: str) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, spec: Path, *keys: str, ranks: int = 2
+    ) -> None:
+        self.folder, self.ranks = folder, ranks
         source = trainer.generate(spec, *keys)
         self.near = trainer.build(source)
         self.far = trainer.build(source, trainer.MPI)
@@ -85,7 +87,7 @@ class Runs:
 
     def over_mpi(self, steps: int, *more: object, **where) -> None:
         words = (*self.words(steps), *more)
-        done = hosts.ended(hosts.mpirun(self.far, 2, *words, **where))
+        done = hosts.ended(hosts.mpirun(self.far, self.ranks, *words, **where))
         if done.returncode:
             sys.exit(done.stderr)
 

@@ -69,6 +69,14 @@ _ZERO = {
     "zero.stage3_max_reuse_distance": "keeps a unit gathered until its next use where no more "
     "elements are used in between; 0: never",
     "zero.replicate": "keeps the tensors of these names whole on every rank, at stage 3",
+    "zero.shard_size": "is the number of ranks that share a unit's parameters at stage 3 "
+    "(torchtitan's data_parallel_shard_degree), 0: all; a divisor or a multiple of "
+    "`cluster.local`. At stages 1 and 2 these ranks share states, with `states: shard`",
+    "zero.states": "are the ranks that share masters, moments and sums: all (Megatron's HFSDP), or "
+    "those of a shard, each set of them with all states (PyTorch's HSDP)",
+    "zero.mics_shard_size": "is `shard_size` with `states: shard`, by DeepSpeed's name for MiCS",
+    "zero.hpz_partition_size": "is `shard_size` with `states: all`, by DeepSpeed's name for the "
+    "secondary copy of ZeRO++: here the copy is the parameters, and masters are what it is made of",
     "zero.sub_group_size": "is the tile in which the host updates a shard, in elements; 0: the "
     "default",
     "zero.offload_optimizer.device": "puts optimizer states, and the update, on the host (cpu) or "
@@ -172,6 +180,9 @@ DOES: Mapping[str, str] = {
     **_ZERO,
     **{f"train.{key}": does for key, does in _TRAIN.items()},
     "cluster.ranks": "is the number of ranks: GPUs, or processes of a CPU",
+    "cluster.local": "is the number of ranks of a host, each host's in a row (torchrun's "
+    "LOCAL_WORLD_SIZE), 0: all; gradients are summed inside hosts first, and parameters are "
+    "gathered between hosts first",
     "cluster.memory.device": "refuses a plan that takes more of a rank's device",
     "cluster.memory.host": "refuses a plan that takes more of the host for a rank",
     "cluster.memory.file": "refuses a plan that takes more of the disk for a rank",

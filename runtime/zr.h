@@ -58,6 +58,7 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
 /* ---- collectives over a group (of zr_program.groups) of R ranks, of which r is this one */
 int zr_rank(const zr *z);
+int zr_place(const zr *z, int group); /* this rank's number in it */
 /* piece p of `to` (at to + p*to_step, bytes long) = rank p's piece at from + p*from_step. Complete
  * when this rank has all pieces and every peer has read this rank's. In place where both agree. */
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
@@ -85,19 +86,26 @@ typedef struct zr_group { /* the first: all ranks */
     const char *name;
     int32_t ranks;
 } zr_group;
+/* An axis along which the ranks of a group differ: so many places, `stride` ranks from each to the
+ * next. Of a group's axes the last counts fastest; the first group has none, and all ranks. */
+typedef struct zr_axis {
+    int32_t group, size, stride;
+} zr_axis;
 /* What a run keeps from step to step, and "params", what publish makes of masters for all ranks. A
- * row is of every instance of a flat: elements [first, first + n) of each shard that a rank has.
- * over: the group whose rank r has shard r, elements [r*shard, (r+1)*shard) of the flat; -1: every
- * rank has all shards, one after the other, and answers for shard r. A shard may be in two rows, in
+ * row is of every instance of a flat: elements [first, first + n) of each shard that a rank has,
+ * where shard i is elements [i*shard, (i+1)*shard) of the flat. over: the group of R ranks whose
+ * place r has shards [r*K, (r+1)*K) one after the other, K = ranks / R; -1: every rank has all. A
+ * rank answers for the shard that is its place in zr_program.owners. A shard may be in two rows, in
  * order. flat -1: a number of no flat, the same on every rank. */
 typedef struct zr_state {
     const char *what; /* "master", parameters too that have no other; "exp_avg" ...; "step" ... */
-    /* instance i has its first element (over -1: shard 0's) at at + i*stride, in bytes of the arena
+    /* instance i has its first element (of its first shard) at at + i*stride, in bytes of the arena
      * of ZR_MAIN or ZR_HOST or, where queue is ZR_STORE, of the file arena */
     int64_t at, stride, shard, first, n;
     int32_t flat, count, over, queue, type; /* type: of an element, ZR_F32 ... */
-    /* of masters, else NULL: hashes elements of this rank's shard. Operands: the place of the first
-     * (over -1: in shard 0), instance, uint64_t[2] to add to, the first's number, n (of a tile) */
+    /* of masters, else NULL: hashes elements of the shard that this rank owns. Operands: the place
+     * of the first (in the rank's first shard), instance, uint64_t[2] to add to, the number of the
+     * first, n (of a tile) */
     zr_fn *hash;
 } zr_state;
 
@@ -171,7 +179,11 @@ typedef struct zr_program {
     const zr_tensor *tensors;
     const zr_function *functions;
     const int64_t (*slots)[3]; /* at, bytes of each, how many: what they hold dies */
-    int32_t ngroups, nstates, nrecipe, ntensors, nfunctions, nslots;
+    const zr_axis *axes;
+    const uint32_t *meets; /* [ngroups] queues of its collectives, bits; NULL: all that are used */
+    int64_t far;           /* of wire, bytes from other hosts */
+    int32_t owners, local; /* the group in whose order ranks own shards; ranks of a host, 0: all */
+    int32_t naxes, ngroups, nstates, nrecipe, ntensors, nfunctions, nslots;
     /* for ZR_MAIN, ZR_SUM and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);

@@ -30,6 +30,7 @@
 #ifndef ZR_INT_H
 #define ZR_INT_H
 #include "zr_file.h"
+#include "zr_groups.h"
 #include "zr_order.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -50,7 +51,7 @@ enum {
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
-enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
+enum { ZR_WIRE, ZR_MESSAGES, ZR_FAR, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 16, ZR_TOLD = 512 };
 enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* what stands on a terminal's last line */
 enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another name first */
@@ -100,6 +101,7 @@ typedef struct zr_seat {
     _Atomic int64_t step;  /* that it is in, or was last, from 1 */
     _Atomic int life;      /* ZR_SILENT ... */
     _Atomic int awaits;    /* the launcher's rank that it waits to hear from, and 1; 0: none */
+    _Atomic int group;     /* that such a rank is waited for in */
     char host[ZR_ADDRESS]; /* a launcher's rank's; "": not known */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
@@ -137,10 +139,11 @@ static inline void zr_ask(zr_shared *s, double now)
 
 /* ---- queues */
 typedef struct zr_queue {
-    void *stream;            /* for the kernels; NULL: the target has none */
-    void *k;                 /* kernel context; NULL: this queue runs no kernel */
-    int64_t bytes, messages; /* received from peers; collectives */
-    int64_t copied;          /* bytes that zr_copy has moved */
+    void *stream;                 /* for the kernels; NULL: the target has none */
+    void *k;                      /* kernel context; NULL: this queue runs no kernel */
+    int64_t bytes, messages, far; /* received from peers; collectives; bytes from other hosts */
+    int group;                    /* that the last collective was of */
+    int64_t copied;               /* bytes that zr_copy has moved */
 } zr_queue;
 
 typedef struct zr_command zr_command;
@@ -270,6 +273,12 @@ typedef struct zr_writer {
     char why[ZR_WHY];
 } zr_writer;
 
+/* ---- a group, as this rank sees it (zr_groups.c) */
+typedef struct zr_members {
+    int ranks, place, far; /* place: this rank's; far: how many of them are on other hosts */
+    int *rank;             /* [ranks] which has each place */
+} zr_members;
+
 /* ---- one rank */
 typedef struct zr_target zr_target; /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
 typedef struct zr_disk zr_disk;     /* zr_disk.c */
@@ -287,6 +296,7 @@ struct zr {
     int cores;         /* a rank's part of those that this host allows, 1 at least */
     zr_seat **seat;    /* [ranks] NULL: of a rank whose memory this one does not see */
     const zr_far *far; /* how to reach the others; NULL: all ranks are here */
+    zr_members *group; /* [p->ngroups] */
     int reads_peers;   /* 0: what peers have is sent, pieces to the inbox */
     zr_net net;
     int column;           /* in p->columns, and in train.c's launch tables */
@@ -316,6 +326,9 @@ struct zr {
 /* ---- ranks (zr_ranks.c) */
 /* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
 int zr_ranks(zr *z, void (*body)(zr *z));
+
+/* ---- groups (zr_groups.c) */
+void zr_groups_open(zr *z);
 
 /* ---- how a run ends before its time (zr_fail.c) */
 enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of a last word; how long it may take */

@@ -215,6 +215,7 @@ static void meet(zr *z)
     zr_progress(z, "start", NULL, 0);
     if (z->far) zr_meet(z);
     zr_same_program(z);
+    zr_groups_open(z);
     zr_open(z);
     zr_check_states(z);
     open_kernels(z);
@@ -316,6 +317,7 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         moved[ZR_WIRE] += times * z->queue[queue].bytes;
         moved[ZR_MESSAGES] += times * z->queue[queue].messages;
+        moved[ZR_FAR] += times * z->queue[queue].far;
     }
     moved[ZR_LOADS] += times * (zr_disk_moved(z, ZR_LOAD) + zr_disk_moved(z, ZR_FETCH));
     moved[ZR_STORES] += times * zr_disk_moved(z, ZR_STORE);
@@ -437,10 +439,11 @@ static void check_saved(zr *z)
  * that is right. */
 static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
 {
-    static const char *const what[] = {"bytes received", "collectives", "bytes read from the file",
-                                       "bytes written to the file"};
+    static const char *const what[] = {"bytes received", "collectives",
+                                       "bytes received from other hosts",
+                                       "bytes read from the file", "bytes written to the file"};
     _Static_assert(sizeof what / sizeof *what == ZR_MOVED, "words for all that is counted");
-    const int64_t plan[] = {z->p->wire, z->p->messages, z->p->loads, z->p->stores};
+    const int64_t plan[] = {z->p->wire, z->p->messages, z->p->far, z->p->loads, z->p->stores};
     for (int i = 0; i < ZR_MOVED; i++)
         if (moved[i] != plan[i] * (z->step - z->checkpoints.from))
             zr_fail(z, ZR_MISCOUNTED,

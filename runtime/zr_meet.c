@@ -331,12 +331,36 @@ static void welcome_all(zr *z, const hello *all)
     }
 }
 
+/* The first rank on another host than the first of the `local` ranks it is among; -1: none */
+static int stray(const zr *z, const hello *all, int local)
+{
+    for (int r = 0; r < z->ranks; r++)
+        if (all[r].host != all[r - r % local].host) return r;
+    return -1;
+}
+
+/* The plan takes each p->local ranks in a row to be of one host. */
+static void check_hosts(zr *z, const hello *all)
+{
+    int local = z->p->local, at = local ? stray(z, all, local) : -1, fits = z->ranks;
+    if (at < 0) return;
+    gethostname(z->net.end[0], sizeof z->net.end[0] - 1);
+    while (z->ranks % fits || stray(z, all, fits) >= 0) fits--;
+    zr_fail(z, ZR_DISAGREE,
+            "rank %d (%s) is on another host than rank %d (%s), but the program has ranks %d to %d "
+            "on one host (cluster.local: %d); deal ranks host by host (Slurm: srun "
+            "--distribution=block, Open MPI: --map-by slot), or generate with cluster.local: %d",
+            at, z->net.end[at], at - at % local, z->net.end[at - at % local], at - at % local,
+            at - at % local + local - 1, local, fits);
+}
+
 static void receive(zr *z)
 {
     hello *all = zr_get(z, z->ranks, sizeof *all);
     all[0] = this_rank(z);
     raise_limit(z);
     accept_all(z, all);
+    check_hosts(z, all);
     welcome_all(z, all);
     free(all);
 }

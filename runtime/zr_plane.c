@@ -50,6 +50,7 @@ int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.un
 static void idle(zr *z, int rank, int out)
 {
     zr_count_wait(z, ZR_MAIN);
+    atomic_store(&z->shared->seat[z->rank].group, 0);
     atomic_store(&z->shared->seat[z->rank].awaits, rank + 1);
     if (!out && !z->rank) zr_plane_look(z);
 }

@@ -134,18 +134,12 @@ void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     check(z, "copy", queue, (place){"to", ways[queue].to, to, bytes, 1, 0});
 }
 
-/* Only the group of all ranks is opened, on the first so many queues. */
+/* Groups meet on the first so many queues. */
 static void check_group(zr *z, const char *what, int queue, int queues, int group)
 {
     zr_check_queue(z, what, queue);
     check_number(z, what, queue, "queue", queue, queues);
     check_number(z, what, queue, "group", group, z->p->ngroups);
-    if (group == 0 && z->p->groups->ranks == z->ranks) return;
-    zr_fail(z, ZR_DISAGREE,
-            "step %" PRId64 ": %s on queue %s: group %s has %d of %d ranks; only the first, of all,"
-            " is opened; generate the program anew",
-            z->step + 1, what, zr_queue_name(queue), z->p->groups[group].name,
-            z->p->groups[group].ranks, z->ranks);
 }
 
 /* What peers read; a rank alone has none, and its pieces may lie anywhere. */
@@ -155,8 +149,9 @@ void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_ste
                      int64_t to_step, int64_t bytes)
 {
     check_group(z, "gather", queue, ZR_REDUCE + 1, group);
-    check(z, "gather", queue, (place){"from", given(z), from, bytes, z->ranks, from_step});
-    check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->ranks, to_step});
+    check(z, "gather", queue,
+          (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
+    check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
 }
 
 int zr_inbox(zr *z, const char *what, int64_t to)
@@ -185,10 +180,10 @@ void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, in
                        int64_t bytes)
 {
     check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
-    check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->ranks, step});
+    check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->group[group].ranks, step});
     if (z->reads_peers || z->ranks == 1) return; /* pieces are read where they lie */
-    check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->ranks, bytes});
-    check_slot(z, "alltoall", queue, z->ranks, bytes);
+    check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, bytes});
+    check_slot(z, "alltoall", queue, z->group[group].ranks, bytes);
 }
 
 void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
@@ -196,7 +191,8 @@ void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t ste
 {
     check_group(z, "reducescatter", queue, ZR_REDUCE + 1, group);
     check_number(z, "reducescatter", queue, "type", type, ZR_F16 + 1);
-    check(z, "reducescatter", queue, (place){"at", given(z), at, bytes, z->ranks, step});
+    check(z, "reducescatter", queue,
+          (place){"at", given(z), at, bytes, z->group[group].ranks, step});
     check(z, "reducescatter", queue, (place){"to", ARENA, to, bytes, 1, 0});
     check_slot(z, "reducescatter", queue, 1, bytes);
 }
@@ -211,6 +207,7 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
 {
     int64_t bytes = n < 0 || n > INT64_MAX / 8 ? INT64_MAX : 8 * n;
     check_group(z, "allreduce", queue, ZR_REDUCE + 1, group);
+    check_number(z, "allreduce", queue, "group of all", group, 1);
     check(z, "allreduce", queue, (place){"from", given(z), from, bytes, 1, 0});
     check(z, "allreduce", queue, (place){"to", ARENA, to, bytes, 1, 0});
 }
@@ -256,7 +253,7 @@ void zr_check_states(zr *z)
     static const int arenas[ZR_QUEUES] = {[ZR_HOST] = HOSTED, [ZR_STORE] = FILED};
     const zr_program *p = z->p;
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
-        int64_t n = s->n + (s->over < 0 ? (p->ranks - 1) * s->shard : 0);
+        int64_t n = s->n + (zr_parts(p, s) - 1) * s->shard;
         zr_check_queue(z, "state", s->queue);
         check_number(z, "state", s->queue, "type", s->type, ZR_F64 + 1);
         check(z, "state", s->queue,

@@ -103,10 +103,12 @@ static int works(const zr_stall *s, int r, double half)
 static void describe_far(zr *z, const zr_stall *s, char *why)
 {
     int r = z->here - 1, awaits = 0;
-    char who[ZR_HOST_NAME], whom[2 * ZR_ADDRESS] = "ranks of other hosts";
+    char who[ZR_HOST_NAME], whom[3 * ZR_ADDRESS] = "ranks of other hosts";
     while (!(awaits = atomic_load(&seat_of(z, r)->awaits)) && r > 0) r--;
+    int group = atomic_load(&seat_of(z, r)->group);
     if (awaits)
-        snprintf(whom, sizeof whom, "rank %d on host %s", awaits - 1,
+        snprintf(whom, sizeof whom, "rank %d%s%.40s on host %s", awaits - 1,
+                 group ? " of group " : "", group ? z->p->groups[group].name : "",
                  z->shared->seat[awaits - 1].host);
     zr_why(why,
            "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64

@@ -96,7 +96,7 @@ static uint64_t hash_row(zr *z, const zr_state *s)
 {
     words lane[LANES] = {0};
     uint64_t sum = ZR_HASH;
-    int64_t width = zr_width(s), shards = s->shard ? z->ranks : 1;
+    int64_t width = zr_width(s), shards = s->shard ? zr_parts(z->p, s) : 1;
     for (int64_t i = 0; i < s->count; i++)
         for (int64_t r = 0; r < shards; r++)
             add_bytes(z, s, lane, s->at + i * s->stride + width * r * s->shard, width * s->n);
@@ -112,16 +112,34 @@ static const char *tensor_of(const zr *z, const zr_state *s)
     return "numbers of the step";
 }
 
-static void compare_copies(zr *z, const zr_state *s)
+static void differs(zr *z, const zr_state *s, const char *whose)
 {
-    uint64_t mine = hash_row(z, s), first = mine;
-    zr_tell(z, &first, sizeof first);
-    if (first == mine) return;
     zr_fail(z, ZR_ENVIRONMENT,
-            "after step %" PRId64 " this rank's %s (%s and what lies with it) is not rank 0's "
+            "after step %" PRId64 " this rank's %s (%s and what lies with it) is not %s "
             "(--verify-every): a memory or a processor is at fault, here or there; go on from a "
             "checkpoint on other hosts",
-            (int64_t)z->step, s->what, tensor_of(z, s));
+            (int64_t)z->step, s->what, tensor_of(z, s), whose);
+}
+
+/* What every rank has is compared with rank 0's. Where the ranks of a group share it, those
+ * at the same place have copies: two places at a time, hashes are added over all ranks. */
+static void compare_copies(zr *z, const zr_state *s)
+{
+    int places = s->over < 0 ? 1 : z->p->groups[s->over].ranks, copies = z->ranks / places;
+    if (copies == 1) return;
+    uint64_t mine = hash_row(z, s), first = mine;
+    if (places == 1) {
+        zr_tell(z, &first, sizeof first);
+        if (first != mine) differs(z, s, "rank 0's");
+        return;
+    }
+    int own = z->group[s->over].place;
+    for (int place = 0; place < places; place += 2) {
+        uint64_t sum[2] = {own == place ? mine : 0, own == place + 1 ? mine : 0};
+        zr_total(z, sum);
+        if (own / 2 == place / 2 && sum[own % 2] != mine * (uint64_t)copies)
+            differs(z, s, "that of the others at its place");
+    }
 }
 
 void zr_verify_open(zr *z)
@@ -140,7 +158,7 @@ void zr_verify(zr *z)
     double begun = zr_now();
     zr_progress(z, "verification", NULL, 0);
     for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
-        if (s->over < 0 && z->ranks > 1) compare_copies(z, s);
+        if (z->ranks > 1) compare_copies(z, s);
     zr_barrier(z); /* no rank goes on where one has failed */
     zr_hash_weights(z, sum);
     zr_progress(z, NULL, NULL, 0);

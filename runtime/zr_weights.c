@@ -4,12 +4,14 @@
  * Invariants
  *  1. A file is a function of the state, the plan and the layout, not of time. Its length and
  *     the place of every element follow from zr_program alone, so each rank finds its own.
- *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
+ *  2. Elements [r*shard, (r+1)*shard) of a flat are written by the rank at place r of p->owners;
+ *     all ranks cover it once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_float.h"
+#include "zr_groups.h"
 #include "zr_names.h"
 #include "zr_sum.h"
 #include <errno.h>
@@ -62,17 +64,18 @@ static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t
     return row(p, f, t, NULL, &slice) != NULL;
 }
 
-/* Of a row. all = 1: what lies in this rank's memory; 0: what it owns. Where every rank has all
+/* Of a row. all = 1: what lies in this rank's memory; 0: what it owns. Where a rank has several
  * shards, one begins `shard` elements behind the other, whatever a row has of each. */
 static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, int i, int slice,
                   int rank, int all)
 {
     int64_t begin = t->offset + i * t->offset_step - slice * p->ranks * s->shard;
     int64_t end = begin + elements(t);
-    int from = s->over < 0 ? 0 : rank, to = s->over < 0 ? p->ranks - 1 : rank; /* its shards */
+    int from = zr_first_part(p, s, rank), to = from + zr_parts(p, s) - 1; /* its shards */
+    int own = zr_place_of(p, p->owners, rank);
     int64_t held = from * s->shard + s->first; /* the first element in memory */
-    int64_t lo = (all ? from : rank) * s->shard + s->first;
-    int64_t hi = (all ? to : rank) * s->shard + s->first + s->n;
+    int64_t lo = (all ? from : own) * s->shard + s->first;
+    int64_t hi = (all ? to : own) * s->shard + s->first + s->n;
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
     int64_t instance = (int64_t)i * t->flat_step + slice;

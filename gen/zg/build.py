@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ from .passes import (
     stated,
     stores,
 )
+from .passes.shard import Shards
+from .passes.stores import Kept
 from .plan import plan
 from .plan.garbage import unsearched
-from .plan.operand import Names
+from .plan.operand import Index, Names, Operand
 from .read.spec import Spec
 
 
@@ -83,6 +86,29 @@ def build(spec: Spec) -> Built:
     return built._replace(notes=(note, *built.notes))
 
 
+def _groups(
+    shards: Shards,
+    kept: Kept,
+    fns: Sequence[plan.Fn],
+    schedule: sched.Schedule,
+) -> Iterator[plan.Group]:
+    """The groups that anything names: of all ranks, of stores, operands and steps."""
+    steps = [x for s in schedule.sections for x in s.steps]
+    args = [a for fn in fns for c in fn.calls for a in c.args]
+    ranked = [a for a in args if isinstance(a, Operand | Index)]
+    used = {
+        plan.ALL,
+        shards.grid.owners,
+        *(s.over for s in kept.states),
+        *(a.group for a in ranked),
+        *(s.group for s in steps),
+        *(r.group for s in steps for r in s.refs),
+    }
+    for group in shards.grid.groups():
+        if group.name in used:
+            yield group
+
+
 @unsearched
 def _built(spec: Spec) -> Built:
     t, z = spec.train, spec.zero
@@ -111,7 +137,7 @@ def _built(spec: Spec) -> Built:
         int(z.overlap_comm),
         t.precision,
         spec.micro_batches,
-        shards.order,
+        shards.sums.order,
         spec.block,
         t.reduction,
         t.micro_batch,
@@ -128,6 +154,7 @@ def _built(spec: Spec) -> Built:
         int(spec.data.shuffle),
         -1 if spec.data.end is None else spec.data.end,
         int(spec.keyed),
+        spec.cluster.local if spec.cluster.ranks > 1 else 0,
     )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)
@@ -137,7 +164,7 @@ def _built(spec: Spec) -> Built:
         head,
         recipe.made(spec),
         stated.lines(spec),
-        (plan.Group(plan.ALL, spec.cluster.ranks),),
+        tuple(_groups(shards, kept, fns, schedule)),
         tuple(f.plain for f in shards.flats),
         tuple(s.plain for s in kept.states),
         shards.tensors,
@@ -149,6 +176,7 @@ def _built(spec: Spec) -> Built:
         _events(schedule.sections),
         schedule.sections,
         tuple(_files(spec) if any(c.arena == "file" for c in classes) else ()),
+        shards.grid.axes,
     )
     return Built(
         made,

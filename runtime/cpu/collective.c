@@ -23,17 +23,31 @@ enum { STREAMED = 1 << 20 };          /* a piece of so many bytes or more goes p
 
 static uint32_t arrive(zr *z, int queue) { return zr_arrive(z, queue, &z->t->lane[queue].turn); }
 
-/* This rank has read what it needs; until every peer of this host has, too. */
-static void all_read(zr *z, int queue, uint32_t n)
+/* Until every peer of this host has come to turn n. */
+static void all_arrived(zr *z, int queue, int group, uint32_t n)
 {
-    zr_set(&z->seat[z->rank]->turn[queue].read, n);
-    for (int r = 0; r < z->ranks; r++)
-        if (z->seat[r]) zr_until(z, queue, &z->seat[r]->turn[queue].read, n);
+    const zr_members *of = z->group + group;
+    for (int m = 0; m < of->ranks; m++) {
+        zr_seat *seat = z->seat[of->rank[m]];
+        if (seat) zr_until(z, queue, &seat->turn[queue].arrived, n);
+    }
 }
 
-static void count_pieces(zr *z, int queue, int64_t bytes)
+/* This rank has read what it needs; until every peer of this host has, too. */
+static void all_read(zr *z, int queue, int group, uint32_t n)
 {
-    z->queue[queue].bytes += (z->ranks - 1) * bytes;
+    zr_set(&z->seat[z->rank]->turn[queue].read, n);
+    const zr_members *of = z->group + group;
+    for (int m = 0; m < of->ranks; m++) {
+        zr_seat *seat = z->seat[of->rank[m]];
+        if (seat) zr_until(z, queue, &seat->turn[queue].read, n);
+    }
+}
+
+static void count_pieces(zr *z, int queue, int group, int64_t bytes)
+{
+    z->queue[queue].bytes += (z->group[group].ranks - 1) * bytes;
+    z->queue[queue].far += z->group[group].far * bytes;
     z->queue[queue].messages++;
 }
 
@@ -41,17 +55,20 @@ static void count_pieces(zr *z, int queue, int64_t bytes)
 
 /* To every rank r of another host the piece at from + r * step, from it the piece for to + r *
  * to_step; first those that come, so that a place is known when they do. */
-static void begin_exchange(zr *z, int queue, const char *from, int64_t step, char *to,
+static void begin_exchange(zr *z, int queue, int group, const char *from, int64_t step, char *to,
                            int64_t to_step, int64_t bytes)
 {
     const zr_wire *w = z->t->wire;
-    for (int i = 1; w && i < z->ranks; i++) {
-        int r = (z->rank + z->ranks - i) % z->ranks;
-        if (!z->t->peer[r]) w->receive(z, queue, r, to + r * to_step, bytes);
+    const zr_members *of = z->group + group;
+    int ranks = of->ranks, mine = of->place;
+    z->queue[queue].group = group;
+    for (int i = 1; w && i < ranks; i++) {
+        int m = (mine + ranks - i) % ranks, r = of->rank[m];
+        if (!z->t->peer[r]) w->receive(z, queue, r, to + m * to_step, bytes);
     }
-    for (int i = 1; w && i < z->ranks; i++) {
-        int r = (z->rank + i) % z->ranks; /* not all to the same rank at once */
-        if (!z->t->peer[r]) w->send(z, queue, r, from + r * step, bytes);
+    for (int i = 1; w && i < ranks; i++) {
+        int m = (mine + i) % ranks, r = of->rank[m]; /* not all to the same at once */
+        if (!z->t->peer[r]) w->send(z, queue, r, from + m * step, bytes);
     }
 }
 
@@ -110,31 +127,33 @@ static void copy_piece(char *to, const char *from, int64_t bytes)
 static void run_gather(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
+    int group = (int)c->i[5], ranks = z->group[group].ranks, mine = z->group[group].place;
     const struct timespec delay = {z->t->delay / 1000000, z->t->delay % 1000000 * 1000};
     char *a = z->t->arena;
     if (z->t->delay) nanosleep(&delay, NULL);
     uint32_t n = arrive(z, queue);
-    begin_exchange(z, queue, a + from + z->rank * from_step, 0, a + to, to_step, bytes);
+    begin_exchange(z, queue, group, a + from + mine * from_step, 0, a + to, to_step, bytes);
     readable(z, +1);
-    for (int i = 0; i < z->ranks; i++) {
-        int r = (z->rank + i) % z->ranks; /* not all at the same peer at once */
+    for (int i = 0; i < ranks; i++) {
+        int m = (mine + i) % ranks, r = z->group[group].rank[m];
         if (!z->t->peer[r]) continue;
-        char *there = z->t->peer[r] + from + r * from_step, *here = a + to + r * to_step;
+        char *there = z->t->peer[r] + from + m * from_step, *here = a + to + m * to_step;
         zr_until(z, queue, &z->seat[r]->turn[queue].arrived, n);
         if (here != there) copy_piece(here, there, bytes);
     }
     readable(z, -1);
     await(z, queue);
-    count_pieces(z, queue, bytes);
-    all_read(z, queue, n);
+    count_pieces(z, queue, group, bytes);
+    all_read(z, queue, group, n);
 }
 
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                int64_t to_step, int64_t bytes)
 {
     zr_check_gather(z, queue, group, from, from_step, to, to_step, bytes);
-    zr_push(z, queue,
-            &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes}});
+    zr_push(
+        z, queue,
+        &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes, group}});
 }
 
 /* ---- all to all: read in place, or from the inbox */
@@ -147,23 +166,26 @@ static const void **sources_in(zr *z, const char *what, int64_t to)
 static void run_alltoall(zr *z, int queue, const zr_command *c)
 {
     int64_t at = c->i[0], step = c->i[1], bytes = c->i[2], to = c->i[3];
+    int group = (int)c->i[4], ranks = z->group[group].ranks, mine = z->group[group].place;
     const void **sources = sources_in(z, "alltoall", to);
     char *a = z->t->arena;
     uint32_t n = arrive(z, queue);
-    begin_exchange(z, queue, a + at, step, a + to, bytes, bytes);
-    zr_all_arrived(z, queue, n);
+    begin_exchange(z, queue, group, a + at, step, a + to, bytes, bytes);
+    all_arrived(z, queue, group, n);
     readable(z, +1);
-    for (int r = 0; r < z->ranks; r++)
-        sources[r] = z->t->peer[r] ? z->t->peer[r] + at + z->rank * step : a + to + r * bytes;
+    for (int m = 0; m < ranks; m++) {
+        const char *peer = z->t->peer[z->group[group].rank[m]];
+        sources[m] = peer ? peer + at + mine * step : a + to + m * bytes;
+    }
     await(z, queue);
-    count_pieces(z, queue, bytes);
+    count_pieces(z, queue, group, bytes);
 }
 
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
     zr_check_alltoall(z, queue, group, at, step, to, bytes);
     (void)zr_inbox(z, "alltoall", to);
-    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes, to}});
+    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes, to, group}});
 }
 
 /* A program that has these is not made for a CPU. */
@@ -181,7 +203,7 @@ static void run_done(zr *z, int queue, const zr_command *c)
     const void **sources = sources_in(z, "done", c->i[0]);
     readable(z, -1);
     for (int r = 0; r < z->ranks; r++) sources[r] = NULL;
-    zr_all_arrived(z, queue, arrive(z, queue));
+    all_arrived(z, queue, (int)c->i[1], arrive(z, queue));
 }
 
 void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
@@ -189,7 +211,7 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
     uint32_t last = zr_unmark(z, "done", queue, &at, 1);
     zr_check_done(z, queue, group, at);
     (void)zr_inbox(z, "done", to);
-    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {to}});
+    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {to, group}});
     zr_dead(z, "done", queue, &at, last);
 }
 
@@ -209,7 +231,7 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
     uint64_t sum[ZR_PART] = {0}, *theirs = z->t->theirs[queue];
     int64_t bytes = n * (int64_t)sizeof *sum, step = (int64_t)sizeof sum;
     uint32_t turn = arrive(z, queue);
-    begin_exchange(z, queue, z->t->arena + from, 0, (char *)theirs, step, bytes);
+    begin_exchange(z, queue, 0, z->t->arena + from, 0, (char *)theirs, step, bytes);
     readable(z, +1);
     for (int r = 0; r < z->ranks; r++) {
         if (!z->t->peer[r]) continue;
@@ -220,7 +242,7 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
     await(z, queue);
     for (int r = 0; r < z->ranks; r++)
         if (!z->t->peer[r]) add_ints(sum, theirs + r * ZR_PART, n);
-    all_read(z, queue, turn);
+    all_read(z, queue, 0, turn);
     memcpy(z->t->arena + to, sum, (size_t)bytes);
 }
 
@@ -229,7 +251,7 @@ static void run_allreduce(zr *z, int queue, const zr_command *c)
     int64_t from = c->i[0], to = c->i[1], n = c->i[2];
     for (int64_t i = 0; i < n; i += ZR_PART)
         reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < ZR_PART ? n - i : ZR_PART);
-    count_pieces(z, queue, 8 * n);
+    count_pieces(z, queue, 0, 8 * n);
 }
 
 static void run_apart(zr *z, int queue, const zr_command *c)

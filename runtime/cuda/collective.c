@@ -1,6 +1,8 @@
 /* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers.
  *
- * Every queue that has collectives has a communicator of its own, so that queues may overlap.
+ * A group has a communicator for each queue that it meets on, so that queues may overlap. The first
+ * is that of all ranks on ZR_MAIN; all others are split from it, and a rank's number in one is its
+ * place in the group.
  *
  * Invariants
  *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm, but
@@ -12,7 +14,25 @@
 #include "cuda.h"
 #include <inttypes.h>
 #include <sched.h>
+#include <stdio.h>
 #include <time.h>
+
+enum { ZR_WHOSE = 80 };
+
+static int communicators(const zr *z) { return (ZR_REDUCE + 1) * z->p->ngroups; }
+
+static ncclComm_t *comm_of(const zr *z, int queue, int group)
+{
+    return z->t->comm + queue * z->p->ngroups + group;
+}
+
+/* What a message adds where it is not of all ranks */
+static const char *whose(const zr *z, int group, char text[ZR_WHOSE])
+{
+    text[0] = 0;
+    if (group) snprintf(text, ZR_WHOSE, ", group %s", z->p->groups[group].name);
+    return text;
+}
 
 /* ---- NCCL's answers */
 
@@ -23,9 +43,10 @@ static void ask_for_deaths(zr *z)
     zr_plane_look(z);
 }
 
-static void must(zr *z, int queue, ncclResult_t result, const char *what)
+static void must(zr *z, int queue, int group, ncclResult_t result, const char *what)
 {
-    ncclComm_t comm = z->t->comm[queue];
+    char text[ZR_WHOSE];
+    ncclComm_t comm = *comm_of(z, queue, group);
     while (result == ncclInProgress) {
         zr_leave_if_stopped(z);
         sched_yield();
@@ -34,8 +55,9 @@ static void must(zr *z, int queue, ncclResult_t result, const char *what)
     }
     if (result == ncclSuccess) return;
     ask_for_deaths(z);
-    zr_fail(z, z->t->connected ? ZR_STUCK : ZR_ENVIRONMENT, "step %" PRId64 ": %s: NCCL: %s (%s)",
-            z->step + 1, what, ncclGetErrorString(result), ncclGetLastError(comm));
+    zr_fail(z, z->t->connected ? ZR_STUCK : ZR_ENVIRONMENT, "step %" PRId64 ": %s%s: NCCL: %s (%s)",
+            z->step + 1, what, whose(z, group, text), ncclGetErrorString(result),
+            ncclGetLastError(comm));
 }
 
 /* The watchdog asks no questions from here on, and again from there on. */
@@ -48,21 +70,47 @@ static void leave(zr *z) { pthread_mutex_unlock(&z->t->within); }
 static void look(zr *z)
 {
     if (pthread_mutex_trylock(&z->t->within)) return;
-    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+    for (int i = 0; i < communicators(z); i++) {
+        char text[ZR_WHOSE];
         ncclResult_t state = ncclSuccess;
-        if (!z->t->comm[queue]) continue;
-        ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
+        if (!z->t->comm[i]) continue;
+        ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[i], &state);
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
         ask_for_deaths(z);
         zr_fail(z, ZR_STUCK,
-                "step %" PRId64 ", queue %s: NCCL: %s; look for a rank or a network that is gone",
-                z->step + 1, zr_queue_name(queue),
+                "step %" PRId64 ", queue %s%s: NCCL: %s; look for a rank or a network that is gone",
+                z->step + 1, zr_queue_name(i / z->p->ngroups), whose(z, i % z->p->ngroups, text),
                 ncclGetErrorString(asked == ncclSuccess ? state : asked));
     }
     leave(z);
 }
 
 /* ---- begin and end */
+
+/* Does a group have collectives on a queue? */
+static int meets(const zr *z, int queue, int group)
+{
+    if (z->group[group].ranks == 1) return 0;
+    return z->p->meets ? (int)(z->p->meets[group] >> queue & 1) : zr_uses(z, queue);
+}
+
+/* A group's instances are of one colour each: that of their first rank. */
+static void split(zr *z, int queue, int group, ncclConfig_t *config)
+{
+    static const char what[] = "making a communicator";
+    const zr_members *of = z->group + group;
+    ncclComm_t *first = comm_of(z, ZR_MAIN, 0), *made = comm_of(z, queue, group);
+    int ranks = 0, place = -1;
+    must(z, ZR_MAIN, 0, ncclCommSplit(*first, of->rank[0], of->place, made, config), what);
+    must(z, queue, group, ncclInProgress, what);
+    must(z, queue, group, ncclCommCount(*made, &ranks), what);
+    must(z, queue, group, ncclCommUserRank(*made, &place), what);
+    if (ranks != of->ranks || place != of->place)
+        zr_fail(z, ZR_DISAGREE,
+                "queue %s: NCCL has this rank as number %d of %d of group %s, and it is number %d "
+                "of %d",
+                zr_queue_name(queue), place, ranks, z->p->groups[group].name, of->place, of->ranks);
+}
 
 void zr_communicators(zr *z)
 {
@@ -72,22 +120,23 @@ void zr_communicators(zr *z)
     _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
     if (z->p->blocks) config.maxCTAs = config.nvlsCTAs = z->p->blocks;
-    /* beside other queues ZR_MAIN adds some hundred bytes: one block, and no buffers of switches */
+    /* beside other communicators the first adds some hundred bytes: one block, and no buffers of
+     * switches */
     ncclConfig_t small = config;
-    if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE)) small.maxCTAs = small.nvlsCTAs = 1;
+    t->comm = zr_get(z, communicators(z), sizeof(ncclComm_t));
+    if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE) || z->p->meets)
+        small.maxCTAs = small.nvlsCTAs = 1;
     zr_issued(z, ZR_MAIN, "NCCL's start");
     zr_expect(z);
-    if (z->rank == 0) must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
+    if (z->rank == 0) must(z, ZR_MAIN, 0, ncclGetUniqueId(&id), "meeting the other ranks");
     zr_tell(z, &id, sizeof id);
-    must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &small),
+    must(z, ZR_MAIN, 0,
+         ncclCommInitRankConfig(comm_of(z, ZR_MAIN, 0), z->ranks, id, z->rank, &small),
          "meeting the other ranks");
-    for (int queue = 0; queue <= ZR_REDUCE; queue++)
-        if (queue != ZR_MAIN && zr_uses(z, queue)) {
-            ncclResult_t result =
-                ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue], &config);
-            must(z, ZR_MAIN, result, "making a communicator");
-            must(z, queue, ncclInProgress, "making a communicator");
-        }
+    for (int i = 1; i < communicators(z); i++) {
+        int queue = i / z->p->ngroups, group = i % z->p->ngroups;
+        if (meets(z, queue, group)) split(z, queue, group, &config);
+    }
     zr_met(z);
     t->connected = 1;
     pthread_mutex_init(&t->within, NULL);
@@ -96,14 +145,27 @@ void zr_communicators(zr *z)
 
 void zr_part(zr *z)
 {
-    for (int queue = ZR_REDUCE; queue >= 0; queue--) {
-        if (!z->t->comm[queue]) continue;
-        must(z, queue, ncclCommFinalize(z->t->comm[queue]), "parting");
-        ncclCommDestroy(z->t->comm[queue]);
+    for (int i = communicators(z) - 1; i >= 0; i--) {
+        int queue = i / z->p->ngroups, group = i % z->p->ngroups;
+        if (!z->t->comm[i]) continue;
+        must(z, queue, group, ncclCommFinalize(z->t->comm[i]), "parting");
+        ncclCommDestroy(z->t->comm[i]);
     }
 }
 
 /* ---- pieces */
+
+/* The communicator for what is issued now */
+static ncclComm_t on(zr *z, int queue, int group, const char *what)
+{
+    ncclComm_t comm = *comm_of(z, queue, group);
+    if (!comm)
+        zr_fail(z, ZR_DISAGREE,
+                "step %" PRId64 ": %s: group %s does not meet on queue %s; generate the program "
+                "anew",
+                z->step + 1, what, z->p->groups[group].name, zr_queue_name(queue));
+    return comm;
+}
 
 /* A piece of the rank's own, from one place of the arena to another. */
 static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t bytes)
@@ -115,49 +177,61 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
             "copying a piece");
 }
 
-/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each,
- * issued as one group. Sends to every peer would pass a node's wire once for each. */
-static void broadcast(zr *z, int queue, cudaStream_t stream, int64_t mine, int64_t to,
+/* Every rank's piece, this rank's from `mine`, to to + its place * to_step: a ring each, issued at
+ * once. Sends to every peer would pass a node's wire once for each. */
+static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t mine, int64_t to,
                       int64_t to_step, int64_t bytes)
 {
     static const char what[] = "a gather of pieces";
-    ncclComm_t comm = z->t->comm[queue];
+    ncclComm_t comm = on(z, queue, group, what);
     char *a = z->t->arena;
     enter(z);
-    must(z, queue, ncclGroupStart(), what);
-    for (int r = 0; r < z->ranks; r++)
-        must(z, queue,
-             ncclBroadcast(a + mine, a + to + r * to_step, (size_t)bytes, ncclUint8, r, comm,
+    must(z, queue, group, ncclGroupStart(), what);
+    for (int m = 0; m < z->group[group].ranks; m++)
+        must(z, queue, group,
+             ncclBroadcast(a + mine, a + to + m * to_step, (size_t)bytes, ncclUint8, m, comm,
                            stream),
              what);
-    must(z, queue, ncclGroupEnd(), what);
+    must(z, queue, group, ncclGroupEnd(), what);
     leave(z);
 }
 
-/* To every peer p the piece at from + p*step; from it the piece for to + p*bytes. */
-static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_t step, int64_t to,
-                     int64_t bytes)
+/* To the peer at every place p the piece at from + p*step; from it the piece for to + p*bytes. */
+static void exchange(zr *z, int queue, int group, cudaStream_t stream, int64_t from, int64_t step,
+                     int64_t to, int64_t bytes)
 {
     static const char what[] = "an exchange of pieces";
-    ncclComm_t comm = z->t->comm[queue];
+    int ranks = z->group[group].ranks, mine = z->group[group].place;
     char *a = z->t->arena;
-    if (z->ranks == 1) return;
+    if (ranks == 1) return;
+    ncclComm_t comm = on(z, queue, group, what);
     enter(z);
-    must(z, queue, ncclGroupStart(), what);
-    for (int i = 1; i < z->ranks; i++) {
-        int p = (z->rank + i) % z->ranks, q = (z->rank + z->ranks - i) % z->ranks;
-        must(z, queue, ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm, stream),
-             what);
-        must(z, queue, ncclRecv(a + to + q * bytes, (size_t)bytes, ncclUint8, q, comm, stream),
-             what);
+    must(z, queue, group, ncclGroupStart(), what);
+    for (int i = 1; i < ranks; i++) {
+        int p = (mine + i) % ranks, q = (mine + ranks - i) % ranks;
+        must(z, queue, group,
+             ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm, stream), what);
+        must(z, queue, group,
+             ncclRecv(a + to + q * bytes, (size_t)bytes, ncclUint8, q, comm, stream), what);
     }
-    must(z, queue, ncclGroupEnd(), what);
+    must(z, queue, group, ncclGroupEnd(), what);
     leave(z);
 }
 
-static void counted(zr *z, int queue, int64_t bytes)
+static void counted(zr *z, int queue, int group, int64_t bytes)
 {
-    z->queue[queue].bytes += (z->ranks - 1) * bytes;
+    z->queue[queue].bytes += (z->group[group].ranks - 1) * bytes;
+    z->queue[queue].far += z->group[group].far * bytes;
+    z->queue[queue].messages++;
+}
+
+/* Of a ring, which leaves a host once, whatever the ranks there */
+static void counted_ring(zr *z, int queue, int group, int64_t bytes)
+{
+    const zr_members *of = z->group + group;
+    int64_t all = (of->ranks - 1) * bytes;
+    z->queue[queue].bytes += all;
+    z->queue[queue].far += of->far ? all / (of->ranks - of->far) : 0;
     z->queue[queue].messages++;
 }
 
@@ -169,24 +243,24 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
     zr_check_gather(z, queue, group, from, from_step, to, to_step, bytes);
     cudaStream_t stream = zr_on(z, queue, "a gather");
     zr_note *note = zr_note_begin(z, queue, "gather", ZR_MOVES);
-    int64_t mine = from + z->rank * from_step;
+    int64_t mine = from + z->group[group].place * from_step;
     char *a = z->t->arena;
-    if (z->ranks == 1) {
+    if (z->group[group].ranks == 1) {
         keep(z, stream, to, mine, bytes);
     } else if (to_step == bytes) {
+        ncclComm_t comm = on(z, queue, group, "a gather");
         enter(z);
-        must(z, queue,
-             ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8, z->t->comm[queue], stream),
-             "a gather");
+        must(z, queue, group,
+             ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8, comm, stream), "a gather");
         leave(z);
     } else {
-        broadcast(z, queue, stream, mine, to, to_step, bytes);
+        broadcast(z, queue, group, stream, mine, to, to_step, bytes);
     }
-    counted(z, queue, bytes);
+    counted(z, queue, group, bytes);
     zr_note_end(z, note);
 }
 
-/* What a slot of the inbox has of each rank. */
+/* What a slot of the inbox has of each place. */
 static const void **sources_of(zr *z, const char *what, int64_t to)
 {
     return z->t->sources + (int64_t)zr_inbox(z, what, to) * z->ranks;
@@ -197,13 +271,14 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     zr_check_alltoall(z, queue, group, at, step, to, bytes);
     cudaStream_t stream = zr_on(z, queue, "an all-to-all");
     zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
-    int64_t mine = at + z->rank * step;
+    int ranks = z->group[group].ranks, place = z->group[group].place;
+    int64_t mine = at + place * step;
     const void **sources = sources_of(z, "alltoall", to);
-    if (z->ranks == 1) to = mine; /* where it lies */
-    exchange(z, queue, stream, at, step, to, bytes);
-    keep(z, stream, to + z->rank * bytes, mine, bytes);
-    for (int r = 0; r < z->ranks; r++) sources[r] = z->t->arena + to + r * bytes;
-    counted(z, queue, bytes);
+    if (ranks == 1) to = mine; /* where it lies */
+    exchange(z, queue, group, stream, at, step, to, bytes);
+    keep(z, stream, to + place * bytes, mine, bytes);
+    for (int m = 0; m < ranks; m++) sources[m] = z->t->arena + to + m * bytes;
+    counted(z, queue, group, bytes);
     zr_note_end(z, note);
 }
 
@@ -219,21 +294,22 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
     size_t n = (size_t)bytes / (type == ZR_F32 ? 4 : 2);
     cudaStream_t stream = zr_on(z, queue, what);
     zr_note *note = zr_note_begin(z, queue, "reducescatter", ZR_MOVES);
-    ncclComm_t comm = z->t->comm[queue];
+    ncclComm_t comm = on(z, queue, group, what);
     char *a = z->t->arena;
     enter(z);
     if (step == bytes) {
-        must(z, queue, ncclReduceScatter(a + at, a + to, n, kind, ncclSum, comm, stream), what);
+        must(z, queue, group, ncclReduceScatter(a + at, a + to, n, kind, ncclSum, comm, stream),
+             what);
     } else {
-        must(z, queue, ncclGroupStart(), what);
-        for (int p = 0; p < z->ranks; p++)
-            must(z, queue, ncclReduce(a + at + p * step, a + to, n, kind, ncclSum, p, comm, stream),
-                 what);
-        must(z, queue, ncclGroupEnd(), what);
+        must(z, queue, group, ncclGroupStart(), what);
+        for (int p = 0; p < z->group[group].ranks; p++)
+            must(z, queue, group,
+                 ncclReduce(a + at + p * step, a + to, n, kind, ncclSum, p, comm, stream), what);
+        must(z, queue, group, ncclGroupEnd(), what);
     }
     leave(z);
     sources_of(z, "reducescatter", to)[0] = a + to;
-    counted(z, queue, bytes);
+    counted_ring(z, queue, group, bytes);
     zr_note_end(z, note);
 }
 
@@ -254,16 +330,16 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;
-    if (z->ranks == 1 || z->apart) {
+    if (z->group[group].ranks == 1 || z->apart) {
         keep(z, stream, to, from, 8 * n);
     } else {
+        ncclComm_t comm = on(z, queue, group, "an all-reduce");
         enter(z);
-        must(z, queue,
-             ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum, z->t->comm[queue],
-                           stream),
+        must(z, queue, group,
+             ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum, comm, stream),
              "an all-reduce");
         leave(z);
     }
-    counted(z, queue, 8 * n);
+    counted(z, queue, group, 8 * n);
     zr_note_end(z, note);
 }

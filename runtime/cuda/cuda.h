@@ -31,8 +31,8 @@ typedef struct zr_event {
 } zr_event;
 
 typedef struct zr_graph {
-    cudaGraphExec_t ready;                         /* NULL: not recorded yet */
-    int64_t bytes[ZR_QUEUES], messages[ZR_QUEUES]; /* that it moves */
+    cudaGraphExec_t ready;                                         /* NULL: not recorded yet */
+    int64_t bytes[ZR_QUEUES], messages[ZR_QUEUES], far[ZR_QUEUES]; /* that it moves */
 } zr_graph;
 
 /* Work that streams point to. */
@@ -46,12 +46,12 @@ typedef struct zr_pool {
 struct zr_target {
     int device, nccl; /* nccl: its version, 22809 for 2.28.9 */
     cudaStream_t stream[ZR_QUEUES];
-    cudaStream_t beside;        /* of who saves beside a step; NULL: nobody does */
-    ncclComm_t comm[ZR_QUEUES]; /* NULL with one rank, or without use */
-    int connected;              /* what NCCL met from here on is no fault of this host */
-    pthread_mutex_t within;     /* held by the one thread that is within NCCL */
-    zr_event *event;            /* [p->events] */
-    char *arena;                /* device memory */
+    cudaStream_t beside;    /* of who saves beside a step; NULL: nobody does */
+    ncclComm_t *comm;       /* [ZR_REDUCE + 1][p->ngroups] NULL: of one rank, or without use */
+    int connected;          /* what NCCL met from here on is no fault of this host */
+    pthread_mutex_t within; /* held by the one thread that is within NCCL */
+    zr_event *event;        /* [p->events] */
+    char *arena;            /* device memory */
     /* Pinned: p->host bytes as the plan has them, then ZR_BOUNCE for copies. */
     char *host;
     cudaEvent_t *read;      /* [p->pinned_batches] the batch there has been copied */

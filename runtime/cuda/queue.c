@@ -167,23 +167,26 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 /* ---- graphs */
 
-/* What all queues have moved, into counts[2][ZR_QUEUES] */
-static void count(const zr *z, int64_t counts[2][ZR_QUEUES])
+/* What all queues have moved, into counts[3][ZR_QUEUES] */
+static void count(const zr *z, int64_t counts[3][ZR_QUEUES])
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         counts[0][queue] = z->queue[queue].bytes;
         counts[1][queue] = z->queue[queue].messages;
+        counts[2][queue] = z->queue[queue].far;
     }
 }
 
 /* What was issued since `before` is in the graph, and has not been moved yet. */
-static void take_counts(zr *z, zr_graph *g, int64_t before[2][ZR_QUEUES])
+static void take_counts(zr *z, zr_graph *g, int64_t before[3][ZR_QUEUES])
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         g->bytes[queue] = z->queue[queue].bytes - before[0][queue];
         g->messages[queue] = z->queue[queue].messages - before[1][queue];
+        g->far[queue] = z->queue[queue].far - before[2][queue];
         z->queue[queue].bytes = before[0][queue];
         z->queue[queue].messages = before[1][queue];
+        z->queue[queue].far = before[2][queue];
     }
 }
 
@@ -191,7 +194,7 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
 {
     zr_target *t = z->t;
     cudaGraph_t graph;
-    int64_t before[2][ZR_QUEUES];
+    int64_t before[3][ZR_QUEUES];
     count(z, before);
     /* relaxed: NCCL launches, and may allocate, on threads of its own */
     zr_cuda(z, cudaStreamBeginCapture(t->stream[ZR_MAIN], cudaStreamCaptureModeRelaxed),
@@ -225,6 +228,7 @@ static void play(zr *z, zr_graph *g)
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         z->queue[queue].bytes += g->bytes[queue];
         z->queue[queue].messages += g->messages[queue];
+        z->queue[queue].far += g->far[queue];
     }
 }
 

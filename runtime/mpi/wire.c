@@ -191,8 +191,9 @@ static int test_pieces(zr *z, int queue)
     must(z, error, "exchanging pieces");
     while (at < used && request[at] == MPI_REQUEST_NULL) at++;
     int all = at == used;
-    atomic_store_explicit(&z->shared->seat[z->rank].awaits, all ? 0 : m->of[queue].peer[at] + 1,
-                          memory_order_relaxed);
+    zr_seat *seat = &z->shared->seat[z->rank];
+    atomic_store_explicit(&seat->group, z->queue[queue].group, memory_order_relaxed);
+    atomic_store_explicit(&seat->awaits, all ? 0 : m->of[queue].peer[at] + 1, memory_order_relaxed);
     m->of[queue].at = all ? 0 : at;
     if (all) m->of[queue].used = 0;
     return all;

@@ -4,9 +4,10 @@ The checker writes a slot down once for all ranks. Here every rank has bytes of 
 same writes are done one by one: what the checker finds in a place must be there, on each of them.
 """
 
+import itertools
 import pathlib
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mutants
 import pytest
@@ -15,79 +16,122 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zg.check import check
 from zg.check.memory import Run, Slot
+from zg.plan.mesh import Along, Members, plain
 from zg.plan.plan import Step
 
-WIDTH, PART = 4, 64  # bytes of an element, of a rank's part
+WIDTH, PART = 4, 64  # bytes of an element, of the least of a rank's parts
 Bytes = list[object]
 
 
-def element(run: Run, n: int, rank: int, part: int) -> tuple[object, int, int]:
+class Ranks:
+    """A grid of ranks along two axes: the places of each, and the groups that there are."""
+
+    def __init__(self, x: int, y: int) -> None:
+        self.places = [*itertools.product(range(x), range(y))]
+        every = x * y
+        self.ways = [  # a group, and the bytes from one of its parts to the next
+            (Members("x,y", every, (y, 1)), PART),
+            (Members("y,x", every, (1, x)), PART),
+            *((Members("x", x, (1, 0)), PART * n) for n in {1, y}),
+            *((Members("y", y, (0, 1)), PART * n) for n in {1, x}),
+        ]
+
+    def place(self, group: Members, rank: int) -> int:
+        return dot(group.steps, self.places[rank])
+
+
+def dot(a: Along, b: Along) -> int:
+    return sum(x * y for x, y in zip(a, b, strict=False))
+
+
+def element(
+    run: Run, n: int, places: Along, part: int
+) -> tuple[object, int, int]:
     """A byte: of which element, and which of its bytes."""
-    first = run.first + rank * run.by_rank + part * run.by_part
+    first = run.first + dot(run.by_rank, places) + part * run.by_part
     return run.array, first + n // run.width, n % run.width
 
 
 def put(
-    memory: Bytes, at: int, size: int, run: Run, rank: int, part: int = 0
+    memory: Bytes, at: int, size: int, run: Run, places: Along, part: int = 0
 ) -> None:
     for n in range(size):
-        memory[at + n] = element(run, n, rank, part)
+        memory[at + n] = element(run, n, places, part)
 
 
 def holds(
-    memory: Bytes, at: int, size: int, run: Run, rank: int, part: int = 0
+    memory: Bytes, at: int, size: int, run: Run, places: Along, part: int = 0
 ) -> bool:
     return memory[at : at + size] == [
-        element(run, n, rank, part) for n in range(size)
+        element(run, n, places, part) for n in range(size)
     ]
 
 
-def write(
-    slot: Slot, memories: list[Bytes], how: str, at: int, size: int, run: Run
-) -> None:
+@dataclass
+class Write:
+    how: str  # whole | own | parts
+    group: Members
+    step: int
+    at: int
+    size: int
+    run: Run
+
+
+def write(slot: Slot, memories: list[Bytes], ranks: Ranks, one: Write) -> None:
     """In the checker's slot and on every rank."""
-    ranks = range(len(memories))
-    if how == "whole":
+    at, step, size, run, group = (
+        one.at,
+        one.step,
+        one.size,
+        one.run,
+        one.group,
+    )
+    if one.how == "whole":
         slot.write(at, size, run)
-        for r in ranks:
-            put(memories[r], at, size, run, r)
-    elif how == "own":
-        slot.write_own(at, PART, size, run)
-        for r in ranks:
-            put(memories[r], at + r * PART, size, run, r)
+    elif one.how == "own":
+        slot.write_own(at, step, size, run, group)
     else:
-        parts = run._replace(by_rank=0, by_part=run.by_rank)
-        slot.write_parts(at, PART, size, parts)
-        for r in ranks:
-            for q in ranks:
-                put(memories[r], at + q * PART, size, parts, r, q)
+        slot.write_parts(at, step, size, run, group)
+    for r, memory in enumerate(memories):
+        places, mine = ranks.places[r], ranks.place(group, r)
+        if one.how == "whole":
+            put(memory, at, size, run, places)
+        elif one.how == "own":
+            put(memory, at + mine * step, size, run, places)
+        else:
+            for q in range(group.ranks):
+                put(memory, at + q * step, size, run, places, q)
 
 
-def agree(slot: Slot, memories: list[Bytes], at: int, size: int) -> int:
+def agree(
+    slot: Slot, memories: list[Bytes], ranks: Ranks, at: int, size: int
+) -> int:
     """What the slot says of a place is so; how much it says."""
-    ranks = range(len(memories))
-    said = (
-        slot.read(at, size),
-        slot.read_own(at, PART, size),
-        slot.read_parts(at, PART, size),
-    )
-    whole, own, parts = said
-    assert not whole or all(
-        holds(memories[r], at, size, whole, r) for r in ranks
-    )
-    if (
-        at // PART % len(memories) or at % PART + size > PART
-    ):  # in the first part of its page
-        return sum(x is not None for x in said[:1])
-    assert not own or all(
-        holds(memories[r], at + r * PART, size, own, r) for r in ranks
-    )
-    assert not parts or all(
-        holds(memories[r], at + q * PART, size, parts, r, q)
-        for r in ranks
-        for q in ranks
-    )
-    return sum(x is not None for x in said)
+    said = 0
+    whole = slot.read(at, size)
+    for r, memory in enumerate(memories):
+        assert not whole or holds(memory, at, size, whole, ranks.places[r])
+    for group, step in ranks.ways:
+        end = at + step * (group.ranks - 1) + size
+        if (
+            at // step % group.ranks
+            or at % step + size > step
+            or end > len(memories[0])
+        ):  # in the first part of its page
+            continue
+        own = slot.read_own(at, step, size, group)
+        parts = slot.read_parts(at, step, size, group)
+        said += (own is not None) + (parts is not None)
+        for r, memory in enumerate(memories):
+            places, mine = ranks.places[r], ranks.place(group, r)
+            assert not own or holds(
+                memory, at + mine * step, size, own, places
+            )
+            assert not parts or all(
+                holds(memory, at + q * step, size, parts, places, q)
+                for q in range(group.ranks)
+            )
+    return said + (whole is not None)
 
 
 PLACES = (
@@ -95,68 +139,104 @@ PLACES = (
     .map(lambda x: (8 * x[0], min(8 * x[1], PART - 8 * x[0])))
     .filter(lambda x: x[1] > 0)
 )
-RUNS = st.builds(
-    lambda array, first, by: Run(array, first, WIDTH, by),
-    st.sampled_from("ab"),
-    st.integers(0, 4).map(lambda n: 4 * n),
-    st.sampled_from([0, PART // WIDTH]),
-)
+MORE = st.integers(0, 4).map(lambda n: n * PART // WIDTH)
 
 
-@given(st.integers(1, 4), st.integers(1, 2), st.data())
+@st.composite
+def writes(draw: st.DrawFn, ranks: Ranks, size: int) -> Write:
+    """Mostly what goes on with what others write."""
+    how = draw(st.sampled_from(["whole", "own", "parts"]))
+    group, step = draw(st.sampled_from(ranks.ways))
+    at, n = draw(PLACES)
+    if draw(st.booleans()):
+        at, n = 0, step
+    page = step * group.ranks
+    at += page * draw(st.integers(0, size // page - 1))
+    if how == "whole" and draw(st.booleans()):
+        at, n = 0, size
+    along = group.times(step // WIDTH)
+    if draw(st.booleans()):
+        along = plain((draw(MORE), draw(MORE)))
+    run = Run(
+        draw(st.sampled_from("ab")),
+        at // WIDTH if draw(st.booleans()) else 0,
+        WIDTH,
+    )
+    if how == "own":
+        run = run._replace(by_rank=along)
+    elif how == "parts":
+        run = run._replace(by_part=step // WIDTH)
+        if draw(st.booleans()):
+            run = run._replace(by_rank=group.without(along))
+    elif draw(st.booleans()):
+        run = run._replace(by_rank=along)
+    return Write(how, group, step, at, n, run)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.data())
 def test_a_slot_says_what_every_rank_holds(
-    ranks: int, pages: int, data: st.DataObject
+    x: int, y: int, pages: int, data: st.DataObject
 ) -> None:
-    """Whole runs, own parts and all parts, over each other in any order."""
-    size = pages * ranks * PART
-    slot, memories = Slot(ranks), [[None] * size for _ in range(ranks)]
+    """Whole runs, own parts and all parts of any group, over each other in any order."""
+    ranks, size = Ranks(x, y), pages * x * y * PART
+    slot, memories = Slot(), [[None] * size for _ in range(x * y)]
     for _ in range(data.draw(st.integers(1, 6))):
-        how, run = (
-            data.draw(st.sampled_from(["whole", "own", "parts"])),
-            data.draw(RUNS),
-        )
-        at, n = data.draw(PLACES)
-        if how == "whole" and data.draw(st.booleans()):
-            at, n = 0, size
-        at += data.draw(st.integers(0, pages - 1)) * ranks * PART * (n < size)
-        write(slot, memories, how, at, n, run)
-    for at in range(0, size, 8):
-        for n in (8, PART, size):
-            if at + n <= size:
-                agree(slot, memories, at, n)
+        write(slot, memories, ranks, data.draw(writes(ranks, size)))
+        for at in range(0, size, PART // 2):
+            for n in (8, PART, x * PART, y * PART, size):
+                if at + n <= size:
+                    agree(slot, memories, ranks, at, n)
+
+
+def row(ranks: int) -> Members:
+    """All ranks along one axis."""
+    return Members("all", ranks, (1,))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16384])
 def test_what_a_gather_brings_is_one_run(ranks: int) -> None:
     """Shards in two pieces: nothing is said of the whole before the last one."""
-    slot, first = Slot(ranks), Run("w", 0, WIDTH, by_part=PART // WIDTH)
-    slot.write_parts(0, PART, PART // 2, first)
+    slot, every = Slot(), row(ranks)
+    first = Run("w", 0, WIDTH, by_part=PART // WIDTH)
+    slot.write_parts(0, PART, PART // 2, first, every)
     assert slot.read(0, ranks * PART) is None
-    slot.write_parts(PART // 2, PART, PART // 2, first.after(PART // 2))
+    rest = first.after(PART // 2)
+    slot.write_parts(PART // 2, PART, PART // 2, rest, every)
     assert slot.read(0, ranks * PART) == Run("w", 0, WIDTH)
-    assert slot.read_own(0, PART, PART) == Run(
-        "w", 0, WIDTH, by_rank=PART // WIDTH
+    assert slot.read_own(0, PART, PART, every) == Run(
+        "w", 0, WIDTH, by_rank=(PART // WIDTH,)
     )
+
+
+def test_what_two_gathers_bring_is_one_run() -> None:
+    """From other hosts first: of 6 ranks, 2 of each host, a rank's own host has every third pair of
+    shards."""
+    slot = Slot()
+    between, inside = Members("hosts", 3, (1, 0)), Members("local", 2, (0, 1))
+    shard = PART // WIDTH
+    far = Run("w", 0, WIDTH, (0, 3 * shard), shard)
+    slot.write_parts(0, PART, PART, far, between)
+    assert slot.read(0, 3 * PART) == Run("w", 0, WIDTH, (0, 3 * shard))
+    near = Run("w", 0, WIDTH, by_part=3 * shard)
+    slot.write_parts(0, 3 * PART, 3 * PART, near, inside)
+    assert slot.read(0, 6 * PART) == Run("w", 0, WIDTH)
 
 
 def test_an_own_part_changes_the_rest_does_not() -> None:
-    slot, old, new = (
-        Slot(3),
-        Run("old", 0, WIDTH),
-        Run("new", 0, WIDTH, PART // WIDTH),
-    )
+    slot, every, shard = Slot(), row(3), PART // WIDTH
+    old, new = Run("old", 0, WIDTH), Run("new", 0, WIDTH, (shard,))
     slot.write(0, 3 * PART, old)
-    slot.write_own(0, PART, PART, new)
-    assert slot.read(0, 3 * PART) is slot.read_parts(0, PART, PART) is None
-    assert slot.read_own(0, PART, PART) == new
-    slot.write_parts(
-        0, PART, PART, new._replace(by_rank=0, by_part=PART // WIDTH)
-    )
+    slot.write_own(0, PART, PART, new, every)
+    assert slot.read(0, 3 * PART) is None
+    assert slot.read_parts(0, PART, PART, every) is None
+    assert slot.read_own(0, PART, PART, every) == new
+    parts = new._replace(by_rank=(), by_part=shard)
+    slot.write_parts(0, PART, PART, parts, every)
     assert slot.read(0, 3 * PART) == Run("new", 0, WIDTH)
 
 
 def test_an_element_that_is_cut_is_gone() -> None:
-    slot = Slot(2)
+    slot = Slot()
     slot.write(0, 16, Run("a", 0, WIDTH))
     slot.write(0, 5, Run("b"))
     assert slot.read(5, 8) is slot.read(8, 8) is None and slot.read(

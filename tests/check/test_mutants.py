@@ -19,7 +19,7 @@ import pytest
 import trainer
 from patience import LIMIT
 from zg.check import check
-from zg.plan.plan import Plan, Section
+from zg.plan.plan import Plan, Section, Step
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
@@ -32,6 +32,14 @@ SMALL = (
     "zero.stage=3",
     "train.global_batch=4",
     "zero.stage3_param_persistence_threshold=0",
+)
+HOSTS = (
+    "zero.stage=3",
+    "cluster.ranks=4",
+    "cluster.local=2",
+    "train.global_batch=8",
+    "train.micro_batch=1",
+    "zero.stage3_param_persistence_threshold=100",
 )
 UNDER = "train.optimizer.groups=[{match: [model.embed*, model.layers.*], frozen: true}]"
 PART = 'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
@@ -185,6 +193,55 @@ PLANS = {
         "train.precision=bf16",
         *PIECES,
     ),
+    "two hosts": ("gpt-tiny", *HOSTS, *PIECES),
+    "two hosts, one queue": (
+        "llama-tiny",
+        *HOSTS,
+        "zero.overlap_comm=false",
+        "zero.stage3_max_reuse_distance=60000",
+    ),
+    "two hosts, stage 0": ("gpt-tiny", *HOSTS, "zero.stage=0"),
+    "two hosts, stage 1": ("gpt-tiny", *HOSTS, "zero.stage=1", *PIECES),
+    "hosts share parameters": (
+        "gpt-tiny",
+        *HOSTS,
+        "zero.shard_size=2",
+        "train.precision=bf16",
+        "zero.reduce_bucket_size=9000",
+    ),
+    "hosts share states": (
+        "gpt-tiny",
+        *HOSTS,
+        "zero.shard_size=2",
+        "zero.states=shard",
+        *PIECES,
+    ),
+    "hosts share states, all micro-batches through a unit": (
+        "llama-tiny",
+        *HOSTS,
+        "zero.shard_size=2",
+        "zero.states=shard",
+        "train.accumulate=layers",
+        "train.precision=bf16",
+    ),
+    "two hosts of two sets that share parameters": (
+        "gpt-tiny",
+        *HOSTS,
+        "cluster.ranks=8",
+        "cluster.local=4",
+        "zero.shard_size=2",
+        "train.global_batch=16",
+    ),
+    "three sets of two hosts, states on the host": (
+        "gpt-tiny",
+        *HOSTS,
+        "cluster.ranks=12",
+        "zero.shard_size=4",
+        "train.global_batch=24",
+        "train.precision=bf16",
+        "zero.offload_optimizer.device=cpu",
+        "zero.sub_group_size=20000",
+    ),
 }
 
 
@@ -333,13 +390,19 @@ def all_steps(section: Section) -> list[int]:
 def test_steps_done_twice(
     name: str, of: Callable[[Section], list[int]]
 ) -> None:
-    """Right away; no harm comes of what writes only what it does not read."""
+    """Right away; no harm comes of what writes only what it does not read, as what comes from other
+    hosts on its way."""
     p, harmless = (
         planned(*PLANS[name]),
-        {"mark", "batch", "copy", "cast", "allreduce", "turn"},
+        {"mark", "batch", "copy", "cast", "allreduce", "turn", "inter"},
     )
+
+    def sort(s: Step) -> str:
+        on_its_way = s.op == "gather" and s.outs[0].cls == "inter"
+        return "inter" if on_its_way else s.kind
+
     twice = [
-        (section.steps[n].op.partition(".")[0], changed)
+        (sort(section.steps[n]), changed)
         for section in p.sections
         for n in of(section)
         for changed in [
@@ -466,10 +529,28 @@ def judge_calls(
             "zero.offload_optimizer.device=cpu",
             "zero.offload_optimizer.ratio=0.3",
         ),
+        HOSTS,
+        (*HOSTS, "zero.shard_size=2", "train.precision=bf16"),
+        (*HOSTS, "zero.shard_size=2", "zero.states=shard"),
+        (
+            *HOSTS,
+            "cluster.ranks=8",
+            "zero.shard_size=4",
+            "train.global_batch=16",
+            "train.accumulate=layers",
+        ),
+        (*HOSTS, "zero.stage=0"),
+        (
+            *HOSTS,
+            "zero.stage=2",
+            "zero.shard_size=2",
+            "zero.states=shard",
+        ),
     ],
 )
 def test_tables(keys: tuple[str, ...]) -> None:
-    """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
+    """A wrong size, offset or key of a class, flat or tensor, another group or level is refused,
+    without exception."""
     p = planned("gpt-tiny", *keys)
     assert [
         m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
@@ -572,6 +653,14 @@ def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
         ("zero.stage=1", "train.reduction=fast", "targets=[sm_90]"),
         ("zero.stage=2", "zero.offload_optimizer.device=cpu"),
         ("cluster.ranks=1", "zero.stage=3"),
+        (*HOSTS, "zero.shard_size=2"),
+        (*HOSTS, "zero.shard_size=2", "zero.states=shard"),
+        (
+            *HOSTS,
+            "cluster.ranks=8",
+            "zero.shard_size=4",
+            "train.global_batch=16",
+        ),
     ],
 )
 def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
@@ -759,7 +848,7 @@ def test_checking_does_not_grow_with_ranks() -> None:
 
     few, many = checked(32), checked(16384)
     print(f"{few} lines, {many}")
-    assert many < 1.1 * few and many < 7_500_000
+    assert many < 1.1 * few and many < 8_300_000  # a tenth above what it is
 
 
 @pytest.mark.slow

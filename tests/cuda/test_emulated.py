@@ -312,6 +312,157 @@ def test_each_rule_of_sums_has_one_hash(
     assert len(set.union(*found.values())) == 3, found
 
 
+# ---- groups of ranks
+
+LOCAL, SHARD, OWN = (
+    "cluster.local=2",
+    "zero.shard_size=2",
+    "zero.states=shard",
+)
+LATE = {"order": "late", "queue": "late"}
+GRIDS = [
+    ({"ranks": 4, **LATE}, (LOCAL,)),
+    ({"ranks": 4, "graph": True}, (SHARD,)),
+    (
+        {"ranks": 4, "overlap": True, "order": "shuffled:1"},
+        (LOCAL, SHARD, OWN),
+    ),
+]
+MORE_GRIDS = [
+    ({"ranks": 4, "reduce": 5000, "graph": True}, (LOCAL, SHARD)),
+    ({"ranks": 4, "gather": 3000, "overlap": True, **LATE}, (SHARD, OWN)),
+    ({"ranks": 4, "small": 100, "order": "shuffled:2"}, (LOCAL,)),
+    ({"ranks": 4, "accumulate": "layers", "overlap": True}, (LOCAL, SHARD)),
+    ({"ranks": 4, "again": "full", "prefetch": 0}, (LOCAL, SHARD)),
+    ({"ranks": 4, "offload": "cpu", **LATE}, (LOCAL, SHARD)),
+    ({"ranks": 4}, ("zero.hpz_partition_size=2",)),
+    ({"ranks": 4, "overlap": True}, ("zero.mics_shard_size=2", LOCAL)),
+    ({"ranks": 4, "stage": 0, "overlap": True}, (LOCAL,)),
+    ({"ranks": 4, "stage": 1, "graph": True}, (LOCAL,)),
+    ({"ranks": 4, "stage": 2, **LATE}, (LOCAL, SHARD, OWN)),
+    ({"ranks": 8, "overlap": True}, ("cluster.local=4", SHARD)),
+    ({"ranks": 8, **LATE}, (LOCAL, "zero.shard_size=4", OWN)),
+    ({"ranks": 8, "small": 100}, (LOCAL,)),
+]
+
+
+def in_grids(
+    folder: pathlib.Path,
+    family: str,
+    recipe: tuple[str, ...],
+    rows: list[tuple[dict, tuple[str, ...]]],
+) -> None:
+    """They have the hash of one group. Runs count what they move, and by whom, as plans do."""
+    first = {"family": family, **PLAIN, "stage": 3}
+    found = {
+        f"{row} {keys}": run(
+            folder,
+            {**first, **row},
+            STEPS,
+            kind=trainer.EMULATED,
+            recipe=(*recipe, *keys),
+        )
+        for row, keys in [({"ranks": 4}, ()), *rows]
+    }
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", range(len(GRIDS)))
+def test_a_grid_of_ranks(folder: pathlib.Path, row: int) -> None:
+    family, precision = [("gpt", "f32"), ("llama", "bf16"), ("gpt", "f16")][
+        row
+    ]
+    in_grids(folder, family, recipe(precision, leaves=8), [GRIDS[row]])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family,precision", GROUPS)
+def test_all_grids_of_ranks(
+    folder: pathlib.Path, family: str, precision: str
+) -> None:
+    in_grids(
+        folder, family, recipe(precision, leaves=16), [*GRIDS, *MORE_GRIDS]
+    )
+
+
+def in_four(
+    folder: pathlib.Path,
+    was: str = "",
+    becomes: str = "",
+    *options: str,
+    **settings: str,
+) -> subprocess.CompletedProcess[str]:
+    """A step of two hosts of two, whose program is changed once"""
+    way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4, "overlap": True}
+    made, found = re.subn(
+        was or "$^",
+        becomes,
+        trainer.generate(
+            law.path("gpt"), *recipe("f32"), *law.keys(way), LOCAL
+        ),
+    )
+    assert found == bool(was)
+    return subprocess.run(
+        [
+            trainer.build(made, trainer.EMULATED),
+            *("--data", folder / "tokens", "--steps", "1"),
+            *options,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=os.environ | settings,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "was,becomes,code,said",
+    [
+        (
+            r"\.far = (\d+)",
+            r".far = 1\1",
+            8,
+            "bytes received from other hosts",
+        ),
+        (
+            r"\[HOSTS\] = 1 << ZR_GATHER",
+            "[HOSTS] = 1 << ZR_MAIN",
+            4,
+            "group hosts does not meet on queue gather; generate the program anew",
+        ),
+    ],
+)
+def test_what_a_program_says_of_groups_is_checked(
+    folder: pathlib.Path, was: str, becomes: str, code: int, said: str
+) -> None:
+    done = in_four(folder, was, becomes)
+    assert done.returncode == code and said in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings,said",
+    [
+        (
+            {"ZR_EMULATE_NCCL": "9"},
+            r"rank \d: step 1: an? [\w -]+, group \w+: NCCL: remote process exited",
+        ),
+        (
+            {"ZR_EMULATE_CUT": "9"},
+            r"rank \d: step 1(, queue \w+|: an? [\w -]+), group \w+: NCCL: remote process exited",
+        ),
+    ],
+)
+def test_an_error_names_its_group(
+    folder: pathlib.Path, settings: dict[str, str], said: str
+) -> None:
+    """In a rank's own thread, as in its watchdog's."""
+    done = in_four(folder, "", "", "--no-graph", **settings)
+    assert done.returncode == 7 and re.search(said, done.stderr), done.stderr
+
+
 # ---- a piece on the wire beside the sum of the one before
 
 BESIDE = {

@@ -487,7 +487,7 @@ def test_what_a_capture_does_not_allow(case: str, error: str) -> None:
 @pytest.mark.parametrize("order", ["eager", "late", "shuffled:1"])
 @pytest.mark.parametrize("ranks", ["1", "2", "4"])
 @pytest.mark.parametrize(
-    "case", ["gathers", "exchanges", "sums", "both", "graphs"]
+    "case", ["gathers", "exchanges", "sums", "both", "graphs", "groups"]
 )
 def test_collectives_move_what_they_should(
     case: str, ranks: str, order: str
@@ -519,6 +519,28 @@ def test_mistakes_with_collectives_are_found(
 ) -> None:
     done = ran("emulated-ranks", case, "2", order=order)
     assert done.returncode == MISTAKE and said in done.stderr
+
+
+@pytest.mark.parametrize("order", ["eager", "late", "shuffled:1"])
+@pytest.mark.parametrize(
+    "case,said",
+    [
+        (
+            "wrong_key",
+            "NCCL: rank 2 splits with color 1 and key 2, and would be number 0 of 2",
+        ),
+        (
+            "wrong_color",
+            "NCCL: rank 3 splits with color 0 and key 1, and would be number 2 of 3",
+        ),
+        ("unlike_groups", "in orders that differ a GPU may hang"),
+    ],
+)
+def test_mistakes_with_groups_are_found(
+    case: str, said: str, order: str
+) -> None:
+    done = ran("emulated-ranks", case, "4", order=order)
+    assert done.returncode == MISTAKE and said in done.stderr, done.stderr
 
 
 def test_launches_of_two_communicators_need_an_order() -> None:

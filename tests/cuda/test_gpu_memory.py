@@ -12,6 +12,7 @@ import pytest
 import trainer
 from patience import LIMIT
 from zg.facts import reserve
+from zg.facts.commands import COLLECTIVES
 
 SPEC = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
 KEYS = (
@@ -106,6 +107,38 @@ def test_nothing_grows(
         < found["plan"] + PAGE
     )
     assert (found["libraries"], found["lost"]) == (LIBRARIES + graphs, 0)
+
+
+@pytest.mark.slow
+def test_a_communicator_for_each_queue_and_group(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Those that the plan uses, and no other."""
+    keys = (
+        *(*KEYS, "cluster.ranks=4", "cluster.local=2"),
+        *("zero.stage3_param_persistence_threshold=0",),
+    )
+    trainer.write_tokens(
+        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
+    )
+    done = subprocess.run(
+        [
+            trainer.build(trainer.generate(SPEC, *keys), trainer.EMULATED),
+            *("--data", tmp_path / "tokens", "--steps", "2"),
+        ],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    p = plans.planned(str(SPEC), *keys)
+    used = [pair for pair, ops in p.meetings.items() if ops & {*COLLECTIVES}]
+    assert len(used) == 5 < 3 * len(p.groups)
+    assert (
+        f"\ndevice memory: NCCL's communicators {len(used) * PAGE} bytes when they were made\n"
+        in done.stdout
+    )
+    assert "fewer are free than after the first step" not in done.stdout
 
 
 @pytest.mark.slow

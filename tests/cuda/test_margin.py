@@ -83,6 +83,7 @@ SPREAD = {
     "one rank": ("cluster.ranks=1", "zero.stage=0"),
     "stage 3": ("cluster.ranks=2", "zero.stage=3"),
     "stage 2, 4 ranks": ("cluster.ranks=4", "zero.stage=2"),
+    "hosts": ("cluster.ranks=4", "zero.stage=3", "cluster.local=2"),
     "one queue": (
         "cluster.ranks=2",
         "zero.stage=3",

@@ -8,7 +8,8 @@
  *  4. A peer that is gone is an error of the communicator within a second; no collective with it
  *     ends.
  *  5. A communicator that does not block is in progress until it has been asked at least once more,
- *     after initialisation, after a split, and at its first collective.
+ *     after initialisation, after a split, and at its first collective. A split is complete when all
+ *     ranks of the first communicator, which alone is split here, have come to it.
  *  6. Floats are added as a ring does: the owner's next rank first, its own numbers last, rounded
  *     to their type each time.
  *  7. A communicator takes a page of device memory, and two more at its first collective; with
@@ -17,11 +18,14 @@
  *     other on a GPU: where they do not, that is a mistake, though here nothing would block.
  *     So is work of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1, which keeps it.
  *  9. A communicator of a split holds as many processors as it may have blocks: maxCTAs, and for
- *     sends and receives no more than NCCL_MAX_P2P_NCHANNELS, rounded up to a power of two. Work of
- *     the first communicator is taken to be on the products' own stream, and not beside them.
+ *     sends and receives no more than NCCL_MAX_P2P_NCHANNELS, rounded up to a power of two. Of those
+ *     that work on one stream, which do so by turns, the largest counts. Work of the first
+ *     communicator is taken to be on the products' own stream, and not beside them.
  * 10. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
  *     mistake.
  * 11. With ZR_EMULATE_TOLD every collective is named on stderr when it begins.
+ * 12. The keys of a split's color are the numbers of its ranks, from 0 on, in any order. NCCL takes
+ *     any keys; who numbers ranks anew knows what they become, and another key is a mistake.
  */
 #include <nccl.h>
 
@@ -29,7 +33,9 @@
 #include "wire.h"
 #include "../../kernels/scalar.h"
 
+#include <algorithm>
 #include <ctime>
+#include <map>
 #include <sys/random.h>
 
 namespace {
@@ -85,6 +91,8 @@ struct ncclComm {
     ncclResult_t state;
     int lane = 0, lanes = 1; /* lanes: the root's: how many are given away */
     ncclComm_t root = this;
+    std::vector<int> member = {}; /* [ranks] their numbers in the root */
+    int color = 0;                /* of the split that it comes of */
     bool connected = false, aborted = false;
     uint64_t issued = 0, done = 0;               /* tickets */
     ncclComm_t *child = nullptr, made = nullptr; /* a split in progress: where it goes */
@@ -92,10 +100,14 @@ struct ncclComm {
     std::shared_ptr<int> named = std::make_shared<int>();
     /* of the device: its own, and its connections' */
     void *memory = race_alloc(DEVICE, 1), *more = nullptr;
-    int blocks = 0; /* in queue_blocks */
+    int blocks = 0;                /* in queue_blocks, once it works on a stream */
+    cudaStream_t stream = nullptr; /* the first that it works on */
 };
 
 namespace {
+
+/* The number in the first communicator of a rank of this one */
+int at(ncclComm_t c, int rank) { return c->member[(size_t)rank]; }
 
 header head_of(const transfer &t, const piece &p)
 {
@@ -113,11 +125,12 @@ void check_head(const transfer &t, const piece &p, const header &came)
         mine.place != came.place)
         shim_fail("NCCL: %s is number %llu of rank %d and number %llu of rank %d: in orders that "
                   "differ a GPU may hang",
-                  t.what, (unsigned long long)mine.place, t.comm->rank,
-                  (unsigned long long)came.place, p.peer);
+                  t.what, (unsigned long long)mine.place, t.comm->root->rank,
+                  (unsigned long long)came.place, at(t.comm, p.peer));
     if (memcmp(&mine, &came, sizeof mine))
         shim_fail("NCCL: rank %d is in %s of %zu bytes, and rank %d in %s of %llu bytes",
-                  t.comm->rank, t.what, p.bytes, p.peer, came.what, (unsigned long long)came.bytes);
+                  t.comm->root->rank, t.what, p.bytes, at(t.comm, p.peer), came.what,
+                  (unsigned long long)came.bytes);
 }
 
 bool over(const piece &p) { return p.moved == sizeof(header) + p.bytes; }
@@ -125,13 +138,14 @@ bool over(const piece &p) { return p.moved == sizeof(header) + p.bytes; }
 bool push(const transfer &t, piece *p)
 {
     size_t before = p->moved;
+    int peer = at(t.comm, p->peer);
     if (p->moved < sizeof(header)) {
         header h = head_of(t, *p);
         p->moved +=
-            wire_send(t.comm->w, t.comm->lane, p->peer, (char *)&h + p->moved, sizeof h - p->moved);
+            wire_send(t.comm->w, t.comm->lane, peer, (char *)&h + p->moved, sizeof h - p->moved);
     }
     if (p->moved >= sizeof(header) && !over(*p))
-        p->moved += wire_send(t.comm->w, t.comm->lane, p->peer, p->p + p->moved - sizeof(header),
+        p->moved += wire_send(t.comm->w, t.comm->lane, peer, p->p + p->moved - sizeof(header),
                               p->bytes + sizeof(header) - p->moved);
     return p->moved != before;
 }
@@ -139,15 +153,15 @@ bool push(const transfer &t, piece *p)
 bool pull(transfer *t, piece *p, header *h)
 {
     size_t before = p->moved;
+    int peer = at(t->comm, p->peer);
     if (p->moved < sizeof(header)) {
-        p->moved += wire_receive(t->comm->w, t->comm->lane, p->peer, (char *)h + p->moved,
+        p->moved += wire_receive(t->comm->w, t->comm->lane, peer, (char *)h + p->moved,
                                  sizeof *h - p->moved);
         if (p->moved == sizeof(header)) check_head(*t, *p, *h);
     }
     if (p->moved >= sizeof(header) && !over(*p))
-        p->moved +=
-            wire_receive(t->comm->w, t->comm->lane, p->peer, p->p + p->moved - sizeof(header),
-                         p->bytes + sizeof(header) - p->moved);
+        p->moved += wire_receive(t->comm->w, t->comm->lane, peer, p->p + p->moved - sizeof(header),
+                                 p->bytes + sizeof(header) - p->moved);
     return p->moved != before;
 }
 
@@ -162,7 +176,7 @@ void copy_own(transfer *t)
         if (p.peer != t->comm->rank) continue;
         if (i == to.size() || to[i]->bytes != p.bytes)
             shim_fail("NCCL: a send of rank %d to itself has no receive of its size",
-                      t->comm->rank);
+                      t->comm->root->rank);
         if (to[i]->p != p.p) memmove(to[i]->p, p.p, p.bytes);
         to[i++]->moved = p.moved = sizeof(header) + p.bytes;
     }
@@ -222,10 +236,11 @@ bool peer_gone(transfer *t)
 {
     ncclComm_t c = t->comm;
     for (const piece &p : t->sends)
-        if (!over(p) && !wire_alive(c->w, p.peer)) return true;
+        if (!over(p) && !wire_alive(c->w, at(c, p.peer))) return true;
     for (size_t i = 0; i < t->receives.size(); i++) {
         piece *p = &t->receives[i];
-        if (!over(*p) && !wire_alive(c->w, p->peer) && !pull(t, p, &t->heads[i])) return true;
+        if (!over(*p) && !wire_alive(c->w, at(c, p->peer)) && !pull(t, p, &t->heads[i]))
+            return true;
     }
     return false;
 }
@@ -268,6 +283,25 @@ progress go_on(transfer *t)
     return moved ? MOVED : NOT_YET;
 }
 
+std::vector<ncclComm_t> beside; /* of splits: those that work on a stream */
+
+void count_blocks(void)
+{
+    std::map<cudaStream_t, int> most;
+    for (ncclComm_t c : beside) most[c->stream] = std::max(most[c->stream], c->blocks);
+    queue_blocks = 0;
+    for (const auto &each : most) queue_blocks += each.second;
+}
+
+/* A communicator of a split has work on a stream. */
+void work_beside(ncclComm_t c, cudaStream_t s)
+{
+    if (c == c->root || std::find(beside.begin(), beside.end(), c) != beside.end()) return;
+    c->stream = s;
+    beside.push_back(c);
+    count_blocks();
+}
+
 ncclResult_t issue(const transfer &t)
 {
     static int issued;
@@ -285,7 +319,8 @@ ncclResult_t issue(const transfer &t)
         mine->ticket = t.comm->issued++;
         mine->place = places++;
         if (getenv("ZR_EMULATE_LEAK")) race_alloc(DEVICE, 1);
-        if (getenv("ZR_EMULATE_TOLD")) fprintf(stderr, "rank %d begins %s\n", t.comm->rank, t.what);
+        if (getenv("ZR_EMULATE_TOLD"))
+            fprintf(stderr, "rank %d begins %s\n", t.comm->root->rank, t.what);
         if (mine->sum) { /* received beside the result */
             mine->room.resize(mine->receives.size() * t.bytes);
             for (size_t i = 0; i < mine->receives.size(); i++)
@@ -294,6 +329,7 @@ ncclResult_t issue(const transfer &t)
         return work([mine] { return go_on(mine.get()); });
     });
     if (e != cudaSuccess) return ncclUnhandledCudaError;
+    work_beside(c, t.stream);
     if (!c->more) c->more = race_alloc(DEVICE, 2 * PAGE);
     if (c->connected || c->blocking) return ncclSuccess;
     c->connected = true;
@@ -395,6 +431,15 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
     return ncclSuccess;
 }
 
+static ncclResult_t asked_until_done(ncclComm_t c)
+{
+    for (ncclResult_t state = ncclInProgress;;) {
+        ncclCommGetAsyncError(c, &state);
+        if (state != ncclInProgress) return state;
+        wire_pause(c->w);
+    }
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
@@ -408,13 +453,10 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     present = w;
     queue_pause = pause;
     ncclComm_t c = *comm = new ncclComm{w, rank, ranks, is_blocking(config), ncclInProgress};
+    for (int r = 0; r < ranks; r++) c->member.push_back(r);
     if (!c->blocking) return ncclInProgress;
     hold.unlock();
-    for (ncclResult_t state = ncclInProgress;;) {
-        ncclCommGetAsyncError(c, &state);
-        if (state != ncclInProgress) return state;
-        wire_pause(w);
-    }
+    return asked_until_done(c);
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank)
@@ -422,24 +464,59 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     return ncclCommInitRankConfig(comm, ranks, id, rank, nullptr);
 }
 
-/* One colour: the same ranks, in the same order. */
+/* What a rank has posted of its split: 0, or not yet */
+static uint64_t posted(ncclComm_t c, int rank) { return wire_posted(c->w, c->made->lane, rank); }
+
+/* The ranks of this color in order of their keys; keys are what their numbers become. */
+static void number(ncclComm_t c)
+{
+    ncclComm_t made = c->made;
+    std::vector<std::pair<uint32_t, int>> found;
+    for (int r = 0; r < c->ranks; r++)
+        if ((int)((posted(c, r) - 1) >> 32) == made->color)
+            found.push_back({(uint32_t)(posted(c, r) - 1), r});
+    std::sort(found.begin(), found.end());
+    for (size_t i = 0; i < found.size(); i++) {
+        if (found[i].first != i)
+            shim_fail("NCCL: rank %d splits with color %d and key %u, and would be number %zu of "
+                      "%zu",
+                      found[i].second, made->color, found[i].first, i, found.size());
+        if (found[i].second == c->rank) made->rank = (int)i;
+        made->member.push_back(found[i].second);
+    }
+    made->ranks = (int)found.size();
+}
+
+/* All ranks have come to the split in progress, if there is one. */
+static bool all_split(ncclComm_t c)
+{
+    if (!c->child) return true;
+    for (int r = 0; r < c->ranks; r++)
+        if (!posted(c, r)) return false;
+    number(c);
+    *c->child = c->made;
+    c->child = nullptr;
+    return true;
+}
+
 ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made, ncclConfig_t *config)
 {
     locked hold(queue_lock);
     *made = nullptr;
     if (c->state != ncclSuccess) return ncclInvalidUsage;
-    if (color != 0 || (key != c->rank && key != 0) || c->root->lanes == WIRE_LANES)
-        return ncclInvalidArgument;
+    if (c != c->root || color < 0 || key < 0 || c->lanes == WIRE_LANES) return ncclInvalidArgument;
     bool blocking = config ? is_blocking(config) : c->blocking;
-    c->made = new ncclComm{c->w, c->rank, c->ranks, blocking, ncclSuccess};
-    c->made->lane = c->root->lanes++;
-    c->made->root = c->root;
+    c->made = new ncclComm{c->w, 0, 0, blocking, ncclSuccess};
+    c->made->lane = c->lanes++;
+    c->made->root = c;
+    c->made->color = color;
     c->made->blocks = blocks_of(config);
-    queue_blocks += c->made->blocks;
     c->child = made;
-    if (!c->blocking) return c->state = ncclInProgress;
-    *made = c->made;
-    return ncclSuccess;
+    wire_post(c->w, c->made->lane, ((uint64_t)color << 32 | (uint32_t)key) + 1);
+    c->state = ncclInProgress;
+    if (!c->blocking) return ncclInProgress;
+    hold.unlock();
+    return asked_until_done(c);
 }
 
 /* A peer's network is gone: what comes `at` "start" or "end" has none. */
@@ -455,11 +532,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
     locked hold(queue_lock);
     *state = c->state;
     if (c->state != ncclInProgress) return ncclSuccess;
-    if (!endless("start") && wire_complete(c->w)) {
+    if (!endless("start") && wire_complete(c->w) && all_split(c))
         c->state = ncclSuccess; /* to be seen by the next question */
-        if (c->child) *c->child = c->made;
-        c->child = nullptr;
-    }
     return ncclSuccess;
 }
 
@@ -476,7 +550,8 @@ static ncclResult_t drop(ncclComm_t c)
 {
     if (c->root == c && present == c->w) queue_pause = [] {};
     if (c->root == c) wire_close(c->w);
-    queue_blocks -= c->blocks;
+    beside.erase(std::remove(beside.begin(), beside.end(), c), beside.end());
+    count_blocks();
     race_free(DEVICE, c->memory);
     race_free(DEVICE, c->more);
     delete c;

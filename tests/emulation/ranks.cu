@@ -51,16 +51,25 @@ void set(int64_t *device, int pieces)
     must(cudaStreamSynchronize(w.a));
 }
 
-/* to[r] of every rank r came from it, meant for `piece` */
-void check(const int64_t *device, int piece)
+/* Ranks first, first + step and so on */
+struct some {
+    int ranks, first, step;
+};
+
+/* to[m] came from the m-th of these, meant for `piece` */
+void check_of(const some &of, const int64_t *device, int piece)
 {
-    size_t bytes = (size_t)w.ranks * N * sizeof *device;
+    size_t bytes = (size_t)of.ranks * N * sizeof *device;
     must(cudaMemcpyAsync(w.host, device, bytes, cudaMemcpyDeviceToHost, w.a));
     must(cudaStreamSynchronize(w.a));
-    for (int r = 0; r < w.ranks; r++)
+    for (int m = 0; m < of.ranks; m++)
         for (int i = 0; i < N; i++)
-            if (w.host[r * N + i] != value(r, piece, i)) fail("a wrong number");
+            if (w.host[m * N + i] != value(of.first + m * of.step, piece, i))
+                fail("a wrong number");
 }
+
+/* to[r] of every rank r came from it, meant for `piece` */
+void check(const int64_t *device, int piece) { check_of({w.ranks, 0, 1}, device, piece); }
 
 void gather(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
 {
@@ -69,8 +78,10 @@ void gather(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
 
 void all_to_all(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
 {
+    int ranks;
+    nccl(c, ncclCommCount(c, &ranks));
     nccl(c, ncclGroupStart());
-    for (int p = 0; p < w.ranks; p++) {
+    for (int p = 0; p < ranks; p++) {
         nccl(c, ncclSend(from + (size_t)p * N, N, ncclInt64, p, c, s));
         nccl(c, ncclRecv(to + (size_t)p * N, N, ncclInt64, p, c, s));
     }
@@ -210,10 +221,77 @@ void unlike_orders(void)
     must(cudaStreamSynchronize(w.b));
 }
 
+/* The ranks of a color, in order of their keys */
+ncclComm_t split(int color, int key)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t made;
+    config.blocking = 0;
+    nccl(w.one, ncclCommSplit(w.one, color, key, &made, &config));
+    nccl(made, ncclInProgress);
+    return made;
+}
+
+/* Half of the ranks, neighbours; then every second one, from the last on. The halves exchange and
+ * add while those gather. */
+void groups(void)
+{
+    int half = (w.ranks + 1) / 2, place = w.rank % half, first = w.rank - place;
+    some near = {w.ranks - first < half ? w.ranks - first : half, first, 1};
+    int even = w.rank % 2, all = (w.ranks + 1 - even) / 2, last = even + 2 * (all - 1), number;
+    some far = {all, last, -2};
+    ncclComm_t here = split(first, place), there = split(even, (last - w.rank) / 2);
+    int64_t *other, *sum;
+    must(cudaMalloc((void **)&other, (size_t)w.ranks * N * sizeof *other));
+    must(cudaMalloc((void **)&sum, N * sizeof *sum));
+    nccl(there, ncclCommUserRank(there, &number));
+    if (number != (last - w.rank) / 2) fail("a wrong place");
+    set(w.from, 1);
+    set(w.big, near.ranks);
+    for (int i = 0; i < 3; i++) {
+        all_to_all(w.big, other, w.b, here);
+        gather(w.from, w.to, w.a, there);
+        nccl(here, ncclAllReduce(w.from, sum, N, ncclInt64, ncclSum, here, w.b));
+    }
+    must(cudaStreamSynchronize(w.b));
+    check_of(near, other, place);
+    check_of(far, w.to, 0);
+    must(cudaMemcpyAsync(w.host, sum, N * sizeof *sum, cudaMemcpyDeviceToHost, w.a));
+    must(cudaStreamSynchronize(w.a));
+    for (int i = 0; i < N; i++) {
+        int64_t right = 0;
+        for (int m = 0; m < near.ranks; m++) right += value(first + m, 0, i);
+        if (w.host[i] != right) fail("a wrong sum");
+    }
+    nccl(there, ncclCommDestroy(there));
+    nccl(here, ncclCommDestroy(here));
+}
+
+/* A rank's number among all, where its place in a pair is wanted */
+void wrong_key(void) { (void)split(w.rank / 2, w.rank); }
+
+/* The last rank goes to the first pair. */
+void wrong_color(void) { (void)split(w.rank == w.ranks - 1 ? 0 : w.rank / 2, w.rank % 2); }
+
+/* Pairs of neighbours and pairs of others; the last pair of neighbours is in another order. */
+void unlike_groups(void)
+{
+    ncclComm_t near = split(w.rank / 2, w.rank % 2), far = split(w.rank % 2, w.rank / 2);
+    bool last = w.rank / 2 == 1;
+    for (int i = 0; i < 2; i++) {
+        ncclComm_t c = last == !i ? far : near;
+        nccl(c, ncclAllGather(w.from, c == near ? w.to : w.big, N, ncclInt64, c,
+                              c == near ? w.a : w.b));
+    }
+    must(cudaStreamSynchronize(w.a));
+    must(cudaStreamSynchronize(w.b));
+}
+
 // clang-format off
 #define CASES(X)                                                                                   \
     X(gathers) X(exchanges) X(sums) X(both) X(graphs) X(graph_left) X(race) X(changed)             \
-    X(different) X(other_size) X(gone) X(unlike_orders)
+    X(different) X(other_size) X(gone) X(unlike_orders) X(groups) X(wrong_key) X(wrong_color)      \
+    X(unlike_groups)
 // clang-format on
 
 void open_world(ncclUniqueId id)
@@ -229,9 +307,7 @@ void open_world(ncclUniqueId id)
     must(cudaMallocHost((void **)&w.host, n));
     ncclResult_t r = ncclCommInitRankConfig(&w.one, w.ranks, id, w.rank, &config);
     nccl(w.one, r);
-    r = ncclCommSplit(w.one, 0, w.rank, &w.two, &config);
-    nccl(w.one, r);
-    nccl(w.two, ncclInProgress);
+    w.two = split(0, w.rank);
 }
 
 int work(const char *wanted)

@@ -21,6 +21,7 @@ const off_t LOCKS = (off_t)1 << 40; /* far behind the end: bytes that are only l
 
 struct alignas(64) seat {
     std::atomic<uint32_t> bell; /* rung when something moves for this rank */
+    std::atomic<uint64_t> posted[WIRE_LANES];
 };
 
 struct alignas(64) ring {
@@ -147,6 +148,14 @@ size_t wire_receive(wire *w, int lane, int from, void *p, size_t n)
     ring_bell(&w->s->seats[from]);
     return n;
 }
+
+void wire_post(wire *w, int lane, uint64_t word)
+{
+    w->s->seats[w->rank].posted[lane] = word;
+    for (int r = 0; r < w->ranks; r++) ring_bell(&w->s->seats[r]);
+}
+
+uint64_t wire_posted(wire *w, int lane, int rank) { return w->s->seats[rank].posted[lane]; }
 
 void wire_pause(wire *w)
 {

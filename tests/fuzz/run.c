@@ -18,10 +18,13 @@ static const zr_tensor tensors[] = {
     {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
 };
 static const char *object(void) { return "avx2"; }
+static const zr_group all = {"all", 2};
 static const zr_program program = {.name = "some",
                                    .plan = "p",
                                    .layout = "l",
                                    .ranks = 2,
+                                   .groups = &all,
+                                   .ngroups = 1,
                                    .object = object,
                                    .recipe = recipe,
                                    .nrecipe = 4,

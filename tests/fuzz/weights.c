@@ -17,10 +17,13 @@ static const zr_tensor tensors[] = {
     {.name = "a", .offset = 0, .shape = {4, 3}, .ndim = 2, .count = 1},
     {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
 };
+static const zr_group all = {"all", 2};
 static const zr_program program = {.name = "n",
                                    .plan = "p",
                                    .layout = "l",
                                    .ranks = 2,
+                                   .groups = &all,
+                                   .ngroups = 1,
                                    .states = states,
                                    .nstates = 1,
                                    .tensors = tensors,

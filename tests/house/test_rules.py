@@ -311,7 +311,6 @@ def test_headers_stay_in_their_rooms() -> None:
         assert "mpi.h" not in includes(path) or path.name == "wire.c"
     for path in (ROOT / "runtime" / "zr.h", ROOT / "kernels" / "zk.h"):
         assert set(includes(path)) <= STANDARD, short(path)
-    assert len((ROOT / "runtime" / "zr.h").read_text().splitlines()) <= 200
 
 
 def test_kernels_need_no_libm() -> None:

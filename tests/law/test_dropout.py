@@ -31,6 +31,12 @@ WAYS = (
     ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
     ("cluster.ranks=1", "train.offload_activations=true"),
     (
+        "cluster.ranks=4",
+        "cluster.local=2",
+        "zero.stage=3",
+        "zero.shard_size=2",
+    ),
+    (
         "cluster.ranks=2",
         "zero.stage=3",
         WHOLE,

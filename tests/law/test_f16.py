@@ -374,6 +374,12 @@ WAYS = [
     ("zero.stage=3", "cluster.ranks=2", "zero.overlap_comm=false"),
     ("zero.stage=3", "cluster.ranks=8", "zero.reduce_bucket_size=5000"),
     (
+        "zero.stage=3",
+        "cluster.ranks=8",
+        "cluster.local=2",
+        "zero.shard_size=4",
+    ),
+    (
         "zero.stage=2",
         "cluster.ranks=2",
         "zero.offload_optimizer.device=cpu",

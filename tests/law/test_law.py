@@ -1,9 +1,9 @@
 """test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
 
 One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
-persistence, prefetch, reuse, overlap, recompute, queue orders, threads and kernel objects; and
-controls that must give another. Gradients span over six decades, so that sums in another order
-round differently.
+persistence, prefetch, reuse, overlap, recompute, queue orders, threads, kernel objects, hosts and
+ranks that share parameters and states; and controls that must give another. Gradients span over six
+decades, so that sums in another order round differently.
 """
 
 import dataclasses
@@ -13,10 +13,12 @@ import json
 import pathlib
 
 import law
+import mutants
 import numpy as np
 import oracle
 import program
 import pytest
+import test_mutants
 import trainer
 import zk
 from safetensors.numpy import load_file, save_file
@@ -25,14 +27,20 @@ from zg.search import search
 
 BIG = 500_000_000  # elements: more than any unit has
 
-# What a row of each set chooses. 24 micro-batches give 24, 12, 8, 6 and 3 to a rank: local sums
-# come first at 1 and 3 ranks; 8 micro-batches give 8, 4, 2 and 1: they come first wherever there
+# What a row of each set chooses. 24 micro-batches give 24, 12, 8, 6, 4 and 3 to a rank: local sums
+# come first at 1, 3 and 6 ranks; 8 micro-batches give 8, 4, 2 and 1: they come first wherever there
 # are several.
 ACCUMULATE = ["micro_batches", "layers"]
+LAYOUT = {
+    "local": [0, 1, 2, 4],
+    "shard": [0, 2, 4],
+    "states": ["all", "shard"],
+}
 ANY_STAGE = {
     "family": law.FAMILIES,
     "stage": [0, 1, 2, 3],
-    "ranks": [1, 2, 3, 4, 8],
+    "ranks": [1, 2, 3, 4, 6, 8],
+    **LAYOUT,
     "reduce": [5000, 14000, BIG],
     "gather": [3000, 9000, BIG],
     "small": [0, 100],
@@ -50,7 +58,8 @@ ANY_STAGE = {
 STAGE_3 = {
     "family": law.FAMILIES,
     "stage": [3],
-    "ranks": [2, 3, 8],
+    "ranks": [2, 3, 6, 8],
+    **LAYOUT,
     "kept": ["", "norms", "a matrix"],
     "reduce": [5000, 14000],
     "gather": [3000, 9000, BIG],
@@ -69,7 +78,8 @@ STAGE_3 = {
 OFFLOADED = {
     "family": law.FAMILIES,
     "stage": [1, 2, 3],
-    "ranks": [1, 2, 3, 4],
+    "ranks": [1, 2, 3, 4, 8],
+    **LAYOUT,
     "offload": ["none", "cpu", "nvme"],
     "params": ["none", "cpu", "nvme"],
     "values": [False, True],
@@ -131,11 +141,12 @@ KINDS = (
 def ways(micro_batches: int, *kinds: str) -> list[dict]:
     if micro_batches == 24:
         return (
-            law.covering(ANY_STAGE | {"kind": kinds}, 1)
-            + law.covering(STAGE_3 | {"kind": kinds}, 2)
-            + law.covering(OFFLOADED | {"kind": kinds}, 4)
+            law.covering(ANY_STAGE | {"kind": kinds}, 1, law.fits)
+            + law.covering(STAGE_3 | {"kind": kinds}, 2, law.fits)
+            + law.covering(OFFLOADED | {"kind": kinds}, 4, law.fits)
         )
-    return law.covering(ANY_STAGE | {"ranks": [1, 2, 4, 8], "kind": kinds}, 1)
+    powers = {"ranks": [1, 2, 4, 8], "kind": kinds}
+    return law.covering(ANY_STAGE | powers, 1, law.fits)
 
 
 def recipe(precision: str, micro_batches: int) -> list[str]:
@@ -387,6 +398,34 @@ IN_BRIEF = (
         "queue": "shuffled:3",
         "overlap": True,
     },
+    {
+        "stage": 3,
+        "ranks": 8,
+        "local": 2,
+        "shard": 4,
+        "reduce": 5000,
+        "queue": "shuffled:4",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 8,
+        "local": 4,
+        "shard": 2,
+        "states": "shard",
+        "gather": 3000,
+        "queue": "late",
+        "overlap": True,
+    },
+    {
+        "stage": 2,
+        "ranks": 4,
+        "local": 2,
+        "accumulate": "layers",
+        "queue": "shuffled:7",
+        "overlap": True,
+        "unmap": 1,
+    },
 )
 
 
@@ -552,7 +591,7 @@ def test_the_ways_are_what_they_claim() -> None:
         )
         p = search.find(spec).plan
         seen |= {
-            p.head.order,
+            str(p.head.order),
             f"prefetch {min(p.head.prefetch, 2)}",
             f"micro-batches {p.head.micro_batches}",
         }
@@ -565,6 +604,8 @@ def test_the_ways_are_what_they_claim() -> None:
     assert {
         "ranks",
         "local",
+        "local,hosts,step",
+        "shard,step,replica",
         "prefetch 0",
         "prefetch 1",
         "prefetch 2",
@@ -574,21 +615,22 @@ def test_the_ways_are_what_they_claim() -> None:
         "micro-batches 8",
     } <= seen
     assert ragged == {"gather", "alltoall"}
-    for factors, rows in (
-        (ANY_STAGE, law.covering(ANY_STAGE, 1)),
-        (STAGE_3, law.covering(STAGE_3, 2)),
-    ):
-        pairs = {
-            (a, row[a], b, row[b]) for row in rows for a in row for b in row
-        }
-        assert all(
-            (a, x, b, y) in pairs
-            for a in factors
-            for x in factors[a]
-            for b in factors
-            if b != a
-            for y in factors[b]
-        )
+    for factors, seed in ((ANY_STAGE, 1), (STAGE_3, 2), (OFFLOADED, 4)):
+        rows = law.covering(factors, seed, law.fits)
+        assert all(map(law.fits, rows))
+        spread = ("stage", "ranks", *LAYOUT, "offload", "params")
+        some = {name: factors[name] for name in spread if name in factors}
+        can = [
+            row
+            for values in itertools.product(*some.values())
+            if law.fits(row := dict(zip(some, values, strict=True)))
+        ]
+        for a, b in itertools.permutations(factors, 2):
+            met = {(row[a], row[b]) for row in rows}
+            meet = itertools.product(factors[a], factors[b])
+            if a in some and b in some:
+                meet = ((row[a], row[b]) for row in can)
+            assert met == set(meet), (a, b)
 
 
 # ---- what a recipe may change, it does change
@@ -624,6 +666,48 @@ def test_controls(
     assert np.allclose(
         losses, losses[0], rtol=0.01
     )  # other bits, and the same training
+
+
+def test_ranks_with_each_others_samples(tmp_path: pathlib.Path) -> None:
+    """Of two hosts of two ranks: leaves that two ranks exchange are summed in another order, which
+    gives other bits and about the same loss, and the checker refuses."""
+    b = bench(tmp_path, stream("gpt", 8, 5), law.uneven("gpt", tmp_path), 5)
+    way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4, "local": 2}
+    keys = recipe("f32", 8)
+    p = search.find(
+        reader.load(str(law.path("gpt")), [*keys, *law.keys(way)])
+    ).plan
+    section = p.section("micro_batch")
+    (batch,) = (s for s in section.steps if s.op == "batch")
+    near, far, own = batch.ints
+    assert (near.name, far.name) == ("of_local", "of_hosts")
+    turned = (
+        dataclasses.replace(near, value=far.value),
+        dataclasses.replace(far, value=near.value),
+        own,
+    )
+    other = mutants.changed(
+        p,
+        section,
+        [
+            dataclasses.replace(s, ints=turned) if s is batch else s
+            for s in section.steps
+        ],
+    )
+    assert mutants.refused(other)
+    plain = b.run(way, *keys)
+    options = ("--load", law.uneven("gpt", tmp_path), "--steps", 5)
+    found = law.run(
+        trainer.build(test_mutants.source(other)),
+        *("--data", tmp_path / "tokens", *options, "--threads", 1),
+        log=tmp_path / "log",
+    )
+    assert found.weights != plain.weights
+    losses = [
+        [json.loads(line)["loss"] for line in run.steps]
+        for run in (plain, found)
+    ]
+    assert np.allclose(*losses, rtol=1e-3)
 
 
 @pytest.mark.slow

@@ -49,6 +49,14 @@ WAYS = (
     ),
     ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
     (
+        "cluster.ranks=4",
+        "cluster.local=2",
+        "zero.stage=3",
+        "zero.shard_size=2",
+        "zero.states=shard",
+        WHOLE,
+    ),
+    (
         "cluster.ranks=2",
         "zero.stage=3",
         WHOLE,

@@ -93,6 +93,13 @@ def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
             "cluster.ranks=4",
             "zero.stage3_param_persistence_threshold=100",
         ],
+        [
+            "zero.stage=3",
+            "cluster.ranks=8",
+            "cluster.local=4",
+            "zero.shard_size=2",
+            "zero.states=shard",
+        ],
     )
     sources = [
         trainer.generate(

@@ -1,5 +1,5 @@
 """test_resume.py -- a run that goes on from a checkpoint has the bits of one that never stopped:
-its weights, and its log's numbers, whatever ranks, stage and offloading each part had.
+its weights, and its log's numbers, whatever ranks, hosts, stage and offloading each part had.
 """
 
 from __future__ import annotations
@@ -87,6 +87,15 @@ ORDERS: Mapping[str, tuple[str, ...]] = {
     "recompute": ("train.recompute=full",),
     "layer by layer": ("train.accumulate=layers",),
 }
+SHARED = "cluster.local=2", "zero.shard_size=2"
+LAYOUTS: Mapping[str, tuple[str, ...]] = {
+    "flat": (),
+    "hosts": ("cluster.local=2",),
+    "hosts share parameters": SHARED,
+    "hosts share states": (*SHARED, "zero.states=shard"),
+    "sets of two hosts": ("cluster.local=2", "zero.shard_size=4"),
+    "sets in a host": ("cluster.local=4", "zero.shard_size=2"),
+}
 
 
 class Way(NamedTuple):
@@ -96,9 +105,10 @@ class Way(NamedTuple):
     ranks: int
     offload: str
     order: str
+    layout: str = "flat"
 
     def __str__(self) -> str:
-        return f"stage {self.stage}, {self.ranks} ranks, {self.offload}, {self.order}"
+        return f"stage {self.stage}, {self.ranks} ranks, {', '.join(self[2:])}"
 
 
 ALONE = Way(0, 1, "none", "as usual")
@@ -107,6 +117,7 @@ FACTORS = {
     "ranks": RANKS,
     "offload": [*OFFLOADS],
     "order": [*ORDERS],
+    "layout": [*LAYOUTS],
 }
 
 
@@ -120,8 +131,23 @@ class Row(NamedTuple):
 
 
 def possible(recipe: str, way: Way) -> bool:
-    """What all ranks have is not offloaded, nor what has no masters."""
+    """What all ranks have is not offloaded, nor what has no masters; hosts are of 2 or 4 ranks."""
     least = {"none": 0, "nvme, params too": 3}
+    if way.layout != "flat":
+        said = dict(key.split("=") for key in LAYOUTS[way.layout])
+        sizes = {name.partition(".")[2]: said[name] for name in said}
+        params = 0 if way.offload == "nvme, params too" else "none"
+        laid = {
+            "stage": way.stage,
+            "ranks": way.ranks,
+            "local": int(sizes["local"]),
+            "shard": int(sizes.get("shard_size", 0)),
+            "states": sizes.get("states", "all"),
+            "offload": way.offload,
+            "params": params,
+        }
+        if not law.fits(laid):
+            return False
     return way.stage >= least.get(way.offload, 1) and (
         way.offload == "none" or recipe != "no masters"
     )
@@ -175,6 +201,7 @@ def program(recipe: str, way: Way) -> Path:
         "zero.stage3_param_persistence_threshold=100",
         *OFFLOADS[way.offload],
         *ORDERS[way.order],
+        *LAYOUTS[way.layout],
     )
     return trainer.build(trainer.generate(law.path(family), *keys, *spread))
 
@@ -216,13 +243,14 @@ def check(row: Row, tmp_path: Path) -> None:
     assert len(second.steps) == STEPS - FIRST
 
 
-# Of each recipe a row; of these, both sides have all offloads.
+# Of each recipe a row; of these, both sides have all offloads, and most another layout.
 SOME = [
     max(
         (row for row in ROWS if row.recipe == recipe),
         key=lambda row: (
             row.before.offload == [*OFFLOADS][at % len(OFFLOADS)],
             row.behind.offload == [*OFFLOADS][(at + 2) % len(OFFLOADS)],
+            row.before.layout not in ("flat", row.behind.layout),
             row.before.stage != row.behind.stage,
             row.before.ranks != row.behind.ranks,
         ),

@@ -162,11 +162,13 @@ def mpirun(
     *options: object,
     hosts: Sequence[Host] = (),
     folder: pathlib.Path = pathlib.Path(),
+    by: str = "slot",
     **settings: object,
 ) -> subprocess.Popen[str]:
-    """A run of its own process group; ranks are spread over hosts evenly, if there are any. None
-    has a core of its own: each host would give its first one the same."""
-    words: list[object] = ["-n", ranks]
+    """A run of its own process group; ranks are spread over hosts evenly, if there are any, in a
+    row or by another of mpirun's ways. None has a core of its own: each host would give its first
+    one the same."""
+    words: list[object] = ["-n", ranks, "--map-by", by]
     if hosts:
         each = -(-ranks // len(hosts))
         words += ["--mca", "plm_rsh_agent", agent(folder, hosts)]

@@ -223,7 +223,7 @@ def covering(
         first = min(left)
         fitting = (
             row
-            for row in (drawn(first) for _ in range(1000))
+            for row in (drawn(first) for _ in range(10_000))
             if fits(values(row))
         )
         some = list(itertools.islice(fitting, 40))
@@ -236,6 +236,20 @@ def covering(
     return rows
 
 
+def fits(way: Way) -> bool:
+    """Its hosts, and its sets of ranks that share parameters, are of its ranks. What is offloaded is
+    shared by all of them."""
+    ranks, shard = way["ranks"], way.get("shard", 0)
+    local = way.get("local", 0) or ranks
+    if ranks % local or not shard:
+        return not ranks % local and way.get("states", "all") == "all"
+    if way["stage"] == 0 or ranks % shard or shard % local and local % shard:
+        return False
+    if way["stage"] == 3 and way.get("params", "none") != "none":
+        return way["states"] == "all" and shard == ranks
+    return way["states"] == "all" or way.get("offload", "none") == "none"
+
+
 def keys(way: Way) -> list[str]:
     """A way's settings of the generator."""
     kept = KEPT[way["family"]].get(way.get("kept", ""), [])
@@ -243,6 +257,9 @@ def keys(way: Way) -> list[str]:
     named = {
         "zero.stage": way["stage"],
         "cluster.ranks": way["ranks"],
+        "cluster.local": way.get("local", 0),
+        "zero.shard_size": way.get("shard", 0),
+        "zero.states": way.get("states", "all"),
         "zero.reduce_bucket_size": way["reduce"],
         "zero.allgather_bucket_size": way["gather"],
         "zero.stage3_param_persistence_threshold": way["small"],

@@ -13,7 +13,8 @@ others follow, as order is transitive); `same` looks whether another plan does t
 orders these pairs so. A step's unit is for readers: train.c does not have it.
 
 What a step touches is stated here again, apart from the checker: a whole slot, but for pieces of
-collectives, which touch a range within every rank's part of it. What dies with it, it writes. A
+collectives, which touch a range within every rank's part of it where there is one group: groups cut
+slots in other parts. What dies with it, it writes. A
 collective's peers read this rank's memory while it runs (all-to-all: until its `done`), so its own
 order stands for theirs.
 """
@@ -21,10 +22,11 @@ order stands for theirs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zg.check import check
@@ -49,6 +51,7 @@ CTL = {
     "count": LEAVES,
     "recount": LEAVES,
     "sum": LEAVES,
+    "node": LEAVES,
     "own": LEAVES,
     "train": SCALE,
 }
@@ -135,8 +138,9 @@ def put(items: tuple, n: int, new: object) -> tuple:
     return items[:n] + (new,) + items[n + 1 :]
 
 
-def numbers(s: Step) -> Iterator[tuple[str, Step]]:
-    """The step with one of its numbers changed by one slot, one micro-batch or one page."""
+def numbers(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
+    """The step with one of its numbers changed by one slot, one micro-batch or one page; or with
+    another group."""
     for part in ("ins", "outs"):
         refs = getattr(s, part)
         for n, r in enumerate(refs):
@@ -144,6 +148,7 @@ def numbers(s: Step) -> Iterator[tuple[str, Step]]:
                 for new in (
                     replace(r, index=r.index + by),
                     replace(r, at=r.at + by * 4096),
+                    *elsewhere(r, by, groups),
                 ):
                     if new.index >= 0 and new.at >= 0:
                         yield (
@@ -163,7 +168,7 @@ def numbers(s: Step) -> Iterator[tuple[str, Step]]:
                     f"{part} {e} -> {new}",
                     replace(s, **{part: put(events, n, new)}),
                 )
-    for word in ("", "all", "node"):
+    for word in ("", "node", *groups):
         if word != s.group:
             yield f"group {s.group!r} -> {word!r}", replace(s, group=word)
     if "[" in s.unit:
@@ -171,6 +176,17 @@ def numbers(s: Step) -> Iterator[tuple[str, Step]]:
         yield (
             "the next unit",
             replace(s, unit=f"{name}[{int(index[:-1]) + 1}]"),
+        )
+
+
+def elsewhere(r: Ref, by: int, groups: Sequence[str]) -> Iterator[Ref]:
+    """Of a place that differs by rank, another distance or group."""
+    if r.by_rank:
+        yield replace(r, by_rank=r.by_rank + by * 4096)
+    if r.by_rank and by > 0:
+        yield replace(r, by_rank=0, group="")
+        yield from (
+            replace(r, group=word) for word in groups if word != r.group
         )
 
 
@@ -210,7 +226,7 @@ def early(
     return out
 
 
-def broken(s: Step) -> Iterator[tuple[str, Step]]:
+def broken(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
     """The step with one wait, record, mark or number changed."""
     for slot in ends(s):
         yield f"{slot[0]}[{slot[1]}] does not die", with_mark(s, slot, False)
@@ -218,7 +234,7 @@ def broken(s: Step) -> Iterator[tuple[str, Step]]:
         yield f"no wait for {e}", replace(s, waits=without(s.waits, n))
     for n, e in enumerate(s.recs):
         yield f"no record of {e}", replace(s, recs=without(s.recs, n))
-    yield from numbers(s)
+    yield from numbers(s, groups)
 
 
 def of_batches(p: Plan) -> Iterator[Mutant]:
@@ -329,6 +345,7 @@ def launched(p: Plan, l: plan.Launch) -> Plan:
 
 def mutants(p: Plan) -> Iterator[Mutant]:
     """Every mutant of a plan."""
+    groups = [g.name for g in p.groups]
     for section in p.sections:
         steps = list(section.steps)
         for n, s in enumerate(steps):
@@ -343,7 +360,7 @@ def mutants(p: Plan) -> Iterator[Mutant]:
                     f"{name}: swapped with the next",
                     changed(p, section, swapped),
                 )
-            for what, new in broken(s):
+            for what, new in broken(s, groups):
                 after = steps[:n] + [new] + steps[n + 1 :]
                 yield Mutant(f"{name}: {what}", changed(p, section, after))
             for slot in ends(s):
@@ -426,11 +443,21 @@ class _Footprints:
         self.brought: dict[
             Ref, Touch
         ] = {}  # slot of the inbox -> of what it has a piece
+        self.whole = {
+            r.cls
+            for section in p.sections
+            for s in section.steps
+            for r in (s.refs if s.group and p.axes else ())
+        } - {s.cls for s in p.stores}
 
     def of(self, s: Step, g: int) -> list[Touch]:
         lo, hi = CTL.get(s.op.split(".")[0], (0, ALL))
         used = [
-            replace(t, lo=lo, hi=hi) if t.slot == ("ctl", 0) else t
+            replace(t, lo=lo, hi=hi)
+            if t.slot == ("ctl", 0)
+            else replace(t, lo=0, hi=ALL)
+            if t.slot[0] in self.whole
+            else t
             for t in self.slots(s, g)
         ]
         return used + [Touch(slot, 0, ALL, True) for slot in ends(s)]
@@ -489,7 +516,7 @@ class _Footprints:
         if s.op == "done":
             read = self.brought.get(s.ins[0])
             return [whole(s.ins[0], True), *([read] if read else [])]
-        if body in ("sum", "join"):
+        if body in ("sum", "node", "join"):
             ctl = (
                 [Touch(("ctl", 0), 0, ALL, False)]
                 if "ctl" in self.named[s.op]
@@ -587,7 +614,11 @@ def same(
 
 def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
     """An operand's place or number, changed by one, or none."""
-    if isinstance(arg, Operand) and not arg.by_rank:
+    if isinstance(arg, Operand) and arg.by_rank:
+        yield replace(arg, by_rank=arg.by_rank + 4096)
+        if arg.group:
+            yield replace(arg, group="")
+    elif isinstance(arg, Operand):
         yield "null"
         for new in (arg.at + 64, arg.at - 64):
             if new >= 0:
@@ -603,6 +634,8 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
             replace(arg, at=arg.at + 1024),
             replace(arg, by_rank=arg.by_rank + 1024),
         )
+        if arg.group:
+            yield replace(arg, group="")
     elif isinstance(arg, Layers):
         yield from other(arg)
     elif arg in ("c", "at"):
@@ -798,14 +831,16 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
         "key": 1,
         "key_step": 1,
         "ranks": 1,
+        "size": 1,
     }
+    groups = [g.name for g in p.groups]
     for n, s in enumerate(p.stores):
         yield Mutant(
             f"{s.cls} without its store",
             replace(p, stores=without(p.stores, n)),
         )
         for name, value in (
-            ("over", "" if s.over else "all"),
+            *(("over", word) for word in ("", *groups)),
             ("dtype", "f16"),
             ("what", "m" if s.what != "m" else "v"),
             ("cls", "ctl"),
@@ -817,7 +852,16 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
                         p, stores=put(p.stores, n, replace(s, **{name: value}))
                     ),
                 )
-    for part in ("groups", "classes", "flats", "stores", "tensors"):
+    for n, flat in enumerate(p.flats):
+        for word in groups:
+            if word != flat.owners:
+                new = replace(flat, owners=word)
+                yield Mutant(
+                    f"{flat.name} owned by {word}",
+                    replace(p, flats=put(p.flats, n, new)),
+                )
+    yield from of_levels(p)
+    for part in ("axes", "groups", "classes", "flats", "stores", "tensors"):
         rows = getattr(p, part)
         for n, row in enumerate(rows):
             for f in dataclasses.fields(row):
@@ -834,3 +878,37 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
                             f"{getattr(row, 'cls', '') or row.name} {f.name}: {by * units[f.name]}",
                             replace(p, **{part: put(rows, n, new)}),
                         )
+
+
+def of_levels(p: Plan) -> Iterator[Mutant]:
+    """A level of a sum dropped, moved by one, or another group's; axes that lie elsewhere; a group
+    whose places count along its axes in another order."""
+    levels, groups = p.head.order.levels, [g.name for g in p.groups]
+    others = [without(levels, n) for n in range(len(levels))]
+    others += [
+        (*levels[:n], levels[n + 1], levels[n], *levels[n + 2 :])
+        for n in range(len(levels) - 1)
+    ]
+    others += [
+        put(levels, n, word)
+        for n, level in enumerate(levels)
+        for word in groups
+        if word != level
+    ]
+    for other in others:
+        yield Mutant(
+            f"levels {','.join(other)}",
+            replace(p, head=replace(p.head, order=plan.Order(other))),
+        )
+    for a, b in itertools.permutations(range(len(p.axes)), 2):
+        x, y = p.axes[a], p.axes[b]
+        axes = put(p.axes, a, replace(x, stride=y.stride))
+        yield Mutant(f"{x.name} {y.stride} apart", replace(p, axes=axes))
+    for n, g in enumerate(p.groups):
+        for axes in (g.axes[::-1], g.axes[:-1]):
+            if axes != g.axes:
+                new = replace(g, axes=axes)
+                yield Mutant(
+                    f"{g.name} along {','.join(axes)}",
+                    replace(p, groups=put(p.groups, n, new)),
+                )

@@ -11,7 +11,7 @@ from plans import NAMES, WAYS, keys
 from zg.check import check
 from zg.facts import reserve
 from zg.graph import model
-from zg.passes import layers, shard
+from zg.passes import layers, levels
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
@@ -287,7 +287,7 @@ def test_bits_of_the_counter() -> None:
     for step in (*range(1, 34), 64, 100):
         mask = 0
         for micro_batches in range(1, 130):
-            assert shard._counts(micro_batches, step) == mask, (
+            assert levels._counts(micro_batches, step) == mask, (
                 micro_batches,
                 step,
             )

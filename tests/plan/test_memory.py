@@ -310,6 +310,34 @@ def test_what_lies_beside_a_gpus_arena() -> None:
     assert reserve.bytes_of("cpu", 8) == 0
 
 
+def test_communicators_of_several_groups() -> None:
+    """One for each queue and group: rings where it gathers, peers of a host where it exchanges."""
+    keys = (
+        *("train.micro_batch=1", "zero.stage=3", "cluster.ranks=8"),
+        *("cluster.local=4", "zero.shard_size=2", "targets=[cpu, sm_90]"),
+    )
+    ring, peer = 10 * 2**20, 12 * 2**20
+    for more, wide, channels in (
+        ((), 32, 8),
+        (("train.sm_margin=12",), 6, 4),
+    ):
+        p = plans.planned("gpt-tiny", *keys, *more)
+        gathers, exchanges = (
+            {pair for pair, ops in p.meetings.items() if op in ops}
+            for op in ("gather", "alltoall")
+        )
+        assert gathers == {
+            ("gather", name) for name in ("shard", "replica", "local", "hosts")
+        }
+        assert exchanges == {("reduce", "local"), ("reduce", "hosts")}
+        assert reserve.nccl_of(p, "sm_90") == (
+            4 * wide * ring + 3 * channels * peer + ring
+        )
+        assert reserve.nccl_of(p, "cpu") == 0
+    p = plans.planned("gpt-tiny", *keys, "zero.overlap_comm=false")
+    assert {queue for queue, _ in p.meetings} == {"main"}
+
+
 # ---- sums of gradients
 
 

@@ -42,6 +42,15 @@ WAYS = (
         "zero.offload_param.device=cpu",
     ),
     ("eager", "cluster.ranks=8", "zero.stage=3", "zero.overlap_comm=false"),
+    ("shuffled:6", "cluster.ranks=4", "zero.stage=3", "cluster.local=2"),
+    (
+        "shuffled:7",
+        "cluster.ranks=8",
+        "zero.stage=3",
+        "cluster.local=4",
+        "zero.shard_size=2",
+        "zero.states=shard",
+    ),
 )
 
 
@@ -86,6 +95,30 @@ def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
                 made, ranks, *said, "--queue", queue, ZR_RANKS_PER_HOST=here
             )
             assert f"weights {weights(run)}\n" in want, (way, here)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_dealt_over_hosts_are_refused(
+    tokens: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The plan's hosts are ranks in a row; where the launcher deals them otherwise, a start names
+    the first that is elsewhere, and what mends it."""
+    way = ("cluster.ranks=4", "zero.stage=3", "cluster.local=2")
+    _, made = programs("gpt", *way)
+    said = ("--data", tokens, "--steps", 1, "--hash")
+    with hosts.network(2) as two:
+        where = {"hosts": two, "folder": tmp_path}
+        refused = hosts.ended(mpirun(made, 4, *said, by="node", **where))
+        assert refused.returncode == 4, refused.stderr
+        assert re.search(
+            r"rank 1 \(.*\) is on another host than rank 0 .* ranks 0 to 1 on one host "
+            r"\(cluster.local: 2\); .*--distribution=block.*cluster.local: 1$",
+            refused.stderr,
+            re.M,
+        ), refused.stderr
+        good = hosts.ended(mpirun(made, 4, *said, **where))
+        assert good.returncode == 0, good.stderr
+        assert "hosts of 2 ranks: " in good.stdout
 
 
 @pytest.mark.slow
@@ -364,15 +397,34 @@ def test_who_was_sent_a_signal_says_so(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "local,way,waits",
+    [
+        (
+            1,
+            ("cluster.ranks=2",),
+            "rank 0 on host H waits in step N for rank 1",
+        ),
+        (
+            2,
+            ("cluster.ranks=4", "cluster.local=2"),
+            "rank 3 on host H waits in step N for rank 1 of group hosts",
+        ),
+    ],
+)
 def test_who_is_waited_for_is_told(
-    tokens: pathlib.Path, tmp_path: pathlib.Path
+    tokens: pathlib.Path,
+    tmp_path: pathlib.Path,
+    local: int,
+    way: tuple[str, ...],
+    waits: str,
 ) -> None:
     """Rank 1, as if on another host, is stopped amid a step; a gather takes 0.3 s and more."""
-    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    _, made = programs("gpt", *way, "zero.stage=3")
     log = tmp_path / "log"
-    where = {"ZR_RANKS_PER_HOST": 1, "ZR_GATHER_DELAY_US": 300000}
+    where = {"ZR_RANKS_PER_HOST": local, "ZR_GATHER_DELAY_US": 300000}
     words = ("--data", tokens, "--steps", 1000000, "--log", log)
-    run = mpirun(made, 2, *words, ZR_TIMEOUT_S=2, **where)
+    run = mpirun(made, 2 * local, *words, ZR_TIMEOUT_S=2, **where)
     until(lambda: log.exists() and '"step": 2' in log.read_text())
     time.sleep(0.2)
     own = b"OMPI_COMM_WORLD_RANK=1"
@@ -386,16 +438,16 @@ def test_who_is_waited_for_is_told(
         os.kill(pid, signal.SIGSTOP)
     try:
         line = run.stderr.readline()
-        while line and "no command has ended" not in line:
+        while line and " for rank 1" not in line:
             line = run.stderr.readline()
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGKILL)
         hosts.ended(run)
-    assert re.search(
-        r"rank 0 on host \S+ waits in step \d+ for rank 1 on host \S+;",
-        line,
-    ), line
+    told = waits.replace("H", r"\S+").replace("N", r"\d+")
+    assert re.search(rf"no command has ended.*: {told} on host \S+;", line), (
+        line
+    )
 
 
 HOLD = """

@@ -15,6 +15,8 @@ import trainer
 
 BF16 = "train.precision=bf16"
 RANKS = ("cluster.ranks=3", "train.global_batch=12")
+HOSTS = ("cluster.ranks=6", "cluster.local=2", "zero.shard_size=2")
+SETS = (*HOSTS, "zero.states=shard")
 THRESHOLD = "zero.stage3_param_persistence_threshold"
 HOST = "zero.offload_optimizer={device: cpu, ratio: 0.5}"
 WAYS = {
@@ -28,6 +30,9 @@ WAYS = {
         "zero.stage=3",
         "zero.offload_optimizer={device: nvme, nvme_path: /tmp}",
     ),
+    "hosts share parameters": (*HOSTS, "zero.stage=3"),
+    "hosts share states": (*SETS, "zero.stage=3", f"{THRESHOLD}=200"),
+    "hosts share states alone": (*SETS, "zero.stage=2"),
 }
 
 
@@ -142,6 +147,21 @@ DAMAGES = {
         "CTL(0) + offsetof(zk_ctl, applied)",
         r"applied \(numbers of the step",
     ),
+    "parameters that hosts share": (
+        (*HOSTS, BF16, "zero.stage=3", f"{THRESHOLD}=0"),
+        "PARAM_BLOCK(2) + 4100",
+        r"params \(h.%d",
+    ),
+    "masters that hosts share": (
+        (*SETS, "zero.stage=3", f"{THRESHOLD}=0"),
+        "PARAM_BLOCK(2) + 4100",
+        r"master \(h.%d",
+    ),
+    "moments that hosts share": (
+        (*SETS, "zero.stage=2"),
+        "V_BLOCK(1) + 8",
+        r"exp_avg_sq \(h.%d",
+    ),
 }
 
 
@@ -150,8 +170,9 @@ DAMAGES = {
 def test_a_copy_that_has_changed_ends_the_run(
     tokens: Path, tmp_path: Path, what: str
 ) -> None:
-    """Before anything of that step is saved."""
+    """Before anything of that step is saved. Of copies that a group's ranks have, each says so."""
     keys, place, row = DAMAGES[what]
+    ranks = "[135]" if HOSTS[0] in keys else "1"
     whole = made(*RANKS, *keys)
     report = "FN(report) {"
     assert whole.count(report) == 1
@@ -172,7 +193,7 @@ def test_a_copy_that_has_changed_ends_the_run(
     done = program.run(binary, *given, "--verify-every", 3)
     assert done.code == 3, done.err
     assert re.search(
-        rf"^rank 1: after step 3 this rank's {row}.* and what lies with it\)",
+        rf"^rank {ranks}: after step 3 this rank's {row}.* and what lies with it\)",
         done.err,
         re.M,
     ), done.err

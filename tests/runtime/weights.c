@@ -24,6 +24,7 @@ enum { MOST = 64 };
 
 typedef struct model {
     zr_program p;
+    zr_group all;
     int64_t arena;
     zr_state states[2 * MOST];
     zr_tensor tensors[MOST];
@@ -65,7 +66,11 @@ static void read_line(model *m, const char *line)
     int32_t whole;
     zr_tensor *t = &m->tensors[m->p.ntensors];
     char *name = m->names[m->p.ntensors];
-    if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->arena, &m->p.ranks) == 2) return;
+    if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->arena, &m->p.ranks) == 2) {
+        m->all = (zr_group){"all", m->p.ranks};
+        m->p.groups = &m->all;
+        return;
+    }
     if (sscanf(line, "type %" SCNd32, &m->p.type) == 1) return;
     if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &s->at,
                &s->stride, &s->shard, &s->count, &whole) == 5) {

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..facts import ops
 from ..facts.stores import begin
 from ..plan import plan
+from ..plan.mesh import Along, Members
 from ..plan.plan import Flat, Plan
 
 Key = tuple[str, int]  # a flat and its instance
@@ -19,7 +20,7 @@ class MicroBatch(NamedTuple):
 
     step: int
     at: int
-    by_rank: int
+    by_rank: Along
 
     def __str__(self) -> str:
         return f"micro-batch {self.at} + r*{self.by_rank} of step {self.step}"
@@ -96,7 +97,7 @@ class Totals(NamedTuple):
     losses of micro-batches, or EVERY; everywhere: over all ranks."""
 
     step: int
-    norms: frozenset[tuple[str, int, int, int, int]]
+    norms: frozenset[tuple[str, int, int, Along, int]]
     losses: frozenset[MicroBatch]
     everywhere: bool
 
@@ -139,20 +140,20 @@ class Came(NamedTuple):
 
 
 EVERY = frozenset(
-    {MicroBatch(-1, 0, 0)}
+    {MicroBatch(-1, 0, ())}
 )  # all micro-batches of a step, which may be too many to list
 
 
-def over_ranks(s: Sum, ranks: int) -> Sum | None:
-    """The sum of what all ranks have, in their order; none where theirs do not follow each
-    other."""
+def over_ranks(s: Sum, group: Members) -> Sum | None:
+    """The sum of what all ranks of a group have, in their order; none where theirs do not follow
+    each other."""
     step, at, by_rank = s.micro_batch
-    if ranks > 1 and by_rank != s.micro_batches:
+    if group.ranks > 1 and group.each(by_rank) != s.micro_batches:
         return None
     return s._replace(
-        micro_batch=MicroBatch(step, at, 0),
-        micro_batches=s.micro_batches * ranks,
-        leaves=s.leaves * ranks,
+        micro_batch=MicroBatch(step, at, group.without(by_rank)),
+        micro_batches=s.micro_batches * group.ranks,
+        leaves=s.leaves * group.ranks,
     )
 
 
@@ -169,7 +170,8 @@ class Store:
     lo: int
     n: int
     width: int
-    whole: bool
+    over: str
+    parts: int
     given: str = ""
 
 
@@ -178,23 +180,25 @@ def stores(p: Plan) -> list[Store]:
     out = []
     for f in p.flats:
         (params,) = p.stored("params", f.name)
-        out.append(_store(f, params, "p"))
+        out.append(_store(p, f, params, "p"))
         for s in p.masters(f):
             near = "near_" if f.first_part(s) else ""
             out.append(
                 replace(
-                    _store(f, s, "p"),
+                    _store(p, f, s, "p"),
                     at=begin(p, s),
                     given=f"{near}hash.{f.name}",
                 )
             )
         out += [
-            _store(f, s, s.what)
+            _store(p, f, s, s.what)
             for s in p.stores
             if s.flat == f.name and s.what not in ("params", "master", "sum")
         ]
     return out
 
 
-def _store(f: Flat, s: plan.Store, what: str) -> Store:
-    return Store(what, f, s.cls, 0, s.first, s.n, ops.BYTES[s.dtype], s.whole)
+def _store(p: Plan, f: Flat, s: plan.Store, what: str) -> Store:
+    return Store(
+        what, f, s.cls, 0, s.first, s.n, ops.BYTES[s.dtype], s.over, p.parts(s)
+    )

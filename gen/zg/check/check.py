@@ -25,8 +25,20 @@ from ..facts import grids, ops
 from ..facts.grids import How
 from ..facts.kernels import PRODUCTS, TWINS, spent, total
 from ..plan.garbage import unsearched
+from ..plan.mesh import members
 from ..plan.operand import base
-from ..plan.plan import Class, Flat, Launch, Phase, Plan, Ref, Run, Tensor
+from ..plan.plan import (
+    ALL,
+    STEP,
+    Class,
+    Flat,
+    Launch,
+    Phase,
+    Plan,
+    Ref,
+    Run,
+    Tensor,
+)
 from . import stores
 from .copies import REDUCTIONS
 from .fns import Facts, functions
@@ -264,8 +276,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 def _flats(p: Plan) -> None:
     """One group has all ranks. Flats and tensors have their own names; all parameters are there."""
     flats = {f.name: f for f in p.flats}
-    if [(g.name, g.ranks) for g in p.groups] != [("all", p.head.ranks)]:
-        raise CheckError(f"groups are {[g.name for g in p.groups]}")
+    _groups(p)
     if len(flats) < len(p.flats):
         raise CheckError("a flat is listed twice")
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
@@ -282,6 +293,34 @@ def _flats(p: Plan) -> None:
     for f in p.flats:
         if p.head.ranks > 1:  # else all have the same
             _shared(p, f)
+
+
+def _groups(p: Plan) -> None:
+    """Groups are of one grid of ranks, and the first has all."""
+    try:
+        groups = members(p)
+    except ValueError as e:
+        raise CheckError(str(e)) from e
+    first = p.groups[0]
+    told = first.name, first.ranks, first.axes
+    others = [g for g in p.groups[1:] if not g.axes]
+    if (
+        told != (ALL, p.head.ranks, ())
+        or others
+        or len(groups) < len(p.groups)
+    ):
+        raise CheckError(f"groups are {[g.name for g in p.groups]}")
+    local = p.head.local
+    across = [a for a in p.axes if a.stride < local < a.stride * a.size]
+    if local and (local < 0 or p.head.ranks % local or across):
+        raise CheckError(f"hosts of {local} ranks cut the axes of the grid")
+    for f in p.flats:
+        if f.owners not in groups or groups[f.owners].ranks != p.head.ranks:
+            raise CheckError(f"flat {f.name}: {f.owners} are not all ranks")
+    levels = p.head.order.levels
+    known = {STEP, *groups}
+    if len(set(levels)) < len(levels) or not {STEP} <= set(levels) <= known:
+        raise CheckError(f"sums have levels {levels}")
 
 
 def _spans(p: Plan, f: Flat, spans: list[tuple[int, int]]) -> None:
@@ -329,9 +368,9 @@ def _shared(p: Plan, f: Flat) -> None:
     name, _, _ = f.name.partition(".")
     whole = stage < 3 or name == "persistent"
     sums = {s.over for s in p.stored("sum", f.name)}
-    want = {0: {""}, 1: {"", "all"}}.get(stage, {"all"})
+    bad = {0: sums - {""}, 1: set()}.get(stage, sums & {""})
     known = stage in range(4)
-    if not known or params.whole != whole or sums - want:
+    if not known or params.whole != whole or bad:
         raise CheckError(
             f"flat {f.name} is not shared as stage {stage} of ZeRO says"
         )
@@ -423,7 +462,8 @@ def _nodes(p: Plan) -> None:
     power = block > 0 and not block & (block - 1)
     if not power or block >= 2 * every:
         raise CheckError(f"{block} leaves are no tree of {every}")
-    if h.order == "local" and h.ranks > 1 and block % h.micro_batches:
+    own = h.order.levels[0] == STEP
+    if own and h.ranks > 1 and block % h.micro_batches:
         raise CheckError(
             "a rank's own micro-batches first: that is another tree"
         )

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..facts import ops
-from ..facts.commands import BATCH, COMMANDS, Command
+from ..facts.commands import BATCH, COMMANDS, Command, batch_numbers
 from ..facts.queues import QUEUES
+from ..plan.mesh import Along, Members, plus
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Came, Leaf, MicroBatch, Sum, Value, over_ranks
 from .memory import Run
@@ -25,14 +26,17 @@ REDUCTIONS = (
 
 
 class Place(NamedTuple):
-    """Bytes of a slot from at + r * by_rank on."""
+    """Bytes of a slot from `at` on, by_rank further for each place in a group; none: of all
+    ranks."""
 
     buffer: Buffer
     at: int
     by_rank: int = 0
+    group: Members | None = None
 
     def __str__(self) -> str:
-        rank = f"+r*{self.by_rank}" if self.by_rank else ""
+        group = self.group.name if self.group else "r"
+        rank = f"+{group}*{self.by_rank}" if self.by_rank else ""
         return f"{self.buffer}+{self.at}{rank}"
 
 
@@ -49,6 +53,7 @@ class Reduction:
     leaf: bool  # of gradients as they are, not of sums in f32
     group: str
     sources: int  # that come to an owner: its group's ranks, or NCCL's sum
+    step: int  # bytes from one rank's piece to the next
     summed: bool = False
 
 
@@ -58,7 +63,7 @@ def told(run: Run | None) -> str:
         return "no one array"
     if run.width == 1 and not run.first:
         return str(run.array)
-    rank = f" + r*{run.by_rank}" if run.by_rank else ""
+    rank = f" + {run.by_rank} along the axes" if run.by_rank else ""
     return f"{run.array}, from element {run.first}{rank} on"
 
 
@@ -69,15 +74,11 @@ class Moves(Order):
         super().__init__(p)
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        self.sources = (
-            self.W if p.head.reduction == "exact" else 1
-        )  # that an owner sums
-        self.groups = {g.name: g.ranks for g in p.groups}
         self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
         self.parted = self._parted()
-        self.passing = {
-            c.name for c in p.passing
-        }  # classes of what does not stay
+        # Classes of what does not stay; and of what does, or is marked where it ends.
+        self.passing = {c.name for c in p.passing}
+        self.lasting = {*self.passing, *(s.cls for s in p.stores)}
         self.reductions: list[Reduction] = []
         self.reduced = 0
         self.now = 0  # training steps begun
@@ -97,6 +98,7 @@ class Moves(Order):
         out = set()
         for s in (s for section in self.p.sections for s in section.steps):
             numbers = {i.name: i.value for i in s.ints}
+            out |= {r.cls for r in s.refs if r.by_rank}
             if s.op == "gather":
                 own = s.ins if numbers.get("from_step") else ()
                 out |= {r.cls for r in (*own, *s.outs)}
@@ -110,6 +112,10 @@ class Moves(Order):
                 out |= {r.cls for refs, by in sides if by for r in refs}
         return frozenset(out)
 
+    def owners(self, flat: str) -> Members:
+        """The group whose place is the number of a rank's shard."""
+        return self.groups[self.flats[flat].owners]
+
     # ---- a step
 
     def action(self, s: Step) -> Action:
@@ -121,7 +127,7 @@ class Moves(Order):
         else:
             ins, outs, names = command.ins, command.outs, command.numbers
         if outs == BATCH:
-            outs = len(self.batch)
+            outs, names = len(self.batch), batch_numbers(self.p.head.order)
         if (len(s.ins), len(s.outs)) != (ins, outs):
             self.fail("has other operands than it should")
         if fn and not queue.kernels:
@@ -165,8 +171,8 @@ class Moves(Order):
             self.fail(f"there is no group {s.group}")
 
     @property
-    def ranks(self) -> int:
-        """Of the group that the step names."""
+    def group(self) -> Members:
+        """That the step names."""
         return self.groups[self.step.group]
 
     def dies(self, buffer: Buffer) -> None:
@@ -196,14 +202,16 @@ class Moves(Order):
         """An access to bytes of a place, or to those of every rank's part: of such a buffer all
         pieces have one step, so their places within a part tell whether they meet; what is no
         part of it meets them all."""
-        buffer, at, by_rank = where
+        buffer, at, by_rank, group = where
         if by_rank:
-            within = at % (by_rank * self.W)
+            group = group or self.every
+            buffer.cut(by_rank, group)
+            within = at % (by_rank * group.ranks)
             if self.W > 1 and not buffer.parted:
                 self.fail(f"{where}: no step takes {buffer.cls} in parts")
             if (
                 within + size > by_rank
-                or at + by_rank * (self.W - 1) + size > buffer.stride
+                or at + by_rank * (group.ranks - 1) + size > buffer.stride
             ):
                 self.fail(f"{where}: {size} bytes are no rank's part")
             peers, self.peers = self.peers, ()  # which read no rank's own part
@@ -221,9 +229,9 @@ class Moves(Order):
 
     def look(self, where: Place, size: int) -> Run | None:
         """What fills a place."""
-        buffer, at, by_rank = where
+        buffer, at, by_rank, group = where
         return (
-            buffer.read_own(at, by_rank, size)
+            buffer.read_own(at, by_rank, size, group or self.every)
             if by_rank
             else buffer.read(at, size)
         )
@@ -233,9 +241,9 @@ class Moves(Order):
         self.put(where, size, run)
 
     def put(self, where: Place, size: int, run: Run) -> None:
-        buffer, at, by_rank = where
+        buffer, at, by_rank, group = where
         if by_rank:
-            buffer.write_own(at, by_rank, size, run)
+            buffer.write_own(at, by_rank, size, run, group or self.every)
         else:
             buffer.write(at, size, run)
 
@@ -245,8 +253,29 @@ class Moves(Order):
             self.fail(f"{where} holds {told(run)} already")
         self.writes(where, size, run)
 
-    def place(self, ref: Ref, by_rank: int = 0) -> Place:
-        return Place(self.slot(ref), ref.at, by_rank)
+    def place(self, ref: Ref) -> Place:
+        group = self.groups[ref.group] if ref.by_rank else None
+        return Place(self.slot(ref), ref.at, ref.by_rank, group)
+
+    def rank_part(self, where: Place, by_rank: int) -> Place:
+        """The part of a place that belongs to this rank in the group of the step."""
+        if not where.by_rank:
+            return where._replace(by_rank=by_rank, group=self.group)
+        if not by_rank:
+            return where
+        group = where.group or self.every
+        by = plus(group.times(where.by_rank), self.group.times(by_rank))
+        among = self.among(by, by_rank) or self.fail(
+            f"{where}: no group has such parts"
+        )
+        return where._replace(by_rank=by_rank, group=among)
+
+    def among(self, by: Along, n: int) -> Members | None:
+        """The group in which something is n further from place to place."""
+        for group in self.groups.values():
+            if group.times(n) == by:
+                return group
+        return None
 
     def all_of(self, buffer: Buffer, write: bool) -> Buffer:
         """An access to all of a slot."""
@@ -273,7 +302,14 @@ class Moves(Order):
     def do_batch(self, *operands: Any) -> None:
         """The rank's tokens and targets of a micro-batch, and what else comes with them, which come
         before all else of it: the run fetches them itself."""
-        *places, of_rank, micro_batch = operands
+        places, numbers = (
+            operands[: len(self.batch)],
+            operands[len(self.batch) :],
+        )
+        *ranks, micro_batch = numbers
+        by: Along = ()
+        for name, n in zip(self.p.head.order.groups, ranks, strict=True):
+            by = plus(by, self.groups[name].times(n))
         before = self.p.section(self.section).steps[: self.number]
         if self.section != "micro_batch" or any(
             s.op != "batch" for s in before
@@ -292,16 +328,15 @@ class Moves(Order):
             slot.write(
                 0,
                 slot.stride,
-                Run(
-                    Value(what, "", MicroBatch(self.now, micro_batch, of_rank))
-                ),
+                Run(Value(what, "", MicroBatch(self.now, micro_batch, by))),
             )
 
     def do_gather(
         self, source: Place, to: Place, own: int, step: int, size: int
     ) -> None:
         """Every rank's piece, to the same place of its part."""
-        whole = step * (self.ranks - 1) + to.at + size
+        group = self.group
+        whole = step * (group.ranks - 1) + to.at + size
         if (
             not 0 < size <= step - to.at
             or whole > to.buffer.stride
@@ -309,28 +344,31 @@ class Moves(Order):
         ):
             self.fail("piece lies outside the shard")
         self.common(source.buffer)
-        run = self.reads(source._replace(by_rank=own), size)
+        run = self.reads(self.rank_part(source, own), size)
         micro_batch = getattr(run.array, "micro_batch", None) if run else None
+        by_rank = getattr(micro_batch, "by_rank", ())
         if (
             not run
-            or getattr(micro_batch, "by_rank", False)
+            or group.within(by_rank)
+            or group.each(run.by_rank) < 0
             or size % run.width
         ):
             self.fail(
                 f"{source} holds {told(run)}, which is nothing to gather"
             )
+        to.buffer.cut(step, group)
         self.touch(to.buffer, to.at, to.at + size, True)
-        if not own:
-            self.gathered(to.buffer, step * self.ranks // run.width)
-        slot, all_ = to.buffer, run._replace(by_rank=0, by_part=run.by_rank)
-        if (
-            not own
-            and slot.held
-            and not slot.step
-            or slot.read_parts(to.at, step, size) == all_
+        if not own and to.buffer.cls in self.passing:
+            self.gathered(to.buffer, step * group.ranks // run.width)
+        rest, part = group.without(run.by_rank), group.each(run.by_rank)
+        slot, all_ = to.buffer, run._replace(by_rank=rest, by_part=part)
+        fresh = not own and to.buffer.cls in self.passing
+        again = slot.read_parts(to.at, step, size, group) == all_
+        if (fresh and slot.held and not slot.step) or (
+            again and to.buffer.cls in self.lasting
         ):
             self.fail(f"{to} still holds {told(slot.held[0][2])}")
-        slot.write_parts(to.at, step, size, all_)
+        slot.write_parts(to.at, step, size, all_, group)
 
     def gathered(self, to: Buffer, elements: int) -> None:
         """Elements gathered at once: slots whose release does not come before this gather."""
@@ -357,45 +395,53 @@ class Moves(Order):
         run = self.sent(source, step, size, False)
         if run.width != width:
             self.fail("sums numbers of another width")
-        added = over_ranks(self.one_sum(run), self.ranks)
+        added = over_ranks(self.one_sum(run), self.group)
         if not added:
             self.fail("sums what does not follow each other over ranks")
         one = self.one_sum(run).leaves  # of the tree
         sum_ = run._replace(array=added._replace(leaves=one))
-        self.brings(source, to, size, sum_, run.array)
+        self.brings(source, to, size, step, sum_, run.array)
 
     def do_alltoall(
         self, source: Place, to: Place, step: int, size: int
     ) -> None:
         run = self.sent(source, step, size, True)
-        self.brings(source, to, size, run, run.array)
+        self.brings(source, to, size, step, run, run.array)
 
     def sent(self, source: Place, step: int, size: int, each: bool) -> Run:
         """Of a piece of every part, the own one and others alike: what each rank has for r.
         each: every rank's comes as it is."""
-        if each != (self.sources == self.W):
+        exact = self.p.head.reduction == "exact" or self.W == 1
+        if each != exact:
             self.fail(f"reduces in another way than {self.p.head.reduction}")
         slot, at = source.buffer, source.at
-        whole = step * (self.ranks - 1) + at + size
+        whole = step * (self.group.ranks - 1) + at + size
         room = step - at
         if not 0 < size <= room or whole > slot.stride:
             self.fail("piece lies outside the shard")
         self.common(slot)
+        slot.cut(step, self.group)
         self.touch(slot, at, at + size, False)
-        run = slot.read_parts(at, step, size)
-        if not run or run.by_rank or size % run.width:
+        run = slot.read_parts(at, step, size, self.group)
+        if not run or self.group.within(run.by_rank) or size % run.width:
             self.fail(f"{source} holds {told(run)}, which is nothing to sum")
         return run
 
     def brings(
-        self, source: Place, inbox: Place, size: int, run: Run, of: object
+        self,
+        source: Place,
+        inbox: Place,
+        size: int,
+        step: int,
+        run: Run,
+        of: object,
     ) -> None:
         if inbox.at or any(r.inbox == inbox for r in self.reductions):
             self.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1
-        sources = self.ranks if self.step.op == "alltoall" else 1
+        sources = self.group.ranks if self.step.op == "alltoall" else 1
         self.writes(inbox, sources * size, Run(Came(self.reduced)))
-        came = Run(run.array, run.first, run.width, by_rank=run.by_part)
+        came = inbox.buffer.own(run, self.group)
         new = Reduction(
             source,
             size,
@@ -405,6 +451,7 @@ class Moves(Order):
             isinstance(of, Leaf),
             self.step.group,
             sources,
+            step,
         )
         self.reductions.append(new)
         self.peers = (*self.peers, source.buffer)
@@ -436,6 +483,7 @@ class Moves(Order):
             self.fail(f"what was sent lies in {r.source}")
         end = source.at + r.size
         came = r.sources * r.size
+        source.buffer.cut(r.step, self.group)
         self.touch(source.buffer, source.at, end, False)
         self.access(inbox, came, True)
         self.reductions.remove(r)

@@ -11,8 +11,9 @@ from ..facts import ops
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
 from ..facts.kernels import kernel as row_of
 from ..plan import operand as plan
+from ..plan.mesh import Along, Members, plus
 from ..plan.operand import Arg, Index, base
-from ..plan.plan import Call, Fn, Plan, Ref, Step
+from ..plan.plan import STEP, Call, Fn, Plan, Ref, Step
 from .arrays import (
     EVERY,
     Control,
@@ -41,6 +42,7 @@ class Number(NamedTuple):
 
     n: int
     by_rank: int = 0
+    group: str = ""
 
 
 class Part(NamedTuple):
@@ -49,7 +51,7 @@ class Part(NamedTuple):
     flat: str
     l: int
     first: int
-    by_rank: int
+    by_rank: Along
     n: int
 
 
@@ -173,11 +175,12 @@ class Effects(Moves):
             return arg
         if isinstance(arg, plan.Operand):
             ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
-            return Place(self.slot(ref), ref.at + arg.at, arg.by_rank)
+            group = self.groups[arg.group or "all"]
+            return Place(self.slot(ref), ref.at + arg.at, arg.by_rank, group)
         if isinstance(arg, Index):
             more = formals.numbers[arg.more] if arg.more else 0
             layer = arg.by_layer * formals.numbers["l"]
-            return Number(layer + arg.at + more, arg.by_rank)
+            return Number(layer + arg.at + more, arg.by_rank, arg.group)
         word = str(arg)
         if word.startswith("&"):
             return self.place(formals.refs[word[1:]])
@@ -199,7 +202,8 @@ class Effects(Moves):
         there = l < flat.count
         if not even or not there or n.by_rank:
             self.fail(f"works on {elems} elements of {name}[{l}]")
-        return Part(name, l, at, first.by_rank, elems)
+        group = self.groups[first.group or "all"]
+        return Part(name, l, at, group.times(first.by_rank), elems)
 
     # ---- what places hold
 
@@ -266,9 +270,9 @@ class Effects(Moves):
             run and self.W == 1 and isinstance(run.array, Sum)
         ):  # one rank's are all ranks'
             run = run._replace(
-                array=over_ranks(run.array, 1), by_rank=part.by_rank
+                array=over_ranks(run.array, self.every), by_rank=part.by_rank
             )
-        micro_batch = MicroBatch(self.now, 0, 0)
+        micro_batch = MicroBatch(self.now, 0, ())
         leaves = run.array.leaves if run and isinstance(run.array, Sum) else 0
         want = Run(
             Sum(part.flat, part.l, micro_batch, micro_batches, leaves, True),
@@ -302,9 +306,11 @@ class Effects(Moves):
         now = self.totals(sums, True)
         self.holds_sum(g, part)
         (store,) = self.p.stored("sum", part.flat)
-        whole = bool(g.by_rank) if self.W > 1 else store.whole
-        found = g.buffer.cls, whole
-        if found != (store.cls, store.whole):
+        over, group = self.groups.get(store.over), g.group or self.every
+        each = self.flats[part.flat].shard * self.p.parts(store)
+        begin = over.times(each) if over else ()
+        own = plus(begin, group.times(g.by_rank // 4))
+        if g.buffer.cls != store.cls or self.W > 1 and own != part.by_rank:
             self.fail(
                 f"the sum of {part.flat} lies in {store.cls}, over {store.over}"
             )
@@ -316,6 +322,8 @@ class Effects(Moves):
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
         if count != SUMS or source.buffer is to.buffer:
             self.fail("reduces something else than the step's sums")
+        if self.group != self.every:
+            self.fail(f"reduces over {self.group.name}, not all ranks")
         self.common(source.buffer)
         now = self.totals(source, False)
         self.access(to, 8 * SUMS, True)
@@ -342,7 +350,8 @@ class Effects(Moves):
             key: [] for key in self.moving
         }
         for flat, l, first, by_rank, n in sums.norms:
-            own = by_rank == self.flats[flat].shard
+            shard = self.flats[flat].shard
+            own = by_rank == self.owners(flat).times(shard)
             parts[flat, l].append((first if own else -1, n))
         return sorted(
             key
@@ -352,14 +361,16 @@ class Effects(Moves):
 
     def first_micro_batches(self, n: int) -> frozenset[MicroBatch]:
         """Of each rank, in the order of sums."""
-        if self.p.head.order == "ranks":
-            return frozenset(
-                MicroBatch(self.now, g * self.W, 1) for g in range(n)
-            )
-        return frozenset(
-            MicroBatch(self.now, g, self.p.head.micro_batches)
-            for g in range(n)
-        )
+        by: Along = ()
+        each, more = 0, 1
+        for level in self.p.head.order.levels:
+            if level == STEP:
+                each, more = more, more * self.p.head.micro_batches
+            else:
+                group = self.groups[level]
+                by = plus(by, group.times(more))
+                more *= group.ranks
+        return frozenset(MicroBatch(self.now, g * each, by) for g in range(n))
 
     # ---- sums of leaves
 
@@ -379,9 +390,9 @@ class Effects(Moves):
         """The next leaves of a tree, or sums of as many: what is pending of it is in `node`."""
         size, distance = n.n, stride.n
         width = 4 if full.n else self.real
-        came, leaf, ranks = self.pushed(source, size, width)
-        one = self.one_sum(came)
-        new = over_ranks(one, ranks) if ranks > 1 else one
+        came, leaf, group = self.pushed(source, size, width)
+        one, ranks = self.one_sum(came), group.ranks if group else 1
+        new = over_ranks(one, group) if group and ranks > 1 else one
         said = count.n, full.n
         if not new or said != (ranks, int(not leaf)):
             self.fail(f"pushes {count.n} of {told(came)}")
@@ -403,13 +414,14 @@ class Effects(Moves):
 
     def pushed(
         self, source: Operand, n: int, width: int
-    ) -> tuple[Run, bool, int]:
-        """What is pushed; whether it is leaves as they are; from how many ranks."""
+    ) -> tuple[Run, bool, Members | None]:
+        """What is pushed; whether it is leaves as they are; from which ranks."""
         if isinstance(source, Sources):
             r: Reduction = self.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
                 self.fail(f"sums {n} elements of {r.size} bytes that came")
-            return r.came, r.leaf, r.sources
+            group = self.groups[r.group] if r.sources > 1 else None
+            return r.came, r.leaf, group
         if not isinstance(source, Place):
             self.fail(f"pushes {source}")
         run = self.reads(source, n * width)
@@ -417,13 +429,14 @@ class Effects(Moves):
             self.fail(
                 f"{source} holds {told(run)}, not {n} elements of {width} bytes"
             )
-        return run, isinstance(run.array, Leaf), 1
+        return run, isinstance(run.array, Leaf), None
 
     def nodes(
         self, node: Place, stride: int, n: int, mask: int, counted: bool
     ) -> None:
         """Pending sums lie apart, in their class."""
-        end = (node.at + node.by_rank * (self.W - 1)) // 4 + n
+        ranks = (node.group or self.every).ranks
+        end = (node.at + node.by_rank * (ranks - 1)) // 4 + n
         room = node.buffer.stride // 4
         most = room // max(1, mask.bit_count())
         if counted and (stride % BLOCK or not end <= stride <= most):

@@ -13,15 +13,17 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..plan.mesh import Along, Members, plain, plus
+
 
 class Run(NamedTuple):
-    """Elements of an array, `width` bytes each, one after the other. On rank r, and in part q of a
-    buffer, the first is first + r * by_rank + q * by_part."""
+    """Elements of an array, `width` bytes each, one after the other. by_rank: how much further the
+    first is along the axes of the grid; by_part: in each next part of a buffer."""
 
     array: Hashable
     first: int = 0
     width: int = 1
-    by_rank: int = 0
+    by_rank: Along = ()
     by_part: int = 0
 
     def after(self, size: int) -> Run | None:
@@ -96,16 +98,21 @@ def _find(pieces: list[Piece], lo: int, hi: int) -> Run | None:
 @dataclass(slots=True, eq=False)
 class Slot:
     """step 0: `held` is all of it. Else it is cut in parts of `step` bytes, and `held` is what a
-    rank's own part holds, `others` what every other part does: pages of `ranks` parts follow each
-    other, and in both lists so do the parts of one page and of the next."""
+    rank's own part holds, `others` what every other part does: pages of a part for each rank of
+    `group` follow each other, and in both lists so do the parts of one page and of the next."""
 
-    ranks: int
+    group: Members | None = None
     held: list[Piece] = field(default_factory=list)
     others: list[Piece] = field(default_factory=list)
     step: int = 0
 
     def clear(self) -> None:
-        self.held, self.others, self.step = [], [], 0
+        self.held, self.others, self.step, self.group = [], [], 0, None
+
+    def own(self, other: Run, group: Members) -> Run:
+        """What a rank's own part holds, where others hold that."""
+        by_rank = plus(other.by_rank, group.times(other.by_part))
+        return other._replace(by_rank=by_rank, by_part=0)
 
     # ---- a range, the same on every rank
 
@@ -119,86 +126,113 @@ class Slot:
 
     # ---- a range of every rank's own part
 
-    def read_own(self, at: int, step: int, size: int) -> Run | None:
+    def read_own(
+        self, at: int, step: int, size: int, group: Members
+    ) -> Run | None:
+        if self.group and step < self.step:
+            return self._within(at, step, size, group)
         if self.step:
-            lo = self._in_part(at, step, size)
+            lo = self._in_part(at, step, size, group)
             return _find(self.held, lo, lo + size) if lo >= 0 else None
-        whole = _find(self.held, at, at + step * (self.ranks - 1) + size)
+        whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
         if not whole or step % whole.width:
             return None
-        return whole._replace(by_rank=whole.by_rank + step // whole.width)
+        return self.own(whole._replace(by_part=step // whole.width), group)
 
-    def write_own(self, at: int, step: int, size: int, run: Run) -> None:
-        self._cut(step)
-        lo = self._in_part(at, step, size)
+    def write_own(
+        self, at: int, step: int, size: int, run: Run, group: Members
+    ) -> None:
+        self._cut(step, group)
+        lo = self._in_part(at, step, size, group)
         self.held = _put(self.held, lo, lo + size, run)
         self._settle()
 
     # ---- the same range of every part
 
-    def read_parts(self, at: int, step: int, size: int) -> Run | None:
+    def read_parts(
+        self, at: int, step: int, size: int, group: Members
+    ) -> Run | None:
         """Where own parts and others hold the same, but for the part's number."""
         if not self.step:
-            whole = _find(self.held, at, at + step * (self.ranks - 1) + size)
+            whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
             if not whole or step % whole.width:
                 return None
             return whole._replace(by_part=step // whole.width)
-        lo = self._in_part(at, step, size)
+        lo = self._in_part(at, step, size, group)
         mine, other = (
             _find(self.held, lo, lo + size),
             _find(self.others, lo, lo + size),
         )
         if lo < 0 or not mine or not other:
             return None
-        seen = other._replace(by_rank=other.by_rank + other.by_part, by_part=0)
-        return other if seen == mine else None
+        return other if self.own(other, group) == mine else None
 
-    def write_parts(self, at: int, step: int, size: int, run: Run) -> None:
-        self._cut(step)
-        lo = self._in_part(at, step, size)
-        mine = run._replace(by_rank=run.by_rank + run.by_part, by_part=0)
+    def write_parts(
+        self, at: int, step: int, size: int, run: Run, group: Members
+    ) -> None:
+        self._cut(step, group)
+        lo = self._in_part(at, step, size, group)
+        mine = self.own(run, group)
         self.held = _put(self.held, lo, lo + size, mine)
         self.others = _put(self.others, lo, lo + size, run)
         self._settle()
 
     # ---- parts
 
-    def _in_part(self, at: int, step: int, size: int) -> int:
+    def _within(
+        self, at: int, step: int, size: int, group: Members
+    ) -> Run | None:
+        """A rank's part of `step` bytes within its own part, which is one run. Places of `group`
+        follow each other within each place of the slot's group."""
+        if not self.group or step * group.ranks > self.step * self.group.ranks:
+            return None
+        outer = self.group.times(self.step)
+        inner = tuple(
+            a - b for a, b in zip(group.times(step), outer, strict=True)
+        )
+        whole = _find(self.held, 0, self.step)
+        if not whole or min(inner) < 0 or at + size > step:
+            return None
+        run = whole.after(at)
+        if not run or any(n % run.width for n in inner):
+            return None
+        more = plain(tuple(n // run.width for n in inner))
+        return run._replace(by_rank=plus(run.by_rank, more))
+
+    def _in_part(self, at: int, step: int, size: int, group: Members) -> int:
         """Where a range of a part is among parts; -1: it is in no part of this size."""
-        page, within = divmod(at, step * self.ranks)
-        if step != self.step or within + size > step:
+        page, within = divmod(at, step * group.ranks)
+        if (step, group) != (self.step, self.group) or within + size > step:
             return -1
         return page * step + within
 
-    def _cut(self, step: int) -> None:
+    def _cut(self, step: int, group: Members) -> None:
         """From one run to parts of it."""
-        if self.step == step:
+        if (self.step, self.group) == (step, group):
             return
-        whole, page = [] if self.step else self.held, step * self.ranks
+        whole, page = [] if self.step else self.held, step * group.ranks
         self.clear()
-        self.step = step
+        self.step, self.group = step, group
         for lo, hi, run in whole:
             for n in range(-(-lo // page), hi // page)[:PAGES]:
                 begin = run.after(n * page - lo)
                 if not begin or step % run.width:
                     continue
                 there, more = (n * step, n * step + step), step // run.width
-                self.held.append(
-                    (*there, begin._replace(by_rank=run.by_rank + more))
-                )
-                self.others.append((*there, begin._replace(by_part=more)))
+                other = begin._replace(by_part=more)
+                self.held.append((*there, self.own(other, group)))
+                self.others.append((*there, other))
 
     def _settle(self) -> None:
         """From parts to one run, where all of them are parts of one."""
-        step, out = self.step, []
+        step, group, out = self.step, self.group, []
+        assert group
         if len(self.held) != len(self.others):
             return
         for (lo, hi, mine), (a, b, other) in zip(
             self.held, self.others, strict=True
         ):
-            seen = other._replace(
-                by_rank=other.by_rank + other.by_part, by_part=0
-            )
+            seen = self.own(other, group)
             if (
                 (lo, hi) != (a, b)
                 or lo % step
@@ -208,6 +242,7 @@ class Slot:
             ):
                 return
             out.append(
-                (lo * self.ranks, hi * self.ranks, other._replace(by_part=0))
+                (lo * group.ranks, hi * group.ranks, other._replace(by_part=0))
             )
         self.held, self.others, self.step = joined(out), [], 0
+        self.group = None

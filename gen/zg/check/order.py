@@ -13,6 +13,7 @@ from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
 from ..facts.queues import QUEUES
+from ..plan.mesh import Members, members
 from ..plan.operand import Operand
 from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
@@ -70,7 +71,16 @@ class Buffer(Slot):
     room: int = 0  # stride, or 0: the class has no such slot
     arena: str = ""
     parted: bool = False  # some step goes to or from parts by rank
+    parts: tuple[int, Members | None] = 0, None  # that accesses were within
     accesses: list[Access] = field(default_factory=list)
+
+    def cut(self, size: int, group: Members) -> None:
+        """An access within parts of so many bytes, one for each rank of a group, follows. Those
+        before that were within other parts count as accesses to all of the slot from here on."""
+        parts = size, group
+        if self.parts not in ((0, None), parts):
+            self.accesses = [(0, self.stride, *a[2:]) for a in self.accesses]
+        self.parts = parts
 
     def __str__(self) -> str:
         return f"{self.cls}[{self.index}]"
@@ -104,6 +114,8 @@ class Order:
     def __init__(self, p: Plan) -> None:
         self.p = p
         self.W = p.head.ranks
+        self.groups = members(p)
+        self.every = self.groups["all"]
         self.real = p.head.bytes
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
@@ -187,7 +199,6 @@ class Order:
             c = self.classes.get(cls) or self.fail(f"no class {cls}")
             room = c.stride if 0 <= index < c.slots else 0
             found = Buffer(
-                self.W,
                 cls=cls,
                 index=index,
                 stride=c.stride,

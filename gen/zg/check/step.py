@@ -35,6 +35,8 @@ class Program(Units):
         super().__init__(p, facts)
         self.stores = stores(p)
         self.evaluated = 0
+        exact = p.head.reduction == "exact"
+        self.sizes = {g.ranks for g in self.groups.values()} if exact else ()
 
     # ---- sections
 
@@ -66,10 +68,12 @@ class Program(Units):
             )
 
     def size(self, s: Store) -> int:
-        return (s.flat.shard * self.W if s.whole else s.n) * s.width
+        return (s.flat.shard * s.parts if s.parts > 1 else s.n) * s.width
 
     def filling(self, s: Store, l: int, step: int) -> Run:
-        first, by_rank = (0, 0) if s.whole else (s.lo, s.flat.shard)
+        first = 0 if s.parts > 1 else s.lo
+        group = self.groups.get(s.over)
+        by_rank = group.times(s.flat.shard * s.parts) if group else ()
         return Run(
             State(s.what, s.flat.name, l, step), first, s.width, by_rank
         )
@@ -78,9 +82,13 @@ class Program(Units):
         """A rank's own part has the state."""
         shard = s.flat.shard
         state = State(s.what, s.flat.name, l, step)
-        want = Run(state, s.lo, s.width, shard)
-        by_rank = shard * s.width if s.whole else 0
-        place = Place(self.bytes(s.cls, l), s.at, by_rank)
+        owned = self.owners(s.flat.name).times(shard)
+        want = Run(state, s.lo, s.width, owned)
+        rest = self.groups[s.over].without(owned) if s.over else owned
+        whole = s.parts > 1 or not s.over
+        among = self.among(rest, shard) if whole else None
+        by_rank = shard * s.width if whole else 0
+        place = Place(self.bytes(s.cls, l), s.at, by_rank, among)
         run = self.look(place, s.n * s.width)
         if run != want:
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
@@ -161,12 +169,14 @@ class Program(Units):
             return a._replace(
                 micro_batches=micro_batches, leaves=leaves, whole=True
             )
-        if isinstance(a, Control) and a.leaves in (
-            played,
-            played * self.sources,
-        ):
+        if isinstance(a, Control) and a.leaves in self.counts(played):
             return a._replace(leaves=a.leaves * turns // played)
         return a
+
+    def counts(self, micro_batches: int) -> set[int]:
+        """Of what is counted of so many: a rank's leaves or NCCL's sums, or one of each rank of a
+        group."""
+        return {micro_batches * n for n in (1, *self.sizes)}
 
     def counted(self) -> None:
         """The leaves of a step are all counted, or none any more, as where all micro-batches go
@@ -175,7 +185,7 @@ class Program(Units):
             self.p.head.micro_batches,
             self.p.section("micro_batch").repeat,
         )
-        good = (0, A, A * self.sources) if turns == A else (0,)
+        good = (0, *self.counts(A)) if turns == A else (0,)
         for (cls, index), slot in self.memory.items():
             for _, _, run in slot.held:
                 if (
@@ -189,7 +199,7 @@ class Program(Units):
     def evaluate(self) -> None:
         """A run puts a micro-batch in the first slots, and clears the sums."""
         self.evaluated += 1
-        micro_batch = MicroBatch(0, self.evaluated, 0)
+        micro_batch = MicroBatch(0, self.evaluated, ())
         for name in self.batch:
             self.bytes(name, 0).write(
                 0, self.classes[name].stride, Run(Value(name, "", micro_batch))
@@ -245,7 +255,8 @@ class Program(Units):
                 numbers = {"l": l, "at": s.lo, "n": s.n}
                 act, operands = self.calling(fn, self.step, numbers)
                 act(self, *operands)
-                if self.hashed != (s.flat.name, l, s.lo, s.flat.shard, s.n):
+                by_rank = self.owners(s.flat.name).times(s.flat.shard)
+                if self.hashed != (s.flat.name, l, s.lo, by_rank, s.n):
                     self.fail(f"hashes {self.hashed}")
 
     def finished(self) -> None:

@@ -30,7 +30,7 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
             s.what == "params" and s.cls != f"param.{s.flat}"
         ):  # others hold copies of them, too
             raise CheckError(f"class {s.cls} is not the one of parameters")
-        if s.whole and (s.first, s.n) != (0, flats[s.flat].shard):
+        if p.parts(s) > 1 and (s.first, s.n) != (0, flats[s.flat].shard):
             raise CheckError(
                 f"class {s.cls}: every rank has a part of every shard"
             )

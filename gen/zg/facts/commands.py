@@ -8,14 +8,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..plan.operand import Names
+from ..plan.plan import ALL, Order
 
 BATCH = -1  # places: as many as a micro-batch has
 
 
+def of_group(name: str) -> str:
+    """The number of `batch` by which micro-batches grow with a rank's place in a group."""
+    return "of_rank" if name == ALL else f"of_{name}"
+
+
+def batch_numbers(order: Order) -> Names:
+    """The numbers of `batch` where gradients are summed in this order."""
+    return *map(of_group, order.groups), "micro_batch"
+
+
 @dataclass(frozen=True)
 class Command:
-    """A row. numbers: of the step, in this order; outs: or BATCH. meets: ranks of a group do it
-    together; wire: bytes that arrive from each of them, so many of the number named first."""
+    """A row. numbers: of the step, in this order (those of `batch` are batch_numbers'); outs: or
+    BATCH. meets: ranks of a group do it together; wire: bytes that arrive from each of them, so
+    many of the number named first."""
 
     name: str
     numbers: Names

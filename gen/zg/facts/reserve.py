@@ -12,11 +12,16 @@ first used: one communicator gathers, and with `reduction: fast` another reduces
 sums has one block where others are beside it. One of exchanges alone has no rings. Where NCCL takes
 a switch (NVLS) instead, its buffers are 2 MiB for each channel and GPU of a node, by its sources:
 they are not counted beside the rings, which it then does not fill.
+
+Of several groups each has a communicator of its own on each queue that it meets on, with rings
+where it gathers or reduces; where it exchanges, for its peers of the same host.
 """
 
 from __future__ import annotations
 
-from ..plan.plan import Head, Plan
+import math
+
+from ..plan.plan import Group, Head, Plan
 
 LIBRARIES = 6 * 2**30 // 10
 PEER = 12 * 2**20  # for a channel
@@ -59,8 +64,35 @@ def nccl(target: str, ranks: int, margin: int = 0, fast: bool = False) -> int:
     return pairs + rings(margin, fast)
 
 
-def nccl_of(h: Head, target: str) -> int:
-    """What it takes by a plan's head."""
+def _near(p: Plan, g: Group) -> int:
+    """Ranks of a group on one host, no more than a node has."""
+    local = p.head.local or p.head.ranks
+    if not g.axes:
+        return min(local, NODE)
+    inside = (a for a in p.axes if a.name in g.axes and a.stride < local)
+    return min(math.prod(a.size for a in inside), NODE)
+
+
+def _grouped(p: Plan) -> int:
+    """Of the communicators of several groups. That of all ranks has one block."""
+    margin, size = kept(p.head), 0
+    wide = blocks(margin) or RINGS
+    for (_, name), ops in p.meetings.items():
+        if "alltoall" in ops:
+            peers = _near(p, p.group(name)) - 1
+            size += PEER * channels(margin) * peers
+        if ops & {"gather", "reducescatter"}:
+            size += RING * wide
+        elif "allreduce" in ops:
+            size += RING
+    return size
+
+
+def nccl_of(p: Plan, target: str) -> int:
+    """What it takes by a plan."""
+    h = p.head
+    if p.axes and target != "cpu":
+        return _grouped(p)
     return nccl(target, h.ranks, kept(h), h.reduction == "fast")
 
 
@@ -75,10 +107,8 @@ def bytes_of(
 
 def device(p: Plan, target: str) -> int:
     """Bytes of device memory that a rank needs: its arena and what is beside it."""
-    h = p.head
-    return p.arena(target) + bytes_of(
-        target, h.ranks, kept(h), h.reduction == "fast"
-    )
+    beside = 0 if target == "cpu" else LIBRARIES + nccl_of(p, target)
+    return p.arena(target) + beside
 
 
 def neediest(p: Plan) -> str:

@@ -35,6 +35,7 @@ def wanted(
             for c in _of_flat(spec, shards, f, kept, schedule, turns)
         ),
         *_sums(spec, shards),
+        *_between(shards, schedule, turns),
         *_values(spec, graph, bodies, turns),
         *_host(spec, shards, schedule, turns, tiles),
         Wanted("work", 1, max(bodies.work, 64)),
@@ -71,9 +72,13 @@ def _tokens(spec: Spec, graph: Graph) -> int:
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
     """What holds a state of a flat. Peers read what is gathered: parameters of a shard, and sums
     that every rank has."""
-    elements = s.n * (spec.cluster.ranks if s.whole else 1)
-    pending = f.nodes if s.what == "sum" and not shards.apart else 1
-    gathered = {"params": shards.states == "shard", "sum": s.whole}
+    depth = {"params": f.depth, "sum": shards.sums.depth}.get(
+        s.what, shards.states
+    )
+    elements = s.n * shards.grid.parts(depth)
+    pending = f.nodes if s.what == "sum" and not shards.sums.pending else 1
+    moves = shards.sums.depth < shards.sums.ends
+    gathered = {"params": shards.states > 0, "sum": moves}
     readers = (
         _common(spec)
         if gathered.get(s.what) and s.arena == "device"
@@ -115,7 +120,7 @@ def _of_flat(
                 f"grad.{f.name}",
                 grads,
                 whole * real,
-                readers=common if shards.order == "ranks" else "own",
+                readers="own" if shards.sums.first else common,
             )
         )
     return out
@@ -123,10 +128,32 @@ def _of_flat(
 
 def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
     """Where own micro-batches are summed before ranks are."""
-    if not shards.apart:
+    if not shards.sums.pending:
         return []
     most = max(f.nodes * f.shard for f in shards.flats) * spec.cluster.ranks
     return [Wanted("pending", 1, most * 4, readers=_common(spec))]
+
+
+def _between(
+    shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
+) -> list[Wanted]:
+    """Slots between two levels: sums of gradients on their way up, and what comes from other hosts
+    on its way down."""
+    ranks = {g.name: g.ranks for g in shards.grid.groups()}
+    most = {"intra": 0, "inter": 0}
+    for step in (x for s in schedule.sections for x in s.steps):
+        numbers = {i.name: i.value for i in step.ints}
+        for r in step.outs:
+            if r.cls == "intra":
+                most["intra"] = max(most["intra"], r.at + 4 * numbers["n"])
+            elif r.cls == "inter":
+                whole = numbers["step"] * ranks[step.group]
+                most["inter"] = max(most["inter"], whole)
+    return [
+        Wanted(name, turns[name], size, readers="peers")
+        for name, size in most.items()
+        if size
+    ]
 
 
 def _values(
@@ -189,7 +216,7 @@ def _host(
         return []
     real = ops.BYTES[spec.train.precision]
     tile = {f.name: min(schedule.tile, f.shard - f.near) for f in shards.flats}
-    if shards.below:
+    if shards.sums.host:
         lowered = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
     else:
         lowered = max(tile[f.name] for f in shards.flats if f.moves) * 4
@@ -220,8 +247,9 @@ def _inbox(
     shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
 ) -> list[Wanted]:
     """Where pieces of peers' leaves come, which are read in place where memory is shared."""
+    ranks = {g.name: g.ranks for g in shards.grid.groups()}
     brought = [
-        i.value
+        i.value * (ranks[step.group] if step.op == "alltoall" else 1)
         for s in schedule.sections
         for step in s.steps
         if step.op in steps.REDUCES.values()
@@ -230,8 +258,7 @@ def _inbox(
     ]
     if not brought:
         return []
-    size = shards.sources * max(brought)
-    return [Wanted("inbox", turns["inbox"], size, targets="unshared")]
+    return [Wanted("inbox", turns["inbox"], max(brought), targets="unshared")]
 
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:

@@ -17,10 +17,11 @@ from ..plan import plan
 from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
+from .levels import Phase
 from .operands import formal
 from .place import Bodies
 from .sched import Schedule
-from .shard import Flat, Shards, host_block
+from .shard import Flat, Shards
 from .stores import Kept
 
 FIXED: dict[str, Operand | str] = {
@@ -102,6 +103,7 @@ class _Maker:
     def __post_init__(self) -> None:
         self.real = ops.BYTES[self.spec.train.precision]
         self.W = self.spec.cluster.ranks
+        self.grid = self.shards.grid
         self.flats = {f.name: f for f in self.shards.flats}
         kinds = self.graph.kinds
         self.tensors = {kind.name: names.tensors(kind) for kind in kinds}
@@ -193,19 +195,35 @@ class _Maker:
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
-        return Index(f.shard * self.W, f.shard, at, more)
+        return self.share(f, self.grid.depth, at, more)
+
+    def share(self, f: Flat, depth: int, at: int = 0, more: str = "") -> Index:
+        """The number of an element of what a rank has at a depth."""
+        whole, group = f.shard * self.W, self.grid.over(depth)
+        if not group:
+            return Index(whole, 0, at, more)
+        share = self.shards.share(f, depth)
+        return Index(
+            whole, share, at, more, "" if group == plan.ALL else group
+        )
+
+    def part(
+        self, name: str, f: Flat, kept: int, depth: int, width: int
+    ) -> Operand:
+        """The operand of a rank's part at a depth, within what it keeps at a lesser depth."""
+        group = self.grid.group(kept, depth)
+        if not group:
+            return Operand(name)
+        step = self.shards.share(f, depth) * width
+        return Operand(name, 0, step, group="" if group == plan.ALL else group)
 
     def sums(self, f: Flat) -> None:
         """Leaves to sums, and their norm."""
-        if self.shards.pushes:
+        for x in self.shards.sums.phases:
+            self.phase(f, x)
+        if self.shards.sums.on_host:
             self.pushed(f)
-        elif self.shards.once:
-            pass
-        elif self.shards.order == "local":
-            self.summed_here(f)
-        else:
-            self.summed_over_ranks(f)
-        host = self.shards.below
+        host = self.shards.sums.host
         kernel = "zk_host_square_sum" if host else "zk_square_sum"
         sums = Operand("hsums" if host else "sums")
         part = f"spans.{f.name}", self.shard(f), f.shard
@@ -214,67 +232,54 @@ class _Maker:
             ("g",),
             (),
             ("l",),
-            (kernel, sums, self.mine("g", f), *part),
+            (kernel, sums, self.mine("g", f, self.grid.depth), *part),
             shape=(f.shard,),
         )
 
-    def mine(self, name: str, f: Flat) -> Operand:
-        """A rank's part, where what a function is given is whole."""
-        every = self.shards.sums == "whole"
-        return Operand(name, 0, f.shard * 4 if every else 0)
+    def mine(self, name: str, f: Flat, depth: int) -> Operand:
+        """The part of a sum that is a rank's at a depth."""
+        return self.part(name, f, self.shards.sums.depth, depth, 4)
 
-    def summed_here(self, f: Flat) -> None:
-        """Leaves to sums of this rank alone, and these to sums over ranks."""
-        whole, S = f.shard * self.W, self.shards.sources
-        micro_batches, block = self.spec.micro_batches, self.spec.block
-        node, leaf = Operand("node"), ("&leaf", 1, 0, whole)
-        tree = CTL, micro_batches, f.mask, block
-        self.own(
-            f"own.{f.name}",
-            ("leaf",),
-            ("node",),
-            (),
-            ("zk_push", node, whole, *leaf, *tree),
-            shape=(whole,),
+    def phase(self, f: Flat, x: Phase) -> None:
+        """The function of a phase. It counts no leaves where the host adds micro-batches."""
+        sums, A = self.shards.sums, self.spec.micro_batches
+        if sums.on_host and not x.level:
+            return
+        counted = x.counted and not sums.on_host
+        last = x == sums.phases[-1]
+        share = self.shards.share(f, x.depth)
+        node, stride = Operand("node"), 0
+        if counted or last and not sums.host:
+            node = self.mine("node", f, x.depth)
+        if counted:
+            kept = 0 if sums.pending else sums.depth
+            stride = self.shards.share(f, kept)
+            node = self.part("node", f, kept, x.depth, 4)
+        total = x.sources * (A if counted else 1)
+        tree = (
+            CTL if counted else NULL,
+            total,
+            f.mask if counted else 0,
+            self.spec.block // x.inner,
         )
-        if self.W > 1:
-            ranks = NULL, S, 0, block // micro_batches
-            self.own(
-                f"join.{f.name}",
-                ("sources",),
-                ("node",),
-                ("n",),
-                ("zk_push", self.mine("node", f), 0, *_came(S, 1), *ranks),
-                shape=(f.shard,),
-            )
-
-    def summed_over_ranks(self, f: Flat) -> None:
-        """Every rank's leaves to sums."""
-        S, every = self.shards.sources, self.shards.sums == "whole"
-        stride = f.shard * self.W if every else f.shard
-        tree = CTL, S * self.spec.micro_batches, f.mask, self.spec.block
+        came: tuple[Arg, ...]
+        if x.level:
+            came = "sources", x.sources, int(not x.leaves), "n"
+        else:
+            came = "&leaf", 1, 0, share
+        piece = self.piece if last and sums.on_host else share
         self.own(
-            f"sum.{f.name}",
-            ("sources",),
+            f"{x.fn}.{f.name}",
+            ("sources" if x.level else "leaf",),
             ("node",),
-            ("n",),
-            ("zk_push", self.mine("node", f), stride, *_came(S, 0), *tree),
-            shape=(f.shard,),
+            ("n",) if x.level else (),
+            ("zk_push", node, stride, *came, *tree),
+            shape=(piece,),
         )
 
     def pushed(self, f: Flat) -> None:
-        """What ranks brought in a micro-batch, to a node; a micro-batch's node to the host's
-        sum."""
-        S, block, node = self.shards.sources, self.spec.block, Operand("node")
-        if self.W > 1:
-            self.own(
-                f"sum.{f.name}",
-                ("sources",),
-                ("node",),
-                ("n",),
-                ("zk_push", node, 0, "sources", S, 0, "n", NULL, S, 0, block),
-                shape=(self.piece,),
-            )
+        """A micro-batch's node to the host's sum."""
+        sums = self.shards.sums
         self.own(
             f"push.{f.name}",
             ("leaf",),
@@ -282,7 +287,7 @@ class _Maker:
             ("n",),
             (
                 "zk_host_push",
-                node,
+                Operand("node"),
                 f.shard,
                 "&leaf",
                 1,
@@ -291,7 +296,7 @@ class _Maker:
                 Operand("hctl"),
                 self.spec.micro_batches,
                 f.mask,
-                host_block(block, S),
+                sums.block,
             ),
             shape=(self.piece,),
         )
@@ -366,33 +371,27 @@ class _Maker:
         """An owner's update, or of what stays on the device (near_); without masters of their own,
         the real copies are that."""
         size, spans = f.near if near else f.shard, f"spans.{f.name}"
-        every = self.shards.states == "whole"
+        depth = self.shards.states
         states = [s.removeprefix(near) for s in self.kept.updated(f, near)]
-        whole = f.shard * self.W
-        first, n = (Index(whole), whole) if every else (self.shard(f), size)
-
-        def part(name: str, kept: str, width: int) -> Operand:
-            stored_whole = kept == "whole" and not every
-            return Operand(name, 0, f.shard * width if stored_whole else 0)
-
+        first, n = self.share(f, depth), self.shards.share(f, depth)
+        if near:
+            n = f.near
         kept = tuple(s for s in ("m", "v") if s in states)
         rest = (
             *(Operand(s) if s in kept else NULL for s in ("m", "v")),
-            part("g", self.shards.sums, 4),
+            self.mine("g", f, depth),
             spans,
             first,
             n,
         )
         apart = "master" in states
-        width, held = (
-            (4, self.shards.states) if apart else (self.real, f.params)
-        )  # masters'
+        width, held = (4, depth) if apart else (self.real, f.depth)  # masters'
         p, full, copied = (
-            part("p", held, width),
+            self.part("p", f, held, depth, width),
             int(width == 4),
             apart and self.real < 4,
         )
-        w = part("w", f.params, self.real) if copied else NULL
+        w = self.part("w", f, f.depth, depth, self.real) if copied else NULL
         fresh = ("w",) * copied
         # of the whole shard where it goes down, after a skipped step and between tensors too
         copy = [("zk_round", w, Operand("p"), n)] * (
@@ -426,7 +425,7 @@ class _Maker:
                 ("zk_round", w, Operand("p"), n),
                 shape=(n,),
             )
-        mine = Operand("p", 0, f.shard * width if held == "whole" else 0)
+        mine = self.part("p", f, held, self.grid.depth, width)
         self.own(
             f"{near}hash.{f.name}",
             ("p",),
@@ -473,13 +472,14 @@ def functions(
         (),
         ("zk_begin", CTL, Operand("sums"), "recipe"),
     )
-    leaves = shards.sources if shards.order == "ranks" else 1
+    phases = shards.sums.phases
+    leaves = next((x.sources for x in phases if x.counted), 1)
     count = (
         ("zk_host_count", CTL, 1)
-        if shards.pushes
+        if shards.sums.on_host
         else ("zk_count", CTL, leaves)
     )
-    if not shards.once:
+    if phases:
         m.own("count", (), ("ctl",), (), count)
     if spec.together > 1:
         m.own(
@@ -512,11 +512,6 @@ def functions(
         spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"]
     )
     return tuple(m.fns), tuple(m.table.rows.values()), runs
-
-
-def _came(sources: int, full: int) -> Own:
-    """What a push takes of a reduction: pieces, how many, whether they are f32, elements."""
-    return "sources", sources, full, "n"
 
 
 def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:

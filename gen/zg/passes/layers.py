@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from ..graph.graph import Graph
 from ..plan.plan import Events, Ref
 from ..read.spec import Spec
-from . import micro_batch, offload
-from .hops import move
+from . import climb, micro_batch
 from .rings import Leaf, Use
 from .shard import persists
-from .steps import Reduction, Steps
+from .steps import Steps
 
 TURNS = 8192  # units x micro-batches: each is some lines of the plan
 
@@ -72,7 +71,7 @@ def use(
 
 def _push(m: Steps, u: Use, leaves: Sequence[Leaf], g: int) -> None:
     for x in leaves:
-        micro_batch.leaf_done(m, u, x, g)
+        climb.leaf_done(m, u, x, g)
     if leaves:
         m.add("sum", "count", outs=(Ref("ctl", 0),))
 
@@ -80,12 +79,7 @@ def _push(m: Steps, u: Use, leaves: Sequence[Leaf], g: int) -> None:
 def _end(m: Steps, u: Use, leaves: Sequence[Leaf]) -> None:
     if leaves:
         m.add("sum", "recount", outs=(Ref("ctl", 0),))
-    if not leaves or not m.shards.apart:
-        return
-    m.follow("reduce", "sum")
-    for f, l, _ in leaves:
-        own = Reduction("join", f"{f}[{l}]", m.flats[f], 4)
-        if m.shards.below:
-            offload.land(m, own, l)
-        else:
-            m.reduce(own, move("sum", Ref("pending", 0), Ref(f"sum.{f}", l)))
+    if leaves and m.sums.pending:
+        m.follow("reduce", "sum")
+        for f, l, _ in leaves:
+            climb.unit_done(m, m.flats[f], l)

@@ -38,10 +38,9 @@ from ..plan.operand import Names
 from ..plan.plan import Events, Int, Ref, Refs
 from . import device
 from .hops import Hop, Ring, end, free, full, move
-from .pieces import Span
 from .rings import Gathered
 from .shard import Flat
-from .steps import Instance, Reduction, Steps
+from .steps import Instance, Steps
 
 # The queue by which new parameters come to their arena, where the host makes them and where the
 # device does.
@@ -108,22 +107,6 @@ def tile(m: Steps) -> int:
     return max(sizes, default=0)
 
 
-def _pieces(m: Steps, f: Flat) -> list[Span]:
-    """(offset, elements) of a shard's pieces on their way to the host's sum."""
-    whole = [(0, f.shard)]
-    moved = m.cut(f.shard, "reduce_bucket_size", m.W) if m.W > 1 else whole
-    return [
-        (o + at, n)
-        for o, size in moved
-        for at, n in m.cut(size, "sub_group_size", 1)
-    ]
-
-
-def piece(m: Steps) -> int:
-    """Elements of the largest."""
-    return max(n for f in m.shards.flats if f.moves for _, n in _pieces(m, f))
-
-
 def _buffers(m: Steps) -> int:
     return m.spec.zero.offload_optimizer.buffer_count
 
@@ -153,7 +136,7 @@ def _needed(m: Steps) -> list[Instance]:
 def fresh(m: Steps, f: Flat, l: int) -> Events:
     """What says that an update of a shard is over that may go on beside the next step; of what is
     kept whole and spread that is said."""
-    if m.offload and f.moves and f.params == "shard":
+    if m.offload and f.moves and f.gathered and not m.spreads(f):
         return (full(Ref(f"param.{f.name}", l)),)
     return ()
 
@@ -203,55 +186,6 @@ def _ends(m: Steps, queues: Sequence[str]) -> None:
 
 
 # ---- gradients
-
-
-def _rings(m: Steps) -> tuple[Ref, Ref]:
-    """The next slots of the classes `part` and `down`."""
-    turn, slots = m.turn, _buffers(m)
-    m.turn += 1
-    return Ring("part", slots).slot(turn), Ring("down", slots).slot(turn)
-
-
-def lower(m: Steps, what: Reduction, leaf: Ref, node: Ref) -> None:
-    """A whole leaf to the host's sum."""
-    flat = what.flat
-    for o, n in _pieces(m, flat):
-        part, there = _rings(m)
-        src = replace(leaf, at=o * m.real)
-        ready = (full(leaf),) if o == 0 else ()
-        read = (free(leaf),) if o + n == flat.shard else ()
-        if m.W > 1:
-            m.piece(
-                what,
-                Hop("sum", src, part, takes=False, after=ready, then=read),
-                n,
-            )
-            m.copy(Hop("down", part, there), what.unit, n * 4)
-        else:
-            hop = Hop("down", src, there, takes=False, after=ready, then=read)
-            m.copy(hop, what.unit, n * m.real)
-        push = Hop("host", there, replace(node, at=o * 4), fills=False)
-        m.add(
-            "host",
-            f"push.{flat.name}",
-            what.unit,
-            ins=(push.src,),
-            outs=(push.dst,),
-            ints=(Int("n", n),),
-            waits=push.waits,
-            recs=push.recs,
-        )
-
-
-def land(m: Steps, own: Reduction, l: int) -> None:
-    """A unit's own sums, over ranks and to the host's: nothing is left to add there."""
-    for o, n in _pieces(m, own.flat):
-        part, _ = _rings(m)
-        home = Ref(f"sum.{own.flat.name}", l, o * 4)
-        m.piece(
-            own, Hop("sum", Ref("pending", 0, o * 4), part, takes=False), n
-        )
-        m.copy(Hop("down", part, home, fills=False), own.unit, n * 4)
 
 
 def measure(m: Steps) -> None:
@@ -367,7 +301,7 @@ def _raise(m: Steps, t: Tile) -> None:
     then: Events = (free(slot),)
     if t.last:
         then += (end("up"), *fresh(m, f, t.l))
-    own = f.shard * real if f.params == "whole" else 0
+    dst, own = m.own_part(f, dst, f.depth, real)
     hop = move("up", src, dst, (full(slot),), then)
     m.copy(hop, t.unit, t.n * real, to_rank=own)
     if t.last:
@@ -409,12 +343,12 @@ def update(m: Steps) -> None:
         "",
         ops.CTL,
     )
-    if m.shards.below:
+    if m.sums.host:
         m.add("host", "mark", waits=(end("down"),))
     for turn, t in enumerate(_tiles(m, _needed(m))):
         if t.after_near:
             device.optimize(m, [(t.flat, t.l)], "near_")
-        if not m.shards.below:
+        if not m.sums.host:
             _sum_down(m, t)
         if turn >= _buffers(m):
             _load(m, t, _read(m, t.flat))
@@ -428,9 +362,9 @@ def _sum(t: Tile) -> Ref:
 
 
 def _sum_down(m: Steps, t: Tile) -> None:
-    own = t.flat.shard * 4 if m.shards.sums == "whole" else 0
+    src, own = m.own_part(t.flat, _sum(t), m.sums.depth, 4)
     m.copy(
-        Hop("down", _sum(t), t.slot("down"), takes=False),
+        Hop("down", src, t.slot("down"), takes=False),
         t.unit,
         t.n * 4,
         from_rank=own,
@@ -439,9 +373,9 @@ def _sum_down(m: Steps, t: Tile) -> None:
 
 def _update(m: Steps, t: Tile) -> Work:
     f, up = t.flat, t.slot("up")
-    sum_: Ref = _sum(t) if m.shards.below else t.slot("down")
-    waits: Events = () if m.shards.below else (full(sum_),)
-    recs: Events = () if m.shards.below else (free(sum_),)
+    sum_: Ref = _sum(t) if m.sums.host else t.slot("down")
+    waits: Events = () if m.sums.host else (full(sum_),)
+    recs: Events = () if m.sums.host else (free(sum_),)
     writes = f.states
     new: Events = ()
     if m.away(f):  # new parameters are made where they lie

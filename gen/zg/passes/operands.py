@@ -51,6 +51,7 @@ class Operands:
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
+        self.sums = self.shards.sums
         # leaves that more than one unit writes
         long = ("persistent", "embed") if self.graph.tied else ("persistent",)
         once = [
@@ -59,7 +60,7 @@ class Operands:
             if f.count == 1 and f.moves and f.name not in long
         ]
         self.ring_of = self.rings(
-            [f.name for f in self.shards.flats if f.params == "shard"]
+            [f.name for f in self.shards.flats if f.gathered]
         )
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together
@@ -124,7 +125,7 @@ class Operands:
 
     def grad_slot(self, x: Leaf, g: int) -> Ref:
         f, l, n = x
-        if self.shards.once:
+        if not self.sums.phases:
             return Ref(f"sum.{f}", l)
         leaf = self.leaves[f]
         at = self.slot(f, n, g)

@@ -16,17 +16,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..facts import ops
+from ..facts.commands import of_group
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
 from ..plan.operand import Names
-from ..plan.plan import ALL, Events, Int, Ref, Step
+from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
-from . import activations, device, last, layers, micro_batch, offload, rings
-from .hops import UPDATED, crossing, end, free, full, move, route
+from . import (
+    activations,
+    climb,
+    device,
+    last,
+    layers,
+    micro_batch,
+    offload,
+    rings,
+)
+from .hops import UPDATED, crossing, end, free, full, route
 from .rings import Gathered, Key, Use
 from .shard import Shards, persists
-from .steps import Reduction, Steps
+from .steps import Steps
 from .stores import Kept
 
 
@@ -52,13 +62,17 @@ class _Maker(Steps):
     """The sections of a plan."""
 
     def batch(self) -> None:
-        """The tokens of this rank's micro-batches: g*W + r, or r*A + g where its own are summed
-        first."""
-        rank, micro_batch = (
-            (1, self.W)
-            if self.order == "ranks"
-            else (self.spec.micro_batches, 1)
-        )
+        """The tokens of this rank's micro-batches, which are numbered as leaves are summed: what a
+        level adds follows each other, as do the levels."""
+        sizes = {g.name: g.ranks for g in self.shards.grid.groups()}
+        ranks, more = [], 1
+        for level in self.sums.order.levels:
+            if level == STEP:
+                micro_batch = more
+                more *= self.spec.micro_batches
+            else:
+                ranks.append(Int(of_group(level), more))
+                more *= sizes[level]
         for g in range(self.together):
             number = Int(
                 "micro_batch",
@@ -69,14 +83,14 @@ class _Maker(Steps):
                 "main",
                 "batch",
                 outs=tuple(Ref(name, g) for name in self.spec.batch),
-                ints=(Int("of_rank", rank), number),
+                ints=(*ranks, number),
             )
 
     def wholes(self, u: Use) -> Events:
         """Events of the whole flats a forward use reads."""
         out = []
         for f in sorted(self.reads(u.part)):
-            if self.spreads(self.flats[f]):
+            if self.spreads(self.flats[f]) and not self.flats[f].gathered:
                 l = u.index if self.flats[f].count > 1 else 0
                 out.append(full(Ref(f"param.{f}", l)))
         return tuple(out) if u.body != "bwd" else ()
@@ -108,7 +122,7 @@ class _Maker(Steps):
             gathers = replace(gathers, fills=False, then=then)
         for hop in hops:
             self.copy(hop, unit, flat.shard * self.real)
-        self.gather(gathers, unit, flat, self.real)
+        self.descend(gathers, unit, flat, self.real, flat.depth, 0)
 
     def run(self, uses: list[Use]) -> None:
         """Micro-batches, or an evaluation: gathers `ahead` uses early, functions, reductions."""
@@ -142,7 +156,7 @@ class _Maker(Steps):
                 )
                 activations.after(self, u)
                 for x in whole:
-                    micro_batch.leaf_done(self, u, x, 0)
+                    climb.leaf_done(self, u, x, 0)
         left = [g.ref for u in uses for g in u.gathered if g.stays]
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
@@ -160,25 +174,12 @@ class _Maker(Steps):
         return first, last
 
     def update(self) -> None:
-        sums = [
-            (f"{f.name}[{l}]", f, Ref(f"sum.{f.name}", l))
-            for f, l in self.moved()
-        ]
-        if self.order == "local" and self.W > 1 and not self.shards.apart:
-            self.follow("reduce", "sum")
-            for unit, f, ref in sums:
-                self.reduce(
-                    Reduction("join", unit, f, 4), move("sum", ref, ref)
-                )
-        if self.everywhere:
-            self.follow("reduce", "sum")
-            for unit, f, ref in sums:
-                self.gather(move("reduce", ref, ref), unit, f, 4)
-        if self.shards.below:
+        climb.step_done(self)
+        if self.sums.host:
             offload.measure(self)
         else:
-            if not self.shards.once:
-                self.follow("main", "reduce" if self.everywhere else "sum")
+            if self.sums.phases:
+                self.follow("main", "reduce" if self.sums_spread else "sum")
             self.norms("main")
         self.add(
             "main",
@@ -259,7 +260,7 @@ def schedule(
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
         own = f.moves and m.leaves[f.name] == f.name
-        m.grad[f.name] *= own and not shards.once
+        m.grad[f.name] *= own and bool(m.sums.phases)
     sections = []
     device.init(m, m.low(False))
     offload.init(m)
@@ -272,9 +273,9 @@ def schedule(
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.slots(uses, m.ring))
-    if m.together == 1 and not shards.once:
-        queue = "host" if shards.pushes else "sum"
-        ctl = "hctl" if shards.pushes else "ctl"
+    if m.together == 1 and m.sums.phases:
+        queue = "host" if m.sums.on_host else "sum"
+        ctl = "hctl" if m.sums.on_host else "ctl"
         m.add(queue, "count", outs=(Ref(ctl, 0),))
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
@@ -289,6 +290,6 @@ def schedule(
         m.ahead,
         live,
         offload.tile(m),
-        offload.piece(m) if shards.below else 0,
+        climb.piece(m) if m.sums.host else 0,
         m.formals,
     )

@@ -7,7 +7,6 @@ flat `embed`. Where a part of a flat is frozen, that part is a flat of its own: 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -17,7 +16,9 @@ from ..graph.graph import Graph, Kind, Tensor
 from ..plan import plan
 from ..plan.operand import Names
 from ..read.spec import Spec
-from . import recipe
+from . import grid, levels, recipe
+from .grid import Grid
+from .levels import Sums
 
 BLOCK = 1024  # elements: tensors start at multiples; norms and hashes use it
 PAGE = 4096  # bytes: a shard is a multiple, in the narrowest stored type
@@ -41,20 +42,25 @@ def persists(flat: str) -> bool:
     return stem(flat) == "persistent"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flat(plan.Flat):
-    """A flat. params: what a rank keeps of its parameters, whole | shard. states: the classes of
-    its states. near: of a shard's elements, the first so many have their states on the device
-    (classes `near_`) though the others' are offloaded."""
+    """A flat. depth: at which its parameters are shared (grid.py). states: the classes of its
+    states. near: of a shard's elements, the first so many have their states on the device (classes
+    `near_`) though the others' are offloaded."""
 
-    params: str
-    states: Names
-    near: int
+    depth: int
+    states: Names = ()
+    near: int = 0
 
     @property
     def moves(self) -> bool:
         """Something in it trains: it has pending sums."""
         return self.nodes > 0
+
+    @property
+    def gathered(self) -> bool:
+        """Each use gathers it: no rank has it whole."""
+        return self.depth > 0
 
     @property
     def plain(self) -> plan.Flat:
@@ -65,38 +71,32 @@ class Flat(plan.Flat):
             self.shard,
             self.nodes,
             self.mask,
+            self.owners,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Flats and tensors, and for each kind where its functions find them. states, sums: what a rank
-    keeps of every flat that trains: whole | shard."""
+    """Flats and tensors, and for each kind where its functions find them. place: of a tensor its
+    flat, and its first instance's element in that. step: of a kind and a flat the elements from an
+    instance to the next one's; 0: the flat has instances. states: the depth at which states are
+    shared. away: the flats whose parameters are offloaded; held: of these, to the host and not to
+    the file."""
 
+    grid: Grid
     flats: tuple[Flat, ...]
     tensors: tuple[plan.Tensor, ...]
-    place: dict[
-        str, tuple[str, int]
-    ]  # tensor -> (flat, element offset of instance 0)
-    step: dict[
-        tuple[str, str], int
-    ]  # kind, flat -> from an instance's elements there
-    # to the next one's; 0: the flat has instances
-    states: str
-    sums: str
-    order: str  # ranks | local
-    away: frozenset[str]  # flats whose parameters are offloaded
-    held: frozenset[str]  # of these, to the host, not to the file
-    sources: int  # that an owner sums: a rank's each, or NCCL's sum
-    below: bool  # sums of gradients lie in the host arena
-    apart: bool  # own micro-batches are summed in `pending`, then over ranks
-    once: bool  # a step has one leaf, of f32: it is the sum
+    place: dict[str, tuple[str, int]]
+    step: dict[tuple[str, str], int]
+    states: int
+    sums: Sums
+    away: frozenset[str]
+    held: frozenset[str]
     notes: Names
 
-    @property
-    def pushes(self) -> bool:
-        """The host sums: leaves go down, and not what ranks have summed."""
-        return self.below and not self.apart
+    def share(self, f: Flat, depth: int) -> int:
+        """Elements of an instance that a rank has of what is shared at a depth."""
+        return f.shard * self.grid.parts(depth)
 
 
 def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
@@ -114,75 +114,6 @@ def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
         )
     return t.params <= spec.zero.stage3_param_persistence_threshold or all(
         hits
-    )
-
-
-def _order(spec: Spec, micro_batches: int) -> tuple[str, Names]:
-    """Stages 0 and 1, and micro-batches that go through a unit together, add a rank's own
-    micro-batches first, where the canonical tree allows it; so does one rank alone."""
-    if spec.cluster.ranks == 1:
-        return "local", ()
-    if spec.zero.stage > 1 and spec.together == 1 or micro_batches == 1:
-        return "ranks", ()
-    if spec.block % micro_batches:
-        once = (
-            ""
-            if micro_batches & (micro_batches - 1)
-            else f"; {{block: {micro_batches}}} reduces them once, with other bits"
-        )
-        return "ranks", (
-            f"train.sum: a tree of {spec.block} leaves cannot add the {micro_batches} "
-            f"micro-batches of a rank first: each is reduced over the ranks by itself{once}",
-        )
-    return "local", ()
-
-
-def _fast(spec: Spec) -> tuple[int, Names]:
-    """Sources of a reduction."""
-    if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
-        return spec.cluster.ranks, ()
-    return 1, (
-        "reduction fast: NCCL sums over ranks, in its ring's order and rounded to the "
-        "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and "
-        "other ranks, stages or buckets have other bits",
-    )
-
-
-def _below(spec: Spec, order: str, sources: int) -> tuple[bool, Names]:
-    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a micro-batch
-    is one node of the tree, for then the host pushes one part a micro-batch."""
-    if spec.zero.offload_optimizer.device == "none":
-        return False, ()
-    if spec.zero.offload_optimizer.ratio < 1:
-        return False, (
-            "zero.offload_optimizer: sums of gradients stay on the device with a ratio "
-            "below 1",
-        )
-    if spec.together > 1:
-        return (
-            (True, ())
-            if order == "local" and spec.cluster.ranks > 1
-            else (
-                False,
-                (
-                    "zero.offload_optimizer: sums of gradients stay on the device: with "
-                    "train.accumulate layers, they go down where ranks have summed their own",
-                ),
-            )
-        )
-    if (
-        spec.cluster.ranks == 1
-        or order == "ranks"
-        and (spec.micro_batches == 1 or spec.block % sources == 0)
-    ):
-        return True, ()
-    why = (
-        "a rank's own micro-batches are summed first; zero.stage 2 sums on the host"
-        if order == "local"
-        else f"what comes from {sources} ranks in a micro-batch is no node of its own"
-    )
-    return False, (
-        f"zero.offload_optimizer: sums of gradients stay on the device: {why}",
     )
 
 
@@ -225,33 +156,6 @@ def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
     return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (
         z.max_in_cpu > 0
     )
-
-
-def nodes(micro_batches: int, each: int, block: int) -> tuple[int, int]:
-    """Pending sums and their mask: the bits set in any count of leaves at a micro-batch's end,
-    where a micro-batch has so many; above those of a block there is one bit, of whole blocks."""
-    whole = block if (micro_batches - 1) * each >= block else 0
-    mask = _counts(micro_batches, each) & (block - 1) | whole
-    return max(1, bin(mask).count("1")), mask
-
-
-def host_block(block: int, sources: int) -> int:
-    """Leaves of a block where what a micro-batch brings is one: a node of it, or all there is."""
-    return block // math.gcd(block, sources)
-
-
-def _counts(micro_batches: int, step: int) -> int:
-    """The bits set in any of step, 2 step, ... (micro_batches - 1) step. Low bits repeat after 2
-    step multiples at most; of a bit above step, the first multiple that reaches it has it."""
-    mask = 0
-    for a in range(1, min(micro_batches, 2 * step + 1)):
-        mask |= a * step
-    for bit in range(
-        step.bit_length(), ((micro_batches - 1) * step).bit_length()
-    ):
-        if -(-(1 << bit) // step) < micro_batches:
-            mask |= 1 << bit
-    return mask
 
 
 def unit(spec: Spec) -> int:
@@ -343,7 +247,7 @@ def _tensors(
     return out, sizes, counts
 
 
-def states(spec: Spec, away: bool, low: bool) -> Names:
+def states_of(spec: Spec, away: bool, low: bool) -> Names:
     """Of elements whose parameters lie off the device (away), what an update keeps there (low), or
     on it. Parameters are the masters where they are as exact, and lie with the rest."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
@@ -351,24 +255,24 @@ def states(spec: Spec, away: bool, low: bool) -> Names:
     return (*masters, *ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)])
 
 
+def _idle(spec: Spec) -> Names:
+    if not grid.idle(spec):
+        return ()
+    why = f"parameters are whole at stage {spec.zero.stage}, and all ranks share states"
+    return (
+        f"zero.shard_size: has no effect: {why}; zero.states shard, or stage 3",
+    )
+
+
 def split(spec: Spec, graph: Graph) -> Shards:
+    ranks = grid.grid(spec)
     W, stage = spec.cluster.ranks, spec.zero.stage
-    micro_batches = spec.micro_batches
-    order, notes = _order(spec, micro_batches)
-    sources, fast = _fast(spec)
-    below, above = _below(spec, order, sources)
-    block = (
-        host_block(spec.block, sources)
-        if below and order == "ranks"
-        else spec.block
-    )
-    pending, mask = nodes(
-        micro_batches, 1 if order == "local" or below else sources, block
-    )
+    owned = ranks.shared if spec.zero.replicates else ranks.depth
+    states = owned if stage else 0
+    sums = levels.sums(spec, ranks, states)
     flats = _flats(spec, graph)
     steps = _steps(graph, flats)
     found, sizes, counts = _tensors(graph, flats, steps)
-    place = {t.name: (t.flat, t.offset) for t in found}
     if all(t.frozen for t in found):
         raise spec.wrong(
             "train.optimizer.groups",
@@ -380,50 +284,39 @@ def split(spec: Spec, graph: Graph) -> Shards:
         if spec.zero.offload_param.device != "none"
         else set()
     )
-    all_sums = (
-        stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
-    )
     kept = []
     lowered = spec.zero.offload_optimizer.device != "none"
     trains = {t.flat for t in found if not t.frozen}
     for name, size in sizes.items():
-        shard = whole(spec, size) // W
-        params = "whole" if stage < 3 or persists(name) else "shard"
-        if name in trains:
-            own = states(spec, name in hosted, lowered)
-            kept.append(
-                Flat(
-                    name,
-                    counts[name],
-                    size,
-                    shard,
-                    pending,
-                    mask,
-                    params,
-                    own,
-                    _near(spec, shard),
-                )
+        shard, moves = whole(spec, size) // W, name in trains
+        whole_ = stage < 3 or persists(name)
+        kept.append(
+            Flat(
+                name=name,
+                count=counts[name],
+                elems=size,
+                shard=shard,
+                nodes=sums.nodes if moves else 0,
+                mask=sums.mask if moves else 0,
+                owners=ranks.owners,
+                depth=0 if whole_ else ranks.shared,
+                states=states_of(spec, name in hosted, lowered)
+                if moves
+                else (),
+                near=_near(spec, shard) if moves else 0,
             )
-        else:
-            kept.append(
-                Flat(name, counts[name], size, shard, 0, 0, params, (), 0)
-            )
+        )
     away = [f for f in kept if f.name in hosted]
     held, said = _held(spec, away)
-    exact = spec.train.precision == "f32"
     return Shards(
-        tuple(kept),
-        tuple(found),
-        place,
-        steps,
-        "whole" if stage == 0 else "shard",
-        "whole" if all_sums else "shard",
-        order,
-        frozenset(hosted),
-        held,
-        sources,
-        below,
-        order == "local" and W > 1 and not all_sums,
-        exact and W == micro_batches == 1 and not below,
-        (*notes, *fast, *above, *said),
+        grid=ranks,
+        flats=tuple(kept),
+        tensors=tuple(found),
+        place={t.name: (t.flat, t.offset) for t in found},
+        step=steps,
+        states=states,
+        sums=sums,
+        away=frozenset(hosted),
+        held=held,
+        notes=(*sums.notes, *said, *_idle(spec)),
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from . import pieces
-from .hops import Hop, Ring, end, free, full, move
+from .grid import Level
+from .hops import Hop, Ring, end
 from .operands import Operands
 from .pieces import Span
 from .rings import Gathered, Use
@@ -17,17 +18,6 @@ REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 
 
 Instance = tuple[Flat, int]
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """Over ranks, for a unit: fn `sum` adds leaves, `join` what each rank has summed; width: bytes
-    of an element that is sent."""
-
-    fn: str
-    unit: str
-    flat: Flat
-    width: int
 
 
 @dataclass
@@ -44,13 +34,19 @@ class Steps(Operands):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.W, self.order = self.spec.cluster.ranks, self.shards.order
+        self.W = self.spec.cluster.ranks
         self.offload = self.spec.zero.offload_optimizer.device != "none"
-        self.inbox = Ring("inbox", 2 if self.spec.zero.overlap_comm else 1)
+        slots = 2 if self.spec.zero.overlap_comm else 1
+        self.inbox = Ring("inbox", slots)
+        self.intra = Ring("intra", slots)
+        self.inter = Ring("inter", slots)
+        self.level = self.brought = 0  # so far, to slots of intra, and inter
         self.cuts: dict[tuple[int, str, int, int], list[Span]] = {}
-        self.everywhere = (
-            self.spec.zero.stage == 0 and self.W > 1
-        )  # every rank has all sums
+        # An update needs more of the sums than the last level leaves a rank.
+        self.sums_spread = self.shards.states < self.sums.ends and self.W > 1
+        self.reduces = REDUCES[
+            self.spec.train.reduction if self.W > 1 else "exact"
+        ]
         self.turn = self.came = (
             0  # leaves that went down so far; pieces, in a section
         )
@@ -123,7 +119,7 @@ class Steps(Operands):
             gathered = [
                 Gathered(f, self.instance(f, u), self.ring_of[f])
                 for f in sorted(self.reads(u.part))
-                if self.flats[f].params == "shard"
+                if self.flats[f].gathered
             ]
             made = []
             for f in sorted(self.writes(u.part)):
@@ -192,11 +188,21 @@ class Steps(Operands):
             self.cuts[asked] = pieces.cut(self.spec, self.shards.flats, *asked)
         return self.cuts[asked]
 
-    def gather(self, hop: Hop, unit: str, flat: Flat, width: int) -> None:
-        """Whole units from shards; in place (src is dst) each rank's shard lies at r*step."""
-        cut = self.cut(flat.shard, "allgather_bucket_size", self.W)
-        step = flat.shard * width
-        from_step = step if hop.src == hop.dst else 0
+    def gather(
+        self,
+        hop: Hop,
+        unit: str,
+        level: Level,
+        share: int,
+        width: int,
+        from_step: int = 0,
+    ) -> None:
+        """Shares of so many elements from all ranks of a level; in place (src is dst), or from the
+        part of src that is this rank's (from_step), or from all of src."""
+        cut = self.cut(share, "allgather_bucket_size", level.ranks)
+        step = share * width
+        if hop.src == hop.dst:
+            from_step = step
         for n, (o, size) in enumerate(cut):
             ints = (
                 Int("from_step", from_step),
@@ -210,75 +216,51 @@ class Steps(Operands):
                 ins=(replace(hop.src, at=o * width),),
                 outs=(replace(hop.dst, at=o * width),),
                 ints=ints,
-                group=ALL,
+                group=level.group,
                 waits=hop.waits if n == 0 else (),
                 recs=hop.recs if n == len(cut) - 1 else (),
             )
 
-    def reduce(self, what: Reduction, hop: Hop) -> None:
-        """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add."""
-        cut = self.cut(what.flat.shard, "reduce_bucket_size", self.W)
-        for n, (o, size) in enumerate(cut):
-            piece = move(
-                "sum",
-                replace(hop.src, at=o * what.width),
-                replace(hop.dst, at=o * 4),
-                hop.waits if n == 0 else (),
-                hop.recs if n == len(cut) - 1 else (),
-            )
-            self.piece(what, piece, size)
-
-    def piece(self, what: Reduction, hop: Hop, size: int) -> None:
-        """A piece of a shard, by way of a slot of `inbox` where all ranks' come; hop.then: owners
-        have read it."""
-        flat, unit = what.flat, what.unit
-        there = self.inbox.slot(self.came)
-        self.came += 1
-        op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
-        step, bytes_ = (
-            Int("step", flat.shard * what.width),
-            Int("bytes", size * what.width),
-        )
-        kind = (Int("width", what.width),) if op == "reducescatter" else ()
-        come = Hop("reduce", hop.src, there, takes=False, after=hop.after)
-        self.add(
-            "reduce",
-            op,
-            unit,
-            ins=(come.src,),
-            outs=(there,),
-            ints=(step, bytes_, *kind),
-            waits=come.waits,
-            recs=come.recs,
-            group=ALL,
-        )
-        added = Hop("sum", there, hop.dst, fills=hop.fills)
-        self.add(
-            "sum",
-            f"{what.fn}.{flat.name}",
-            unit,
-            ins=(there,),
-            outs=(hop.dst,),
-            ints=(Int("n", size),),
-            waits=added.waits,
-            recs=(full(hop.dst),) if hop.fills else (),
-        )
-        self.add(
-            "sum",
-            "done",
-            unit,
-            ins=(there, hop.src),
-            recs=(free(there), *hop.then),
-            group=ALL,
-        )
+    def descend(
+        self, hop: Hop, unit: str, f: Flat, width: int, high: int, low: int
+    ) -> None:
+        """A gather from one depth to a lesser one: between hosts to a slot of class `inter`, from
+        there within them. In place src has all of the lesser depth."""
+        *outer, inner = self.shards.grid.gathers(low, high)
+        for x in outer:
+            there = self.inter.slot(self.brought)
+            self.brought += 1
+            share, from_step, src = self.shards.share(f, x.hi), 0, hop.src
+            if src == hop.dst:
+                from_step = share * width
+                over = self.shards.grid.group(low, x.lo)
+                by_rank = self.shards.share(f, x.lo) * width if over else 0
+                src = replace(src, by_rank=by_rank, group=over)
+            now = replace(hop, src=src, dst=there, fills=True, then=())
+            self.gather(now, unit, x, share, width, from_step)
+            hop = replace(hop, src=there, takes=True, after=())
+        self.gather(hop, unit, inner, self.shards.share(f, inner.hi), width)
 
     def spreads(self, f: Flat) -> bool:
-        """It is kept whole, and each rank updates a part."""
-        return (f.params, self.shards.states) == ("whole", "shard")
+        """Each rank updates a part of what it keeps."""
+        return f.depth < self.shards.states
 
     def spread(self, f: Flat, l: int, *after: Event) -> None:
-        """Owners' new parts to everybody."""
+        """Owners' new parts to all ranks that keep them."""
         if self.spreads(f):
             ref = Ref(f"param.{f.name}", l)
             hop = Hop("gather", ref, ref, takes=False, after=after)
-            self.gather(hop, f"{f.name}[{l}]", f, self.real)
+            states = self.shards.states
+            self.descend(hop, f"{f.name}[{l}]", f, self.real, states, f.depth)
+
+    def own_part(
+        self, f: Flat, ref: Ref, depth: int, width: int
+    ) -> tuple[Ref, int]:
+        """A rank's own shard within what is shared at a depth: its place, and the bytes from one
+        rank's to the next where ranks own shards in order of rank."""
+        grid = self.shards.grid
+        group = grid.group(depth, grid.depth)
+        step = f.shard * width
+        if group in ("", ALL):
+            return ref, step if group else 0
+        return replace(ref, by_rank=step, group=group), 0

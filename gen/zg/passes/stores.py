@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..facts import ops
 from ..plan.operand import Names
-from ..plan.plan import ALL, Store
+from ..plan.plan import Store
 from ..read.spec import Spec
 from . import shard
 from .shard import Flat, Shards
@@ -89,12 +89,8 @@ def _type(spec: Spec, state: str) -> str:
     return "f32" if state == "master" else spec.train.optimizer.moments
 
 
-def _over(kept: str) -> str:
-    """The group that shares what is kept, each rank a shard; '': each rank has all."""
-    return "" if kept == "whole" else ALL
-
-
 def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
+    over = shards.grid.over
     where = "device"  # parameters
     if f.name in shards.away:
         where = "host" if f.name in shards.held else "file"
@@ -106,7 +102,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
             0,
             f.shard,
             f"param.{f.name}",
-            _over(f.params),
+            over(f.depth),
             where,
         )
     ]
@@ -120,12 +116,12 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
                 f.near,
                 f.shard - f.near,
                 f"{state}.{f.name}",
-                _over(shards.states),
+                over(shards.states),
                 updated,
             )
         )
     for state in (
-        shard.states(spec, f.name in shards.away, False) if f.near else ()
+        shard.states_of(spec, f.name in shards.away, False) if f.near else ()
     ):
         out.append(
             State(
@@ -135,7 +131,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
                 0,
                 f.near,
                 f"{NEAR}{state}.{f.name}",
-                _over(shards.states),
+                over(shards.states),
             )
         )
     if f.moves:
@@ -147,8 +143,8 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
                 0,
                 f.shard,
                 f"sum.{f.name}",
-                _over(shards.sums),
-                "host" if shards.below else "device",
+                over(shards.sums.depth),
+                "host" if shards.sums.host else "device",
             )
         )
     return out

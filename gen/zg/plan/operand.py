@@ -21,9 +21,10 @@ class Operand:
     by_rank: int = 0
     by_round: int = 0
     name: str = field(default="", compare=False)
+    group: str = ""  # in which a rank's place counts; '': of all ranks
 
     def __str__(self) -> str:
-        rank = f"+r*{self.by_rank}" if self.by_rank else ""
+        rank = f"+{self.group or 'r'}*{self.by_rank}" if self.by_rank else ""
         round_ = f"+c*{self.by_round}" if self.by_round else ""
         name = f":{self.name}" if self.name else ""
         return f"{self.base}+{self.at}{rank}{round_}{name}"
@@ -39,9 +40,10 @@ class Index:
     by_rank: int = 0
     at: int = 0
     more: str = ""
+    group: str = ""
 
     def __str__(self) -> str:
-        rank = f"+r*{self.by_rank}" if self.by_rank else ""
+        rank = f"+{self.group or 'r'}*{self.by_rank}" if self.by_rank else ""
         at = f"+{self.at}" if self.at else ""
         return f"l*{self.by_layer}{rank}{at}" + (
             f"+{self.more}" if self.more else ""

@@ -13,6 +13,7 @@ Offsets and sizes are bytes unless a field says elements.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +21,34 @@ from .operand import Arg, Ints, Layers, Names
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
+
+ALL = "all"  # the group of every rank, in order of rank
+STEP = "step"  # as a level of a sum: a rank's own micro-batches
+
+
+@dataclass(frozen=True)
+class Order:
+    """The levels of a gradient's sum, innermost first: groups over whose ranks it is summed, and
+    STEP, a rank's own micro-batches. In text `ranks`: all ranks, then micro-batches; `local`: the
+    other way; else the levels."""
+
+    levels: Names
+
+    WORDS = {"ranks": (ALL, STEP), "local": (STEP, ALL)}
+
+    def __str__(self) -> str:
+        for word, levels in self.WORDS.items():
+            if levels == self.levels:
+                return word
+        return ",".join(self.levels)
+
+    @classmethod
+    def read(cls, text: str) -> Order:
+        return cls(cls.WORDS.get(text) or tuple(text.split(",")))
+
+    @property
+    def groups(self) -> Names:
+        return tuple(level for level in self.levels if level != STEP)
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,7 @@ class Head:
     overlap: int  # 1: collectives have queues of their own
     real: str  # f32 | bf16 | f16
     micro_batches: int  # of a rank in a step (accumulation)
-    order: str  # ranks | local: which leaves are summed first
+    order: Order
     block: int  # leaves of a tree; trees are added in order
     reduction: str  # over ranks: exact | fast (NCCL's own sums)
     batch: int
@@ -50,6 +79,7 @@ class Head:
     shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
     end: int = -1  # the token behind which positions begin anew; -1: none
     keyed: int = 0  # 1: each sample has a key of random numbers
+    local: int = 0  # ranks of a host, each host's in a row; 0: all
 
     @property
     def bytes(self) -> int:  # of a real
@@ -64,22 +94,31 @@ class Head:
         return self.rows * self.width * self.bytes
 
 
-ALL = "all"  # the group of every rank
+@dataclass(frozen=True)
+class Axis:
+    """An axis of the grid of all ranks: `size` places, `stride` ranks from each to the next. A rank
+    is the sum of its places times their strides."""
+
+    name: str
+    size: int
+    stride: int
 
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that a collective is of."""
+    """The ranks of a collective: those that differ along these axes alone. A rank's place in the
+    group counts fastest along the last axis; without axes it is the rank."""
 
     name: str
     ranks: int
+    axes: Names = ()
 
 
 @dataclass(frozen=True)
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
     nodes: pending sums of gradients, one for each bit of mask; in class `pending` where there is
-    one."""
+    one. owners: the group whose place is the number of a rank's shard."""
 
     name: str
     count: int
@@ -87,6 +126,7 @@ class Flat:
     shard: int
     nodes: int
     mask: int
+    owners: str = ALL
 
     def first_part(self, s: Store) -> bool:
         """A store of a shard's first elements alone: they stay near, where the others go away."""
@@ -96,9 +136,10 @@ class Flat:
 @dataclass(frozen=True)
 class Store:
     """A state of a flat, and where it lies: instance i in slot i of class `cls`, elements
-    [first, first + n) of the shards that the ranks of group `over` have; '': no group, every rank
-    has those of all shards. what: params (what functions read), master, m, v, sum (of gradients).
-    Where no master is stored, parameters are the masters; what is frozen has no other state."""
+    [first, first + n) of each shard that a rank has. The ranks of group `over` have as many shards
+    each, in order of their places; '': no group, every rank has all shards. what: params (what
+    functions read), master, m, v, sum (of gradients). Where no master is stored, parameters are
+    the masters; what is frozen has no other state."""
 
     what: str
     flat: str
@@ -264,16 +305,20 @@ class Fn:
 
 @dataclass(frozen=True)
 class Ref:
-    """Bytes from `at` on in slot `index` of a class; last: the last use of all that it holds."""
+    """Bytes from `at` on in slot `index` of a class, by_rank further for each place in a group;
+    last: the last use of all that it holds."""
 
     cls: str
     index: int
     at: int = 0
     last: bool = False
+    by_rank: int = 0
+    group: str = ""
 
     def __str__(self) -> str:
         at, mark = f"+{self.at}" if self.at else "", "!" if self.last else ""
-        return f"{self.cls}[{self.index}]{at}{mark}"
+        rank = f"+{self.group}*{self.by_rank}" if self.by_rank else ""
+        return f"{self.cls}[{self.index}]{at}{rank}{mark}"
 
 
 @dataclass(frozen=True)
@@ -363,6 +408,7 @@ class Plan:
     events: Events  # name and how many
     sections: tuple[Section, ...]
     files: tuple[File, ...] = ()  # one where there is a file arena
+    axes: tuple[Axis, ...] = ()  # of the grid of ranks; none: one of all
 
     def flat(self, name: str) -> Flat:
         return next(f for f in self.flats if f.name == name)
@@ -372,6 +418,10 @@ class Plan:
 
     def cls(self, name: str) -> Class:
         return next(c for c in self.classes if c.name == name)
+
+    def parts(self, s: Store) -> int:
+        """Shards that a rank has of what is stored, one after the other."""
+        return self.head.ranks // (self.group(s.over).ranks if s.over else 1)
 
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
@@ -388,6 +438,14 @@ class Plan:
     def together(self) -> int:
         """Micro-batches that go through a unit before the next one's turn."""
         return self.head.micro_batches // self.section("micro_batch").repeat
+
+    @cached_property
+    def meetings(self) -> Mapping[tuple[str, str], frozenset[str]]:
+        """What the ranks of a group do together on a queue, for each such pair."""
+        found: dict[tuple[str, str], set[str]] = {}
+        for x in (x for s in self.sections for x in s.steps if x.group):
+            found.setdefault((x.queue, x.group), set()).add(x.op)
+        return {pair: frozenset(ops) for pair, ops in found.items()}
 
     def stored(self, what: str, flat: str) -> tuple[Store, ...]:
         """Where a state of a flat lies, in order of its elements."""
@@ -425,12 +483,13 @@ class Plan:
         return tuple(out)
 
     def copies(self, f: Flat) -> tuple[Store, ...]:
-        """Parameters that every rank has whole, beside masters of their own."""
+        """Parameters that several ranks have, beside masters of their own."""
         (params,) = self.stored("params", f.name)
+        several = params.whole or self.parts(params) > 1
         return tuple(
             replace(params, first=s.first, n=s.n)
             for s in self.stored("master", f.name)
-            if params.whole
+            if several
         )
 
     def kept(self, f: Flat) -> tuple[Store, ...]:

@@ -16,6 +16,8 @@ from typing import Any
 
 from .operand import Arg, Index, Layers, Names, Operand
 from .plan import (
+    ALL,
+    Axis,
     Call,
     Class,
     Event,
@@ -43,6 +45,7 @@ _WORD = {
     Head: "head",
     Recipe: "recipe",
     Stated: "stated",
+    Axis: "axis",
     Group: "group",
     Flat: "flat",
     Store: "store",
@@ -97,6 +100,7 @@ def print_plan(p: Plan) -> str:
     lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
     for part in (
         p.stated,
+        p.axes,
         p.groups,
         p.flats,
         p.stores,
@@ -140,9 +144,12 @@ def layout_digest(p: Plan) -> str:
     """SHA-256 of where every parameter lies and who owns it, nothing else."""
     lines = [_record(g) for g in p.groups]
     states = "whole" if p.head.zero == 0 else "shard"
+    lines += [_record(a) for a in p.axes]
     for f in p.flats:
         (params,) = p.stored("params", f.name)
         kept = "whole" if params.whole else "shard"
+        if params.over not in ("", ALL):
+            kept = params.over
         lines.append(_show((f.name, f.count, f.elems, f.shard, kept, states)))
     lines += [
         _show(
@@ -209,24 +216,31 @@ def _read(words: list[str], cls: type) -> object:
     return cls(**{n: _value(text, hints[n]) for n, text in pairs.items()})
 
 
-_REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(!?)$")
+_REF = re.compile(
+    r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(?:\+([a-z_]+)\*(\d+))?(!?)$"
+)
 _INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
 
 
 _OPERAND = re.compile(
-    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
+    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+(?!c\*)([a-z_]+)\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
 )
-_INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
+_INDEX = re.compile(
+    r"^l\*(\d+)(?:\+([a-z_]+)\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$"
+)
 _LAYERS = re.compile(r"^l:\d+(?:,\d+)*$")
 
 
 def arg(text: str) -> Arg:
     """An operand of a call."""
     if m := _OPERAND.match(text):
-        by_rank, by_round = int(m[3] or 0), int(m[4] or 0)
-        return Operand(m[1], int(m[2]), by_rank, by_round, m[5] or "")
+        by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
+        group = "" if m[3] in (None, "r") else m[3]
+        return Operand(m[1], int(m[2]), by_rank, by_round, m[6] or "", group)
     if m := _INDEX.match(text):
-        return Index(int(m[1]), int(m[2] or 0), int(m[3] or 0), m[4] or "")
+        group = "" if m[2] in (None, "r") else m[2]
+        by_rank, at = int(m[3] or 0), int(m[4] or 0)
+        return Index(int(m[1]), by_rank, at, m[5] or "", group)
     if _LAYERS.match(text):
         return Layers.read(text)
     try:
@@ -243,7 +257,10 @@ def _ref(text: str) -> Ref:
     m = _REF.match(text)
     if not m:
         raise ValueError(text)
-    return Ref(m[1], int(m[2]), int(m[3] or 0), bool(m[4]))
+    by_rank = int(m[5] or 0)
+    return Ref(
+        m[1], int(m[2]), int(m[3] or 0), bool(m[6]), by_rank, m[4] or ""
+    )
 
 
 def _event(text: str) -> Event:
@@ -343,6 +360,7 @@ def parse(text: str) -> Plan:
         events,
         tuple(Section(n, r, tuple(s)) for n, r, s in sections),
         tuple(lists[File]),
+        tuple(lists[Axis]),
     )
     printed = print_plan(p)
     for number, (a, b) in enumerate(

@@ -201,6 +201,8 @@ class _Reader:
                 if (
                     isinstance(g.row, (Refuse, Idle))
                     or g.name in SWITCHES.values()
+                    or isinstance(g.row, Honour)
+                    and g.row.quiet
                 ):
                     continue
             found.append(g)
@@ -220,7 +222,7 @@ class _Reader:
 
     def asks(self, g: Given) -> bool:
         """Whether its value asks for something, here or not."""
-        if isinstance(g.row, Idle):
+        if isinstance(g.row, (Idle, Honour)):
             return not _among(g.value, g.row.quiet)
         return not (
             isinstance(g.row, Refuse) and _among(g.value, g.row.unless)

@@ -123,7 +123,8 @@ class Honour(Key):
     """Sets the spec's key. words: theirs to ours; weak: those that yield to another key's; auto:
     the value that "auto" stands for where the spec is silent, else auto is the spec's own; it is
     None where the spec lacks what the rule reads. required: every spec must have that, and is
-    refused without it."""
+    refused without it. quiet: values that ask for nothing, of a key that the spec refuses at other
+    stages."""
 
     key: str = ""
     words: Words | None = None
@@ -131,6 +132,7 @@ class Honour(Key):
     auto: Callable[[Look], Number | None] | None = None
     rule: str = ""  # auto, in words
     required: bool = True
+    quiet: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,9 @@ class Aio:
 
 @dataclass(frozen=True)
 class Zero:
-    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
+    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns.
+    shard_size: ranks that share parameters at stage 3, 0: all; states: whether all ranks share
+    masters, moments and sums, or those of a shard."""
 
     __pydantic_config__ = _KEYS
     stage: Annotated[int, Integer(0, 3)] = 0
@@ -198,9 +200,25 @@ class Zero:
     sub_group_size: ElemsOrNone = (
         4_194_304  # of a shard, updated at a time; 0: that default
     )
+    shard_size: Annotated[int, Integer(0, RANKS)] = 0
+    states: Annotated[str, Choice("all", "shard")] = "all"
+    mics_shard_size: Annotated[int, Integer(-1, RANKS)] = 0
+    hpz_partition_size: Annotated[int, Integer(0, RANKS)] = 0
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
+
+    @property
+    def shared(self) -> int:
+        """Ranks that share parameters at stage 3; 0: all. A secondary copy (hpZ) is the parameters
+        themselves."""
+        copy = self.hpz_partition_size * (self.hpz_partition_size > 1)
+        return self.shard_size or max(0, self.mics_shard_size) or copy
+
+    @property
+    def replicates(self) -> bool:
+        """Each set of ranks that shares parameters has all states, too."""
+        return self.states == "shard" or self.mics_shard_size > 0
 
 
 @dataclass(frozen=True)
@@ -382,6 +400,7 @@ class Memory:
 class Cluster:
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
+    local: Annotated[int, Integer(0, RANKS)] = 0
     memory: Memory = Memory()
 
 

@@ -17,6 +17,7 @@ from . import (
     dsjson,
     dswords,
     hf,
+    layout,
     old,
     speckeys,
     taken,
@@ -550,6 +551,10 @@ def _activations(s: Spec) -> None:
         )
 
 
+def _layout(s: Spec) -> None:
+    layout.agree(s.cluster, s.zero, s.wrong)
+
+
 AGREE = (
     (_offload, ("zero.stage", "zero.offload_optimizer", "zero.offload_param")),
     (
@@ -562,6 +567,7 @@ AGREE = (
         ),
     ),
     (_activations, ("train.offload_activations", "train.accumulate")),
+    (_layout, ("cluster.ranks", "cluster.local", "zero")),
 )
 
 

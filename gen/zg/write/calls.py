@@ -100,6 +100,11 @@ def tries(unit: str, name: str) -> Iterator[str]:
         yield f"{upper(unit)}_{plain}_{n}"
 
 
+def place(group: str) -> str:
+    """This rank's number in a group."""
+    return f"PLACE({upper(group)})" if group else "RANK"
+
+
 class Calls:
     """The functions of a plan."""
 
@@ -239,7 +244,9 @@ class Calls:
         by = f" * {self.flat_number(fn, i.by_layer)}" * (i.by_layer != 1)
         terms = [f"l{by}"]
         if i.by_rank:
-            terms.append(f"RANK * {self.flat_number(fn, i.by_rank)}")
+            terms.append(
+                f"{place(i.group)} * {self.flat_number(fn, i.by_rank)}"
+            )
         if i.at:
             terms.append(self.flat_number(fn, i.at))
         if i.more:
@@ -264,7 +271,7 @@ class Calls:
         elif arg.at:
             terms.append(number(arg.at))
         if arg.by_rank:
-            terms.append(f"RANK * {self.bytes(fn, arg.by_rank)}")
+            terms.append(f"{place(arg.group)} * {self.bytes(fn, arg.by_rank)}")
         if arg.by_round:
             terms.append(
                 f"c * {own.rounds[arg.name or arg.base, arg.by_round]}"

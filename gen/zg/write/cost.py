@@ -5,6 +5,7 @@ Read off the plan alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,16 +19,32 @@ from ..plan.plan import Fn, Plan, Ref, Section, Step
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes a rank receives from its peers and collectives it takes part in."""
+    """Bytes a rank receives from its peers, collectives it takes part in, and of these bytes those
+    from other hosts."""
 
     bytes: int
     messages: int
+    far: int = 0
 
     def __add__(self, other: Wire) -> Wire:
-        return Wire(self.bytes + other.bytes, self.messages + other.messages)
+        return Wire(
+            self.bytes + other.bytes,
+            self.messages + other.messages,
+            self.far + other.far,
+        )
 
     def times(self, n: int) -> Wire:
-        return Wire(self.bytes * n, self.messages * n)
+        return Wire(self.bytes * n, self.messages * n, self.far * n)
+
+
+def far(p: Plan, group: str) -> int:
+    """Ranks of a rank's group that are on other hosts."""
+    g, local = p.group(group), p.head.local
+    if not local:
+        return 0
+    axes = [a for a in p.axes if a.name in g.axes or not g.axes]
+    inside = math.prod(a.size for a in axes if a.stride < local)
+    return g.ranks - (inside if p.axes else local)
 
 
 def wire_of(p: Plan, step: Step) -> Wire:
@@ -36,8 +53,11 @@ def wire_of(p: Plan, step: Step) -> Wire:
         return Wire(0, 0)
     counted, each = COMMANDS[step.op].wire
     number = next(i.value for i in step.ints if i.name == counted)
-    peers = p.group(step.group).ranks - 1
-    return Wire(peers * number * each, 1)
+    ranks, others = p.group(step.group).ranks, far(p, step.group)
+    moved, sent = (ranks - 1) * number * each, others * number * each
+    if step.op == "reducescatter" and others:  # a ring leaves a host once
+        sent = moved // (ranks - others)
+    return Wire(moved, 1, sent)
 
 
 def wire(p: Plan, section: Section) -> Wire:
@@ -63,6 +83,24 @@ def ideal(p: Plan) -> float:
     return paper(p) * h.params * ops.BYTES[h.real] * share
 
 
+def sent_by_host(p: Plan) -> int:
+    """Bytes that a host's ranks send to other hosts in a training step; 0 where there is one."""
+    return training_wire(p).far * p.head.local
+
+
+def schemes(p: Plan) -> list[tuple[str, float]]:
+    """Names and formulas of other schemes, and by them the bytes that a host sends to others in a
+    training step: P parameters of b bytes, A micro-batches, N hosts; collectives are rings."""
+    h = p.head
+    hosts = h.ranks // h.local
+    once = h.params * h.bytes * (hosts - 1) / hosts
+    return [
+        ("ZeRO-3, 3 A P b (N-1)/N", 3 * h.micro_batches * once),
+        ("hpZ in a host, 2 A P b (N-1)/N", 2 * h.micro_batches * once),
+        ("HSDP and HFSDP in a host, 2 P b (N-1)/N", 2 * once),
+    ]
+
+
 def sums(p: Plan) -> int:
     """Bytes of a rank's sums of gradients."""
     return sum(
@@ -77,13 +115,14 @@ def update(p: Plan) -> int:
     reads sums, and writes parameters that have masters."""
     moved = 0
     for f in p.flats:
-        types = {s.what: s.dtype for s in p.stores if s.flat == f.name}
-        once = {"sum", "params"} if "master" in types else {"sum"}
-        if types.keys() <= {"params", "master"}:  # it is frozen
+        stores = {s.what: s for s in p.stores if s.flat == f.name}
+        once = {"sum", "params"} if "master" in stores else {"sum"}
+        if stores.keys() <= {"params", "master"}:  # it is frozen
             continue
-        for what, dtype in types.items():
+        owned = min(p.parts(s) for s in stores.values())
+        for what, s in stores.items():
             times = 1 if what in once else 2
-            moved += times * ops.BYTES[dtype] * f.shard * f.count
+            moved += times * ops.BYTES[s.dtype] * owned * f.shard * f.count
     return moved
 
 
@@ -176,6 +215,7 @@ def summary(p: Plan) -> dict[str, object]:
     return {
         "wire": w.bytes,
         "messages": w.messages,
+        "far": w.far,
         "loads": loads,
         "stores": stores,
         "commands": commands(p),
@@ -189,9 +229,9 @@ def summary(p: Plan) -> dict[str, object]:
 
 
 GROUPS = (
-    ("parameters", ("param", "staging", "ring")),
+    ("parameters", ("param", "staging", "inter", "ring")),
     ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
-    ("gradients", ("grad", "sum", "pending", "part", "acc")),
+    ("gradients", ("grad", "sum", "pending", "intra", "part", "acc")),
     (
         "activations",
         ("x", "near", "dx", "save", "tmp", *ops.batch(True, True)),

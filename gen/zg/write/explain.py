@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..facts import ops, reserve
 from ..facts.commands import COLLECTIVES
 from ..facts.queues import QUEUES
 from ..plan.plan import Flat, Plan, Store, having
 from . import cost
+from .view import levels
 
 
 def size(n: int) -> str:
@@ -148,11 +149,13 @@ def rule(p: Plan) -> str:
 
 
 def _kept(p: Plan, f: Flat) -> str:
-    """Of a flat: parameters, states, sums, whole or each rank's shard; of a shard in two places,
-    what the host has."""
+    """Of a flat: parameters, states, sums, whole, each rank's shard, or what a group's ranks share;
+    of a shard in two places, what the host has."""
 
     def share(s: Store) -> str:
-        return "whole" if s.whole else "shard"
+        if s.whole or p.parts(s) == 1:
+            return "whole" if s.whole else "shard"
+        return f"1/{p.group(s.over).ranks}"
 
     (params,) = p.stored("params", f.name)
     states = [
@@ -163,7 +166,8 @@ def _kept(p: Plan, f: Flat) -> str:
         and s.first + s.n == f.shard
     ]
     sums = next(map(share, p.stored("sum", f.name)), "none")
-    owned = "whole" if p.head.zero == 0 else "shard"
+    kept = (s for s in p.stores if s.flat == f.name and s.what in states)
+    owned = "whole" if p.head.zero == 0 else next(map(share, kept), "shard")
     return f"{share(params)}, {owned} ({' '.join(states) or 'none'}), {sums}"
 
 
@@ -175,6 +179,36 @@ LEGEND = (
 )
 
 
+def _hosts(p: Plan) -> list[str]:
+    """Bytes between hosts, beside the formulas of other schemes."""
+    h = p.head
+    if h.local in (0, h.ranks):
+        return []
+    wide = max(len(name) for name, _ in cost.schemes(p))
+    lines = [
+        "",
+        f"sent by each host of {h.local} ranks to others in a training step "
+        f"({h.ranks // h.local} hosts)",
+        f"  {'here':<{wide}}{cost.sent_by_host(p):>20,} bytes",
+    ]
+    return lines + [
+        f"  {name:<{wide}}{n:>20,.0f} bytes" for name, n in cost.schemes(p)
+    ]
+
+
+def _collectives(p: Plan) -> Iterator[str]:
+    """Of each section and command, how many, and their bytes."""
+    for s in p.step:
+        for op in COLLECTIVES:
+            got = [cost.wire_of(p, x) for x in s.steps if x.op == op]
+            if got:
+                moved = sum(x.bytes for x in got) * s.repeat
+                yield (
+                    f"  {s.name:<12} {op:<13}{len(got) * s.repeat:>8} collectives"
+                    f"{moved:>20,} bytes"
+                )
+
+
 def explain(p: Plan) -> str:
     """What happens in a step, and what it moves."""
     h, W = p.head, p.head.ranks
@@ -182,7 +216,7 @@ def explain(p: Plan) -> str:
     order = {
         "ranks": "over the ranks, one micro-batch after the other",
         "local": "on each rank first, then once over the ranks",
-    }[h.order]
+    }.get(str(h.order)) or levels(p)
     added = rule(p) + (
         "; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else ""
     )
@@ -207,11 +241,12 @@ def explain(p: Plan) -> str:
         )
     if h.margin:
         each = reserve.blocks(reserve.kept(h))
-        whom = (
-            f"to NCCL, {each} to each of two communicators"
-            if each
-            else "unused"
+        where = (
+            "on each of two queues"
+            if p.axes
+            else "to each of two communicators"
         )
+        whom = f"to NCCL, {each} {where}" if each else "unused"
         lines += ["", f"on a GPU GEMMs leave {h.margin} SMs {whom}"]
     if p.filed:
         read, written = cost.moved(p)
@@ -221,15 +256,7 @@ def explain(p: Plan) -> str:
             f"{read:,} are read and {written:,} written",
         ]
     lines += ["", "on the wire, received by each rank in a training step"]
-    for s in p.step:
-        for op in COLLECTIVES:
-            got = [cost.wire_of(p, x) for x in s.steps if x.op == op]
-            if got:
-                moved = sum(x.bytes for x in got) * s.repeat
-                lines.append(
-                    f"  {s.name:<12} {op:<13}{len(got) * s.repeat:>8} collectives"
-                    f"{moved:>20,} bytes"
-                )
+    lines += _collectives(p)
     paper, ideal = cost.paper(p), cost.ideal(p)
     lines += [
         f"  {'total':<26}{w.messages:>8} collectives{w.bytes:>20,} bytes",
@@ -237,6 +264,7 @@ def explain(p: Plan) -> str:
         f"{ideal:,.0f} bytes; here {w.bytes / ideal / h.micro_batches:.3f} times that"
         if ideal
         else "  one rank: nothing",
+        *_hosts(p),
         "",
         f"flops of a step of all ranks: {cost.flops(p):.4g} (6 for each parameter and token, and "
         "causal attention)",

@@ -11,7 +11,7 @@ from ..facts import ops
 from ..plan import plan, roll
 from ..plan.plan import Event, Plan, Ref, Step
 from .letters import number, of_unit
-from .tables import flat_names, linear, lower, upper, word
+from .tables import flat_names, linear, lower, shares, upper, word
 
 # A piece of a flat's shard, by what takes so much of it at a time.
 PIECES = {
@@ -25,13 +25,20 @@ PIECE_OF = {
     "reducescatter": "REDUCE",
     "own": "REDUCE",
     "sum": "REDUCE",
+    "node": "REDUCE",
     "join": "REDUCE",
     "push": "REDUCE",
     "done": "REDUCE",
 }  # by a step's command, or the first word of its function; else TILE
 ELEMENTS = ("n", "at")  # numbers of steps, in elements of a flat
 BYTES = ("step", "from_step", "bytes", "from_rank", "to_rank")
-SUMS = ("pending", "part", "down", "acc")  # classes of f32, beside states
+SUMS = (
+    "pending",
+    "intra",
+    "part",
+    "down",
+    "acc",
+)  # classes of f32, beside states
 ACTIVATIONS = ("near", "far")  # classes of no flat
 VALUES = ("x", "save", "far")  # classes with a slot for each unit
 Terms = Sequence[tuple[str, int]]  # variables, and what each is multiplied by
@@ -231,6 +238,8 @@ class Sizes:
             whole = f.shard * self.p.head.ranks
             yield f"FLAT_{name} = {number(whole)}", f"instances: {f.count}"
             yield f"SHARD_{name} = {number(f.shard)}", "a rank's of each"
+            for size, share in shares(self.p, f).items():
+                yield f"{share} = {number(size)}", "of a rank of that group"
             if near:
                 yield (
                     f"NEAR_{name} = {number(near)}",

@@ -133,6 +133,8 @@ class Steps:
             place = plus(f"{upper(r.cls)}({index})", at)
             if s.op in self.verbs:
                 place = index
+            elif r.by_rank:
+                place = f"{place} + {self.ranked(s, r)}"
             elif r.last:
                 place = call("zr_last", place)
             refs.append(place)
@@ -147,6 +149,13 @@ class Steps:
         for x in events(s.recs, texts.recs):
             out.append(f"{call('zr_record', 'z', queue, x)};")
         return out
+
+    def ranked(self, s: Step, r: plan.Ref) -> str:
+        """How much further a rank's part begins."""
+        what = replace(
+            self.sizes.counted(s), name="", width=self.sizes.width(r.cls)
+        )
+        return f"PLACE({upper(r.group)}) * {self.sizes.said(what, r.by_rank)}"
 
     def given(self, s: Step, i: plan.Int, text: str) -> str:
         """A number of a step."""
@@ -193,9 +202,13 @@ class Steps:
         return [f"{text};"]
 
     def batch(self, refs: list[str], ints: dict[str, str]) -> str:
-        each = ints["of_rank"]
-        rank = "RANK" if each == "1" else f"{each} * RANK"
-        micro_batch = plus(rank, ints["micro_batch"])
+        *ranks, last = ints
+        places = []
+        for each, name in zip(ranks, self.p.head.order.groups, strict=True):
+            place = "RANK" if name == plan.ALL else f"PLACE({upper(name)})"
+            by = ints[each]
+            places.append(place if by == "1" else f"{by} * {place}")
+        micro_batch = plus(*places, ints[last])
         if self.p.together == 1:
             return f"zr_batch(z, {micro_batch});"
         return f"zr_batch_at(z, {micro_batch}, {refs[0]} - TOKENS(0));"

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from ..facts import kernels, ops, stores
+from ..facts import kernels, ops, queues, stores
+from ..facts.commands import COLLECTIVES
 from ..plan import plan
 from ..plan.operand import Layers
 from ..plan.plan import Plan
@@ -29,6 +30,7 @@ DOES = {
     "eval": ("forward and loss of {0}", ""),
     "own": ("adds a rank's own gradient of {0}", "reduce"),
     "sum": ("adds the ranks' gradients of {0}", "reduce"),
+    "node": ("adds sums of some ranks of {0}", "reduce"),
     "join": ("adds the ranks' sums of {0}", "reduce"),
     "push": ("adds a gradient of {0} on the host", ""),
     "norm": ("the square of the gradient's norm, of {0}", ""),
@@ -136,14 +138,78 @@ def braces(values: Sequence[int]) -> str:
     return f"{{{', '.join(map(str, values[: last + 1]))}}}"
 
 
-def groups(p: Plan) -> str:
-    """zr_group rows, and the braces around them."""
-    rows = ", ".join(f'{{"{g.name}", {g.ranks}}}' for g in p.groups)
-    return f"{{{rows}}}"
+def groups(p: Plan) -> list[str]:
+    """Tables of groups; where there are several, of their axes, and of the queues of their
+    collectives."""
+    rows = row(f'{{"{g.name}", {g.ranks}}}' for g in p.groups)
+    table = wrap(f"static const zr_group groups[] = {rows};", 0)
+    if not p.axes:
+        return table
+    return [
+        *table,
+        "",
+        "/* of each group: places along an axis, ranks from one to the next; the last counts "
+        "fastest */",
+        "static const zr_axis axes[] = {",
+        *(f"    {line}" for line in _axes(p)),
+        "};",
+        "",
+        "/* of each group: queues of its collectives */",
+        "static const uint32_t meets[LEN(groups)] = {",
+        *(f"    {line}" for line in _meets(p)),
+        "};",
+    ]
+
+
+def _axes(p: Plan) -> list[str]:
+    """zr_axis rows of each group, the axis along which places count slowest first."""
+    out = []
+    known = {a.name: a for a in p.axes}
+    for g in p.groups:
+        for axis in (known[name] for name in g.axes):
+            out.append(f"{{{upper(g.name)}, {axis.size}, {axis.stride}}},")
+    return out
+
+
+def _meets(p: Plan) -> list[str]:
+    """Of each group that has collectives their queues, a bit each."""
+    found = {
+        g.name: [
+            f"1 << ZR_{upper(queue)}"
+            for queue in queues.QUEUES
+            if p.meetings.get((queue, g.name), frozenset()) & set(COLLECTIVES)
+        ]
+        for g in p.groups
+    }
+    return [
+        f"[{upper(name)}] = {' | '.join(bits)},"
+        for name, bits in found.items()
+        if bits
+    ]
+
+
+def owners(p: Plan) -> str:
+    """The group in whose order ranks own shards; '': that of all, in order of rank."""
+    (found,) = {f.owners for f in p.flats}
+    return "" if found == plan.ALL else upper(found)
+
+
+def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
+    """Elements of an instance that a rank has, where the ranks of a group share it."""
+    names = tuple(a.name for a in p.axes)
+    return {
+        f.shard
+        * p.head.ranks
+        // g.ranks: f"SHARE_{upper(g.name)}_{upper(f.name)}"
+        for g in p.groups
+        if g.axes and g.axes != names and g.axes == names[: len(g.axes)]
+    }
 
 
 # What a class holds, by the first word of its name.
 HOLDS = {
+    "intra": "sums of a host's ranks",
+    "inter": "what came from other hosts",
     "sums": "exact sums",
     "hsums": "exact sums",
     "param": "parameters",
@@ -213,7 +279,7 @@ def flat_names(p: Plan, f: plan.Flat, part: bool = False) -> dict[int, str]:
     """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
     what of that stays on the device and what does not. part: the first, where both are one."""
     name, near = upper(f.name), p.near(f)
-    out = {f.shard * p.head.ranks: f"FLAT_{name}"}
+    out = {f.shard * p.head.ranks: f"FLAT_{name}", **shares(p, f)}
     out[f.shard] = f"SHARD_{name}"
     if near:
         parts = [(near, f"NEAR_{name}"), (f.shard - near, f"FAR_{name}")]

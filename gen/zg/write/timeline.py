@@ -75,7 +75,8 @@ def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
     """That a command takes."""
     took = 0.0
     if step.op in COLLECTIVES:
-        took = cost.wire_of(p, step).bytes / peaks.wire
+        w = cost.wire_of(p, step)
+        took = (w.bytes - w.far) / peaks.wire + w.far / peaks.network
     elif step.op == "copy":
         (size,) = [i.value for i in step.ints if i.name == "bytes"]
         ends = {QUEUES[step.queue].reads, QUEUES[step.queue].writes}
@@ -97,7 +98,7 @@ def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
 @dataclass(frozen=True)
 class Bar:
     """A command of a section's turn: when it runs, in seconds, and the bar whose end it waits for
-    longest, where that is later than its queue is free."""
+    longest, where that is later than its queue is free. far: ranks of several hosts meet in it."""
 
     section: str
     turn: int
@@ -105,6 +106,7 @@ class Bar:
     begin: float
     end: float
     cause: int | None
+    far: bool = False
 
 
 def played(p: Plan) -> list[Bar]:
@@ -145,6 +147,7 @@ def played(p: Plan) -> list[Bar]:
                         begin,
                         free[step.queue],
                         cause,
+                        step.op in COLLECTIVES and cost.far(p, step.group) > 0,
                     )
                 )
             for e in step.recs:
@@ -156,6 +159,10 @@ def played(p: Plan) -> list[Bar]:
 
 FORWARD, HEAD, BACKWARD = "forward", "head and loss", "backward"
 GATHER, REDUCE = "all-gather", "reduce-scatter"
+FAR = {
+    GATHER: "all-gather between hosts",
+    REDUCE: "reduce-scatter between hosts",
+}
 NORM, OPTIMIZER = "gradient norm", "optimizer"
 COPY, OTHER = "copy", "other"
 COLOURS = {
@@ -163,7 +170,9 @@ COLOURS = {
     HEAD: "#945fb9",
     BACKWARD: "#2f4b9b",
     GATHER: "#3aa675",
+    FAR[GATHER]: "#14603f",
     REDUCE: "#e8684a",
+    FAR[REDUCE]: "#96301a",
     NORM: "#f6c945",
     OPTIMIZER: "#c98a00",
     COPY: "#6dc8ec",
@@ -179,6 +188,7 @@ WORDS = {
     "reducescatter": (REDUCE, "reduce-scatter"),
     "own": (REDUCE, "sum of own gradients"),
     "sum": (REDUCE, "reduce-scatter: sum"),
+    "node": (REDUCE, "reduce-scatter: sum"),
     "join": (REDUCE, "reduce-scatter: sum"),
     "push": (REDUCE, "sum of gradients"),
     "norm": (NORM, "gradient norm"),
@@ -202,10 +212,13 @@ ROWS = {
 }
 
 
-def words(step: Step) -> tuple[str, str]:
+def words(bar: Bar) -> tuple[str, str]:
     """What a command is a part of, and its name."""
+    step = bar.step
     first = step.op.partition(".")[0]
     part, name = WORDS.get(first, (OTHER, step.op))
+    if bar.far and part in FAR:
+        part, name = FAR[part], f"{name} between hosts"
     return part, name if step.unit == "-" else f"{name}, {step.unit}"
 
 
@@ -231,7 +244,7 @@ def _time(t: float) -> str:
 
 def _label(bar: Bar, room: float, many: set[str]) -> str:
     """As much of a command's name as its bar holds; many: kinds of more than one unit."""
-    part, name = words(bar.step)
+    part, name = words(bar)
     unit = bar.step.unit
     kind, _, number = unit.rstrip("]").partition("[")
     short = number if kind in many else kind
@@ -250,14 +263,10 @@ def _bars(
     units = {b.step.unit for b in bars}
     many = {u.partition("[")[0] for u in units if not u.endswith("[0]")}
     for n, b in enumerate(bars):
-        part, name = words(b.step)
+        part, name = words(b)
         x, width = px(b.begin), round(px(b.end) - px(b.begin), 3)
         y = at[b.step.queue]
-        after = (
-            ""
-            if b.cause is None
-            else f"; after {words(bars[b.cause].step)[1]}"
-        )
+        after = "" if b.cause is None else f"; after {words(bars[b.cause])[1]}"
         micro_batch = (
             f"; micro-batch {b.turn + 1}" if b.section == "micro_batch" else ""
         )
@@ -351,7 +360,7 @@ def _named(names: Sequence[Name], top: float) -> Iterator[str]:
 
 def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
     """The lines, and how many rows they take."""
-    used = {words(b.step)[0] for b in bars}
+    used = {words(b)[0] for b in bars}
     parts = [part for part in COLOURS if part in used]
     wide = [32 + svg.width(part, NAME) for part in parts]
     places = list(svg.flow(wide, LEFT + WIDTH + RIGHT - EDGE))

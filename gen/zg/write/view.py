@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..facts import ops, reserve
 from ..plan import plan
 from ..plan.operand import Operand
-from ..plan.plan import Plan
+from ..plan.plan import STEP, Order, Plan
 from ..plan.text import digest, layout_digest
 from .calls import Calls, enum
 from .letters import letters as of_plan
@@ -28,6 +28,7 @@ from .tables import (
     groups,
     inbox,
     lower,
+    owners,
     real,
     recipe,
     slots,
@@ -99,6 +100,19 @@ SHARDED = (
 )
 
 
+def sharded(p: Plan) -> str:
+    """What is sharded over how many ranks."""
+    words = {"params": "parameters", "sum": "gradients"}
+    over: dict[int, list[str]] = {}
+    for s in p.stores:
+        what = words.get(s.what, "optimizer states")
+        if s.over and p.parts(s) > 1:
+            names = over.setdefault(p.group(s.over).ranks, [])
+            names += [what] * (what not in names)
+    said = [f"{', '.join(x)} over {n} of them" for n, x in over.items()]
+    return ", ".join([SHARDED[p.head.zero], *said])
+
+
 def rounded(n: int) -> str:
     """Bytes in the largest unit of which there is one."""
     units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -134,7 +148,7 @@ def head(p: Plan) -> list[str]:
     ahead = f"; units are gathered {h.prefetch} ahead" if h.zero == 3 else ""
     told = {
         "Model": f"{h.params:,} parameters, width {h.width}, vocabulary {h.vocab}",
-        "Ranks": f"{ranks}; ZeRO stage {h.zero}: {SHARDED[h.zero]}{ahead}",
+        "Ranks": f"{ranks}; ZeRO stage {h.zero}: {sharded(p)}{ahead}",
         "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
         "Step": f"{tokens}: {ranks}, {many} of {h.batch} each",
         "Sums": sums_of(p),
@@ -157,11 +171,38 @@ def head(p: Plan) -> list[str]:
     return [f"/*{lines[0][2:]}", *lines[1:], " */"]
 
 
-# In which order gradients are added.
-ORDERS = {
-    "ranks": "over ranks first, micro-batch by micro-batch",
-    "local": "on each rank first, once over ranks",
-}
+def levels(p: Plan) -> str:
+    """Describes the levels over which gradients are summed, in order."""
+    order = p.head.order
+    if order == Order.read("ranks"):
+        return "over ranks first, micro-batch by micro-batch"
+    if order == Order.read("local"):
+        return "on each rank first, once over ranks"
+    said = [
+        "micro-batches" if x == STEP else f"{p.group(x).ranks} ranks of {x}"
+        for x in order.levels
+    ]
+    return f"over {', then '.join(said)}"
+
+
+def _groups(p: Plan) -> dict[str, object]:
+    """What templates write of groups of ranks."""
+    place = "#define PLACE(group) ((int64_t)zr_place(z, group))"
+    return {
+        "group_names": ", ".join(upper(g.name) for g in p.groups),
+        "all": upper(plan.ALL),
+        "groups": groups(p),
+        "place": [place] * bool(p.axes),
+    }
+
+
+def _grid(p: Plan, cost: dict[str, object]) -> list[str]:
+    """Of a grid of several axes, and of several hosts."""
+    out = [f".owners = {owners(p)}, ZR_TABLE(axes), .meets = meets,"]
+    out *= bool(p.axes)
+    if p.head.local:
+        out.append(f".local = {p.head.local}, .far = {cost['far']},")
+    return out
 
 
 def sums_of(p: Plan) -> str:
@@ -169,7 +210,7 @@ def sums_of(p: Plan) -> str:
     h = p.head
     if h.micro_batches == 1:
         return ""
-    order = f", {ORDERS[h.order]}" if h.ranks > 1 else ""
+    order = f", {levels(p)}" if h.ranks > 1 else ""
     through = "; they go through each unit together" if p.together > 1 else ""
     return f"gradients of micro-batches are added{order}{through}"
 
@@ -279,9 +320,7 @@ def view(
         "classes": classes(p),
         "events": events,
         "nevents": event,
-        "group_names": ", ".join(upper(g.name) for g in p.groups),
-        "all": upper(plan.ALL),
-        "groups": groups(p),
+        **_groups(p),
         "letters": enum(letters.rows()),
         "flats": enum(sizes.rows()),
         "target_names": ", ".join(upper(t) for t in p.head.targets),
@@ -289,7 +328,7 @@ def view(
         "columns": [
             f'{{"{t}", {number(p.arena(t))}, {number(n)}}},'
             for t in p.head.targets
-            for n in [reserve.nccl_of(p.head, t)]
+            for n in [reserve.nccl_of(p, t)]
         ],
         "host": number(p.host),
         "pinned_batches": p.cls("pinned_batch").slots,
@@ -314,6 +353,7 @@ def view(
         "states": states(p),
         "slots": slots(p),
         "besides": [
+            *_grid(p, cost),
             *inbox(p),
             *left(p),
             *filed(p, cost),

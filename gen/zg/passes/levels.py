@@ -1,0 +1,304 @@
+"""levels.py -- pass 1: the levels of the sums of gradients, and where each level's sums lie.
+
+A gradient climbs from a rank's leaf to the sum that its owner has, by phases: each adds what the
+ranks of a group have, or a rank's own micro-batches, or both at once. The law allows a level where
+what it adds is a node of the tree of all leaves; the last may add anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..plan.operand import Names
+from ..plan.plan import ALL, STEP, Order
+from ..read.spec import Spec
+from .grid import Grid, Level
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One addition on the way of a gradient to its sum.
+
+    fn: the function that adds, `own`, `sum` (leaves of several ranks), `node` (sums of several
+    ranks) or `join` (the last of these). level: whose pieces are added; None: a rank's own leaves.
+    sources: pieces that are added. counted: leaves of several micro-batches are added in it.
+    inner: leaves of a piece. depth: at which its result is shared."""
+
+    fn: str
+    level: Level | None
+    sources: int
+    counted: bool
+    inner: int
+    depth: int
+
+    @property
+    def leaves(self) -> bool:
+        """It adds leaves as they are, in the stored type."""
+        return self.inner == 1 and self.fn in ("own", "sum")
+
+
+@dataclass(frozen=True)
+class Sums:
+    """How gradients are summed. depth: of the sums that a rank keeps; host: they lie in the host
+    arena; pending: a rank's own micro-batches are added in the class `pending`, one unit at a time,
+    and reduced from there; block: leaves of a tree of what is counted, nodes and mask its pending
+    sums. No phases: a step's only leaf is its sum."""
+
+    order: Order
+    phases: tuple[Phase, ...]
+    depth: int
+    host: bool
+    pending: bool
+    block: int
+    nodes: int
+    mask: int
+    notes: Names
+
+    @property
+    def on_host(self) -> bool:
+        """The host adds the micro-batches."""
+        return self.host and not self.pending
+
+    @property
+    def each(self) -> tuple[Phase, ...]:
+        """The phases of every leaf."""
+        for n, x in enumerate(self.phases):
+            if x.counted:
+                return self.phases[: n + 1]
+        return self.phases
+
+    @property
+    def once(self) -> tuple[Phase, ...]:
+        """The phases that follow once for all micro-batches."""
+        return self.phases[len(self.each) :]
+
+    @property
+    def first(self) -> bool:
+        """A rank's own micro-batches are added before it meets others."""
+        return bool(self.phases) and self.phases[0].level is None
+
+    @property
+    def ends(self) -> int:
+        """The depth at which the last phase leaves its sums."""
+        return self.phases[-1].depth if self.phases else self.depth
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """levels of ranks, nearest first; step: the depth behind which a rank adds its own
+    micro-batches."""
+
+    levels: list[Level]
+    step: int
+    notes: list[str]
+
+    @property
+    def order(self) -> Order:
+        names = [x.group for x in self.levels] or [ALL]
+        ends = [x.hi for x in self.levels]
+        at = ends.index(self.step) + 1 if self.step in ends else 0
+        return Order((*names[:at], STEP, *names[at:]))
+
+
+def _own_first(spec: Spec) -> tuple[bool, list[str]]:
+    """Stages 0 and 1, and micro-batches that go through a unit together, add a rank's own
+    micro-batches first, where the canonical tree allows it; so does one rank alone."""
+    A = spec.micro_batches
+    z = spec.zero
+    if spec.cluster.ranks == 1:
+        return True, []
+    over = z.stage > 1 or z.stage == 1 and z.replicates
+    if over and spec.together == 1 or A == 1:
+        return False, []
+    if spec.block % A == 0:
+        return True, []
+    once = (
+        ""
+        if A & (A - 1)
+        else f"; {{block: {A}}} reduces them once, with other bits"
+    )
+    return False, [
+        f"train.sum: a tree of {spec.block} leaves cannot add the {A} "
+        f"micro-batches of a rank first: each is reduced over the ranks by itself{once}"
+    ]
+
+
+def _fast(spec: Spec) -> list[str]:
+    if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
+        return []
+    cut = {spec.cluster.local, spec.zero.shared} - {0, 1, spec.cluster.ranks}
+    levels = (
+        "; all ranks meet in one level, whatever cluster.local and zero.shard_size are"
+        if cut
+        else ""
+    )
+    return [
+        "reduction fast: NCCL sums over ranks, in its ring's order and rounded to the "
+        "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and "
+        f"other ranks, stages or buckets have other bits{levels}"
+    ]
+
+
+def _on_host(spec: Spec, first: bool, sources: int) -> tuple[bool, list[str]]:
+    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a micro-batch
+    is one node of the tree, for then the host pushes one part a micro-batch."""
+    off = spec.zero.offload_optimizer
+    if off.device == "none":
+        return False, []
+    if off.ratio < 1:
+        why = "stay on the device with a ratio below 1"
+    elif spec.together > 1:
+        if first and spec.cluster.ranks > 1:
+            return True, []
+        why = (
+            "stay on the device: with train.accumulate layers, they go down where ranks have "
+            "summed their own"
+        )
+    elif spec.cluster.ranks == 1 or (
+        not first and (spec.micro_batches == 1 or spec.block % sources == 0)
+    ):
+        return True, []
+    elif first:
+        why = (
+            "stay on the device: a rank's own micro-batches are summed first; zero.stage 2 sums "
+            "on the host"
+        )
+    else:
+        why = (
+            f"stay on the device: what comes from {sources} ranks in a micro-batch is no node of "
+            "its own"
+        )
+    return False, [f"zero.offload_optimizer: sums of gradients {why}"]
+
+
+def _levels(spec: Spec, grid: Grid, first: bool, host: bool) -> _Levels:
+    A, k = spec.micro_batches, grid.depth
+    if spec.train.reduction == "fast" or not grid.axes:
+        levels = [x for x in grid.levels(0, k) if x.ranks > 1]
+        return _Levels(levels, 0 if first else k, [])
+    step, cuts, notes = 0 if first else k, [], []
+    if not first and A > 1 and grid.shared < k and spec.zero.stage:
+        inner = grid.size(0, grid.shared)
+        if host:
+            notes.append(
+                "zero.offload_optimizer: sums lie on the host of their owner, so replicas meet in "
+                "every micro-batch"
+            )
+        elif spec.block % (inner * A) == 0:
+            step = grid.shared
+            cuts.append(step)
+        else:
+            notes.append(
+                f"train.sum: a tree of {spec.block} leaves has no node of the {A} micro-batches of "
+                f"{inner} ranks, so replicas meet in each of them{_other(inner * A)}"
+            )
+    if 0 < grid.host < k:
+        inner = grid.size(0, grid.host)
+        leaves = inner * A if step <= grid.host else inner
+        if spec.block % leaves == 0:
+            cuts.append(grid.host)
+        else:
+            lo = step if step < grid.host else 0
+            notes.append(_flat(spec, grid, lo, leaves))
+    return _Levels(grid.levels(0, k, *cuts), step, notes)
+
+
+def _other(leaves: int) -> str:
+    """The rule of sums that has such a node; '' where none does."""
+    if leaves & (leaves - 1):
+        return ""
+    return f"; {{block: {leaves}}} has, with other bits"
+
+
+def _flat(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
+    """Why the ranks of a host are not summed first, from depth lo on, and what that costs."""
+    k = grid.depth
+    far = grid.size(lo, k) - grid.size(lo, grid.host)
+    return (
+        f"cluster.local: a tree of {spec.block} leaves has no node of {leaves}, so a host's "
+        f"gradients are not summed before they leave it: each rank gets {far} pieces from "
+        f"other hosts instead of {grid.size(grid.host, k) - 1}{_other(leaves)}"
+    )
+
+
+def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
+    """A phase for each level; a rank's own micro-batches are added by the level before them."""
+    A, out, inner = spec.micro_batches, [], 1
+    if found.step == 0:
+        out.append(Phase("own", None, 1, True, 1, 0))
+        inner = A
+    exact = spec.train.reduction == "exact"
+    for n, x in enumerate(found.levels):
+        counted = x.hi == found.step
+        leaves = n == 0 and found.step > 0
+        last = n == len(found.levels) - 1
+        fn = "sum" if leaves else "join" if last else "node"
+        sources = x.ranks if exact else 1
+        out.append(Phase(fn, x, sources, counted, inner, x.hi))
+        inner *= sources * (A if counted else 1)
+    return tuple(out)
+
+
+def sums(spec: Spec, grid: Grid, states: int) -> Sums:
+    """How the gradients of all flats are summed; states: the depth of what an update needs."""
+    z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
+    first, notes = _own_first(spec)
+    exact = spec.train.reduction == "exact"
+    sources = W if exact else 1
+    host, above = _on_host(spec, first, sources)
+    found = _levels(spec, grid, first, host)
+    alone = W == A == 1 and spec.train.precision == "f32" and not host
+    whole = (
+        z.stage == 0
+        or found.step == 0
+        and not host
+        and (z.stage == 1 and states == grid.depth or W == 1)
+    )
+    pending = first and W > 1 and not whole
+    on_host = host and not pending
+    phases = () if alone else _phases(spec, grid, found)
+    counted = next((x for x in phases if x.counted), None)
+    each, inner = (counted.sources, counted.inner) if counted else (1, 1)
+    block = spec.block // inner
+    if on_host:  # what comes from all ranks is one
+        each, block = 1, spec.block // math.gcd(spec.block, sources)
+    nodes, mask = tree_nodes(A, each, block)
+    depth = 0 if whole else grid.depth
+    if 0 < found.step < depth and not pending:
+        depth = found.step
+    depth = min(depth, states)
+    said = (*notes, *_fast(spec), *above, *found.notes)
+    return Sums(
+        order=found.order,
+        phases=phases,
+        depth=depth,
+        host=host,
+        pending=pending,
+        block=block,
+        nodes=nodes,
+        mask=mask,
+        notes=said,
+    )
+
+
+def tree_nodes(micro_batches: int, each: int, block: int) -> tuple[int, int]:
+    """Pending sums and their mask: the bits set in any count of leaves at a micro-batch's end,
+    where a micro-batch has so many; above those of a block there is one bit, of whole blocks."""
+    whole = block if (micro_batches - 1) * each >= block else 0
+    mask = _counts(micro_batches, each) & (block - 1) | whole
+    return max(1, bin(mask).count("1")), mask
+
+
+def _counts(micro_batches: int, step: int) -> int:
+    """The bits set in any of step, 2 step, ... (micro_batches - 1) step. Low bits repeat after 2
+    step multiples at most; of a bit above step, the first multiple that reaches it has it."""
+    mask = 0
+    for a in range(1, min(micro_batches, 2 * step + 1)):
+        mask |= a * step
+    for bit in range(
+        step.bit_length(), ((micro_batches - 1) * step).bit_length()
+    ):
+        if -(-(1 << bit) // step) < micro_batches:
+            mask |= 1 << bit
+    return mask

@@ -1,0 +1,100 @@
+"""mesh.py -- the grid of all ranks: its axes, and the place of a rank in a group.
+
+A number that differs between ranks grows by a fixed distance along each axis of the grid: `Along`
+lists these distances, one per axis; () where all ranks have the same number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .plan import Axis, Group, Plan
+
+Along = tuple[int, ...]
+
+
+def plain(by: Along) -> Along:
+    return by if any(by) else ()
+
+
+def plus(a: Along, b: Along) -> Along:
+    if not a or not b:
+        return a or b
+    return plain(tuple(x + y for x, y in zip(a, b, strict=True)))
+
+
+@dataclass(frozen=True)
+class Members:
+    """A group of a plan. steps: the distance of a rank's place in it along each axis; 0: the
+    group's ranks do not differ along that axis."""
+
+    name: str
+    ranks: int
+    steps: Along
+
+    def times(self, n: int) -> Along:
+        """A number that is n times the place in the group."""
+        return plain(tuple(n * s for s in self.steps))
+
+    def _those(self, by: Along, own: bool) -> Along:
+        """A number's distances along the group's axes, or along all others."""
+        if not by:
+            return ()
+        pairs = zip(by, self.steps, strict=True)
+        return plain(tuple(n * (bool(s) == own) for n, s in pairs))
+
+    def within(self, by: Along) -> Along:
+        """The part of a number that differs within the group."""
+        return self._those(by, True)
+
+    def without(self, by: Along) -> Along:
+        """The part of a number that is the same for all ranks of the group."""
+        return self._those(by, False)
+
+    def each(self, by: Along) -> int:
+        """n, where a number differs within the group by times(n); else -1."""
+        mine = self.within(by)
+        pairs = zip(mine, self.steps, strict=True) if mine else ()
+        n = next((a // s for a, s in pairs if s), 0)
+        return n if self.times(n) == mine else -1
+
+
+def _axes(p: Plan) -> tuple[Axis, ...]:
+    """The plan's axes, the slowest first; one of all ranks where the plan tells none."""
+    told = p.axes or (Axis("all", p.head.ranks, 1),)
+    return tuple(sorted(told, key=lambda a: -a.stride))
+
+
+def _is_grid(axes: tuple[Axis, ...], ranks: int) -> bool:
+    """Each rank has its own places along the axes."""
+    stride = 1
+    for axis in reversed(axes):
+        if axis.stride != stride or axis.size < 1:
+            return False
+        stride *= axis.size
+    return stride == ranks
+
+
+def _member(g: Group, axes: tuple[Axis, ...]) -> Members:
+    own = g.axes or tuple(a.name for a in axes)
+    sizes = {a.name: a.size for a in axes}
+    steps = dict.fromkeys(sizes, 0)
+    n = 1
+    for name in reversed(own):
+        steps[name] = n
+        n *= sizes[name]
+    if n != g.ranks or len(set(own)) < len(own):
+        raise ValueError(f"group {g.name} has {g.ranks} ranks, its axes {n}")
+    return Members(g.name, n, tuple(steps.values()))
+
+
+def members(p: Plan) -> dict[str, Members]:
+    """The groups of a plan by name. Raises ValueError where axes are no grid of all ranks."""
+    axes = _axes(p)
+    if not _is_grid(axes, p.head.ranks):
+        sizes = math.prod(a.size for a in axes)
+        raise ValueError(
+            f"axes of {sizes} ranks are no grid of {p.head.ranks}"
+        )
+    return {g.name: _member(g, axes) for g in p.groups}

@@ -1,0 +1,120 @@
+"""layout.py -- keys of the layout of ranks, held against each other: hosts, the ranks that share
+parameters, and those that share states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .schema import Cluster, Zero
+
+# The error of a key, of what is wrong and what is allowed.
+Wrong = Callable[[str, str, str], Exception]
+
+
+def _divisors(n: int, local: int = 1) -> list[int]:
+    """Of n, those that are a divisor or a multiple of `local`."""
+    found = [d for d in range(1, n + 1) if n % d == 0]
+    return [d for d in found if not d % local or not local % d]
+
+
+def _nearest(some: list[int], to: int) -> str:
+    """The last below a number, and the first above."""
+    below = [x for x in some if x < to]
+    above = [x for x in some if x > to]
+    return " or ".join(map(str, below[-1:] + above[:1]))
+
+
+def _hosts(ranks: int, local: int, wrong: Wrong) -> None:
+    if local and ranks % local:
+        raise wrong(
+            "cluster.local",
+            f"{ranks} ranks are no hosts of {local}; where hosts have different numbers of ranks, "
+            "it is a number that divides each",
+            _nearest(_divisors(ranks), local),
+        )
+
+
+def _key(z: Zero, wrong: Wrong) -> str:
+    """The key that says how many ranks share parameters; '': none does."""
+    said = {
+        "zero.shard_size": z.shard_size > 0,
+        "zero.mics_shard_size": z.mics_shard_size > 0,
+        "zero.hpz_partition_size": z.hpz_partition_size > 1,
+    }
+    found = [key for key, given in said.items() if given]
+    if len(found) > 1:
+        raise wrong(
+            found[1],
+            f"{found[0]} says how many ranks share parameters",
+            "one of the two",
+        )
+    if not found and z.states == "shard":
+        raise wrong(
+            "zero.states",
+            "shard: the ranks of a shard are not said",
+            "zero.shard_size beside it, or all",
+        )
+    return found[0] if found else ""
+
+
+def _shared(c: Cluster, z: Zero, key: str, wrong: Wrong) -> None:
+    n, local = z.shared, c.local or c.ranks
+    sizes = [size for size in _divisors(c.ranks, local) if size > 1]
+    if z.stage < (1 if key == "zero.shard_size" else 3):
+        raise wrong(
+            key,
+            f"at stage {z.stage} every rank has all parameters"
+            + " and states" * (z.stage == 0),
+            "zero.stage 3 beside it, or 0",
+        )
+    if n == 1:
+        what, stage = ("parameters", 2) if z.stage == 3 else ("states", 0)
+        raise wrong(
+            key,
+            f"1: every rank would have all {what}",
+            f"{', '.join(map(str, sizes))}, or zero.stage {stage} beside {key} 0",
+        )
+    if c.ranks % n:
+        why = f"{c.ranks} ranks are no sets of {n}"
+        raise wrong(key, why, _nearest(sizes, n) or "0")
+    if n % local and local % n:
+        raise wrong(
+            key,
+            f"{n} ranks are neither a part of a host of {local} nor whole hosts",
+            _nearest(sizes, n),
+        )
+
+
+def _beside(z: Zero, key: str, wrong: Wrong) -> None:
+    """Refuses what needs that all ranks share parameters or states."""
+    if z.replicates and z.hpz_partition_size > 1:
+        raise wrong(
+            "zero.states",
+            "hpz_partition_size shares states over all ranks",
+            "all, or zero.shard_size instead",
+        )
+    if z.replicates and z.offload_optimizer.device != "none":
+        raise wrong(
+            "zero.states" if z.states == "shard" else key,
+            "with an offloaded optimizer each rank would keep the states of other ranks' shards "
+            "on its host, too",
+            "zero.shard_size and zero.states all, which has the same bits and takes less",
+        )
+    if z.offload_param.device != "none":
+        raise wrong(
+            key,
+            "parameters that are offloaded are shared by all ranks",
+            "0, or zero.offload_param.device none beside it",
+        )
+
+
+def agree(c: Cluster, z: Zero, wrong: Wrong) -> None:
+    """Refuses keys that contradict each other. One rank has all, whatever they say."""
+    key = _key(z, wrong)
+    if c.ranks > 1:
+        _hosts(c.ranks, c.local, wrong)
+    if key and c.ranks > 1:
+        _shared(c, z, key, wrong)
+        if z.shared < c.ranks:
+            _beside(z, key, wrong)

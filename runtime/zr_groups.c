@@ -1,0 +1,53 @@
+/* zr_groups.c -- the ranks of each group of the program, and this rank's place among them. */
+#include "zr_int.h"
+
+static int ranks_of(const zr_program *p, int group)
+{
+    int ranks = 1;
+    for (int n = 0; n < p->naxes; n++)
+        if (p->axes[n].group == group) ranks *= p->axes[n].size;
+    return ranks;
+}
+
+/* The rank at a place of the group that `rank` is of */
+static int member(const zr_program *p, int group, int rank, int place)
+{
+    int all = 1;
+    for (int n = p->naxes; n-- > 0;) {
+        const zr_axis *x = p->axes + n;
+        if (x->group != group) continue;
+        rank += (place % x->size - zr_along(x, rank)) * x->stride;
+        place /= x->size;
+        all = 0;
+    }
+    return all ? place : rank;
+}
+
+void zr_groups_open(zr *z)
+{
+    const zr_program *p = z->p;
+    for (const zr_axis *x = p->axes; x < p->axes + p->naxes; x++)
+        if (x->group < 0 || x->group >= p->ngroups || x->size < 1 || x->stride < 1 ||
+            (int64_t)x->size * x->stride > z->ranks || z->ranks % (x->size * x->stride))
+            zr_fail(z, ZR_DISAGREE,
+                    "an axis of %d ranks, %d apart, of group %d is none of %d ranks; generate the "
+                    "program anew",
+                    x->size, x->stride, x->group, z->ranks);
+    z->group = zr_get(z, p->ngroups, sizeof *z->group);
+    for (int g = 0; g < p->ngroups; g++) {
+        zr_members *m = z->group + g;
+        int axes = ranks_of(p, g), ranks = axes > 1 || g ? axes : z->ranks;
+        if (p->groups[g].ranks != ranks)
+            zr_fail(z, ZR_DISAGREE, "group %s has %d ranks, its axes %d; generate the program anew",
+                    p->groups[g].name, p->groups[g].ranks, ranks);
+        m->ranks = ranks;
+        m->place = zr_place_of(p, g, z->rank);
+        m->rank = zr_get(z, ranks, sizeof *m->rank);
+        for (int i = 0; i < ranks; i++) {
+            m->rank[i] = member(p, g, z->rank, i);
+            m->far += p->local && m->rank[i] / p->local != z->rank / p->local;
+        }
+    }
+}
+
+int zr_place(const zr *z, int group) { return z->group[group].place; }

@@ -1,0 +1,89 @@
+"""test_axes.py -- plans whose ranks are a grid: one axis told as two is the same plan, and what meets
+along the wrong axis is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mutants
+import pytest
+import test_mutants
+from zg.check import check
+from zg.plan.plan import Axis, Group, Plan
+from zg.plan.text import parse, print_plan
+
+FLAT = [
+    name
+    for name in test_mutants.PLANS
+    if "host" not in name.partition(",")[0] and "one " not in name
+]
+
+
+def planned(name: str, ranks: int) -> Plan:
+    spread = f"cluster.ranks={ranks}", f"train.global_batch={4 * ranks}"
+    return test_mutants.planned(
+        *test_mutants.PLANS[name], *spread, "train.micro_batch=2"
+    )
+
+
+def grid(p: Plan, near: int, far: int) -> Plan:
+    """Its ranks as `far` rows of `near` in a row; a group has all of them in another order."""
+    axes = Axis("near", near, 1), Axis("far", far, near)
+    rows = Group("rows", near, ("near",))
+    turned = Group("turned", near * far, ("near", "far"))
+    return replace(p, axes=axes, groups=(*p.groups, rows, turned))
+
+
+def moved(p: Plan, group: str) -> Plan:
+    """What ranks meet for, but for the sums of a step, over another group."""
+    sections = tuple(
+        replace(
+            section,
+            steps=tuple(
+                replace(s, group=group)
+                if s.group and s.op != "allreduce"
+                else s
+                for s in section.steps
+            ),
+        )
+        for section in p.sections
+    )
+    return replace(p, sections=sections)
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_one_axis_told_as_two(name: str) -> None:
+    """Six ranks as 2 x 3 and as 3 x 2; what meets in another group, or in another order, is refused,
+    and so are axes of other ranks."""
+    p = planned(name, 6)
+    assert not p.axes
+    for near, far in ((2, 3), (3, 2)):
+        two = grid(p, near, far)
+        check.check(two)
+        assert parse(print_plan(two)) == two
+    for group in ("rows", "turned", "none"):
+        assert mutants.refused(moved(grid(p, 2, 3), group))
+    for near, far in ((2, 2), (4, 2), (6, 6), (5, 1)):
+        assert mutants.refused(grid(p, near, far))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two hosts",
+        "hosts share parameters",
+        "hosts share states",
+        "two hosts, stage 0",
+    ],
+)
+def test_calls_by_rank(name: str) -> None:
+    """Of the plan's own functions: a part of another size, or of another group, without exception."""
+    p = test_mutants.planned(*test_mutants.PLANS[name])
+    refused = [
+        (m.what, mutants.refused(m.plan))
+        for m in mutants.of_calls(p)
+        if m.what.partition(".")[0] not in check.BODIES
+    ]
+    assert len(refused) > 150
+    assert [what for what, yes in refused if not yes] == []

@@ -1,0 +1,209 @@
+"""test_layout_keys.py -- keys of the layout of ranks: what contradicts is refused at its line, with
+what is allowed, which is taken; DeepSpeed's names say what this program's own say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import test_spec
+from zg.plan.text import print_plan
+from zg.read.spec import SpecError, load
+from zg.search import search
+
+SPEC = re.sub(
+    r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text()
+)
+# Lines of a spec that follow it, and the error: of the line on which its key stands.
+REFUSED = [
+    (
+        "cluster: {ranks: 8, local: 3}",
+        "cluster.local: 8 ranks are no hosts of 3; where hosts have different numbers of ranks, it "
+        "is a number that divides each; allowed: 2 or 4",
+    ),
+    (
+        "cluster: {ranks: 8, local: 16}",
+        "cluster.local: 8 ranks are no hosts of 16; .*; allowed: 8",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 3}",
+        "zero.shard_size: 8 ranks are no sets of 3; allowed: 2 or 4",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 100}",
+        "zero.shard_size: 8 ranks are no sets of 100; allowed: 8",
+    ),
+    (
+        "cluster: {ranks: 12, local: 6}\nzero: {stage: 3, shard_size: 4}",
+        "zero.shard_size: 4 ranks are neither a part of a host of 6 nor whole hosts; allowed: 3 or 6",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 1}",
+        "zero.shard_size: 1: every rank would have all parameters; allowed: 2, 4, 8, or zero.stage 2 "
+        "beside zero.shard_size 0",
+    ),
+    (
+        "zero: {stage: 1, shard_size: 1}",
+        "zero.shard_size: 1: every rank would have all states; allowed: 2, 4, 8, or zero.stage 0 "
+        "beside zero.shard_size 0",
+    ),
+    (
+        "zero: {stage: 3, mics_shard_size: 1}",
+        "zero.mics_shard_size: 1: every rank would have all parameters; .*",
+    ),
+    (
+        "zero: {stage: 0, shard_size: 4}",
+        "zero.shard_size: at stage 0 every rank has all parameters and states; allowed: zero.stage 3 "
+        "beside it, or 0",
+    ),
+    (
+        "zero: {stage: 2, mics_shard_size: 4}",
+        "zero.mics_shard_size: at stage 2 every rank has all parameters; allowed: .*",
+    ),
+    (
+        "zero: {stage: 1, hpz_partition_size: 4}",
+        "zero.hpz_partition_size: at stage 1 every rank has all parameters; allowed: .*",
+    ),
+    (
+        "zero: {stage: 3, states: shard}",
+        "zero.states: shard: the ranks of a shard are not said; allowed: zero.shard_size beside it, "
+        "or all",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 4, mics_shard_size: 4}",
+        "zero.mics_shard_size: zero.shard_size says how many ranks share parameters; allowed: one of "
+        "the two",
+    ),
+    (
+        "zero: {stage: 3, mics_shard_size: 4, hpz_partition_size: 4}",
+        "zero.hpz_partition_size: zero.mics_shard_size says how many .*",
+    ),
+    (
+        "zero: {stage: 3, hpz_partition_size: 4, states: shard}",
+        "zero.states: hpz_partition_size shares states over all ranks; allowed: all, or "
+        "zero.shard_size instead",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 4, states: shard, offload_optimizer: {device: cpu}}",
+        "zero.states: with an offloaded optimizer each rank would keep the states of other ranks' "
+        "shards on its host, too; allowed: zero.shard_size and zero.states all, which has the same "
+        "bits and takes less",
+    ),
+    (
+        "zero: {stage: 3, mics_shard_size: 4, offload_optimizer: {device: cpu}}",
+        "zero.mics_shard_size: with an offloaded optimizer .*",
+    ),
+    (
+        "zero: {stage: 3, shard_size: 4, offload_param: {device: cpu}}",
+        "zero.shard_size: parameters that are offloaded are shared by all ranks; allowed: 0, or "
+        "zero.offload_param.device none beside it",
+    ),
+    (
+        "zero: {stage: 3, shard_size: -1}",
+        "zero.shard_size: -1 is out of range; allowed: an integer from 0 to .*",
+    ),
+    (
+        "zero: {states: every}",
+        "zero.states: 'every' is not known; allowed: all or shard",
+    ),
+]
+
+
+def written(tmp: Path, lines: str) -> Path:
+    path = tmp / "s.yaml"
+    ranks = "" if "cluster:" in lines else "cluster: {ranks: 8}\n"
+    path.write_text(f"{SPEC}{ranks}{lines}\n")
+    return path
+
+
+@pytest.mark.parametrize("lines,said", REFUSED)
+def test_what_is_refused(tmp_path: Path, lines: str, said: str) -> None:
+    path = written(tmp_path, lines)
+    batch = ("train.global_batch=24", "train.micro_batch=1")
+    with pytest.raises(SpecError) as e:
+        load(str(path), batch)
+    place, _, message = str(e.value).partition(": ")
+    assert re.fullmatch(said, message)
+    section = f"{said.partition('.')[0]}:"
+    at = [
+        n
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if line.startswith(section)
+    ]
+    assert place == f"{path}:{at[0]}"
+    offered = message.rpartition("allowed: ")[2]
+    key = message.partition(":")[0]
+    sizes = re.match(r"[\d, or]*", offered)[0]
+    for size in re.findall(r"\d+", sizes):
+        load(str(path), (*batch, f"{key}={size}"))
+
+
+def text(tmp: Path, zero: str, ds: object = None) -> str:
+    """The plan of 8 ranks."""
+    path, config = written(tmp, zero), tmp / "ds.json"
+    config.write_text(json.dumps(ds))
+    keys = "train.global_batch=32", "train.micro_batch=1"
+    spec = load(str(path), keys, str(config) if ds else None)
+    return print_plan(search.find(spec).plan)
+
+
+@pytest.mark.parametrize(
+    "ours,key,size",
+    [
+        ("shard_size: 4, states: all", "hpz_partition_size", 4),
+        ("shard_size: 4, states: shard", "mics_shard_size", 4),
+        ("states: all", "hpz_partition_size", 1),
+        ("states: all", "hpz_partition_size", 0),
+        ("states: all", "mics_shard_size", -1),
+        ("states: all", "mics_shard_size", 0),
+    ],
+)
+def test_names_of_deepspeed(
+    tmp_path: Path, ours: str, key: str, size: int
+) -> None:
+    """In a spec and in a ds_config.json."""
+    want = text(tmp_path, f"zero: {{stage: 3, {ours}}}")
+    assert text(tmp_path, f"zero: {{stage: 3, {key}: {size}}}") == want
+    named = {"hpz_partition_size": "zero_hpz_partition_size"}.get(key, key)
+    ds = {"zero_optimization": {"stage": 3, named: size}}
+    assert text(tmp_path, "zero: {stage: 3}", ds) == want
+    assert (want == text(tmp_path, "zero: {stage: 3}")) == (size < 2)
+
+
+@pytest.mark.parametrize(
+    "key,size,said",
+    [
+        (
+            "zero_hpz_partition_size",
+            3,
+            r"zero_optimization\.zero_hpz_partition_size: zero.hpz_partition_size: 8 ranks are no sets of 3",
+        ),
+        (
+            "mics_shard_size",
+            5,
+            r"zero_optimization\.mics_shard_size: zero.mics_shard_size: 8 ranks are no sets of 5",
+        ),
+        (
+            "mics_shard_size",
+            -2,
+            r"zero_optimization\.mics_shard_size: is -2; allowed: an integer from -1",
+        ),
+        (
+            "zero_hpz_partition_size",
+            2.5,
+            r"zero_optimization\.zero_hpz_partition_size: is 2.5; allowed: ",
+        ),
+    ],
+)
+def test_what_a_ds_config_is_refused(
+    tmp_path: Path, key: str, size: object, said: str
+) -> None:
+    with pytest.raises(SpecError) as e:
+        text(
+            tmp_path,
+            "zero: {stage: 3}",
+            {"zero_optimization": {"stage": 3, key: size}},
+        )
+    assert re.match(rf"{tmp_path}/ds\.json:1: {said}", str(e.value))
