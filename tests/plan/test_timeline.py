@@ -54,7 +54,9 @@ def test_a_picture_keeps_the_plan(name: str, way: str) -> None:
             assert bar.get("class") == s.queue
             assert begin >= after - 0.002, bar[0].text
             name = s.op.partition(".")[0]
-            assert timeline.words(s)[1] in bar[0].text
+            far = s.group != "" and cost.far(p, s.group) > 0
+            known = timeline.Bar("", 0, s, 0, 0, None, far)
+            assert timeline.words(known)[1] in bar[0].text
             assert name in timeline.WORDS or s.op in bar[0].text
             if s.unit != "-":
                 assert s.unit in bar[0].text
@@ -78,7 +80,7 @@ def test_waits_show() -> None:
         1:
     ]  # on a CPU, blocks after the first have their parameters in time
     ways = timeline.PEAKS["cpu"]
-    slow = type(ways)(ways.flops, ways.memory, ways.link, ways.host, 1e8)
+    slow = replace(ways, wire=1e8)
     with pytest.MonkeyPatch.context() as m:
         m.setitem(timeline.PEAKS, "cpu", slow)
         late = timeline.played(p)
@@ -196,3 +198,19 @@ def test_a_long_step_is_drawn_short() -> None:
     assert "256 micro-batches" in text and "2 of them drawn" in text
     assert len(bars(p)) == len([s for s in issued(p) if s.op != "mark"])
     assert cost.commands(p) > 50 * len(bars(p))
+
+
+def test_levels_are_drawn_by_their_links() -> None:
+    """What goes between hosts has a colour, a name and a rate of its own."""
+    hosts = ("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1")
+    p = planned("gpt-tiny", *hosts, "targets=[sm_90]")
+    text = timeline.text(p)
+    for part in timeline.FAR.values():
+        assert timeline.COLOURS[part] in text and part in text
+    gathers = [b for b in timeline.played(p) if b.step.op == "gather"]
+    for b in gathers:
+        moved = cost.wire_of(p, b.step)
+        rate = PEAKS["sm_90"].network if b.far else PEAKS["sm_90"].wire
+        took = max(LAUNCH, moved.bytes / rate)
+        assert b.end - b.begin == pytest.approx(took)
+    assert {b.far for b in gathers} == {True, False}

@@ -346,7 +346,10 @@ def test_the_table_adds_up(
     """What ZR_MAIN's time went to is the step; each command's calls are the plan's."""
     settings = keys(3, 2, more)
     binary = trainer.build(trainer.generate(law.path("gpt"), *settings))
-    done = run(binary, tokens, "--profile", tmp_path / "p", ZR_PEAK_GFLOPS=100)
+    # more than any processor has: a share above its peak is not told
+    done = run(
+        binary, tokens, "--profile", tmp_path / "p", ZR_PEAK_GFLOPS=1000
+    )
     lines = done.out.splitlines()
     begin = next(
         n
@@ -393,9 +396,9 @@ def test_the_table_adds_up(
         sum(e["dur"] for e in whole) / 1000 / len(whole), abs=0.001
     )
     flops = {row[1]: row for row in table if row[-1] == "peak"}
-    for row in flops.values():  # 2 ranks; of 100 GFLOP/s
+    for row in flops.values():  # 2 ranks; of 1000 GFLOP/s
         assert int(row[-3].rstrip("%")) == pytest.approx(
-            2 * float(row[-4]), abs=0.6
+            0.2 * float(row[-4]), abs=0.6
         )
     assert set(flops) == {"fwd_block", "bwd_block", "train_head"}
     wire = ("gather", "alltoall", "allreduce")
