@@ -111,7 +111,7 @@ def test_ranks_that_are_dealt_over_hosts_are_refused(
         refused = hosts.ended(mpirun(made, 4, *said, by="node", **where))
         assert refused.returncode == 4, refused.stderr
         assert re.search(
-            r"rank 1 \(.*\) is on another host than rank 0 .* ranks 0 to 1 on one host "
+            r"rank 1 \(.*\) is on another host than rank 0 \(\S+\), .* ranks 0 to 1 on one host "
             r"\(cluster.local: 2\); .*--distribution=block.*cluster.local: 1$",
             refused.stderr,
             re.M,
