@@ -236,8 +236,8 @@ static void tell_launch(zr *z)
     gethostname(host, sizeof host - 1);
     zr_print(z, STDOUT_FILENO, "plan %s, %d ranks\n", z->p->plan, z->ranks);
     if (z->p->local)
-        zr_print(z, STDOUT_FILENO, "hosts of %d ranks in a row, as the plan has them\n",
-                 z->p->local);
+        zr_print(z, STDOUT_FILENO, "hosts of %d rank%s in a row, as the plan has them\n",
+                 z->p->local, &"s"[z->p->local == 1]);
     if (z->far && z->rank == 0)
         zr_print(z, STDOUT_FILENO, "rank 0 is at %s, port %d\n", z->net.host, z->net.port);
     for (int r = 0; r < z->ranks; r++) {

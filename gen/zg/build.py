@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -91,22 +91,19 @@ def _groups(
     kept: Kept,
     fns: Sequence[plan.Fn],
     schedule: sched.Schedule,
-) -> Iterator[plan.Group]:
-    """The groups that anything names: of all ranks, of stores, operands and steps."""
+) -> tuple[plan.Group, ...]:
+    """The groups that anything names: of all ranks, of owners, of stores, operands and steps."""
     steps = [x for s in schedule.sections for x in s.steps]
     args = [a for fn in fns for c in fn.calls for a in c.args]
-    ranked = [a for a in args if isinstance(a, Operand | Index)]
     used = {
         plan.ALL,
         shards.grid.owners,
         *(s.over for s in kept.states),
-        *(a.group for a in ranked),
+        *(a.group for a in args if isinstance(a, Operand | Index)),
         *(s.group for s in steps),
         *(r.group for s in steps for r in s.refs),
     }
-    for group in shards.grid.groups():
-        if group.name in used:
-            yield group
+    return tuple(g for g in shards.grid.groups() if g.name in used)
 
 
 @unsearched
@@ -164,7 +161,7 @@ def _built(spec: Spec) -> Built:
         head,
         recipe.made(spec),
         stated.lines(spec),
-        tuple(_groups(shards, kept, fns, schedule)),
+        _groups(shards, kept, fns, schedule),
         tuple(f.plain for f in shards.flats),
         tuple(s.plain for s in kept.states),
         shards.tensors,

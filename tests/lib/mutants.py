@@ -184,7 +184,7 @@ def elsewhere(r: Ref, by: int, groups: Sequence[str]) -> Iterator[Ref]:
     if r.by_rank:
         yield replace(r, by_rank=r.by_rank + by * 4096)
     if r.by_rank and by > 0:
-        yield replace(r, by_rank=0, group="")
+        yield replace(r, by_rank=0, group=plan.ALL)
         yield from (
             replace(r, group=word) for word in groups if word != r.group
         )
@@ -616,8 +616,8 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
     """An operand's place or number, changed by one, or none."""
     if isinstance(arg, Operand) and arg.by_rank:
         yield replace(arg, by_rank=arg.by_rank + 4096)
-        if arg.group:
-            yield replace(arg, group="")
+        if arg.group != plan.ALL:
+            yield replace(arg, group=plan.ALL)
     elif isinstance(arg, Operand):
         yield "null"
         for new in (arg.at + 64, arg.at - 64):
@@ -634,8 +634,8 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
             replace(arg, at=arg.at + 1024),
             replace(arg, by_rank=arg.by_rank + 1024),
         )
-        if arg.group:
-            yield replace(arg, group="")
+        if arg.group != plan.ALL:
+            yield replace(arg, group=plan.ALL)
     elif isinstance(arg, Layers):
         yield from other(arg)
     elif arg in ("c", "at"):

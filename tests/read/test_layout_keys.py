@@ -72,6 +72,11 @@ REFUSED = [
         "or all",
     ),
     (
+        "zero: {stage: 3, mics_shard_size: 4, states: all}",
+        "zero.states: all: mics_shard_size shares states over as many ranks as parameters; allowed: "
+        "shard, or zero.shard_size in its place",
+    ),
+    (
         "zero: {stage: 3, shard_size: 4, mics_shard_size: 4}",
         "zero.mics_shard_size: zero.shard_size says how many ranks share parameters; allowed: one of "
         "the two",

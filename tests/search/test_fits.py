@@ -251,6 +251,32 @@ def test_micro_batches_by_themselves_need_less() -> None:
     ]
 
 
+def test_replicas_may_share() -> None:
+    """Of states that each shard has whole, a memory that is full asks for sharing among all ranks;
+    then parameters, too."""
+    keys = ("zero.stage=3", "cluster.ranks=4", "zero.shard_size=2")
+    apart, states, all_ = (
+        planned("gpt-tiny", *BASE, *keys, *more).arena("cpu")
+        for more in (
+            ["zero.states=shard"],
+            [],
+            ["zero.shard_size=0", "train.recompute=full"],
+        )
+    )
+    assert apart > states > all_
+    for limit, first in (
+        (states, "zero.states=all"),
+        (all_, "zero.shard_size=0"),
+    ):
+        said = refused(
+            *keys, "zero.states=shard", f"cluster.memory.device={limit}"
+        )
+        assert first in ways(said)[0]
+        for way in ways(said):
+            some = planned("gpt-tiny", *BASE, *keys, "zero.states=shard", *way)
+            assert some.arena("cpu") <= limit
+
+
 def test_values_on_the_host_may_come_back() -> None:
     keys = (
         "zero.stage=3",

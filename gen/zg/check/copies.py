@@ -12,6 +12,7 @@ from ..facts import ops
 from ..facts.commands import BATCH, COMMANDS, Command, batch_numbers
 from ..facts.queues import QUEUES
 from ..plan.mesh import Along, Members, plus
+from ..plan.operand import by_place
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Came, Leaf, MicroBatch, Sum, Value, over_ranks
 from .memory import Run
@@ -26,17 +27,15 @@ REDUCTIONS = (
 
 
 class Place(NamedTuple):
-    """Bytes of a slot from `at` on, by_rank further for each place in a group; none: of all
-    ranks."""
+    """Bytes of a slot from `at` on, by_rank further for each place in a group."""
 
     buffer: Buffer
     at: int
-    by_rank: int = 0
-    group: Members | None = None
+    by_rank: int
+    group: Members
 
     def __str__(self) -> str:
-        group = self.group.name if self.group else "r"
-        rank = f"+{group}*{self.by_rank}" if self.by_rank else ""
+        rank = by_place(self.group.name, self.by_rank)
         return f"{self.buffer}+{self.at}{rank}"
 
 
@@ -204,7 +203,6 @@ class Moves(Order):
         part of it meets them all."""
         buffer, at, by_rank, group = where
         if by_rank:
-            group = group or self.every
             buffer.cut(by_rank, group)
             within = at % (by_rank * group.ranks)
             if self.W > 1 and not buffer.parted:
@@ -231,7 +229,7 @@ class Moves(Order):
         """What fills a place."""
         buffer, at, by_rank, group = where
         return (
-            buffer.read_own(at, by_rank, size, group or self.every)
+            buffer.read_own(at, by_rank, size, group)
             if by_rank
             else buffer.read(at, size)
         )
@@ -243,7 +241,7 @@ class Moves(Order):
     def put(self, where: Place, size: int, run: Run) -> None:
         buffer, at, by_rank, group = where
         if by_rank:
-            buffer.write_own(at, by_rank, size, run, group or self.every)
+            buffer.write_own(at, by_rank, size, run, group)
         else:
             buffer.write(at, size, run)
 
@@ -254,8 +252,11 @@ class Moves(Order):
         self.writes(where, size, run)
 
     def place(self, ref: Ref) -> Place:
-        group = self.groups[ref.group] if ref.by_rank else None
+        group = self.groups[ref.group]
         return Place(self.slot(ref), ref.at, ref.by_rank, group)
+
+    def first_slot(self, cls: str) -> Place:
+        return Place(self.bytes(cls, 0), 0, 0, self.every)
 
     def rank_part(self, where: Place, by_rank: int) -> Place:
         """The part of a place that belongs to this rank in the group of the step."""
@@ -263,8 +264,7 @@ class Moves(Order):
             return where._replace(by_rank=by_rank, group=self.group)
         if not by_rank:
             return where
-        group = where.group or self.every
-        by = plus(group.times(where.by_rank), self.group.times(by_rank))
+        by = plus(where.group.times(where.by_rank), self.group.times(by_rank))
         among = self.among(by, by_rank) or self.fail(
             f"{where}: no group has such parts"
         )

@@ -12,7 +12,7 @@ from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
 from ..facts.kernels import kernel as row_of
 from ..plan import operand as plan
 from ..plan.mesh import Along, Members, plus
-from ..plan.operand import Arg, Index, base
+from ..plan.operand import ALL, Arg, Index, base
 from ..plan.plan import STEP, Call, Fn, Plan, Ref, Step
 from .arrays import (
     EVERY,
@@ -38,11 +38,11 @@ CONTROL = ops.CTL  # bytes of a step's constants
 
 
 class Number(NamedTuple):
-    """of rank r: n + r * by_rank."""
+    """n, and by_rank more for each place in a group."""
 
     n: int
     by_rank: int = 0
-    group: str = ""
+    group: str = ALL
 
 
 class Part(NamedTuple):
@@ -175,7 +175,7 @@ class Effects(Moves):
             return arg
         if isinstance(arg, plan.Operand):
             ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
-            group = self.groups[arg.group or "all"]
+            group = self.groups[arg.group]
             return Place(self.slot(ref), ref.at + arg.at, arg.by_rank, group)
         if isinstance(arg, Index):
             more = formals.numbers[arg.more] if arg.more else 0
@@ -202,7 +202,7 @@ class Effects(Moves):
         there = l < flat.count
         if not even or not there or n.by_rank:
             self.fail(f"works on {elems} elements of {name}[{l}]")
-        group = self.groups[first.group or "all"]
+        group = self.groups[first.group]
         return Part(name, l, at, group.times(first.by_rank), elems)
 
     # ---- what places hold
@@ -306,7 +306,7 @@ class Effects(Moves):
         now = self.totals(sums, True)
         self.holds_sum(g, part)
         (store,) = self.p.stored("sum", part.flat)
-        over, group = self.groups.get(store.over), g.group or self.every
+        over, group = self.groups.get(store.over), g.group
         each = self.flats[part.flat].shard * self.p.parts(store)
         begin = over.times(each) if over else ()
         own = plus(begin, group.times(g.by_rank // 4))
@@ -435,7 +435,7 @@ class Effects(Moves):
         self, node: Place, stride: int, n: int, mask: int, counted: bool
     ) -> None:
         """Pending sums lie apart, in their class."""
-        ranks = (node.group or self.every).ranks
+        ranks = node.group.ranks
         end = (node.at + node.by_rank * (ranks - 1)) // 4 + n
         room = node.buffer.stride // 4
         most = room // max(1, mask.bit_count())
@@ -451,7 +451,7 @@ class Effects(Moves):
     ) -> None:
         """A tree's nodes behind the first, by `step` bytes from one to the next: nobody else's
         while it is not whole."""
-        place, size = Place(node.buffer, step), step * (nodes - 1)
+        place, size = node._replace(at=step, by_rank=0), step * (nodes - 1)
         mine = Run(Pending(one.flat, one.l))
         self.access(place, size, True)
         if node.by_rank:  # of parts by rank it is not known what lies behind

@@ -86,7 +86,7 @@ class Program(Units):
         want = Run(state, s.lo, s.width, owned)
         rest = self.groups[s.over].without(owned) if s.over else owned
         whole = s.parts > 1 or not s.over
-        among = self.among(rest, shard) if whole else None
+        among = whole and self.among(rest, shard) or self.every
         by_rank = shard * s.width if whole else 0
         place = Place(self.bytes(s.cls, l), s.at, by_rank, among)
         run = self.look(place, s.n * s.width)
@@ -205,7 +205,7 @@ class Program(Units):
                 0, self.classes[name].stride, Run(Value(name, "", micro_batch))
             )
         self.set_totals(
-            Place(self.bytes("sums", 0), 0),
+            self.first_slot("sums"),
             Totals(0, frozenset(), frozenset(), False),
         )
         self.run("eval")

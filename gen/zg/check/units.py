@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Key, Leaf, MicroBatch, State, Table, Totals, Value
-from .copies import Place, told
+from .copies import told
 from .effects import SUMS, Effects
 from .fns import Facts
 from .kernels import BODIES, SCALED
@@ -251,7 +251,7 @@ class Units(Effects):
             self.fail(f"{table} holds {told(run)}")
 
     def scaled(self) -> None:
-        now = self.control(Place(self.bytes("ctl", 0), 0))
+        now = self.control(self.first_slot("ctl"))
         if now.step != self.now:
             self.fail(f"the scale is of another step: {now}")
 
@@ -344,6 +344,6 @@ class Units(Effects):
                 f"sums[0] holds {told(run)}: not cleared, or it has this loss"
             )
         self.set_totals(
-            Place(self.bytes("sums", 0), 0),
+            self.first_slot("sums"),
             now._replace(losses=now.losses | {micro_batch}),
         )

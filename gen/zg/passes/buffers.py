@@ -139,20 +139,20 @@ def _between(
 ) -> list[Wanted]:
     """Slots between two levels: sums of gradients on their way up, and what comes from other hosts
     on its way down."""
-    ranks = {g.name: g.ranks for g in shards.grid.groups()}
-    most = {"intra": 0, "inter": 0}
+    most: dict[str, int] = {}
     for step in (x for s in schedule.sections for x in s.steps):
         numbers = {i.name: i.value for i in step.ints}
-        for r in step.outs:
-            if r.cls == "intra":
-                most["intra"] = max(most["intra"], r.at + 4 * numbers["n"])
-            elif r.cls == "inter":
-                whole = numbers["step"] * ranks[step.group]
-                most["inter"] = max(most["inter"], whole)
+        for r in (r for r in step.outs if r.cls in ("intra", "inter")):
+            size = (
+                r.at + 4 * numbers["n"]
+                if r.cls == "intra"
+                else numbers["step"] * shards.grid.sizes[step.group]
+            )
+            most[r.cls] = max(most.get(r.cls, 0), size)
     return [
-        Wanted(name, turns[name], size, readers="peers")
-        for name, size in most.items()
-        if size
+        Wanted(name, turns[name], most[name], readers="peers")
+        for name in ("intra", "inter")
+        if name in most
     ]
 
 
@@ -247,9 +247,9 @@ def _inbox(
     shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
 ) -> list[Wanted]:
     """Where pieces of peers' leaves come, which are read in place where memory is shared."""
-    ranks = {g.name: g.ranks for g in shards.grid.groups()}
     brought = [
-        i.value * (ranks[step.group] if step.op == "alltoall" else 1)
+        i.value
+        * (shards.grid.sizes[step.group] if step.op == "alltoall" else 1)
         for s in schedule.sections
         for step in s.steps
         if step.op in steps.REDUCES.values()

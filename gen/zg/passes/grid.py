@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..plan.operand import Names
 from ..plan.plan import ALL, Axis, Group
@@ -84,6 +85,11 @@ class Grid:
             for hi in range(lo + 1, len(names) + 1)
         ]
         return every, *out
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Ranks of each group."""
+        return {g.name: g.ranks for g in self.groups()}
 
     def level(self, lo: int, hi: int) -> Level:
         return Level(self.group(lo, hi), self.size(lo, hi), lo, hi)

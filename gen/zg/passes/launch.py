@@ -203,9 +203,7 @@ class _Maker:
         if not group:
             return Index(whole, 0, at, more)
         share = self.shards.share(f, depth)
-        return Index(
-            whole, share, at, more, "" if group == plan.ALL else group
-        )
+        return Index(whole, share, at, more, group)
 
     def part(
         self, name: str, f: Flat, kept: int, depth: int, width: int
@@ -215,7 +213,7 @@ class _Maker:
         if not group:
             return Operand(name)
         step = self.shards.share(f, depth) * width
-        return Operand(name, 0, step, group="" if group == plan.ALL else group)
+        return Operand(name, 0, step, group=group)
 
     def sums(self, f: Flat) -> None:
         """Leaves to sums, and their norm."""

@@ -64,7 +64,6 @@ class _Maker(Steps):
     def batch(self) -> None:
         """The tokens of this rank's micro-batches, which are numbered as leaves are summed: what a
         level adds follows each other, as do the levels."""
-        sizes = {g.name: g.ranks for g in self.shards.grid.groups()}
         ranks, more = [], 1
         for level in self.sums.order.levels:
             if level == STEP:
@@ -72,7 +71,7 @@ class _Maker(Steps):
                 more *= self.spec.micro_batches
             else:
                 ranks.append(Int(of_group(level), more))
-                more *= sizes[level]
+                more *= self.shards.grid.sizes[level]
         for g in range(self.together):
             number = Int(
                 "micro_batch",

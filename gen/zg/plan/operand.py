@@ -8,23 +8,30 @@ from dataclasses import dataclass, field
 Names = tuple[str, ...]
 Ints = tuple[int, ...]
 
+ALL = "all"  # the group of every rank, in order of rank
+
+
+def by_place(group: str, n: int) -> str:
+    """The text of a number that is n times a rank's place in a group; r: the rank itself."""
+    return f"+{'r' if group == ALL else group}*{n}" if n else ""
+
 
 @dataclass(frozen=True)
 class Operand:
-    """Bytes into what a function takes, or into a class that has one slot: from `at` on, of each
-    rank by so many further, and in each round of a loop. name: of the parameter or value that lies
-    there, for readers; two operands are the same wherever they are the same place. In text
-    BASE+AT+r*BYTES+c*BYTES:NAME."""
+    """Bytes into what a function takes, or into a class that has one slot: from `at` on, by so many
+    further for each place in a group, and in each round of a loop. name: of the parameter or value
+    that lies there, for readers; two operands are the same wherever they are the same place. In
+    text BASE+AT+r*BYTES+c*BYTES:NAME."""
 
     base: str
     at: int = 0
     by_rank: int = 0
     by_round: int = 0
     name: str = field(default="", compare=False)
-    group: str = ""  # in which a rank's place counts; '': of all ranks
+    group: str = ALL
 
     def __str__(self) -> str:
-        rank = f"+{self.group or 'r'}*{self.by_rank}" if self.by_rank else ""
+        rank = by_place(self.group, self.by_rank)
         round_ = f"+c*{self.by_round}" if self.by_round else ""
         name = f":{self.name}" if self.name else ""
         return f"{self.base}+{self.at}{rank}{round_}{name}"
@@ -32,18 +39,18 @@ class Operand:
 
 @dataclass(frozen=True)
 class Index:
-    """The number of an element of a flat: from `at` on, of each instance and each rank by so many
-    further; behind these the number `more` that the function takes. In text
+    """The number of an element of a flat: from `at` on, by so many further for each instance and
+    each place in a group; behind these the number `more` that the function takes. In text
     l*ELEMENTS+r*ELEMENTS+AT+MORE."""
 
     by_layer: int
     by_rank: int = 0
     at: int = 0
     more: str = ""
-    group: str = ""
+    group: str = ALL
 
     def __str__(self) -> str:
-        rank = f"+{self.group or 'r'}*{self.by_rank}" if self.by_rank else ""
+        rank = by_place(self.group, self.by_rank)
         at = f"+{self.at}" if self.at else ""
         return f"l*{self.by_layer}{rank}{at}" + (
             f"+{self.more}" if self.more else ""

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .operand import Arg, Ints, Layers, Names
+from .operand import ALL as ALL
+from .operand import Arg, Ints, Layers, Names, by_place
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
 
-ALL = "all"  # the group of every rank, in order of rank
 STEP = "step"  # as a level of a sum: a rank's own micro-batches
 
 
@@ -313,11 +313,11 @@ class Ref:
     at: int = 0
     last: bool = False
     by_rank: int = 0
-    group: str = ""
+    group: str = ALL
 
     def __str__(self) -> str:
         at, mark = f"+{self.at}" if self.at else "", "!" if self.last else ""
-        rank = f"+{self.group}*{self.by_rank}" if self.by_rank else ""
+        rank = by_place(self.group, self.by_rank)
         return f"{self.cls}[{self.index}]{at}{rank}{mark}"
 
 

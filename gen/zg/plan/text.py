@@ -231,14 +231,18 @@ _INDEX = re.compile(
 _LAYERS = re.compile(r"^l:\d+(?:,\d+)*$")
 
 
+def _group(text: str | None) -> str:
+    return ALL if text in (None, "r") else text
+
+
 def arg(text: str) -> Arg:
     """An operand of a call."""
     if m := _OPERAND.match(text):
         by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
-        group = "" if m[3] in (None, "r") else m[3]
+        group = _group(m[3])
         return Operand(m[1], int(m[2]), by_rank, by_round, m[6] or "", group)
     if m := _INDEX.match(text):
-        group = "" if m[2] in (None, "r") else m[2]
+        group = _group(m[2])
         by_rank, at = int(m[3] or 0), int(m[4] or 0)
         return Index(int(m[1]), by_rank, at, m[5] or "", group)
     if _LAYERS.match(text):

@@ -4,7 +4,7 @@ parameters, and those that share states.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from .schema import Cluster, Zero
 
@@ -35,7 +35,7 @@ def _hosts(ranks: int, local: int, wrong: Wrong) -> None:
         )
 
 
-def _key(z: Zero, wrong: Wrong) -> str:
+def _key(z: Zero, given: Container[str], wrong: Wrong) -> str:
     """The key that says how many ranks share parameters; '': none does."""
     said = {
         "zero.shard_size": z.shard_size > 0,
@@ -48,6 +48,12 @@ def _key(z: Zero, wrong: Wrong) -> str:
             found[1],
             f"{found[0]} says how many ranks share parameters",
             "one of the two",
+        )
+    if z.mics_shard_size > 0 and z.states == "all" and "zero.states" in given:
+        raise wrong(
+            "zero.states",
+            "all: mics_shard_size shares states over as many ranks as parameters",
+            "shard, or zero.shard_size in its place",
         )
     if not found and z.states == "shard":
         raise wrong(
@@ -109,9 +115,10 @@ def _beside(z: Zero, key: str, wrong: Wrong) -> None:
         )
 
 
-def agree(c: Cluster, z: Zero, wrong: Wrong) -> None:
-    """Refuses keys that contradict each other. One rank has all, whatever they say."""
-    key = _key(z, wrong)
+def agree(c: Cluster, z: Zero, given: Container[str], wrong: Wrong) -> None:
+    """Refuses keys that contradict each other; given: the keys that the spec has. One rank has all,
+    whatever they say."""
+    key = _key(z, given, wrong)
     if c.ranks > 1:
         _hosts(c.ranks, c.local, wrong)
     if key and c.ranks > 1:

@@ -552,7 +552,7 @@ def _activations(s: Spec) -> None:
 
 
 def _layout(s: Spec) -> None:
-    layout.agree(s.cluster, s.zero, s.wrong)
+    layout.agree(s.cluster, s.zero, s.places, s.wrong)
 
 
 AGREE = (

@@ -53,11 +53,15 @@ class Setting:
 
 
 # Settings of unlike keys may be taken together; agree() knows which exclude each other. What prices
-# stand for: gathers for each micro-batch, those of stage 3, an update on the host, parameters from
-# there, a disk, a second forward, copies beside the work.
+# stand for: gathers for each micro-batch, those of stage 3, new parameters for replicas, gathers
+# from all ranks, an update on the host, parameters from there, a disk, a second forward, copies
+# beside the work.
 KNOBS = (
     Setting("train.accumulate", "micro_batches", "micro_batches", 16),
     Setting("zero.stage", "3", 3, 10),
+    Setting("zero.states", "shard", "shard"),
+    Setting("zero.states", "all", "all", 4),
+    Setting("zero.shard_size", "0", 0, 12),
     Setting("zero.offload_optimizer.device", "none", "none"),
     Setting("zero.offload_optimizer.device", "cpu", "cpu", 40, "optimizer"),
     Setting("zero.offload_optimizer.device", "nvme", "nvme", 100),

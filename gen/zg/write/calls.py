@@ -18,7 +18,16 @@ from ..plan import plan
 from ..plan.operand import Index, Layers, Operand, base
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, number, of_call, of_unit
-from .tables import DOES, comment, flat_names, launch_name, lower, upper, wrap
+from .tables import (
+    DOES,
+    comment,
+    flat_names,
+    launch_name,
+    lower,
+    place,
+    upper,
+    wrap,
+)
 
 WORDS = {"null": "NULL", "recipe": "&recipe", "c": "c"}
 TEMPORARY = "tmp"
@@ -98,11 +107,6 @@ def tries(unit: str, name: str) -> Iterator[str]:
     yield f"{upper(unit)}_{plain}"
     for n in itertools.count(2):
         yield f"{upper(unit)}_{plain}_{n}"
-
-
-def place(group: str) -> str:
-    """This rank's number in a group."""
-    return f"PLACE({upper(group)})" if group else "RANK"
 
 
 class Calls:
@@ -254,11 +258,11 @@ class Calls:
         return " + ".join(terms)
 
     def bytes(self, fn: plan.Fn, n: int) -> str:
-        """So many bytes of each rank: of a shard, where they are that."""
-        f = self.flats.get(unit_of(fn))
-        for width in ops.BYTES.values() if f else ():
-            if f and n == width * f.shard:
-                return f"{width} * {self.flat_number(fn, f.shard)}"
+        """So many bytes for each rank: of elements of a flat, where their number has a name."""
+        for width in ops.BYTES.values():
+            elems = self.flat_number(fn, n // width)
+            if n % width == 0 and not elems.isdigit():
+                return f"{width} * {elems}"
         return number(n)
 
     def place(self, fn: plan.Fn, arg: Operand, own: _Own) -> str:

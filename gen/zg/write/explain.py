@@ -187,7 +187,7 @@ def _hosts(p: Plan) -> list[str]:
     wide = max(len(name) for name, _ in cost.schemes(p))
     lines = [
         "",
-        f"sent by each host of {h.local} ranks to others in a training step "
+        f"sent by each host of {h.local} rank{'s'[: h.local > 1]} to others in a training step "
         f"({h.ranks // h.local} hosts)",
         f"  {'here':<{wide}}{cost.sent_by_host(p):>20,} bytes",
     ]

@@ -24,6 +24,7 @@ from .tables import (
     flat_names,
     linear,
     lower,
+    place,
     upper,
     wrap,
 )
@@ -155,7 +156,7 @@ class Steps:
         what = replace(
             self.sizes.counted(s), name="", width=self.sizes.width(r.cls)
         )
-        return f"PLACE({upper(r.group)}) * {self.sizes.said(what, r.by_rank)}"
+        return f"{place(r.group)} * {self.sizes.said(what, r.by_rank)}"
 
     def given(self, s: Step, i: plan.Int, text: str) -> str:
         """A number of a step."""
@@ -205,9 +206,8 @@ class Steps:
         *ranks, last = ints
         places = []
         for each, name in zip(ranks, self.p.head.order.groups, strict=True):
-            place = "RANK" if name == plan.ALL else f"PLACE({upper(name)})"
-            by = ints[each]
-            places.append(place if by == "1" else f"{by} * {place}")
+            by = f"{ints[each]} * " * (ints[each] != "1")
+            places.append(by + place(name))
         micro_batch = plus(*places, ints[last])
         if self.p.together == 1:
             return f"zr_batch(z, {micro_batch});"

@@ -188,6 +188,11 @@ def _meets(p: Plan) -> list[str]:
     ]
 
 
+def place(group: str) -> str:
+    """This rank's number in a group."""
+    return "RANK" if group == plan.ALL else f"PLACE({upper(group)})"
+
+
 def owners(p: Plan) -> str:
     """The group in whose order ranks own shards; '': that of all, in order of rank."""
     (found,) = {f.owners for f in p.flats}
