@@ -124,12 +124,12 @@ def join(switch: Host, host: Host, port: str) -> None:
 def network(count: int) -> Iterator[list[Host]]:
     """So many hosts, and the switch between them"""
     found: list[Host] = []
-    namespaces.need_own_root()
     namespaces.need((*APART, *(() if is_root() else ("-r",)), "true"))
     try:
         switch = made("switch", "", None)
         found.append(switch)
         there = switch.at()
+        namespaces.need_own_root(*there)
         sh(*there, "ip", "link", "add", "br0", "type", "bridge")
         sh(*there, "ip", "link", "set", "br0", "up")
         for n in range(1, count + 1):
