@@ -36,7 +36,7 @@ void zr_groups_open(zr *z)
     z->group = zr_get(z, p->ngroups, sizeof *z->group);
     for (int g = 0; g < p->ngroups; g++) {
         zr_members *m = z->group + g;
-        int axes = ranks_of(p, g), ranks = axes > 1 || g ? axes : z->ranks;
+        int ranks = g ? ranks_of(p, g) : z->ranks; /* the first has all, and no axes */
         if (p->groups[g].ranks != ranks)
             zr_fail(z, ZR_DISAGREE, "group %s has %d ranks, its axes %d; generate the program anew",
                     p->groups[g].name, p->groups[g].ranks, ranks);

@@ -498,7 +498,8 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
              moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N);
     if (p->local && p->local < z->ranks)
         zr_print(z, STDOUT_FILENO,
-                 "hosts of %d rank%s: %" PRId64 " of these bytes are from other hosts; a host sends "
+                 "hosts of %d rank%s: %" PRId64
+                 " of these bytes are from other hosts; a host sends "
                  "%" PRId64 " to others in a step\n",
                  p->local, &"s"[p->local == 1], moved[ZR_FAR] / N, moved[ZR_FAR] / N * p->local);
     if (p->filed)

@@ -112,13 +112,13 @@ static const char *tensor_of(const zr *z, const zr_state *s)
     return "numbers of the step";
 }
 
-static void differs(zr *z, const zr_state *s, const char *whose)
+static void differs(zr *z, const zr_state *s, const char *how)
 {
     zr_fail(z, ZR_ENVIRONMENT,
-            "after step %" PRId64 " this rank's %s (%s and what lies with it) is not %s "
+            "after step %" PRId64 " this rank's %s (%s and what lies with it) %s "
             "(--verify-every): a memory or a processor is at fault, here or there; go on from a "
             "checkpoint on other hosts",
-            (int64_t)z->step, s->what, tensor_of(z, s), whose);
+            (int64_t)z->step, s->what, tensor_of(z, s), how);
 }
 
 /* What every rank has is compared with rank 0's. Where the ranks of a group share it, those
@@ -130,7 +130,7 @@ static void compare_copies(zr *z, const zr_state *s)
     uint64_t mine = hash_row(z, s), first = mine;
     if (places == 1) {
         zr_tell(z, &first, sizeof first);
-        if (first != mine) differs(z, s, "rank 0's");
+        if (first != mine) differs(z, s, "is not rank 0's");
         return;
     }
     int own = z->group[s->over].place;
@@ -138,7 +138,7 @@ static void compare_copies(zr *z, const zr_state *s)
         uint64_t sum[2] = {own == place ? mine : 0, own == place + 1 ? mine : 0};
         zr_total(z, sum);
         if (own / 2 == place / 2 && sum[own % 2] != mine * (uint64_t)copies)
-            differs(z, s, "that of the others at its place");
+            differs(z, s, "and its copies on other ranks are not alike");
     }
 }
 

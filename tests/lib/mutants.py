@@ -881,8 +881,8 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
 
 
 def of_levels(p: Plan) -> Iterator[Mutant]:
-    """A level of a sum dropped, moved by one, or another group's; axes that lie elsewhere; a group
-    whose places count along its axes in another order."""
+    """A level of a sum dropped, moved by one, or another group's; axes that lie elsewhere; hosts
+    that cut them; a group whose places count along its axes in another order."""
     levels, groups = p.head.order.levels, [g.name for g in p.groups]
     others = [without(levels, n) for n in range(len(levels))]
     others += [
@@ -904,6 +904,10 @@ def of_levels(p: Plan) -> Iterator[Mutant]:
         x, y = p.axes[a], p.axes[b]
         axes = put(p.axes, a, replace(x, stride=y.stride))
         yield Mutant(f"{x.name} {y.stride} apart", replace(p, axes=axes))
+    for n in range(2, p.head.ranks):
+        if any(a.stride < n < a.stride * a.size for a in p.axes):
+            head = replace(p.head, local=n)
+            yield Mutant(f"hosts of {n} ranks", replace(p, head=head))
     for n, g in enumerate(p.groups):
         for axes in (g.axes[::-1], g.axes[:-1]):
             if axes != g.axes:

@@ -78,6 +78,13 @@ def test_what_an_update_moves(
     assert told in explain.explain(p)
 
 
+def test_an_update_of_replicas_moves_more() -> None:
+    """Two ranks that share states have half of all each, whatever other sets there are."""
+    keys = ("cluster.ranks=4", "train.global_batch=8", "zero.shard_size=2")
+    p = planned("gpt2-124m", *keys, "zero.stage=3", "zero.states=shard")
+    assert cost.update(p) == 2 * 28 * sum(f.count * f.shard for f in p.flats)
+
+
 def test_what_is_frozen_moves_nothing() -> None:
     whole, lora = (
         planned("gpt2-124m", *sets)
@@ -280,6 +287,27 @@ def test_too_many_pieces_name_the_least_bucket() -> None:
     ):
         planned("gpt2-124m", *keys, "zero.reduce_bucket_size=1")
     planned("gpt2-124m", *keys, "zero.reduce_bucket_size=40960")
+
+
+@pytest.mark.parametrize(
+    "key", ["zero.reduce_bucket_size", "zero.allgather_bucket_size"]
+)
+def test_the_least_bucket_of_shards_side_by_side(key: str) -> None:
+    """Where a host's ranks share what others share further, pieces are of several shards."""
+    keys = (
+        "cluster.ranks=16",
+        "cluster.local=4",
+        "zero.shard_size=4",
+        "zero.stage=3",
+        "train.global_batch=32",
+        "train.micro_batch=1",
+    )
+    with pytest.raises(spec.SpecError, match=f"{key}: cuts") as e:
+        planned("gpt2-124m", *keys, f"{key}=1")
+    least = int(re.search(r"at least (\d+)", str(e.value))[1])
+    planned("gpt2-124m", *keys, f"{key}={least}")
+    with pytest.raises(spec.SpecError, match=f"{key}: cuts"):
+        planned("gpt2-124m", *keys, f"{key}={least - 1}")
 
 
 def test_bits_of_the_counter() -> None:

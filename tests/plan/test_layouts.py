@@ -108,6 +108,9 @@ LAYOUTS = [Layout(*row) for row in (
     # a host of 6 ranks: gathers in levels, a flat sum
     (12, 6, 0, "all", 3, 2, EACH, "f32", "owners,step", "owners owners owners", HOST),
     (12, 6, 6, "shard", 3, 1, EACH, "bf16", "owners,step", "shard shard shard", HOST),
+    (12, 6, 2, "all", 3, 4, EACH, "f32", "shard,step,replica_hosts", "shard owners shard",
+     "no node of 24, so a host's gradients are not summed before they leave it: each rank gets 3 "
+     "pieces from other hosts instead of 1"),
     # no node of a set's micro-batches: replicas meet in each
     (8, 4, 4, "all", 3, 3, EACH, "f32", "shard,replica,step", "shard owners owners",
      NO_NODE.format(16, 3, 4) + ", so replicas meet in each of them"),

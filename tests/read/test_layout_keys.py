@@ -55,8 +55,8 @@ REFUSED = [
     ),
     (
         "zero: {stage: 0, shard_size: 4}",
-        "zero.shard_size: at stage 0 every rank has all parameters and states; allowed: zero.stage 3 "
-        "beside it, or 0",
+        "zero.shard_size: at stage 0 every rank has all parameters and states; allowed: zero.stage 1, "
+        "2 or 3 beside it, or zero.shard_size 0",
     ),
     (
         "zero: {stage: 2, mics_shard_size: 4}",
@@ -94,7 +94,7 @@ REFUSED = [
         "zero: {stage: 3, shard_size: 4, states: shard, offload_optimizer: {device: cpu}}",
         "zero.states: with an offloaded optimizer each rank would keep the states of other ranks' "
         "shards on its host, too; allowed: zero.shard_size and zero.states all, which has the same "
-        "bits and takes less",
+        r"bits and takes less \(beside a ds_config.json: by --set, or in the spec\)",
     ),
     (
         "zero: {stage: 3, mics_shard_size: 4, offload_optimizer: {device: cpu}}",

@@ -122,6 +122,24 @@ def test_ranks_that_are_dealt_over_hosts_are_refused(
 
 
 @pytest.mark.slow
+def test_hosts_of_fewer_ranks_are_refused(
+    tokens: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """What mends it is the most ranks in a row that every host has."""
+    way = ("cluster.ranks=8", "zero.stage=3", "cluster.local=4")
+    _, made = programs("gpt", *way)
+    with hosts.network(4) as four:
+        said = ("--data", tokens, "--steps", 1)
+        where = {"hosts": four, "folder": tmp_path}
+        refused = hosts.ended(mpirun(made, 8, *said, **where))
+    assert refused.returncode == 4 and re.search(
+        r"rank 2 .* another host than rank 0 .* generate with cluster.local: 2$",
+        refused.stderr,
+        re.M,
+    ), refused.stderr
+
+
+@pytest.mark.slow
 def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
     _, made = programs("gpt", "cluster.ranks=2")
     run = hosts.ended(mpirun(made, 1, "--data", tokens, "--steps", 1))

@@ -17,6 +17,12 @@ BF16 = "train.precision=bf16"
 RANKS = ("cluster.ranks=3", "train.global_batch=12")
 HOSTS = ("cluster.ranks=6", "cluster.local=2", "zero.shard_size=2")
 SETS = (*HOSTS, "zero.states=shard")
+FOURS = (
+    "cluster.ranks=8",
+    "train.global_batch=16",
+    "zero.shard_size=4",
+    SETS[-1],
+)
 THRESHOLD = "zero.stage3_param_persistence_threshold"
 HOST = "zero.offload_optimizer={device: cpu, ratio: 0.5}"
 WAYS = {
@@ -120,7 +126,8 @@ def test_nothing_is_allocated(data: Path) -> None:
         assert done.code == 0, done.err
 
 
-# What is changed on rank 1, in the last bit of a byte; as which row; where it lies.
+# What is changed on rank 1 (of sets of four, 3), in the last bit of a byte; as which row; where it
+# lies.
 DAMAGES = {
     "parameters of a stage with sharded masters": (
         (BF16, "zero.stage=1"),
@@ -157,6 +164,11 @@ DAMAGES = {
         "PARAM_BLOCK(2) + 4100",
         r"master \(h.%d",
     ),
+    "masters that sets of four share": (
+        (*FOURS, "zero.stage=3", f"{THRESHOLD}=0"),
+        "PARAM_BLOCK(2) + 4100",
+        r"master \(h.%d",
+    ),
     "moments that hosts share": (
         (*SETS, "zero.stage=2"),
         "V_BLOCK(1) + 8",
@@ -172,11 +184,13 @@ def test_a_copy_that_has_changed_ends_the_run(
 ) -> None:
     """Before anything of that step is saved. Of copies that a group's ranks have, each says so."""
     keys, place, row = DAMAGES[what]
-    ranks = "[135]" if HOSTS[0] in keys else "1"
+    where, ranks = (3, "[37]") if FOURS[0] in keys else (1, "1")
+    if HOSTS[0] in keys:
+        ranks = "[135]"
     whole = made(*RANKS, *keys)
     report = "FN(report) {"
     assert whole.count(report) == 1
-    turn = "static int64_t n; if (++n == 3 && RANK == 1)"
+    turn = f"static int64_t n; if (++n == 3 && RANK == {where})"
     flip = f"((char *)a)[{place}] ^= 1;"
     binary = trainer.build(whole.replace(report, f"{report} {turn} {flip}"))
     saved = tmp_path / "saved"

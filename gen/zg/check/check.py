@@ -274,7 +274,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 
 @refusing
 def _flats(p: Plan) -> None:
-    """One group has all ranks. Flats and tensors have their own names; all parameters are there."""
+    """Groups are of one grid. Flats and tensors have their own names; all parameters are there."""
     flats = {f.name: f for f in p.flats}
     _groups(p)
     if len(flats) < len(p.flats):

@@ -19,9 +19,7 @@ where it gathers or reduces; where it exchanges, for its peers of the same host.
 
 from __future__ import annotations
 
-import math
-
-from ..plan.plan import Group, Head, Plan
+from ..plan.plan import Head, Plan
 
 LIBRARIES = 6 * 2**30 // 10
 PEER = 12 * 2**20  # for a channel
@@ -64,22 +62,13 @@ def nccl(target: str, ranks: int, margin: int = 0, fast: bool = False) -> int:
     return pairs + rings(margin, fast)
 
 
-def _near(p: Plan, g: Group) -> int:
-    """Ranks of a group on one host, no more than a node has."""
-    local = p.head.local or p.head.ranks
-    if not g.axes:
-        return min(local, NODE)
-    inside = (a for a in p.axes if a.name in g.axes and a.stride < local)
-    return min(math.prod(a.size for a in inside), NODE)
-
-
 def _grouped(p: Plan) -> int:
     """Of the communicators of several groups. That of all ranks has one block."""
     margin, size = kept(p.head), 0
     wide = blocks(margin) or RINGS
     for (_, name), ops in p.meetings.items():
         if "alltoall" in ops:
-            peers = _near(p, p.group(name)) - 1
+            peers = min(p.on_host(name), NODE) - 1
             size += PEER * channels(margin) * peers
         if ops & {"gather", "reducescatter"}:
             size += RING * wide

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..plan.plan import Events, Int, Ref
 from .hops import Hop, Ring, free, full, move
 from .levels import Phase
-from .pieces import Span
+from .pieces import Moved, Span
 from .rings import Leaf, Use
 from .shard import Flat
 from .steps import Steps
@@ -83,11 +83,11 @@ def pieces(m: Steps, f: Flat) -> list[Span]:
     """(offset, elements) of a shard's pieces on their way to the host's sum."""
     level, moved = m.sums.phases[-1].level, [(0, f.shard)]
     if level:
-        moved = m.cut(f.shard, "reduce_bucket_size", level.ranks)
+        moved = m.cut(f.shard, "reduce_bucket_size", m.across(level))
     return [
         (o + at, n)
         for o, size in moved
-        for at, n in m.cut(size, "sub_group_size", 1)
+        for at, n in m.cut(size, "sub_group_size", Moved())
     ]
 
 
@@ -140,7 +140,7 @@ class _Way:
             )
             return
         share = m.shards.share(self.f, x.depth)
-        cut = m.cut(share, "reduce_bucket_size", x.level.ranks)
+        cut = m.cut(share, "reduce_bucket_size", m.across(x.level))
         for n, (o, size) in enumerate(cut):
             ends = n == 0, n == len(cut) - 1
             self.piece(x, source.piece(o, *ends), target.piece(o, *ends), size)

@@ -1,9 +1,8 @@
 """grid.py -- pass 1, its first part: the grid of ranks.
 
 Axes run from the nearest ranks to the farthest. `cluster.local` cuts them where a host ends,
-`zero.shard_size` where a set of ranks ends that has all parameters once. A state is shared by the
-ranks along the first so many axes, its `depth`: 0 is whole on every rank, all axes a shard of its
-own for each rank.
+`zero.shard_size` where a set of ranks ends that has all parameters once. Depth d: the ranks along
+the nearest d axes share a state; 0: each rank has all of it; all axes: each has a shard of its own.
 
 Shards are numbered so that the nearest axis counts slowest: what a rank has at any depth is a run
 of shards, and a gather from one depth to a lesser one brings runs side by side.
@@ -62,6 +61,7 @@ class Grid:
             return ""
         if hi - lo == self.depth:
             return OWNERS if self.axes else ALL
+        # Where a host shares parameters, its group is `shard`.
         known = {(0, self.host): "local", (0, self.shared): "shard"}
         return known.get((lo, hi)) or "_".join(
             a.name for a in self.axes[lo:hi]

@@ -40,19 +40,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sums:
-    """How gradients are summed. depth: of the sums that a rank keeps; host: they lie in the host
-    arena; pending: a rank's own micro-batches are added in the class `pending`, one unit at a time,
-    and reduced from there; block: leaves of a tree of what is counted, nodes and mask its pending
-    sums. No phases: a step's only leaf is its sum."""
+    """How gradients are summed."""
 
     order: Order
-    phases: tuple[Phase, ...]
-    depth: int
-    host: bool
+    phases: tuple[Phase, ...]  # none: a step's only leaf is its sum
+    depth: int  # of the sums that a rank keeps
+    host: bool  # they lie in the host arena
+    # A rank's own micro-batches are added in the class `pending`, one unit at a time, and reduced
+    # from there.
     pending: bool
-    block: int
-    nodes: int
-    mask: int
+    block: int  # leaves of a tree of what is counted
+    nodes: int  # its pending sums
+    mask: int  # one bit for each of them
     notes: Names
 
     @property
@@ -86,7 +85,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class _Levels:
-    """levels of ranks, nearest first; step: the depth behind which a rank adds its own
+    """levels of ranks, nearest first; step: the depth after which a rank adds its own
     micro-batches."""
 
     levels: list[Level]
@@ -284,7 +283,7 @@ def sums(spec: Spec, grid: Grid, states: int) -> Sums:
 
 def tree_nodes(micro_batches: int, each: int, block: int) -> tuple[int, int]:
     """Pending sums and their mask: the bits set in any count of leaves at a micro-batch's end,
-    where a micro-batch has so many; above those of a block there is one bit, of whole blocks."""
+    where a micro-batch has so many; counts of a block or more share one bit."""
     whole = block if (micro_batches - 1) * each >= block else 0
     mask = _counts(micro_batches, each) & (block - 1) | whole
     return max(1, bin(mask).count("1")), mask

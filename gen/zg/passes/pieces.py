@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..read.spec import Spec, Zero
 from .shard import Flat
@@ -14,31 +15,42 @@ ALL = 12 * SHARD  # of all shards of a rank
 Span = tuple[int, int]  # an offset or how many, and elements
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Shards that move: `parts` of them side by side, by pieces of `ranks` ranks at once."""
+
+    ranks: int = 1
+    parts: int = 1
+
+
 def cut(
     spec: Spec,
     flats: Sequence[Flat],
     shard: int,
     key: str,
-    ranks: int,
+    of: Moved,
     unit: int,
+    others: Iterable[Moved],
 ) -> list[Span]:
-    """(offset, elements) of each piece of a shard; the key of `zero` counts what `ranks` ranks move
-    at once, and a piece is a multiple of `unit`."""
+    """(offset, elements) of each piece of what moves; a piece is a multiple of `unit`. The key of
+    `zero` counts what all ranks move at once. Refuses it where it makes too many, and names what is
+    enough for all that moves by it."""
     asked = getattr(spec.zero, key) or getattr(Zero, key)
-    most = max(unit, asked // ranks // unit * unit)
+    most = max(unit, asked // of.ranks // unit * unit)
     near = key == "sub_group_size"  # what stays on the device is not cut
-    sizes = [(f.count, f.shard - f.near * near) for f in flats]
+
+    def sizes(x: Moved) -> list[Span]:
+        return [(f.count, (f.shard - f.near * near) * x.parts) for f in flats]
+
+    count = _count(sizes(of), most)
     if shard > SHARD * most:
         what = f"a shard of {shard} elements into {-(-shard // most)} pieces, more than {SHARD}"
-    elif _count(sizes, most) > ALL:
-        what = f"the shards of all units into {_count(sizes, most)} pieces, more than {ALL}"
+    elif count > ALL:
+        what = f"the shards of all units into {count} pieces, more than {ALL}"
     else:
         return [(o, min(most, shard - o)) for o in range(0, shard, most)]
-    raise spec.wrong(
-        f"zero.{key}",
-        f"cuts {what}",
-        f"at least {_least(sizes, unit) * ranks}",
-    )
+    least = max(_least(sizes(x), unit) * x.ranks for x in (of, *others))
+    raise spec.wrong(f"zero.{key}", f"cuts {what}", f"at least {least}")
 
 
 def _count(sizes: list[Span], most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ..plan.plan import ALL, Event, Int, Ref, Step
@@ -10,7 +11,7 @@ from . import pieces
 from .grid import Level
 from .hops import Hop, Ring, end
 from .operands import Operands
-from .pieces import Span
+from .pieces import Moved, Span
 from .rings import Gathered, Use
 from .shard import BLOCK, PAGE, Flat
 
@@ -41,7 +42,7 @@ class Steps(Operands):
         self.intra = Ring("intra", slots)
         self.inter = Ring("inter", slots)
         self.level = self.brought = 0  # so far, to slots of intra, and inter
-        self.cuts: dict[tuple[int, str, int, int], list[Span]] = {}
+        self.cuts: dict[tuple[int, str, Moved, int], list[Span]] = {}
         # An update needs more of the sums than the last level leaves a rank.
         self.sums_spread = self.shards.states < self.sums.ends and self.W > 1
         self.reduces = REDUCES[
@@ -75,12 +76,8 @@ class Steps(Operands):
             self.spec.zero.offload_optimizer.device,
             self.spec.zero.offload_param.device,
         )
-        cut = self.cut(
-            f.shard - f.near,
-            "sub_group_size",
-            1,
-            PAGE // 2 if filed else BLOCK,
-        )
+        unit = PAGE // 2 if filed else BLOCK
+        cut = self.cut(f.shard - f.near, "sub_group_size", Moved(), unit)
         return [(f.near + at, n) for at, n in cut]
 
     # ---- uses
@@ -180,13 +177,34 @@ class Steps(Operands):
     # ---- collectives, in pieces of at most a bucket
 
     def cut(
-        self, shard: int, key: str, ranks: int, unit: int = BLOCK
+        self, shard: int, key: str, of: Moved, unit: int = BLOCK
     ) -> list[Span]:
-        """(offset, elements) of each piece of a shard."""
-        asked = shard, key, ranks, unit
+        """(offset, elements) of each piece of what moves."""
+        asked = shard, key, of, unit
         if asked not in self.cuts:
-            self.cuts[asked] = pieces.cut(self.spec, self.shards.flats, *asked)
+            others = self.traffic.get(key, ())
+            self.cuts[asked] = pieces.cut(
+                self.spec, self.shards.flats, *asked, others
+            )
         return self.cuts[asked]
+
+    @cached_property
+    def traffic(self) -> dict[str, set[Moved]]:
+        """All that moves in pieces of a key of `zero`."""
+        s, grid = self.shards, self.shards.grid
+        depths = {(self.sums.depth, self.sums.ends)}
+        for f in s.flats:
+            depths |= {(0, f.depth), (f.depth, s.states)}
+        levels = [x for d in depths if d[0] < d[1] for x in grid.gathers(*d)]
+        summed = [x.level for x in self.sums.phases if x.level]
+        return {
+            "allgather_bucket_size": {self.across(x) for x in levels},
+            "reduce_bucket_size": {self.across(x) for x in summed},
+        }
+
+    def across(self, level: Level) -> Moved:
+        """Of what comes from, or goes to, the depth at which a level ends."""
+        return Moved(level.ranks, self.shards.grid.parts(level.hi))
 
     def gather(
         self,
@@ -199,7 +217,7 @@ class Steps(Operands):
     ) -> None:
         """Shares of so many elements from all ranks of a level; in place (src is dst), or from the
         part of src that is this rank's (from_step), or from all of src."""
-        cut = self.cut(share, "allgather_bucket_size", level.ranks)
+        cut = self.cut(share, "allgather_bucket_size", self.across(level))
         step = share * width
         if hop.src == hop.dst:
             from_step = step
@@ -224,8 +242,8 @@ class Steps(Operands):
     def descend(
         self, hop: Hop, unit: str, f: Flat, width: int, high: int, low: int
     ) -> None:
-        """A gather from one depth to a lesser one: between hosts to a slot of class `inter`, from
-        there within them. In place src has all of the lesser depth."""
+        """A gather from depth `high` to `low`: first between hosts, into a slot of class `inter`;
+        then inside them. In place, src has room for all of depth `low`."""
         *outer, inner = self.shards.grid.gathers(low, high)
         for x in outer:
             there = self.inter.slot(self.brought)

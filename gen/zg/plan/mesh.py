@@ -1,7 +1,7 @@
 """mesh.py -- the grid of all ranks: its axes, and the place of a rank in a group.
 
-A number that differs between ranks grows by a fixed distance along each axis of the grid: `Along`
-lists these distances, one per axis; () where all ranks have the same number.
+If a number differs by rank, it is a sum over axes: the place along an axis times a fixed step.
+`Along` lists these steps, one per axis; () where all ranks have the same number.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Invariants
  1. Flat: a line is a step. Only micro-batches repeat: section `micro_batch` runs `repeat` times in
     a step, and an operand `lo` grows by its `per` from one micro-batch to the next. Or all
     micro-batches of a step go through each unit together: the section runs once.
- 2. The same for every rank; what differs by rank is written `r*BYTES`.
+ 2. The same for every rank; what differs by rank is written `r*BYTES`, or `GROUP*BYTES` by the
+    rank's place in a group.
  3. A slot of a class that passes holds something until its last use, which is marked (`x[3]!`): it
     is dead behind that step, on that queue. At an evaluation's end all such slots are.
 Offsets and sizes are bytes unless a field says elements.
@@ -438,6 +439,18 @@ class Plan:
     def together(self) -> int:
         """Micro-batches that go through a unit before the next one's turn."""
         return self.head.micro_batches // self.section("micro_batch").repeat
+
+    def on_host(self, group: str) -> int:
+        """Ranks of a rank's group that are on its own host."""
+        g, local = self.group(group), self.head.local or self.head.ranks
+        if not self.axes:
+            return min(local, g.ranks)
+        inside = (
+            a.size
+            for a in self.axes
+            if a.stride < local and (not g.axes or a.name in g.axes)
+        )
+        return math.prod(inside)
 
     @cached_property
     def meetings(self) -> Mapping[tuple[str, str], frozenset[str]]:

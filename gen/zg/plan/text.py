@@ -261,10 +261,8 @@ def _ref(text: str) -> Ref:
     m = _REF.match(text)
     if not m:
         raise ValueError(text)
-    by_rank = int(m[5] or 0)
-    return Ref(
-        m[1], int(m[2]), int(m[3] or 0), bool(m[6]), by_rank, m[4] or ""
-    )
+    slot, at, by_rank = int(m[2]), int(m[3] or 0), int(m[5] or 0)
+    return Ref(m[1], slot, at, bool(m[6]), by_rank, _group(m[4]))
 
 
 def _event(text: str) -> Event:

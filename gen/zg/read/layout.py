@@ -67,12 +67,13 @@ def _key(z: Zero, given: Container[str], wrong: Wrong) -> str:
 def _shared(c: Cluster, z: Zero, key: str, wrong: Wrong) -> None:
     n, local = z.shared, c.local or c.ranks
     sizes = [size for size in _divisors(c.ranks, local) if size > 1]
-    if z.stage < (1 if key == "zero.shard_size" else 3):
+    least = 1 if key == "zero.shard_size" else 3
+    if z.stage < least:
         raise wrong(
             key,
             f"at stage {z.stage} every rank has all parameters"
             + " and states" * (z.stage == 0),
-            "zero.stage 3 beside it, or 0",
+            f"zero.stage {3 if z.stage or least > 1 else '1, 2 or 3'} beside it, or {key} 0",
         )
     if n == 1:
         what, stage = ("parameters", 2) if z.stage == 3 else ("states", 0)
@@ -105,7 +106,8 @@ def _beside(z: Zero, key: str, wrong: Wrong) -> None:
             "zero.states" if z.states == "shard" else key,
             "with an offloaded optimizer each rank would keep the states of other ranks' shards "
             "on its host, too",
-            "zero.shard_size and zero.states all, which has the same bits and takes less",
+            "zero.shard_size and zero.states all, which has the same bits and takes less (beside a "
+            "ds_config.json: by --set, or in the spec)",
         )
     if z.offload_param.device != "none":
         raise wrong(

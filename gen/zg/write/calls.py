@@ -25,6 +25,7 @@ from .tables import (
     launch_name,
     lower,
     place,
+    shares,
     upper,
     wrap,
 )
@@ -258,11 +259,12 @@ class Calls:
         return " + ".join(terms)
 
     def bytes(self, fn: plan.Fn, n: int) -> str:
-        """So many bytes for each rank: of elements of a flat, where their number has a name."""
-        for width in ops.BYTES.values():
-            elems = self.flat_number(fn, n // width)
-            if n % width == 0 and not elems.isdigit():
-                return f"{width} * {elems}"
+        """So many bytes for each place: of a shard, or of what the ranks of a group share."""
+        f = self.flats.get(unit_of(fn))
+        for elems in (f.shard, *shares(self.p, f)) if f else ():
+            width, rest = divmod(n, elems)
+            if not rest and width in ops.BYTES.values():
+                return f"{width} * {self.flat_number(fn, elems)}"
         return number(n)
 
     def place(self, fn: plan.Fn, arg: Operand, own: _Own) -> str:

@@ -5,7 +5,6 @@ Read off the plan alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,12 +38,7 @@ class Wire:
 
 def far(p: Plan, group: str) -> int:
     """Ranks of a rank's group that are on other hosts."""
-    g, local = p.group(group), p.head.local
-    if not local:
-        return 0
-    axes = [a for a in p.axes if a.name in g.axes or not g.axes]
-    inside = math.prod(a.size for a in axes if a.stride < local)
-    return g.ranks - (inside if p.axes else local)
+    return p.group(group).ranks - p.on_host(group)
 
 
 def wire_of(p: Plan, step: Step) -> Wire:
