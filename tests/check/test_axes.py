@@ -68,6 +68,22 @@ def test_one_axis_told_as_two(name: str) -> None:
         assert mutants.refused(grid(p, near, far))
 
 
+def test_hosts_end_where_axes_do() -> None:
+    """Twelve ranks as 2 x 2 x 3: hosts of 3 or of 6 cut an axis, of 5 the ranks."""
+    name = "three sets of two hosts, states on the host"
+    p = test_mutants.planned(*test_mutants.PLANS[name])
+    assert [a.size for a in p.axes] == [2, 2, 3] and p.head.local == 2
+    for n, passes in (
+        (1, True),
+        (4, True),
+        (3, False),
+        (5, False),
+        (6, False),
+    ):
+        told = replace(p, head=replace(p.head, local=n))
+        assert bool(mutants.refused(told)) != passes, n
+
+
 @pytest.mark.parametrize(
     "name",
     [
