@@ -69,6 +69,25 @@ def weights(isa: str, compiler: str, half: int) -> list[float]:
     return least(*calls)
 
 
+def ordered(isa: str, compiler: str, order: int) -> list[float]:
+    """the first linear of GPT-2's MLP for 256 tokens in bf16, and in f32"""
+    M, N, K = 256, 3072, 768
+    r = np.random.default_rng(1)
+    calls = []
+    for dtype in zk.BF16, zk.F32:
+        k = zk.Kernels(isa, dtype, compiler=compiler, order=order)
+        y, x, w = (
+            zk.store(r.normal(size=shape), dtype)
+            for shape in ((M, N), (M, K), (N, K))
+        )
+        calls.append(
+            lambda k=k, y=y, x=x, w=w: k.zk_linear_fwd(
+                y, x, w, None, M, N, K, zk.OUT_IN
+            )
+        )
+    return least(*calls)
+
+
 def beside_linear(
     isa: str, compiler: str, work: Callable[[zk.Kernels, Array, Array], object]
 ) -> list[float]:
@@ -101,6 +120,8 @@ ROWS = {
         name: partial(beside_linear, work=work) for name, work in AFTER.items()
     },
     "squares beside a sum": squares,
+    "pairs in bf16 beside f32": partial(ordered, order=zk.PAIRS),
+    "tiles in bf16 beside f32": partial(ordered, order=zk.TILED),
     "bwd_w in bf16 beside f32": lambda isa, compiler: weights(
         isa, compiler, zk.BF16
     ),
@@ -122,7 +143,7 @@ def processor() -> str:
 def main() -> None:
     print(processor())
     for compiler in zk.compilers():
-        for isa in zk.isas((*zk.ISAS, zk.BEST)):
+        for isa in zk.isas((*zk.ISAS, zk.BEST, "amx")):
             for name, row in ROWS.items():
                 work, beside = row(isa, compiler)
                 print(

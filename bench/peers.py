@@ -8,6 +8,9 @@ greatest. Ours in bf16 keeps f32 masters and moments. Memory is the largest proc
 at its peak; a start is from the call of a program to the beginning of its first step, and behind
 ours stands when its memory was in place; llm.c's has its validation and its end in it, too.
 
+A row says by which object of kernels ours ran and, in bf16, in which order it summed products; one
+table has the other order, too.
+
 The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
 and the bytes of its update by the rate of a copy (`--emit explain` says both).
 
@@ -141,6 +144,7 @@ class Ran:
     memory: int  # bytes
     loss: float  # of the first step
     placed: float = 0.0  # ours: seconds until its memory was in place
+    by: str = ""  # ours: the object of kernels, in bf16 the order of products
 
 
 def timed(words: list[object], **settings: object) -> tuple[float, int]:
@@ -200,13 +204,14 @@ def saving(row: Row) -> dict[str, Case]:
     }
 
 
-def ours(case: Case, steps: int, data: Path) -> Ran:
+def ours(case: Case, steps: int, data: Path, *more: object) -> Ran:
     log = MADE / f"{case.name}.jsonl"
     log.unlink(missing_ok=True)
     words = [MADE / case.name, "--data", data, "--steps", steps + 1]
     words += ["--tokens", "uint16"]
-    called, memory = timed([*words, "--log", log])
+    called, memory = timed([*words, "--log", log, *more])
     lines = [json.loads(line) for line in log.read_text().splitlines()]
+    order = re.findall(r"train.products: .\"(\w+)", log.read_text())
     made = [line for line in lines if "loss" in line]
     return Ran(
         statistics.median(line["seconds"] for line in made[1:]),
@@ -214,7 +219,28 @@ def ours(case: Case, steps: int, data: Path) -> Ran:
         memory,
         made[0]["loss"],
         lines[-1]["started"] + lines[-1]["start_arena"] - called,
+        ", ".join([lines[0]["kernels"], *order[:1]]),
     )
+
+
+def other_order(ran: Ran) -> str:
+    """What a run in bf16 did not take."""
+    return "pairs" if ran.by.endswith("tiles") else "tiles"
+
+
+def objects(row: Row) -> str:
+    """Kernels of a CPU that the rows do not use, and why."""
+    program = MADE / case_of(row).name
+    taken = bench.sh(program, "--version").split("kernels ")[1].split()[0]
+    out = []
+    for isa in ("avx2", "avx512", "avx512bf16", "amx"):
+        words = [program, "--isa", isa, "--version"]
+        runs = not subprocess.run(words, capture_output=True).returncode
+        if isa != taken:
+            out.append(
+                f"{isa} ({'not taken' if runs else 'does not run'} here)"
+            )
+    return f"Ours by {taken}, whose bits are those of {', '.join(out)}."
 
 
 def torch(row: Row, steps: int, data: Path) -> Ran:
@@ -342,6 +368,7 @@ def figures(
         **asdict(row),
         "step": statistics.median(t.step for t in theirs),
         "ours": statistics.median(o.step for o in own),
+        "by": own[0].by,
         "ratio": statistics.median(ratios),
         "between": [ratios[0], ratios[-1]],
         "floor": floor,
@@ -358,6 +385,18 @@ def figures(
 
 def key(row: Row) -> str:
     return f"{row.model.name}, {row.name}, {row.ranks}, {row.precision}"
+
+
+def orders(rounds: list[dict[str, Ran]], row: Row) -> list[dict[str, Any]]:
+    """Ours in bf16, products summed in either order."""
+    name = case_of(row).name
+    return [
+        {
+            "by": rounds[0][of].by,
+            "step": statistics.median(r[of].step for r in rounds),
+        }
+        for of in (name, f"{name} otherwise")
+    ]
 
 
 def saved(rounds: list[dict[str, Ran]], row: Row) -> list[dict]:
@@ -378,21 +417,25 @@ def saved(rounds: list[dict[str, Ran]], row: Row) -> list[dict]:
 def table(result: dict) -> str:
     lines = [
         *bench.head(result["machine"]),
-        "| model | peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s "
+        "| model | peer | ranks | | step, s | ours, s | by | ratio | of rounds | our floor, s "
         "| ours over it | memory, MB | ours | to step 1, s | ours "
         "| ours, memory in place, s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for x in result["rows"]:
         floor = x["floor"]
         least, most = x["between"]
         lines.append(
             f"| {x['model']['name']} | {x['name']} | {x['ranks']} | {x['precision']} "
-            f"| {x['step']:.3f} | {x['ours']:.3f} | {x['ratio']:.2f} "
+            f"| {x['step']:.3f} | {x['ours']:.3f} | {x['by']} | {x['ratio']:.2f} "
             f"| {least:.2f} to {most:.2f} | {floor:.3f} | {x['ours'] / floor:.2f} "
             f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
             f"| {x['start']:.1f} | {x['our_start']:.2f} | {x['our_placed']:.2f} |"
         )
+    lines += ["", result["objects"]]
+    if result["orders"]:
+        lines += ["", "| ours, 1 rank, bf16, by | step, s |", "|---|---|"]
+    lines += [f"| {x['by']} | {x['step']:.3f} |" for x in result["orders"]]
     if result["saved"]:
         lines += [
             "",
@@ -439,6 +482,12 @@ def check_loss(row: Row, theirs: Ran, own: Ran) -> None:
         sys.exit(f"peers: {key(row)}: loss {theirs.loss}, ours {own.loss}")
 
 
+def has_orders(row: Row) -> bool:
+    return (row.ranks, row.precision, row.model.times) == (1, "bf16", 1) and (
+        not row.model.blocks
+    )
+
+
 def one_round(
     rows: list[Row], steps: dict[Case, int], data: dict[Case, Path]
 ) -> dict[str, Ran]:
@@ -446,7 +495,10 @@ def one_round(
     ran: dict[str, Ran] = {}
     for case, n in steps.items():
         print(case.name, file=sys.stderr)
-        ran[case.name] = ours(case, n, data[case])
+        ran[case.name] = own = ours(case, n, data[case])
+        if any(case_of(row) == case and has_orders(row) for row in rows):
+            more = ("--products", other_order(own))
+            ran[f"{case.name} otherwise"] = ours(case, n, data[case], *more)
         for row in rows:
             if case_of(row) != case:
                 continue
@@ -501,6 +553,10 @@ def main() -> int:
             for own in (case_of(row).name,)
         ],
         "saved": saved(rounds, first) if first else [],
+        "orders": next(
+            (orders(rounds, row) for row in rows if has_orders(row)), []
+        ),
+        "objects": objects(rows[0]),
     }
     (ROOT / "out" / "peers.svg").write_text(picture(result))
     return bench.finish(result, "peers", table)

@@ -163,6 +163,8 @@ _TRAIN = {
     "sets to 0, as GPT-2's embd_pdrop and resid_pdrop do; a part of the recipe",
     "recompute": "names ops of blocks whose values backward recomputes, to save memory "
     "(activation checkpointing)",
+    "products": "is the order in which a CPU sums products in bf16: as AVX512_BF16 does (pairs), "
+    "as AMX does (tiles), or as is fastest where a run begins; a part of the recipe",
     "reduction": "is who adds gradients over ranks: our exact sums, or NCCL's reduce-scatter "
     "(GPUs only)",
     "sm_margin": "is how many SMs of a GPU GEMMs leave to NCCL",

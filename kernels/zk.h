@@ -2,13 +2,13 @@
  *
  * Invariants
  *  1. No kernel allocates, blocks on another rank, or keeps state outside `zk`.
- *  2. A kernel's bits depend on its operands, shapes, kernel object and, on a GPU, launch alone:
- *     never on threads. A CPU splits work over rows and columns of the output, never over a summed
- *     index.
+ *  2. A kernel's bits depend on its operands, shapes and, in bf16, the order of products alone; on
+ *     a GPU on kernel object and launch: never on threads. A CPU splits work over rows and columns
+ *     of the output, never over a summed index.
  *  3. `real` is the program's storage type (float, bf16 or f16, fixed by zk_open): parameters,
  *     activations, their gradients. Arithmetic is f32; a result is rounded once, when stored.
- *  4. On a CPU a linear's output element is one FMA chain in ascending k, in bf16 by pairs, the odd
- *     k first; row reductions use 16 lanes (element i goes to lane i % 16, ascending) folded
+ *  4. On a CPU a linear's output element is one FMA chain in ascending k; in bf16 see zk_products.
+ *     Row reductions use 16 lanes (element i goes to lane i % 16, ascending) folded
  *     8,4,2,1. On a GPU the launch table fixes their order.
  *  5. Outputs come first and never alias inputs unless the kernel says so.
  *
@@ -130,6 +130,11 @@ void zk_close(zk *k);
 const char *zk_target(void);      /* "cpu", or what the present device is: "sm_80", "sm_90" ... */
 const char *zk_object(void);      /* what ranks must agree on: "avx512", "sm_90, 132 SMs, ..." */
 int64_t zk_overhead(int threads); /* bytes that zk_open takes outside the arena */
+/* The order in which a context's products of bf16 are summed on a CPU: ZK_PAIRS, with which it
+ * begins, the odd k of a pair first as vdpbf16ps has it; or ZK_TILES, in groups of 32 as tdpbf16ps
+ * has them. Every object has both. Below 0: none is set. Returns the one that is faster here. */
+enum { ZK_PAIRS = 0, ZK_TILES = 1 };
+int zk_products(zk *k, int order);
 /* The table of algorithms for a GPU's products, in file `path`, for all of the process; a CPU has
  * none. ZK_TAKE: products take theirs from it. ZK_TIME: from here on each is timed when it is
  * first run. ZK_END: after the last of them; a table of timed ones is written. Returns 0; 1 and

@@ -69,6 +69,7 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes);
 /* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
  * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
+enum { ZR_PAIRS, ZR_TILES }; /* orders of products in bf16, as zk_products has them */
 enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_I64 = 3, ZR_F64 = 4 };
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type);
@@ -189,6 +190,10 @@ typedef struct zr_program {
                   const char **why);
     void (*close)(int queue, void *k);
     const char *(*target)(void), *(*object)(void); /* that this process runs on */
+    /* Of bf16, else NULL: sets the order in which a CPU's products are summed (zk_products). The
+     * order that the spec names; below 0: a run settles it. */
+    int (*products)(void *k, int order);
+    int32_t order;
     int64_t (*overhead)(int threads); /* bytes the kernels take at start outside the arena */
     /* The table of a GPU's algorithms in file `path`: ZR_TAKE it; ZR_TIME products to make one;
      * ZR_END of both. Returns 0; 1 and what there is to say in why[n]; -1 and what is wrong. */

@@ -338,16 +338,78 @@ static int64_t step_to_resume(zr *z)
     return step;
 }
 
+/* ---- the order of products in bf16 */
+
+/* That of the run that this one goes on from; below 0: none */
+static int past_order(zr *z)
+{
+    char why[ZR_WHY], file[ZR_FILE];
+    int order = -1;
+    if (z->rank == 0 && z->checkpoints.from &&
+        (path_of(z, file, z->checkpoints.from, NULL, record, why) ||
+         zr_run_order(file, &order, why)))
+        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+    zr_tell(z, &order, sizeof order);
+    return order;
+}
+
+/* The one that is fastest where every rank has it */
+static int fastest_order(zr *z)
+{
+    uint64_t sum[2] = {z->p->products(z->queue[ZR_MAIN].k, -1) == ZR_TILES};
+    zr_total(z, sum);
+    return sum[0] == (uint64_t)z->ranks ? ZR_TILES : ZR_PAIRS;
+}
+
+void zr_settle_order(zr *z)
+{
+    const char *given = z->o->products;
+    z->order = -1;
+    if (given && (!z->p->products || zr_is_gpu))
+        zr_fail(z, ZR_USER, "--products %s: %s; leave it out", given,
+                zr_is_gpu ? "a GPU's products have an order of their own"
+                          : "products have two orders in bf16 alone, and this program has another "
+                            "type");
+    if (!z->p->products && z->p->type == ZR_BF16 && !zr_is_gpu)
+        zr_fail(z, ZR_DISAGREE, "made by another version; generate it anew");
+    if (!z->p->products) return;
+    int past = past_order(z);
+    if (zr_is_gpu) {
+        z->order = past; /* for who goes on with it on a CPU */
+        return;
+    }
+    int wanted = !given ? -1 : strcmp(given, zr_order_name(ZR_PAIRS)) ? ZR_TILES : ZR_PAIRS;
+    if (wanted >= 0 && z->p->order >= 0 && wanted != z->p->order)
+        zr_fail(
+            z, ZR_USER,
+            "--products %s: the program was made with train.products %s; leave it out, or generate "
+            "with train.products auto",
+            given, zr_order_name(z->p->order));
+    z->order = z->p->order >= 0 ? z->p->order : wanted >= 0 ? wanted : past;
+    if (z->order < 0) z->order = fastest_order(z);
+    if (past >= 0 && past != z->order && !zr_accepts(z, "train.products"))
+        zr_fail(z, ZR_DISAGREE,
+                "%s %s: the run in %s sums products by %s; %s, or name another folder "
+                "(--accept-change train.products: goes on, with other bits)",
+                given ? "--products" : "train.products", zr_order_name(z->order), z->o->checkpoints,
+                zr_order_name(past),
+                given              ? "leave --products out"
+                : past == ZR_PAIRS ? "generate with train.products pairs"
+                                   : "generate with train.products tiles");
+    z->p->products(z->queue[ZR_MAIN].k, z->order);
+}
+
 /* The program's recipe, and what the command line adds to it */
 static void list_recipe(zr *z, zr_checkpoints *c)
 {
     const zr_mix *m = &z->train;
     char *line = NULL;
     size_t n = 0;
-    const char **recipe = zr_get(z, z->p->nrecipe + 1, sizeof *recipe);
+    const char **recipe = zr_get(z, z->p->nrecipe + 2, sizeof *recipe);
     if (z->p->nrecipe) memcpy(recipe, z->p->recipe, (size_t)z->p->nrecipe * sizeof *recipe);
     c->recipe = recipe;
     c->nrecipe = z->p->nrecipe;
+    if (zr_order_line(z)) recipe[c->nrecipe++] = zr_order_line(z);
     if (m->n < 2) return;
     FILE *to = open_memstream(&line, &n);
     for (int k = 0; to && k < m->n; k++)
@@ -357,10 +419,22 @@ static void list_recipe(zr *z, zr_checkpoints *c)
     recipe[c->nrecipe++] = line;
 }
 
-void zr_checkpoint_open(zr *z)
+void zr_checkpoint_find(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     c->last = -1;
+    if (!z->o->checkpoints) return;
+    if (z->rank == 0) {
+        lock_folder(z);
+        look_into(z);
+        c->from = c->at = step_to_resume(z);
+    }
+    zr_tell(z, &c->from, sizeof c->from);
+}
+
+void zr_checkpoint_open(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
     if (!z->o->checkpoints) return;
     zr_data_text(&z->train, c->data);
     list_recipe(z, c);
@@ -368,15 +442,11 @@ void zr_checkpoint_open(zr *z)
     zr_run_open(z, &c->record, c->tensors);
     c->bytes += c->record.n;
     if (z->rank == 0) {
-        lock_folder(z);
-        look_into(z);
-        c->from = c->at = step_to_resume(z);
         reserve_rooms(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
     if (z->o->save_every) zr_writer_start(z);
     check_room(z);
-    zr_tell(z, &c->from, sizeof c->from);
     if (z->o->profile && z->o->profile_first <= c->from)
         zr_fail(z, ZR_USER,
                 "--profile: the run goes on from step %" PRId64 "; name later --profile-steps",
@@ -414,14 +484,10 @@ static void set_control(zr *z, const zr_past *past)
             zr_write(z, s->queue, s->at, &past->control[p->nstates - 1 - (s - p->states)], 8);
 }
 
-static int sums_by_avx(const char *object) { return !strncmp(object, "avx", 3); }
-static int is_cpus(const char *object) { return sums_by_avx(object) || !strcmp(object, "amx"); }
-
-/* What is other by the one object than by the other; NULL: nothing */
-static const char *differing(const char *a, const char *b)
+/* Whether it is an object of a CPU: all of them have the same bits. */
+static int is_cpus(const char *object)
 {
-    if (!strcmp(a, b) || (sums_by_avx(a) && sums_by_avx(b))) return NULL;
-    return is_cpus(a) && is_cpus(b) ? "sums of bf16" : "sums";
+    return !strncmp(object, "avx", 3) || !strcmp(object, "amx");
 }
 
 void zr_checkpoint_load(zr *z)
@@ -451,10 +517,9 @@ void zr_checkpoint_load(zr *z)
     z->log.skipped = past.skipped;
     free(past.sums);
     zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
-    const char *other = differing(past.kernels, z->p->object());
-    if (other)
-        zr_print(z, STDERR_FILENO, "until then kernels %s, now %s, whose %s are others\n",
-                 past.kernels, z->p->object(), other);
+    if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
+        zr_print(z, STDERR_FILENO, "until then kernels %s, now %s, whose sums are others\n",
+                 past.kernels, z->p->object());
     zr_barrier(z);
 }
 

@@ -32,8 +32,15 @@ int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd);
 /* 0; -1 and why: it cannot be read; 1 and why: it is of another recipe, or of other data. */
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why);
 
-/* Locks the folder, clears away what is unfinished, finds where to go on; fails where there is no
- * room for all that will be kept. */
+/* The order of products (ZR_PAIRS ...) of the run that has written it; -1: none, as of a GPU.
+ * Returns 0, or -1 and why. */
+int zr_run_order(const char *file, int *order, char *why);
+
+int zr_accepts(const zr *z, const char *key); /* by --accept-change */
+
+/* Locks the folder, clears away what is unfinished, finds where to go on. */
+void zr_checkpoint_find(zr *z);
+/* Lays out what is saved; fails where there is no room for all that will be kept. */
 void zr_checkpoint_open(zr *z);
 /* Gives back the room that was held for further ones. */
 void zr_checkpoint_close(zr *z);

@@ -60,7 +60,8 @@ enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another 
 typedef struct zr_options {
     zr_given data[ZR_SOURCES];
     int ndata; /* how many of these are given */
-    const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms, *isa; /* NULL: not given */
+    const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms, *isa,
+        *products;      /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
     const char *profile, *profile_steps, *save_dtype, *adapter;
     const char *prompt, *temperature, *top_p; /* of --sample */
@@ -293,7 +294,8 @@ struct zr {
     int told_to_leave; /* the parent: a signal has asked the run to save and leave */
     int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
     int threads;       /* of a queue's kernels */
-    int cores;         /* a rank's part of those that this host allows, 1 at least */
+    int order; /* of products in bf16, ZR_PAIRS ...; -1: none; on a GPU that of its checkpoint */
+    int cores; /* a rank's part of those that this host allows, 1 at least */
     zr_seat **seat;    /* [ranks] NULL: of a rank whose memory this one does not see */
     const zr_far *far; /* how to reach the others; NULL: all ranks are here */
     zr_members *group; /* [p->ngroups] */
@@ -526,6 +528,17 @@ double zr_mean(zr *z, double *valid); /* the loss of all that was evaluated sinc
 static inline int64_t zr_address(void *p) { return (int64_t)(intptr_t)p; } /* as an operand */
 void zr_eval_open(zr *z);          /* fails where the file is wrong */
 void zr_eval(zr *z, int64_t step); /* nothing where --eval was not given; so many steps are done */
+
+/* ---- the order of a CPU's products in bf16 (zr_checkpoint.c) */
+/* Settles z->order: the spec's, or --products, or that of the run that goes on, or the fastest. */
+void zr_settle_order(zr *z);
+static inline const char *zr_order_name(int order) { return order == ZR_TILES ? "tiles" : "pairs"; }
+/* Of the recipe; NULL: none beside the program's */
+static inline const char *zr_order_line(const zr *z)
+{
+    if (z->order < 0 || z->p->order >= 0) return NULL;
+    return z->order == ZR_TILES ? "train.products: \"tiles\"" : "train.products: \"pairs\"";
+}
 
 /* ---- hashes (zr_verify.c); all queues are empty */
 /* The exact hash of the masters, the same however they are split. */

@@ -383,6 +383,10 @@ static void write_run(zr *z, FILE *to)
         if (i) fprintf(to, ", ");
         zr_json_quote(to, z->p->recipe[i]);
     }
+    if (zr_order_line(z)) {
+        if (z->p->nrecipe) fprintf(to, ", ");
+        zr_json_quote(to, zr_order_line(z));
+    }
     fprintf(to,
             "], \"ranks\": %d, \"threads\": %d, \"parameters\": %" PRId64
             ", \"tokens_per_step\": %.0f, \"flops_per_step\": %.17g}\n",

@@ -262,6 +262,8 @@ static void begin(zr *z)
     zr_handshake(z);
     check_tokens(z, &z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
     check_tokens(z, &z->val, INT64_MAX);
+    zr_checkpoint_find(z);
+    zr_settle_order(z);
     zr_checkpoint_open(z);
     zr_verify_open(z);
     zr_log_open(z);

@@ -64,8 +64,11 @@ static const struct option {
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
     {"--isa", "NAME",
-     "kernels: avx2, avx512, avx512bf16 (default: the fastest here), or amx: own bf16 bits",
+     "kernels: avx2, avx512, avx512bf16 or amx (default: the fastest here); the bits are the same",
      OWN_TEXT, AT(isa), 0, 0},
+    {"--products", "ORDER",
+     "in which a new run sums bf16 products: pairs or tiles (default: the faster)", TEXT,
+     AT(products), 0, 0},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},
     {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
@@ -361,6 +364,8 @@ static void check_options(zr *z, const zr_options *o)
         zr_fail(z, ZR_USER, "--tokens %s: uint16 or uint32 is needed", o->tokens);
     if (o->tokens && !o->ndata && !o->val)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
+    if (o->products && strcmp(o->products, "pairs") && strcmp(o->products, "tiles"))
+        zr_fail(z, ZR_USER, "--products %s: pairs or tiles is needed", o->products);
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     if ((o->adapter || o->merge) && !z->p->adapter)
         zr_fail(z, ZR_USER, "%s: the program has no adapters; a spec with train.lora has",

@@ -151,10 +151,12 @@ static void interrupted(zr *z, int signal)
                  zr_speaker(z, who), signal, strsignal(signal));
         return;
     }
-    int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "\n",
+    int saved = atomic_load(&z->shared->saved);
+    int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "%s\n",
                      zr_speaker(z, who), signal, strsignal(signal),
-                     atomic_load(&z->shared->saved) ? "with weights saved after" : "in",
-                     atomic_load(&z->shared->seat[z->lowest].step));
+                     saved ? "with weights saved after" : "in",
+                     atomic_load(&z->shared->seat[z->lowest].step),
+                     saved || z->o->checkpoints ? "" : "; --checkpoints DIR would keep its work");
     zr_end(z, 128 + signal, line, n);
 }
 

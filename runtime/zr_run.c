@@ -203,6 +203,8 @@ static const char *accepted(const zr *z, const char *key, size_t n)
     return key_in(z->o->accept_change, key, n);
 }
 
+int zr_accepts(const zr *z, const char *key) { return !!accepted(z, key, strlen(key)); }
+
 /* The number of this run's line of the same key; nrecipe: it has none. */
 static int line_of(const zr_checkpoints *c, const char *key, size_t n)
 {
@@ -210,6 +212,9 @@ static int line_of(const zr_checkpoints *c, const char *key, size_t n)
     while (i < c->nrecipe && !is_key(c->recipe[i], key, n)) i++;
     return i;
 }
+
+/* The order of a CPU's products, which a GPU and older programs did not note */
+static int is_order(const char *line) { return is_key(line, "train.products", 14); }
 
 enum { OTHER = 1 };
 
@@ -254,12 +259,13 @@ static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past 
         const char *ours = i < c->nrecipe ? c->recipe[i] : NULL, *at = accepted(z, line, length);
         seen[i] = 1;
         if (at) known[at - z->o->accept_change] = 1;
-        if ((!ours || strcmp(ours, line)) && !at)
+        if (ours ? strcmp(ours, line) && !at : !at && !is_order(line))
             return other(why, file, "", line, ours ? ours : "no such key");
     }
     if (j->error) return -1;
     for (int i = 0; i < c->nrecipe; i++)
-        if (!seen[i] && !accepted(z, c->recipe[i], strcspn(c->recipe[i], ":")))
+        if (!seen[i] && !is_order(c->recipe[i]) &&
+            !accepted(z, c->recipe[i], strcspn(c->recipe[i], ":")))
             return other(why, file, "", "no such key", c->recipe[i]);
     return check_accepted(z, known, past, file, why);
 }
@@ -414,4 +420,32 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
         bad = zr_why(why, "%s: no record of a run", file);
     free(text);
     return bad;
+}
+
+/* Damage is for zr_run_read to tell. */
+int zr_run_order(const char *file, int *order, char *why)
+{
+    int64_t length, n = 0;
+    int by_kernels = -1, bf16 = 0; /* of a record that has no line of it */
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
+    if (!text) return -1;
+    zr_json j = {text, text + length, NULL};
+    *order = -1;
+    while (zr_json_more(&j, '{', &n)) {
+        const char *key = zr_json_key(&j), *line;
+        if (key && !strcmp(key, "recipe")) {
+            for (int64_t m = 0; zr_json_more(&j, '[', &m);)
+                if (!(line = zr_json_text(&j))) break;
+                else if (!strcmp(line, "train.precision: \"bf16\"")) bf16 = 1;
+                else if (is_order(line))
+                    *order = strstr(line, zr_order_name(ZR_TILES)) ? ZR_TILES : ZR_PAIRS;
+        } else if (key && !strcmp(key, "kernels")) {
+            line = zr_json_text(&j);
+            if (line && !strcmp(line, "amx")) by_kernels = ZR_TILES;
+            else if (line && !strncmp(line, "avx", 3)) by_kernels = ZR_PAIRS;
+        } else if (key) zr_json_skip(&j);
+    }
+    if (*order < 0 && bf16) *order = by_kernels;
+    free(text);
+    return 0;
 }

@@ -152,6 +152,7 @@ def _built(spec: Spec) -> Built:
         -1 if spec.data.end is None else spec.data.end,
         int(spec.keyed),
         spec.cluster.local if spec.cluster.ranks > 1 else 0,
+        t.products,
     )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .read.node import meant, printable
 
@@ -11,6 +11,10 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
+    def __init__(self, **more: Any) -> None:
+        """Options are written out: a part of one is an error."""
+        super().__init__(allow_abbrev=False, **more)
+
     def error(self, message: str) -> NoReturn:
         word = message.removeprefix(UNKNOWN).partition("=")[0]
         near = meant(word, list(self._option_string_actions))

@@ -37,6 +37,12 @@ int zk_gemms(int what, const char *path, char *why, size_t n)
     return 0;
 }
 
+int zk_products(zk *k, int order)
+{
+    if (order >= 0) k->products = order;
+    return zk_host_products();
+}
+
 int64_t zk_overhead(int threads) { return zk_host_overhead(threads); }
 
 zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,

@@ -25,6 +25,7 @@ ZK_KERNELS(ZK_SAME_TYPE)
 #endif
 
 const char *zk_host_object(void); /* as zk_object and zk_overhead */
+int zk_host_products(void);       /* the faster order */
 int64_t zk_host_overhead(int threads);
 
 /* `name` jumps through a pointer, jump_NAME, to `kernel` of one of the objects. */
@@ -36,7 +37,7 @@ int64_t zk_host_overhead(int threads);
             ":\njmp *jump_" #name "(%rip)\n.size " #name ",.-" #name "\n.popsection\n");
 
 struct zk {
-    int dtype, column, threads;
+    int dtype, column, threads, products;
     struct zk_pool *pool; /* NULL when threads == 1 */
     char *scratch;        /* threads * ZK_SCRATCH */
 };

@@ -43,15 +43,14 @@ static int runs_avx512(void)
 static int runs_avx512bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
 /* vdpbf16ps has twice the rate of an FMA's terms on AMD's Zen, and less than it on Intel's, where
- * the object avx512 gives the same bits sooner (docs/decisions.md) */
+ * the object avx512 is faster (docs/decisions.md) */
 static int favors_avx512bf16(void) { return runs_avx512bf16() && __builtin_cpu_is("amd"); }
 
 /* Of the object of AMX, which a program of the CPU has: whether this process may use tiles */
 int zk_tiles_amx(void) __attribute__((weak));
 static int runs_amx(void) { return runs_avx512bf16() && zk_tiles_amx && zk_tiles_amx(); }
 
-/* The slower first. An object whose `favored` is NULL is used by name alone: amx, whose sums of
- * bf16 have other bits. */
+/* The slower first */
 static const struct {
     const char *name, *lacking;
     int (*runs)(void), (*favored)(void); /* can it run here; is it taken where none is named */
@@ -59,7 +58,7 @@ static const struct {
     {"avx2", "AVX2, FMA, BMI2 or F16C", runs_avx2, runs_avx2},
     {"avx512", "AVX-512 (F, BW, CD, DQ, VL)", runs_avx512, runs_avx512},
     {"avx512bf16", "AVX512_BF16", runs_avx512bf16, favors_avx512bf16},
-    {"amx", "AMX (TILE, BF16)", runs_amx, NULL},
+    {"amx", "AMX (TILE, BF16)", runs_amx, runs_amx},
 };
 
 static void choose_object(void)
@@ -71,7 +70,7 @@ static void choose_object(void)
     if (wanted)
         while (take >= 0 && strcmp(wanted, objects[take].name)) take--;
     else
-        while (take > 0 && !(objects[take].favored && objects[take].favored())) take--;
+        while (take > 0 && !objects[take].favored()) take--;
     if (take < 0) {
         reason = "ZK_ISA names no kernel object; allowed: avx2, avx512, avx512bf16, amx";
         return;
@@ -100,6 +99,9 @@ const char *zk_host_object(void)
     choose_once();
     return object ? object : "none";
 }
+
+/* Of the processor, whatever object is named. Tiles by FMAs take two steps more for 32. */
+int zk_host_products(void) { return runs_amx() ? ZK_TILES : ZK_PAIRS; }
 
 /* ---- the context */
 static int64_t head_bytes(int threads)

@@ -2,20 +2,21 @@
  *
  * Invariants
  *  1. In f32 and f16 an output element is one FMA chain in ascending k that starts at 0, or, to
- *     carry on, at the output, which holds it from one depth block to the next. In bf16 the chain
- *     goes by pairs from an even k on, the odd element of a pair first (one past the end is 0), and
- *     denormals are 0 in products and sums: what AVX512_BF16 computes. The object of AMX has bits
- *     of its own in bf16 (tiles.h). Halves widen exactly. The bias is added to the finished chain,
- *     rounded once; f32 scratch carries the chain of halves, and the result is rounded once. So no
- *     tile, thread or other object changes a bit. What is scaled or added to the output lies in
- *     scratch, too: out + scale * chain is one FMA.
+ *     carry on, at the output, which holds it from one depth block to the next. In bf16 denormals
+ *     are 0 in products and sums, elements past the end are 0, and the order is the context's.
+ *     ZK_PAIRS: the chain goes by pairs from an even k on, the odd element of a pair first, as
+ *     AVX512_BF16 has it. ZK_TILES: groups of 32 elements, as AMX has them (tiles.h). Each object
+ *     computes both. Halves widen exactly. The bias is added to the finished chain, rounded once;
+ *     f32 scratch carries the chain of halves, and the result is rounded once. So no tile, thread
+ *     or other object changes a bit. What is scaled or added to the output lies in scratch, too:
+ *     out + scale * chain is one FMA.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
- *  3. Panels hold words: an f32, or a pair of bf16 where the object multiplies these. A matrix
+ *  3. Panels hold words: an f32, or a pair of bf16 where an instruction multiplies these. A matrix
  *     whose words lie along the chain as they are is not packed but for its edge.
  *  4. Scratch of a thread: an edge block [mr][nr], B panel [depth][nr], A panel
- *     [rows/mr][depth][mr], for AMX [rows][depth], and, where the chain of what is no f32 comes in
- *     several blocks, the tile's sums [rows][cols], in whole blocks.
+ *     [rows/mr][depth][mr], for AMX in tiles of 1 KB, and, where the chain of what is no f32 comes
+ *     in several blocks, the tile's sums [rows][cols], in whole blocks.
  */
 #include "pack.h"
 
@@ -23,7 +24,9 @@
 enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 }; /* where smaller tiles would feed more threads */
 enum { PAIRS_DEPTH = 512, PLACE_DEPTH = 2048, PLACE_COLS = 384 };
-enum { TILES_DEPTH = 512 };     /* a B panel of 64 KB */
+/* For AMX: up to 3072 elements whole, for the block of sums then leaves its registers once; an A
+ * panel of 1.25 MB, for it stays in the second-level cache. */
+enum { TILES_DEPTH = 1536, TILES_PANEL = 5 << 16 };
 enum { ROOM = ZK_SCRATCH / 4 }; /* words of a thread's scratch */
 enum { FLUSH = 0x8040 };        /* MXCSR: denormals are 0, as AVX512_BF16 has them anyway */
 _Static_assert(ROWS % MR == 0 && HALF_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
@@ -48,6 +51,12 @@ static inline int by_tiles(const product *g) { return TILES && paired(&g->a); }
 static inline int mr(const product *g) { return by_tiles(g) ? BLOCK : MR; }
 static inline int nr(const product *g) { return by_tiles(g) ? BLOCK : NR; }
 
+/* Finished sums that are no output yet, rows `stride` apart, from (i, j) of the tile on */
+typedef struct ready {
+    const float *sum;
+    int64_t stride, i, j, rows, cols;
+} ready;
+
 /* One tile at work. */
 typedef struct tile {
     const product *g;
@@ -55,6 +64,7 @@ typedef struct tile {
     float *sum;          /* [rows][cols], `stride` apart: the output, or scratch; NULL: edge */
     int64_t m, n, rows, cols, stride;
     int64_t placed; /* rows that are read where they lie */
+    ready ready;    /* for AMX: what is stored while the next block multiplies */
 } tile;
 
 /* ---- the block in registers */
@@ -66,6 +76,26 @@ static inline lanes step(lanes a, lanes b, lanes sum, const int pairs)
 #endif
     (void)pairs;
     return lanes_fma(a, b, sum);
+}
+
+/* s carries on its chains by every `each`-th of `depth` words: of a, rows `row` bytes and words
+ * `next` bytes apart, and of b[depth][NR]. */
+ZK_INLINE void chain(lanes s[MR][VECTORS], const char *a, int64_t row, int64_t next, const float *b,
+                     int64_t depth, const int each, const int pairs)
+{
+    for (int64_t k = 0; k < depth; k += each, a += each * next, b += each * NR) {
+        lanes line[VECTORS];
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++) line[v] = lanes_load(b + v * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++) {
+            float word;
+            memcpy(&word, a + i * row, sizeof word);
+            lanes x = lanes_set(word);
+#pragma GCC unroll 3
+            for (int v = 0; v < VECTORS; v++) s[i][v] = step(x, line[v], s[i][v], pairs);
+        }
+    }
 }
 
 /* sum[MR][NR], rows `stride` apart, carries on (first: begins) its chains by the words of a, rows
@@ -82,19 +112,7 @@ ZK_INLINE void multiply_words(float *sum, int64_t stride, const char *a, int64_t
             s[i][v] = first ? lanes_set(0) : lanes_load(sum + i * stride + v * LANES);
     for (int i = MR; i < 2 * MR; i++)
         for (int v = 0; v < NR; v += 16) __builtin_prefetch(sum + i * stride + v, 1);
-    for (int64_t k = 0; k < depth; k++, a += next, b += NR) {
-        lanes line[VECTORS];
-#pragma GCC unroll 3
-        for (int v = 0; v < VECTORS; v++) line[v] = lanes_load(b + v * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < MR; i++) {
-            float word;
-            memcpy(&word, a + i * row, sizeof word);
-            lanes x = lanes_set(word);
-#pragma GCC unroll 3
-            for (int v = 0; v < VECTORS; v++) s[i][v] = step(x, line[v], s[i][v], pairs);
-        }
-    }
+    chain(s, a, row, next, b, depth, 1, pairs);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 3
@@ -113,6 +131,36 @@ static __attribute__((noinline)) void multiply_pairs(float *sum, int64_t stride,
                                                      int64_t depth, int first)
 {
     multiply_words(sum, stride, a, row, next, b, depth, first, 1);
+}
+
+/* s begins with one chain of every second word of a group, from its first or its second on. */
+ZK_INLINE void half_group(lanes s[MR][VECTORS], const float *a, const float *b)
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++) s[i][v] = lanes_set(0);
+    chain(s, (const char *)a, sizeof *a, MR * sizeof *a, b, GROUP, 2, 0);
+}
+
+/* By a[depth][MR] in groups */
+static __attribute__((noinline)) void multiply_groups(float *sum, int64_t stride, const float *a,
+                                                      const float *b, int64_t depth, int first)
+{
+    lanes even[MR][VECTORS], s[MR][VECTORS];
+    for (int64_t k = 0; k < depth; k += GROUP, a += GROUP * MR, b += GROUP * NR) {
+        half_group(s, a, b);
+        memcpy(even, s, sizeof s);
+        half_group(s, a + MR, b + NR);
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+            for (int v = 0; v < VECTORS; v++) {
+                float *to = sum + i * stride + v * LANES;
+                lanes old = first && !k ? lanes_set(0) : lanes_load(to);
+                lanes_store(to, old + (even[i][v] + s[i][v]));
+            }
+    }
 }
 
 /* ---- a tile of the output */
@@ -142,6 +190,19 @@ static void finish_sums(const tile *t, const float *sum, int64_t stride, int64_t
         }
 }
 
+/* The next rows of what is ready */
+static void store_ready(void *with, int64_t rows)
+{
+    tile *t = with;
+    ready *r = &t->ready;
+    int64_t n = zk_least(rows, r->rows);
+    if (!n) return;
+    finish_sums(t, r->sum, r->stride, r->i, r->j, n, r->cols);
+    r->sum += n * r->stride;
+    r->i += n;
+    r->rows -= n;
+}
+
 /* Whether sums lie in the output as they grow */
 static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
 
@@ -153,7 +214,7 @@ static inline int in_blocks(const product *g)
 }
 
 /* The block at (i, j) of a tile carries on by elements [k, k + depth) of the chain */
-static void carry_on(const tile *t, float *sum, int64_t stride, int64_t i, int64_t k, int64_t depth)
+static void carry_on(tile *t, float *sum, int64_t stride, int64_t i, int64_t k, int64_t depth)
 {
     const product *g = t->g;
     int64_t n = taken(&g->a, depth);
@@ -161,26 +222,27 @@ static void carry_on(const tile *t, float *sum, int64_t stride, int64_t i, int64
     const float *packed = t->a + (i - t->placed) * n;
     int64_t at = (t->m + i) * g->a.row + k, size = element(&g->a);
     const char *place = (const char *)g->a.p + at * size;
-    if (by_tiles(g) && i < t->placed) {
-        multiply_tiles(sum, stride, place, g->a.row * size, t->b, n, first);
-    } else if (by_tiles(g)) {
-        multiply_tiles(sum, stride, (const char *)packed, 4 * n, t->b, n, first);
+    if (by_tiles(g)) {
+        multiply_tiles(sum, stride, packed, t->b, n, first, store_ready, t);
     } else if (i < t->placed) {
         multiply_pairs(sum, stride, place, g->a.row * size, 4, t->b, n, first);
     } else if (paired(&g->a)) {
         multiply_pairs(sum, stride, (const char *)packed, 4, 4 * MR, t->b, n, first);
+    } else if (g->unit == GROUP) {
+        multiply_groups(sum, stride, packed, t->b, n, first);
     } else {
         multiply_block(sum, stride, packed, t->b, n, first);
     }
 }
 
 /* One block of registers over elements [k, k + depth) of the chain. */
-static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
+static void block(tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
 {
     const product *g = t->g;
     int64_t rows = zk_least(mr(g), t->rows - i), cols = zk_least(nr(g), t->cols - j);
     int64_t stride = t->stride;
     float *sum = t->sum ? t->sum + i * stride + j : t->edge;
+    int last = k + depth == g->K && (g->bias || !direct(g));
     if (direct(g) && (rows < mr(g) || cols < nr(g))) {
         copy(t->edge, nr(g), sum, stride, k || g->carry ? rows : 0, cols);
         carry_on(t, t->edge, nr(g), i, k, depth);
@@ -188,7 +250,8 @@ static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
     } else {
         carry_on(t, sum, stride, i, k, depth);
     }
-    if (k + depth == g->K && (g->bias || !direct(g))) finish_sums(t, sum, stride, i, j, rows, cols);
+    if (last && by_tiles(g)) t->ready = (ready){sum, stride, i, j, rows, cols};
+    else if (last) finish_sums(t, sum, stride, i, j, rows, cols);
 }
 
 static __attribute__((noinline)) void fill_tile(tile *t)
@@ -200,7 +263,7 @@ static __attribute__((noinline)) void fill_tile(tile *t)
         if (whole) depth -= depth % g->unit;
         t->placed = whole ? t->rows / mr(g) * mr(g) : 0;
         for (int64_t i = t->placed; i < t->rows; i += mr(g))
-            (by_tiles(g) ? pack_lines : pack)(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
+            (by_tiles(g) ? pack_tiles : pack)(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
                                               (t->m + i) * g->a.row + k * g->a.column, g->a.row,
                                               g->a.column, zk_least(mr(g), t->rows - i), depth,
                                               mr(g));
@@ -210,6 +273,7 @@ static __attribute__((noinline)) void fill_tile(tile *t)
             for (int64_t i = 0; i < t->rows; i += mr(g)) block(t, i, j, k, depth);
         }
     }
+    store_ready(t, BLOCK);
 }
 
 /* Words of the packed panels; a store may run on by LANES */
@@ -272,11 +336,19 @@ static int64_t tasks(const product *g)
 /* Half of a number of units */
 static int64_t half(int64_t n, int64_t unit) { return zk_pieces(n / 2, unit) * unit; }
 
+/* Of an A panel for AMX, in whole blocks */
+static int64_t tiles_rows(const product *g)
+{
+    int64_t blocks = TILES_PANEL / taken(&g->a, g->depth) / mr(g);
+    return zk_most(1, blocks) * mr(g);
+}
+
 static void multiply_all(product *g, const zk_launch *L)
 {
+    g->a.order = g->b.order = g->k->products;
     int pairs = paired(&g->a);
-    g->unit = g->a.dtype == ZK_BF16 ? GROUP : 1;
-    g->place = pairs && g->a.column == 1;
+    g->unit = group(&g->a);
+    g->place = pairs && !TILES && g->a.column == 1;
     int64_t words = by_tiles(g) ? TILES_DEPTH
                     : g->place  ? PLACE_DEPTH
                     : pairs     ? PAIRS_DEPTH
@@ -284,7 +356,7 @@ static void multiply_all(product *g, const zk_launch *L)
     int64_t deepest = pairs ? 2 * words : words;
     int64_t depth = given(g, L, 2, deepest, g->unit);
     g->depth = depth ? depth : even(g->K, deepest, g->unit);
-    int64_t highest = g->place ? MR * PLACE_DEPTH : ROWS;
+    int64_t highest = g->place ? MR * PLACE_DEPTH : by_tiles(g) ? tiles_rows(g) : ROWS;
     int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : nr(g);
     int64_t rows = given(g, L, 0, highest, mr(g)), cols = given(g, L, 1, most, nr(g));
     g->rows = rows ? rows : even(g->M, highest, mr(g));
@@ -303,12 +375,12 @@ static void multiply_all(product *g, const zk_launch *L)
 
 static matrix plain(const real *p, int64_t columns, int dtype)
 {
-    return (matrix){p, columns, 1, dtype};
+    return (matrix){.p = p, .row = columns, .column = 1, .dtype = dtype};
 }
 
 static matrix turned(const real *p, int64_t columns, int dtype)
 {
-    return (matrix){p, 1, columns, dtype};
+    return (matrix){.p = p, .row = 1, .column = columns, .dtype = dtype};
 }
 
 /* ---- kernels */

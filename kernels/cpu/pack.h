@@ -1,11 +1,12 @@
-/* pack.h -- panels of words: what a product reads of a matrix, in the order in which it multiplies.
+/* pack.h -- panels of words: the elements of a matrix that a product reads, in the order in which
+ * it multiplies them.
  *
- * A word is an f32, or, where the object multiplies these, a pair of bf16, the even element in the
- * lower half.
+ * A word is an f32, or, where an instruction multiplies these, a pair of bf16, the even element in
+ * the lower half.
  *
  * Invariants
  *  1. No element outside the matrix is read: lines past the last and elements past the end are 0.
- *  2. Elements of a bf16 chain that go together, GROUP of them, come whole.
+ *  2. Elements of a bf16 chain that go together, matrix.group of them, come whole.
  */
 #ifndef ZK_PACK_H
 #define ZK_PACK_H
@@ -61,28 +62,45 @@ static inline lanes lanes_high(lanes a, lanes b)
 #endif
 enum { VECTORS = NR / LANES };
 
-/* Elements of a bf16 chain in a word */
+/* The order of products that this object multiplies by pairs; -1: none */
 #ifdef __AVX512BF16__
-enum { PAIR = 2 };
+enum { PAIRED = TILES ? ZK_TILES : ZK_PAIRS };
 #else
-enum { PAIR = 1 };
+enum { PAIRED = -1 };
 #endif
 
-/* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. */
+/* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. Of bf16:
+ * the order of its products. */
 typedef struct matrix {
     const real *p;
     int64_t row, column;
-    int dtype;
+    int dtype, order;
 } matrix;
 
 static inline int64_t element(const matrix *x) { return x->dtype == ZK_F32 ? 4 : 2; }
 
-static inline int paired(const matrix *x) { return PAIR == 2 && x->dtype == ZK_BF16; }
+/* Elements of a chain that go together */
+static inline int group(const matrix *x)
+{
+    return x->dtype != ZK_BF16 ? 1 : x->order == ZK_TILES ? GROUP : 2;
+}
+
+/* Whether a word is a pair */
+static inline int paired(const matrix *x) { return x->dtype == ZK_BF16 && x->order == PAIRED; }
+
+/* n elements of a chain, and what is missing in its last group */
+static inline int64_t padded(const matrix *x, int64_t n)
+{
+    return zk_pieces(n, group(x)) * group(x);
+}
 
 /* The words of n elements of a chain */
-static inline int64_t taken(const matrix *x, int64_t n)
+static inline int64_t taken(const matrix *x, int64_t n) { return padded(x, n) >> paired(x); }
+
+/* Where words of f32 are pairs' elements, the odd one of each comes first. */
+static inline int odd_first(const matrix *x)
 {
-    return x->dtype == ZK_BF16 ? zk_pieces(n, GROUP) * (GROUP / PAIR) : n;
+    return x->dtype == ZK_BF16 && x->order == ZK_PAIRS && !paired(x);
 }
 
 /* LANES elements from `at`, 0 from the n-th on */
@@ -109,18 +127,6 @@ static inline lanes get_words(const matrix *x, int64_t at, int64_t n)
     return get(x, at, n);
 }
 
-/* The words of element i and i + 1 of LANES lines, which begin a pair of bf16 */
-static inline void put_pair(float *to, int width, lanes even, lanes odd)
-{
-#ifdef __AVX512BF16__
-    (void)width;
-    lanes_store(to, (lanes)((lanes_bits)even >> 16 | (lanes_bits)odd));
-#else
-    lanes_store(to, odd);
-    lanes_store(to + width, even);
-#endif
-}
-
 /* r[i] lane j becomes r[j] lane i: with an element's address written as row bits, lane bits, each
  * round moves the first bit to the end. */
 static inline void transpose_lanes(lanes r[LANES])
@@ -143,14 +149,16 @@ static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, in
                         int64_t n, int width)
 {
     const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
-    for (int64_t i = 0; i < n; i++)
+    for (int64_t i = 0; i < taken(x, n); i++) {
+        int64_t from = i ^ odd_first(x), some = from < n ? lines : 0;
         for (int v = 0; v < width; v += LANES) {
-            __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
-            lanes_store(to + i * width + v, get(x, at + i * step + v, lines - v));
+            __builtin_prefetch(next + (from * step + v) * element(x), 0, 2);
+            lanes_store(to + i * width + v, get(x, at + from * step + v, some - v));
         }
+    }
 }
 
-/* The same of bf16 */
+/* The same, of words that are pairs */
 static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                        int64_t n, int width)
 {
@@ -160,20 +168,21 @@ static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int
             int64_t from = at + i * step + v;
             __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
             __builtin_prefetch(next + ((i + 1) * step + v) * element(x), 0, 2);
-            put_pair(to + i / PAIR * width + v, width, get(x, from, lines - v),
-                     get(x, from + step, i + 1 < n ? lines - v : 0));
+            lanes_bits even = (lanes_bits)get(x, from, lines - v);
+            lanes_bits odd = (lanes_bits)get(x, from + step, i + 1 < n ? lines - v : 0);
+            lanes_store(to + i / 2 * width + v, (lanes)(even >> 16 | odd));
         }
-    for (int64_t i = zk_pieces(n, 2) * 2 / PAIR * width; i < taken(x, n) * width; i += LANES)
+    for (int64_t i = zk_pieces(n, 2) * width; i < taken(x, n) * width; i += LANES)
         lanes_store(to + i, lanes_set(0));
 }
 
-/* Of up to LANES lines, `step` apart, n elements become a row of words, `width` apart; further
- * lines 0 */
+/* Of up to LANES lines, `step` apart, the next n elements become rows of words, `width` apart, of
+ * which there are `rows`; further lines and elements 0 */
 static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
-                       int64_t n, int width)
+                       int64_t n, int64_t rows, int width)
 {
     lanes r[LANES];
-    if (n >= LANES * (paired(x) ? 2 : 1)) {
+    if (n >= LANES << paired(x)) {
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++)
             r[j] = j < lines ? get_words(x, at + j * step, n) : lanes_set(0);
@@ -181,7 +190,7 @@ static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int
         for (int j = 0; j < LANES; j++) r[j] = get_words(x, at + j * step, j < lines ? n : 0);
     }
     transpose_lanes(r);
-    if (x->dtype == ZK_BF16 && PAIR == 1) { /* a pair's odd element comes first */
+    if (odd_first(x)) {
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j += 2) {
             lanes even = r[j];
@@ -189,11 +198,11 @@ static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int
             r[j + 1] = even;
         }
     }
-    if (taken(x, n) >= LANES) {
+    if (rows >= LANES) {
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++) lanes_store(to + j * width, r[j]);
     } else {
-        for (int j = 0; j < taken(x, n); j++) lanes_store(to + j * width, r[j]);
+        for (int j = 0; j < rows; j++) lanes_store(to + j * width, r[j]);
     }
 }
 
@@ -201,11 +210,11 @@ static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int
 static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                        int64_t n, int width)
 {
-    int64_t most = LANES * (paired(x) ? 2 : 1);
-    for (int64_t i = 0; i < n; i += most)
+    int64_t words = taken(x, n);
+    for (int64_t i = 0; i < words; i += LANES)
         for (int v = 0; v < width; v += LANES)
-            turn_block(to + taken(x, i) * width + v, x, at + v * step + i, step, lines - v,
-                       zk_least(most, n - i), width);
+            turn_block(to + i * width + v, x, at + v * step + (i << paired(x)), step, lines - v,
+                       n - (i << paired(x)), words - i, width);
 }
 
 /* to[words of n][width] = `lines` lines of n elements, lines past the last one 0. Element i of line
@@ -214,25 +223,38 @@ static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t
                  int64_t lines, int64_t n, int width)
 {
     if (across != 1) pack_along(to, x, at, across, lines, n, width);
-    else if (x->dtype == ZK_BF16) pack_pairs(to, x, at, along, lines, n, width);
+    else if (paired(x)) pack_pairs(to, x, at, along, lines, n, width);
     else pack_across(to, x, at, along, lines, n, width);
 }
 
-/* to[height][words of n], the same with the words of a line side by side: for tiles */
-static void pack_lines(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
+#ifdef ZK_AMX
+/* to[words of n / 16][height / 16][16][16]: a tile is 16 words of 16 lines, those of a line side by
+ * side; lines past the last and elements past the end are 0 */
+static void pack_tiles(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
                        int64_t lines, int64_t n, int height)
 {
-    int64_t words = taken(x, n), most = LANES * PAIR;
-    for (int64_t i = 0; i < n; i += most)
-        for (int v = 0; v < height; v += LANES) {
-            lanes r[LANES];
-            float turned[LANES * (LANES + 1)];
-            pack(turned, x, at + v * across + i * along, across, along, lines - v,
-                 zk_least(most, n - i), LANES);
-            for (int j = 0; j < LANES; j++) r[j] = lanes_load(turned + j * LANES);
+    _Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
+    for (int64_t i = 0; i < n; i += GROUP)
+        for (int v = 0; v < height; v += TILE, to += TILE * TILE) {
+            int64_t from = at + v * across + i * along, rows = lines - v;
+            if (along == 1) {
+                for (int j = 0; j < TILE; j++)
+                    lanes_store(to + j * TILE,
+                                get_words(x, from + j * across, j < rows ? n - i : 0));
+                continue;
+            }
+            lanes r[TILE];
+            pack_pairs((float *)r, x, from, along, rows, zk_least(GROUP, n - i), TILE);
             transpose_lanes(r);
-            for (int j = 0; j < LANES; j++) lanes_store(to + (v + j) * words + i / PAIR, r[j]);
+            for (int j = 0; j < TILE; j++) lanes_store(to + j * TILE, r[j]);
         }
 }
+#else
+static void pack_tiles(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
+                       int64_t lines, int64_t n, int height)
+{
+    (void)to, (void)x, (void)at, (void)across, (void)along, (void)lines, (void)n, (void)height;
+}
+#endif
 
 #endif

@@ -290,7 +290,10 @@ def test_a_ratio_is_of_one_round() -> None:
 
     row, rounds = peers.ROWS[0], []
     for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
-        ran = [peers.Ran(s, 0.5, 1000, 3.0, 0.25) for s in (theirs, own)]
+        ran = [
+            peers.Ran(s, 0.5, 1000, 3.0, 0.25, "avx2, pairs")
+            for s in (theirs, own)
+        ]
         rounds.append(dict(zip((peers.key(row), "mine"), ran, strict=True)))
     made = peers.figures(row, rounds, "mine", 2.5)
     assert (made["ratio"], made["between"]) == (2, [1, 3])
@@ -301,10 +304,18 @@ def test_a_ratio_is_of_one_round() -> None:
         },
         "rows": [made],
         "saved": [],
+        "orders": [{"by": "avx2, tiles", "step": 4.5}],
+        "objects": "Ours by avx2.",
     }  # fmt: skip
-    line = peers.table(result).splitlines()[-1]
-    assert "| 7.000 | 4.000 | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line
+    lines = peers.table(result).splitlines()
+    (line,) = [x for x in lines if "| 7.000 |" in x]
+    assert (
+        "| 7.000 | 4.000 | avx2, pairs | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |"
+        in line
+    )
     assert line.endswith("| 0.5 | 0.50 | 0.25 |")
+    assert "Ours by avx2." in lines and lines[-1] == "| avx2, tiles | 4.500 |"
+    assert peers.other_order(rounds[0]["mine"]) == "tiles"
     drawn = peers.picture(result)
     assert drawn.count("<rect") == 3 and ">4.00</text>" in drawn
 

@@ -65,12 +65,12 @@ AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl"
         ("Skylake-X, Ice Lake", AVX512, "avx512"),
         ("Sapphire Rapids", f"{AVX512} avx512bf16 intel", "avx512"),
         ("Zen 4, Zen 5", f"{AVX512} avx512bf16 amd", "avx512bf16"),
+        ("Sapphire Rapids with AMX", f"{AVX512} avx512bf16 intel amx", "amx"),
     ],
 )
 def test_a_processor_gets_its_fastest_object(
     processor: str, features: str, taken: str
 ) -> None:
-    """The emulated processor has AMX, too: it is never taken by itself."""
     if taken != "avx2":
         zk.need("avx512")
     for isa in (None, ""):
@@ -88,11 +88,13 @@ def test_a_lower_object_may_be_named() -> None:
         assert plain(isa) == (0, isa)
 
 
-def test_amx_is_used_by_name_alone() -> None:
-    """Where there is AMX: here its emulation, which says so."""
+def test_the_faster_order_is_the_processors() -> None:
+    """Whatever object is named: tiles where there is AMX, by emulation here."""
     zk.need("tiles")
-    assert plain(None, "tiles")[1] != "amx" != plain("", "tiles")[1]
-    assert plain("amx", "tiles") == (0, "amx")
+    emulated, own = zk.library("tiles"), zk.library("gcc")
+    has = "amx_tile" in zk.processor()
+    assert emulated.zk_products(None, -1) == zk.TILED
+    assert own.zk_products(None, -1) == (zk.TILED if has else zk.PAIRS)
 
 
 def test_an_emulated_gpu_is_asked_for_no_tiles(

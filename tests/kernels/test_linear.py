@@ -32,6 +32,7 @@ SHAPES = [
     (385, 33, 1153),
     (33, 1200, 20),
     (9, 96, 800),
+    (33, 65, 3105),
 ]
 LAYOUTS = [zk.IN_OUT, zk.OUT_IN]
 
@@ -121,15 +122,15 @@ def test_values(
     target: str, dtype: int, M: int, N: int, K: int, layout: int, full: int
 ) -> None:
     x, w, b, dy = map(zk.load, layers(dtype, M, N, K, layout))
-    y, plain, dx, dw, db = products(
-        zk.Kernels(target, dtype), M, N, K, layout, full
-    )
     inward = w if layout == zk.IN_OUT else w.T  # [K,N]
-    close(y, x, inward, b)
-    close(plain, x, inward)
-    close(dx, dy, inward.T)
-    close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
-    close(db[None], np.ones((1, M)), dy)
+    for order in zk.orders(dtype, target):
+        k = zk.Kernels(target, dtype, order=order)
+        y, plain, dx, dw, db = products(k, M, N, K, layout, full)
+        close(y, x, inward, b)
+        close(plain, x, inward)
+        close(dx, dy, inward.T)
+        close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
+        close(db[None], np.ones((1, M)), dy)
 
 
 @pytest.mark.slow
@@ -202,9 +203,10 @@ def test_a_gradient_carries_on(
     isa: str, M: int, N: int, K: int, layout: int
 ) -> None:
     """The rows in four parts: one chain of sums, so the bits are those of all rows at once; but
-    in bf16 where parts of 15 rows cut its pairs, and where parts do the groups of AMX."""
-    for dtype in zk.REALS.values():
-        k = zk.Kernels(isa, dtype, 2)
+    in bf16 where parts of 15 rows cut its pairs, and where parts do the groups of tiles."""
+    kinds = [(d, o) for d in zk.REALS.values() for o in zk.orders(d)]
+    for dtype, order in kinds:
+        k = zk.Kernels(isa, dtype, 2, order=order)
         x, w, _, dy = layers(dtype, M, N, K, layout)
         whole, parts = zk.empty(zk.F32, *w.shape), zk.empty(zk.F32, *w.shape)
         k.zk_linear_bwd_w(whole, dy, x, M, N, K, layout, 1, 0)
@@ -220,7 +222,7 @@ def test_a_gradient_carries_on(
                 1,
                 i,
             )
-        cut = dtype == zk.BF16 and M // 4 % (32 if isa in zk.TILES else 2)
+        cut = dtype == zk.BF16 and M // 4 % (2, 32)[order]
         assert (parts.tobytes() != whole.tobytes()) == bool(cut)
 
 
@@ -346,10 +348,11 @@ def test_adapters_have_the_same_bits(
 ) -> None:
     """In place or not, in whatever tiles, from every object in f32; halves are f32 rounded once."""
     shape = 100, 400, 385, 70, 300
-    first = adapted(zk.Kernels(zk.sums(isa, dtype), dtype), *shape, False)
-    for inside in (False, True):
-        found = adapted(zk.Kernels(isa, dtype, threads), *shape, inside)
-        assert bits(found) == bits(first)
+    for order in zk.orders(dtype):
+        first = adapted(zk.Kernels("avx2", dtype, order=order), *shape, False)
+        k = zk.Kernels(isa, dtype, threads, order=order)
+        for inside in (False, True):
+            assert bits(adapted(k, *shape, inside)) == bits(first)
 
 
 def carried(k: zk.Kernels, M: int, N: int, K: int, n: int) -> Array:
@@ -376,9 +379,10 @@ def test_an_adapter_carries_on(target: str, dtype: int) -> None:
 def test_an_adapter_that_carries_on_has_the_same_bits(
     isa: str, dtype: int
 ) -> None:
-    first = carried(zk.Kernels(zk.sums(isa, dtype), dtype), *CHUNKS)
-    found = carried(zk.Kernels(isa, dtype, 3), *CHUNKS)
-    assert found.tobytes() == first.tobytes()
+    for order in zk.orders(dtype):
+        first = carried(zk.Kernels("avx2", dtype, order=order), *CHUNKS)
+        found = carried(zk.Kernels(isa, dtype, 3, order=order), *CHUNKS)
+        assert found.tobytes() == first.tobytes()
 
 
 def test_f16_is_f32_rounded_once(isa: str) -> None:
@@ -433,7 +437,7 @@ def by_pairs(a: Array, b: Array, odd_first: int = 1) -> Array:
 
 
 def by_groups(a: Array, b: Array) -> Array:
-    """the same as AMX adds"""
+    """the same in groups of 32"""
     return modelled("groups", a, b)
 
 
@@ -448,16 +452,17 @@ def modelled(name: str, a: Array, b: Array, *rest: int) -> Array:
 
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("order", zk.ORDERS)
 @pytest.mark.parametrize("M,N,K", [(1, 1, 1), (9, 50, 1037), (70, 61, 40)])
-def test_bf16_goes_by_pairs(
-    isa: str, M: int, N: int, K: int, layout: int, small: bool
+def test_bf16_has_two_orders(
+    isa: str, M: int, N: int, K: int, order: int, layout: int, small: bool
 ) -> None:
-    """The bits of AVX512_BF16's model from every object, of AMX's from its own, denormals flushed;
-    another order differs, so the test can tell"""
+    """The bits of AVX512_BF16's model and of AMX's from every object, denormals flushed; another
+    order differs, so the test can tell"""
     model, other = by_pairs, functools.partial(by_pairs, odd_first=0)
-    if isa in zk.TILES:
+    if order == zk.TILED:
         model, other = by_groups, by_pairs
-    k = zk.Kernels(isa, zk.BF16)
+    k = zk.Kernels(isa, zk.BF16, order=order)
     x, w, _, dy = layers(zk.BF16, M, N, K, layout)
     if small:
         x, w, dy = (tiny(a, i) for i, a in enumerate((x, w, dy)))
@@ -520,17 +525,23 @@ def test_the_instruction_is_its_model(
 def test_objects_compilers_threads_and_tiles_change_no_bit(
     dtype: int, M: int, N: int, K: int, layout: int
 ) -> None:
-    found = {
-        (
-            zk.sums(isa, dtype),
-            bits(
-                products(
-                    zk.Kernels(isa, dtype, threads, compiler), M, N, K, layout
-                )
-            ),
-        )
-        for isa, compiler, threads in zk.variants(zk.OBJECTS)
-    }
+    def made(*of: object, **more: object) -> set[tuple[int, str]]:
+        """order and bits"""
+        return {
+            (
+                order,
+                bits(
+                    products(
+                        zk.Kernels(*of, **more, order=order), M, N, K, layout
+                    )
+                ),
+            )
+            for order in zk.orders(dtype)
+        }
+
+    found = set()
+    for isa, compiler, threads in zk.variants(zk.OBJECTS):
+        found |= made(isa, dtype, threads, compiler)
     most = 2**30
     tiles = [
         (1, 1, 1),
@@ -540,38 +551,40 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
         (most, most, most),
         (0, 16, 0),
     ]
-    found |= {
-        (
-            zk.sums(isa, dtype),
-            bits(
-                products(zk.Kernels(isa, dtype, 2, tile=tile), M, N, K, layout)
-            ),
-        )
-        for isa in zk.isas(zk.OBJECTS)
-        for tile in tiles
-    }
-    assert len(found) == len(dict(found))
+    for isa in zk.isas(zk.OBJECTS):
+        for tile in tiles:
+            found |= made(isa, dtype, 2, tile=tile)
+    assert len(found) == len(zk.orders(dtype))
     if M > 100:
         assert len(found) == len({each for _, each in found})
 
 
 KNOWN_BITS = {
-    zk.F32: "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
-    zk.BF16: "79fcc476bbc6ca038b781163b81acd732e1ce17830cea7346e7730a87930cbe2",
-    "tiles": "1d6124170874c40cd7cfc30e962e1cc635083632a199df9fce405680eea56f88",
-    zk.F16: "c9a31581e2dd0ce6dd43f92abeda3704decb9a802021e366d8884cc4e9cd7822",
+    (
+        zk.F32,
+        zk.PAIRS,
+    ): "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
+    (
+        zk.BF16,
+        zk.PAIRS,
+    ): "79fcc476bbc6ca038b781163b81acd732e1ce17830cea7346e7730a87930cbe2",
+    (
+        zk.BF16,
+        zk.TILED,
+    ): "1d6124170874c40cd7cfc30e962e1cc635083632a199df9fce405680eea56f88",
+    (
+        zk.F16,
+        zk.PAIRS,
+    ): "c9a31581e2dd0ce6dd43f92abeda3704decb9a802021e366d8884cc4e9cd7822",
 }
 
 
 def test_known_bits(isa: str, dtype: int) -> None:
     """the same on every machine, for good"""
-    known = KNOWN_BITS[dtype]
-    if isa in zk.TILES and dtype == zk.BF16:
-        known = KNOWN_BITS["tiles"]
-    assert (
-        bits(products(zk.Kernels(isa, dtype), 67, 131, 453, zk.OUT_IN))
-        == known
-    )
+    for order in zk.orders(dtype):
+        k = zk.Kernels(isa, dtype, order=order)
+        found = bits(products(k, 67, 131, 453, zk.OUT_IN))
+        assert found == KNOWN_BITS[dtype, order]
 
 
 # ---- memory
@@ -597,11 +610,11 @@ def fenced(x: Array, at_end: bool, keep: list[mmap.mmap]) -> Array:
 
 
 def touch_only_operands(
-    isa: str, dtype: int, M: int, N: int, K: int, layout: int, at_end: bool
+    k: zk.Kernels, M: int, N: int, K: int, layout: int, at_end: bool
 ) -> None:
-    k, keep = zk.Kernels(isa, dtype), []
+    keep: list[mmap.mmap] = []
     x, w, b, dy = (
-        fenced(a, at_end, keep) for a in layers(dtype, M, N, K, layout)
+        fenced(a, at_end, keep) for a in layers(k.dtype, M, N, K, layout)
     )
     y, dx, dw, db = (
         fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b)
@@ -622,8 +635,10 @@ def test_nothing_beside_the_matrices_is_touched(
     if child == 0:
         failed = 1
         try:
-            for M, N, K in SHAPES:
-                touch_only_operands(target, dtype, M, N, K, layout, at_end)
+            for order in zk.orders(dtype, target):
+                k = zk.Kernels(target, dtype, order=order)
+                for shape in SHAPES:
+                    touch_only_operands(k, *shape, layout, at_end)
             failed = 0
         finally:
             os._exit(failed)

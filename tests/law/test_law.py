@@ -486,22 +486,30 @@ def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
 
 
 @pytest.mark.slow
-def test_amx_has_one_hash(tmp_path: pathlib.Path) -> None:
-    """In bf16 its own; the head's rows in chunks, or all at once, too."""
-    zk.need("tiles")
+def test_an_order_of_products_has_one_hash(tmp_path: pathlib.Path) -> None:
+    """In bf16 each its own, from every object of kernels, AMX's by emulation; the head's rows in
+    chunks, or all at once, too."""
     b = bench(tmp_path, stream("gpt", 16, 5), law.uneven("gpt", tmp_path), 5)
     keys = *recipe("bf16", 16), "train.micro_batch=2", "train.sequence=32"
-    some = [
-        {"family": "gpt", **PLAIN, **way, "kind": "bf16 amx"}
-        for way in IN_BRIEF
-    ]
-    results = {
-        f"{way} {chunk}": b.run(way, *keys, f"train.head_chunk={chunk}")
-        for way, chunk in zip(some, itertools.cycle((32, 64)))
-    }
-    agree(results)
-    plain = b.run({**some[0], "kind": "bf16"}, *keys)
-    assert plain.weights != next(iter(results.values())).weights
+    isas = [*zk.isas((*zk.ISAS, zk.BEST)), *["amx"] * zk.runs("tiles")]
+    found = {}
+    for order in ("pairs", "tiles"):
+        pinned = *keys, f"train.products={order}"
+        rows = zip(
+            (*IN_BRIEF, *({} for _ in isas)),
+            itertools.cycle(isas),
+            itertools.cycle((32, 64)),
+            strict=False,
+        )
+        results = {}
+        for way, isa, chunk in rows:
+            row = {"family": "gpt", **PLAIN, **way, "kind": f"bf16 {isa}"}
+            results[f"{row} {chunk}"] = b.run(
+                row, *pinned, f"train.head_chunk={chunk}"
+            )
+        agree(results)
+        found[order] = next(iter(results.values())).weights
+    assert found["pairs"] != found["tiles"]
 
 
 @pytest.mark.slow

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import files
 import law
 import program as runner
 import pytest
@@ -321,32 +325,91 @@ def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
     assert found["after a CPU"].weights != found["whole"].weights
 
 
-def test_amx_goes_on(tmp_path: Path) -> None:
-    """From its own checkpoint to the bits of a run that never stopped; another object, whose sums
-    are others, is told."""
-    zk.need("tiles")
-    made = trainer.build(
-        trainer.generate(law.path("gpt"), BF16, "zero.stage=3"), trainer.TILES
-    )
+def products(*words: object) -> tuple[str, str, str]:
+    """the order, the hash and all that a run said"""
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
     data = ("--data", folder() / "tokens", "--hash")
+    done = runner.run(trainer.build(source), *data, *words)
+    assert done.code == 0, done.err
+    order = re.search(r", products by (\w+)", done.err)[1]
+    return order, done.line("weights "), done.err
 
-    def weights(name: str, *parts: tuple[str, int]) -> tuple[str, str]:
-        for isa, steps in parts:
-            words = ("--isa", isa, "--steps", steps)
-            where = ("--checkpoints", tmp_path / name)
-            done = runner.run(made, *data, *words, *where)
-            assert done.code == 0, done.err
-        return done.line("weights "), done.err
 
-    whole, _ = weights("whole", ("amx", STEPS))
-    found, said = weights("in two", ("amx", FIRST), ("amx", STEPS))
-    assert found == whole and "sums of" not in said
-    for isa in ("avx2", "avx512bf16"):
-        found, said = weights(isa, ("amx", FIRST), (isa, STEPS))
-        assert found != whole
-        assert f"kernels amx, now {isa}, whose sums of bf16 are others" in said
-    found, said = weights("alike", ("avx2", FIRST), ("avx512", STEPS))
-    assert "sums of" not in said
+def test_an_order_of_products_goes_on(tmp_path: Path) -> None:
+    """A run keeps the order that it began with, whatever is the fastest here and whatever kernels
+    it goes on by."""
+    for order, other in (("pairs", "tiles"), ("tiles", "pairs")):
+        begun = ("--products", order)
+        _, whole, _ = products(*begun, "--steps", STEPS)
+        for isa in zk.isas((*zk.ISAS, zk.BEST)):
+            where = ("--checkpoints", tmp_path / order / isa)
+            products(*begun, *where, "--steps", FIRST, "--isa", "avx2")
+            *found, said = products(*where, "--steps", STEPS, "--isa", isa)
+            assert found == [order, whole] and "sums are" not in said
+        assert products("--products", other, "--steps", STEPS)[1] != whole
+
+
+def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
+    """By emulation; as --products says elsewhere. Two orders are two recipes."""
+    zk.need("tiles")
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
+    words = ("--data", folder() / "tokens", "--hash", "--steps", STEPS)
+    logs = [("--log", tmp_path / name) for name in ("tiles", "pairs")]
+    done = runner.run(trainer.build(source, trainer.TILES), *words, *logs[0])
+    assert done.code == 0 and "kernels amx, products by tiles" in done.err
+    own = products("--products", "tiles", "--steps", STEPS)
+    assert done.line("weights ") == own[1]
+    products("--products", "pairs", "--steps", STEPS, *logs[1])
+    told = subprocess.run(
+        [sys.executable, "gen/compare.py", logs[1][1], logs[0][1]],
+        cwd=trainer.ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert 'two recipes: train.products: "pairs" -> "tiles"' in told
+
+
+def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
+    where = ("--checkpoints", tmp_path / "c")
+    begun, _, _ = products(*where, "--steps", FIRST, "--products", "tiles")
+    (record,) = tmp_path.glob("c/*/run.json")
+    assert 'train.products: \\"tiles\\"' in record.read_text()
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
+    words = ("--data", folder() / "tokens", *where, "--steps", STEPS)
+    done = runner.run(trainer.build(source), *words, "--products", "pairs")
+    assert done.code == 4 and (
+        f"--products pairs: the run in {tmp_path / 'c'} sums products by tiles; leave --products out"
+        in done.err
+    )
+    pinned = trainer.generate(law.path("gpt"), BF16, "train.products=pairs")
+    done = runner.run(trainer.build(pinned), *words)
+    assert done.code == 4 and "generate with train.products tiles" in done.err
+    done = runner.run(trainer.build(pinned), *words, "--products", "tiles")
+    assert done.code == 2 and "made with train.products pairs" in done.err
+    plain = trainer.generate(law.path("gpt"))
+    done = runner.run(trainer.build(plain), *words, "--products", "tiles")
+    assert done.code == 2 and "has another type; leave it out" in done.err
+    accepted = ("--products", "pairs", "--accept-change", "train.products")
+    assert products(*where, "--steps", STEPS, *accepted)[0] == "pairs"
+
+
+@pytest.mark.parametrize(
+    "kernels,order", [("amx", "tiles"), ("avx512bf16", "pairs")]
+)
+def test_a_checkpoint_older_than_the_orders(
+    tmp_path: Path, kernels: str, order: str
+) -> None:
+    """By the kernels of its run: those of AMX alone summed by tiles."""
+    where = ("--checkpoints", tmp_path / "c")
+    _, whole, _ = products("--products", order, "--steps", STEPS)
+    products(*where, "--steps", FIRST, "--products", order)
+    (record,) = tmp_path.glob("c/*/run.json")
+    text = re.sub(r',\n  "train.products: [^,\n]*"', "", record.read_text())
+    text = re.sub(r'"kernels": "\w+"', f'"kernels": "{kernels}"', text)
+    assert "train.products" not in text
+    record.write_bytes(files.sealed(text.encode()))
+    *found, _ = products(*where, "--steps", STEPS)
+    assert found == [order, whole]
 
 
 def test_a_step_more_is_another_run() -> None:

@@ -277,6 +277,7 @@ _TRAIN: dict[str, Sequence] = {
         *RECOMPUTE,
         *([a, b] for a in RECOMPUTE for b in RECOMPUTE if a < b),
     ),
+    "products": ("auto", "auto", "auto", "pairs", "tiles"),
     "reduction": ("exact", "fast"),
     "sm_margin": (0, 2, 64),
     "accumulate": ("micro_batches", "layers"),

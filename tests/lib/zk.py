@@ -37,6 +37,8 @@ F32, BF16, F16 = 0, 1, 2
 REALS = {"f32": F32, "bf16": BF16, "f16": F16}
 WIDTH = {F32: 4, BF16: 2, F16: 2}  # bytes of a real
 IN_OUT, OUT_IN = 0, 1
+PAIRS, TILED = 0, 1  # orders of products in bf16
+ORDERS = (PAIRS, TILED)
 GELU_TANH, GELU_ERF = 0, 1
 VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
@@ -287,9 +289,9 @@ def isas(of: Sequence[str] = ISAS) -> list[str]:
     return [isa for isa in of if runs(isa)]
 
 
-def sums(isa: str, dtype: int) -> str:
-    """the first of the objects that give its bits"""
-    return "tiles" if isa in TILES and dtype == BF16 else "avx2"
+def orders(dtype: int, isa: str = "") -> tuple[int, ...]:
+    """of products, which differ in bf16 on a CPU alone"""
+    return ORDERS if dtype == BF16 and isa != EMULATED else ORDERS[:1]
 
 
 def compilers() -> list[str]:
@@ -461,7 +463,8 @@ def scratch(size: int) -> Array:
 
 
 class Kernels:
-    """The kernels of one object on one context; `tile` goes to every launch."""
+    """The kernels of one object on one context; `tile` goes to every launch. order: of products;
+    where none is given, the one that the object has an instruction for."""
 
     def __init__(
         self,
@@ -470,6 +473,7 @@ class Kernels:
         threads: int = 1,
         compiler: str = "gcc",
         tile: tuple[int, int, int] = (0, 0, 0),
+        order: int | None = None,
     ) -> None:
         self.isa, self.dtype = isa or isas((*ISAS, BEST))[-1], dtype
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
@@ -498,6 +502,9 @@ class Kernels:
         )
         assert opened, why.value
         self.context = ctypes.c_void_p(opened)
+        if order is None:
+            order = TILED if self.isa in TILES else PAIRS
+        self.library.zk_products(self.context, order)
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         if name not in prototypes():

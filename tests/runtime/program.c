@@ -436,6 +436,14 @@ static void *open_kernel(int queue, void *stream, void *device, void *host, int 
 }
 
 static void close_kernel(int queue, void *k) { (void)queue, (void)k; }
+/* PRODUCTS: which ranks have the processor for tiles, `all` or `some` */
+static int products(void *k, int order)
+{
+    const char *have = getenv("PRODUCTS");
+    (void)k, (void)order;
+    return !strcmp(have, "all") || !second() ? ZR_TILES : ZR_PAIRS;
+}
+
 static int64_t overhead(int threads) { return (int64_t)threads << 20; }
 
 static const char *target(void) { return faulty("target") ? "sm_90" : "cpu"; }
@@ -620,6 +628,7 @@ int main(int argc, char **argv)
         .close = close_kernel,
         .target = target,
         .object = object,
+        .products = getenv("PRODUCTS") ? products : NULL, .order = -1,
         .overhead = overhead,
         .init = init,
         .publish = publish,

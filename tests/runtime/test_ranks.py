@@ -136,10 +136,26 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
     assert len(ranks) == 3 and gone(ranks)
 
 
+def test_unlike_processors_train_together(program: Path, data: Path) -> None:
+    """Kernels of all objects of a CPU have the same bits."""
+    assert train(program, data, FAULT="object", RANKS=2).code == 0
+
+
+@pytest.mark.parametrize("have,order", [("all", "tiles"), ("some", "pairs")])
+def test_tiles_are_taken_where_every_rank_has_them(
+    program: Path, data: Path, tmp_path: Path, have: str, order: str
+) -> None:
+    """The start says so, and so does the log's recipe."""
+    log = ("--log", tmp_path / "log")
+    done = train(program, data, *log, PRODUCTS=have, RANKS=3)
+    assert done.code == 0 and f", products by {order}\n" in done.err
+    first = json.loads((tmp_path / "log").read_text().splitlines()[0])
+    assert f'train.products: "{order}"' in first["recipe"]
+
+
 @pytest.mark.parametrize(
     "fault,code,sign",
     [
-        ("object", 4, "the lesser one's --isa"),
         ("plan", 4, "runs plan 012"),
         ("abi", 4, "made for runtime"),
         ("kernel", 3, "no AVX2"),

@@ -81,6 +81,9 @@ class Head:
     end: int = -1  # the token behind which positions begin anew; -1: none
     keyed: int = 0  # 1: each sample has a key of random numbers
     local: int = 0  # ranks of a host, each host's in a row; 0: all
+    products: str = (
+        "auto"  # how a CPU sums those of bf16: auto | pairs | tiles
+    )
 
     @property
     def bytes(self) -> int:  # of a real

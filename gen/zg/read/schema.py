@@ -374,6 +374,7 @@ class Train:
     )
     head_chunk: Annotated[int | None, Auto(1, DIM)] = None
     recompute: Annotated[Names, PlainValidator(again)] = ()
+    products: Annotated[str, Choice("auto", "pairs", "tiles")] = "auto"
     reduction: Annotated[str, Choice("exact", "fast")] = "exact"
     sm_margin: Annotated[int, PlainValidator(margin)] = 0
     accumulate: Annotated[str, Choice("micro_batches", "layers")] = (

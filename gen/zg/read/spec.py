@@ -431,6 +431,26 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
 
 
+def _products(keys: SpecKeys, root: Node) -> None:
+    order, real = keys.train.products, keys.train.precision
+    if order == "auto":
+        return
+    if real != "bf16":
+        raise fail(
+            root,
+            ("train", "products"),
+            f"{order} is an order of products in bf16; in {real} there is one alone",
+            "auto, or train.precision bf16",
+        )
+    if "cpu" not in keys.targets:
+        raise fail(
+            root,
+            ("train", "products"),
+            f"{order} is an order of a CPU's products; GPUs have their own",
+            "auto, or the target cpu beside them",
+        )
+
+
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(
@@ -661,6 +681,9 @@ def _checked(
     told = [check(at, _listed, part, keys, root) for part, at in NOTED]
     reads = ("train.micro_batch", "train.sequence", "train.precision")
     check((*reads, "train.head_chunk"), _chunk, keys, root, model)
+    check(
+        ("train.products", "train.precision", "targets"), _products, keys, root
+    )
     check(("train.reduction", "targets"), _reduction, keys, root)
     words = ("type", "momentum", "nesterov", "groups")
     reads = tuple(f"train.optimizer.{word}" for word in words)

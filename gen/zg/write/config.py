@@ -109,6 +109,7 @@ LATER = {
     "data.end": None,
     "attention.window": None,
     "train.lora": None,
+    "train.products": "auto",
     "train.dropout": 0.0,
 }
 

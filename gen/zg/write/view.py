@@ -196,6 +196,28 @@ def _groups(p: Plan) -> dict[str, object]:
     }
 
 
+PRODUCTS = (
+    "static int products(void *k, int order) { return zk_products(k, order); }"
+)
+
+
+def _stored(p: Plan) -> dict[str, object]:
+    """What templates write of the stored type."""
+    return {
+        "dtype": ops.TYPES[p.head.real],
+        "products": [PRODUCTS] * (p.head.real == "bf16"),
+    }
+
+
+def _products(p: Plan) -> list[str]:
+    """The order of products of bf16, which a run settles unless the spec does."""
+    if p.head.real != "bf16":
+        return []
+    known = {"pairs": "ZK_PAIRS", "tiles": "ZK_TILES"}
+    order = known.get(p.head.products, -1)
+    return [f".products = products, .order = {order},"]
+
+
 def _grid(p: Plan, cost: dict[str, object]) -> list[str]:
     """Of a grid of several axes, and of several hosts."""
     out = [f".owners = {owners(p)}, ZR_TABLE(axes), .meets = meets,"]
@@ -354,6 +376,7 @@ def view(
         "slots": slots(p),
         "besides": [
             *_grid(p, cost),
+            *_products(p),
             *inbox(p),
             *left(p),
             *filed(p, cost),
@@ -364,7 +387,7 @@ def view(
         "files": files(p),
         "sample": sample(p),
         "skips": p.recipe.skips,
-        "dtype": ops.TYPES[p.head.real],
+        **_stored(p),
         "shared": number(p.shared),
         "hosted": number(p.hosted),
         "queues": textwrap.wrap(queue_bits(p), 84),

@@ -1,0 +1,59 @@
+"""test_products_key.py -- train.products: where it is refused, and where it stands."""
+
+from __future__ import annotations
+
+import law
+import pytest
+import trainer
+from zg.read.spec import SpecError, load
+from zg.write import config
+
+BF16 = "train.precision=bf16"
+
+
+@pytest.mark.parametrize(
+    "keys,said",
+    [
+        (
+            ("train.products=tiles",),
+            "tiles is an order of products in bf16; in f32 there is one alone; allowed: auto, or "
+            "train.precision bf16",
+        ),
+        (
+            ("train.products=pairs", "train.precision=f16"),
+            "pairs is an order of products in bf16; in f16 there is one alone; allowed: auto, or "
+            "train.precision bf16",
+        ),
+        (
+            ("train.products=tiles", BF16, "targets=[sm_90]"),
+            "tiles is an order of a CPU's products; GPUs have their own; allowed: auto, or the target "
+            "cpu beside them",
+        ),
+        (
+            ("train.products=rows", BF16),
+            "'rows' is not known; allowed: auto or pairs or tiles",
+        ),
+    ],
+)
+def test_what_is_refused(keys: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SpecError) as e:
+        load(str(law.path("gpt")), keys)
+    assert str(e.value) == f"--set: train.products: {said}"
+
+
+@pytest.mark.parametrize(
+    "order,number",
+    [("auto", "-1"), ("pairs", "ZK_PAIRS"), ("tiles", "ZK_TILES")],
+)
+def test_a_program_has_what_the_spec_says(order: str, number: str) -> None:
+    """A line of the recipe where it is said; else a run adds one."""
+    key = f"train.products={order}"
+    source = trainer.generate(law.path("gpt"), BF16, key)
+    assert f".products = products, .order = {number}," in source
+    lines = config.recipe(load(str(law.path("gpt")), (BF16, key)))
+    said = [line for line in lines if "products" in line]
+    assert said == ([] if order == "auto" else [f'train.products: "{order}"'])
+
+
+def test_f32_has_one_order() -> None:
+    assert ".products" not in trainer.generate(law.path("gpt"))
