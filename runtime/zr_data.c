@@ -47,7 +47,9 @@ int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why)
     *d = (zr_data){.path = path, .T = f->T, .vocab = f->vocab, .labels = -1, .part = part};
     /* O_NONBLOCK: a pipe must not hold us up */
     d->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (d->fd < 0) return zr_why(why, "%s: %s", path, strerror(errno));
+    if (d->fd < 0)
+        return zr_why(why, "%s: %s%s", path, strerror(errno),
+                      errno == ENOENT ? "; ./run data makes one of text" : "");
     if (!examine(d, f, why)) return 0;
     zr_data_close(d);
     return -1;

@@ -32,7 +32,7 @@ from .hfrows import (
     scaling_keys,
 )
 from .keytypes import LAYERS
-from .node import Mistakes, Names, Node, SpecError, meant, printable, shown
+from .node import Mistakes, Names, Node, SpecError, near, printable, shown
 from .schema import Op
 
 WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
@@ -172,9 +172,12 @@ class _Config:
         elif key in DROPOUTS and type(said) not in (int, float, NoneType):
             raise self.fail(key, f"is {_shown(said)}", "a number, or null")
         if key not in self.allowed and said is not None and not _told(key):
+            known = near(key, [*self.allowed])
             good = "config.json without it, if it has no effect"
             wrong = f"is no key that zgen knows of {self.family.type}"
-            raise self.fail(key, wrong, meant(key, [*self.allowed]) + good)
+            raise self.fail(
+                key, wrong, f"{known}, or {good}" if known else good
+            )
 
     def kind(self, key: str, said: object) -> None:
         """Refuses values as transformers does: "32" and 32.0 for 32, null where it says nothing."""
