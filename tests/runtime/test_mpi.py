@@ -388,7 +388,11 @@ def parent_of(made: pathlib.Path, log: pathlib.Path, rank: int) -> int:
     "kept,number,what",
     [
         (("--checkpoints", "ck"), signal.SIGUSR1, "saves after this step"),
-        ((), signal.SIGTERM, r"in step \d+$"),
+        (
+            (),
+            signal.SIGTERM,
+            r"in step \d+; --checkpoints DIR would keep its work$",
+        ),
     ],
 )
 def test_who_was_sent_a_signal_says_so(
