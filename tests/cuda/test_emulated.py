@@ -10,12 +10,16 @@ import os
 import pathlib
 import re
 import subprocess
+from collections.abc import Sequence
 
 import law
 import numpy as np
 import pytest
 import trainer
 from patience import LIMIT
+from zg.plan.plan import Plan
+from zg.read import spec as reader
+from zg.search import search
 
 BIG = 500_000_000  # elements: more than any unit has
 FAMILIES = law.FAMILIES
@@ -314,11 +318,7 @@ def test_each_rule_of_sums_has_one_hash(
 
 # ---- groups of ranks
 
-LOCAL, SHARD, OWN = (
-    "cluster.local=2",
-    "zero.shard_size=2",
-    "zero.states=shard",
-)
+LOCAL, SHARD, OWN = {"local": 2}, {"shard": 2}, {"states": "shard"}
 LATE = {"order": "late", "queue": "late"}
 GRIDS = [
     ({"ranks": 4, **LATE}, (LOCAL,)),
@@ -336,12 +336,12 @@ MORE_GRIDS = [
     ({"ranks": 4, "again": "full", "prefetch": 0}, (LOCAL, SHARD)),
     ({"ranks": 4, "offload": "cpu", **LATE}, (LOCAL, SHARD)),
     ({"ranks": 4}, ("zero.hpz_partition_size=2",)),
-    ({"ranks": 4, "overlap": True}, ("zero.mics_shard_size=2", LOCAL)),
+    ({"ranks": 4, "overlap": True}, ("zero.mics_shard_size=2", LOCAL, OWN)),
     ({"ranks": 4, "stage": 0, "overlap": True}, (LOCAL,)),
     ({"ranks": 4, "stage": 1, "graph": True}, (LOCAL,)),
     ({"ranks": 4, "stage": 2, **LATE}, (LOCAL, SHARD, OWN)),
-    ({"ranks": 8, "overlap": True}, ("cluster.local=4", SHARD)),
-    ({"ranks": 8, **LATE}, (LOCAL, "zero.shard_size=4", OWN)),
+    ({"ranks": 8, "overlap": True}, ({"local": 4}, SHARD)),
+    ({"ranks": 8, **LATE}, (LOCAL, {"shard": 4}, OWN)),
     ({"ranks": 8, "small": 100}, (LOCAL,)),
 ]
 
@@ -350,21 +350,25 @@ def in_grids(
     folder: pathlib.Path,
     family: str,
     recipe: tuple[str, ...],
-    rows: list[tuple[dict, tuple[str, ...]]],
+    rows: list[tuple[dict, tuple[dict | str, ...]]],
 ) -> None:
     """They have the hash of one group. Runs count what they move, and by whom, as plans do."""
-    first = {"family": family, **PLAIN, "stage": 3}
-    found = {
-        f"{row} {keys}": run(
-            folder,
-            {**first, **row},
-            STEPS,
-            kind=trainer.EMULATED,
-            recipe=(*recipe, *keys),
+    found = {}
+    for row, grid in [({"ranks": 4}, ()), *rows]:
+        way = {"family": family, **PLAIN, "stage": 3, **row}
+        for more in (more for more in grid if isinstance(more, dict)):
+            way |= more
+        keys = [key for key in grid if isinstance(key, str)]
+        made = (*recipe, *keys, *law.keys(way))
+        assert bool(grid) == bool(planned(family, made).axes)
+        found[f"{row} {grid}"] = run(
+            folder, way, STEPS, kind=trainer.EMULATED, recipe=(*recipe, *keys)
         )
-        for row, keys in [({"ranks": 4}, ()), *rows]
-    }
     assert len(set(found.values())) == 1, found
+
+
+def planned(family: str, keys: Sequence[str]) -> Plan:
+    return search.find(reader.load(str(law.path(family)), keys)).plan
 
 
 @pytest.mark.slow
@@ -399,7 +403,7 @@ def in_four(
         was or "$^",
         becomes,
         trainer.generate(
-            law.path("gpt"), *recipe("f32"), *law.keys(way), LOCAL
+            law.path("gpt"), *recipe("f32"), *law.keys(way), "cluster.local=2"
         ),
     )
     assert found == bool(was)
