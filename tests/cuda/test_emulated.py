@@ -10,16 +10,13 @@ import os
 import pathlib
 import re
 import subprocess
-from collections.abc import Sequence
 
 import law
 import numpy as np
+import plans
 import pytest
 import trainer
 from patience import LIMIT
-from zg.plan.plan import Plan
-from zg.read import spec as reader
-from zg.search import search
 
 BIG = 500_000_000  # elements: more than any unit has
 FAMILIES = law.FAMILIES
@@ -360,15 +357,12 @@ def in_grids(
             way |= more
         keys = [key for key in grid if isinstance(key, str)]
         made = (*recipe, *keys, *law.keys(way))
-        assert bool(grid) == bool(planned(family, made).axes)
+        p = plans.planned(str(law.path(family)), *made)
+        assert bool(grid) == bool(p.axes)
         found[f"{row} {grid}"] = run(
             folder, way, STEPS, kind=trainer.EMULATED, recipe=(*recipe, *keys)
         )
     assert len(set(found.values())) == 1, found
-
-
-def planned(family: str, keys: Sequence[str]) -> Plan:
-    return search.find(reader.load(str(law.path(family)), keys)).plan
 
 
 @pytest.mark.slow

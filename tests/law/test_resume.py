@@ -369,6 +369,29 @@ def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
     assert 'two recipes: train.products: "pairs" -> "tiles"' in told
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["pairs", "tiles"])
+def test_a_gpu_keeps_the_order_of_products(tmp_path: Path, order: str) -> None:
+    """For who goes on with it on a CPU, whatever is the faster there; under emulation."""
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
+    emulated = trainer.build(source, trainer.EMULATED)
+    where = ("--checkpoints", tmp_path / "c")
+    products(*where, "--steps", FIRST, "--products", order)
+    words = ("--data", folder() / "tokens", *where, "--steps", FIRST + 1)
+    done = runner.run(emulated, *words)
+    assert done.code == 0 and "products by" not in done.err, done.err
+    assert products(*where, "--steps", STEPS)[0] == order
+
+
+def test_a_program_of_before_the_orders_is_refused() -> None:
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
+    line = ".products = products, .order = -1,"
+    assert source.count(line) == 1
+    binary = trainer.build(source.replace(line, ""))
+    done = runner.run(binary, "--data", folder() / "tokens", "--steps", 1)
+    assert done.code == 4 and "generate it anew" in done.err
+
+
 def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
     where = ("--checkpoints", tmp_path / "c")
     begun, _, _ = products(*where, "--steps", FIRST, "--products", "tiles")
