@@ -259,7 +259,7 @@ static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past 
         const char *ours = i < c->nrecipe ? c->recipe[i] : NULL, *at = accepted(z, line, length);
         seen[i] = 1;
         if (at) known[at - z->o->accept_change] = 1;
-        if (ours ? strcmp(ours, line) && !at : !at && !is_order(line))
+        if (!at && (ours ? strcmp(ours, line) != 0 : !is_order(line)))
             return other(why, file, "", line, ours ? ours : "no such key");
     }
     if (j->error) return -1;

@@ -25,7 +25,7 @@ ZK_KERNELS(ZK_SAME_TYPE)
 #endif
 
 const char *zk_host_object(void); /* as zk_object and zk_overhead */
-int zk_host_products(void);       /* the faster order */
+int zk_host_products(void);       /* the order that is faster here */
 int64_t zk_host_overhead(int threads);
 
 /* `name` jumps through a pointer, jump_NAME, to `kernel` of one of the objects. */

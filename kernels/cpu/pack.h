@@ -6,7 +6,7 @@
  *
  * Invariants
  *  1. No element outside the matrix is read: lines past the last and elements past the end are 0.
- *  2. Elements of a bf16 chain that go together, matrix.group of them, come whole.
+ *  2. Elements of a bf16 chain that go together, group() of them, come whole.
  */
 #ifndef ZK_PACK_H
 #define ZK_PACK_H

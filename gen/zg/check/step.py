@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
+from ..plan.mesh import Along
 from ..plan.plan import Plan, Ref, Step
 from .arrays import (
     EVERY,
@@ -80,18 +81,23 @@ class Program(Units):
 
     def own_part(self, s: Store, l: int, step: int) -> None:
         """A rank's own part has the state."""
-        shard = s.flat.shard
-        state = State(s.what, s.flat.name, l, step)
-        owned = self.owners(s.flat.name).times(shard)
+        flat = s.flat
+        owned = self.owners(flat.name).times(flat.shard)
+        state = State(s.what, flat.name, l, step)
         want = Run(state, s.lo, s.width, owned)
-        rest = self.groups[s.over].without(owned) if s.over else owned
-        whole = s.parts > 1 or not s.over
-        among = whole and self.among(rest, shard) or self.every
-        by_rank = shard * s.width if whole else 0
-        place = Place(self.bytes(s.cls, l), s.at, by_rank, among)
+        place = self.own_place(s, l, owned)
         run = self.look(place, s.n * s.width)
         if run != want:
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
+
+    def own_place(self, s: Store, l: int, owned: Along) -> Place:
+        """The shard that a rank owns, in a store of that alone or among others."""
+        slot = self.bytes(s.cls, l)
+        if s.over and s.parts == 1:
+            return Place(slot, s.at, 0, self.every)
+        rest = self.groups[s.over].without(owned) if s.over else owned
+        among = self.among(rest, s.flat.shard) or self.every
+        return Place(slot, s.at, s.flat.shard * s.width, among)
 
     def rename(self, cls: str, l: int) -> None:
         """What a run puts where first values were: elsewhere these are not the program's."""

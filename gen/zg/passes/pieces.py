@@ -37,20 +37,31 @@ def cut(
     enough for all that moves by it."""
     asked = getattr(spec.zero, key) or getattr(Zero, key)
     most = max(unit, asked // of.ranks // unit * unit)
-    near = key == "sub_group_size"  # what stays on the device is not cut
-
-    def sizes(x: Moved) -> list[Span]:
-        return [(f.count, (f.shard - f.near * near) * x.parts) for f in flats]
-
-    count = _count(sizes(of), most)
-    if shard > SHARD * most:
-        what = f"a shard of {shard} elements into {-(-shard // most)} pieces, more than {SHARD}"
-    elif count > ALL:
-        what = f"the shards of all units into {count} pieces, more than {ALL}"
-    else:
+    wrong = _too_many(shard, most, _sizes(flats, key, of))
+    if not wrong:
         return [(o, min(most, shard - o)) for o in range(0, shard, most)]
-    least = max(_least(sizes(x), unit) * x.ranks for x in (of, *others))
-    raise spec.wrong(f"zero.{key}", f"cuts {what}", f"at least {least}")
+    enough = []
+    for x in (of, *others):
+        enough.append(x.ranks * _least(_sizes(flats, key, x), unit))
+    raise spec.wrong(f"zero.{key}", f"cuts {wrong}", f"at least {max(enough)}")
+
+
+def _sizes(flats: Sequence[Flat], key: str, of: Moved) -> list[Span]:
+    """Instances of each flat, and elements of each. What stays on the device is not cut for the
+    host."""
+    near = key == "sub_group_size"
+    return [(f.count, (f.shard - f.near * near) * of.parts) for f in flats]
+
+
+def _too_many(shard: int, most: int, sizes: list[Span]) -> str:
+    """What has too many pieces of so many elements; '': nothing."""
+    if shard > SHARD * most:
+        pieces = -(-shard // most)
+        return f"a shard of {shard} elements into {pieces} pieces, more than {SHARD}"
+    count = _count(sizes, most)
+    if count > ALL:
+        return f"the shards of all units into {count} pieces, more than {ALL}"
+    return ""
 
 
 def _count(sizes: list[Span], most: int) -> int:
