@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..plan.plan import Events, Int, Ref
+from ..plan.size import Size
 from .hops import Hop, Ring, free, full, move
 from .levels import Phase
-from .pieces import Moved, Span
+from .pieces import Span
 from .rings import Leaf, Use
 from .shard import Flat
 from .steps import Steps
@@ -31,10 +32,10 @@ class Place:
     waits: Events = ()
     recs: Events = ()
 
-    def piece(self, o: int, first: bool, last: bool) -> Place:
+    def piece(self, o: Size, first: bool, last: bool) -> Place:
         """From element o on: the first piece waits, the last records."""
         return Place(
-            replace(self.ref, at=o * self.width),
+            replace(self.ref, at=o.bytes(self.width)),
             self.width,
             self.waits if first else (),
             self.recs if last else (),
@@ -81,13 +82,13 @@ def step_done(m: Steps) -> None:
 
 def pieces(m: Steps, f: Flat) -> list[Span]:
     """(offset, elements) of a shard's pieces on their way to the host's sum."""
-    level, moved = m.sums.phases[-1].level, [(0, f.shard)]
+    level, moved = m.sums.phases[-1].level, [(Size.none(f.name), f.shard)]
     if level:
-        moved = m.cut(f.shard, "reduce_bucket_size", m.across(level))
+        moved = m.cut(f.shard, "reduce_bucket_size", level)
     return [
         (o + at, n)
         for o, size in moved
-        for at, n in m.cut(size, "sub_group_size", Moved())
+        for at, n in m.cut(size, "sub_group_size", name="part")
     ]
 
 
@@ -140,20 +141,22 @@ class _Way:
             )
             return
         share = m.shards.share(self.f, x.depth)
-        cut = m.cut(share, "reduce_bucket_size", m.across(x.level))
+        cut = m.cut(share, "reduce_bucket_size", x.level)
         for n, (o, size) in enumerate(cut):
             ends = n == 0, n == len(cut) - 1
             self.piece(x, source.piece(o, *ends), target.piece(o, *ends), size)
 
-    def piece(self, x: Phase, source: Place, target: Place, size: int) -> None:
+    def piece(
+        self, x: Phase, source: Place, target: Place, size: Size
+    ) -> None:
         """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add. It comes
         by way of a slot of `inbox`."""
         m, width = self.m, source.width
         group = x.level.group if x.level else ""
         there = m.inbox.slot(m.came)
         m.came += 1
-        step = m.shards.share(self.f, x.depth) * width
-        ints = [Int("step", step), Int("bytes", size * width)]
+        step = m.shards.share(self.f, x.depth).bytes(width)
+        ints = [Int("step", step), Int("bytes", size.bytes(width))]
         ints += [Int("width", width)] * (m.reduces == "reducescatter")
         m.add(
             "reduce",
@@ -194,17 +197,19 @@ class _Way:
             m.turn += 1
             part, there = (Ring(c, slots).slot(turn) for c in ("part", "down"))
             some = source.piece(o, o == 0, o + n == self.f.shard)
-            to = replace(home, at=o * 4)
+            to = replace(home, at=o.bytes(4))
             if x.level:
                 self.piece(x, some, filled(part), n)
                 some = taken(part)
             if not m.sums.on_host:
-                m.copy(Hop("down", part, to, fills=False), self.unit, n * 4)
+                m.copy(
+                    Hop("down", part, to, fills=False), self.unit, n.bytes(4)
+                )
                 continue
             hop = Hop(
                 "down", some.ref, there, False, True, some.waits, some.recs
             )
-            m.copy(hop, self.unit, n * some.width)
+            m.copy(hop, self.unit, n.bytes(some.width))
             push = Hop("host", there, to, fills=False)
             m.add(
                 "host",

@@ -107,7 +107,7 @@ def _renew(
         )
         m.add("main", op, unit, outs=states, recs=(full(made),), **rest)
     home = Ref(f"param.{f.name}", l)
-    size = (f.near or f.shard) * m.real
+    size = (f.near or f.shard).bytes(m.real)
     if m.arena("param", f) == "host":
         m.copy(
             Hop("down", made, home, fills=False, then=(end("down"),)),

@@ -199,7 +199,7 @@ class _Maker:
 
     def share(self, f: Flat, depth: int, at: int = 0, more: str = "") -> Index:
         """The number of an element of what a rank has at a depth."""
-        whole, group = f.shard * self.W, self.grid.over(depth)
+        whole, group = self.shards.share(f, 0), self.grid.over(depth)
         if not group:
             return Index(whole, 0, at, more)
         share = self.shards.share(f, depth)
@@ -212,7 +212,7 @@ class _Maker:
         group = self.grid.group(kept, depth)
         if not group:
             return Operand(name)
-        step = self.shards.share(f, depth) * width
+        step = self.shards.share(f, depth).bytes(width)
         return Operand(name, 0, step, group=group)
 
     def sums(self, f: Flat) -> None:
@@ -302,7 +302,7 @@ class _Maker:
     def hosted(self, f: Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
         far, spans, p, w = (
-            f.shard - f.near,
+            f.far,
             f"spans.{f.name}",
             Operand("p"),
             Operand("w"),

@@ -33,14 +33,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ..facts import ops
 from ..plan.operand import Names
 from ..plan.plan import Events, Int, Ref, Refs
+from ..plan.size import Size
 from . import device
 from .hops import Hop, Ring, end, free, full, move
 from .rings import Gathered
 from .shard import Flat
-from .steps import Instance, Steps
+from .steps import CTL, SUMS, Instance, Steps
 
 # The queue by which new parameters come to their arena, where the host makes them and where the
 # device does.
@@ -54,8 +54,8 @@ class Tile:
 
     flat: Flat
     l: int
-    at: int
-    n: int
+    at: Size
+    n: Size
     number: int
 
     @property
@@ -191,7 +191,7 @@ def _ends(m: Steps, queues: Sequence[str]) -> None:
 def measure(m: Steps) -> None:
     """The norms, added to the step's sums on the host."""
     here, there = Ref("sums", 0), Ref("hsums", 0)
-    size = 8 * ops.SUMS
+    size = SUMS.bytes(8)
     m.follow("down", "main")
     m.copy(move("down", here, there), "", size)
     m.follow("host", "down")
@@ -207,7 +207,7 @@ def measure(m: Steps) -> None:
 def _home(m: Steps, c: str, t: Tile) -> Ref:
     """Where a tile of a class lies."""
     s = m.kept.of(c, t.flat)
-    return Ref(s.cls, t.l, (t.at - s.first) * s.width)
+    return Ref(s.cls, t.l, (t.at - s.first).bytes(s.width))
 
 
 def _place(m: Steps, c: str, t: Tile) -> Ref:
@@ -282,7 +282,7 @@ def _copies(
         if n == len(hops) - 1:
             hop = replace(hop, then=then)
         width = m.kept.of(c, t.flat).width
-        m.copy(hop, t.unit, t.n * width)
+        m.copy(hop, t.unit, t.n.bytes(width))
 
 
 def _read(m: Steps, f: Flat) -> Names:
@@ -297,13 +297,13 @@ def _raise(m: Steps, t: Tile) -> None:
         return
     real = m.real
     src = _place(m, "master", t) if real == 4 else slot
-    dst = replace(t.real, at=t.at * real)
+    dst = replace(t.real, at=t.at.bytes(real))
     then: Events = (free(slot),)
     if t.last:
         then += (end("up"), *fresh(m, f, t.l))
     dst, own = m.own_part(f, dst, f.depth, real)
     hop = move("up", src, dst, (full(slot),), then)
-    m.copy(hop, t.unit, t.n * real, to_rank=own)
+    m.copy(hop, t.unit, t.n.bytes(real), to_rank=own)
     if t.last:
         near = (end("main"),) if f.near else ()
         m.spread(f, t.l, end("up"), *near)
@@ -341,7 +341,7 @@ def update(m: Steps) -> None:
     m.copy(
         move("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)),
         "",
-        ops.CTL,
+        CTL,
     )
     if m.sums.host:
         m.add("host", "mark", waits=(end("down"),))
@@ -358,7 +358,7 @@ def update(m: Steps) -> None:
 
 
 def _sum(t: Tile) -> Ref:
-    return Ref(f"sum.{t.flat.name}", t.l, t.at * 4)
+    return Ref(f"sum.{t.flat.name}", t.l, t.at.bytes(4))
 
 
 def _sum_down(m: Steps, t: Tile) -> None:
@@ -366,7 +366,7 @@ def _sum_down(m: Steps, t: Tile) -> None:
     m.copy(
         Hop("down", src, t.slot("down"), takes=False),
         t.unit,
-        t.n * 4,
+        t.n.bytes(4),
         from_rank=own,
     )
 

@@ -13,6 +13,7 @@ from ..facts import ops
 from ..graph.graph import Graph, Kind, Part
 from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
+from ..plan.size import Size
 from ..read.spec import Spec
 from .rings import Leaf, Use
 from .shard import PAGE, Shards, persists, stem
@@ -178,7 +179,7 @@ class Operands:
             return Ref(f"near.{cls}", n % self.near[cls][0])
         return Ref(cls, n * self.together + g)
 
-    def moving(self) -> dict[str, tuple[int, int, int]]:
+    def moving(self) -> dict[str, tuple[int, int, Size]]:
         """Of each class with fewer slots than values: slots, values, bytes."""
         dims = self.graph.dims
         units = sum(k.count for k in self.graph.kinds) - 1 - self.passing
@@ -189,7 +190,11 @@ class Operands:
             if self.saves.get(k.name)
         }
         return {
-            c: (near_slots(self.spec, c, n), n, ops.up(size, PAGE))
+            c: (
+                near_slots(self.spec, c, n),
+                n,
+                Size.of(f"slot.near.{c}", ops.up(size, PAGE)),
+            )
             for c, (n, size) in all_.items()
             if near_slots(self.spec, c, n) < n
         }
@@ -225,9 +230,11 @@ class Operands:
 
     def begin(self, flat: str, u: Use) -> int:
         """Bytes of an instance of a flat before a unit's own."""
-        return (
-            u.index * self.shards.step.get((u.kind.name, flat), 0) * self.real
-        )
+        step = self.shards.step.get((u.kind.name, flat), 0)
+        if not step:
+            return 0
+        each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
+        return (each * u.index).bytes(self.real)
 
     def names(self, kind: Kind, body: str, part: Part) -> tuple[Names, Names]:
         """Of the operands a function really has."""

@@ -6,13 +6,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..plan.size import Size, pieces
 from ..read.spec import Spec, Zero
 from .shard import Flat
 
 SHARD = 1024  # pieces of a shard at most
 ALL = 12 * SHARD  # of all shards of a rank
 
-Span = tuple[int, int]  # an offset or how many, and elements
+Span = tuple[Size, Size]  # an offset, and elements
+How = tuple[int, int]  # many instances of a flat, and elements of each
 
 
 @dataclass(frozen=True)
@@ -26,34 +28,35 @@ class Moved:
 def cut(
     spec: Spec,
     flats: Sequence[Flat],
-    shard: int,
+    shard: Size,
     key: str,
     of: Moved,
     unit: int,
+    name: str,
     others: Iterable[Moved],
 ) -> list[Span]:
-    """(offset, elements) of each piece of what moves; a piece is a multiple of `unit`. The key of
-    `zero` counts what all ranks move at once. Refuses it where it makes too many, and names what is
-    enough for all that moves by it."""
+    """(offset, elements) of each piece of a shard, a multiple of `unit`; name: of its constant. The
+    key of `zero` counts the elements that all ranks move at once. Refuses a value that makes too
+    many pieces, and names the least one that every transfer by this key allows."""
     asked = getattr(spec.zero, key) or getattr(Zero, key)
     most = max(unit, asked // of.ranks // unit * unit)
     wrong = _too_many(shard, most, _sizes(flats, key, of))
     if not wrong:
-        return [(o, min(most, shard - o)) for o in range(0, shard, most)]
+        return pieces(shard, most, name)
     enough = []
     for x in (of, *others):
         enough.append(x.ranks * _least(_sizes(flats, key, x), unit))
     raise spec.wrong(f"zero.{key}", f"cuts {wrong}", f"at least {max(enough)}")
 
 
-def _sizes(flats: Sequence[Flat], key: str, of: Moved) -> list[Span]:
+def _sizes(flats: Sequence[Flat], key: str, of: Moved) -> list[How]:
     """Instances of each flat, and elements of each. What stays on the device is not cut for the
     host."""
     near = key == "sub_group_size"
     return [(f.count, (f.shard - f.near * near) * of.parts) for f in flats]
 
 
-def _too_many(shard: int, most: int, sizes: list[Span]) -> str:
+def _too_many(shard: int, most: int, sizes: list[How]) -> str:
     """What has too many pieces of so many elements; '': nothing."""
     if shard > SHARD * most:
         pieces = -(-shard // most)
@@ -64,11 +67,11 @@ def _too_many(shard: int, most: int, sizes: list[Span]) -> str:
     return ""
 
 
-def _count(sizes: list[Span], most: int) -> int:
+def _count(sizes: list[How], most: int) -> int:
     return sum(count * -(-n // most) for count, n in sizes)
 
 
-def _least(sizes: list[Span], unit: int) -> int:
+def _least(sizes: list[How], unit: int) -> int:
     """Elements of a piece with which no shard has too many."""
     largest = max(n for _, n in sizes)
     tried = range(unit, largest + unit, unit)

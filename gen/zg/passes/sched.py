@@ -36,7 +36,7 @@ from . import (
 from .hops import UPDATED, crossing, end, free, full, route
 from .rings import Gathered, Key, Use
 from .shard import Shards, persists
-from .steps import Steps
+from .steps import SUMS, Steps
 from .stores import Kept
 
 
@@ -120,7 +120,7 @@ class _Maker(Steps):
             then = (full(gathers.dst),)
             gathers = replace(gathers, fills=False, then=then)
         for hop in hops:
-            self.copy(hop, unit, flat.shard * self.real)
+            self.copy(hop, unit, flat.shard.bytes(self.real))
         self.descend(gathers, unit, flat, self.real, flat.depth, 0)
 
     def run(self, uses: list[Use]) -> None:
@@ -186,7 +186,7 @@ class _Maker(Steps):
             "",
             ins=(Ref("sums", 0),),
             outs=(Ref("sums", 1),),
-            ints=(Int("count", ops.SUMS),),
+            ints=(Int("count", SUMS),),
             group=ALL,
         )
         self.add(

@@ -15,6 +15,7 @@ from ..facts import ops
 from ..graph.graph import Graph, Kind, Tensor
 from ..plan import plan
 from ..plan.operand import Names
+from ..plan.size import Size
 from ..read.spec import Spec
 from . import grid, levels, recipe
 from .grid import Grid
@@ -48,9 +49,18 @@ class Flat(plan.Flat):
     states. near: of a shard's elements, the first so many have their states on the device (classes
     `near_`) though the others' are offloaded."""
 
+    shard: Size
     depth: int
+    near: Size
     states: Names = ()
-    near: int = 0
+
+    @property
+    def far(self) -> Size:
+        """The elements of a shard behind the near ones."""
+        if not self.near:
+            return self.shard
+        rest = int(self.shard) - int(self.near)
+        return Size.of(f"far.{self.name}", rest, self.name)
 
     @property
     def moves(self) -> bool:
@@ -94,9 +104,13 @@ class Shards:
     held: frozenset[str]
     notes: Names
 
-    def share(self, f: Flat, depth: int) -> int:
+    def share(self, f: Flat, depth: int) -> Size:
         """Elements of an instance that a rank has of what is shared at a depth."""
-        return f.shard * self.grid.parts(depth)
+        n = int(f.shard) * self.grid.parts(depth)
+        if self.grid.parts(depth) == 1:
+            return f.shard
+        word = f"share.{self.grid.over(depth)}" if depth else "flat"
+        return Size.of(f"{word}.{f.name}", n, f.name)
 
 
 def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
@@ -117,7 +131,7 @@ def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     )
 
 
-def _near(spec: Spec, shard: int) -> int:
+def _near(spec: Spec, flat: str, shard: int) -> Size:
     """Elements of a shard whose states stay on the device, in blocks, in a file of whole pages; one
     is left to the host."""
     z = spec.zero
@@ -128,9 +142,10 @@ def _near(spec: Spec, shard: int) -> int:
     )
     most = (shard - 1) // unit
     kept = shard * (1 - Fraction(repr(z.offload_optimizer.ratio))) // unit
-    return (
-        min(kept, most) * unit if z.offload_optimizer.device != "none" else 0
-    )
+    near = min(kept, most) * unit
+    if not near or z.offload_optimizer.device == "none":
+        return Size.none(flat)
+    return Size.of(f"near.{flat}", near, flat)
 
 
 def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
@@ -295,7 +310,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 name=name,
                 count=counts[name],
                 elems=size,
-                shard=shard,
+                shard=Size.of(f"shard.{name}", shard, name),
                 nodes=sums.nodes if moves else 0,
                 mask=sums.mask if moves else 0,
                 owners=ranks.owners,
@@ -303,7 +318,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 states=states_of(spec, name in hosted, lowered)
                 if moves
                 else (),
-                near=_near(spec, shard) if moves else 0,
+                near=_near(spec, name, shard) if moves else Size.none(name),
             )
         )
     away = [f for f in kept if f.name in hosted]

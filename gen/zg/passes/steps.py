@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from ..facts import ops
 from ..plan.plan import ALL, Event, Int, Ref, Step
+from ..plan.size import Size
 from . import pieces
 from .grid import Level
 from .hops import Hop, Ring, end
@@ -15,6 +17,14 @@ from .pieces import Moved, Span
 from .rings import Gathered, Use
 from .shard import BLOCK, PAGE, Flat
 
+# Of keys of `zero`: the names of their pieces.
+PIECES = {
+    "allgather_bucket_size": "gather",
+    "reduce_bucket_size": "reduce",
+    "sub_group_size": "tile",
+}
+SUMS = Size.of("sums", ops.SUMS)  # integers of a step's exact sums
+CTL = Size.of("ctl", ops.CTL)  # bytes of a step's constants
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 
 
@@ -42,7 +52,7 @@ class Steps(Operands):
         self.intra = Ring("intra", slots)
         self.inter = Ring("inter", slots)
         self.level = self.brought = 0  # so far, to slots of intra, and inter
-        self.cuts: dict[tuple[int, str, Moved, int], list[Span]] = {}
+        self.cuts: dict[object, list[Span]] = {}
         # An update needs more of the sums than the last level leaves a rank.
         self.sums_spread = self.shards.states < self.sums.ends and self.W > 1
         self.reduces = REDUCES[
@@ -77,7 +87,7 @@ class Steps(Operands):
             self.spec.zero.offload_param.device,
         )
         unit = PAGE // 2 if filed else BLOCK
-        cut = self.cut(f.shard - f.near, "sub_group_size", Moved(), unit)
+        cut = self.cut(f.far, "sub_group_size", unit=unit)
         return [(f.near + at, n) for at, n in cut]
 
     # ---- uses
@@ -177,14 +187,31 @@ class Steps(Operands):
     # ---- collectives, in pieces of at most a bucket
 
     def cut(
-        self, shard: int, key: str, of: Moved, unit: int = BLOCK
+        self,
+        share: Size,
+        key: str,
+        level: Level | None = None,
+        unit: int = BLOCK,
+        name: str = "",
     ) -> list[Span]:
-        """(offset, elements) of each piece of what moves."""
-        asked = shard, key, of, unit
+        """(offset, elements) of each piece of a share, by a key of `zero`: at a level, or on one
+        rank. name: the piece's, where it is not the key's."""
+        of = self.across(level) if level else Moved()
+        word = name or PIECES[key]
+        if level and self.shards.grid.axes:
+            word += f".{level.group}"
+        asked = share, share.flat, key, of, unit, word
         if asked not in self.cuts:
             others = self.traffic.get(key, ())
             self.cuts[asked] = pieces.cut(
-                self.spec, self.shards.flats, *asked, others
+                self.spec,
+                self.shards.flats,
+                share,
+                key,
+                of,
+                unit,
+                word,
+                others,
             )
         return self.cuts[asked]
 
@@ -211,28 +238,29 @@ class Steps(Operands):
         hop: Hop,
         unit: str,
         level: Level,
-        share: int,
+        share: Size,
         width: int,
         from_step: int = 0,
     ) -> None:
         """Shares of so many elements from all ranks of a level; in place (src is dst), or from the
         part of src that is this rank's (from_step), or from all of src."""
-        cut = self.cut(share, "allgather_bucket_size", self.across(level))
-        step = share * width
+        cut = self.cut(share, "allgather_bucket_size", level)
+        step = share.bytes(width)
         if hop.src == hop.dst:
             from_step = step
         for n, (o, size) in enumerate(cut):
             ints = (
                 Int("from_step", from_step),
                 Int("step", step),
-                Int("bytes", size * width),
+                Int("bytes", size.bytes(width)),
             )
+            at = o.bytes(width)
             self.add(
                 hop.queue,
                 "gather",
                 unit,
-                ins=(replace(hop.src, at=o * width),),
-                outs=(replace(hop.dst, at=o * width),),
+                ins=(replace(hop.src, at=at),),
+                outs=(replace(hop.dst, at=at),),
                 ints=ints,
                 group=level.group,
                 waits=hop.waits if n == 0 else (),
@@ -248,11 +276,13 @@ class Steps(Operands):
         for x in outer:
             there = self.inter.slot(self.brought)
             self.brought += 1
-            share, from_step, src = self.shards.share(f, x.hi), 0, hop.src
+            share, src = self.shards.share(f, x.hi), hop.src
+            from_step = 0
             if src == hop.dst:
-                from_step = share * width
+                from_step = share.bytes(width)
                 over = self.shards.grid.group(low, x.lo)
-                by_rank = self.shards.share(f, x.lo) * width if over else 0
+                lower = self.shards.share(f, x.lo).bytes(width)
+                by_rank = lower if over else 0
                 src = replace(src, by_rank=by_rank, group=over)
             now = replace(hop, src=src, dst=there, fills=True, then=())
             self.gather(now, unit, x, share, width, from_step)
@@ -278,7 +308,7 @@ class Steps(Operands):
         rank's to the next where ranks own shards in order of rank."""
         grid = self.shards.grid
         group = grid.group(depth, grid.depth)
-        step = f.shard * width
+        step = f.shard.bytes(width)
         if group in ("", ALL):
             return ref, step if group else 0
         return replace(ref, by_rank=step, group=group), 0

@@ -114,7 +114,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
                 f.name,
                 _type(spec, state),
                 f.near,
-                f.shard - f.near,
+                f.far,
                 f"{state}.{f.name}",
                 over(shards.states),
                 updated,

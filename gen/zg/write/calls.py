@@ -12,23 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from ..facts import ops
 from ..facts.kernels import Formal, kernel
 from ..plan import plan
 from ..plan.operand import Index, Layers, Operand, base
 from ..plan.plan import Plan
-from .letters import NAMED, Letters, number, of_call, of_unit
-from .tables import (
-    DOES,
-    comment,
-    flat_names,
-    launch_name,
-    lower,
-    place,
-    shares,
-    upper,
-    wrap,
-)
+from .letters import NAMED, Letters, of_call, of_unit
+from .tables import DOES, comment, launch_name, place, wrap
+from .words import in_c, lower, number, upper
 
 WORDS = {"null": "NULL", "recipe": "&recipe", "c": "c"}
 TEMPORARY = "tmp"
@@ -240,33 +230,6 @@ class Calls:
 
     # ---- operands
 
-    def flat_number(self, fn: plan.Fn, n: int) -> str:
-        """A number of elements of a flat."""
-        f, near = self.flats.get(unit_of(fn)), fn.name.startswith("near_")
-        return (f and flat_names(self.p, f, near).get(n)) or number(n)
-
-    def index(self, fn: plan.Fn, i: Index) -> str:
-        by = f" * {self.flat_number(fn, i.by_layer)}" * (i.by_layer != 1)
-        terms = [f"l{by}"]
-        if i.by_rank:
-            terms.append(
-                f"{place(i.group)} * {self.flat_number(fn, i.by_rank)}"
-            )
-        if i.at:
-            terms.append(self.flat_number(fn, i.at))
-        if i.more:
-            terms.append(i.more)
-        return " + ".join(terms)
-
-    def bytes(self, fn: plan.Fn, n: int) -> str:
-        """So many bytes for each place: of a shard, or of what the ranks of a group share."""
-        f = self.flats.get(unit_of(fn))
-        for elems in (f.shard, *shares(self.p, f)) if f else ():
-            width, rest = divmod(n, elems)
-            if not rest and width in ops.BYTES.values():
-                return f"{width} * {self.flat_number(fn, elems)}"
-        return number(n)
-
     def place(self, fn: plan.Fn, arg: Operand, own: _Own) -> str:
         terms = [lower(arg.base)]
         key = self.group(fn, arg)
@@ -277,7 +240,7 @@ class Calls:
         elif arg.at:
             terms.append(number(arg.at))
         if arg.by_rank:
-            terms.append(f"{place(arg.group)} * {self.bytes(fn, arg.by_rank)}")
+            terms.append(f"{place(arg.group)} * {in_c(arg.by_rank)}")
         if arg.by_round:
             terms.append(
                 f"c * {own.rounds[arg.name or arg.base, arg.by_round]}"
@@ -291,7 +254,7 @@ class Calls:
         if of_unit(fn):
             return self.letters.said(formal.name, n, rounds)
         if formal.name in ("n", "stride"):
-            return self.flat_number(fn, n)
+            return in_c(n)
         return self.letters.said(formal.name, n)
 
     def operand(self, fn: plan.Fn, call: plan.Call, at: int, own: _Own) -> str:
@@ -299,7 +262,7 @@ class Calls:
         if isinstance(arg, Operand):
             return self.place(fn, arg, own)
         if isinstance(arg, Index):
-            return self.index(fn, arg)
+            return index(arg)
         if isinstance(arg, Layers):
             return f"{self.layers[unit_of(fn), arg]}[l]"
         if isinstance(arg, int):
@@ -335,8 +298,8 @@ class Calls:
             row = kernel(call.kernel)
             if "n" in row.at and not of_unit(fn):
                 n = call.args[row.at["n"]]
-                said = self.flat_number(fn, n) if isinstance(n, int) else n
-                return f"; {said} elements"
+                text = in_c(n) if isinstance(n, int) else n
+                return f"; {text} elements"
         return ""
 
     def head(self, fn: plan.Fn) -> list[str]:
@@ -450,6 +413,18 @@ class Calls:
                 out.append(head)
             out += [f.lines for f in made if f.unit == name]
         return out
+
+
+def index(i: Index) -> str:
+    """The number of an element of a flat."""
+    terms = [f"l * {in_c(i.by_layer)}" if i.by_layer != 1 else "l"]
+    if i.by_rank:
+        terms.append(f"{place(i.group)} * {in_c(i.by_rank)}")
+    if i.at:
+        terms.append(in_c(i.at))
+    if i.more:
+        terms.append(i.more)
+    return " + ".join(terms)
 
 
 @dataclass(frozen=True)

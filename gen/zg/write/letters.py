@@ -15,6 +15,7 @@ from ..facts.kernels import Formal, Kernel
 from ..plan import plan
 from ..plan.operand import Arg
 from ..plan.plan import Plan
+from .words import number
 
 MEANS = {
     "B": "sequences of a micro-batch",
@@ -40,11 +41,6 @@ NAMED = {
     "kind": ("ZK_GELU_TANH", "ZK_GELU_ERF"),
 }
 UNITS = ("fwd", "bwd", "train", "eval")  # bodies of a unit's functions
-
-
-def number(n: int) -> str:
-    kind = "INT64_C" if n < 2**63 else "UINT64_C"
-    return str(n) if abs(n) < 2**31 else f"{kind}({n})"
 
 
 def wide(text: str, value: int) -> str:

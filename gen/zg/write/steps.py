@@ -12,23 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, takewhile
 
-from ..facts import ops, queues
+from ..facts import queues
 from ..plan import plan, roll
 from ..plan.plan import Event, Plan, Step
-from .letters import number
-from .sizes import Sizes, What, product
-from .tables import (
-    VARS,
-    call,
-    comment,
-    flat_names,
-    linear,
-    lower,
-    place,
-    upper,
-    wrap,
-)
-from .verbs import BY, Kind, Number, Verb, Verbs
+from ..plan.size import Size
+from .sizes import PIECES, Sizes
+from .tables import VARS, comment, place, wrap
+from .verbs import BY, Kind, Number, Verb, Verbs, over
+from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 
@@ -51,14 +42,6 @@ COMMANDS = {
     "allreduce": ("adds the ranks' {0}", "{0}, {1}, {count}"),
     "done": ("ends when all ranks have read {1}", "{0}, {1}"),
 }
-# Bytes that are copied of what is no flat's.
-COPIED = {
-    "sums": "8 * ZK_SUMS",
-    "hsums": "8 * ZK_SUMS",
-    "ctl": "CTL_BYTES",
-    "hctl": "CTL_BYTES",
-}
-
 # What a section is, and what two of them share.
 SECTIONS = {
     "init": "first weights",
@@ -93,36 +76,18 @@ class Steps:
     def numbers(self, line: roll.Line) -> roll.Parts[str]:
         """Of a step in loops."""
         s = line.step
-        of: Sizes | Verb = self.verbs.get(s.op, self.sizes)
-        rows = of.whats(s).row, roll.numbers(s), line.moduli
         out = []
-        for n, (what, v, m) in enumerate(zip(*rows, strict=True)):
+        pairs = zip(roll.numbers(s), line.moduli, strict=True)
+        for n, (v, m) in enumerate(pairs):
             grown = [growth[n] for growth in line.growth]
             terms = [*zip(VARS, grown, strict=False)]
-            text = self.sizes.said(what, v, terms)
+            text = in_c(v, terms)
             if m > 1 and any(grown):
                 if text not in VARS:
                     text = f"({text})"
                 text = f"{text} % {m}"
             out.append(text)
         return roll.parts(s, out)
-
-    def said(self, what: What, x: Number) -> str:
-        """A number of a verb's body."""
-        if x.of in ("", BY):
-            return self.sizes.said(what, x.base, [(BY, x.by)])
-        if not x.base:
-            return linear(0, [(x.of, x.by)])
-        width, n = what.width // x.by, abs(x.base) // x.by
-        each = replace(what, width=width, part=True)
-        sign = "-" if x.base < 0 else "+"
-        text = f"({x.of} {sign} {self.sizes.said(each, n)})"
-        return product("", x.by, text, 0)
-
-    def texts(self, s: Step, values: Sequence[Number]) -> roll.Parts[str]:
-        """Of a step of a verb."""
-        pairs = zip(self.sizes.whats(s).row, values, strict=True)
-        return roll.parts(s, [self.said(what, x) for what, x in pairs])
 
     # ---- statements
 
@@ -131,17 +96,17 @@ class Steps:
         queue = QUEUES[s.queue]
         refs = []
         for r, (index, at) in zip(s.refs, texts.refs, strict=True):
-            place = plus(f"{upper(r.cls)}({index})", at)
+            where = plus(f"{upper(r.cls)}({index})", at)
             if s.op in self.verbs:
-                place = index
+                where = index
             elif r.by_rank:
-                place = f"{place} + {self.ranked(s, r)}"
+                where += f" + {place(r.group)} * {in_c(r.by_rank)}"
             elif r.last:
-                place = call("zr_last", place)
-            refs.append(place)
+                where = call("zr_last", where)
+            refs.append(where)
         ints = {}
         for i, text in zip(s.ints, texts.ints, strict=True):
-            ints[i.name] = self.given(s, i, text)
+            ints[i.name] = given(i, text)
         waits = events(s.waits, texts.waits)
         out = self.work(s, texts.unit, queue, refs, ints)
         if waits:
@@ -150,25 +115,6 @@ class Steps:
         for x in events(s.recs, texts.recs):
             out.append(f"{call('zr_record', 'z', queue, x)};")
         return out
-
-    def ranked(self, s: Step, r: plan.Ref) -> str:
-        """How much further a rank's part begins."""
-        what = replace(
-            self.sizes.counted(s), name="", width=self.sizes.width(r.cls)
-        )
-        return f"{place(r.group)} * {self.sizes.said(what, r.by_rank)}"
-
-    def given(self, s: Step, i: plan.Int, text: str) -> str:
-        """A number of a step."""
-        if i.name == "count" and i.value == ops.SUMS:
-            return "ZK_SUMS"
-        if s.op == "copy" and i.name == "bytes":
-            cls = s.ins[0].cls
-            whole = text == number(self.p.cls(cls).stride)
-            return f"SIZE({upper(cls)})" if whole else COPIED.get(cls, text)
-        if i.per:
-            return plus(text, linear(0, [("g", i.per)]))
-        return text
 
     def work(
         self,
@@ -239,9 +185,9 @@ class Steps:
         values = [*behind, *chain(*others)]
         args = []
         for x in core.parameters:
-            args.append(self.said(x.what, values[x.at].over(x.each)))
+            args.append(of_verb(values[x.at].over(x.each)))
         if core.grows:
-            args.insert(0, self.said(What(BY), values[0]))
+            args.insert(0, of_verb(values[0]))
         return f"{call(core.name, 'z', *args)};"
 
     def verb(self, v: Verb) -> list[str]:
@@ -251,7 +197,8 @@ class Steps:
             formals.insert(0, BY)
         body: list[str] = []
         for s, values in v.pairs:
-            body += self.statements(s, self.texts(s, values))
+            texts = roll.parts(s, [of_verb(x) for x in values])
+            body += self.statements(s, texts)
         if v.core:
             rest = self.rest(v, self.verbs[v.core])
             body = [body[0], rest]
@@ -299,14 +246,30 @@ class Steps:
 
     def some(self, s: Step, values: Sequence[Number]) -> bool:
         """Whether a step moves a piece of a flat."""
-        f = self.sizes.flats.get(self.sizes.flat(s))
-        whole = flat_names(self.p, f) if f else {}
-        rows = self.sizes.whats(s).ints, roll.parts(s, values).ints
-        for i, what, n in zip(s.ints, *rows, strict=True):
-            if i.name == "bytes" and what.width and f:
-                if n.of or n.base // what.width not in whole:
+        numbers = roll.parts(s, values).ints
+        for i, n in zip(s.ints, numbers, strict=True):
+            if i.name == "bytes" and isinstance(i.value, Size):
+                names = (u.name for u, _ in i.value.terms)
+                if n.of or any(
+                    word(name) in PIECES or "%" in name for name in names
+                ):
                     return True
         return False
+
+
+def of_verb(x: Number) -> str:
+    """A number of a verb's body."""
+    if x.of in ("", BY):
+        return in_c(x.base, [(BY, x.by)])
+    if not x.base:
+        return linear(0, [(x.of, x.by)])
+    sign, base = ("-", -x.base) if x.base < 0 else ("+", x.base)
+    return product("", x.by, f"({x.of} {sign} {in_c(over(base, x.by))})", 0)
+
+
+def given(i: plan.Int, text: str) -> str:
+    """A number of a step, which may grow with the micro-batch."""
+    return plus(text, linear(0, [("g", i.per)])) if i.per else text
 
 
 def plus(*texts: str) -> str:

@@ -6,7 +6,7 @@ A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -15,7 +15,9 @@ from ..facts.commands import COLLECTIVES
 from ..plan import plan
 from ..plan.operand import Layers
 from ..plan.plan import Plan
-from .letters import NAMED, Letters, number
+from ..plan.size import Size
+from .letters import NAMED, Letters
+from .words import in_c, lower, number, upper, word
 
 # By whose name the runtime knows an arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
@@ -49,41 +51,11 @@ DOES = {
 # ---- words
 
 
-def upper(name: str) -> str:
-    return name.replace(".", "_").upper()
-
-
-def word(name: str) -> str:
-    """The first of a name: ring.block -> ring."""
-    return name.partition(".")[0]
-
-
-def lower(name: str) -> str:
-    return name.replace(".", "_")
-
-
-def call(name: str, *args: str) -> str:
-    return f"{name}({', '.join(args)})"
-
-
 def real(x: float, end: str = "") -> str:
     """A number with a point, exact, and beside it as people write it; end: f for a float."""
     if Decimal(x) == Decimal(repr(x)):
         return repr(x) + end
     return f"{x.hex()}{end} /* {x:.6g} */"
-
-
-def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
-    """value + a sum of variables, each times a number."""
-    text = number(value) if value else ""
-    for name, by in terms:
-        if not by:
-            continue
-        sign = "-" if by < 0 else "+" if text else ""
-        times = abs(by)
-        term = name if times == 1 else f"{number(times)} * {name}"
-        text = f"{text} {sign} {term}" if text else f"{sign}{term}"
-    return text or "0"
 
 
 def wrap(text: str, indent: int) -> list[str]:
@@ -280,20 +252,6 @@ def classes(p: Plan) -> list[str]:
     return out
 
 
-def flat_names(p: Plan, f: plan.Flat, part: bool = False) -> dict[int, str]:
-    """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
-    what of that stays on the device and what does not. part: the first, where both are one."""
-    name, near = upper(f.name), p.near(f)
-    out = {f.shard * p.head.ranks: f"FLAT_{name}", **shares(p, f)}
-    out[f.shard] = f"SHARD_{name}"
-    if near:
-        parts = [(near, f"NEAR_{name}"), (f.shard - near, f"FAR_{name}")]
-        if part:
-            parts.reverse()
-        out.update(parts)
-    return out
-
-
 def columns(p: Plan, letters: Letters) -> list[str]:
     """zk_launch tables: a row for each target, in the order of the head; none, where nothing is to
     be said of any."""
@@ -303,15 +261,12 @@ def columns(p: Plan, letters: Letters) -> list[str]:
         if made := _run(r):
             rows = runs.setdefault(r.launch, [])
             rows += [f"[{n}] = {made}," for n in _ranges(p, at)]
-    elements = {
-        n: name for f in p.flats for n, name in flat_names(p, f).items()
-    }
     rounds: dict[str, int] = {}
     for c in (c for fn in p.fns for c in fn.calls):
         rounds[c.launch] = max(c.rounds, rounds.get(c.launch, 1))
     out = []
     for launch in p.launches:
-        beside = _shape(launch, letters, elements, rounds[launch.name])
+        beside = _shape(launch, letters, rounds[launch.name])
         said = runs.get(launch.name, [])
         rows = [line for text in said for line in wrap(text, 4)]
         head = f"LAUNCH({launch_name(launch.name)})"
@@ -326,16 +281,14 @@ def columns(p: Plan, letters: Letters) -> list[str]:
 def _shape(
     launch: plan.Launch,
     letters: Letters,
-    elements: Mapping[int, str],
     rounds: int,
 ) -> str:
     """A launch's shape, as a comment. rounds: of its calls."""
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
-        text = elements.get(n, "") if row.own else ""
-        if not text:
-            text = letters.said(name, n, rounds)
+        named = row.own and isinstance(n, Size)
+        text = in_c(n) if named else letters.said(name, n, rounds)
         if text.isdigit():
             text = NAMED[name][n] if name in NAMED else f"{name} = {n}"
         said.append(text)
@@ -436,7 +389,7 @@ def states(p: Plan) -> list[str]:
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
     f, cls = p.flats[flat], upper(s.cls)
-    first = flat_names(p, f, part=True).get(s.first, number(s.first))
+    first = in_c(s.first)
     begin = stores.begin(p, s)
     at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(begin)
     over = "-1" if s.whole else upper(s.over)
@@ -448,7 +401,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
         f"SIZE({cls})",
         f"SHARD_{upper(f.name)}",
         first,
-        flat_names(p, f, part=not s.first).get(s.n, number(s.n)),
+        in_c(s.n),
         str(flat),
         str(f.count),
         over,

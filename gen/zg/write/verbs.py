@@ -23,8 +23,9 @@ from itertools import chain, count, groupby, takewhile
 from ..plan.operand import Names
 from ..plan.plan import Event, Events, Int, Ref, Step
 from ..plan.roll import Parts, numbers, parts
+from ..plan.size import Size, width_of
 from .sizes import Sizes, What, held
-from .tables import lower
+from .words import lower
 
 Shape = int  # the number of all of a step but numbers, last uses, waits and records
 Marks = tuple[
@@ -93,8 +94,9 @@ class Number:
 
     def over(self, each: int) -> Number:
         """A number of bytes as elements of so many."""
-        assert not self.base % each and not self.by % each
-        return replace(self, base=self.base // each, by=self.by // each)
+        return replace(
+            self, base=over(self.base, each), by=over(self.by, each)
+        )
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,6 @@ class Verb:
     def pairs(self) -> Iterator[tuple[Step, tuple[Number, ...]]]:
         return zip(self.steps, self.values, strict=True)
 
-    def whats(self, s: Step) -> Parts[What]:
-        """Of each number of a step that calls it."""
-        slots_ = [x.what for x in self.parameters if x.what.cls]
-        return Parts(
-            What(BY),
-            tuple((slot, What("at")) for slot in slots_),
-            tuple(x.what for x in self.parameters if not x.what.cls),
-            (What("event"),) * len(s.waits),
-            (What("event"),) * len(s.recs),
-        )
-
 
 class _Numbers:
     """What the numbers of alike hops have in common. Parameters count elements, not bytes. core:
@@ -149,7 +140,10 @@ class _Numbers:
         self.hop = alike[0]
         rows = map(row_of, alike)
         self.columns = list(zip(*rows, strict=True))
-        self.whats = [w for s in self.hop for w in sizes.whats(s).row]
+        self.whats = []
+        row = (w for s in self.hop for w in sizes.whats(s).row)
+        for what, column in zip(row, self.columns, strict=True):
+            self.whats.append(replace(what, width=width_of(column)))
         self.found: list[Parameter] = []
         self.known: list[Number | None] = [None] * len(self.whats)
         if core:
@@ -195,10 +189,11 @@ class _Numbers:
 
     def given(self, n: int, what: What) -> Number:
         """A number by a parameter, which may be there already."""
-        begin, each = -what.begin, max(what.width, 1)
+        column, each = self.columns[n], max(what.width, 1)
         for i, x in enumerate(self.found):
-            of = [v // x.each for v in self.columns[x.at]]
-            same = on(self.columns[n], begin, each, of)
+            of = [over(v, x.each) for v in self.columns[x.at]]
+            begin = column[0] - of[0] * each
+            same = aside(begin) and on(column, begin, each, of)
             if same and alike_(x.what, what):
                 self.found[i] = replace(x, uses=(*x.uses, what))
                 return Number(begin, each, x.name)
@@ -265,6 +260,21 @@ def plain_name(uses: Sequence[What]) -> str:
     if first.cls:
         return first.name if len(classes) == 1 else SLOT
     return {BY: "unit", "bytes": "n"}.get(first.name, first.name)
+
+
+def over(n: int, each: int) -> int:
+    """A number of bytes as elements of so many."""
+    assert not n % each
+    return n.over(each) if isinstance(n, Size) else n // each
+
+
+def aside(n: int) -> bool:
+    """Whether a number may lie so far from another that it is said by: not at all, or by what of a
+    shard stays on the device."""
+    near = isinstance(n, Size) and {
+        u.name.partition(".")[0] for u, _ in n.terms
+    }
+    return not n or near == {"near"}
 
 
 def on(column: Sequence[int], base: int, by: int, of: Sequence[int]) -> bool:
@@ -484,8 +494,7 @@ class Verbs:
         row = row_of(cut.hop)
         refs, ints = [], []
         for x in self.verbs[name].parameters:
-            n, rest = divmod(row[x.at], x.each)
-            assert not rest
+            n = over(row[x.at], x.each)
             if x.what.cls:
                 refs.append(Ref(x.what.cls, n))
             else:

@@ -16,7 +16,6 @@ from ..plan.plan import STEP, Order, Plan
 from ..plan.text import digest, layout_digest
 from .calls import Calls, enum
 from .letters import letters as of_plan
-from .letters import number
 from .sizes import Sizes
 from .steps import QUEUES, micro_batches, sections
 from .tables import (
@@ -27,16 +26,15 @@ from .tables import (
     functions,
     groups,
     inbox,
-    lower,
     owners,
     real,
     recipe,
     slots,
     spans,
     states,
-    upper,
     wrap,
 )
+from .words import lower, number, upper
 
 
 def sample(p: Plan) -> list[str]:

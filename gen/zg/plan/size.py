@@ -1,0 +1,120 @@
+"""size.py -- numbers that know their names: elements of a flat buffer, or their bytes, as a sum of
+constants of train.c. To the plan a Size is an int like any other; in C it is printed by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A constant. name: its words, joined by dots: shard.block. each: it is the distance between
+    neighbouring units of a kind."""
+
+    name: str
+    size: int
+    each: bool = False
+
+
+NAMELESS = Unit("", 1)
+Terms = tuple[tuple[Unit, int], ...]
+
+
+class Size(int):
+    """`width` times a sum of units, each taken so many times. flat: the flat buffer that is
+    counted, '' for anything else. Sums, differences and multiples of Sizes are Sizes; a plain
+    number among them counts as a unit without a name."""
+
+    terms: Terms
+    flat: str
+    width: int
+
+    def __new__(cls, terms: Terms, flat: str = "", width: int = 1) -> Size:
+        made = super().__new__(cls, width * sum(n * u.size for u, n in terms))
+        made.terms = tuple((u, n) for u, n in terms if n or u.each)
+        made.flat = flat
+        made.width = width
+        return made
+
+    @classmethod
+    def of(
+        cls, name: str, size: int, flat: str = "", each: bool = False
+    ) -> Size:
+        """One unit, counted in elements."""
+        return cls(((Unit(name, size, each), 1),), flat)
+
+    @classmethod
+    def none(cls, flat: str) -> Size:
+        return cls((), flat)
+
+    def bytes(self, width: int) -> Size:
+        """The bytes of so many elements of `width` bytes."""
+        return Size(self.terms, self.flat, width)
+
+    def over(self, width: int) -> int:
+        """The number divided by `width`: elements, where it counts their bytes."""
+        if width == self.width:
+            return self.bytes(1)
+        return self // width
+
+    def _plus(self, other: int, sign: int) -> Size:
+        if not isinstance(other, Size):
+            other = Size(((NAMELESS, other),))
+        total = dict(self.terms)
+        for unit, n in other.terms:
+            times, rest = divmod(n * other.width, self.width)
+            if rest:
+                return Size(((NAMELESS, int(self) + sign * int(other)),))
+            total[unit] = total.get(unit, 0) + sign * times
+        return Size((*total.items(),), self.flat or other.flat, self.width)
+
+    def __add__(self, other: int) -> Size:
+        return self._plus(other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> Size:
+        return self._plus(other, -1)
+
+    def __mul__(self, n: int) -> Size:
+        terms = tuple((u, k * int(n)) for u, k in self.terms)
+        return Size(terms, self.flat, self.width)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __floordiv__(self, n: int) -> int:
+        if any(k % n for _, k in self.terms):
+            return int(self) // n
+        terms = tuple((u, k // n) for u, k in self.terms)
+        return Size(terms, self.flat, self.width)
+
+
+def flat_of(numbers: Sequence[int]) -> str:
+    """The flat buffer of the first of these that counts one."""
+    sizes = (n for n in numbers if isinstance(n, Size))
+    return next((n.flat for n in sizes if n.flat), "")
+
+
+def width_of(numbers: Sequence[int]) -> int:
+    """The bytes of an element of the first Size of these; 0: there is none."""
+    return next((n.width for n in numbers if isinstance(n, Size)), 0)
+
+
+def pieces(whole: Size, most: int, name: str) -> list[tuple[Size, Size]]:
+    """(offset, elements) of each piece of at most so many elements. name: of the piece's
+    constant."""
+    if most >= whole:
+        return [(Size.none(whole.flat), whole)]
+    one = Size.of(f"{name}.{whole.flat}", most, whole.flat)
+    count, rest = divmod(int(whole), most)
+    out = [(one * n, one) for n in range(count)]
+    if rest:
+        (unit, _), *_ = whole.terms
+        left = f"{unit.name} % {name}.{whole.flat}"
+        out.append((one * count, Size.of(left, rest, whole.flat)))
+    return out

@@ -1,0 +1,99 @@
+"""words.py -- names and numbers of a plan as C writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..plan.size import NAMELESS, Size, Unit, width_of
+
+CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}  # of no flat
+Terms = Sequence[tuple[str, int]]  # variables, each with its factor
+
+
+def upper(name: str) -> str:
+    return name.replace(".", "_").upper()
+
+
+def word(name: str) -> str:
+    """The first of a name: ring.block -> ring."""
+    return name.partition(".")[0]
+
+
+def lower(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def call(name: str, *args: str) -> str:
+    return f"{name}({', '.join(args)})"
+
+
+# ---- numbers
+
+
+def number(n: int) -> str:
+    kind = "INT64_C" if n < 2**63 else "UINT64_C"
+    return str(n) if abs(n) < 2**31 else f"{kind}({n})"
+
+
+def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
+    """value + a sum of variables, each times a number."""
+    text = number(value) if value else ""
+    for name, by in terms:
+        if not by:
+            continue
+        sign = "-" if by < 0 else "+" if text else ""
+        times = abs(by)
+        term = name if times == 1 else f"{number(times)} * {name}"
+        text = f"{text} {sign} {term}" if text else f"{sign}{term}"
+    return text or "0"
+
+
+def product(times: str, width: int, name: str, value: int) -> str:
+    """width * times * name, in as many bits as its value needs."""
+    times = f"({times})" if " " in times else times
+    factors = [str(width)] * (width > 1) + [times] * (times not in ("", "1"))
+    if factors and value >= 2**31 and factors[0].isdigit():
+        factors[0] = f"INT64_C({factors[0]})"
+    return " * ".join([*factors, name])
+
+
+def constant(u: Unit) -> str:
+    """What train.c calls a unit."""
+    if u.name.startswith("slot."):
+        return f"SIZE({upper(u.name.removeprefix('slot.'))})"
+    return CONSTANTS.get(u.name) or " % ".join(map(upper, u.name.split(" % ")))
+
+
+def in_c(n: int, terms: Terms = ()) -> str:
+    """The number n + times * variable + ..., by name where it has one. terms: a loop's variable or
+    l, and its factor."""
+    terms = [(name, by) for name, by in terms if by]
+    width = width_of([n, *(by for _, by in terms)])
+    if not width:
+        return linear(n, terms)
+    first = _times(n, width)
+    each = [(name, _times(by, width)) for name, by in terms]
+    units = dict.fromkeys(u for x in (first, *(x for _, x in each)) for u in x)
+    found = []
+    for u in units:
+        grown = [(name, x.get(u, 0)) for name, x in each]
+        found.append((linear(first.get(u, 0), grown), u))
+    if not found:
+        return "0"
+    if len(found) == 1:
+        ((times, u),) = found
+        return product(times, width, _closed(u, width), n)
+    text = " + ".join(product(times, 1, constant(u), 0) for times, u in found)
+    return product("", width, f"({text})" if width > 1 else text, n)
+
+
+def _closed(u: Unit, width: int) -> str:
+    text = constant(u)
+    return f"({text})" if " " in text and width > 1 else text
+
+
+def _times(n: int, width: int) -> dict[Unit, int]:
+    """How often it has each unit, of elements of a width."""
+    if not isinstance(n, Size):
+        n = Size(((NAMELESS, n),))
+    return {u: times * n.width // width for u, times in n.terms if times}
