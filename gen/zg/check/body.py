@@ -79,9 +79,8 @@ class Body:
     held: dict[str, list[Value]] = field(default_factory=dict)
     # (kernel, operands) of a call -> its number
     known: dict[Made, int] = field(default_factory=dict)
-    reads: dict[str, None] = field(
-        default_factory=dict
-    )  # tensors read, in order
+    # tensors read, in order
+    reads: dict[str, None] = field(default_factory=dict)
     # (tensor or acc, whether it is added to)
     grads: list[tuple[str, bool]] = field(default_factory=list)
     acc: set[int] = field(default_factory=set)  # element counts of the f32 sum

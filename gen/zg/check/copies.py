@@ -217,10 +217,8 @@ class Moves(Order):
                 or at + by_rank * (group.ranks - 1) + size > buffer.stride
             ):
                 self.fail(f"{where}: {size} bytes are no rank's part")
-            peers, self.peers = (
-                self.peers,
-                (),
-            )  # which never read a rank's own part
+            # Peers never read a rank's own part.
+            peers, self.peers = self.peers, ()
             self.touch(buffer, at, at + size, write)
             self.peers = peers
         elif buffer.parted and at + size <= buffer.stride:

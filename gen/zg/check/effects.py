@@ -162,9 +162,8 @@ class Effects(Moves):
                 else "place"
             )
             null = f.optional and arg == NULL
-            rounds = getattr(
-                arg, "by_round", 0
-            )  # only calls in rounds have one
+            # Only calls in rounds may have by_round.
+            rounds = getattr(arg, "by_round", 0)
             if not null and sort_of(arg, fn, f) != want or rounds:
                 self.fail(
                     f"{call.kernel}: {f.name} is {arg}, which is no {want}"

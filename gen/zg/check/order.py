@@ -20,11 +20,8 @@ from .kernels import CTL
 from .memory import Run, Slot
 
 INDEX = {name: n for n, name in enumerate(QUEUES)}
-BESIDE = (
-    "begin",
-    "micro_batch",
-    "eval",
-)  # sections during which a checkpoint may be written
+# Sections during which a checkpoint may be written
+BESIDE = ("begin", "micro_batch", "eval")
 
 
 class CheckError(Exception):
@@ -75,10 +72,8 @@ class Buffer(Slot):
     room: int = 0  # stride, or 0 if the class has no such slot
     arena: str = ""
     parted: bool = False  # whether some step addresses parts by rank
-    parts: tuple[int, Members | None] = (
-        0,
-        None,
-    )  # parts that the accesses lie in
+    # parts that the accesses lie in
+    parts: tuple[int, Members | None] = 0, None
     accesses: list[Access] = field(default_factory=list)
 
     def cut(self, size: int, group: Members) -> None:
@@ -127,9 +122,8 @@ class Order:
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
         self.memory: dict[tuple[str, int], Buffer] = {}
-        self.parted: frozenset[str] = (
-            frozenset()
-        )  # classes that are addressed by rank
+        # classes that are addressed by rank
+        self.parted: frozenset[str] = frozenset()
         self.saved = {s.cls for f in p.flats for s in p.kept(f)}
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.events: dict[tuple[str, int], Record] = {}

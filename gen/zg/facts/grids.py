@@ -224,7 +224,7 @@ def attention_fwd(
 
 
 def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
-    """Return three launches: the row sums of dy * y, then dk and dv, then dq."""
+    """Return three launches: lse and dot of each query, then dk and dv, then dq."""
     W = head_width(D, real)
     lines = Grid(min(4096, -(-B * T * H // 8)), 1, 1, 256, 0)
     if not W:

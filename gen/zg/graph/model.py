@@ -380,9 +380,8 @@ def _middle(
     for node in reversed(b.nodes):
         bwd.backward(node)
     if not x and full and b.spec.train.precision != "f32":
-        bwd.round(
-            *full
-        )  # the gradient of a tied weight is rounded once, when it is complete
+        # The gradient of a tied weight is rounded once, when it is complete.
+        bwd.round(*full)
     kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(
         b, fwd
     ) | {x, y}
