@@ -1,5 +1,4 @@
-"""bench.py -- measures how fast a program trains, as a share of the machine's peak at the same
-time.
+"""bench.py -- measures how fast a program trains, as a share of the machine's peak.
 
 A model (GPT-2 124M), 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank
 per core under ZeRO-0 and ZeRO-3. Programs run in turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so

@@ -7,10 +7,10 @@ It runs in one process, or in several that torchrun starts, under DDP, FSDP2 or 
                 [--lora] [--blocks N]
 
 Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: everything,
-without masters, except under FSDP2, which keeps f32 parameters and sums in f32, and DeepSpeed,
-which keeps f32 masters. --lora: a frozen GPT-2 of transformers, with PEFT's adapters of rank 16 on
-`c_attn`. --blocks: layers, if not the spec's. Figures of rank 0: seconds of each step, losses, the
-host's clock when the first step began.
+without masters, except under FSDP2 (f32 parameters and sums) and DeepSpeed (f32 masters). --lora: a
+frozen GPT-2 of transformers, with PEFT's adapters of rank 16 on `c_attn`. --blocks: layers, if not
+the spec's. Figures of rank 0: seconds of each step, losses, the host's clock when the first step
+began.
 """
 
 from __future__ import annotations

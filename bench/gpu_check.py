@@ -297,8 +297,8 @@ def law(out: str) -> bool:
 
 
 def ranks(out: str) -> bool:
-    """Compare ranks on one device. They take turns over sockets, which is slow and which NCCL does
-    not guarantee to work."""
+    """Compare ranks on one device. They take turns over sockets: this is slow, and NCCL does not
+    guarantee that it works."""
     data, jobs = tokens(256, 40000), {}
     for file in MADE.glob("nccl.*.txt"):
         file.unlink()

@@ -52,7 +52,7 @@ def commit() -> str:
 
 def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
     """Return each model's step by its kernels, with the sum of their times and the measured step.
-    The rest is gaps between launches, copies, and interference of what overlaps."""
+    The rest is gaps between launches, copies, and interference between overlapping commands."""
     made, table = (
         {},
         (parts.get("table", {}).get("found") or {}).get("cases", {}),

@@ -1,5 +1,4 @@
-"""compare.py -- compares two logs of out/train: keys of their recipes, and the first step that
-differs.
+"""compare.py -- compares two logs of out/train: their recipes, and the first step that differs.
 
 compare.py LOG LOG
 

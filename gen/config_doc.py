@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""config_doc.py -- writes docs/config.md from the spec's schema and the table of ds_config.json
-keys.
+"""config_doc.py -- writes docs/config.md from the schema and the table of ds_config.json's keys.
 
 .venv/bin/python gen/config_doc.py > docs/config.md
 """

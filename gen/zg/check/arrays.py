@@ -1,5 +1,4 @@
-"""arrays.py -- names of the arrays whose elements the bytes of a slot hold, and the places of the
-states."""
+"""arrays.py -- names of the arrays that slots hold, and the places of the states."""
 
 from __future__ import annotations
 

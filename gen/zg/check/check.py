@@ -1,4 +1,4 @@
-"""check.py -- the verifier: proves of a Plan what the passes promise, and imports none of them.
+"""check.py -- the verifier: proves the passes' promises about a Plan, and imports none of them.
 
 It plays the plan twice: start, two training steps, an evaluation, a third step; and start, two
 evaluations. Each step moves bytes (copies.py) or makes new ones (effects.py). The content of every
@@ -366,8 +366,8 @@ def _own_names(p: Plan) -> None:
 
 
 def _shared(p: Plan, f: Flat) -> None:
-    """Prove what a ZeRO stage promises of a flat: 1 shards the states (stores.py), 2 also the sums,
-    3 also the parameters except persistent ones."""
+    """Prove the promises of a ZeRO stage for a flat: 1 shards the states (stores.py), 2 also the
+    sums, 3 also the parameters except persistent ones."""
     stage = p.head.zero
     (params,) = p.stored("params", f.name)
     name, _, _ = f.name.partition(".")
@@ -624,7 +624,7 @@ def check(p: Plan) -> None:
 
 @refusing
 def play(p: Plan, facts: Facts) -> None:
-    """Play the sections. facts: what was proven of the plan's functions."""
+    """Play the sections. facts: proven properties of the plan's functions."""
     player = Program(p, facts)
     player.start()
     player.train(MICRO_BATCHES)

@@ -205,7 +205,7 @@ class Effects(Moves):
         group = self.groups[first.group]
         return Part(name, l, at, group.times(first.by_rank), elems)
 
-    # ---- what places hold
+    # ---- content of places
 
     def control(self, where: Place) -> Control:
         """Return the constants at a place. Arenas start as zeros."""

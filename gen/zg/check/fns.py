@@ -48,7 +48,7 @@ from .rounds import through
 
 @dataclass(frozen=True)
 class Facts:
-    """What steps need to know of functions.
+    """Properties of functions that steps depend on.
 
     steps: (kind, flat) -> elements between neighbouring units of the kind within an instance of the
     flat; parts: (body, kind) -> the functions in order, each with the rows of its weight that it is
@@ -233,7 +233,7 @@ def _of_a_row(
     its: list[Any],
     of: Mapping[Made, Made],
 ) -> bool:
-    """Return whether a call does with one row what another does with all rows, or with a part of
+    """Return whether a call equals another one, applied to one row instead of all rows or a part of
     them."""
     for f, one, every in zip(
         KERNELS[call.kernel].formals, is_, its, strict=True

@@ -1,5 +1,4 @@
-"""memory.py -- tracks the content of a slot: runs of elements of named arrays, for all ranks at
-once.
+"""memory.py -- tracks the content of slots as runs of elements of named arrays.
 
 All ranks run the same steps, and every difference between ranks is linear in the rank. So one
 record describes a slot on all ranks: a run names the first element of rank 0 and the distance from

@@ -111,7 +111,7 @@ class Line:
 
 
 class Order:
-    """Plays steps in order of issue. Subclasses say what a step does (`action`)."""
+    """Plays steps in order of issue. Subclasses define the effect of a step (`action`)."""
 
     def __init__(self, p: Plan) -> None:
         self.p = p

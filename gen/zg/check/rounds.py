@@ -1,5 +1,4 @@
-"""rounds.py -- proves that calls in rounds go through the parts of whole values, each once and in
-order."""
+"""rounds.py -- proves that calls in rounds go through all parts of whole values in order."""
 
 from __future__ import annotations
 

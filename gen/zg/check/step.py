@@ -1,5 +1,4 @@
-"""step.py -- plays a plan's sections, and proves that after every step each place of each state
-holds the values of that step."""
+"""step.py -- plays a plan's sections, and proves the content of all states after every step."""
 
 from __future__ import annotations
 

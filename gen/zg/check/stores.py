@@ -1,5 +1,5 @@
-"""stores.py -- proves of states what the play cannot show: parameters and sums cover a whole shard,
-and each state has its type."""
+"""stores.py -- proves properties of states that the play cannot show: parameters and sums cover a
+whole shard, and each state has its type."""
 
 from __future__ import annotations
 

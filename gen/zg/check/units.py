@@ -1,5 +1,4 @@
-"""units.py -- plays the functions of units: the required content of their slots, and their
-results."""
+"""units.py -- plays the functions of units: their required inputs, and their results."""
 
 from __future__ import annotations
 
@@ -184,7 +183,7 @@ class Units(Effects):
             self.fail("is out of turn")
         return self.use(s.unit, op, n)
 
-    # ---- what it reads
+    # ---- inputs
 
     def values(self, s: Step, ins: list[tuple[str, Ref]]) -> MicroBatch | None:
         """Check the inputs that depend on a micro-batch, and return that micro-batch."""
@@ -269,7 +268,7 @@ class Units(Effects):
         if not right:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
-    # ---- what it writes
+    # ---- outputs
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """Write a value, or one function's share of it."""

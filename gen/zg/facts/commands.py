@@ -41,7 +41,7 @@ class Command:
 
     @property
     def moves(self) -> bool:
-        """Whether it is a collective with bytes on the wire."""
+        """True if it is a collective with bytes on the wire."""
         return self.wire != ("", 0)
 
 

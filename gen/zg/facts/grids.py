@@ -1,4 +1,4 @@
-"""grids.py -- how each kernel runs on a GPU: its device launches, from the shape of the call.
+"""grids.py -- the device launches of each kernel on a GPU, from the shape of the call.
 
 The rows of kernels.py name these rules. A rule gets the numbers of a launch's shape (for the plan's
 own kernels n, the largest of all such calls), `target` ("sm_90" ...) and `real`, bytes of a real.

@@ -89,12 +89,12 @@ class Kernel:
 
     @property
     def own(self) -> bool:
-        """Whether only the plan's own functions call it."""
+        """True if only the plan's own functions call it."""
         return any(not f.number and not f.elems for f in self.formals)
 
     @property
     def params(self) -> bool:
-        """Whether it multiplies by parameters."""
+        """True if it multiplies by parameters."""
         return any(f.mode == "@" for f in self.formals)
 
 

@@ -1,4 +1,4 @@
-"""ops.py -- the op table: what each op computes, and its kernels forward and backward.
+"""ops.py -- the op table: the formula of each op, and its kernels forward and backward.
 
 A line is a kernel of kernels.py with its operands under their own names,
   x y ...   a value of the op        dx dy ...  its gradient

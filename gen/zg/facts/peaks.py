@@ -1,5 +1,4 @@
-"""peaks.py -- peak rates of each target by data sheets: for estimates of time, never for decisions
-of a plan."""
+"""peaks.py -- peak rates of targets by data sheets: for estimates, never for a plan's decisions."""
 
 from __future__ import annotations
 

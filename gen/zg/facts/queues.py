@@ -1,5 +1,5 @@
-"""queues.py -- the queues of a rank, in the order of zr.h: the arenas they read and write, and the
-steps they run."""
+"""queues.py -- the queues of a rank, in the order of zr.h: their arenas and their kinds of
+steps."""
 
 from __future__ import annotations
 

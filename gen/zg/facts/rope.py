@@ -1,5 +1,5 @@
-"""rope.py -- inverse frequencies of a rotary table, in decimal arithmetic, so that no libm decides
-a bit of them."""
+"""rope.py -- inverse frequencies of a rotary table, in decimal arithmetic: no libm decides a
+bit."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ CHUNK, CHUNKS, VALUES = 256, 8, 8
 def rounds(spec: Spec, dims: Mapping[str, int], elems: int, bias: bool) -> int:
     """Return the number of chunks for the head. It depends on the shape and the precision alone.
 
-    Auto takes the fewest chunks whose logits are at most VALUES activations of the model's width,
-    which a block's backward needs anyway. There are at most CHUNKS chunks of at least CHUNK tokens,
+    Auto takes the fewest chunks whose logits are at most VALUES activations of the model's width: a
+    block's backward needs as much anyway. There are at most CHUNKS chunks of at least CHUNK tokens,
     each a multiple of the terms of a sum. Chunks need an f32 sum of a gradient of `elems` elements,
     so they must save more logits than that takes.
     """

@@ -1,5 +1,4 @@
-"""rewrite.py -- rewrites the calls of a function: recomputation in backward, fusion of two
-calls."""
+"""rewrite.py -- rewrites a function's calls: recomputation in backward, fusion of two calls."""
 
 from __future__ import annotations
 

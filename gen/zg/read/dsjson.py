@@ -139,7 +139,7 @@ class _Text:
         )
 
     def comma(self, end: str) -> None:
-        """Parse what may follow a value: a comma, the end, or a new line."""
+        """Parse the separator after a value: a comma, the end, or a new line."""
         before = self.at
         c = self.skip()
         if c == ",":

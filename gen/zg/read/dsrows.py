@@ -123,9 +123,9 @@ class Honour(Key):
     """Sets the spec's key.
 
     words: their values -> ours; weak: values that another key may override; auto: returns the value
-    of "auto" if the spec does not give one, or None if the spec lacks what the rule reads; rule:
-    that rule in words. Without `auto` the spec's own value stays. required: a spec without the
-    rule's keys is refused anyway. quiet: values that ask for nothing, of a key that the spec
+    of "auto" if the spec does not give one, or None if the spec lacks a key that the rule reads;
+    rule: that rule in words. Without `auto` the spec's own value stays. required: a spec without
+    the rule's keys is refused anyway. quiet: values that ask for nothing, of a key that the spec
     refuses at other stages.
     """
 

@@ -226,7 +226,7 @@ class Zero:
 
     @property
     def replicates(self) -> bool:
-        """Whether each set of ranks that shares parameters also has all states."""
+        """True if each set of ranks that shares parameters also has all states."""
         return self.states == "shard" or self.mics_shard_size > 0
 
 
@@ -435,7 +435,7 @@ class Data:
 
     @property
     def packed(self) -> bool:
-        """Whether attention and positions end where documents do."""
+        """True if attention and positions end where documents do."""
         return self.documents == "mask"
 
 
@@ -473,7 +473,7 @@ class Spec:
 
     @property
     def keyed(self) -> bool:
-        """Whether a step draws random numbers for each sample."""
+        """True if a step draws random numbers for each sample."""
         return self.train.dropout > 0
 
     @property

@@ -1,5 +1,4 @@
-"""shapes.py -- turns the ops of a model into rows of the op table, with every shape and name
-checked.
+"""shapes.py -- turns the ops of a model into rows of the op table, and checks shapes and names.
 
 No other module computes shapes: the graph is built from these rows. Letters are those of
 facts/ops.py.

@@ -1,5 +1,4 @@
-"""taken.py -- recognizes files that are mistaken for a spec or a ds_config.json, and names the
-right file."""
+"""taken.py -- recognizes files that are mistaken for a spec or a ds_config.json."""
 
 from __future__ import annotations
 
