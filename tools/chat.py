@@ -267,9 +267,9 @@ class Template:
         number: int,
         given: Given | None,
     ) -> Span:
-        """Return the span of a turn. Some templates render the last turn differently (they add
-        reasoning there), so it is the longest end of that rendering that the whole text continues
-        with."""
+        """Return the span of a turn. Some templates render a turn differently when it is the last
+        one: they add reasoning. So the turn is the longest end of that rendering with which the
+        whole text continues."""
         before = self.render(messages[:number], given, prompt=True)
         said = self.render(messages[: number + 1], given)
         start = len(before)

@@ -397,7 +397,7 @@ def several(where: str, x: object) -> dict[str, str]:
 
 
 def around(found: Folder, made: Tokenizer) -> Iterator[str]:
-    """Yield the names of add_bos_token and add_eos_token settings that tokenizer.json does not
+    """Yield notes about add_bos_token and add_eos_token settings that tokenizer.json does not
     follow."""
     ids = made.encode("a").ids
     for key, name, place in (

@@ -5,13 +5,13 @@ record dropped, one number of a step changed; the mark of a last use dropped, or
 before.
 
 The canonical form. A program is determined by its work (operation, operands, numbers), and by the
-order of any two pieces of work of which one writes bytes that the other reads or writes. Two plans
-with the same work and the same order of all such pairs compute the same, whatever the queues do in
-between: swapping two steps that touch different slots changes nothing, and neither does dropping a
-wait that another wait implies. `forced` returns the pairs of a plan without races, each between
-adjacent accesses only (the others follow, because order is transitive). `same` decides whether
-another plan does the same work in that order. A step's unit is for readers only: train.c does not
-have it.
+order of any two conflicting pieces of work: one writes bytes that the other reads or writes. Two
+plans with the same work and the same order of all such pairs compute the same, whatever the queues
+do in between: swapping two steps that touch different slots changes nothing, and neither does
+dropping a wait that another wait implies. `forced` returns the pairs of a plan without races, each
+between adjacent accesses only (the others follow, because order is transitive). `same` decides
+whether another plan does the same work in that order. A step's unit is for readers only: train.c
+does not have it.
 
 The slots that a step touches are stated here again, independently of the checker: whole slots,
 except pieces of collectives, which touch a range within every rank's part if there is one group.

@@ -298,8 +298,8 @@ class Body:
         values[gone] = [Value(at, end, kind, made, spare=spare)]
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
-        """Split a value into the parts that calls in rounds go through. Return None if no value is
-        there yet."""
+        """Split a value into the parts that calls in rounds go through, and return it. None if no
+        value is there yet."""
         values = self.held.setdefault(where, [])
         there = met(values, at, at + by * rounds)
         for v in values[there]:
@@ -381,7 +381,8 @@ class Body:
     # ---- calls
 
     def packed(self, call: Call, row: Kernel) -> None:
-        """Refuse a call that lacks positions where documents end, or has them where they do not."""
+        """Refuse a call by rows of samples without positions if documents end, or with positions if
+        not."""
         ends, args = (
             self.p.head.end >= 0,
             dict(zip(row.at, call.args, strict=True)),

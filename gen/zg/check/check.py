@@ -12,9 +12,9 @@ byte is known as elements of named arrays (memory.py, arrays.py). It proves:
  saving    only an update changes the states of a run, so a checkpoint can be written meanwhile
            (order.py)
  memory    classes do not overlap and are large enough; gathered elements stay within the bound
-The checker has no notion of offloading or sharding: it tracks the content of bytes. Ranks run the
-same plan, so a proof for one rank holds for all. An all-gather completes when every peer has read
-this rank's piece, and so does `done`: a peer's read lies inside this rank's own step.
+The checker has no notion of offloading or sharding: it tracks the content of bytes. A proof for one
+rank's plan holds across ranks, because a peer's read lies inside this rank's own step: an
+all-gather completes when every peer has read this rank's piece, and so does `done`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = ["CheckError", "check"]
 # Micro-batches played in the first step, if the section repeats: the second shows the effect of one
 # micro-batch on the next. Later steps play one.
 MICRO_BATCHES = 2
-PHASES = 4  # at most so many in a schedule
-PARTS = 4  # at most so many grids in a launch
+PHASES = 4  # most phases of a schedule
+PARTS = 4  # most grids of a launch
 # Kinds of classes as (arena, targets that allocate it, readers), in the order in which they are
 # listed. Peers read classes that lie on the device and exist on all targets.
 KINDS = (

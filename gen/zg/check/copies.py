@@ -75,7 +75,7 @@ class Moves(Order):
         self.fns = {f.name: f for f in p.fns}
         self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
         self.parted = self._parted()
-        # Classes whose content ends within a step; and those, with the classes of states.
+        # Classes whose content dies at a marked last use; and these with the classes of states.
         self.passing = {c.name for c in p.passing}
         self.lasting = {*self.passing, *(s.cls for s in p.stores)}
         self.reductions: list[Reduction] = []
@@ -159,7 +159,7 @@ class Moves(Order):
                 self.fail(f"{ref} cannot end here")
 
     def meeting(self, s: Step, meets: bool) -> None:
-        """Require that a step in which ranks meet names an existing group, and that others name
+        """Require that a step with a meeting of ranks names an existing group, and that others name
         none."""
         if meets != bool(s.group):
             self.fail(
@@ -176,8 +176,7 @@ class Moves(Order):
         return self.groups[self.step.group]
 
     def dies(self, buffer: Buffer) -> None:
-        """Mark the whole slot as dead after this step (at the end of an evaluation: after its
-        last)."""
+        """Release a slot: all of its content is dead after this step."""
         self.touch(buffer, 0, buffer.stride, True, True)
         if not buffer.held:
             self.fail(f"{buffer} holds nothing")
@@ -252,7 +251,7 @@ class Moves(Order):
             buffer.write(at, size, run)
 
     def makes(self, where: Place, size: int, run: Run) -> None:
-        """Write new content. Refuse a write that changes nothing."""
+        """Write new content. Refuse content that is already there."""
         if self.look(where, size) == run:
             self.fail(f"{where} holds {told(run)} already")
         self.writes(where, size, run)

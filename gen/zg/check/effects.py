@@ -637,7 +637,7 @@ class Effects(Moves):
 
 
 def sort_of(arg: Arg, fn: Fn, f: Formal) -> str:
-    """Return the sort of a call's argument: "number", "place", "word" or "none"."""
+    """Return the kind of a call's argument: "number", "place", "word" or "none"."""
     if isinstance(arg, plan.Operand):
         return "place"
     if isinstance(arg, (int, Index)):

@@ -284,7 +284,7 @@ def _unit_bodies(
     for _ in range(2):
         fwd = Run(p, forward, {"x": value("x")}, known, alive={*x})
         fwd.run()
-        # The second unit's input always depends on the first unit.
+        # The input of the second unit depends on the first unit's tensors.
         if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
     fwd.end("y")

@@ -89,8 +89,8 @@ def _once(what: Any) -> Any:
 
 
 def adds_back(fwd: Body, bwd: Body) -> bool:
-    """Return whether backward adds, apart from recomputation, once less than each value with a
-    gradient has uses."""
+    """Return whether backward, apart from recomputation, has one addition less than uses for each
+    value with a gradient."""
     uses: Counter[Made] = Counter()
     for call, _, is_ in fwd.ran:
         for n in (*_summands(call), *_read(call)):

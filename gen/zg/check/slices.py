@@ -51,12 +51,8 @@ def call(b: Body, c: Call) -> None:
     is_: list[Any] = []
     end = at + n
     last = end == N
-    sizes = {
-        "M*N": M * N,
-        "M*K": M * K,
-        "n*K": N * K,
-        "N": N,
-    }  # sizes of the whole operands
+    # Sizes of the whole operands.
+    sizes = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}
     for f, arg in zip(row.formals, c.args, strict=True):
         if f.number:
             continue

@@ -53,8 +53,8 @@ def prove(
 
 
 def _no_draw(c: Call) -> bool:
-    """Return whether a call is not the first of an evaluation's draw. The draw repeats calls of the
-    loss."""
+    """Return False for the first call of an evaluation's draw, whose other calls repeat the
+    loss's."""
     return c.kernel != "zk_pick"
 
 

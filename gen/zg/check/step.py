@@ -93,8 +93,7 @@ class Program(Units):
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
 
     def own_place(self, s: Store, l: int, owned: Along) -> Place:
-        """Return the place of the shard that a rank owns, in a store with only that shard or with
-        more."""
+        """Return the place of a rank's own shard, in a store with only that shard or with more."""
         slot = self.bytes(s.cls, l)
         if s.over and s.parts == 1:
             return Place(slot, s.at, 0, self.every)
@@ -241,7 +240,8 @@ class Program(Units):
                 self.dies(buffer)
 
     def end(self) -> None:
-        """Require that the content of passing classes ends with the section."""
+        """Require that reductions, bodies and the content of passing classes end with the
+        section."""
         if self.reductions:
             self.ends("a reduction is not done")
         if self.left:

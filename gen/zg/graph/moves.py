@@ -1,7 +1,7 @@
 """moves.py -- trainable tensors: parameter groups, and the values of a unit that have a gradient.
 
-A value that depends on a trainable tensor needs a gradient. A backward line that computes no
-gradient that is needed is not run.
+A value that depends on a trainable tensor needs a gradient. A backward line is not run if none of
+its gradients is needed.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ class _Reader:
     # ---- effect of each key
 
     def live(self) -> list[Given]:
-        """Return the given keys, without those of sections that are off and those that the stage
-        ignores."""
+        """Return the given keys, except keys of sections that are off and keys without effect at
+        the stage."""
         switched = {g.name: g.value for g in self.given}
         stage = self.stage()
         found: list[Given] = []
@@ -431,7 +431,7 @@ class _Reader:
                 self.changes.setdefault(f"train.optimizer.{key}", None)
 
     def left_out(self) -> None:
-        """Note optimizer settings that the file leaves to the spec and that differ from DeepSpeed's
+        """Note optimizer settings that the file leaves to the spec, if they differ from DeepSpeed's
         defaults."""
         made = self.changes.get("train.optimizer.type")
         if made is None:

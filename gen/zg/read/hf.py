@@ -334,7 +334,8 @@ class _Config:
         return bool(node.value)
 
     def by_layer(self, layers: int) -> list[bool]:
-        """Return the layers whose window may be on, by layer_types or from max_window_layers on."""
+        """Return whether each layer's window may be on, by layer_types or from max_window_layers
+        on."""
         types = self.get("layer_types").plain()
         if types is None:
             node = self.get(FIRST)
@@ -486,7 +487,7 @@ def load(folder: str) -> Found:
 
 
 def usually(folder: str) -> str:
-    """Return the location that notes name for keys that no spec gives."""
+    """Return the location for notes about keys that no spec gives."""
     return f"--from {printable(folder)} without a spec"
 
 

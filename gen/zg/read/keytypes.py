@@ -36,7 +36,7 @@ Windows = tuple[int | None, ...]
 
 
 class LeftOut:
-    """Marks a key whose None means that it is left out; a key that is given has a value."""
+    """Marks an optional key: None stands for a key that is left out."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -251,8 +251,8 @@ def _batch(keys: SpecKeys, root: Node) -> None:
 
 
 def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
-    """Require that head_chunk divides a micro-batch evenly, and that the head's gradients can be
-    summed in parts."""
+    """Require that head_chunk divides a micro-batch and allows the head's gradients to be
+    summed."""
     m, rows = (
         keys.train.head_chunk,
         keys.train.micro_batch * keys.train.sequence,
@@ -393,8 +393,7 @@ def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """Require one directory for a rank's file if anything is in it. Yield notes about keys without
-    effect."""
+    """Require one directory for a rank's file. Yield notes about keys without effect."""
     z = keys.zero
     paths: dict[str, Path] = {}
     there = [
@@ -594,10 +593,7 @@ AGREE = (
 
 
 def agree(s: Spec) -> None:
-    """Refuse keys that contradict each other, among those that may be changed to fit a memory.
-
-    Raises SpecError.
-    """
+    """Raise SpecError for contradictory keys, among those that may be changed to fit a memory."""
     for check, _ in AGREE:
         check(s)
 
@@ -679,8 +675,7 @@ def _listed(
 def _checked(
     keys: SpecKeys, root: Node, model: Model | None, mistakes: Mistakes
 ) -> tuple[Train, Names]:
-    """Return the training settings with the defaults of their types, and notes about keys without
-    effect."""
+    """Return the training settings with their defaults, and notes about keys without effect."""
     t, check = keys.train, mistakes.check
     reads: Names = ("train.global_batch", "train.micro_batch", "cluster.ranks")
     check(reads, _batch, keys, root)

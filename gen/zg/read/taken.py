@@ -129,7 +129,7 @@ _KEY = re.compile(
 
 
 def refuse(found: Mapping[str, str], own: Iterable[str], role: str) -> None:
-    """Refuse a file that has a key of another kind, and none that only a `role` has. found: its
+    """Refuse a file with a key of another kind and without a key of its `role` alone. found: its
     keys with their locations."""
     for kind in KINDS:
         allowed = {"spec": kind.spec, "zero": kind.zero}[role]

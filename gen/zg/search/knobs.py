@@ -140,7 +140,7 @@ class Way:
 
 
 def moving(spec: Spec) -> list[Setting]:
-    """Return the knobs that offload something and whose keys the spec does not give."""
+    """Return the offloading knobs of keys that the spec does not give."""
     return [s for s in KNOBS if s.moves and s.key not in spec.places]
 
 
