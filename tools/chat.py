@@ -165,6 +165,7 @@ class Template:
         given: Given | None,
         prompt: bool = False,
     ) -> str:
+        """Return the text of messages. Raises Bad if the template fails."""
         values = {"tools": None, "documents": None, **self.variables}
         values |= given or {}
         try:
@@ -419,6 +420,7 @@ def beside(record: Mapping[str, Any]) -> None:
 def chat(
     template: Template, messages: list[Message], more: Given
 ) -> tuple[str, list[Span]]:
+    """Return the text and spans of a conversation, which must have an answer."""
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         raise Bad(

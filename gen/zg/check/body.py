@@ -253,6 +253,7 @@ class Body:
         return ("persistent" if name == "p" else own) + dot + part
 
     def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
+        """Return the identity of the value in an operand, and mark it as used."""
         where, at = self.place(call, arg, size)
         values = self.held.get(where, [])
         for v in values[met(values, at, at + size)]:
@@ -286,6 +287,7 @@ class Body:
         made: Made,
         spare: bool = False,
     ) -> None:
+        """Put a value into an operand. The values it overwrites must have been used."""
         where, at = self.place(call, arg, size)
         end = at + size
         outs = {"s", "y", "dx"} & set(self.fn.outs)
@@ -394,6 +396,7 @@ class Body:
             self.fail(call, "goes by samples, and documents end")
 
     def call(self, call: Call) -> None:
+        """Check one call's operands, and record its results."""
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         self.packed(call, row)

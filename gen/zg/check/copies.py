@@ -227,6 +227,7 @@ class Moves(Order):
         return buffer
 
     def reads(self, where: Place, size: int) -> Run | None:
+        """Access a place and return its content, as `look` does."""
         self.access(where, size, False)
         return self.look(where, size)
 
@@ -240,6 +241,7 @@ class Moves(Order):
         )
 
     def writes(self, where: Place, size: int, run: Run) -> None:
+        """Access a place and replace its content."""
         self.access(where, size, True)
         self.put(where, size, run)
 
@@ -442,6 +444,7 @@ class Moves(Order):
         run: Run,
         of: object,
     ) -> None:
+        """Start a reduction: its pieces are on their way to the inbox."""
         if inbox.at or any(r.inbox == inbox for r in self.reductions):
             self.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1

@@ -231,6 +231,7 @@ class Effects(Moves):
         return self.control(where)
 
     def totals(self, where: Place, write: bool) -> Totals:
+        """Access the sums of the current step and return them."""
         slot = self.access(where, 8 * SUMS, write)
         run = slot.read(where.at, 8 * SUMS)
         sums = run.array if run and not run.first else None
@@ -285,6 +286,7 @@ class Effects(Moves):
     # ---- once a step
 
     def zk_begin(self, ctl: Place, sums: Place, recipe: str) -> None:
+        """Start a step: reset its constants and sums."""
         last = self.constants(ctl, True)
         self.access(sums, 8 * SUMS, True)
         step = last.step + 1
@@ -301,6 +303,7 @@ class Effects(Moves):
     def zk_square_sum(
         self, sums: Place, g: Place, spans: str, first: Number, n: Number
     ) -> None:
+        """Add a part's squared norm to the step's sums."""
         part = self.part(spans, first, n)
         now = self.totals(sums, True)
         self.holds_sum(g, part)
@@ -319,6 +322,7 @@ class Effects(Moves):
         self.set_totals(sums, now._replace(norms=norms | {part}))
 
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
+        """Sum the step's sums over all ranks."""
         if count != SUMS or source.buffer is to.buffer:
             self.fail("reduces something else than the step's sums")
         if self.group != self.every:
@@ -329,6 +333,7 @@ class Effects(Moves):
         self.set_totals(to, now._replace(everywhere=True))
 
     def zk_factor(self, ctl: Place, total: Place, recipe: str) -> None:
+        """Compute the clipping factor, which needs all norms and losses of all ranks."""
         sums, now = self.totals(total, False), self.constants(ctl, True)
         lacks = self.unmeasured(sums)
         if not sums.everywhere or lacks:
@@ -524,6 +529,7 @@ class Effects(Moves):
         seed: Number,
         full: Number,
     ) -> None:
+        """Write a part's initial values."""
         part = self.part(spans, first, n)
         if seed.n != self.p.head.seed:
             self.fail("draws from another seed")
@@ -539,6 +545,7 @@ class Effects(Moves):
         return full.n == 1
 
     def zk_round(self, w: Place, p: Place, n: Number) -> None:
+        """Round f32 parameters to the stored type."""
         run = self.reads(p, 4 * n.n)
         if (
             n.n % BLOCK
@@ -563,6 +570,7 @@ class Effects(Moves):
         first: Number,
         n: Number,
     ) -> None:
+        """Update a part's states from the sum of its gradients, with the known factor."""
         part, now = self.part(spans, first, n), self.constants(ctl)
         if not now.known or now.step != self.now or recipe != "recipe":
             self.fail(

@@ -155,6 +155,7 @@ class Run(Body):
                 self.one(c)
 
     def one(self, c: Call) -> None:
+        """Check one call, and run it as the plain calls that it is made of."""
         if c.kernel == "zk_cross_entropy" and (
             c.args[1] == "null"
         ) != self.fn.name.startswith("eval."):

@@ -124,6 +124,7 @@ class Slot:
     # ---- a range, the same on every rank
 
     def read(self, at: int, size: int) -> Run | None:
+        """Return the run that fills a range on every rank, or None."""
         return None if self.step else _find(self.held, at, at + size)
 
     def write(self, at: int, size: int, run: Run) -> None:

@@ -154,6 +154,7 @@ class Order:
         self.fail("nothing dies")
 
     def play(self, s: Step) -> None:
+        """Play one step: wait for events, act, release dead slots, record events."""
         self.step = s
         try:
             line = self.lines.get(id(s)) or self.read(s)

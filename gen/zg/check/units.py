@@ -137,6 +137,7 @@ class Units(Effects):
         return super().calling(fn, s, numbers)
 
     def unit(self, s: Step, row: int) -> None:
+        """Play one function of a unit. row: first row of its slice."""
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")

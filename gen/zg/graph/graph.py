@@ -45,6 +45,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Value:
+    """An array that functions of a unit compute: an activation, a gradient or statistics."""
+
     name: str
     dtype: str  # real | f32
     elems: int
@@ -149,9 +151,11 @@ class Kind:
     cuts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
 
     def parts(self, body: str) -> tuple[Part, ...]:
+        """Return the parts of a body. A body that is not split is one part."""
         return self.cuts.get(body) or (Part(self.bodies[body].calls),)
 
     def slices(self, flat: str) -> int:
+        """Return the number of slices of a flat's weight."""
         return next((n for name, n in self.flats.values() if name == flat), 1)
 
 
@@ -165,6 +169,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Graph:
+    """A model: its kinds of units, rotary tables and dimensions."""
+
     kinds: tuple[Kind, ...]
     tables: tuple[Table, ...]
     dims: dict[str, int]  # B T M C V R, rows (all of a micro-batch)

@@ -79,6 +79,7 @@ class _Builder:
         return moves.live(self.nodes, self.moving | x | {*more})
 
     def tensor(self, weight: Weight, mean: float, std: float) -> str:
+        """Append a tensor and return its full name."""
         full = f"{self.prefix}{weight.name}"
         parts = tuple(
             (f"{self.prefix}{name}", rows) for name, rows in weight.parts
@@ -205,6 +206,7 @@ class _Calls:
         )
 
     def operand(self, node: Node, word: str) -> Word:
+        """Return the operand of a word of the op table."""
         if word in ("token", "target", "key", "sums", "null"):
             return ("fixed", word)
         if word == "position":
@@ -254,6 +256,7 @@ class _Calls:
         return ("number", node.dims[word])
 
     def line(self, node: Node, text: str) -> None:
+        """Append the call of a line of the op table."""
         words = text.split()
         args = tuple(self.operand(node, w) for w in words[1:])
         grow = tuple(self.growth(*a) for a in args) if self.rounds > 1 else ()
@@ -286,6 +289,7 @@ class _Calls:
         self.grads[name] = fresh
 
     def backward(self, node: Node) -> None:
+        """Append a node's backward calls that compute needed gradients."""
         for text in node.op.bwd:
             words = text.split()
             if not moves.wanted(node, words, self.alive):

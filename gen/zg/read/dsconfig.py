@@ -100,6 +100,7 @@ class _Reader:
     def walk(
         self, node: Node, prefix: str = ""
     ) -> Iterator[tuple[str, Node, Key]]:
+        """Yield each known key of the file with its row. Note or refuse the others."""
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
@@ -332,6 +333,7 @@ class _Reader:
         )
 
     def same(self, g: Given, row: Same) -> None:
+        """Refuse a value that contradicts the spec's key."""
         node = self.effective(row.key)
         ours = "f32" if node is None else node.value
         word = row.words[g.value.lower()]

@@ -189,6 +189,7 @@ def by_width(rule: Callable[[int], int]) -> Callable[[Look], Number | None]:
 
 
 def to(key: str, kind: Kind, **more: Any) -> Honour:
+    """Return the row of a key that sets the spec's `key`."""
     return Honour(kind, key=key, **more)
 
 
@@ -207,6 +208,7 @@ def no(
     unless: tuple[object, ...] = (False,),
     **more: Any,
 ) -> Refuse:
+    """Return the row of a key that is refused, except for values that ask for nothing."""
     return Refuse(kind, why=why, unless=unless, **more)
 
 

@@ -51,6 +51,7 @@ Unsaid = Annotated[Kind | None, LeftOut()]
 
 
 def refuse(wrong: str, allowed: str, hint: str = "") -> PydanticCustomError:
+    """Return the error of a wrong value."""
     return PydanticCustomError(
         "zg",
         "{wrong}; {hint}allowed: {allowed}",

@@ -416,6 +416,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cluster:
+    """Ranks and their memory. local: ranks of a host, 0 for all."""
+
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0

@@ -282,6 +282,7 @@ class Walk:
         return x, tuple(made)
 
     def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:
+        """Return the output width of an op, and the op with its defaults and rows."""
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
             raise at.fail(
@@ -413,6 +414,7 @@ class Walk:
         return Row("attention_local", {**dims, "window": window})
 
     def heads(self, at: Place, a: Attention) -> Heads:
+        """Return the heads of an attention, with the defaults of missing keys."""
         C, H = self.model.width, a.heads
         G = H if a.kv_heads is None else a.kv_heads
         if H % G:

@@ -709,11 +709,9 @@ def load(
     zero: str | None = None,
     folder: str | None = None,
 ) -> Spec:
-    """Return the spec of a file with its changes.
-
-    sets: KEY=VALUE texts; zero: path of a ds_config.json; folder: a Hugging Face folder with the
-    model. At least one of path and folder is given. Raises SpecError, which lists every mistake.
-    """
+    """Return the spec of a file with its changes, or raise SpecError with every mistake. sets:
+    KEY=VALUE texts; zero: path of a ds_config.json; folder: a Hugging Face folder with the model.
+    At least one of path and folder is given."""
     mistakes = Mistakes()
     root, notes = _effective(path, sets, zero, folder, mistakes)
     keys = speckeys.read(root, mistakes)

@@ -39,9 +39,11 @@ class Setting:
         return f"{self.key}={self.typed}"
 
     def held(self, spec: Spec) -> bool:
+        """Return whether a spec has this value."""
         return bool(attrgetter(self.key)(spec) == self.value)
 
     def change(self, spec: Spec) -> Spec:
+        """Return the spec with this value, and with a path for a disk."""
         made = _put(spec, self.key, self.value)
         return (
             _put(made, _path(self.key), _file(spec))
