@@ -37,9 +37,8 @@ from zg.plan.text import parse  # noqa: E402
 
 MADE = ROOT / "out" / "bench"
 TOKENS, SEQUENCE = 1024, 256
-MOST_OTHERS = (
-    0.05  # largest share of the processors' time, relative to the run's own
-)
+# Largest share of the processors' time, relative to the run's own
+MOST_OTHERS = 0.05
 CORETYPES = ("", "SkylakeX", "Cooperlake", "Haswell", "Zen")
 
 # One process of the vendor's side: the best of the products that fit into a time, GFLOP/s.

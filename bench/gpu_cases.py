@@ -97,9 +97,8 @@ class Case:
     sequence: int
     steps: int
     dropped: int = 4
-    compile: str = (
-        "model"  # unit of torch.compile: the whole model, or a block at a time
-    )
+    # unit of torch.compile: the whole model, or a block at a time
+    compile: str = "model"
     more: tuple[str, ...] = field(default=())
 
     @property

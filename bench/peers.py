@@ -144,9 +144,8 @@ class Ran:
     memory: int  # bytes
     loss: float  # of the first step
     placed: float = 0.0  # ours: seconds until its memory was in place
-    by: str = (
-        ""  # ours: the object of kernels; in bf16 also the order of products
-    )
+    # ours: the object of kernels; in bf16 also the order of products
+    by: str = ""
 
 
 def timed(words: list[object], **settings: object) -> tuple[float, int]:

@@ -39,11 +39,8 @@ from zg.output import naming, why
 # Most bytes of a header or of run.json, as in zr_safetensors.h.
 HEADER_MAX = 100_000_000
 DIMS = 8
-TYPES = {
-    "F32": "<u4",
-    "BF16": "<u2",
-    "F16": "<u2",
-}  # type of an element's bits
+# Type of an element's bits.
+TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}
 STEP = re.compile(r"step-(\d{8,10})")
 CHUNK = 1 << 15  # elements at a time: intermediate results stay in the cache
 PROGRESS_S = 10

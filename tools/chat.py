@@ -147,14 +147,13 @@ class Template:
         }
         self.variables = variables
         self.source, self.where = source, where
+        # Python's compiler refuses blocks that are too deep
         try:
             self.template = environment.from_string(source)
             tree = environment.parse(source)
         except TemplateSyntaxError as e:
             raise Bad(f"{where}:{e.lineno}: {e.message}") from None
-        except (
-            Exception
-        ) as e:  # Python's compiler refuses blocks that are too deep
+        except Exception as e:
             raise Bad(f"{where}: no template: {e}") from None
         calls = tree.find_all(nodes.ExtensionAttribute)
         self.marks = any(call.name == "marked" for call in calls)

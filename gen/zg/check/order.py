@@ -127,9 +127,8 @@ class Order:
         self.saved = {s.cls for f in p.flats for s in p.kept(f)}
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.events: dict[tuple[str, int], Record] = {}
-        self.peers: tuple[
-            Buffer, ...
-        ] = ()  # slots that peers may read until `done`
+        # slots that peers may read until `done`
+        self.peers: tuple[Buffer, ...] = ()
         # the plan's steps, by identity
         self.lines: dict[int, Line] = {}
         self.local = 0  # index of the current micro-batch in its step

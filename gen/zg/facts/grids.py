@@ -17,20 +17,16 @@ from .kernels import KERNELS, VOCAB, code, shaped
 GEMM = 32 << 20  # bytes of workspace that a GEMM may use
 WARP = 32
 SIDE_MOST = 65535  # most blocks of a grid in y and z
-LEAVES = (
-    4096  # leaves of the largest tree that a push may make a node of (sum.cu)
-)
+# Leaves of the largest tree that a push may make a node of (sum.cu)
+LEAVES = 4096
 # Bytes of shared memory of a block.
 SHARED = {
     "sm_80": 163 << 10,
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
 }
-PROCESSORS = {
-    "sm_80": 108,
-    "sm_90": 132,
-    "sm_100": 148,
-}  # SMs of a whole device
+# SMs of a whole device.
+PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}
 
 
 @dataclass(frozen=True)

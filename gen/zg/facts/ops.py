@@ -5,9 +5,9 @@ A line is a kernel of kernels.py with its operands under their own names,
   w b ...   a parameter              dw db ...  its gradient: a leaf
   M N eps   a dimension or attribute of the op
 except those that the line renames, NAME=WORD. In backward, `more` is the gradient that x already
-has, or null; so is `sum`. A parameter that an op lacks is a null pointer. The operands of the
-forward line are the op's values; those that backward lines name must be saved. `pass da dy`: the
-gradient of a equals that of y.
+has, or null; in forward, `more` and `sum` are null. A parameter that an op lacks is a null pointer.
+The operands of the forward line are the op's values; those that backward lines name must be saved.
+`pass da dy`: the gradient of a equals that of y.
 """
 
 from __future__ import annotations

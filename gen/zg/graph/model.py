@@ -196,9 +196,8 @@ class _Calls:
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
-        self.had: dict[
-            str, str | None
-        ] = {}  # gradients that the inputs of a line had before it
+        # gradients that the inputs of a line had before it
+        self.had: dict[str, str | None] = {}
         # rounds of the next calls, and the value that holds the rows of one round
         self.rounds, self.part = (
             1,
