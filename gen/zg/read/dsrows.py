@@ -140,8 +140,8 @@ class Honour(Key):
 
 @dataclass(frozen=True)
 class Same(Key):
-    """Must equal the spec's key. summed: fp32 is always accepted, because sums over ranks are
-    f32."""
+    """Must equal the spec's key. summed: fp32 is accepted with any precision, because exact sums
+    over ranks are f32."""
 
     key: str = ""
     words: Words = field(default_factory=dict)
