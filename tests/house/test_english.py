@@ -1,7 +1,8 @@
 """test_english.py -- the English of docstrings and comments, as far as a program can judge it.
 
 A docstring starts with a verb or with the noun of its field. A sentence has at most one relative
-clause with "which" or "who", and "what" always has a noun before it or stands in quotes.
+clause with "which" or "who". The word "what" stands in quotes or names a field: in other places a
+noun says more.
 """
 
 import ast
@@ -48,7 +49,11 @@ WHAT = re.compile(r"\b[Ww]hat\b")
 
 def wrong_in_text(text: str) -> list[str]:
     """Return the rules that a docstring or a comment breaks in any place."""
-    return ["what without a noun"] if WHAT.search(QUOTED.sub("", text)) else []
+    return (
+        ["what in place of a noun"]
+        if WHAT.search(QUOTED.sub("", text))
+        else []
+    )
 
 
 def wrong_in_docstring(text: str) -> list[str]:
@@ -166,7 +171,7 @@ def test_a_docstring_that_reads_twice_is_refused(bad: str, good: str) -> None:
 
 def test_what_needs_a_noun_in_comments_too() -> None:
     bad = "near = 0  # what stays of a shard of which a part goes down\n"
-    assert wrong_in_source(bad) == ["1: what without a noun"]
+    assert wrong_in_source(bad) == ["1: what in place of a noun"]
     good = '"""x.py -- a shard.\n\nwhat: "what" as a word, `what` as a name.\n"""\n'
     assert wrong_in_source(good) == []
     assert wrong_in_source("f('what')  # a name, or whatever text\n") == []
