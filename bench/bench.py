@@ -1,14 +1,14 @@
-"""bench.py -- how fast a program trains, as shares of what this machine can do in the same minutes.
+"""bench.py -- measures how fast a program trains, as a share of the machine's peak.
 
-A model (GPT-2 124M), 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank a
-core under ZeRO-0 and ZeRO-3. Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a
-machine that slows down slows all of them; every figure is a median. A start is from the call of a
-program to its first operation, when its memory is in place; beside it stand what the first touch of
-such memory allows, and the time to the beginning of step 1. The peak is the faster of our own
-linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
+A model (GPT-2 124M), 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank
+per core under ZeRO-0 and ZeRO-3. Programs run in turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so
+that a machine that slows down slows all of them; every figure is a median. A start lasts from the
+call of a program to its first operation, when its memory is in place. Beside it stand the time that
+the first touch of such memory takes, and the time to the beginning of step 1. The peak is the
+faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread per core.
 
-The table goes to stdout, all figures to out/bench.json. A run is invalid, and the exit code 1,
-where others took over 5 % of the processors' time that it took itself.
+The table goes to stdout, all figures to out/bench.json. A run is invalid, with exit code 1, if
+other processes took over 5 % of the processors' time that it took itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from zg.plan.text import parse  # noqa: E402
 
 MADE = ROOT / "out" / "bench"
 TOKENS, SEQUENCE = 1024, 256
-MOST_OTHERS = 0.05  # of the processors' time that a run takes itself
+# Largest share of the processors' time, relative to the run's own
+MOST_OTHERS = 0.05
 CORETYPES = ("", "SkylakeX", "Cooperlake", "Haswell", "Zen")
 
 # One process of the vendor's side: the best of the products that fit into a time, GFLOP/s.
@@ -55,7 +56,7 @@ while time.perf_counter() < end:
 print(2e-9 * n**3 / best)
 """
 
-# A copy of 256 MB, a process: the median, GB of what is read and written a second.
+# A copy of 256 MB in each process: the median, in GB read and written per second.
 COPY = """
 import time, numpy as np
 a, took = np.ones(1 << 26, np.float32), []
@@ -67,8 +68,8 @@ for _ in range(9):
 print(2e-9 * a.nbytes / sorted(took)[4])
 """
 
-# First touch as the runtime takes arenas: every rank its part of one memory file, then private
-# memory, in huge pages where there are any; seconds of both kinds, a line for each rank.
+# First touch as the runtime takes arenas: every rank touches its part of one memory file, then
+# private memory, in huge pages if there are any. Prints the seconds of both kinds, a line per rank.
 TOUCH = """
 import mmap, os, sys, time
 ranks, shared, private, populate_write = *map(int, sys.argv[1:]), 23
@@ -95,7 +96,7 @@ sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
 
 @dataclass(frozen=True)
 class Case:
-    """A program: a model, and the keys of its spec that are set."""
+    """A program: a model and the keys of its spec that are set."""
 
     spec: str
     name: str
@@ -104,7 +105,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Touch:
-    """Seconds of a rank's first touch of what peers read and of the rest."""
+    """Seconds of a rank's first touch of memory that peers read, and of the rest."""
 
     shared: float
     private: float
@@ -114,12 +115,12 @@ class Touch:
 class Run:
     """One run of a program."""
 
-    steps: list[float]  # seconds of each step but the first
-    arena: int  # bytes a rank
+    steps: list[float]  # seconds of each step except the first
+    arena: int  # bytes of a rank
     start: float  # seconds from the call of the program to its first operation
-    step_1: float  # and to the beginning of step 1
+    step_1: float  # seconds from the call to the beginning of step 1
     wire: int  # bytes received by a rank in a step
-    touch: Touch  # of an arena like its own, just before it
+    touch: Touch  # first touch of an arena like its own, just before it
 
 
 def sh(*command: object) -> str:
@@ -135,7 +136,7 @@ def sh(*command: object) -> str:
 def together(
     words: Sequence[object], processes: int, env: dict[str, str]
 ) -> list[float]:
-    """A command in several processes at once; the number that each prints."""
+    """Run a command in several processes at once. Return the number that each prints."""
     running = [
         subprocess.Popen(
             list(map(str, words)),
@@ -158,8 +159,8 @@ def together(
 
 
 def clocks() -> tuple[float, float]:
-    """Seconds of processors so far: of all that ran on the machine, and of this process with what
-    it has started and seen end."""
+    """Return the seconds of processor time so far: of the whole machine, and of this process with
+    its ended children."""
     words = Path("/proc/stat").read_text().split(maxsplit=9)
     user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
     busy = user + nice + system + irq + softirq + steal
@@ -172,7 +173,7 @@ BEGUN = clocks()
 
 
 def others() -> float:
-    """What others took since this process began, as a share of its own."""
+    """Return the processor time of other processes since this one began, as a share of its own."""
     busy, own = (now - was for now, was in zip(clocks(), BEGUN, strict=True))
     return max(0.0, busy / own - 1)
 
@@ -192,7 +193,7 @@ def machine() -> dict[str, object]:
 
 
 def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
-    """Alternating: our linear, then the vendor's product; GFLOP/s of all cores."""
+    """Alternate our linear and the vendor's product. Return the GFLOP/s of all cores."""
 
     def vendor(coretype: str, t: float) -> float:
         one = {
@@ -222,7 +223,7 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
 
 
 def touch(p: plan.Plan) -> Touch:
-    """Of all of a plan's ranks at once: the mean, for they wait for one another."""
+    """Return the mean over a plan's ranks, which touch at once: they wait for one another."""
     said = sh(
         sys.executable,
         "-c",
@@ -243,7 +244,7 @@ def touch(p: plan.Plan) -> Touch:
 def spread(
     ranks: int, stage: int, sequence: int = SEQUENCE
 ) -> tuple[str, ...]:
-    """Keys of a step's tokens on so many ranks."""
+    """Return the keys that spread a step's tokens over ranks."""
     keys = {
         "zero.stage": stage,
         "cluster.ranks": ranks,
@@ -260,7 +261,7 @@ def settings(case: Case) -> list[str]:
 
 
 def flops(case: Case) -> float:
-    """Of a step: 6 a parameter and token, and causal attention."""
+    """Return the flops of a step: 6 per parameter and token, and causal attention."""
     said = sh("gen/zgen", case.spec, *settings(case), "--emit", "explain")
     return float(re.search(r"flops of a step of all ranks: (\S+)", said)[1])
 
@@ -297,8 +298,7 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
 
 
 def tokens(p: plan.Plan, steps: int, name: str = "tokens") -> Path:
-    """A file of tokens for so many timed steps and one before them: uint16, of the vocabulary what
-    that has."""
+    """Write tokens for `steps` timed steps and one before them, uint16 within the vocabulary."""
     data, count = MADE / f"{name}.bin", TOKENS * (steps + 1) + 1
     drawn = np.random.RandomState(1).randint(
         0, min(p.head.vocab, 1 << 16), count
@@ -331,8 +331,11 @@ def figures(
     peak: float,
     work: float,
 ) -> dict[str, object]:
-    """work: floating-point operations of a step; peak: GFLOP/s. A program may take 1.3 x the time
-    of the first touch of its arena, and 0.2 s for all else, to its first operation."""
+    """Return a program's figures. work: floating-point operations of a step; peak: GFLOP/s.
+
+    To its first operation a program may take 1.3 x the first touch of its arena, and 0.2 s for the
+    rest.
+    """
     step = statistics.median(s for r in runs for s in r.steps)
     touched = statistics.median(r.touch.shared + r.touch.private for r in runs)
     return {
@@ -351,7 +354,8 @@ def figures(
 
 
 def overhead(whole: list[Run], split: list[Run]) -> float:
-    """How much longer a step of `split` takes: the median over pairs of neighbouring runs."""
+    """Return how much longer a step of `split` takes: the median over pairs of neighbouring
+    runs."""
     pairs = [
         statistics.median(s.steps) / statistics.median(w.steps)
         for w, s in zip(whole, split, strict=True)
@@ -360,7 +364,7 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
 
 
 def head(m: dict) -> list[str]:
-    """What every table says first."""
+    """Return the first lines of every table."""
     return [
         f"{m['cpu']}, {m['cores']} cores; others took {100 * m['others']:.1f} % of this run's time",
         m["compiler"],
@@ -392,7 +396,7 @@ def table(result: dict) -> str:
 
 
 def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
-    """Of a bench of this folder; says: its docstring."""
+    """Return the options of a benchmark in this folder. says: its docstring."""
     parser = argparse.ArgumentParser(description=says.split("\n")[0])
     parser.add_argument(
         "--steps", type=int, default=steps, help="timed steps of a run"
@@ -407,7 +411,7 @@ def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
 
 
 def finish(result: dict, name: str, table: Callable[[dict], str]) -> int:
-    """Figures to out/NAME.json, the table to stdout; the exit code."""
+    """Write figures to out/NAME.json and the table to stdout. Return the exit code."""
     result["machine"] = machine()
     result["valid"] = result["machine"]["others"] <= MOST_OTHERS
     (ROOT / "out" / f"{name}.json").write_text(

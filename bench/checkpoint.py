@@ -1,17 +1,16 @@
-"""checkpoint.py -- what a checkpoint costs a CPU's program, beside what the disk does with its
-bytes.
+"""checkpoint.py -- measures the cost of a checkpoint on a CPU, beside the disk's own speed.
 
-A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and two states. In
-every round a run of whole samples, 1024 tokens a step, verifies after each step what all ranks
-have; another run of short ones saves nothing; another saves a checkpoint after each step, all but
-the last beside the next one; then as many threads as there are ranks write as many bytes to a file,
-in pieces of 1 MiB, and bring them to the disk, and the checkpoint's files are read; then the run
-goes on from it. It comes right behind another one, as the run that begins does: the host of a
-virtual machine takes back memory that lies free for some seconds, and its first touch is dearer
-then. Figures are medians over rounds.
+A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and two states. Each
+round has these parts: a run of whole samples, 1024 tokens a step, that verifies the ranks' copies
+after each step; a run of short samples that saves nothing; a run that saves a checkpoint after each
+step, all but the last beside the next step; then as many threads as ranks write as many bytes to a
+file, in pieces of 1 MiB, and flush them to the disk, and the checkpoint's files are read; then a
+run that resumes. The resumed run follows directly after another one, as the first run does: a
+virtual machine's host takes back memory that is free for some seconds, and then its first touch is
+slower. Figures are medians over rounds.
 
-The table goes to stdout, all figures to out/checkpoint.json. bench.py says what makes a
-run invalid. --folder: a disk other than that of out/.
+The table goes to stdout, all figures to out/checkpoint.json. bench.py says when a run is invalid.
+--folder: a disk other than that of out/.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds; bytes of a checkpoint."""
+    """Seconds of the parts of a round, and bytes of a checkpoint."""
 
     bytes: int
     whole: float  # a step of 1024 tokens
-    verify: float  # behind it
-    step: float  # a short one, without a checkpoint
+    verify: float  # after that step
+    step: float  # a short step without a checkpoint
     beside: float  # a step with a checkpoint written beside it
-    pause: float  # that training stood still for that
-    save: float  # the last checkpoint, beside which there is no step
-    write: float  # the same bytes, plainly
+    pause: float  # time that training stood still for it
+    save: float  # the last checkpoint, with no step beside it
+    write: float  # the same bytes, written plainly
     begin: float  # from the program's start to its first step
-    resume: float  # the same where it goes on
-    read: float  # the checkpoint's files
+    resume: float  # the same when it resumes
+    read: float  # reading the checkpoint's files
 
 
 def records(log: Path) -> list[dict]:
@@ -68,7 +67,7 @@ def records(log: Path) -> list[dict]:
 def train(
     data: Path, steps: int, *more: object, name: str = "checkpoint"
 ) -> list[dict]:
-    """The log of a run to so many steps."""
+    """Return the log of a run to `steps` steps."""
     log = MADE / "checkpoint.jsonl"
     log.unlink(missing_ok=True)
     rest = ("--steps", steps, "--log", log)
@@ -77,7 +76,7 @@ def train(
 
 
 def of(log: list[dict], key: str, first: int = 0) -> list[float]:
-    """What the records of steps behind the first ones have of it."""
+    """Return a key's values in the records of steps after `first`."""
     found = [x for x in log if "step" in x and key in x]
     return [x[key] for x in found if x["step"] > first]
 
@@ -87,7 +86,7 @@ def begins(log: list[dict]) -> float:
 
 
 def threads(work, count: int) -> float:
-    """Seconds until all of them have done work(i)."""
+    """Return the seconds until all threads have run work(i)."""
     all_ = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     begun = time.perf_counter()
     for thread in all_:
@@ -98,7 +97,7 @@ def threads(work, count: int) -> float:
 
 
 def plain_write(path: Path, size: int) -> float:
-    """Each thread its part of one file."""
+    """Return the seconds of a write in which each thread writes its part of one file."""
     part, piece = -(-size // RANKS), os.urandom(PIECE)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
@@ -137,7 +136,7 @@ def measure(folder: Path, data: Path, steps: int) -> Round:
     size = sum(path.stat().st_size for path in files)
     write = plain_write(folder / "plain", size)
     read = plain_read(files)
-    train(data, 1)  # its memory is at hand now
+    train(data, 1)  # makes sure that its memory is at hand
     again = train(data, steps + 1, *where)
     shutil.rmtree(folder / "ck")
     return Round(

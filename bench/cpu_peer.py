@@ -1,15 +1,16 @@
-"""cpu_peer.py -- the same training step in PyTorch on the CPU: in one process, or in several that
-torchrun starts, under DDP, FSDP2 or DeepSpeed's ZeRO.
+"""cpu_peer.py -- the same training step in PyTorch on the CPU.
+
+It runs in one process, or in several that torchrun starts, under DDP, FSDP2 or DeepSpeed's ZeRO.
 
     cpu_peer.py SPEC.yaml --batch B --sequence T --data TOKENS --steps N --out OUT.json
                 [--precision f32|autocast|bf16] [--compile] [--spread ddp|fsdp2|zero0|zero3]
                 [--lora] [--blocks N]
 
-Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: all of it,
-without masters, but under FSDP2, which keeps f32 parameters and sums in f32, and DeepSpeed, which
-keeps f32 masters. --lora: a GPT-2 of transformers, frozen, with PEFT's adapters of rank 16 on
-`c_attn`. --blocks: layers, where not the spec's. Figures, of rank 0: seconds of each step, losses,
-the host's clock when the first step began.
+Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: everything,
+without masters, except under FSDP2 (f32 parameters and sums) and DeepSpeed (f32 masters). --lora: a
+frozen GPT-2 of transformers, with PEFT's adapters of rank 16 on `c_attn`. --blocks: layers, if not
+the spec's. Figures of rank 0: seconds of each step, losses, the host's clock when the first step
+began.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch_peer
 import yaml
 from torch import Tensor, nn
 
-# transformers asks for packages that files of this folder are called as: kernels, data.
+# transformers imports packages whose names are those of files in this folder: kernels, data.
 sys.path.remove(str(Path(__file__).resolve().parent))
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +58,7 @@ def autocast(precision: str) -> contextlib.AbstractContextManager[object]:
 
 
 def plain(m: nn.Module, recipe: dict, precision: str, table: object) -> Step:
-    """A step of a module that sums gradients itself, if it does."""
+    """Return a step of a module that needs no engine; under DDP it reduces gradients itself."""
     optimizer = adamw(m, recipe)
 
     def step(token: Tensor, target: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def zero(
 
 
 class Adapted(nn.Module):
-    """A model of transformers, called as torch_peer's are"""
+    """A model of transformers, called like torch_peer's models."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -127,7 +128,7 @@ class Adapted(nn.Module):
 
 
 def peft(spec: dict) -> nn.Module:
-    """Of a GPT-2's spec"""
+    """Return a GPT-2 of a spec with PEFT's adapters."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -1,12 +1,12 @@
-"""data.py -- the command `./run data` beside the tokenizers library alone: tokens a second of both,
-by turns.
+"""data.py -- compares the command `./run data` with the tokenizers library alone, in tokens a
+second.
 
-The corpus is a text (--text, of tests/data the Bible's) again and again, in records of JSONL of
-some 3 kB each; the tokenizer a BPE of 4096 tokens trained on the text. The library has the records
-in memory and calls encode_batch on all cores. Ours is the whole command: processes started, the
-file read and parsed, tokens written. Figures are medians over rounds, by the clock and, for a
-machine that is busy, by the processors' time; the exit code is 1 where ours has less than 90 % of
-the library's by the clock.
+The corpus is a text (--text, by default the Bible of tests/data) repeated in JSONL records of some
+3 kB each; the tokenizer is a BPE of 4096 tokens trained on the text. The library has the records in
+memory and calls encode_batch on all cores. Ours is the whole command: it starts processes, reads
+and parses the file, and writes tokens. Both run in turns. Figures are medians over rounds, by the
+clock and, for a busy machine, by processor time. The exit code is 1 if ours has less than 90 % of
+the library's speed by the clock.
 
     .venv/bin/python bench/data.py --text tests/data/kjv.txt --mb 64 --rounds 3
 """
@@ -37,28 +37,28 @@ def command(*words: object) -> None:
 
 
 def records(text: str, size: int) -> list[str]:
-    """`size` characters, as records that begin in other places each time"""
+    """Return records of `size` characters in total, each starting at another place of the text."""
     step = RECORD - 7
     starts = [at * step % len(text) for at in range(size // RECORD)]
     return [(text[at:] + text[:at])[:RECORD] for at in starts]
 
 
 def used() -> float:
-    """Seconds of processors, of this process and of those that it waited for"""
+    """Return the seconds of processor time of this process and its ended children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     found = [resource.getrusage(kind) for kind in kinds]
     return sum(each.ru_utime + each.ru_stime for each in found)
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of processors"""
+    """Return the seconds of a call by the clock, and of processor time."""
     start, before = time.monotonic(), used()
     call()
     return time.monotonic() - start, used() - before
 
 
 def library(tokenizer: Tokenizer, texts: list[str]) -> int:
-    """tokens"""
+    """Return the number of tokens."""
     return sum(
         len(found)
         for at in range(0, len(texts), BATCH)

@@ -1,14 +1,13 @@
-"""file_tier.py -- an optimizer in a file, beside a disk of a stated rate.
+"""file_tier.py -- measures an optimizer in a file, on a disk of a given rate.
 
-A model (GPT-2 124M), one rank with all cores, f32. With the optimizer in the host's memory a step
-takes some time; with it in a file, on a disk that serves one request after the other at a rate, it
-should take little more than the longer of that time and bytes / rate: BOUND. No tile can be updated
-before the norm of all gradients is known; from there on the file has the next step's forward beside
-it, and as much as the host's slots hold is read before that and written after it.
-The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
+A model (GPT-2 124M), one rank with all cores, f32. A step takes some time with the optimizer in the
+host's memory. With it in a file, on a disk that serves one request after the other at a fixed rate,
+a step should take little more than the longer of that time and bytes / rate: BOUND. No tile can be
+updated before the norm of all gradients is known. From then on file access overlaps the next step's
+forward, and the host's slots allow some reads before that and some writes after it. The disk is
+slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
-The table goes to stdout, all figures to out/file_tier.json. bench.py says what makes a
-run invalid.
+The table goes to stdout, all figures to out/file_tier.json. bench.py says when a run is invalid.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bench import MADE, Case
 from zg.write import cost
 
 BOUND = 1.15
-# bytes a second, micro-batches a step
+# Bytes a second, micro-batches a step.
 ROWS = ((0.5e9, 1), (1e9, 1), (2e9, 1), (4e9, 1), (1e9, 8))
 HOST = ("zero.stage=1", "zero.offload_optimizer.device=cpu")
 FILE = (
@@ -36,7 +35,8 @@ FILE = (
 def run(
     case: Case, data: Path, steps: int, *options: str, **env: str
 ) -> list[float]:
-    """Seconds of each step, but for the first and for the last, which waits for its end."""
+    """Return the seconds of each step, except the first, and the last, which waits for its
+    writes."""
     log = MADE / f"{case.name}.jsonl"
     log.unlink(missing_ok=True)
     bench.sh(

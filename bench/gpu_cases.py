@@ -1,11 +1,11 @@
-"""gpu_cases.py -- what bench/gpu.sh trains: models and ways to spread them, their train.c and plan.
+"""gpu_cases.py -- lists and writes the programs that bench/gpu.sh trains: their train.c and plan.
 
-    gpu_cases.py all        writes all of it
-    gpu_cases.py fresh      ends with 1 unless that was done, by this generator
+    gpu_cases.py all        writes all of them
+    gpu_cases.py fresh      exits with 1 unless this generator wrote them
     gpu_cases.py names      prints the models whose speed is measured
 
-Sources are written by the generator, or were (`--prepare DIR`) where it can run: a machine with a
-GPU may lack its packages. `ROOM` is the folder of sources, ZR_BENCH_FROM.
+The generator writes sources here, or elsewhere before (`--prepare DIR`): a machine with a GPU may
+lack its packages. `ROOM` is the folder of sources, ZR_BENCH_FROM.
 
 Invariants
  1. The programs of all checks and measurements are listed here, and nowhere else.
@@ -31,7 +31,7 @@ ROOM = Path(
 REHEARSAL = os.environ.get("ZR_BENCH_KIND") == "emulated"
 FAMILIES = ("gpt", "qwen3", "llama")
 REALS = ("f32", "bf16", "f16")
-# of which programs are compared
+# Families and types whose programs are compared.
 LOOKED_AT = (
     [(family, real) for family in FAMILIES for real in REALS]
     if not REHEARSAL
@@ -41,7 +41,7 @@ LOOKED_AT = (
 
 @dataclass(frozen=True)
 class Source:
-    """One train.c: a spec, with another number of blocks or as it stands, and settings."""
+    """One train.c: a spec, perhaps with another number of blocks, and settings."""
 
     name: str
     spec: str
@@ -52,7 +52,7 @@ class Source:
         return [word for key in self.keys for word in ("--set", key)]
 
     def text(self) -> str:
-        """of the spec"""
+        """Return the text of the spec."""
         text = (ROOT / "model_specs" / f"{self.spec}.yaml").read_text()
         return (
             re.sub(r"\bblocks: \d+", f"blocks: {self.blocks}", text)
@@ -77,7 +77,8 @@ class Source:
             (ROOM / f"{self.name}{suffix}").write_text(made)
 
     def read(self, suffix: str) -> str:
-        """`.c`, `.plan` or `.yaml`, made now where it is not there"""
+        """Return the content of the file with `suffix` .c, .plan or .yaml, written now if it is
+        missing."""
         path = ROOM / f"{self.name}{suffix}"
         if not path.exists():
             self.prepare()
@@ -89,14 +90,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time; steps: of one run, `dropped` of them not counted."""
+    """A model to time. steps: steps of one run, `dropped` of which are not counted."""
 
     source: Source
     batch: int
     sequence: int
     steps: int
     dropped: int = 4
-    compile: str = "model"  # by PyTorch: the whole model, or a block at a time
+    # unit of torch.compile: the whole model, or a block at a time
+    compile: str = "model"
     more: tuple[str, ...] = field(default=())
 
     @property
@@ -105,7 +107,7 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """of a step"""
+        """Tokens of a step."""
         return self.batch * self.sequence
 
 
@@ -145,7 +147,7 @@ MEASURED = (
     case("gpt2-1558m", 16, 1024, 16, compile="block"),
     case("qwen3-0.6b", 4, 4096, 20, compile="block"),
 )
-# The same paths, in a second or two on a CPU.
+# The same paths in a second or two on a CPU.
 REHEARSED = (
     case("gpt-tiny", 2, 32, 4, dropped=1),
     case(
@@ -175,7 +177,7 @@ PLACES = {
     for place, more in {"device": (), "host": HOST}.items()
 }
 
-# Where every kernel is tried on exact allocations: all kernels are in one of these.
+# Programs that together call every kernel, for runs on exact allocations.
 SMALL = tuple(
     Source(
         f"small-{family}-{real}",
@@ -251,7 +253,7 @@ SMALL = tuple(
 )
 
 
-# ---- correctness: eight micro-batches, however they are spread
+# ---- correctness: eight micro-batches, spread in several ways
 
 RECIPE = ("train.micro_batch=1", "train.global_batch=8")
 SPREAD = {
@@ -290,16 +292,16 @@ def tiny(family: str, real: str, way: str) -> Source:
 
 
 def alone() -> list[str]:
-    """ways of one rank"""
+    """Return the ways with one rank."""
     return [way for way, (ranks, _) in SPREAD.items() if ranks == 1]
 
 
 def together() -> list[str]:
-    """ways of several ranks"""
+    """Return the ways with several ranks."""
     return [way for way in SPREAD if way not in alone()]
 
 
-# Equal but for the number of blocks: what memory they take is the plan's, and the libraries'.
+# Programs that differ in the number of blocks alone: their memory is the plan's and the libraries'.
 LAYERS = tuple(
     Source(
         f"layers-{n}",
@@ -326,7 +328,7 @@ def all_sources() -> Iterator[Source]:
 
 
 def origin() -> str:
-    """of what is generated: a hash of all that it depends on"""
+    """Return a hash of everything that generated programs depend on."""
     found = hashlib.sha256()
     for folder, pattern in (
         ("gen/zg", "**/*.py"),

@@ -1,15 +1,15 @@
-"""gpu_check.py -- what out/train-cuda computes on a GPU, against the CPU's program and itself.
+"""gpu_check.py -- checks out/train-cuda on a GPU against the CPU's program and against itself.
 
-    gpu_check.py build OUT.json     objects and kernels' libraries; a program says what it is
-    gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
+    gpu_check.py build OUT.json     objects and kernels' libraries; a program's --version
+    gpu_check.py losses OUT.json    20 losses of tiny models equal the CPU's, within tests' bounds
     gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
     gpu_check.py tune OUT.json      the best algorithms of the models' products, kept for `speed`
     gpu_check.py profile OUT.json   a step of the first model, command by command
     gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
-    gpu_check.py offload OUT.json   the optimizer on the host: the same hash, and what it costs
+    gpu_check.py offload OUT.json   the optimizer on the host: the same hash, and its cost
     gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
 
-Each writes what it found after every run, and ends with 1 when something is not as it should be.
+Each writes its results after every run, and exits with 1 if something is wrong.
 ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script without a GPU.
 """
 
@@ -51,19 +51,21 @@ MADE = ROOT / "out" / "bench"
 KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
 LIMIT = 60 if not REHEARSAL else 1000  # seconds of one run
-STEPS = 20 if not REHEARSAL else 12  # the last loss is below the first
-FEW = STEPS if not REHEARSAL else 2  # where runs are only compared
-STUCK = 40 if not REHEARSAL else LIMIT  # seconds of their step
-SOME = 6 if not REHEARSAL else 2  # of ranks that share a device
-PAGE = 2 << 20  # bytes of device memory that are taken at a time
+# Enough for the last loss to be below the first
+STEPS = 20 if not REHEARSAL else 12
+FEW = STEPS if not REHEARSAL else 2  # steps of runs that are only compared
+# Seconds that a step of these ranks may take
+STUCK = 40 if not REHEARSAL else LIMIT
+SOME = 6 if not REHEARSAL else 2  # steps of ranks that share a device
+PAGE = 2 << 20  # bytes of device memory that are allocated at a time
 GRAPHS = 8 << 20  # bytes by which graphs of more layers may differ
-# Relative, of the first loss and of any of twenty: see tests/cuda/test_emulated.py.
+# Relative bounds of the first loss and of all twenty: see tests/cuda/test_emulated.py.
 BOUNDS = {"f32": (2e-6, 2e-4), "bf16": (4e-3, 4e-2), "f16": (5e-4, 5e-3)}
 
 
 @dataclass
 class Run:
-    """of a program: its exit code, and what it said and logged"""
+    """Result of a program: its exit code, its output and its log."""
 
     name: str
     code: int
@@ -74,7 +76,7 @@ class Run:
 
 
 def tokens(vocab: int, count: int) -> Path:
-    """random ones; equal files for equal arguments"""
+    """Return a file of random tokens; equal arguments give equal files."""
     path = MADE / f"tokens-{vocab}-{count}.bin"
     MADE.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -152,7 +154,7 @@ def write(path: str, found: object) -> None:
 
 
 def kept(r: Run) -> dict[str, object]:
-    """of a run, what is worth keeping: all that it said only where it failed"""
+    """Return a run as JSON values; its output is kept only if it failed."""
     return asdict(r) | {"said": "" if r.code == 0 else r.said, "seconds": None}
 
 
@@ -160,7 +162,7 @@ def kept(r: Run) -> dict[str, object]:
 
 
 def build(out: str) -> bool:
-    """all that programs are linked from, but for train.c"""
+    """Build everything that programs are linked from, except train.c."""
     begun = time.monotonic()
     for kind in (KIND, trainer.GCC):
         trainer.objects(kind)
@@ -180,7 +182,7 @@ def build(out: str) -> bool:
 
 
 def losses(out: str) -> bool:
-    """Launch by launch first, then with graphs."""
+    """Compare losses, first launch by launch, then with graphs."""
     data, found, good = tokens(256, 40000), [], True
     with ThreadPoolExecutor(WORKERS) as pool:
         jobs = [
@@ -244,7 +246,7 @@ def losses(out: str) -> bool:
 
 
 def one_hash(out: str, jobs: dict[str, list[tuple]]) -> bool:
-    """jobs: by recipe, runs whose weights must all be equal"""
+    """Compare the hashes of runs. jobs: recipe -> runs whose weights must all be equal."""
     found, good = {}, True
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = {
@@ -274,7 +276,7 @@ def one_hash(out: str, jobs: dict[str, list[tuple]]) -> bool:
 
 
 def law(out: str) -> bool:
-    """Equal runs come twice: what chance decides shows there first."""
+    """Check the law of bits. Equal runs come twice, to show effects of chance first."""
     data, jobs = tokens(256, 40000), {}
     ways = [(), ("--no-graph",), ("--queue", "late")]
     for family, real in LOOKED_AT:
@@ -295,7 +297,8 @@ def law(out: str) -> bool:
 
 
 def ranks(out: str) -> bool:
-    """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
+    """Compare ranks on one device. They take turns over sockets: this is slow, and NCCL does not
+    guarantee that it works."""
     data, jobs = tokens(256, 40000), {}
     for file in MADE.glob("nccl.*.txt"):
         file.unlink()
@@ -316,7 +319,7 @@ def ranks(out: str) -> bool:
                 for options in ((), ("--no-graph",))
             ]
         jobs[f"gpt {real}"] = rows
-    listening = jobs[f"gpt {reals[0]}"][1][1]  # one run tells what NCCL does
+    listening = jobs[f"gpt {reals[0]}"][1][1]  # one run reports NCCL's choices
     listening |= {
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_FILE": MADE / "nccl.%p.txt",
@@ -324,7 +327,7 @@ def ranks(out: str) -> bool:
     good = one_hash(out, jobs)
     for line in (
         line
-        for file in sorted(MADE.glob("nccl.*.txt"))  # a process each
+        for file in sorted(MADE.glob("nccl.*.txt"))  # one file per process
         for line in file.read_text(errors="replace").splitlines()
     ):
         if re.search("NCCL version|Using network|coll channels|WARN", line):
@@ -332,16 +335,16 @@ def ranks(out: str) -> bool:
     return good
 
 
-# ---- algorithms of products, and where a step's time goes
+# ---- algorithms of products, profile of a step
 
 
 def table_of(case: Case) -> Path:
-    """the file of --gemms"""
+    """Return the file of --gemms."""
     return MADE / f"{case.name}.gemms"
 
 
 def tune(out: str) -> bool:
-    """The best algorithms of every model's products: later parts take them."""
+    """Find the best algorithms of every model's products, for later parts."""
     found, good = {}, True
     for case in CASES:
         table_of(case).unlink(missing_ok=True)
@@ -373,7 +376,7 @@ def tune(out: str) -> bool:
 
 
 def profile(out: str) -> bool:
-    """One step of the first model, command by command."""
+    """Profile one step of the first model, command by command."""
     case, traced = CASES[0], MADE / "profile.json"
     data = tokens(
         text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1
@@ -406,12 +409,12 @@ def profile(out: str) -> bool:
     return done.returncode == 0 and traced.exists()
 
 
-# ---- the optimizer's place
+# ---- the optimizer on the host
 
 
 def offload(out: str) -> bool:
-    """The same steps with the optimizer's states on the device and on the host, in turns: seconds
-    of a step, as shares of the device's speed, and one hash."""
+    """Run the same steps with the optimizer states on the device and on the host, in turns. Compare
+    the hash and the seconds of a step."""
     data = tokens(
         text.parse(PLACES["device"].read(".plan")).head.vocab,
         LARGE.tokens * (LARGE.steps + 1) + 1,
@@ -420,9 +423,10 @@ def offload(out: str) -> bool:
     times: dict[str, list[float]] = {}
     for place in (*PLACES, *PLACES):
         runs.append(run(PLACES[place], KIND, data, LARGE.steps))
+        # The last step waits.
         times.setdefault(place, []).extend(
             runs[-1].seconds[LARGE.dropped : -1]
-        )  # the last waits
+        )
         step = {
             p: statistics.median(all_) for p, all_ in times.items() if all_
         }
@@ -451,8 +455,8 @@ def offload(out: str) -> bool:
 
 
 def memory_of(said: str) -> dict[str, int]:
-    """bytes: the arena, what was taken for it, what the libraries took up to the end of the first
-    step, what was lost after it"""
+    """Return bytes: of the arena, of its allocation, of the libraries up to the end of the first
+    step, and lost after it."""
     arena = re.search(
         r"device memory: arena (\d+) bytes \((\d+) taken\), libraries (-?\d+)",
         said,
@@ -465,9 +469,12 @@ def memory_of(said: str) -> dict[str, int]:
 
 
 def memory(out: str) -> bool:
-    """Nothing else runs on the device meanwhile. The arena is the plan's, libraries take about the
-    same whatever the layers (graphs keep their launches in device memory, 2 MiB at a time), and
-    nothing is taken after the first step."""
+    """Check device memory while nothing else runs on the device.
+
+    The arena must be the plan's. Libraries must take about the same for any number of layers,
+    though graphs keep their launches in device memory, 2 MiB at a time. Nothing may be allocated
+    after the first step.
+    """
     found, good = [], True
     for source in LAYERS:
         r = run(source, KIND, tokens(256, 40000), FEW)

@@ -1,15 +1,15 @@
-"""gpu_kernels.py -- a GPU's kernels one by one: how near each comes to what the device can do.
+"""gpu_kernels.py -- times a GPU's kernels one by one, relative to the device's peak.
 
     gpu_kernels.py ceilings OUT.json     products and copies, by cuBLASLt as our linear calls it
     gpu_kernels.py table OUT.json        every kernel of every speed case, and their sum over a step
     gpu_kernels.py small [WORD]          every kernel once on exact allocations, for a sanitizer;
-                                         WORD: those whose names have it
+                                         WORD: only kernels whose names contain it
 
-Shapes, numbers of calls and launches are read off the plans, so that what is timed is what trains.
-A kernel's floor is the larger of its bytes (each operand that it needs once in, each result once
-out) at the rate of a device copy and its operations at the rate of an 8192^3 product; its share is
-floor / time. Calls are captured in a graph that is played several times; operands change from call
-to call, so that the cache keeps none of them.
+Shapes, numbers of calls and launches come from the plans, so the kernels are timed as they train. A
+kernel's floor is the larger of two times: its bytes (each operand read once, each result written
+once) at the rate of a device copy, and its operations at the rate of an 8192^3 product. Its share
+is floor / time. Calls are captured in a graph that is launched several times. Operands change from
+call to call, so that the cache keeps none of them.
 
 Invariants
  1. Operands are random numbers: a product of zeros is faster.
@@ -40,25 +40,23 @@ from zg.plan import plan
 from zg.plan.text import parse
 
 TARGET = zk.TARGET
-CACHE = (
-    256 << 20 if not REHEARSAL else 0
-)  # bytes of operands between two uses of one
-POOL = (
-    12 << 30 if not REHEARSAL else 64 << 20
-)  # bytes that operands are taken from, at the least
+# Bytes of operands between two uses of the same one.
+CACHE = 256 << 20 if not REHEARSAL else 0
+# Least bytes that operands are allocated from.
+POOL = 12 << 30 if not REHEARSAL else 64 << 20
 BLOCK = (1 << 24) + 4096  # random numbers that fill the pool again and again
-SIDE = 8192 if not REHEARSAL else 64  # of a ceiling's products
+SIDE = 8192 if not REHEARSAL else 64  # side of a ceiling's products
 AGAIN, LEAST_MS = (5, 4.0) if not REHEARSAL else (2, 0.0)
 
-# ---- operands: bytes of each, in the order of kernels/zk.h; what must be moved; operations.
-# R is the bytes of a real, V the vocabulary, P the positions, M = B*T, E = (H + 2*G) * D.
+# ---- operands: bytes of each, in the order of kernels/zk.h; bytes moved; operations. R is the
+# bytes of a real, V the vocabulary, P the positions, M = B*T, E = (H + 2*G) * D.
 
 CONSTANT = {"ctl": 128}
 
 
 @dataclass(frozen=True)
 class Row:
-    """of a kernel: `name=bytes` of its operands; bytes moved, if other than all of them; flops"""
+    """Sizes of a kernel: `name=bytes` of its operands; bytes moved, if not all of them; flops."""
 
     operands: str
     moved: str = ""
@@ -189,12 +187,12 @@ ROWS = {
 SCRATCH = {"scratch", "index"}
 
 
-# ---- what a step calls
+# ---- calls of a step
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A (kernel, shape) of a plan: how often a step calls it, and with which words."""
+    """A (kernel, shape) of a plan: its words, and the number of calls in a step."""
 
     launch: plan.Launch
     args: tuple[str, ...]
@@ -202,12 +200,12 @@ class Kernel:
 
 
 def spelt(word: str) -> tuple[str, ...]:
-    """A plan's word as operands of zk.h: spans come with their number."""
+    """Return a plan's word as operands of zk.h: spans come with their number."""
     return (word, "nspans") if word.startswith("spans.") else (word,)
 
 
 def kernels(p: plan.Plan) -> list[Kernel]:
-    """of a training step, by launch"""
+    """Return the kernels of a training step, by launch."""
     fns, calls, words = {f.name: f for f in p.fns}, Counter(), {}
     for s in p.step:
         for call in (
@@ -226,7 +224,7 @@ def kernels(p: plan.Plan) -> list[Kernel]:
 
 
 def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
-    """The whole numbers of a call by their names, and what the sizes of operands need besides."""
+    """Return the integers of a call by name, with the others that its operands' sizes depend on."""
     h = p.head
     positions = [t.shape[0] for t in p.tensors if t.name.startswith("wpe")]
     found = {
@@ -262,7 +260,7 @@ def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
 
 
 class Bench:
-    """The kernels' library on one stream, and room for operands that is full of random numbers."""
+    """The kernels' library on one stream, and space for operands that is full of random numbers."""
 
     def __init__(self, real: str, room: int) -> None:
         self.library, why = zk.library(zk.EMULATED), ctypes.c_char_p()
@@ -302,7 +300,7 @@ class Bench:
         self.device.call("cudaStreamDestroy", self.stream)
 
     def fill(self, at: int, size: int, moments: bool = False) -> None:
-        """with normal numbers of the program's type; moments: with the squares of such, in f32"""
+        """Fill with normal numbers of the program's type. moments: with their squares, in f32."""
         block = np.square(self.random) if moments else self.normal
         first = min(size, block.nbytes)
         self.device.copy(at, block.ctypes.data, first, TO_DEVICE)
@@ -315,7 +313,7 @@ class Bench:
         self.device.copy(at, array.ctypes.data, array.nbytes, TO_DEVICE)
 
     def take(self, size: int) -> int:
-        """the next place of the room, which begins anew when it is used up"""
+        """Return the next place of the space, from its start again when it is used up."""
         size = -(-size // 256) * 256
         assert size <= self.size, f"{size} bytes of {self.size}"
         if self.used + size > self.size:
@@ -326,7 +324,8 @@ class Bench:
     # ---- time
 
     def seconds(self, calls: list[Callable[[], None]]) -> float:
-        """of one of the calls, which take turns: the median of several plays of a graph of them"""
+        """Return the seconds of one of the calls, which alternate: the median over several launches
+        of a graph of them."""
 
         def once(run: Callable[[], None]) -> float:
             self.device.record(self.marks[0], self.stream)
@@ -334,7 +333,7 @@ class Bench:
             self.device.record(self.marks[1], self.stream)
             return self.device.between(*self.marks)
 
-        self.device.wait()  # copies that filled operands may still be under way
+        self.device.wait()  # copies that fill operands may still be running
         for call in calls:
             call()
         self.device.wait()
@@ -369,7 +368,7 @@ def recipe() -> zk.Recipe:
 
 @dataclass
 class Call:
-    """A kernel with one set of operands; `keep` are those in host memory."""
+    """A kernel with one set of operands. keep: those in host memory."""
 
     bench: Bench
     kernel: str
@@ -388,7 +387,7 @@ class Call:
 
 
 def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
-    """operands that cannot be any numbers"""
+    """Fill operands that cannot be arbitrary numbers."""
     if name in ("token", "target"):
         rows = d.get("M") or d["B"] * d["T"]
         b.upload(
@@ -397,7 +396,7 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
             .integers(0, d["V"], rows)
             .astype(np.int32),
         )
-    elif name == "position":  # of three documents or so a sample
+    elif name == "position":  # of about three documents per sample
         rows = d.get("M") or d["B"] * d["T"]
         length = max(1, d.get("T", rows) // 3)
         b.upload(at, (np.arange(rows) % length).astype(np.int32))
@@ -423,8 +422,8 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
 def words_of(
     b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]
 ) -> Call:
-    """The call with operands of its own. As in training, a loss' gradient takes the logits' place,
-    a bias is there where the plan has one, and moments are squares."""
+    """Return the call with its own operands. As in training, a loss's gradient overwrites the
+    logits, a bias exists if the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
     sizes, keep, words = ROWS[k.launch.kernel].sizes(d), [], []
     span = zk.Span(elems=d.get("n", 0), count=1, std=1.0, rate=1.0, decay=0.1)
@@ -449,7 +448,7 @@ def words_of(
 
 
 def number(name: str, word: str, d: dict[str, int]) -> object:
-    """of a call for one whole flat on one rank"""
+    """Return a number of a call on one whole flat on one rank."""
     if word == "null":
         return None
     fixed = {
@@ -502,9 +501,8 @@ def timed(
     d = dims(p, k)
     sets = max(1, min(8, -(-CACHE // need(k, d)), b.size // need(k, d)))
     b.used = 0
-    b.fill(
-        b.room, min(b.size, sets * need(k, d))
-    )  # the last kernel left its results
+    # The last kernel left its results there.
+    b.fill(b.room, min(b.size, sets * need(k, d)))
     seconds = b.seconds([words_of(b, p, k, b.take) for _ in range(sets)])
     bytes_, flops = moved(k, d), value(ROWS[k.launch.kernel].flops, d)
     floor = max(bytes_ / peaks["copy"], flops / peaks[p.head.real])
@@ -524,7 +522,7 @@ def timed(
 
 
 def product(real: str) -> float:
-    """FLOP/s of our linear, which is cuBLASLt's product"""
+    """Return the FLOP/s of our linear, which is cuBLASLt's product."""
     n, R = SIDE, 4 if real == "f32" else 2
     text = plan.Launch("linear_fwd.0", "zk_linear_fwd", (n, n, n, 1))
     b = Bench(real, 4 * n * n * R + 4096)
@@ -543,7 +541,7 @@ def product(real: str) -> float:
 
 
 def copying() -> float:
-    """bytes a second, those read and those written"""
+    """Return the bytes a second of a copy, read and written."""
     size = POOL // 6
     b = Bench("bf16", 2 * size)
 
@@ -598,7 +596,7 @@ def table(path: str) -> None:
 
 
 def small(word: str) -> None:
-    """Kernels whose names have the word; every operand has an allocation of its own, of its own
+    """Run the kernels whose names contain the word, each operand in its own allocation of exact
     size."""
     seen: set[str] = set()
     for source in gpu_cases.SMALL:
@@ -615,7 +613,8 @@ def small(word: str) -> None:
             if word not in k.launch.kernel:
                 continue
             call = words_of(b, p, k, take)
-            b.device.wait()  # for copies that fill operands: a call's stream does not
+            # Wait for copies that fill operands: the call's stream does not.
+            b.device.wait()
             call()
             b.device.wait()
             seen.add(k.launch.kernel)

@@ -1,9 +1,10 @@
-"""gpu_report.py -- the parts' results as one JSON file; what bench/gpu.sh says at the end.
+"""gpu_report.py -- collects the results of all parts in one JSON file, and prints bench/gpu.sh's
+summary.
 
     gpu_report.py FOLDER OUT.json STATUS [WHY]
 
-Of each part FOLDER has NAME.status (what it ended with, seconds), NAME.log, and NAME.json where it
-found something. Needs the standard library alone.
+For each part FOLDER has NAME.status (exit code, seconds), NAME.log, and NAME.json if it has
+results. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def commit() -> str:
 
 
 def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
-    """A step by its kernels: what they take one by one, and the step as it was measured. The
-    rest is gaps between launches, copies, and what overlaps or disturbs."""
+    """Return each model's step by its kernels, with the sum of their times and the measured step.
+    The rest is gaps between launches, copies, and interference between overlapping commands."""
     made, table = (
         {},
         (parts.get("table", {}).get("found") or {}).get("cases", {}),
@@ -74,7 +75,7 @@ def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
 
 
 def shown(parts: dict[str, dict], steps: dict[str, dict]) -> None:
-    """a short table, the most important last"""
+    """Print a short table, the most important line last."""
     for name, p in steps.items():
         by = ", ".join(
             f"{k[3:]} {1e3 * s:.2f}"

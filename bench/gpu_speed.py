@@ -1,14 +1,14 @@
-"""gpu_speed.py -- a model's speed on a GPU, ours and PyTorch's in turns.
+"""gpu_speed.py -- measures a model's speed on a GPU, ours and PyTorch's in turns.
 
     gpu_speed.py CASE OUT.json      with TORCH_PYTHON (default: this Python) for PyTorch's side
 
 Ours is out/train-cuda on one rank, PyTorch's is torch_peer.py: equal shapes, tokens, recipe and
-micro-batches of one step. Turns: ours, PyTorch, ours, and PyTorch once more where ZR_BENCH_LIMIT
-(seconds) leaves room; ours alone in a rehearsal where there is no PyTorch. A step's time is the
-median over all steps of all runs but the first few of each.
+micro-batches of one step. Turns: ours, PyTorch, ours, and PyTorch once more if ZR_BENCH_LIMIT
+(seconds) allows it; ours alone in a rehearsal without PyTorch. A step's time is the median over all
+steps of all runs except the first few of each.
 Operations of a step, by two conventions:
-    causal   6 a parameter and token, and attention's lower triangle
-    full     6 a parameter and token, and all of attention, as in PaLM's and nanoGPT's MFU
+    causal   6 per parameter and token, and attention's lower triangle
+    full     6 per parameter and token, and all of attention, as in PaLM's and nanoGPT's MFU
 A parameter is any of the model's, embeddings too.
 """
 
@@ -39,7 +39,8 @@ def data_of(case: Case, vocab: int) -> Path:
 
 
 def ours(case: Case, data: Path, limit: float) -> dict[str, object]:
-    table = gpu_check.table_of(case)  # of the part tune, where that ran before
+    # Written by the part `tune`, if that ran before
+    table = gpu_check.table_of(case)
     gemms = ("--gemms", table) if table.exists() else ()
     r = gpu_check.run(
         case.source, KIND, data, case.steps, *gemms, limit=limit, label="speed"
@@ -115,7 +116,7 @@ def theirs(
 
 
 def figures(case: Case, p: plan.Plan, runs: list[dict]) -> dict[str, object]:
-    """of one side: medians over its runs that ended well"""
+    """Return one side's figures: medians over its runs that succeeded."""
     steps = [
         s for r in runs if r["code"] == 0 for s in r["seconds"][case.dropped :]
     ]
@@ -135,7 +136,7 @@ def figures(case: Case, p: plan.Plan, runs: list[dict]) -> dict[str, object]:
 
 
 def turns() -> list[str]:
-    """Whose; a rehearsal has ours alone where there is no PyTorch."""
+    """Return the sides; a rehearsal without PyTorch has ours alone."""
     here = (
         not REHEARSAL
         or not subprocess.run(

@@ -1,11 +1,11 @@
-"""hf.py -- transformers itself on a folder that out/train has saved: the loss it finds there.
+"""hf.py -- computes the loss of a folder that out/train has saved, with transformers itself.
 
     python3 -P bench/hf.py FOLDER TOKENS SEQUENCE
 
 TOKENS: a file of uint16, as `--val` reads it; SEQUENCE: train.sequence. Needs torch and
-transformers in an environment of their own; -P, for they must not find kernels.py beside this
-file. Every weight must come from the folder, and every tensor there must have its place; the last
-line is the mean loss in float64, to hold beside the program's `val loss`.
+transformers in an environment of their own; -P, so that they do not import kernels.py beside this
+file. Every weight must come from the folder, and every tensor in it must be used. The last line is
+the mean loss in float64, to compare with the program's `val loss`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def loss(folder: str, tokens: str, sequence: int) -> float:
-    """Of every whole sample of the file, as the program has it."""
+    """Return the mean loss over every whole sample of the file, as the program computes it."""
     model, told = AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True
     )

@@ -1,6 +1,6 @@
-"""kernels.py -- some of the CPU's kernels beside what does the same work: both times, their ratio.
+"""kernels.py -- times some of the CPU's kernels beside other code that does the same work.
 
-A time is the least CPU time of a thread over many calls by turns, so that what else runs hardly
+A time is the least CPU time of a thread over many alternating calls, so that other load hardly
 shows.
 
     .venv/bin/python bench/kernels.py
@@ -28,7 +28,7 @@ CALLS = 200
 
 
 def least(*calls: Callable[[], object]) -> list[float]:
-    """milliseconds of each"""
+    """Return the least milliseconds of each call."""
     found = [float("inf")] * len(calls)
     for _ in range(CALLS):
         for i, call in enumerate(calls):
@@ -39,7 +39,7 @@ def least(*calls: Callable[[], object]) -> list[float]:
 
 
 def squares(isa: str, compiler: str) -> list[float]:
-    """of 2^18 floats, and numpy's sum of them"""
+    """Return the times of a sum of squares of 2^18 floats, and of numpy's."""
     k, n = zk.Kernels(isa, compiler=compiler), 1 << 18
     g = np.random.default_rng(1).normal(size=n).astype(np.float32)
     sums, spans = (
@@ -52,7 +52,8 @@ def squares(isa: str, compiler: str) -> list[float]:
 
 
 def weights(isa: str, compiler: str, half: int) -> list[float]:
-    """a small gradient of weights, packed from turned matrices, in halves and in floats"""
+    """Return the times of a small weight gradient, packed from transposed matrices, in half
+    precision and in f32."""
     M, N, K = 64, 768, 64
     calls = []
     for dtype in half, zk.F32:
@@ -70,7 +71,7 @@ def weights(isa: str, compiler: str, half: int) -> list[float]:
 
 
 def ordered(isa: str, compiler: str, order: int) -> list[float]:
-    """the first linear of GPT-2's MLP for 256 tokens in bf16, and in f32"""
+    """Return the times of the first linear of GPT-2's MLP for 256 tokens, in bf16 and in f32."""
     M, N, K = 256, 3072, 768
     r = np.random.default_rng(1)
     calls = []
@@ -91,8 +92,8 @@ def ordered(isa: str, compiler: str, order: int) -> list[float]:
 def beside_linear(
     isa: str, compiler: str, work: Callable[[zk.Kernels, Array, Array], object]
 ) -> list[float]:
-    """what an epilogue could take over of the first linear of GPT-2's MLP, beside that: in bf16, of
-    256 tokens"""
+    """Return the times of work that an epilogue could do, and of the first linear of GPT-2's MLP
+    for 256 tokens in bf16."""
     M, N, K = 256, 3072, 768
     k = zk.Kernels(isa, zk.BF16, compiler=compiler)
     r = np.random.default_rng(1)

@@ -1,14 +1,13 @@
-"""levels.py -- steps between hosts in one level and in two: their times, and what their interfaces
-count beside the plan's bytes.
+"""levels.py -- measures steps between hosts, reduced in one level and in two.
 
-Hosts are namespaces whose interfaces send so many bits a second (tbf), with four ranks each, all on
-this machine's processors. Layouts: flat (one level, as without cluster.local), two levels of
-ZeRO-3, and parameters shared inside a host (HFSDP). Beside a step stands its floor: the longer of
-the same program's step with all ranks on one host and of a host's planned bytes at the link's rate.
-Bytes are those that an interface receives in all steps but the first, which two runs of different
-length tell, beside the printed ones. Programs take turns; medians.
+Hosts are namespaces whose interfaces send at a fixed rate (tbf), with four ranks each, all on this
+machine's processors. Layouts: flat (one level, as without cluster.local), two levels of ZeRO-3, and
+parameters shared inside a host (HFSDP). Beside a step stands its floor: the longer of the same
+program's step with all ranks on one host, and a host's planned bytes at the link's rate. The
+measured bytes are those that an interface receives in all steps except the first: the difference of
+two runs of different length. Programs run in turns; figures are medians.
 
-The table goes to stdout, all figures to out/levels.json. bench.py says what makes a run invalid.
+The table goes to stdout, all figures to out/levels.json. bench.py says when a run is invalid.
 Namespaces need root, or unshare -r.
 """
 
@@ -40,7 +39,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass
 class Layout:
-    """A program of a layout. sent: bytes that the plan has a host send in a step."""
+    """A program of a layout. sent: planned bytes that a host sends in a step."""
 
     name: str
     count: int  # hosts
@@ -66,7 +65,7 @@ def keys(name: str, count: int, precision: str) -> list[str]:
 
 
 def sent(spec: Path, name: str, count: int, precision: str) -> int:
-    """Of a flat plan, too, by where its ranks are."""
+    """Return the bytes that a host sends, also for a flat plan, by the place of its ranks."""
     said = (w for key in keys(name, count, precision) for w in ("--set", key))
     p = parse(bench.sh("gen/zgen", spec, *said, "--emit", "plan"))
     head = dataclasses.replace(p.head, local=LOCAL)
@@ -93,7 +92,7 @@ def layouts(folder: Path, spec: Path) -> Iterator[Layout]:
 
 
 def run(x: Layout, steps: int) -> None:
-    """One round: on one host, and between hosts a step, and many."""
+    """Run one round: on one host, then between hosts one step and many."""
     x.runs.on_one_host(steps + 1)
     x.near.append(x.runs.step())
     got = []

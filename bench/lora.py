@@ -1,13 +1,12 @@
-"""lora.py -- what training adapters takes beside training all.
+"""lora.py -- compares training of adapters with training of the whole model.
 
-A model (GPT-2 124M), f32, 1024 tokens a step: all of it, and adapters of rank 16 on its attention's
-inputs (c_attn), whose base is frozen; on one rank of two threads, and on two ranks under ZeRO-3.
-Programs take turns; memory and wire are the plan's, which the programs say as well. With --peers
-the same is done by PyTorch and by PEFT's adapters of transformers' GPT-2 (cpu_peer.py), whose
-memory is the resident set at its peak.
+A model (GPT-2 124M), f32, 1024 tokens a step: the whole model, and adapters of rank 16 on its
+attention's inputs (c_attn) with a frozen base; on one rank of two threads, and on two ranks under
+ZeRO-3. Programs run in turns; memory and wire are the plan's, which the programs report as well.
+With --peers the same is done by PyTorch, and by PEFT's adapters of transformers' GPT-2
+(cpu_peer.py); their memory is the peak of the resident set.
 
-The table goes to stdout, all figures to out/lora.json. bench.py says what makes a
-run invalid.
+The table goes to stdout, all figures to out/lora.json. bench.py says when a run is invalid.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""mpi.py -- out/train-mpi beside out/train: collectives of one host, and steps over a link.
+"""mpi.py -- compares out/train-mpi with out/train: collectives of one host, and steps over a link.
 
-Collectives: a flat of 128 MiB on two ranks of one host, whose all-gather and reduce-scatter go
-through the memory that ranks share (out/train), and over MPI (out/train-mpi, ZR_RANKS_PER_HOST=1);
-by --profile, from where the last rank begins to where the last ends, in turns, medians. Beside
-them: the same bytes, read and written, at the rate of two processes that copy at the same time.
+Collectives: a flat of 128 MiB on two ranks of one host. Its all-gather and reduce-scatter go
+through shared memory (out/train), and over MPI (out/train-mpi, ZR_RANKS_PER_HOST=1). They are timed
+by --profile, from the last rank's start to the last rank's end, in turns; figures are medians.
+Beside them stand the same bytes, read and written, at the rate of two processes that copy at the
+same time.
 
 Links: GPT-2 124M under ZeRO-3 on two ranks of one thread, 1024 tokens a step, each on a host of
-namespaces, whose interface sends so many bits a second (tbf). Beside a step stands its floor: the
-longer of out/train's step and of the planned bytes' time, and the first gather and the last
-reduction, which nothing hides. Steps are without the first; programs take turns.
+namespaces, whose interface sends at a fixed rate (tbf). Beside a step stands its floor: the longer
+of out/train's step and the time of the planned bytes, plus the first gather and the last reduction,
+which nothing hides. The first step is left out; programs run in turns.
 
-The table goes to stdout, all figures to out/mpi.json. bench.py says what makes a
-run invalid. Namespaces need root, or unshare -r.
+The table goes to stdout, all figures to out/mpi.json. bench.py says when a run is invalid.
+Namespaces need root, or unshare -r.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ RATES = (1e9, 10e9)  # bits a second
 
 
 class Runs:
-    """Programs of one train.c, and runs of them on a file of tokens"""
+    """Programs of one train.c, and their runs on a file of tokens."""
 
     def __init__(
         self, folder: Path, spec: Path, *keys: str, ranks: int = 2
@@ -92,7 +93,7 @@ class Runs:
             sys.exit(done.stderr)
 
     def step(self) -> float:
-        """Seconds of a step of the run before"""
+        """Return the seconds of a step of the last run."""
         lines = (self.folder / "log").read_text().splitlines()
         steps = [json.loads(line) for line in lines if '"loss"' in line]
         return statistics.median(step["seconds"] for step in steps[1:])
@@ -103,8 +104,8 @@ class Runs:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    first: str  # the command that it begins with
-    last: str  # and ends with
+    first: str  # its first command
+    last: str  # its last command
     pieces: int  # halves of the flat that a rank reads and writes
 
 
@@ -117,7 +118,7 @@ KINDS = {
 
 
 def span(events: list[dict[str, Any]], kind: Kind) -> tuple[float, float]:
-    """Where a rank's largest collective of a step begins and ends, microseconds"""
+    """Return the start and end of a rank's largest collective in a step, in microseconds."""
     firsts = [e for e in events if e["name"] == kind.first]
     first = max(firsts, key=lambda e: e["args"]["bytes"])
     last = next(
@@ -127,8 +128,8 @@ def span(events: list[dict[str, Any]], kind: Kind) -> tuple[float, float]:
 
 
 def seconds(events: list[dict[str, Any]], kind: Kind) -> float:
-    """Of a profile's steps, the median: from where the last of two ranks begins a step's largest
-    collective to where the last ends it"""
+    """Return the median over a profile's steps, from the last rank's start of the largest
+    collective to the last rank's end."""
     of_rank: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for e in events:
         if e["ph"] == "X" and "step" in e.get("args", {}):
@@ -178,14 +179,15 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
 
 
 def adopted() -> None:
-    """Waits for mpirun's daemons, which leave it: what they and their ranks took is not others'."""
+    """Wait for mpirun's daemons, which detach from it: their time and their ranks' is not that of
+    other processes."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
 
 
 def unhidden(p: Plan) -> int:
-    """Bytes that a rank receives by a step's first gather and its last reduction"""
+    """Return the bytes that a rank receives in a step's first gather and its last reduction."""
     moves = [s for section in p.step for s in section.steps]
     gather = next(s for s in moves if s.queue == "gather")
     reduce = [s for s in moves if s.op == "alltoall"][-1]

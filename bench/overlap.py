@@ -1,9 +1,10 @@
-"""overlap.py -- what a gather ahead of its use hides of its time, beside what the plan says.
+"""overlap.py -- measures how much of a gather's time prefetching hides, beside the plan's
+prediction.
 
 GPT of three blocks on two ranks of one thread under ZeRO-3. ZR_GATHER_DELAY_US makes every gather
-sleep, which takes no processor; a block's forward takes a little longer than that. With none ahead
-every delay shows in a step; one ahead hides what the plan, played by itself, says. Runs with and
-without the delay take turns; of each the least median of two counts.
+sleep, which takes no processor time; a block's forward takes a little longer than that. Without
+prefetching every delay shows in a step. Prefetching one unit hides as much as a simulation of the
+plan says. Runs with and without the delay take turns; each counts with the smaller of two medians.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import trainer  # noqa: E402
 from test_overlap import Ahead, flops, gathers, simulated  # noqa: E402
 
 DELAY = 0.020  # seconds added to every gather
-ENOUGH = 1.4 * DELAY  # of a block's forward, for its time varies
+ENOUGH = 1.4 * DELAY  # seconds of a block's forward, with room for variation
 STEPS, MOST = 6, 1024
 
 
 def step(made: Ahead, batch: int, ahead: str, delay: float) -> float:
-    """Seconds of a step: the median, without the first, which is slower."""
+    """Return the median seconds of a step, without the first, which is slower."""
     log = made.folder / "log"
     log.unlink(missing_ok=True)
     done = program.run(
@@ -46,7 +47,7 @@ def step(made: Ahead, batch: int, ahead: str, delay: float) -> float:
 
 
 def shown(made: Ahead, batch: int, ahead: str) -> float:
-    """Seconds by which delays make a step longer."""
+    """Return the seconds by which delays make a step longer."""
     bare, delayed = [], []
     for _ in range(2):
         bare.append(step(made, batch, ahead, 0))
@@ -55,7 +56,7 @@ def shown(made: Ahead, batch: int, ahead: str) -> float:
 
 
 def fitting(made: Ahead) -> tuple[int, float]:
-    """A batch with which a block's forward takes ENOUGH, and the flops a second then."""
+    """Return a batch with which a block's forward takes ENOUGH, and its flops a second."""
     batch = 2
     while True:
         p = made.plan(batch, "auto")

@@ -1,25 +1,25 @@
-"""peers.py -- a training step of ours beside PyTorch's, FSDP2's and DeepSpeed's, on the CPU.
+"""peers.py -- compares a training step with PyTorch's, FSDP2's and DeepSpeed's, on the CPU.
 
 GPT-2 124M, 1024 tokens a step, f32 and bf16: one process with both cores (4 samples of 256 tokens),
 and two ranks of one core each (2 samples). One process also trains Qwen3-0.6B's shape with 4 layers
-(2 samples of 512) and the demo's model (8 of 128, 20 times as many steps). Programs take turns; a
-ratio is a peer's step over ours of the same round, the median of rounds beside the least and the
-greatest. Ours in bf16 keeps f32 masters and moments. Memory is the largest process's resident set
-at its peak; a start is from the call of a program to the beginning of its first step, and behind
-ours stands when its memory was in place; llm.c's has its validation and its end in it, too.
+(2 samples of 512) and the demo's model (8 of 128, 20 times as many steps). Programs run in turns. A
+ratio is a peer's step over ours of the same round: the median over rounds, with the least and the
+greatest. Ours in bf16 keeps f32 masters and moments. Memory is the peak resident set of the largest
+process. A start lasts from the call of a program to the beginning of its first step; for ours the
+time until its memory was in place is shown, too. llm.c's includes its validation and its end.
 
-A row says by which object of kernels ours ran and, in bf16, in which order it summed products; one
-table has the other order, too.
+A row names the object of kernels that ours ran with and, in bf16, its order of products; one table
+has the other order, too.
 
-The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
-and the bytes of its update by the rate of a copy (`--emit explain` says both).
+The floor of a step is its FLOPs at the rate of the faster GEMM of 2048^3 of the same run, ours or
+PyTorch's, and the bytes of its update at the rate of a copy (`--emit explain` prints both).
 
     ./run bench --peers [--only NAME] [--spec FILE] [--llmc DIR] [--rounds N] [--steps N]
 
---only: rows whose names have it, as `demo` or `gpt2-124m, PyTorch, 1, f32`. --spec: what is trained
-in GPT-2's place. --llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a
-sample. The peers' venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json,
-a picture to out/peers.svg. bench.py says what makes a run invalid.
+--only: rows whose names contain it, as `demo` or `gpt2-124m, PyTorch, 1, f32`. --spec: the model in
+GPT-2's place. --llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a sample.
+The peers' venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json, a
+picture to out/peers.svg. bench.py says when a run is invalid.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VENV = PEERS / "venv" / "bin"
 CORES = min(os.cpu_count() or 1, 2)
 NEEDS = ("torch", "deepspeed", "transformers", "peft", "numpy", "pyyaml")
 
-# PyTorch's bf16 product, a process of one thread: the best in so many seconds, GFLOP/s.
+# PyTorch's bf16 product in a process of one thread: the best within a time, GFLOP/s.
 PRODUCT = """
 import sys, time, torch
 torch.set_num_threads(1)
@@ -63,14 +63,14 @@ print(2e-9 * n**3 / best)
 
 @dataclass(frozen=True)
 class Model:
-    """What a row trains."""
+    """A model of a row."""
 
     name: str
     spec: str
     sequence: int = SEQUENCE
-    keys: tuple[str, ...] = ()  # of ours
-    blocks: int = 0  # layers, where not the spec's
-    times: int = 1  # steps, for each that is asked for
+    keys: tuple[str, ...] = ()  # settings of ours
+    blocks: int = 0  # layers, if not the spec's
+    times: int = 1  # factor of the number of steps
 
 
 GPT2 = Model("gpt2-124m", "model_specs/gpt2-124m.yaml")
@@ -84,13 +84,13 @@ DEMO = Model("demo", "model_specs/demo.yaml", 128, times=20)
 
 @dataclass(frozen=True)
 class Row:
-    """A peer; ours with the same ranks, precision and stage stands beside it."""
+    """A peer. Ours with the same ranks, precision and stage stands beside it."""
 
     name: str
     ranks: int
     precision: str
     stage: int
-    words: tuple[str, ...]  # of cpu_peer.py; none: it is llm.c
+    words: tuple[str, ...]  # of cpu_peer.py; empty for llm.c
     model: Model = GPT2
 
 
@@ -128,7 +128,7 @@ ROWS = (
 )
 LLMC = Row("llm.c", 1, "f32", 0, ())
 
-# What a step may need less memory by; beside PyTorch's, on one rank in f32
+# Settings that save memory, compared with PyTorch on one rank in f32.
 SAVING = {
     "recompute of GELU and norms": ("train.recompute=[gelu, layernorm]",),
     "recompute full": ("train.recompute=full",),
@@ -139,17 +139,18 @@ SAVING = {
 class Ran:
     """One run of a program."""
 
-    step: float  # seconds: the median of its steps but the first
+    step: float  # seconds: the median of its steps except the first
     start: float  # seconds
     memory: int  # bytes
     loss: float  # of the first step
     placed: float = 0.0  # ours: seconds until its memory was in place
-    by: str = ""  # ours: the object of kernels, in bf16 the order of products
+    # ours: the object of kernels; in bf16 also the order of products
+    by: str = ""
 
 
 def timed(words: list[object], **settings: object) -> tuple[float, int]:
-    """Runs a command: when it was called (the host's monotonic clock), and the bytes of the largest
-    of its processes."""
+    """Run a command. Return the time of its call (the host's monotonic clock), and the bytes of its
+    largest process."""
     called = time.monotonic()
     running = subprocess.Popen(
         list(map(str, words)),
@@ -172,7 +173,7 @@ def timed(words: list[object], **settings: object) -> tuple[float, int]:
 
 
 def venv() -> None:
-    """The peers', made where it is not whole."""
+    """Create the peers' venv if it is missing or incomplete."""
     stamp = PEERS / "stamp"
     if stamp.exists() and stamp.read_text() == " ".join(NEEDS):
         return
@@ -224,12 +225,12 @@ def ours(case: Case, steps: int, data: Path, *more: object) -> Ran:
 
 
 def other_order(ran: Ran) -> str:
-    """What a run in bf16 did not take."""
+    """Return the order of products that a run in bf16 did not use."""
     return "pairs" if ran.by.endswith("tiles") else "tiles"
 
 
 def objects(row: Row) -> str:
-    """Kernels of a CPU that the rows do not use, and why."""
+    """Return a sentence about the CPU's kernels that the rows do not use."""
     program = MADE / case_of(row).name
     taken = bench.sh(program, "--version").split("kernels ")[1].split()[0]
     out = []
@@ -280,7 +281,8 @@ CHANGED = {
 
 
 def write_llmc(folder: Path, data: Path) -> None:
-    """What train_gpt2.c reads: random weights in its format of version 3, and these tokens."""
+    """Write the input of train_gpt2.c: random weights in its format of version 3, and these
+    tokens."""
     V, P, L, H, C, T = 50257, 50304, 12, 12, 768, 1024
     head = np.zeros(256, np.int32)
     head[:8] = (20240326, 3, T, V, L, H, C, P)
@@ -298,7 +300,7 @@ def write_llmc(folder: Path, data: Path) -> None:
 
 
 def build_llmc(source: Path, data: Path) -> None:
-    """Its train_gpt2.c with our batch, by its Makefile's flags."""
+    """Build llm.c's train_gpt2.c with our batch, by its Makefile's flags."""
     folder = PEERS / "llmc"
     folder.mkdir(exist_ok=True)
     text = (source / "train_gpt2.c").read_text()
@@ -333,7 +335,8 @@ def llmc(steps: int) -> Ran:
 
 
 def rates(precision: str) -> tuple[float, float]:
-    """The faster GEMM of 2048^3, and a copy of 256 MB: FLOPs and bytes a second of all cores."""
+    """Return FLOPs and bytes a second of all cores, by the faster GEMM of 2048^3 and a copy of 256
+    MB."""
     ours = float(bench.sh("out/train-peak", CORES, 2048, 2, precision))
     word = {"f32": "float32", "bf16": "bfloat16"}[precision]
     one = {"OMP_NUM_THREADS": "1"}
@@ -345,8 +348,8 @@ def rates(precision: str) -> tuple[float, float]:
 
 
 def floors(plans: dict[Case, Plan]) -> dict[str, float]:
-    """Seconds of a step of each of our programs: its FLOPs at the one rate, and the bytes of all
-    ranks' updates at the other."""
+    """Return the floor of each of our programs' steps in seconds, from its FLOPs and the bytes of
+    all ranks' updates."""
     kinds = {
         real: rates(real) for real in {p.head.real for p in plans.values()}
     }
@@ -360,7 +363,7 @@ def floors(plans: dict[Case, Plan]) -> dict[str, float]:
 def figures(
     row: Row, rounds: list[dict[str, Ran]], mine: str, floor: float
 ) -> dict[str, Any]:
-    """A peer's row beside ours."""
+    """Return a peer's row with ours beside it."""
     theirs = [r[key(row)] for r in rounds]
     own = [r[mine] for r in rounds]
     ratios = sorted(t.step / o.step for t, o in zip(theirs, own, strict=True))
@@ -388,7 +391,7 @@ def key(row: Row) -> str:
 
 
 def orders(rounds: list[dict[str, Ran]], row: Row) -> list[dict[str, Any]]:
-    """Ours in bf16, products summed in either order."""
+    """Return ours in bf16, with products summed in either order."""
     name = case_of(row).name
     return [
         {
@@ -400,7 +403,7 @@ def orders(rounds: list[dict[str, Ran]], row: Row) -> list[dict[str, Any]]:
 
 
 def saved(rounds: list[dict[str, Ran]], row: Row) -> list[dict]:
-    """Ours with less memory, beside a peer's."""
+    """Return ours with less memory, beside a peer."""
     names = {"as it is": case_of(row).name}
     names |= {name: case.name for name, case in saving(row).items()}
     return [
@@ -451,7 +454,7 @@ def table(result: dict) -> str:
 
 
 def picture(result: dict) -> str:
-    """Bars: seconds a step, ours beside each peer's."""
+    """Return a bar chart of seconds a step, ours beside each peer."""
     bars: dict[str, tuple[float, bool]] = {}
     for x in result["rows"]:
         model, way = x["model"]["name"], f"{x['ranks']} x {x['precision']}"
@@ -477,7 +480,7 @@ def picture(result: dict) -> str:
 
 
 def check_loss(row: Row, theirs: Ran, own: Ran) -> None:
-    """A peer with random weights as small as ours must begin with a loss like ours."""
+    """Require that a peer with random weights as small as ours starts with a loss like ours."""
     if abs(theirs.loss - own.loss) > 0.5:
         sys.exit(f"peers: {key(row)}: loss {theirs.loss}, ours {own.loss}")
 
@@ -491,7 +494,7 @@ def has_orders(row: Row) -> bool:
 def one_round(
     rows: list[Row], steps: dict[Case, int], data: dict[Case, Path]
 ) -> dict[str, Ran]:
-    """Each of our programs, and behind it the peers that it stands beside"""
+    """Run each of our programs, each followed by the peers that it is compared with."""
     ran: dict[str, Ran] = {}
     for case, n in steps.items():
         print(case.name, file=sys.stderr)
@@ -509,7 +512,7 @@ def one_round(
 
 
 def chosen(given: argparse.Namespace) -> tuple[list[Row], Row | None]:
-    """The rows that --only has; and the first of all, if it is among them."""
+    """Return the rows that --only selects, and the very first row if it is among them."""
     model = replace(GPT2, name=Path(given.spec).stem, spec=given.spec)
     every = [
         replace(row, model=model) if row.model == GPT2 else row

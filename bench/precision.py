@@ -1,11 +1,11 @@
-"""precision.py -- what storing numbers in 16 bits does to a model's loss.
+"""precision.py -- measures the effect of 16-bit storage on a model's loss.
 
-The model of `./run demo` on the demo's tokens (`./run demo` makes them), in f32, in f16, and in
-f32 from another seed. Training follows f32 closely at first: gradients of f16 are off by some
-2^-8 of themselves (tests/law/test_f16.py has the reason), and so is what the loss falls by in FIRST
-steps, which is the bound. Later the smallest difference makes another path of it, as another seed
-does; f16's validation loss may be above f32's by what that seed's differs. Losses do not depend
-on what else the machine does.
+The model of `./run demo` on the demo's tokens (`./run demo` makes them), in f32, in f16, and in f32
+from another seed. At first f16 follows f32 closely: its gradients have a relative error of some
+2^-8 (tests/law/test_f16.py has the reason), and so has the decrease of the loss over FIRST steps.
+That is the bound. Later the smallest difference leads to another path, as another seed does: f16's
+validation loss may exceed f32's by as much as the other seed's differs. Losses do not depend on the
+machine's load.
 
 The table goes to stdout, all figures to out/precision.json; the exit code is 1 beyond a bound.
 """
@@ -19,7 +19,8 @@ import sys
 import bench
 from bench import MADE, ROOT, Case
 
-FIRST, OFF = 100, 2.0**-8  # steps; a part of what the loss falls by in them
+# Steps; relative error of the loss's decrease over them
+FIRST, OFF = 100, 2.0**-8
 WAYS = {
     "f32": (),
     "f32, another seed": ("train.seed=2",),
@@ -28,7 +29,7 @@ WAYS = {
 
 
 def run(case: Case, steps: int) -> list[dict]:
-    """The lines of its log."""
+    """Return the lines of its log."""
     log = MADE / f"{case.name}.jsonl"
     log.unlink(missing_ok=True)
     bench.sh(
@@ -48,7 +49,8 @@ def run(case: Case, steps: int) -> list[dict]:
 def figures(
     way: str, lines: list[dict], base: list[dict]
 ) -> dict[str, object]:
-    """Beside f32: how far off the first training losses are at most, and the validation loss."""
+    """Return the largest error of the first training losses relative to f32, and the validation
+    loss."""
     losses, whole = (
         [line["loss"] for line in x if "loss" in line] for x in (lines, base)
     )

@@ -1,13 +1,12 @@
-"""saving.py -- what it costs a CPU's program to need less memory.
+"""saving.py -- measures the cost of settings that save memory on a CPU.
 
-A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values recomputed
-by backward, with the optimizer or activations on the host, and with all of these and parameters.
-Programs take turns; figures are medians of pairs of neighbouring runs. Then the host's AdamW alone,
-beside the most that this memory moves in the same minute: copies and sums in place by as many
-threads (numpy), bytes read and bytes written.
+A model (GPT-2 124M), one rank with all cores, f32: as it is, with all blocks recomputed in
+backward, with the optimizer or activations on the host, and with all of these and parameters.
+Programs run in turns; figures are medians over pairs of neighbouring runs. Then the host's AdamW
+alone, beside the memory's own rate at the same time: copies and in-place sums by as many threads
+(numpy), bytes read and written.
 
-The table goes to stdout, all figures to out/saving.json. bench.py says what makes a
-run invalid.
+The table goes to stdout, all figures to out/saving.json. bench.py says when a run is invalid.
 """
 
 from __future__ import annotations
@@ -47,16 +46,17 @@ WAYS = {
         "train.recompute=full",
     ),
 }
-# Of the update: 540 MB, far more than caches hold; arrays a power of two apart would meet in them.
+# Elements of the update: 540 MB, far more than caches hold. Arrays a power of two apart would
+# conflict in the caches.
 ELEMENTS = 33000 * 1024
-TRIES = 5  # of which the best counts
+TRIES = 5  # the best of them counts
 
 
 # ---- memory
 
 
 def busy(work: Callable[[int], None], threads: int) -> float:
-    """seconds of work(0) .. work(threads - 1) at once"""
+    """Return the seconds of work(0) .. work(threads - 1) at once."""
     all_of = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
     t = time.perf_counter()
     for thread in all_of:
@@ -67,8 +67,8 @@ def busy(work: Callable[[int], None], threads: int) -> float:
 
 
 def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
-    """GB/s of a copy and of a sum in place over all of the arrays, from the second half of them to
-    the first: the best of TRIES each"""
+    """Return the GB/s of a copy and of an in-place sum over all arrays, from their second half to
+    their first: the best of TRIES each."""
     half = len(arrays) // 2
     pairs = [
         list(zip(*(np.array_split(x, threads) for x in two), strict=True))
@@ -91,7 +91,7 @@ def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
 
 
 def update(threads: int, rounds: int) -> dict[str, object]:
-    """The host's AdamW: p, m, v read and written, g read: 28 bytes an element."""
+    """Time the host's AdamW: p, m, v read and written, g read: 28 bytes an element."""
     k = zk.Kernels(threads=threads)
     arrays = [np.ones(ELEMENTS, np.float32) for _ in range(4)]
     p, m, v, g = arrays

@@ -1,14 +1,14 @@
-"""torch_peer.py -- the same training in PyTorch, for speed side by side: shapes come from the spec.
+"""torch_peer.py -- the same training in PyTorch, for a comparison of speed.
 
     torch_peer.py SPEC.yaml --batch B --sequence T --data TOKENS --steps N --out OUT.json
                   [--compile model|block|none] [--device cuda] [--precision bf16]
 
-The recipe is ours: parameters and activations in bf16, f32 masters, f32 moments, f32 gradient sums,
-one clipping by the norm, AdamW (fused) with decay on matrices alone; attention is PyTorch's
-scaled_dot_product_attention, the loss F.cross_entropy on f32 logits, everything under
-torch.compile:
-the whole model, or block by block where compiling many blocks would take minutes. The weights'
-layout is PyTorch's own; initial values are normal numbers. Tokens are uint16, in order.
+Shapes come from the spec. The recipe is ours: parameters and activations in bf16, f32 masters, f32
+moments, f32 gradient sums, clipping by the norm of all gradients, AdamW (fused) with decay on
+matrices alone. Attention is PyTorch's scaled_dot_product_attention, the loss F.cross_entropy on f32
+logits. Everything runs under torch.compile: the whole model, or block by block if compiling many
+blocks would take minutes. The weights' layout is PyTorch's own; initial values are normal numbers.
+Tokens are uint16, in order.
 
 Figures: seconds of every step (each one waited for, as ours are), the first loss and the last, peak
 memory.
@@ -38,12 +38,13 @@ class Rms(nn.Module):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., width]
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize x [..., width]."""
         return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
 class Attention(nn.Module):
-    """Causal, with grouped queries; rope turns halves of a head, as ours does."""
+    """Causal attention with grouped queries; rope rotates halves of a head, as ours does."""
 
     def __init__(self, width: int, args: dict) -> None:
         super().__init__()
@@ -58,18 +59,18 @@ class Attention(nn.Module):
         )
         self.theta = args["rope"]["theta"] if "rope" in args else 0.0
 
-    def turned(
-        self, x: Tensor, table: tuple[Tensor, Tensor]
-    ) -> Tensor:  # [B, heads, T, D]
+    def turned(self, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate x [B, heads, T, D] by a table of cosine and sine, [T, D/2] each."""
         a, b = x.chunk(2, -1)
-        cos, sin = table  # [T, D/2] each
+        cos, sin = table
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(
             x.dtype
         )
 
     def forward(
         self, x: Tensor, table: tuple[Tensor, Tensor] | None
-    ) -> Tensor:  # [B, T, C]
+    ) -> Tensor:
+        """Attend within x [B, T, C]."""
         B, T, _ = x.shape
         q, k, v = (
             part.view(B, T, -1, self.D).transpose(1, 2)
@@ -90,7 +91,7 @@ class Attention(nn.Module):
 def part(
     kind: str, args: dict | str, width: int, into: int
 ) -> tuple[nn.Module, int]:
-    """The module of an op of the spec on an input so wide, and how wide its output is."""
+    """Return the module of an op of the spec for an input width, and its output width."""
     args = args or {}
     if kind == "layernorm":
         return nn.LayerNorm(width, args.get("eps", 1e-5)), into
@@ -116,13 +117,14 @@ class Relu2(nn.Module):
 
 
 class SwiGlu(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:  # [..., 2F]: gate, up
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate x [..., 2F], which is gate and up side by side."""
         gate, up = x.chunk(2, -1)
         return F.silu(gate) * up
 
 
 class Block(nn.Module):
-    """Residual branches in a row."""
+    """A row of residual branches."""
 
     def __init__(self, branches: list[list[dict]], width: int) -> None:
         super().__init__()
@@ -147,7 +149,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """An embedding, blocks, a head with the loss: the units of a spec."""
+    """An embedding, blocks, and a head with the loss: the units of a spec."""
 
     def __init__(self, model: dict, sequence: int) -> None:
         super().__init__()
@@ -174,7 +176,7 @@ class Model(nn.Module):
         self.T = sequence
 
     def table(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """cosine and sine [T, D/2], f32"""
+        """Return cosine and sine [T, D/2], f32, or None without rotary positions."""
         a = next(m for m in self.modules() if isinstance(m, Attention))
         if not a.theta:
             return None
@@ -186,13 +188,15 @@ class Model(nn.Module):
         )
         return angle.cos().float(), angle.sin().float()
 
-    def loss(self, x: Tensor, target: Tensor) -> Tensor:  # [B, T, C], [B, T]
+    def loss(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the mean loss of x [B, T, C] against target [B, T]."""
         logits = self.head(self.norm(x)).float()
         return F.cross_entropy(
             logits.view(-1, logits.shape[-1]), target.view(-1)
         )
 
-    def start(self, token: Tensor) -> Tensor:  # [B, T]
+    def start(self, token: Tensor) -> Tensor:
+        """Embed token [B, T]."""
         x = self.tokens(token)
         return (
             x
@@ -306,7 +310,7 @@ class Trainer:
 def batches(
     path: str, B: int, T: int, device: str, rank: int = 0, ranks: int = 1
 ):
-    """Every ranks'th batch, from number `rank` on"""
+    """Yield batches `rank`, `rank` + `ranks`, ... of a file."""
     data, at = np.fromfile(path, np.uint16), rank * B
     while True:
         rows = [
@@ -360,7 +364,7 @@ def train(given: argparse.Namespace) -> dict[str, object]:
 
 
 def options(says: str) -> argparse.ArgumentParser:
-    """What peers are told; says: the docstring of one"""
+    """Return the options that all peers take. says: a peer's docstring."""
     parser = argparse.ArgumentParser(description=says.split("\n")[0])
     parser.add_argument("spec")
     for name in ("batch", "sequence", "steps"):

@@ -1,15 +1,15 @@
-"""checkpoint.py -- checkpoints of out/train: which are there, are they whole, how do two differ.
+"""checkpoint.py -- lists, verifies and compares checkpoints of out/train.
 
 checkpoint.py list DIR       a line for each checkpoint in DIR of --checkpoints DIR
-checkpoint.py verify DIR     every checksum of every tensor; DIR/step-00001000: of that one
-checkpoint.py diff A B       two checkpoints: what of their run.json differs, and which elements
+checkpoint.py verify DIR     checks every checksum of every tensor; DIR/step-00001000: only that one
+checkpoint.py diff A B       compares two checkpoints: their run.json and their elements
 
-Exit codes: 0 all is whole, or equal; 1 something is missing, damaged or differs; 2 an argument is
-wrong, or what it names cannot be read; 3 stdout cannot be written.
+Exit codes: 0 all is whole, or equal; 1 something is missing, damaged or different; 2 an argument is
+wrong, or its file cannot be read; 3 stdout cannot be written.
 
 Invariants
- 1. Nothing of a file is trusted: a size is checked before it is used, and what is wrong is a line
-    that names the file.
+ 1. Files are not trusted: a size is checked before it is used, and an error is a line that names
+    the file.
  2. Nothing is written.
 """
 
@@ -36,16 +36,16 @@ from numpy.typing import NDArray
 from zg.commandline import Parser
 from zg.output import naming, why
 
-HEADER_MAX = (
-    100_000_000  # bytes of a header or of run.json, as in zr_safetensors.h
-)
+# Most bytes of a header or of run.json, as in zr_safetensors.h.
+HEADER_MAX = 100_000_000
 DIMS = 8
-TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}  # bits of an element
+# Type of an element's bits.
+TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}
 STEP = re.compile(r"step-(\d{8,10})")
-CHUNK = 1 << 15  # elements at a time: what is made of them stays in a cache
+CHUNK = 1 << 15  # elements at a time: intermediate results stay in the cache
 PROGRESS_S = 10
 STDOUT = "standard output"
-# Errors that are no fault of the command line
+# Errors that are no fault of the command line.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 Bits = NDArray[Any]
@@ -53,19 +53,19 @@ Run = dict[str, Any]
 
 
 class Bad(Exception):
-    """What is wrong with which file."""
+    """An error of a file, which its text names."""
 
 
 def printable(text: object) -> str:
-    """Names come from files of others: no control codes to the terminal, and no letter that it
-    lacks."""
+    """Return text with control codes, and letters that the terminal lacks, replaced. Names may come
+    from untrusted files."""
     kept = "".join(c if c.isprintable() else "?" for c in str(text))
     letters = getattr(sys.stdout, "encoding", None) or "ascii"
     return kept.encode(letters, "replace").decode(letters)
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Writes to stdout at once."""
+    """Write to stdout and flush."""
     with naming(STDOUT):
         print(text, end=end, flush=True)
 
@@ -79,7 +79,7 @@ def say(text: str) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Of a regular file"""
+    """Return the size of a regular file."""
     try:
         found = path.stat()
     except OSError as e:
@@ -90,6 +90,7 @@ def size_of(path: Path) -> int:
 
 
 def part(path: Path, at: int, n: int) -> bytes:
+    """Return n bytes of a file from `at` on."""
     try:
         with open(path, "rb") as file:
             file.seek(at)
@@ -137,7 +138,7 @@ def is_numbers(x: object) -> bool:
 
 
 def is_sums(x: object) -> bool:
-    """{STATE: {TENSOR: 16 hex digits}}, where a state is the name of a file."""
+    """Return whether x is {STATE: {TENSOR: 16 hex digits}}, with states that can be file names."""
     return isinstance(x, dict) and all(
         re.fullmatch("[a-z_]{1,40}", state)
         and isinstance(sums, dict)
@@ -162,7 +163,7 @@ SEAL = len(b'"checksum": "0123456789abcdef"}\n')
 
 
 def seal(text: bytes) -> bytes:
-    """What run.json ends with: the checksum of all before it"""
+    """Return the end of run.json: the checksum of the text before it."""
     total = sum(
         mixture(np.frombuffer(text[at : at + CHUNK], np.uint8), at)
         for at in range(0, len(text), CHUNK)
@@ -171,7 +172,10 @@ def seal(text: bytes) -> bytes:
 
 
 def read_run(folder: Path) -> Run:
-    """run.json of a checkpoint"""
+    """Return the content of a checkpoint's run.json.
+
+    Raises Bad if it is malformed or damaged.
+    """
     path = folder / "run.json"
     size = size_of(path)
     if size > HEADER_MAX:
@@ -196,7 +200,7 @@ class Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    at: int  # in the file
+    at: int  # offset in the file
 
     @property
     def elements(self) -> int:
@@ -207,7 +211,7 @@ class Tensor:
         return self.elements * np.dtype(TYPES[self.dtype]).itemsize
 
     def chunks(self) -> Iterator[Bits]:
-        """All elements; a chunk is good until the next."""
+        """Yield all elements. A chunk is valid until the next one."""
         room = np.empty(min(CHUNK, self.elements), TYPES[self.dtype])
         try:
             with open(self.path, "rb") as file:
@@ -226,7 +230,7 @@ def is_counts(x: object, most: int) -> TypeGuard[list[int]]:
 
 
 def entry(path: Path, name: str, given: object, start: int) -> Tensor:
-    """A tensor of a header; its data begin behind `start`."""
+    """Return a tensor of a header. start: offset of the data."""
     where = f"{path}: tensor {name}"
     keys = ("dtype", "shape", "data_offsets")
     if not isinstance(given, dict):
@@ -248,7 +252,8 @@ def entry(path: Path, name: str, given: object, start: int) -> Tensor:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, in order of place; they fill it without holes."""
+    """Return the tensors of a safetensors file by name, in file order. They must fill it without
+    gaps."""
     size = size_of(path)
     if size < 8:
         raise Bad(f"{path}: {size} bytes are no safetensors file")
@@ -283,7 +288,7 @@ State = dict[str, Tensor]
 
 
 def states(folder: Path, run: Run) -> Iterator[tuple[str, State | str]]:
-    """Of each state its tensors, or what is wrong with its file."""
+    """Yield each state with its tensors, or with the error of its file."""
     for state, sums in run["sums"].items():
         path = folder / f"{state}.safetensors"
         try:
@@ -298,7 +303,7 @@ def states(folder: Path, run: Run) -> Iterator[tuple[str, State | str]]:
 
 
 def step_of(folder: Path) -> int:
-    """-1: its name is no checkpoint's"""
+    """Return the step in a checkpoint's name, -1 if it is no checkpoint's."""
     found = STEP.fullmatch(folder.absolute().name)
     return int(found[1]) if found else -1
 
@@ -311,7 +316,7 @@ def inside(folder: Path) -> list[Path]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """By step"""
+    """Return the checkpoints of a folder, sorted by step."""
     found = [path for path in inside(folder) if step_of(path) >= 0]
     if not found:
         raise Bad(f"{folder}: has no checkpoint (a folder step-00001000)")
@@ -330,7 +335,7 @@ def bytes_of(folder: Path) -> int:
 
 
 def tokens(run: Run) -> str:
-    """That its steps have gone through, by the recipe"""
+    """Return the number of tokens trained on, by the recipe; "-" if it is unknown."""
     lines = dict(line.partition(": ")[::2] for line in run["recipe"])
     sizes = [lines.get(f"train.{x}", "") for x in ("global_batch", "sequence")]
     if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
@@ -339,7 +344,7 @@ def tokens(run: Run) -> str:
 
 
 def row(folder: Path) -> tuple[str, str]:
-    """tokens; what is wrong, "" if nothing"""
+    """Return the tokens and the error of a checkpoint, "" if it is whole."""
     try:
         run = read_run(folder)
         wrong = [x for _, x in states(folder, run) if isinstance(x, str)]
@@ -349,7 +354,7 @@ def row(folder: Path) -> tuple[str, str]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Does a run write there?"""
+    """Return whether a run is writing to the folder."""
     try:
         with open(folder / ".lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -388,7 +393,7 @@ def show(folder: Path) -> int:
     return bad
 
 
-# ---- verify: the checksum is that of zr_sum.h
+# ---- verify: the checksum of zr_sum.h
 
 FIRST, SECOND = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
 KEYS = np.arange(1, CHUNK + 1, dtype=np.uint64) * np.uint64(FIRST)
@@ -396,7 +401,7 @@ ROOM = np.empty((2, CHUNK), np.uint64)
 
 
 def mixture(bits: Bits, at: int) -> int:
-    """Of elements from number `at` on"""
+    """Return the checksum of elements whose first index is `at`."""
     n = len(bits)
     x, y = ROOM[:, :n]
     np.add(KEYS[:n], np.uint64(at * FIRST % 2**64), out=x)
@@ -408,7 +413,7 @@ def mixture(bits: Bits, at: int) -> int:
 
 
 class Progress:
-    """How far it is, on stderr now and then."""
+    """Reports progress on stderr from time to time."""
 
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size, self.done = what, size, 0
@@ -474,7 +479,7 @@ def verify(folder: Path) -> int:
 
 
 def value(tensor: Tensor, bits: Any) -> str:
-    """As a number, and as it lies there"""
+    """Return an element as a number and as its bits."""
     if tensor.dtype == "BF16":
         number = (np.uint32(bits) << np.uint32(16)).view(np.float32)
     else:
@@ -487,7 +492,7 @@ def place(tensor: Tensor, at: int) -> str:
 
 
 def tensor_difference(a: Tensor, b: Tensor) -> str:
-    """ "" where they are equal"""
+    """Return how two tensors differ, "" if they are equal."""
     old = f"{a.dtype} {list(a.shape)}"
     new = f"{b.dtype} {list(b.shape)}"
     if old != new:
@@ -507,7 +512,8 @@ def tensor_difference(a: Tensor, b: Tensor) -> str:
 
 
 def state_difference(a: State, b: State) -> str:
-    """The first tensor that differs, and how many do; "" where none does"""
+    """Return the first difference of two states and the number of different tensors, "" if
+    equal."""
     told = []
     for name in dict.fromkeys((*a, *b)):
         if name not in a or name not in b:
@@ -519,7 +525,7 @@ def state_difference(a: State, b: State) -> str:
 
 
 def told_by(run: Run) -> dict[str, str]:
-    """What of run.json two checkpoints of one run would have alike, line by line"""
+    """Return the lines of run.json that two checkpoints of one run share."""
     found = {line.partition(": ")[0]: line for line in run["recipe"]}
     for key in ("data", "steps", "skipped", "skips"):
         found[key] = f"{key}: {run[key]}"
@@ -586,7 +592,7 @@ VERBS: Mapping[str, Callable[..., int]] = {
 
 
 def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
-    """The exit code of a verb; what is wrong goes to stderr."""
+    """Return the exit code of a verb. Errors go to stderr."""
     try:
         code = verb(*given)
         with naming(STDOUT):
@@ -600,7 +606,7 @@ def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
         code = 3 if e.errno in DISK else 2
         told = why(e) if e.filename is None else f"{e.filename}: {why(e)}"
         if e.filename == STDOUT:
-            # Nothing is left for Python to flush at its end
+            # Prevents Python's flush at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(printable(f"{prog}: {told}"), file=sys.stderr)
     return code
@@ -613,7 +619,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def command(main: Callable[[Sequence[str]], int]) -> None:
-    """As others do, it ends silently with its reader, or when it is interrupted."""
+    """Run a command that ends silently if its reader goes away or it is interrupted."""
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

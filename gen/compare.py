@@ -1,9 +1,9 @@
-"""compare.py -- two logs of out/train: keys of their recipes and the first step that differ.
+"""compare.py -- compares two logs of out/train: their recipes, and the first step that differs.
 
 compare.py LOG LOG
 
-All numbers but times are compared, digit by digit. Of a step that was done again, after a run went
-on from a checkpoint, the last line counts.
+All numbers except times are compared, digit by digit. If a step was repeated because a run resumed
+from a checkpoint, its last line counts.
 
 Exit codes: 0 equal in all steps that both have; 1 not; 2 an argument is wrong, or a log cannot be
 read, or no step is in both.
@@ -31,12 +31,12 @@ TIMES = {
     "verification",
 }
 STEP = "[0-9]{1,18}"
-MOST = 6  # differences between recipes that are named
-Record = dict[str, Any]  # its numbers as they are written
+MOST = 6  # most differences between recipes that are shown
+Record = dict[str, Any]  # numbers as they are written
 
 
 def record(line: bytes) -> Record | None:
-    """None: it is none"""
+    """Return a line's record, or None if it has none."""
     try:
         found = json.loads(line.decode(), parse_float=str, parse_int=str)
     except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ def record(line: bytes) -> Record | None:
 
 
 def records(log: Path) -> Iterator[Record]:
-    """What a run has left unfinished is passed over: only a run record comes behind it."""
+    """Yield the records of a log. An unfinished line is skipped if a run record follows it."""
     unfinished = 0
     with naming(log), open(log, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -64,7 +64,7 @@ def records(log: Path) -> Iterator[Record]:
 
 
 def steps(log: Path) -> tuple[dict[int, Record], list[str]]:
-    """Returns the numbers of each step, and the recipe of the last run as its lines."""
+    """Return the numbers of each step, and the lines of the last run's recipe."""
     found: dict[int, Record] = {}
     recipe: list[str] = []
     for line in records(log):
@@ -86,7 +86,7 @@ def steps(log: Path) -> tuple[dict[int, Record], list[str]]:
 
 
 def changes(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """Returns the keys of two recipes that differ, each with both values."""
+    """Return the keys in which two recipes differ, each with both values."""
     one, other = (
         dict(line.split(": ", 1) for line in lines if ": " in line)
         for lines in (a, b)

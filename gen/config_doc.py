@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""config_doc.py -- docs/config.md, from the spec's schema and the table of a ds_config.json's keys.
+"""config_doc.py -- writes docs/config.md from the schema and the table of ds_config.json's keys.
 
 .venv/bin/python gen/config_doc.py > docs/config.md
 """
@@ -33,7 +33,7 @@ where it is the input, for the target behind it, the model reads token 0.
 | key | what it does | allowed | default |
 |---|---|---|---|
 """
-# What stands for a default that is null, by the end of the key: other keys say it.
+# Text in place of a default of null, by the end of the key: other keys give the value.
 DERIVED = {
     "attention.kv_heads": "`heads`",
     "attention.head_dim": "`model.width` / `heads`",
@@ -62,7 +62,7 @@ def missing(value: object) -> bool:
 
 
 def record(kind: object) -> type | None:
-    """The record inside a type, if there is one."""
+    """Return the record inside a type, or None."""
     if isinstance(kind, type) and (
         hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind)
     ):
@@ -71,7 +71,7 @@ def record(kind: object) -> type | None:
 
 
 def fields(kind: type) -> Iterator[tuple[str, object, object]]:
-    """A record's keys, their types and defaults."""
+    """Yield a record's keys with their types and defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if hasattr(kind, "model_fields"):
         yield from (
@@ -88,7 +88,7 @@ def fields(kind: type) -> Iterator[tuple[str, object, object]]:
 
 
 def allowed(kind: object) -> str:
-    """What the error about a wrong value says is allowed."""
+    """Return the allowed values of a type, in the words of its error."""
     args = typing.get_args(kind)
     for meta in getattr(kind, "__metadata__", ()):
         if isinstance(meta, LeftOut):
@@ -115,7 +115,7 @@ def allowed(kind: object) -> str:
 
 
 def said(value: object, key: str = "") -> str:
-    """A default."""
+    """Return the text of a default."""
     derived = [text for end, text in DERIVED.items() if key.endswith(end)]
     if derived:
         return derived[0]

@@ -1,4 +1,4 @@
-"""config_keys.py -- what each key of a spec does, in a sentence, for docs/config.md."""
+"""config_keys.py -- describes each key of a spec in a sentence, for docs/config.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hf_doc.py -- the table of docs/hf.md: keys of config.json, and what they are in a spec.
+"""hf_doc.py -- writes the table of docs/hf.md: keys of config.json and their keys in a spec.
 
 .venv/bin/python gen/hf_doc.py > table.md; a test compares.
 """
@@ -18,7 +18,7 @@ Pairs = Iterator[tuple[str, str]]
 
 
 def of_op(op: Op) -> Pairs:
-    """(key of config.json, key of a spec)"""
+    """Yield pairs (key of config.json, key of a spec)."""
     for name, value in op.args.items():
         values = value if isinstance(value, tuple) else (value,)
         for each in values:
@@ -42,7 +42,7 @@ def of_family(f: Family) -> Pairs:
 
 
 def idle(f: Family) -> Names:
-    """Keys that are Llama's, as configs of the family repeat them."""
+    """Return the keys of Llama that the family's configs repeat without effect."""
     used = {key for key, _ in of_family(f)}
     return tuple(k for k in f.usual if k not in used and k not in hf.WINDOWS)
 

@@ -1,14 +1,14 @@
-"""tokens.py -- text to byte-token files, and how well a bigram model does on them.
+"""tokens.py -- writes byte-token files from a text, and prints the loss of a bigram model on them.
 
 tokens.py TEXT TRAIN VAL SEQUENCE [MOST]: the first nine tenths of TEXT become TRAIN, the rest VAL,
 of at most MOST targets.
-Prints the bigram's validation loss in nats a token.
+Prints the bigram's validation loss in nats per token.
 
 Invariants
- 1. VAL has whole samples of SEQUENCE targets: a trainer's validation loss and the bigram's are
+ 1. VAL has whole samples of SEQUENCE targets, so a trainer's validation loss and the bigram's are
     over the same tokens.
- 2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer
-    takes samples in the order of the file, and one that sees half of it should see all kinds.
+ 2. TRAIN is its part of TEXT in pieces of 16 samples, in a random order that is always the same. A
+    trainer takes samples in file order, and one that sees only half of them should see all kinds.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ PIECE = 16
 def split(
     tokens: np.ndarray, sequence: int, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n] -> [n*9/10], [samples*sequence + 1]"""
+    """Return train and val: [n] -> [n*9/10], [samples*sequence + 1]."""
     cut = len(tokens) * 9 // 10
     targets = min(len(tokens) - cut - 1, most)
     return tokens[:cut], tokens[cut : cut + targets // sequence * sequence + 1]
 
 
 def stir(train: np.ndarray, sequence: int) -> np.ndarray:
-    """[n] -> [n], the last piece, which may be short, stays the last"""
+    """Shuffle pieces: [n] -> [n]. The last piece, which may be short, stays last."""
     piece = PIECE * sequence
     n = len(train) // piece
     whole = train[: n * piece].reshape(n, piece)
-    stream = np.random.RandomState(1)  # which numpy promises to keep
+    stream = np.random.RandomState(1)  # a stream that numpy promises to keep
     order = stream.permutation(n)
     return np.concatenate([whole[order].ravel(), train[whole.size :]])
 
 
 def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
-    """mean -log p(next | this) over val [n+1], p counted on train [m] with add-0.1 smoothing"""
+    """Return the mean of -log p(next | this) over val [n+1], with p counted on train [m] and
+    add-0.1 smoothing."""
     pairs = train[:-1].astype(np.int64) * VOCABULARY + train[1:]
     count = (
         np.bincount(pairs, minlength=VOCABULARY**2).reshape(
@@ -69,7 +70,7 @@ def main(
     except OSError as e:
         print(f"{text}: {why(e)}", file=sys.stderr)
         return 2
-    least = 20 * (T + 1)  # two samples or more to validate on
+    least = 20 * (T + 1)  # for at least two validation samples
     if len(tokens) < least:
         print(
             f"{text}: {len(tokens)} bytes; at least {least} are needed",

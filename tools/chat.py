@@ -1,8 +1,8 @@
-"""chat.py -- conversations as a tokenizer's template renders them, and what of them the assistant
-says.
+"""chat.py -- renders conversations by a tokenizer's template, and finds the assistant's text in
+them.
 
-A template is Jinja's, set up as Hugging Face's transformers do; it comes from a stranger and runs
-in Jinja2's ImmutableSandboxedEnvironment. Spans are of characters: [start, end).
+A template is Jinja's, set up as in Hugging Face's transformers. It is not trusted and runs in
+Jinja2's ImmutableSandboxedEnvironment. Spans are of characters: [start, end).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Around what {% generation %} holds: Unicode keeps them out of any text.
+# Marks around the content of {% generation %}: no Unicode text contains them.
 BEGIN, END = "\ufdd0", "\ufdd1"
-REASONED = "</think>"  # templates leave out of earlier turns what is before it
+REASONED = "</think>"  # templates drop the text before it from earlier turns
 
-# Keys of a message that say whether it is learned, and the value that says so: OpenAI's weight,
-# Axolotl's train and training, ms-swift's and XTuner's loss, torchtune's masked
+# Keys of a message that choose whether it is learned, with the value for yes: OpenAI's weight,
+# Axolotl's train and training, ms-swift's and XTuner's loss, torchtune's masked.
 FLAGS = {
     "weight": True,
     "train": True,
@@ -32,7 +32,7 @@ FLAGS = {
     "masked": False,
 }
 DETAILS = ("train_detail", "training_detail")  # Axolotl's: parts of a message
-# What a message may say beside its content, by any of these names
+# Fields of a message besides its content, each with its alternative names.
 REASONING = ("reasoning_content", "thinking", "reasoning")
 SAID = (
     ("tool_calls",),
@@ -41,7 +41,7 @@ SAID = (
     ("audio",),
     REASONING,
 )
-# ShareGPT's records
+# Roles in ShareGPT's records.
 FROM = {
     "human": "user",
     "user": "user",
@@ -51,9 +51,9 @@ FROM = {
     "system": "system",
     "tool": "tool",
 }
-# Keys of a record that are read beside its messages
+# Keys of a record that are read besides its messages.
 GIVEN = ("tools", "chat_template_kwargs")
-# Those that would change what is learned; and what to do about them
+# Keys that would change which text is learned, each with a hint.
 REFUSED = {
     "system": 'make it the first of the messages, {"role": "system", ...}',
     "functions": "`tools` is its name now",
@@ -66,12 +66,12 @@ REFUSED = {
 BESIDE = (*GIVEN, *REFUSED, "weight", "label")
 TAKEN = ("messages", "tools", "add_generation_prompt")
 
-# Two turns each, and what comes last of them
+# Two turns each, and the word that ends the last one.
 WORD = "yes"
 PROBE = [{"role": role, "content": WORD} for role in ("user", "assistant") * 2]
 
 Message = Mapping[str, Any]
-Given = Mapping[str, Any]  # what a template gets beside messages
+Given = Mapping[str, Any]  # variables of a template besides messages
 Span = tuple[int, int]
 
 
@@ -97,7 +97,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without Jinja's escapes of HTML"""
+    """Return JSON without Jinja's HTML escapes."""
     return json.dumps(
         x,
         ensure_ascii=ensure_ascii,
@@ -112,7 +112,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def spans_of(marked: str) -> tuple[str, list[Span]]:
-    """The text without marks, and what is between them"""
+    """Return the text without marks, and the spans between them."""
     text, spans = "", []
     for number, part in enumerate(marked.split(BEGIN)):
         inside, _, outside = part.partition(END)
@@ -125,7 +125,8 @@ def spans_of(marked: str) -> tuple[str, list[Span]]:
 
 
 class Template:
-    """variables: bos_token and the like; now: what strftime_now tells; where: its file and key"""
+    """A chat template. variables: bos_token and the like; now: result of strftime_now; where: its
+    file and key."""
 
     def __init__(
         self,
@@ -146,12 +147,13 @@ class Template:
         }
         self.variables = variables
         self.source, self.where = source, where
+        # Python's compiler refuses blocks that are too deep
         try:
             self.template = environment.from_string(source)
             tree = environment.parse(source)
         except TemplateSyntaxError as e:
             raise Bad(f"{where}:{e.lineno}: {e.message}") from None
-        except Exception as e:  # of Python's compiler, as for blocks too deep
+        except Exception as e:
             raise Bad(f"{where}: no template: {e}") from None
         calls = tree.find_all(nodes.ExtensionAttribute)
         self.marks = any(call.name == "marked" for call in calls)
@@ -162,6 +164,7 @@ class Template:
         given: Given | None,
         prompt: bool = False,
     ) -> str:
+        """Return the text of messages. Raises Bad if the template fails."""
         values = {"tools": None, "documents": None, **self.variables}
         values |= given or {}
         try:
@@ -171,15 +174,15 @@ class Template:
             text.encode()
         except UnicodeEncodeError:
             raise Bad("half a UTF-16 pair is no text") from None
-        except Exception as e:  # whatever a template does
+        except Exception as e:  # a template may raise anything
             raise Bad(f"the chat template fails: {e}") from None
         return text
 
     def conversation(
         self, messages: Sequence[Message], given: Given | None
     ) -> tuple[str, list[Span]]:
-        """Its text, and the assistant's spans: those of {% generation %}, or each turn behind
-        what would ask for it. A message that is not to be learned has none."""
+        """Return the text and the assistant's spans: those of {% generation %}, or each turn after
+        its prompt. A message that is not to be learned has none."""
         whole = self.render(messages, given)
         said = [n for n, x in enumerate(messages) if x["role"] == "assistant"]
         learned = [asked(messages, n) is not False for n in said]
@@ -201,7 +204,7 @@ class Template:
     def paired(
         self, text: str, spans: Sequence[Span], said: Sequence[Message]
     ) -> None:
-        """Each of the assistant's messages is one {% generation %}."""
+        """Require one {% generation %} per message of the assistant."""
         if len(spans) == len(said):
             pairs = zip(spans, said, strict=True)
             if all(words(x) in text[a:b] for (a, b), x in pairs):
@@ -217,7 +220,7 @@ class Template:
         answers: Sequence[Message],
         given: Given | None,
     ) -> tuple[str, list[Span]]:
-        """All behind the prompt is the answer."""
+        """Return the text and one span: everything after the prompt is the answer."""
         prompt, _ = spans_of(self.render(asks, given, prompt=True))
         whole, _ = spans_of(self.render([*asks, *answers], given))
         if not whole.startswith(prompt):
@@ -227,7 +230,8 @@ class Template:
         return whole, [(len(prompt), len(whole))]
 
     def reads(self, messages: Sequence[Message], text: str) -> None:
-        """Nothing that a message says is left out, or printed as Python's."""
+        """Require that the template reads every field of a message, and prints none as a Python
+        object."""
         for number, message in enumerate(messages, 1):
             for names in SAID:
                 if any(message.get(x) for x in names) and not any(
@@ -245,8 +249,8 @@ class Template:
                 )
 
     def ends(self) -> bool | None:
-        """Whether something stands behind an answer that is learned; None: it does not render the
-        conversations that show it."""
+        """Return whether the template writes something after an answer that is learned. None if it
+        cannot render the conversations that show it."""
         for messages in (PROBE, PROBE[:2]):
             try:
                 text, spans = self.conversation(messages, None)
@@ -263,8 +267,9 @@ class Template:
         number: int,
         given: Given | None,
     ) -> Span:
-        """A turn that is rendered otherwise where it is the last (some templates add reasoning
-        there) is the longest end of that with which the whole goes on."""
+        """Return the span of a turn. Some templates render a turn differently when it is the last
+        one: they add reasoning. So the turn is the longest end of that rendering with which the
+        whole text continues."""
         before = self.render(messages[:number], given, prompt=True)
         said = self.render(messages[: number + 1], given)
         start = len(before)
@@ -284,13 +289,13 @@ class Template:
 
 
 def words(message: Message) -> str:
-    """What it says behind its reasoning"""
+    """Return the text of a message after its reasoning."""
     said = str(message.get("content") or "")
     return said.rpartition(REASONED)[2].strip()
 
 
 def asked(messages: Sequence[Message], number: int) -> bool | None:
-    """Whether a message is to be learned, by its own keys; None: it says nothing of it"""
+    """Return whether a message is to be learned, by its own keys; None if it has none of them."""
     message, found = messages[number], None
     where = f"message {number + 1}"
     for key in DETAILS:
@@ -318,8 +323,8 @@ def asked(messages: Sequence[Message], number: int) -> bool | None:
 
 
 def plain(message: Any) -> Message:
-    """A message, or one of ShareGPT's with `from` and `value`. A column's keys that it has not are
-    None."""
+    """Return a message, converted from ShareGPT's `from` and `value` if needed. Keys that are None
+    are dropped, because a column may have them for other rows."""
     if isinstance(message, dict):
         found = {key: x for key, x in message.items() if x is not None}
         if "role" not in found and "from" in found:
@@ -336,7 +341,7 @@ def plain(message: Any) -> Message:
 
 
 def reasoned(message: Message) -> Message:
-    """transformers gives templates the reasoning by two of its names."""
+    """Return a message with its reasoning under both names that transformers gives to templates."""
     said = [message[key] for key in REASONING if key in message]
     if not said:
         return message
@@ -353,7 +358,8 @@ def checked(messages: Any) -> list[Message]:
 
 
 def side(role: str, x: Any) -> list[Message]:
-    """Of prompt and completion: a text, or messages. What is learned is known."""
+    """Return the messages of a prompt or completion, given as text or messages. A key that
+    contradicts the role is refused."""
     found = checked(
         [{"role": role, "content": x}] if isinstance(x, str) else x
     )
@@ -369,8 +375,8 @@ def side(role: str, x: Any) -> list[Message]:
 
 
 def given(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template gets beside messages: tools, as objects or their JSON, and TRL's
-    chat_template_kwargs"""
+    """Return the template's variables besides messages: tools, as objects or their JSON, and TRL's
+    chat_template_kwargs."""
     tools, more = (record.get(key) for key in GIVEN)
     if isinstance(tools, str) and not tools.strip():
         tools = None
@@ -393,7 +399,7 @@ def given(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beside(record: Mapping[str, Any]) -> None:
-    """No key of a record would change what is learned."""
+    """Refuse keys of a record that would change which text is learned."""
     for key, what in REFUSED.items():
         if record.get(key):
             raise Bad(f"{key} is not read: {what}")
@@ -413,6 +419,7 @@ def beside(record: Mapping[str, Any]) -> None:
 def chat(
     template: Template, messages: list[Message], more: Given
 ) -> tuple[str, list[Span]]:
+    """Return the text and spans of a conversation, which must have an answer."""
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         raise Bad(
@@ -427,8 +434,8 @@ def rendered(
     record: Mapping[str, Any],
     fields: Sequence[str],
 ) -> tuple[str, list[Span]]:
-    """Its text, and what of it is to be learned. A record with tools has the template `tool_use`
-    where there is one, as with transformers."""
+    """Return the text of a record, and the spans to learn. A record with tools uses the template
+    `tool_use` if there is one, as in transformers."""
     try:
         told = json.dumps(record, ensure_ascii=False, default=str)
     except RecursionError:

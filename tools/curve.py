@@ -1,4 +1,4 @@
-"""curve.py -- the losses of runs as a picture (SVG), from their logs.
+"""curve.py -- draws the losses of runs as SVG, from their logs.
 
 curve.py LOG SVG BIGRAM: with a line at the loss of a bigram model.
 
@@ -21,15 +21,15 @@ from zg.write import svg
 
 Point = tuple[float, float]
 
-MOST = 1e30  # that is drawn
-# Pixels: the picture, its plot, its margins
+MOST = 1e30  # largest loss that is drawn
+# Pixels: width of the picture, height of the plot, margins.
 WIDTH, HEIGHT, EDGE = 800, 240, 16
-# Of the legend: a row, a sample of a curve, a sample with the space behind it
+# Pixels of the legend: a row, a sample of a curve, a sample with the space after it.
 ROW, SAMPLE, SWATCH = 20, 44, 52
 LABEL = 12  # font size
 BIGRAM = "#c33"
 COLOURS = ("#36c", "#b50", "#393", "#936", "#088", "#663", "#c5c")
-DASH, GAP, DASHED = 16, 6, 5  # pixels; how many curves differ by them
+DASH, GAP, DASHED = 16, 6, 5  # pixels; number of curves with different dashes
 MARKS = (  # of validations, from their middle; none hides another
     "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0 -6 0",
     "m-5 -5h10v10h-10z",
@@ -44,7 +44,7 @@ MARKS = (  # of validations, from their middle; none hides another
 
 @dataclass(frozen=True)
 class Axes:
-    """The range of steps, and round bounds of the losses, `every` apart."""
+    """Range of steps, and round bounds of the losses, which are `every` apart."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ class Axes:
     every: float
 
     def at(self, step: float, loss: float) -> Point:
-        """From the lower left corner, as shares of width and height."""
+        """Return a point as fractions of width and height, from the lower left corner."""
         return (
             (step - self.first) / (self.last - self.first),
             (loss - self.low) / (self.high - self.low),
@@ -74,7 +74,8 @@ def drawable(log: Log, key: str) -> list[tuple[int, float]]:
 
 
 def axes(logs: Sequence[Log], most: int, *levels: float) -> Axes:
-    """Around all losses of logs, with about so many ticks; levels: other losses that are drawn."""
+    """Return axes around all losses of logs, with about `most` ticks. levels: other losses to
+    include."""
     found = [
         p
         for log in logs
@@ -88,7 +89,7 @@ def axes(logs: Sequence[Log], most: int, *levels: float) -> Axes:
         first, last = first - (first > 0), last + 1
     low, high = min(losses), max(losses)
     size = max(abs(low), abs(high))
-    if high - low <= 1e-9 * size or size < 1e-30:  # all one level
+    if high - low <= 1e-9 * size or size < 1e-30:  # all losses are equal
         spare = size / 10 if size > 1e-30 else 1.0
         low, high = low - spare, high + spare
     every = svg.apart(high - low, most)
@@ -100,7 +101,7 @@ def shown(loss: float) -> str:
     return f"{loss:.2f}" if 0.01 <= abs(loss) < 1e6 else f"{loss:.3g}"
 
 
-# ---- drawn
+# ---- drawing
 
 
 def path(found: str, colour: str, more: str = "") -> str:
@@ -108,7 +109,7 @@ def path(found: str, colour: str, more: str = "") -> str:
 
 
 def through(points: Sequence[Point]) -> str:
-    """A curve; that of one point is a short line."""
+    """Return a curve as a path. A single point becomes a short line."""
     if len(points) == 1:
         ((x, y),) = points
         return f"M{x - 12:.1f} {y:.1f}h24"
@@ -117,7 +118,7 @@ def through(points: Sequence[Point]) -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """How a log's curve and its validations look; of the first 28 no two are alike."""
+    """Look of a log's curve and its validations; the first 28 all differ."""
 
     colour: str
     dash: str
@@ -129,7 +130,7 @@ class Style:
         return path(through(points), self.colour, more)
 
     def marks(self, points: Sequence[Point]) -> list[str]:
-        """Lines around the marks, which lift them off the curves, and the marks."""
+        """Return white outlines that lift the marks off the curves, then the marks."""
         at = "".join(f"M{x:.1f} {y:.1f}{self.mark}" for x, y in points)
         drawn = ("#fff", 4.5, "halo"), (self.colour, 1.5, "mark")
         return [
@@ -140,8 +141,8 @@ class Style:
 
 
 def style(number: int, of: int) -> Style:
-    """Chooses a curve's look. All dashes begin together, and each curve's are shorter than those of
-    the curve below it: equal curves are all seen."""
+    """Return the look of curve `number`. All dashes start at the same place, and each curve has
+    shorter ones than the curve below it, so equal curves are all visible."""
     many = min(of, DASHED)
     turn = 1 + (number - 1) % (many - 1) if number else 0
     return Style(
@@ -153,7 +154,7 @@ def style(number: int, of: int) -> Style:
 
 @dataclass(frozen=True)
 class Entry:
-    """Of the legend: a name that may be cut, what is told behind it, and a sample."""
+    """An entry of the legend: a name that may be cut, the text after it, and a sample."""
 
     name: str
     told: str
@@ -177,7 +178,7 @@ class Entry:
 
 
 def entry(log: Log, name: str, look: Style) -> Entry:
-    """name: of a log among several"""
+    """Return the entry of a log. name: its name among several logs, "" if it is alone."""
     words = {"loss": "loss", "val_loss": "validation"}
     last = {key: found[-1] for key in words if (found := drawable(log, key))}
     told = ", ".join(
@@ -188,7 +189,7 @@ def entry(log: Log, name: str, look: Style) -> Entry:
 
 
 def legend(entries: Sequence[Entry], top: float) -> tuple[list[str], int]:
-    """The lines, and how many rows they take."""
+    """Return the lines of the legend, and the number of rows they take."""
     room = WIDTH - 2 * EDGE
     wide = [SWATCH + svg.width(e.words(room), LABEL) + EDGE for e in entries]
     places = list(svg.flow(wide, room + EDGE))
@@ -202,7 +203,7 @@ def legend(entries: Sequence[Entry], top: float) -> tuple[list[str], int]:
 
 @dataclass(frozen=True)
 class Plot:
-    """Where the plot lies in the picture."""
+    """Place of the plot in the picture."""
 
     axes: Axes
     left: float
@@ -224,7 +225,7 @@ class Plot:
         )
 
     def frame(self) -> Iterator[str]:
-        """Grid, ticks and their labels."""
+        """Yield the grid, ticks and their labels."""
         for loss, told in self.axes.losses():
             _, y = self.at(self.axes.first, loss)
             yield path(f"M{self.left:.1f} {y:.1f}H{self.right:.1f}", svg.GRID)
@@ -236,7 +237,7 @@ class Plot:
         ):
             x, _ = self.at(step, self.axes.low)
             yield path(f"M{x:.1f} {self.bottom:.1f}v5", svg.FAINT)
-            # Not beyond the picture's edge
+            # not beyond the picture's edge
             half = svg.width(told, LABEL) / 2
             x = min(max(x, half), WIDTH - half)
             middle = ' text-anchor="middle" class="x"'
@@ -253,7 +254,8 @@ class Plot:
 def curve(
     logs: Sequence[Log], names: Sequence[str], bigram: float | None = None
 ) -> str:
-    """A curve of each log's training steps, marks at its validations. names: of several logs."""
+    """Return a picture with a curve of each log's training steps and marks at its validations.
+    names: of several logs."""
     level = [] if bigram is None else [bigram]
     found = axes(logs, 8, *level)
     told = (
@@ -291,11 +293,11 @@ def curve(
     return "\n".join([*out, "</svg>\n"])
 
 
-# ---- written
+# ---- writing
 
 
 def write(text: str, file: Path | None) -> None:
-    """To a file, which is then whole or as it was, or to stdout."""
+    """Write to stdout, or to a file that is replaced only as a whole."""
     with output.naming(file or STDOUT, anew=True):
         output.write(text, None if file is None else str(file))
 

@@ -1,17 +1,16 @@
-"""data.py -- text, JSONL or Parquet to a folder of token files.
+"""data.py -- writes a folder of token files from text, JSONL or Parquet.
 
 data.py text|jsonl|parquet FILE... -o DIR     docs/data.md has the options and the folder
 
-The processes are as many as there are cores (taskset chooses fewer); what is written does not
-depend on their number.
+It uses a process per core (taskset chooses fewer); the output does not depend on their number.
 
 Exit codes: 0 written; 2 an argument or a file is wrong; 3 the disk is full or fails; 130 and 143
-interrupted. But for 0 nothing is left of DIR but what was there.
+interrupted. Unless the code is 0, DIR is left as it was.
 
 Invariants
- 1. DIR appears when all of it is there; what it replaces is a folder of this program's.
- 2. Memory is bounded by pieces under way, not by files (but for --train-bpe, and for one text of a
-    tokenizer that cannot be cut at lines).
+ 1. DIR appears when it is complete; it replaces only a folder written by this program.
+ 2. Memory is bounded by pieces in flight, not by files (except with --train-bpe, and for a text
+    whose tokenizer allows no cut at lines).
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from zg.output import naming
 
 FORMAT = 1
 PROGRESS_S = 5
-MOST = 4096  # pieces of a task
-BPE_MOST = 10_000_000  # tokens
+MOST = 4096  # most pieces of a task
+BPE_MOST = 10_000_000  # most tokens of a BPE
 SPLITS = ("train", "val")
 OURS = {f"{split}{end}.bin" for split in SPLITS for end in ("", ".labels")}
 OURS |= {"meta.json", "tokenizer.json"}
-Counts = dict[str, tuple[int, int]]  # of a split tokens and documents
+Counts = dict[str, tuple[int, int]]  # split -> tokens and documents
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%|(\d{1,12})")
 
 
@@ -68,7 +67,7 @@ _encoder: Encoder
 
 
 def begin(recipe: Recipe) -> None:
-    """Of a worker: it ends with the process that it works for."""
+    """Start a worker. It ends with its parent process."""
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()
@@ -87,7 +86,7 @@ def work(pieces: list[Piece]) -> Done:
 
 
 def tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """About PIECE bytes each"""
+    """Yield tasks of about PIECE bytes each."""
     task: list[Piece] = []
     held = 0
     for piece in pieces:
@@ -103,7 +102,7 @@ def tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def encoded(
     recipe: Recipe, pieces: Iterable[Piece], processes: int
 ) -> Iterator[Done]:
-    """In the order of the files"""
+    """Yield encoded tasks in the order of the files."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     waiting: deque[Future[Done]] = deque()
     pool = ProcessPoolExecutor(
@@ -128,7 +127,7 @@ def encoded(
 
 
 def ours(folder: Path) -> None:
-    """It may be replaced, or there is none."""
+    """Refuse a folder that this program did not write."""
     if not folder.exists() and not folder.is_symlink():
         return
     there: set[str] = set()
@@ -140,7 +139,7 @@ def ours(folder: Path) -> None:
 
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """A folder that takes the place of `folder` when all went well"""
+    """Create a folder that replaces `folder` if the block succeeds."""
     ours(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made, old = (
@@ -160,7 +159,7 @@ def appearing(folder: Path) -> Iterator[Path]:
 
 
 def put(file: FileIO, raw: bytes, folder: Path) -> None:
-    """All of it, without a buffer whose end could be lost"""
+    """Write all bytes unbuffered, so that no error is lost at close."""
     left = memoryview(raw)
     with naming(folder / Path(file.name).name):
         while left:
@@ -168,7 +167,7 @@ def put(file: FileIO, raw: bytes, folder: Path) -> None:
 
 
 class Progress:
-    """A line now and then: how far, and how fast"""
+    """Reports progress and speed from time to time."""
 
     def __init__(self, total: int) -> None:
         self.total, self.read, self.tokens = max(total, 1), 0, 0
@@ -180,7 +179,7 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """tokens a second"""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
     def more(self, read: int, tokens: int) -> None:
@@ -231,7 +230,7 @@ def write(
     folder: Path,
     progress: Progress,
 ) -> tuple[Counts, int]:
-    """What was written, and how many documents were empty"""
+    """Write the token files. Return the counts, and the number of empty documents."""
     counts = dict.fromkeys(splits, (0, 0))
     empty = 0
     width = np.dtype(recipe.dtype).itemsize
@@ -263,7 +262,7 @@ def write(
 
 
 def about(recipe: Recipe, counts: Counts, made: Path, folder: Path) -> None:
-    """The files that tell of the others"""
+    """Write the files that describe the others."""
     told = json.dumps(meta(recipe, counts), indent=2)
     texts = {"meta.json": told + "\n"}
     if recipe.file is not None:
@@ -279,8 +278,8 @@ def about(recipe: Recipe, counts: Counts, made: Path, folder: Path) -> None:
 def validation(
     wanted: Fraction | int | None, kind: str, files: Sequence[Path]
 ) -> tuple[int, int | None]:
-    """The hash below which documents are validation's; of a single text, the byte from which on
-    it is."""
+    """Return the hash below which documents belong to validation. For a single text, return the
+    byte at which validation starts."""
     if wanted is None:
         return 0, None
     if isinstance(wanted, int):
@@ -301,7 +300,7 @@ def learned(
     below: int,
     cut: int | None,
 ) -> Recipe:
-    """The tokenizer of --train-bpe: of what is not validation's"""
+    """Train the tokenizer of --train-bpe, on the text that is not for validation."""
     if layout.kind != "text":
         raise Bad(f"--train-bpe: of texts alone, and these are {layout.kind}")
     rule = Recipe(below=below, cut=cut)
@@ -359,7 +358,8 @@ def build(args: argparse.Namespace, processes: int) -> int:
 
 
 def following(recipe: Recipe, args: argparse.Namespace) -> str:
-    """What to type next. Conversations are packed and do not read each other."""
+    """Return the next command to type. Conversations are packed, and attention is masked between
+    them."""
     folder = shlex.quote(str(args.o))
     data = f"--data {folder}"
     if args.val:
@@ -372,7 +372,7 @@ def following(recipe: Recipe, args: argparse.Namespace) -> str:
 
 
 def part(text: str) -> Fraction | int:
-    """Of --val: a share, below 1, or a number"""
+    """Parse --val: a share below 1, or a number of documents."""
     found = SHARE.fullmatch(text)
     share, number = found.groups() if found else (None, None)
     if share and 0 < Fraction(share) < 100:

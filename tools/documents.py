@@ -1,9 +1,8 @@
-"""documents.py -- documents out of files of text, JSONL or Parquet, in pieces of bounded size.
+"""documents.py -- reads documents from files of text, JSONL or Parquet, in pieces of bounded size.
 
 Invariants
- 1. Pieces depend on the files and on where a tokenizer can be cut, and on nothing else.
- 2. A piece of a text is about PIECE bytes, or as long as it takes to the next place to cut; a
-    record is a piece.
+ 1. Pieces depend only on the files, and on where a tokenizer allows a cut.
+ 2. A piece of a text is about PIECE bytes, extended to the next place to cut; a record is a piece.
 """
 
 from __future__ import annotations
@@ -29,17 +28,18 @@ from numpy.typing import NDArray
 from zg.output import naming
 
 PIECE = 1 << 18  # bytes
-TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
-ROWS = 256  # of Parquet, at a time
-# Of a line that no blank one follows, then of any
+# Bytes in which a cut is searched, context on both sides, and attempts
+TAIL, CONTEXT, TRIES = 1 << 16, 256, 16
+ROWS = 256  # rows of Parquet at a time
+# Ends of lines, first those not followed by a blank line, then any.
 LINE_ENDS = re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"\n(?=\S)")
 
-# Of a record, unless --field names another
+# Fields of a record, unless --field names another.
 FIELDS = ("messages", "conversations", "text", "prompt", "completion")
 
 GZIP = b"\x1f\x8b\x08"
-# Of other files the bytes that tell them and where these lie (as in runtime/zr_foreign.c), what
-# they are, and what to do with them
+# Signatures of other files with their offsets (as in runtime/zr_foreign.c), the kind of file, and a
+# hint.
 FOREIGN = (
     (b"\x28\xb5\x2f\xfd", 0, "compressed by zstd: `zstd -d` makes it text"),
     (b"\xfd7zXZ\0", 0, "compressed by xz: `xz -d` makes it text"),
@@ -61,28 +61,29 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Piece:
-    """Of a document, which most are one of. record: bytes of a text or a line of JSON, or a row."""
+    """A piece of a document; most documents are one piece. record: bytes of a text, a line of JSON,
+    or a row."""
 
     where: str
-    number: int  # the document's
+    number: int  # the document's number
     record: Any
-    bytes: int  # of the file
-    line: int = 1  # of a text: where it begins
+    bytes: int  # bytes of the file
+    line: int = 1  # first line of a piece of text
     first: bool = True
     last: bool = True
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a document is: `text`, `messages`, or `prompt` with a completion; and in which
-    fields (of a text file: none)."""
+    """Layout of a document: `text`, `messages`, or `prompt` with a completion, and its fields (none
+    for a text file)."""
 
     kind: str
     fields: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of a record, that are read"""
+        """Columns of a record that are read."""
         return self.fields if self.kind == "text" else (*self.fields, *BESIDE)
 
 
@@ -91,7 +92,7 @@ class Layout:
 
 @contextmanager
 def reading(path: Path) -> Iterator[BinaryIO]:
-    """A file of text, or what gzip has made of one"""
+    """Open a file of text, decompressed if it is gzip."""
     with naming(path), open(path, "rb") as file:
         head = file.read(24)
         file.seek(0)
@@ -109,7 +110,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; of what gzip has compressed, of the text"""
+    """Return the bytes of a file's text, after decompression."""
     size = checkpoint.size_of(path)
     with open(path, "rb") as file:
         if not file.read(3).startswith(GZIP):
@@ -119,7 +120,7 @@ def size_of(path: Path) -> int:
 
 @cache
 def unpacked(path: Path, size: int, changed: int) -> int:
-    """Bytes of the text, which is unpacked once for a file of this size and time."""
+    """Return the bytes of decompressed text, cached by the file's size and time."""
     with reading(path) as file:
         return sum(len(x) for x in iter(lambda: file.read(PIECE), b""))
 
@@ -128,8 +129,8 @@ def unpacked(path: Path, size: int, changed: int) -> int:
 
 
 def place(buffer: bytearray, since: int, splits: Splits) -> int:
-    """The last place to cut at, behind `since` and near the end; 0: there is none. Both sides are
-    looked at, CONTEXT bytes of what follows."""
+    """Return the last place after `since` and near the end where the tokenizer allows a cut; 0 if
+    there is none. It compares CONTEXT bytes on both sides."""
     since = max(since, len(buffer) - TAIL)
     stop = len(buffer) - CONTEXT + 1
     for line_end in LINE_ENDS:
@@ -146,7 +147,7 @@ def place(buffer: bytearray, since: int, splits: Splits) -> int:
 def pieces(
     path: Path, start: int, stop: int, number: int, splits: Splits
 ) -> Iterator[Piece]:
-    """Of bytes start ... stop, which are a document"""
+    """Yield the pieces of bytes [start, stop), which are one document."""
     where = str(path)
     line, first = 1, True
     rest = bytearray()
@@ -173,7 +174,7 @@ def pieces(
 
 
 def line_start(path: Path, at: int) -> int:
-    """The first line that begins behind byte `at`, or the file's end"""
+    """Return the start of the first line after byte `at`, or the end of the file."""
     with reading(path) as file:
         file.seek(at)
         file.readline()
@@ -183,7 +184,8 @@ def line_start(path: Path, at: int) -> int:
 def texts(
     files: Sequence[Path], splits: Splits, cut: int | None
 ) -> Iterator[Piece]:
-    """A file is a document; with `cut` the only file is two, the second from that byte on."""
+    """Yield pieces of texts. A file is a document; with `cut` the only file is two, split at that
+    byte."""
     if cut is not None:
         (path,) = files
         yield from pieces(path, 0, cut, 0, splits)
@@ -197,7 +199,7 @@ def texts(
 
 
 def lines(files: Sequence[Path]) -> Iterator[Piece]:
-    """A line is a document; an empty one is none."""
+    """Yield the lines of files. A line is a document, unless it is blank."""
     number = 0
     for path in files:
         with reading(path) as file:
@@ -218,7 +220,7 @@ def parquet(path: Path) -> Any:
 
 
 def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
-    """A row is a document; of its columns the fields are read."""
+    """Yield the rows of files. A row is a document with the given fields."""
     import pyarrow
 
     number = 0
@@ -248,7 +250,7 @@ LINES = "not an object: a record is {...} in a line; `jq -c .[]` makes lines of 
 
 
 def loaded(where: str, line: bytes) -> Any:
-    """A line of JSON"""
+    """Parse a line of JSON."""
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as e:
@@ -260,7 +262,7 @@ def loaded(where: str, line: bytes) -> Any:
 
 
 def layout(piece: Piece, field: str | None) -> Layout:
-    """What the first record has, the others must have."""
+    """Return the layout of the first record, which the others must share."""
     record = piece.record
     if isinstance(record, bytes):
         array = record.strip() == b"["
@@ -295,7 +297,7 @@ def opened(
 
 
 def first(kind: str, files: Sequence[Path], field: str | None) -> Layout:
-    """The layout of all, by the first record; every file is looked at."""
+    """Return the layout of all files, by the first record. Every file must have content."""
     for path in files:
         if not size_of(path):
             raise Bad(f"{path}: empty")
@@ -319,11 +321,11 @@ def first(kind: str, files: Sequence[Path], field: str | None) -> Layout:
     return layout_
 
 
-# ---- which documents are validation's
+# ---- choice of validation documents
 
 
 def hashes(numbers: NDArray[Any]) -> Hashes:
-    """splitmix64 of documents' numbers: the key is its first state"""
+    """Return splitmix64 of document numbers, with a fixed initial state."""
     x = numbers.astype(np.uint64) + np.uint64(0x7A65726F)
     x *= np.uint64(0x9E3779B97F4A7C15)
     x ^= x >> np.uint64(30)
@@ -334,7 +336,7 @@ def hashes(numbers: NDArray[Any]) -> Hashes:
 
 
 def count(kind: str, files: Sequence[Path]) -> int:
-    """documents"""
+    """Return the number of documents."""
     if kind == "text":
         return len(files)
     if kind == "jsonl":
@@ -343,7 +345,7 @@ def count(kind: str, files: Sequence[Path]) -> int:
 
 
 def bound(wanted: int, of: int) -> int:
-    """Below it are the hashes of `wanted` among `of` documents."""
+    """Return the bound below which the hashes of `wanted` among `of` documents lie."""
     least: Hashes = np.empty(0, np.uint64)
     for at in range(0, of, PIECE):
         more = hashes(np.arange(at, min(at + PIECE, of)))

@@ -1,8 +1,7 @@
-"""encoding.py -- tokenizers: bytes, Hugging Face's, or a BPE trained here; pieces to tokens.
+"""encoding.py -- encodes pieces by a tokenizer: bytes, Hugging Face's, or a BPE trained here.
 
-A document is what the tokenizer puts around a text (its beginning-of-text token, if it has one),
-the text's tokens, and `end`. A conversation is what its template says, and `end`, which is no
-target.
+A document is the tokenizer's prefix of a text (such as a beginning-of-text token), the text's
+tokens, and `end`. A conversation is its template's text, and `end`, which is no target.
 """
 
 from __future__ import annotations
@@ -31,14 +30,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END = "<|endoftext|>"
 USED = ("default", "tool_use")  # templates: without tools and with them
-ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")  # where no file names one
+# Candidates if no file names one
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 NEVER = (sys.maxsize, sys.maxsize)
 
 Ids = list[int]
 
 
 class Bytes:
-    """A byte is a token."""
+    """Encoding with one token per byte."""
 
     def __init__(self, text: str) -> None:
         self.ids = list(text.encode())
@@ -55,10 +55,10 @@ class Bytes:
 
 @dataclass
 class Recipe:
-    """How pieces become tokens: all that a process needs."""
+    """Settings that turn pieces into tokens; all that a process needs."""
 
     layout: Layout = field(default_factory=lambda: Layout("text"))
-    file: str | None = None  # tokenizer.json; None: bytes
+    file: str | None = None  # content of tokenizer.json; None for bytes
     vocab: int = 256
     end: int | None = None
     around: tuple[Ids, Ids] = field(default_factory=lambda: ([], []))
@@ -66,8 +66,8 @@ class Recipe:
     variables: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     now: datetime = field(default_factory=datetime.now)
-    below: int = 0  # the hash of validation's documents
-    cut: int | None = None  # a byte of the only text: the rest is validation's
+    below: int = 0  # hash bound of validation documents
+    cut: int | None = None  # byte of the only text at which validation starts
 
     @property
     def dtype(self) -> str:
@@ -75,13 +75,13 @@ class Recipe:
 
     @property
     def ignore(self) -> int | None:
-        """In labels; None: every token is a target"""
+        """The label of a token that is no target; None if every token is one."""
         if self.layout.kind == "text":
             return None
         return int(np.iinfo(self.dtype).max)
 
     def val(self, numbers: Sequence[int]) -> list[bool]:
-        """Of documents by their numbers"""
+        """Return whether each document belongs to validation, by their numbers."""
         each = np.array(numbers, np.uint64)
         if self.cut is not None:
             return [bool(x) for x in each > 0]
@@ -96,7 +96,7 @@ class Recipe:
 
 @dataclass
 class Part:
-    """Of train or val, what some pieces make."""
+    """Tokens of some pieces for one split."""
 
     tokens: bytes
     labels: bytes
@@ -105,7 +105,7 @@ class Part:
 
 @dataclass
 class Gathered:
-    """A part on its way"""
+    """A part that is being collected."""
 
     tokens: Ids = field(default_factory=list)
     labels: Ids = field(default_factory=list)
@@ -135,7 +135,8 @@ class Done:
 
 
 def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
-    """What it puts before a text and behind it: a text that has a token shows"""
+    """Return the tokens that a tokenizer puts before and after a text, found by encoding a
+    sample."""
     own = {x.content for x in tokenizer.get_added_tokens_decoder().values()}
     texts = ("a", *(x for x in tokenizer.get_vocab() if x not in own))
     bare: Ids = []
@@ -152,7 +153,8 @@ def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
 
 
 def recipe(known: Pretrained, where: Path) -> Recipe:
-    """The end of a text is `eos_token`, or has a usual name."""
+    """Return the recipe of a tokenizer. A text ends with `eos_token`, or with a token of a usual
+    name."""
     tokenizer = library(known.text, where)
     own = known.names.get("eos_token")
     names = [own] if own else ENDS
@@ -169,7 +171,7 @@ def recipe(known: Pretrained, where: Path) -> Recipe:
 
 
 def read(name: str) -> Recipe:
-    """`bytes`, a tokenizer.json, or a folder that has one"""
+    """Return the recipe of `bytes`, a tokenizer.json, or a folder with one."""
     if name == "bytes":
         return Recipe()
     path = Path(name)
@@ -180,7 +182,7 @@ def read(name: str) -> Recipe:
 
 
 def trained(texts: Iterator[str], size: int) -> Recipe:
-    """A byte-level BPE of `size` tokens; the first is the end of a text"""
+    """Train a byte-level BPE of `size` tokens; the first one ends a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -209,7 +211,7 @@ def decoded(piece: Piece, text: bytes) -> str:
 
 
 def record(piece: Piece, layout: Layout) -> dict[str, Any]:
-    """With all of its fields"""
+    """Return a record, which must have all fields of the layout."""
     found = piece.record
     if isinstance(found, bytes):
         found = loaded(piece.where, found)
@@ -232,7 +234,7 @@ def text_in(piece: Piece, layout: Layout) -> str:
 
 
 def sound(piece: Piece, text: str) -> str:
-    """JSON may hold halves of characters."""
+    """Refuse half a surrogate pair, which JSON may contain."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -264,7 +266,7 @@ class Encoder:
                 if name in USED
             }
         if self.tokenizer:
-            # `around` is what it would put there; offsets may leave out spaces by it
+            # `around` has its tokens; with it, offsets might omit spaces
             self.tokenizer.post_processor = None
 
     def ids(self, text: str) -> Ids:
@@ -273,19 +275,20 @@ class Encoder:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def splits(self, before: bytes, after: bytes) -> bool:
-        """Whether a text may be cut between them; their outer ends may be halves of letters."""
+        """Return whether a text may be cut between two parts. Their outer ends may be incomplete
+        letters."""
         a, b = (x.decode(errors="ignore") for x in (before, after))
         return self.ids(a + b) == self.ids(a) + self.ids(b)
 
     def separator(self) -> int | None:
-        """What ends a document: the first of the usual tokens that no template puts anywhere but
-        at the end; None: there is none"""
+        """Return the token that ends a document: the first of the usual ones that templates write
+        at most at the end. None if there is none."""
         assert self.tokenizer
         inner: set[int] = set()
         for template in self.templates.values():
             try:
                 text, _ = spans_of(template.render(PROBE, None))
-            except Bad:  # it wants other conversations
+            except Bad:  # it requires other conversations
                 return None
             inner |= {*self.ids(text)[:-1]}
         names = [self.recipe.variables.get("eos_token"), *ENDS]
@@ -296,7 +299,7 @@ class Encoder:
         )
 
     def notes(self) -> list[str]:
-        """What is told of templates whose answers have no end"""
+        """Return notes about templates whose answers have no end."""
         return [
             f"{x.where}: writes nothing behind an answer that is learned (no end of turn): a model"
             " does not learn from it where to stop"
@@ -313,12 +316,12 @@ class Encoder:
         return batch(texts, add_special_tokens=False)
 
     def closed(self, ids: Ids) -> Ids:
-        """What comes behind a document that ends so"""
+        """Return the tokens to append to a document with these ids."""
         end = self.recipe.end
         return [] if end is None or ids[-1:] == [end] else [end]
 
     def texts(self, pieces: Sequence[Piece]) -> Iterator[tuple[Ids, Ids]]:
-        """Of each piece tokens and labels (of which there are none)"""
+        """Yield tokens and labels of each piece; there are no labels."""
         texts = [text_in(piece, self.recipe.layout) for piece in pieces]
         before, behind = self.recipe.around
         last = behind + self.closed(behind)
@@ -343,7 +346,7 @@ class Encoder:
     def learned(
         self, ids: Ids, offsets: Sequence[Span], spans: Sequence[Span]
     ) -> Ids:
-        """Labels: a token that has a letter of a span is a target."""
+        """Return labels. A token with a character in a span is a target."""
         ignore = self.recipe.ignore
         assert ignore is not None
         labels = [ignore] * len(ids)
@@ -359,7 +362,7 @@ class Encoder:
     def conversations(
         self, pieces: Sequence[Piece]
     ) -> Iterator[tuple[Ids, Ids]]:
-        """Of each piece tokens and labels"""
+        """Yield tokens and labels of each piece."""
         chats = [self.conversation(piece) for piece in pieces]
         texts = [text for text, _ in chats]
         found = self.encodings(texts, True)

@@ -1,16 +1,16 @@
-"""eval.py -- how many questions of multiple choice a trained model gets right.
+"""eval.py -- counts the multiple-choice questions that a trained model answers right.
 
 eval.py DIR FILE.jsonl
 
-DIR has the weights, and the tokenizer (tokenizer.json) where --tokenizer names no other; the
-program is one that was made for the model. Each line of FILE is a question,
+DIR has the weights, and the tokenizer (tokenizer.json) unless --tokenizer names another; the
+program must have been made for the model. Each line of FILE is a question,
 
     {"context": "The sun", "choices": [" rises.", " is a cat."], "label": 0}
 
-of which one choice is right, the first is 0. The model is right where that one's mean loss over
-its tokens is the least.
+with one right choice; the first is 0. The model is right if that choice has the smallest mean loss
+over its tokens.
 
-Exit codes: 0; 2 an argument or a file is wrong; else the program's.
+Exit codes: 0; 2 an argument or a file is wrong; otherwise the program's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from documents import Piece, lines, loaded
 from encoding import Encoder, Ids, sound
 from zg.output import naming
 
-# llm.c's format: 256 int32, then examples of uint16
+# llm.c's format: 256 int32, then examples of uint16.
 MAGIC, VERSION, HEADER = 20240522, 1, 256
-BEGIN = MOST = 65535  # how an example begins; the greatest number
+BEGIN = MOST = 65535  # first number of an example; the largest number
 
 
 def text_of(piece: Piece, name: str, found: Any) -> str:
@@ -42,7 +42,7 @@ def text_of(piece: Piece, name: str, found: Any) -> str:
 
 
 def texts(piece: Piece) -> tuple[str, list[str], int]:
-    """Context, choices and label of a line"""
+    """Return the context, choices and label of a line."""
     found = loaded(piece.where, piece.record)
     if not isinstance(found, dict):
         raise Bad(f"{piece.where}: not an object: {{...}} is needed")
@@ -57,7 +57,7 @@ def texts(piece: Piece) -> tuple[str, list[str], int]:
 
 
 def listed(piece: Piece, name: str, ids: Ids) -> Ids:
-    """Tokens behind their number"""
+    """Return tokens preceded by their number."""
     if not ids:
         raise Bad(f"{piece.where}: {name}: at least one token is needed")
     if max(ids) > MOST:
@@ -103,8 +103,8 @@ def write(source: Path, to: Path, encoder: Encoder) -> None:
 
 
 def scored(words: Sequence[str], folder: str, name: Path) -> int:
-    """Runs the program where its file lies: it tells of no other folder. Its result is told under
-    the name of what the user has given."""
+    """Run the program in its folder, so that its output names no other one. Its result is shown
+    under the name that the user gave. Return the exit code."""
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, cwd=folder
     ) as running:

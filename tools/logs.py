@@ -1,7 +1,7 @@
-"""logs.py -- what a log of out/train has, as it grows: docs/reference.md, The log.
+"""logs.py -- reads a log of out/train as it grows: docs/reference.md, The log.
 
-The first training step of a run, and those behind it, take the place of what the log had of them:
-a run that goes on from a checkpoint keeps the steps before, another one keeps none.
+A run's training steps replace the log's older records from its first step on. So a run that resumes
+from a checkpoint keeps the steps before it, and a new one keeps none.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from zg.read.node import shown
 Record = dict[str, Any]
 Steps = dict[int, Record]
 
-LAST = 10**18  # step
-DIGITS = 18  # of a whole number; a longer one is a float
+LAST = 10**18  # bound of a step
+DIGITS = 18  # most digits of an integer; a longer one is read as a float
 
 
 class Unread(ValueError):
-    """Why a line is no record."""
+    """Reason why a line is no record."""
 
 
 def whole(text: str) -> int | float | None:
@@ -32,7 +32,7 @@ def whole(text: str) -> int | float | None:
 
 
 def finite(text: str) -> float | None:
-    """A number that is not finite is null, as out/train writes it."""
+    """Return a number, or None if it is not finite: out/train writes null for it, too."""
     x = float(text)
     return x if math.isfinite(x) else None
 
@@ -46,7 +46,8 @@ def is_number(x: object) -> bool:
 
 
 def is_number_or_null(x: object) -> bool:
-    """null: the loss of a step without a target, or a number that is not finite."""
+    """Return whether x is a number or None: the loss of a step without targets, or a number that is
+    not finite."""
     return x is None or is_number(x)
 
 
@@ -65,7 +66,7 @@ KINDS = ("run", "step", "end")
 
 
 def record(line: bytes) -> Record:
-    """The record of a line. Unread: it is none."""
+    """Return the record of a line. Raises Unread if there is none."""
     try:
         text = line.decode()
         found = json.loads(
@@ -92,8 +93,8 @@ def before(steps: Steps, end: int) -> Steps:
 
 
 class Log:
-    """run: the last run's record; steps: what the log has of each; unread: a message for each line
-    that is no record."""
+    """Content of a log. run: the last run's record; steps: the numbers of each step; unread: a
+    message for each line that is no record."""
 
     run: Record
     steps: Steps
@@ -106,13 +107,16 @@ class Log:
     def clear(self) -> None:
         self.run, self.steps = {}, {}
         self.ended = False
-        self.begins = False  # no training step of the last run was there yet
+        self.begins = False  # the last run has no training step yet
         self.at = 0  # bytes that are read
         self.line = 0
 
     def read(self, all_of_it: bool = False) -> Steps:
-        """What is new, by step. A line without its end waits, but not for all of it. Bad, OSError:
-        it cannot be read."""
+        """Return new numbers by step. An incomplete last line is left for later, unless all_of_it
+        is set.
+
+        Raises Bad or OSError if the log cannot be read.
+        """
         if size_of(self.path) < self.at:
             self.clear()
         with naming(self.path), open(self.path, "rb") as file:
@@ -146,7 +150,7 @@ class Log:
         return new
 
     def points(self, key: str) -> list[tuple[int, float]]:
-        """Where the log has this number, by step."""
+        """Return (step, number) for each step with this key."""
         return [
             (n, found[key])
             for n, found in sorted(self.steps.items())

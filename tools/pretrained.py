@@ -1,13 +1,13 @@
-"""pretrained.py -- a tokenizer's folder, read as AutoTokenizer.from_pretrained reads it.
+"""pretrained.py -- reads a tokenizer's folder as AutoTokenizer.from_pretrained does.
 
 tokenizer.json is the tokenizer. The other files add tokens to it, name its special tokens and have
-the chat templates. What would change tokens and is not done here is refused by its key.
+the chat templates. A key that would change tokens in a way not supported here is refused.
 
-How that is done is transformers' own, 5.24; tests/reference/folders.py compares.
+It follows transformers 5.24; tests/reference/folders.py compares.
 
 Invariants
  1. A token has the id that its file states, or the folder is refused.
- 2. Nothing of a file is trusted: a wrong type is a line that names file and key.
+ 2. Files are not trusted: a wrong type is an error that names the file and the key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from checkpoint import Bad
 from documents import loaded
 from tokenizers import AddedToken, Tokenizer
 
-CONFIG = 100_000_000  # bytes at most of a tokenizer's files
+CONFIG = 100_000_000  # most bytes of a tokenizer's file
 SETTINGS = "tokenizer_config.json"
 MAP = "special_tokens_map.json"
 ADDED = "added_tokens.json"
@@ -30,7 +30,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 NAMED = [f"{x}_token" for x in "bos eos unk sep pad cls mask".split()]
 MORE, OLDER = "extra_special_tokens", "additional_special_tokens"
 OWN = "model_specific_special_tokens"
-# Files of other tokenizers, from which AutoTokenizer makes a tokenizer.json
+# Files of other tokenizers, which AutoTokenizer converts to a tokenizer.json.
 OTHERS = (
     "vocab.json",
     "merges.txt",
@@ -50,7 +50,7 @@ Stated = tuple[int, str, AddedToken]  # an id, the file and key that state it
 
 @dataclass(frozen=True)
 class Source:
-    """A chat template, and the file and key that it is from"""
+    """A chat template with its file and key."""
 
     where: str
     text: str
@@ -58,7 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """text: tokenizer.json, with the tokens that other files add"""
+    """A tokenizer. text: tokenizer.json with the tokens that other files add."""
 
     text: str
     names: dict[str, str] = field(default_factory=dict)  # bos_token, ...
@@ -79,7 +79,7 @@ def text_of(path: Path) -> str:
 
 
 def config(path: Path) -> Config:
-    """{}: there is none"""
+    """Return the content of a JSON file, {} if there is none."""
     if not path.exists():
         return {}
     found = parsed(path, text_of(path))
@@ -98,10 +98,10 @@ def parsed(path: Path, text: str) -> Config:
 
 
 def library(text: str, where: object) -> Tokenizer:
-    """A tokenizer of whole texts, without its file's own truncation and padding."""
+    """Return a tokenizer without its file's truncation and padding."""
     try:
         found = Tokenizer.from_str(text)
-    except Exception as e:  # the library has no class of its own
+    except Exception as e:  # the library has no exception class of its own
         raise Bad(f"{where}: no tokenizer: {e}") from None
     found.no_truncation()
     found.no_padding()
@@ -112,8 +112,8 @@ def library(text: str, where: object) -> Tokenizer:
 
 
 def token(where: str, x: object, **default: bool) -> AddedToken:
-    """A token's text, or an object with `content` and flags; one that it lacks is `default`'s,
-    else the library's."""
+    """Return a token, given as text or as an object with `content` and flags. Missing flags come
+    from `default`, then from the library."""
     if isinstance(x, str):
         x = {"content": x}
     if not isinstance(x, dict) or not isinstance(x.get("content"), str):
@@ -138,7 +138,7 @@ def objects(where: str, x: object) -> Config:
 
 
 def number(where: str, x: object) -> int:
-    """An id of a token; keys of JSON are texts."""
+    """Return the id of a token; keys of JSON are texts."""
     if isinstance(x, str) and x.isdecimal() and len(x) < 10:
         x = int(x)
     if type(x) is not int or not 0 <= x < 2**31:
@@ -148,13 +148,13 @@ def number(where: str, x: object) -> int:
 
 @dataclass
 class Folder:
-    """What the files beside tokenizer.json say"""
+    """Content of the files beside tokenizer.json."""
 
     path: Path
-    known: Config  # tokenizer_config.json, with special_tokens_map.json where it counts
+    known: Config  # tokenizer_config.json, with special_tokens_map.json if that counts
     named: dict[str, AddedToken] = field(default_factory=dict)
     more: list[AddedToken] = field(default_factory=list)
-    # By id, and the file and key that state it
+    # id -> the file and key that state it, and the token
     stated: dict[int, tuple[str, AddedToken]] = field(default_factory=dict)
 
     def where(self, file: str, key: object = None) -> str:
@@ -162,8 +162,11 @@ class Folder:
 
 
 def read(path: Path, raw: Config) -> Folder:
-    """raw: tokenizer.json. special_tokens_map.json and added_tokens.json count where there is no
-    added_tokens_decoder, and then before tokenizer_config.json."""
+    """Read the files of a folder. raw: tokenizer.json.
+
+    special_tokens_map.json and added_tokens.json count only without added_tokens_decoder, and then
+    take precedence over tokenizer_config.json.
+    """
     found = Folder(path, config(path / SETTINGS))
     renamed(found.known)
     key = "added_tokens_decoder"
@@ -181,7 +184,7 @@ def read(path: Path, raw: Config) -> Folder:
 
 
 def legacy(found: Folder, raw: Config) -> None:
-    """Files that transformers wrote before there was added_tokens_decoder"""
+    """Read the files that transformers wrote before added_tokens_decoder existed."""
     known, there = found.known, config(found.path / MAP)
     before = known.get(MORE)
     if isinstance(before, list) and isinstance(there.get(MORE), list):
@@ -189,7 +192,7 @@ def legacy(found: Folder, raw: Config) -> None:
     known.update(there)
     renamed(known, once=True)
     named(found, f"{SETTINGS}, {MAP}" if there else SETTINGS)
-    # AutoTokenizer knows an object of tokenizer_config.json for a special token only afterwards.
+    # AutoTokenizer treats an object in tokenizer_config.json as a special token only afterwards.
     plain = [x for x in NAMED if x in there or isinstance(known.get(x), str)]
     names = [found.named[key] for key in plain if key in found.named]
     names += found.more if known.get(MORE) else []
@@ -204,8 +207,8 @@ def legacy(found: Folder, raw: Config) -> None:
 
 
 def renamed(known: Config, once: bool = False) -> None:
-    """Gives keys their names of today: extra_special_tokens was additional_special_tokens; of an
-    object its tokens are model_specific_special_tokens. once: keys renamed before stay."""
+    """Rename keys to their current names. additional_special_tokens became extra_special_tokens;
+    tokens of an object become model_specific_special_tokens. once: existing new keys stay."""
     if OLDER in known and not known.get(MORE) and not once:
         known[MORE] = known.pop(OLDER)
     if isinstance(known.get(MORE), dict) and isinstance(
@@ -215,7 +218,7 @@ def renamed(known: Config, once: bool = False) -> None:
 
 
 def named(found: Folder, file: str) -> None:
-    """bos_token and the like, then tokens that have no name"""
+    """Read bos_token and the like, then tokens without names."""
     known = found.known
     names = [x for x in known if x.endswith("_token") and x not in NAMED]
     for key in (*NAMED, *names):
@@ -237,7 +240,7 @@ def named(found: Folder, file: str) -> None:
 
 
 def own(path: Path, raw: Config) -> Iterator[Stated]:
-    """added_tokens of a tokenizer.json that the library has read"""
+    """Yield added_tokens of a tokenizer.json that the library has read."""
     there = raw.get("added_tokens")
     for x in there if isinstance(there, list) else []:
         at = f"{path}: added_tokens: {x['content']}"
@@ -245,8 +248,8 @@ def own(path: Path, raw: Config) -> Iterator[Stated]:
 
 
 def added(found: Folder, tokenizer: Tokenizer) -> list[AddedToken]:
-    """Tokens that tokenizer.json lacks or has with other flags, in the order of their ids; then
-    those that are only named. Of one that is there twice the last counts."""
+    """Return the tokens that tokenizer.json lacks or has with other flags, in the order of their
+    ids, then those that are only named. The last of duplicates counts."""
     there = tokenizer.get_added_tokens_decoder().values()
     same = {repr(x) for x in there}
     tokens = [x for _, (_, x) in sorted(found.stated.items())]
@@ -261,7 +264,7 @@ def added(found: Folder, tokenizer: Tokenizer) -> list[AddedToken]:
 
 
 def held(stated: Iterable[Stated], made: Tokenizer) -> None:
-    """Each token has the id that its file states."""
+    """Require that each token has the id that its file states."""
     for id_, where, x in stated:
         if not x.content:
             raise Bad(f"{where}: its content is empty, which is no token")
@@ -274,12 +277,12 @@ def held(stated: Iterable[Stated], made: Tokenizer) -> None:
             )
 
 
-# ---- what is not done here
+# ---- unsupported settings
 
 
 def steps(part: Any) -> Iterator[Config]:
-    """A tokenizer's normalizer, pre-tokenizer or post-processor, or each that it is a sequence of,
-    as the library writes it"""
+    """Yield a tokenizer's normalizer, pre-tokenizer or post-processor, or each step of a sequence,
+    as the library's JSON."""
     if part is not None:
         first = json.loads(part.__getstate__())
         several = ("normalizers", "pretokenizers", "processors")
@@ -287,7 +290,7 @@ def steps(part: Any) -> Iterator[Config]:
 
 
 def prefixed(made: Tokenizer) -> bool | None:
-    """Whether it puts a space before a text; None: it tells nothing of it"""
+    """Return whether the tokenizer puts a space before a text, None if it is unknown."""
     for x in steps(made.pre_tokenizer):
         if x["type"] == "ByteLevel":
             return bool(x["add_prefix_space"])
@@ -305,7 +308,7 @@ def lowered(made: Tokenizer) -> bool:
 
 
 def whole(file: Path, made: Tokenizer) -> None:
-    """The library ends with a panic where a post-processor puts a token that it does not have."""
+    """Refuse a post-processor that adds an unknown token: the library panics there."""
     for x in steps(made.post_processor):
         if x["type"] != "TemplateProcessing":
             continue
@@ -318,7 +321,7 @@ def whole(file: Path, made: Tokenizer) -> None:
 
 
 def refused(found: Folder, made: Tokenizer) -> None:
-    """Keys by which AutoTokenizer may make other tokens than tokenizer.json"""
+    """Refuse keys with which AutoTokenizer may produce other tokens than tokenizer.json."""
     known = found.known
     for key, has in (
         ("add_prefix_space", prefixed(made)),
@@ -340,7 +343,7 @@ def refused(found: Folder, made: Tokenizer) -> None:
 
 
 def nothing(path: Path) -> Bad:
-    """There is no tokenizer.json in a folder."""
+    """Return the error of a folder without a tokenizer.json."""
     others = [x for x in OTHERS if (path / x).exists()]
     has = f" ({', '.join(others)} alone is not read)" if others else ""
     return Bad(
@@ -354,7 +357,8 @@ def nothing(path: Path) -> Bad:
 
 
 def templates(found: Folder) -> dict[str, Source]:
-    """chat_template.jinja is `default`; files count before tokenizer_config.json."""
+    """Return the chat templates by name. chat_template.jinja is `default`; files take precedence
+    over tokenizer_config.json."""
     path = found.path
     files = {"default": path / "chat_template.jinja"}
     more = path / "additional_chat_templates"
@@ -373,7 +377,7 @@ def templates(found: Folder) -> dict[str, Source]:
 
 
 def several(where: str, x: object) -> dict[str, str]:
-    """A template, or several by name"""
+    """Return a template, or several by name."""
     if x is None:
         return {}
     if isinstance(x, str):
@@ -393,7 +397,8 @@ def several(where: str, x: object) -> dict[str, str]:
 
 
 def around(found: Folder, made: Tokenizer) -> Iterator[str]:
-    """add_bos_token and add_eos_token that tokenizer.json does not do"""
+    """Yield notes about add_bos_token and add_eos_token settings that tokenizer.json does not
+    follow."""
     ids = made.encode("a").ids
     for key, name, place in (
         ("add_bos_token", "bos_token", ids[:1]),
@@ -412,8 +417,8 @@ def around(found: Folder, made: Tokenizer) -> Iterator[str]:
 def notes(
     found: Folder, tokens: Sequence[AddedToken], made: Tokenizer
 ) -> Iterator[str]:
-    """What its user should know: tokens that other files add, names of none, and more tokens than
-    the model's table has rows"""
+    """Yield notes for the user: tokens that other files add, tokens that do not exist, and more
+    tokens than the model's embedding has rows."""
     path = found.path
     new = [f"{x.content} {made.token_to_id(x.content)}" for x in tokens]
     if new:
@@ -443,7 +448,7 @@ def vocabulary(tokenizer: Tokenizer) -> int:
 
 
 def ended(found: Folder, file: Path, made: Tokenizer) -> None:
-    """The end of a text is a token that some file has, and not only its name."""
+    """Require that the token that ends a text is in some file, and not only named."""
     end = found.named.get("eos_token")
     others = (x for _, x in found.stated.values())
     there = {x.content for x in (*others, *found.more)}
@@ -453,7 +458,7 @@ def ended(found: Folder, file: Path, made: Tokenizer) -> None:
 
 
 def pretrained(file: Path) -> Pretrained:
-    """A tokenizer.json and what lies beside it"""
+    """Return a tokenizer.json with the files beside it."""
     text = text_of(file)
     made = library(text, file)
     raw = parsed(file, text)

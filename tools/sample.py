@@ -1,12 +1,12 @@
-"""sample.py -- text behind a prompt, by a trained model: its tokens through the program and back.
+"""sample.py -- continues a prompt with a trained model, by tokens through the program and back.
 
 sample.py DIR --prompt TEXT [--tokens N] [--temperature X] [--top-k K] [--top-p X] [--seed N]
 
-DIR has the weights, and the tokenizer (tokenizer.json) where --tokenizer names no other; the
-program is one that was made for the model. Text comes as it is drawn, up to the token that ends a
-text, or N tokens.
+DIR has the weights, and the tokenizer (tokenizer.json) unless --tokenizer names another; the
+program must have been made for the model. Text is printed as it is drawn, up to the token that ends
+a text, or N tokens.
 
-Exit codes: 0; 2 an argument or a file is wrong; else the program's.
+Exit codes: 0; 2 an argument or a file is wrong; otherwise the program's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from checkpoint import Bad, code_of, tell
 from encoding import Encoder, Ids
 from zg.output import naming
 
-ANEW = 16  # tokens that are decoded again with the next: a letter may be of several
-CUT = "\N{REPLACEMENT CHARACTER}"  # what half a letter is decoded to
+ANEW = 16  # tokens that are decoded again with the next one: a letter may span several
+CUT = "\N{REPLACEMENT CHARACTER}"  # result of decoding an incomplete letter
 
 
 class Reader(Protocol):
-    """Tokens to text; "" where a letter is not whole yet."""
+    """Turns tokens into text; "" while a letter is incomplete."""
 
     def text(self, token: int) -> str: ...
 
@@ -47,7 +47,7 @@ class ByteReader:
 
 
 class TokenReader:
-    """Decodes a few tokens before each one with it: a tokenizer may put spaces between two."""
+    """Decodes each token together with a few before it: a tokenizer may put spaces between two."""
 
     def __init__(self, encoder: Encoder, before: Ids) -> None:
         assert encoder.tokenizer
@@ -85,7 +85,7 @@ def command(chosen: argparse.Namespace, prompt: Path) -> list[str]:
 
 
 def numbers(stream: IO[str]) -> Iterator[int]:
-    """Tokens as they come, each with a space behind it, in a line that has nothing else."""
+    """Yield tokens as they come. Each is followed by a space, on a line of tokens only."""
     word = ""
     while letter := stream.read(1):
         if letter.isdigit():
@@ -119,7 +119,7 @@ def sample(chosen: argparse.Namespace) -> int:
 
 
 def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
-    """Runs the program, writes what it draws; its exit code."""
+    """Run the program and write the text that it draws. Return its exit code."""
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(

@@ -1,5 +1,5 @@
-"""trained.py -- what the commands share that run a trained model: its folder, its tokenizer, the
-program."""
+"""trained.py -- shared parts of the commands that run a trained model: its folder, its tokenizer,
+the program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def say(text: str) -> None:
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
-    """With DIR, --tokenizer and --program"""
+    """Return a parser with DIR, --tokenizer and --program."""
     found = Parser(
         prog=prog,
         description=description,
@@ -46,7 +46,7 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def usual(folder: Path) -> str:
-    """The folder's tokenizer; where it has none and tokens are bytes, these."""
+    """Return the folder's tokenizer, or "bytes" if it has none and tokens are bytes."""
     known = folder / "config.json"
     if not (folder / "tokenizer.json").exists() and known.exists():
         if config(known).get("vocab_size") == 256:
@@ -55,8 +55,8 @@ def usual(folder: Path) -> str:
 
 
 def saved_by(folder: Path) -> list[str]:
-    """Returns the hashes of plan and layout that a program wrote into the folder's weights. The
-    program that loads a damaged file tells what is wrong with it."""
+    """Return the hashes of plan and layout that a program wrote into the folder's weights. A
+    damaged file is ignored: the program that loads it reports the error."""
     for path in sorted(folder.glob("model*.safetensors")):
         with contextlib.suppress(Bad):
             head = int.from_bytes(part(path, 0, 8), "little")
@@ -71,7 +71,7 @@ def saved_by(folder: Path) -> list[str]:
 
 
 def version(path: Path) -> str:
-    """Returns what a program says of itself; nothing where it cannot be run."""
+    """Return the --version text of a program, "" if it cannot be run."""
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True
@@ -82,8 +82,8 @@ def version(path: Path) -> str:
 
 
 def program(folder: Path) -> Path:
-    """Returns the newest program with the plan that the folder's weights name, else one with their
-    layout, else out/train; tells which, and of which model."""
+    """Return the newest program with the plan that the folder's weights name, else one with their
+    layout, else out/train. Print which one, and its model."""
     usual = ROOT / "out" / "train"
     there = sorted(
         (
@@ -108,7 +108,10 @@ def program(folder: Path) -> Path:
 
 
 def recipe(chosen: argparse.Namespace) -> Recipe:
-    """Returns the tokenizer's recipe; sets the program, which must be there."""
+    """Return the tokenizer's recipe, and set the program.
+
+    Raises Bad if there is no program.
+    """
     chosen.program = chosen.program or program(chosen.dir)
     if not chosen.program.exists():
         raise Bad(
@@ -118,5 +121,5 @@ def recipe(chosen: argparse.Namespace) -> Recipe:
 
 
 def code(returned: int) -> int:
-    """A program's exit code; 128 + N where signal N has ended it."""
+    """Return a program's exit code, 128 + N if signal N ended it."""
     return returned if returned >= 0 else 128 - returned

@@ -1,12 +1,12 @@
-"""watch.py -- the losses of runs, drawn from their logs while they grow.
+"""watch.py -- draws the losses of runs from their logs while they grow.
 
 watch.py LOG... [--once] [--svg FILE] [--csv FILE] [--tensorboard DIR] [--wandb [PROJECT]]
 
-On a terminal the picture is drawn anew when a log grows, else once, at the end: when all runs have
-ended, at Ctrl-C, or at once with --once. Files are whole then; TensorBoard and Weights & Biases
-have each step as it comes.
+On a terminal the picture is drawn again when a log grows, otherwise once, at the end: when all runs
+have ended, at Ctrl-C, or at once with --once. Files are complete then; TensorBoard and Weights &
+Biases get each step as it comes.
 
-A line that is no record is told once, by its number, and passed over.
+A line that is no record is reported once, by its number, and skipped.
 
 Exit codes: 0; 2 an argument is wrong, or a file cannot be read or written; 3 a disk is full or
 failing.
@@ -38,15 +38,18 @@ from zg.commandline import Parser
 from zg.output import FOLDERS, naming, nowhere
 from zg.write.svg import clean
 
-LOOK_S = 1.0  # between two looks at the logs
-RECENT = 20  # steps, of which the median tells the rate, and what is left
-LATEST = 10**9  # seconds, until an end that is worth telling
-UNREAD = 5  # lines of a log that are told
-ROWS, COLUMNS = 20, 80  # where there is no terminal
-SIGNS = ("braille", "x", "+", "*", "#")  # of curves, which have no colours
+LOOK_S = 1.0  # seconds between two looks at the logs
+RECENT = 20  # steps whose median gives the rate and the time left
+LATEST = 10**9  # seconds: a later end is not shown
+UNREAD = 5  # most lines of a log that are reported
+ROWS, COLUMNS = 20, 80  # size without a terminal
+# Signs of curves, which have no colours.
+SIGNS = ("braille", "x", "+", "*", "#")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-HOME, CLEAR = "\x1b[H", "\x1b[2J"  # where a picture begins; the screen
-REST, BELOW = "\x1b[K", "\x1b[K\x1b[J"  # of a line; and all lines below
+# Move to the start of the picture; clear the screen
+HOME, CLEAR = "\x1b[H", "\x1b[2J"
+# Clear the rest of a line; and all lines below
+REST, BELOW = "\x1b[K", "\x1b[K\x1b[J"
 
 
 # ---- on the terminal
@@ -61,14 +64,14 @@ def numbers(record: Record) -> dict[str, float]:
 
 
 def steps_of(run: Record) -> int:
-    """--steps of a run; 0: it has none."""
+    """Return --steps of a run, 0 if it has none."""
     words = " ".join(run.get("arguments", ()))
     found = re.findall(r"(?:^| )--steps[= ]([0-9]{1,18})(?: |$)", words)
     return int(found[-1]) if found else 0
 
 
 def left(log: Log) -> str:
-    """How long the run will take, by its last steps."""
+    """Return the time that the run still takes, by its last steps."""
     took = [seconds for _, seconds in log.points("seconds")][-RECENT:]
     more = steps_of(log.run) - max(log.steps, default=0)
     if log.ended or not took or more <= 0:
@@ -86,7 +89,7 @@ def told(x: float, digits: int) -> str:
 
 
 def line(log: Log, name: str) -> str:
-    """How far a run has come."""
+    """Return a line about a run's progress."""
     losses, found = log.points("loss"), log.points("val_loss")
     rates = log.points("tokens_per_second")
     most = steps_of(log.run)
@@ -107,8 +110,8 @@ def line(log: Log, name: str) -> str:
 
 
 def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
-    """A plot of losses, and a line for each log. The library has shares of the plot's width and
-    height alone, so it meets no number that it cannot draw."""
+    """Return a plot of losses, and a line for each log. The library gets only fractions of the
+    plot's width and height, so it meets no number that it cannot draw."""
     size = shutil.get_terminal_size((COLUMNS, ROWS + len(logs) + 1))
     columns, rows = size.columns, max(size.lines - len(logs) - 1, 8)
     found = axes(logs, max(2, rows // 3))
@@ -147,7 +150,7 @@ def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-# ---- where numbers go
+# ---- outputs
 
 
 class Sink(Protocol):
@@ -156,7 +159,7 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Its thread that writes hands an error on, after a traceback of its own."""
+    """Writes to TensorBoard. Its writer thread passes an error on after printing a traceback."""
 
     def __init__(self, folder: Path, name: str) -> None:
         from tensorboard.summary import Writer
@@ -177,7 +180,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """It asks nobody for a key: stdin is empty."""
+    """Writes to Weights & Biases. It never asks for a key: stdin is empty."""
 
     def __init__(self, project: str, log: Log, name: str) -> None:
         import wandb
@@ -191,7 +194,7 @@ class Wandb:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """ValueError: WANDB_MODE and the like."""
+        """Turn wandb's errors into Bad; ValueError is raised for WANDB_MODE and the like."""
         try:
             yield
         except (self.error, ValueError) as e:
@@ -221,7 +224,7 @@ def sinks(
 
 
 def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
-    """A row for each step of each log; what a step does not have is empty."""
+    """Write a row for each step of each log; missing numbers are empty."""
     rows = [
         {"log": clean(name), "step": step, **numbers(record)}
         for log, name in zip(logs, names, strict=True)
@@ -239,8 +242,8 @@ def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
 
 
 def named(paths: Sequence[Path]) -> list[str]:
-    """What each log is called: its file's name where no other has it, else its path from the folder
-    that all are in."""
+    """Return the name of each log: its file's stem if these are unique, else its path from the
+    common folder."""
     stems = [p.stem if p.stem.strip(".") else p.name for p in paths]
     if len(set(stems)) == len(stems):
         return stems
@@ -258,7 +261,7 @@ class Watch:
         self.told = [0] * len(self.logs)  # unread lines of each log
 
     def open(self, closing: ExitStack) -> None:
-        """Looks for the first time; then it is known what goes where."""
+        """Read the logs for the first time, and open the outputs."""
         found = [log.read(self.chosen.once) for log in self.logs]
         for log in self.logs:
             if not log.run and not log.steps:
@@ -272,7 +275,7 @@ class Watch:
         self.hand_on(found)
 
     def look(self, all_of_it: bool = False) -> bool:
-        """Takes in what is new; whether anything is."""
+        """Read new records. Return whether there are any."""
         found = [log.read(all_of_it) for log in self.logs]
         self.hand_on(found)
         return any(found)
@@ -284,8 +287,8 @@ class Watch:
                     sink.add(step, numbers(record))
 
     def tell(self, now: bool = True) -> None:
-        """Of lines that are no records: the first of a log, then how many more. A live picture
-        would hide it."""
+        """Report lines that are no records: the first ones of a log, then the number of others. A
+        live picture would hide it."""
         if not now:
             return
         for n, log in enumerate(self.logs):
@@ -299,7 +302,7 @@ class Watch:
         return not self.chosen.once and not all(log.ended for log in self.logs)
 
     def watch(self) -> None:
-        """Until all runs have ended, or somebody has seen enough."""
+        """Watch until all runs have ended or the user interrupts."""
         live = sys.stdout.isatty() and not self.chosen.once
         with ExitStack() as closing:
             self.open(closing)

@@ -1,4 +1,5 @@
-"""commandline.py -- argparse whose errors are one line: what is wrong, and what tells more."""
+"""commandline.py -- an argparse parser with errors of one line: the mistake, and a hint at
+--help."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ UNKNOWN = "unrecognized arguments: "
 
 
 class Parser(argparse.ArgumentParser):
+    """Parser of a command. An abbreviated option is an error."""
+
     def __init__(self, **more: Any) -> None:
-        """Options are written out: a part of one is an error."""
         super().__init__(allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:

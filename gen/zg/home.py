@@ -1,4 +1,5 @@
-"""home.py -- where templates, runtime and kernels lie: in a checkout, or where pip has put them."""
+"""home.py -- finds templates, runtime and kernels: in a checkout, or in the package that pip
+installed."""
 
 from importlib import metadata
 from pathlib import Path
@@ -9,14 +10,14 @@ HOME = _CHECKOUT if _IN_CHECKOUT else Path(__file__).parent / "share"
 
 
 def version() -> str:
-    """This generator's version."""
+    """Return this generator's version."""
     if _IN_CHECKOUT:
         return (_CHECKOUT / "VERSION").read_text().strip()
     return metadata.version("zgen")
 
 
 def license() -> str:
-    """What everyone who is given a program may do with it."""
+    """Return the text of the licence, under which everyone gets a generated program."""
     if _IN_CHECKOUT:
         return (_CHECKOUT / "LICENSE").read_text()
     of = metadata.distribution("zgen")

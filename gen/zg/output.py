@@ -1,4 +1,4 @@
-"""output.py -- a text to stdout or to a file, which is then whole or as it was."""
+"""output.py -- writes a text to stdout, or to a file that is replaced only as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS = "one that is there, or one below the current folder, which is made"
 
 
 def why(e: OSError) -> str:
-    """The reason of an error, whatever raised it."""
+    """Return the reason of an error, for any exception with it."""
     said = e.args[0] if e.args else ""
     if isinstance(e, shutil.Error) and isinstance(said, list):  # of copytree
         *_, said = said[0]
@@ -26,8 +26,8 @@ def why(e: OSError) -> str:
 
 @contextlib.contextmanager
 def naming(place: object, anew: bool = False) -> Iterator[None]:
-    """Names a file, or an output, in an error that names none: only open() does by itself. anew:
-    in any error."""
+    """Name a file or an output in errors that name none; of all calls only open() does by itself.
+    anew: in any error."""
     try:
         yield
     except OSError as e:
@@ -37,13 +37,14 @@ def naming(place: object, anew: bool = False) -> Iterator[None]:
 
 
 def missing(path: str) -> list[str]:
-    """The folders of a path that are not there, the innermost first."""
+    """Return the missing folders of a path, the innermost first."""
     here = Path(os.path.abspath(path))
     return [str(up) for up in here.parents if not os.path.lexists(up)]
 
 
 def nowhere(path: str) -> str:
-    """The outermost missing folder of a path, where it is not below the current one; else ''."""
+    """Return the outermost missing folder of a path, '' if none is missing or it is below the
+    current one."""
     for first in missing(path)[-1:]:
         here = os.path.realpath(".")
         if here not in map(os.path.realpath, Path(first).parents):
@@ -53,7 +54,7 @@ def nowhere(path: str) -> str:
 
 @contextlib.contextmanager
 def folders(path: str) -> Iterator[None]:
-    """Makes the missing folders of a path, and removes them again if the body fails."""
+    """Create the missing folders of a path, and remove them again if the body fails."""
     made = missing(path)
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -66,7 +67,10 @@ def folders(path: str) -> Iterator[None]:
 
 
 def write(text: str, path: str | None) -> None:
-    """To stdout, or to a file: beside it first, then in its place. OSError: it cannot be."""
+    """Write to stdout, or to a file: to a temporary file beside it, which then replaces it.
+
+    Raises OSError.
+    """
     if path is None:
         _into(1, text)
         return
@@ -77,12 +81,13 @@ def write(text: str, path: str | None) -> None:
     else:
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if not stat.S_ISREG(mode):  # a device or a pipe; a folder says what it is
+    # A device or a pipe; opening a folder raises its own error.
+    if not stat.S_ISREG(mode):
         with open(path, "wb") as there:
             _into(there.fileno(), text)
         return
     with folders(path):
-        _replace(text, os.path.realpath(path), mode)  # a link stays one
+        _replace(text, os.path.realpath(path), mode)  # a link stays a link
 
 
 def _replace(text: str, path: str, mode: int) -> None:
@@ -98,7 +103,7 @@ def _replace(text: str, path: str, mode: int) -> None:
 
 
 def is_one_of(path: str, inputs: list[str]) -> str | None:
-    """The input that a path is, if any."""
+    """Return the input that is the same file as the path, or None."""
     return next(
         (
             file

@@ -1,6 +1,6 @@
-"""progress.py -- what zgen does, told on stderr where it takes long.
+"""progress.py -- reports zgen's current phase on stderr if a command takes long.
 
-A phase is named when it begins; nothing is said before SECONDS of the processor's time.
+A phase is named when it begins, but not before SECONDS of processor time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ _loud = False  # SECONDS have passed
 
 
 def begin(phase: str) -> None:
-    """The first phase of a command."""
+    """Start to report, with the first phase of a command."""
     doing(phase)
     _wait(SECONDS)
 
 
 def doing(phase: str) -> None:
+    """Begin another phase."""
     global _phase
     _phase = phase
     if _loud:

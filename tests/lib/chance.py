@@ -1,6 +1,5 @@
-"""chance.py -- random numbers that kernels draw, made once more in numpy: words of Philox 4x32-10, and
-which elements dropout keeps.
-"""
+"""chance.py -- computes the kernels' random numbers in numpy: words of Philox 4x32-10, and the
+elements that dropout keeps."""
 
 import numpy as np
 
@@ -9,7 +8,7 @@ STEP, PLACE = 0xD1342543DE82EF95, 1 << 62  # runtime/zr_int.h, kernels/drop.h
 
 
 def philox(counter: np.ndarray, key: np.ndarray, seed: int) -> np.ndarray:
-    """words [len(counter), 4]"""
+    """Return words [len(counter), 4]."""
     c = [
         counter & LOW,
         counter >> np.uint64(32),
@@ -30,7 +29,7 @@ def philox(counter: np.ndarray, key: np.ndarray, seed: int) -> np.ndarray:
 
 
 def keys(seed: int, first: int, count: int) -> list[int]:
-    """of the samples first .. first + count - 1 of a run"""
+    """Return the keys of the samples first .. first + count - 1 of a run."""
     return [
         (2 * (seed + n * STEP) + 1) % 2**64
         for n in range(first, first + count)
@@ -38,7 +37,8 @@ def keys(seed: int, first: int, count: int) -> list[int]:
 
 
 def kept(keys: list[int], place: int, n: int, p: float) -> np.ndarray:
-    """bool [len(keys), n]: elements of each sample that dropout keeps at a place of the model"""
+    """Return bool [len(keys), n]: the elements of each sample that dropout keeps at a place of the
+    model."""
     elem = np.arange(n, dtype=np.uint64)
     counter = np.arange((n + 3) // 4, dtype=np.uint64)
     at = np.full(len(counter), place | PLACE, np.uint64)

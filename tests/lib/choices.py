@@ -1,4 +1,4 @@
-"""choices.py -- files of multiple choice as llm.c writes them, for tests."""
+"""choices.py -- writes and reads files of multiple choice in llm.c's format, for tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def file(examples: Sequence[Example]) -> bytes:
 
 
 def parsed(data: bytes) -> list[Example]:
-    """What such a file says; all of it must be as llm.c has it."""
+    """Return the examples of such a file, which must follow llm.c's format exactly."""
     magic, version, count, longest = struct.unpack("<4i", data[:16])
     assert (magic, version) == (MAGIC, 1) and not any(data[16:1024])
     words = struct.unpack(f"<{len(data) // 2 - 512}H", data[1024:])

@@ -1,6 +1,8 @@
-"""count.py -- the work of Python code as a number that is the same on every machine, however busy:
-the lines that it runs. A loop counts by its turns, also where it is a comprehension; what is done
-within C (a sort, `in` a list) counts as one line."""
+"""count.py -- measures the work of Python code as the number of lines that it runs.
+
+The number is the same on every machine, however busy. Each iteration of a loop counts, also in a
+comprehension; work within C (a sort, `in` a list) counts as one line.
+"""
 
 import sys
 from collections.abc import Callable

@@ -1,11 +1,11 @@
 """device.py -- a GPU by CUDA's runtime, for tests of its kernels: memory, copies, time, graphs.
 
-What the library does is looked up in the kernels' own library, which is linked with it.
+CUDA's functions are looked up in the kernels' own library, which is linked with them.
 
 Invariants
- 1. A span of host memory and its copy on the device begin at the same place of 256 bytes, so that
-    what depends on alignment is tested; no byte behind the copy belongs to it.
- 2. Spans that overlap share one copy: what lies in place on the host does so on the device.
+ 1. A span of host memory and its copy on the device start at the same offset from a multiple of 256
+    bytes, so that effects of alignment are tested; no byte after the copy belongs to it.
+ 2. Spans that overlap share one copy: operands that alias on the host alias on the device.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 ALIGNED = 256
 
-Span = tuple[int, int]  # of host memory: from, to
+Span = tuple[int, int]  # of host memory: start, end
 
 
 class Device:
-    """Calls of CUDA's runtime; each must go well."""
+    """Calls of CUDA's runtime; each must succeed."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -61,9 +61,8 @@ class Device:
 
     def stream(self) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
-        self.call(
-            "cudaStreamCreateWithFlags", ctypes.byref(made), 1
-        )  # waits for no other
+        # A stream that waits for no other.
+        self.call("cudaStreamCreateWithFlags", ctypes.byref(made), 1)
         return made
 
     def event(self) -> ctypes.c_void_p:
@@ -84,7 +83,7 @@ class Device:
 
     @contextlib.contextmanager
     def graph(self, stream: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
-        """what is launched inside becomes a graph, which can be played afterwards"""
+        """Capture the launches inside as a graph, which can be launched afterwards."""
         record, ready = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cudaStreamBeginCapture", stream, 2)  # relaxed
         yield ready
@@ -101,11 +100,11 @@ class Device:
         self.call("cudaGraphLaunch", graph, stream)
 
 
-# ---- operands in host memory, on the device for the time of one call
+# ---- operands in host memory, on the device for the duration of one call
 
 
 def joined(spans: list[Span]) -> list[Span]:
-    """without overlaps, ascending"""
+    """Return the spans merged where they overlap, ascending."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if found and start < found[-1][1]:
@@ -138,7 +137,7 @@ class Mirror:
             self.device.free(at - start % ALIGNED)
 
     def at(self, address: int) -> int:
-        """where a byte of the host lies on the device"""
+        """Return the place on the device of a byte of the host."""
         for start, end, room in self.rooms:
             if start <= address < end:
                 return room + address - start

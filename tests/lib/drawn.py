@@ -1,5 +1,5 @@
-"""drawn.py -- hypothesis strategies for small specs composed of every op kind; a spec is the
-mapping that a YAML file holds. Shapes are small and seldom round."""
+"""drawn.py -- hypothesis strategies for small specs with every kind of op. A spec is the mapping of
+a YAML file. Shapes are small and seldom round."""
 
 import pathlib
 import re
@@ -79,7 +79,8 @@ def norms(draw, name: str) -> Mapping:
 
 @st.composite
 def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
-    """up, a nonlinearity, down. GPT-2's layout keeps one tensor per linear, so no gate beside up"""
+    """Draw up, a nonlinearity and down. GPT-2's layout has one tensor per linear, so no gate beside
+    up."""
     inner, bias = draw(odd), draw(flag)
     if family != "gpt2" and draw(flag):
         up: list[Mapping] = [
@@ -113,7 +114,7 @@ def branches(
 ) -> list[Mapping]:
     ops = [draw(norms(name + ".norm"))] if draw(flag) else []
     kind = draw(st.integers(0, 4))
-    if kind == 4:  # what is linear alone has few values that backward reads
+    if kind == 4:  # a purely linear branch has few values that backward reads
         made = {"name": name + ".plain", "out": width, "bias": draw(flag)}
         return [*ops, {"linear": made}]
     if kind > 1:
@@ -139,7 +140,7 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
 
 @st.composite
 def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
-    """a model and the length of its samples"""
+    """Draw a model and the length of its samples."""
     family, width = (
         draw(st.sampled_from(["gpt2", "llama"])),
         draw(st.integers(4, 40)),
@@ -167,8 +168,8 @@ def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
 
 @st.composite
 def specs(draw) -> Mapping:
-    """a whole spec for one rank; Adam's eps is far above the rounding noise of float32 gradients,
-    so that updates are smooth in them"""
+    """Draw a whole spec for one rank. Adam's eps is far above the rounding noise of float32
+    gradients, so that updates are smooth in them."""
     model, T = draw(models())
     optimizer = {
         "type": "AdamW",
@@ -205,11 +206,11 @@ def specs(draw) -> Mapping:
     }
 
 
-# ---- keys of a spec beside its model: the values that each is drawn from
+# ---- keys of a spec except its model: the values that each is drawn from
 
 FLAG = (False, True)
 FEW = range(10)
-SIZES = (1, 1024, 5000, 30_000, 10**6, 10**9)  # of elements
+SIZES = (1, 1024, 5000, 30_000, 10**6, 10**9)  # in elements
 BYTES = ("4KiB", "60kB", "200kB", "1MB", "4MB", "1GB")
 SHARES = (0.0, 0.2, 0.5, 0.9)
 RATES = (0.0, 0.001, 0.01)
@@ -328,7 +329,7 @@ KEYS: dict[str, Sequence] = {
     "data.end": range(20),
     "targets": (["cpu"], [*TARGETS], ["sm_90"], ["sm_80", "sm_100"]),
 }
-# Drawn with the model, by whole_specs.
+# Drawn together with the model, by whole_specs.
 BY_MODEL = (
     "train.global_batch",
     "train.sequence",
@@ -354,7 +355,7 @@ SELDOM = ("train.memory_budget", "cluster.memory")  # a search takes long
 
 
 def nested(given: Mapping) -> Mapping:
-    """a mapping of mappings from one of dotted keys"""
+    """Return nested mappings from a mapping of dotted keys."""
     out: dict = {}
     for key, value in given.items():
         *path, last = key.split(".")
@@ -366,7 +367,7 @@ def nested(given: Mapping) -> Mapping:
 
 
 def named(ops: object, kind: str = "") -> list[str]:
-    """the names of a model's ops, or of those of a kind"""
+    """Return the names of a model's ops, or of those of one kind."""
     if isinstance(ops, list):
         return [name for op in ops for name in named(op, kind)]
     if not isinstance(ops, dict):
@@ -393,9 +394,11 @@ def group(rng: Random, names: Sequence[str]) -> Mapping:
 
 @st.composite
 def whole_specs(draw) -> Mapping:
-    """dotted keys of a spec, of which some may contradict each other; `model` is one. Hypothesis
-    draws the model, which chooses the rest: of so many draws hypothesis would make most the
-    first."""
+    """Draw dotted keys of a spec, `model` among them, some of which may contradict each other.
+
+    Hypothesis draws only the model, which seeds the rest: with so many draws hypothesis would make
+    most of them the first value.
+    """
     model, T = draw(models(st.sampled_from([1, 5, 16, 32, 40])))
     rng = Random(repr((model, T, draw(st.integers(0, 2**32)))))
 
@@ -435,14 +438,14 @@ def whole_specs(draw) -> Mapping:
     }
 
 
-# file:line: key: what is wrong; ... allowed: ...
+# file:line: key: mistake; ... allowed: ...
 REFUSAL = re.compile(r"\S+:\d+: ([\w.\[\]]+): .+; .*allowed: .+", re.S)
 STAYS = ("name", "model", "train.global_batch", "train.sequence", *NEEDED)
 
 
 def without(given: Mapping, message: str) -> Mapping:
-    """the keys less those that a refusal names: below the key, above it, or else those beside it;
-    none where it names no key that can be left out"""
+    """Return the keys without those that a refusal names: the keys below the named one, above it,
+    or else beside it. Nothing is removed if it names no key that can be left out."""
     found = REFUSAL.fullmatch(message)
     at = re.sub(r"\[\d+\]", "", found[1]) if found else ""
     named: set[str] = set()
@@ -457,8 +460,8 @@ def without(given: Mapping, message: str) -> Mapping:
 
 
 def settled(given: Mapping, path: pathlib.Path) -> str:
-    """train.c of a spec, left at `path`. While zgen refuses a key the spec goes on without it, so a
-    refusal that names none is a failure, and so is any other end."""
+    """Return train.c of a spec, written to `path`. As long as zgen refuses a key, the spec is
+    retried without it; a refusal that names no key is a failure, and so is any other error."""
     while True:
         path.write_text(yaml.safe_dump(nested(given)))
         try:

@@ -1,5 +1,5 @@
-"""files.py -- what tests of the readers of files share: small C programs that call them, built with
-sanitizers, and a model in files and in the memory of ranks to try them on."""
+"""files.py -- shared parts of the tests of file readers: small C programs that call the readers,
+built with sanitizers, and a model in files and in the memory of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = [
     "zr_mix.c",
     "zr_tokens.c",
 ]
-READERS = {  # by the name of the program: the files that it reads with
+READERS = {  # program -> the files of its readers
     "choices": ["zr_choices.c", "zr_file.c", "zr_foreign.c", "zr_looks.c"],
     "data": TOKENS,
     "order": TOKENS,
@@ -52,7 +52,7 @@ READERS = {  # by the name of the program: the files that it reads with
 
 
 def build(source: str) -> Path:
-    """The program made of tests/`source` and its readers, every undefined behaviour fatal."""
+    """Build a program from tests/`source` and its readers; every undefined behaviour is fatal."""
     own = ROOT / "tests" / source
     parts = [ROOT / "runtime" / name for name in READERS[own.stem]]
     flags = "-g -O1 -ffp-contract=off -fno-sanitize-recover=all -fsanitize=address,undefined"
@@ -60,7 +60,7 @@ def build(source: str) -> Path:
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
-    """Runs a program of `build`; an exit code that the tests do not know is a crash."""
+    """Run a program of `build`. An exit code that the tests do not know is a crash."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode in (0, 2), done.stderr
@@ -68,14 +68,14 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def element(i: int, bits: int) -> int:
-    """What element i adds to a checksum of zr_sum.h."""
+    """Return the summand of element i in a checksum of zr_sum.h."""
     x = (i + 1) * 0x9E3779B97F4A7C15 % 2**64 ^ bits
     x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9 % 2**64
     return x ^ x >> 29
 
 
 def sealed(text: bytes) -> bytes:
-    """run.json with the checksum of what it now is, its last key"""
+    """Return run.json with its last key, the checksum, computed anew."""
     told, key, _ = text.rpartition(b'"checksum": ')
     told = told if key else text
     total = sum(element(i, byte) for i, byte in enumerate(told))
@@ -83,7 +83,7 @@ def sealed(text: bytes) -> bytes:
 
 
 Weights = dict[str, np.ndarray]
-POISON = 0xA5  # what an arena holds where nothing was put
+POISON = 0xA5  # content of an arena where nothing was written
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class Program:
 
 
 def layout(ranks: int) -> Program:
-    """A ragged model: four layers, each in a flat instance of its own, the norms of all layers in
-    one that every rank has whole, embeddings in a third; between all of them elements that belong
-    to no tensor, and ranks that have no part of some."""
+    """Return a ragged model: four layers, each in its own instance of a flat; the norms of all
+    layers in one flat that every rank has whole; embeddings in a third. Between them lie elements
+    that belong to no tensor, and some ranks have no part of some tensors."""
     shapes = {
         "h.%d.attn.c_attn.weight": (5, 9),
         "h.%d.attn.c_attn.bias": (9,),
@@ -180,7 +180,7 @@ def layout(ranks: int) -> Program:
 
 
 def every_bit(seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """f32 of all kinds: any bits, so infinities, subnormals and NaNs with payloads among them."""
+    """Return f32 of all kinds: random bits, with infinities, subnormals and NaNs with payloads."""
     bits = np.random.default_rng(seed).integers(
         0, 2**32, int(np.prod(shape)), dtype=np.uint32
     )
@@ -196,14 +196,14 @@ def every_bit(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """The same f32, but for infinities and NaNs, which get another exponent."""
+    """Return the same f32, with another exponent for infinities and NaNs."""
     bits = x.view(np.uint32)
     bits = np.where(np.isfinite(x), bits, bits ^ np.uint32(1 << 30))
     return bits.view(np.float32)
 
 
 def weights_of(program: Program, every: bool = False) -> Weights:
-    """Finite, as what is loaded has to be, or of every kind."""
+    """Return weights, finite as loading requires, or of every kind."""
     names = [(name, t.shape) for t in program.tensors for name in t.names()]
     all_bits = {
         name: every_bit(k, shape) for k, (name, shape) in enumerate(names)
@@ -216,8 +216,8 @@ def weights_of(program: Program, every: bool = False) -> Weights:
 def arenas(
     program: Program, weights: Weights, part_of_whole: bool
 ) -> list[np.ndarray]:
-    """What each rank's memory holds; part_of_whole: of a flat held whole only its own part,
-    which is what it saves."""
+    """Return the memory of each rank. part_of_whole: of a flat that is whole on every rank, only
+    its own part, which is the part it saves."""
     out = [
         np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)
     ]
@@ -278,7 +278,7 @@ class Bench:
     def load(
         self, where: str, rank: int = 0, *drop: str
     ) -> tuple[np.ndarray, str, str]:
-        """The arena after it, what went to stdout, and to stderr; "" where nothing was wrong."""
+        """Return the arena after loading, stdout, and stderr, which is "" if nothing was wrong."""
         arena = self.into / "loaded"
         np.full(self.program.arena, POISON, np.uint8).tofile(arena)
         done = run(
@@ -294,7 +294,8 @@ class Bench:
         return np.fromfile(arena, np.uint8), done.stdout, done.stderr
 
     def refused(self, where: str = "in") -> str:
-        """What the reader says of a directory that it must refuse; no master may have changed."""
+        """Return the error of a directory that the reader must refuse. No master may have
+        changed."""
         arena, note, why = self.load(where)
         assert (arena == POISON).all() and note == ""
         assert why[-1:] == "\n" and why[:-1].isprintable()

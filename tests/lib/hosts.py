@@ -1,8 +1,8 @@
-"""hosts.py -- hosts of one machine: a network, a name and memory of their own each, joined by a
-switch; and mpirun's start of a program on them.
+"""hosts.py -- simulates hosts on one machine, and starts programs on them with mpirun.
 
-A host is a process in namespaces of its own (network, UTS, IPC, mounts), which ends with the test.
-They need the right to make such: root's, or that of a user in a namespace of its own (unshare -r).
+Each host has its own network, name and memory; a switch joins them. A host is a process in its own
+namespaces (network, UTS, IPC, mounts), which ends with the test. Creating them needs root, or a
+user namespace (unshare -r).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import program
 from patience import LIMIT
 
 NAME = "10.99.0.{}"
-# What a host does: it waits for its end with the process that made it.
+# Command of a host: it waits until the process that made it ends.
 BODY = "hostname {name}; echo ready; exec sleep 1000000"
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 APART = ("unshare", "-n", "-u", "-i", "-m")
@@ -41,7 +41,7 @@ def is_root() -> bool:
 
 
 def enter(pid: int, *spaces: str) -> tuple[str, ...]:
-    """The beginning of a command that runs in namespaces of a process"""
+    """Return the start of a command that runs in a process's namespaces."""
     user = () if is_root() else ("-U", "--preserve-credentials")
     return ("nsenter", "-t", str(pid), *user, *spaces, "--")
 
@@ -53,11 +53,11 @@ class Host:
     body: subprocess.Popen[str]
 
     def at(self) -> tuple[str, ...]:
-        """The beginning of a command that runs there"""
+        """Return the start of a command that runs on the host."""
         return enter(self.body.pid, *INSIDE)
 
     def received(self) -> int:
-        """Bytes, at its interface"""
+        """Return the bytes that its interface has received."""
         text = subprocess.run(
             [*self.at(), "cat", "/proc/net/dev"],
             capture_output=True,
@@ -67,8 +67,8 @@ class Host:
         return int(re.search(rf"^ *{self.name}: *(\d+)", text, re.M)[1])
 
     def slow_down(self, bits: float) -> None:
-        """What it sends goes at no more than so many bits a second: what is sent in a hundredth of
-        a second may go at once."""
+        """Limit its sending rate to `bits` a second. Data of a hundredth of a second may go at
+        once."""
         words = ("tc", "qdisc", "add", "dev", self.name, "root", "tbf")
         burst = max(32768, int(bits / 8 / 100))
         sh(
@@ -77,7 +77,7 @@ class Host:
         )
 
     def kill(self) -> None:
-        """All that runs there, at once"""
+        """Kill all processes on the host at once."""
         own = os.readlink(f"/proc/{self.body.pid}/ns/net")
         for at in pathlib.Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended
@@ -86,7 +86,8 @@ class Host:
 
 
 def made(name: str, address: str, switch: Host | None) -> Host:
-    """One by itself, or in the namespace of users in which the switch has the right to join it"""
+    """Return a host. Without root it is created in the switch's user namespace, which allows it to
+    join."""
     if is_root():
         apart = APART
     elif switch:
@@ -107,7 +108,7 @@ def made(name: str, address: str, switch: Host | None) -> Host:
 
 
 def join(switch: Host, host: Host, port: str) -> None:
-    """Host and switch, by a cable"""
+    """Connect host and switch by a cable."""
     near = (host.name, "netns", host.body.pid)
     sh(
         *(*switch.at(), "ip", "link", "add", *near),
@@ -122,7 +123,7 @@ def join(switch: Host, host: Host, port: str) -> None:
 
 @contextlib.contextmanager
 def network(count: int) -> Iterator[list[Host]]:
-    """So many hosts, and the switch between them"""
+    """Create `count` hosts and the switch between them."""
     found: list[Host] = []
     namespaces.need((*APART, *(() if is_root() else ("-r",)), "true"))
     try:
@@ -143,7 +144,8 @@ def network(count: int) -> Iterator[list[Host]]:
 
 
 def agent(folder: pathlib.Path, hosts: Sequence[Host]) -> pathlib.Path:
-    """What mpirun starts its daemons with, in ssh's place: a host's address, then the command"""
+    """Return the command with which mpirun starts its daemons instead of ssh: it takes a host's
+    address, then the command."""
     cases = "\n".join(
         f'{host.address}) exec {" ".join(host.at())} sh -c "$*" ;;'
         for host in hosts
@@ -165,9 +167,11 @@ def mpirun(
     by: str = "slot",
     **settings: object,
 ) -> subprocess.Popen[str]:
-    """A run of its own process group; ranks are spread over hosts evenly, if there are any, in a
-    row or by another of mpirun's ways. None has a core of its own: each host would give its first
-    one the same."""
+    """Start a run in its own process group.
+
+    Ranks are spread evenly over hosts, if there are any, consecutively or by another of mpirun's
+    ways. None is bound to a core: each host would give its first rank the same one.
+    """
     words: list[object] = ["-n", ranks, "--map-by", by]
     if hosts:
         each = -(-ranks // len(hosts))
@@ -181,7 +185,7 @@ def mpirun(
 def mpirun_of(
     *words: object, at: Sequence[object] = (), **settings: object
 ) -> subprocess.Popen[str]:
-    """mpirun's own words, at a place"""
+    """Run mpirun with these words, perhaps on a host."""
     own = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for name in settings:
         own += ["-x", name]
@@ -197,8 +201,8 @@ def mpirun_of(
 
 
 def running(made: pathlib.Path, of: object) -> list[int]:
-    """Processes of a program with this word behind it (another test may run the same program): of
-    each rank its parent and itself"""
+    """Return the processes of a program with this argument, for each rank its parent and itself.
+    Another test may run the same program."""
     found = []
     for at in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended

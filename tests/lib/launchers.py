@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""launchers.py -- stand-ins for srun, scontrol and torchrun, each by the name that it is called:
-how they start a program, signal it, end it and start it anew, and no more.
+"""launchers.py -- stand-ins for srun, scontrol and torchrun, chosen by the name of the call.
 
-In the folder $NOTED they note for tests the processes that run (`tasks`), the exit codes of all of
-each start, a line for each (`codes`), and a job that is to be queued again (`requeue`).
+They start a program, signal it, end it and restart it, and do nothing else.
+
+In the folder $NOTED they record for tests the running processes (`tasks`), a line of exit codes for
+each start (`codes`), and a job that is to be queued again (`requeue`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-GPUS = 2  # of this host
+GPUS = 2  # GPUs of this host
 LATER = 30  # seconds from torchrun's SIGTERM to SIGKILL
 NOTED = pathlib.Path(os.environ.get("NOTED", "."))
 
 
 def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Options, all of them --NAME=VALUE or --NAME, and the program with its own."""
+    """Return the options, all of them --NAME=VALUE or --NAME, and the program with its
+    arguments."""
     n = next(i for i, word in enumerate(words) if not word.startswith("--"))
     pairs = (word.partition("=") for word in words[:n])
     return {name: value for name, _, value in pairs}, list(words[n:])
@@ -42,14 +44,15 @@ def start(
 
 
 def end(tasks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """As a shell has them: a signal's code is 128 and its number."""
+    """Wait for tasks. Return their exit codes as a shell has them: 128 plus the number for a
+    signal."""
     codes = [x if x >= 0 else 128 - x for x in (t.wait() for t in tasks)]
     with open(NOTED / "codes", "a") as f:
         f.write(" ".join(map(str, codes)) + "\n")
     return codes
 
 
-# A task of Slurm whose daemon speaks PMIx, as mpirun's does
+# A task of Slurm whose daemon speaks PMIx, as mpirun's does.
 OF_PMIX = """
 export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK
 unset OMPI_COMM_WORLD_RANK

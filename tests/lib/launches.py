@@ -1,8 +1,9 @@
-"""launches.py -- what a plan's calls launch on a GPU: the kernels' own host code says it.
+"""launches.py -- finds the launches of a plan's calls on a GPU, from the kernels' own host code.
 
-Every call of a plan is made on the emulated library as each of its targets runs it, with the plan's
-numbers and nulls, and zeros for all else that the host reads. Nothing is run: the library tells of
-each launch, and its address is a kernel's name. So no table here says what a call launches.
+Every call of a plan is made on the emulated library as on each of its targets, with the plan's
+numbers and nulls, and zeros for everything else that the host reads. No kernel runs: the library
+reports each launch, and its address gives the kernel's name. So this file needs no table of
+launches.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ ROOM = 1 << 20  # bytes of zeros; operands lie at its start
 SEEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t)
 INT = (ctypes.c_int64, ctypes.c_int32, ctypes.c_int, ctypes.c_uint64)
 
-# An operand: None, a number, a word (the recipe), or where memory begins in 256 bytes.
+# An operand: None, a number, a word (the recipe), or an offset from a multiple of 256 bytes.
 Operand = int | str | tuple[int] | None
 
 
 @dataclass(frozen=True)
 class Launch:
-    kernel: str  # as cuda_budget.py names it
+    kernel: str  # named as in cuda_budget.py
     block: int  # threads
-    shared: int  # dynamic bytes of a block
+    shared: int  # bytes of dynamic shared memory of a block
 
 
 @functools.cache
 def kernels(library: ctypes.CDLL) -> dict[int, str]:
-    """address to name, of all functions"""
+    """Return address -> name of all functions."""
     listed = trainer.sh("nm", trainer.ROOT / zk.LIBRARY[zk.EMULATED])
     found = {
         name: int(at, 16)
@@ -100,7 +101,8 @@ def launched(
 
 
 def operand(text: str, kind: type, n: int) -> Operand:
-    """text of the plan, as a C type takes it; n: what a function's own number is at most"""
+    """Return a text of the plan as a C type takes it. n: the largest value of a function's own
+    number."""
     if kind is ctypes.c_void_p:
         start = re.match(r"\w[\w.]*\+(\d+)", text)
         return (
@@ -118,7 +120,8 @@ def operand(text: str, kind: type, n: int) -> Operand:
 
 
 def operands(call: Call, n: int) -> tuple[Operand, ...]:
-    """A flat's spans are their address and their number, which chooses nothing."""
+    """Return the operands of a call. A flat's spans become their address and their number, which
+    changes no launch."""
     texts = [
         text
         for arg in map(str, call.args)
@@ -138,7 +141,7 @@ def operands(call: Call, n: int) -> tuple[Operand, ...]:
 
 
 def of_plan(p: Plan) -> Iterator[tuple[str, Run, tuple[Launch, ...]]]:
-    """target, how a call runs there, and what it launches, for all that have grids"""
+    """Yield target, run and launches of every call that has grids."""
     shapes = {row.name: row.shape for row in p.launches}
     runs: dict[str, list[Run]] = {}
     for run in p.runs:

@@ -1,8 +1,8 @@
-"""law.py -- what the tests of the bitwise law share: tokens, weights, ways to spread one recipe,
-and what a run of it leaves behind.
+"""law.py -- shared parts of the tests of the bitwise law: tokens, weights, ways to spread one
+recipe, and the results of a run.
 
-A recipe is what the bits may depend on; a way is what they may not. Nothing here is drawn by a
-library whose stream could change: the tokens belong to the committed hashes.
+Bits may depend on the recipe, and may not depend on the way. Nothing here uses a library's random
+stream that could change: the tokens belong to the committed hashes.
 """
 
 import itertools
@@ -35,9 +35,8 @@ KEPT = {
     },
 }
 
-# f32 weights after STEPS steps of a tiny spec as it stands, on tokens(256, 40 * SAMPLES + 1):
-# the same on every processor and from every compiler. They change only when the recipe's meaning
-# does.
+# f32 weights after STEPS steps of an unchanged tiny spec, on tokens(256, 40 * SAMPLES + 1): the
+# same on every processor and from every compiler. They change only with the meaning of the recipe.
 SAMPLES = 161
 KNOWN = {
     "gpt": "530116059c36313f416edae028515400",
@@ -45,7 +44,7 @@ KNOWN = {
     "llama": "3d6c55031f174023182f1e4fd68f3c89",
 }
 
-# Documents end with a token that is often drawn, not with 0, which holes are read as.
+# Documents end with a token that is often drawn, not with 0, because holes are read as 0.
 PACKED = ("data.documents=mask", "data.end=1")
 
 # train.recompute: nothing, some of each family's ops, all
@@ -58,7 +57,7 @@ Way = Mapping[str, object]
 
 
 def mixed(n: int, salt: int) -> np.ndarray:
-    """uint64 [n]: splitmix64 of salt * 2^32 + i"""
+    """Return uint64 [n]: splitmix64 of salt * 2^32 + i."""
     x = np.arange(n, dtype=np.uint64) + np.uint64(salt << 32)
     x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -67,8 +66,8 @@ def mixed(n: int, salt: int) -> np.ndarray:
 
 
 def tokens(vocab: int, n: int, holes: bool = False) -> np.ndarray:
-    """int64 [n], small tokens more often than large ones. With holes one in 32 is no target, and
-    150 in a row are none: whole micro-batches without a target."""
+    """Return int64 [n], with small tokens more frequent than large ones. With holes, one token in
+    32 is no target, and so are 150 consecutive ones: whole micro-batches without a target."""
     a, b = mixed(n, 1), mixed(n, 2)
     made = (a % (b % np.uint64(vocab) + np.uint64(1))).astype(np.int64)
     if holes:
@@ -84,7 +83,8 @@ def path(family: str) -> pathlib.Path:
 def changed(
     family: str, folder: pathlib.Path, blocks: int, sizes: Mapping[int, int]
 ) -> pathlib.Path:
-    """a tiny spec with so many blocks, and other vocabulary, width and linears: old to new"""
+    """Return a tiny spec with another number of blocks, and other vocabulary, width and linears.
+    sizes: old -> new."""
 
     def walk(x: object) -> object:
         if isinstance(x, dict):
@@ -110,9 +110,9 @@ def changed(
 
 
 def uneven(family: str, folder: pathlib.Path) -> pathlib.Path:
-    """Initial weights scaled by powers of two, so that gradients span many decades: norms before
-    the first block's linears scale these gradients down, its last linears those before them, and
-    the last norm scales all up."""
+    """Return initial weights scaled by powers of two, so that gradients span many decades. Norms
+    before the first block's linears scale these gradients down, its last linears those before them,
+    and the last norm scales all of them up."""
     made = folder / family
     if not made.exists():
         trainer.sh(
@@ -141,16 +141,18 @@ def scale(name: str) -> float:
 # ---- runs
 
 
+# fields of a step's record that depend on time
 CLOCK = (
     "seconds",
     "tokens_per_second",
     "share_of_peak",
-)  # what of a step's line the time is in
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """weights: the hash; steps: the log's lines without its clock; val: the last validation"""
+    """Result of a run. weights: the hash; steps: the log's lines without times; val: the last
+    validation."""
 
     weights: str
     steps: tuple[str, ...]
@@ -164,7 +166,7 @@ def run(
     under: Sequence[str] = (),
     **settings: object,
 ) -> Result:
-    """under: the command that runs it"""
+    """Run a program. under: the command that starts it."""
     log.unlink(missing_ok=True)
     command = [*map(pathlib.Path, under[:1]), *under[1:], binary]
     done = program.run(*command, "--hash", "--log", log, *options, **settings)
@@ -194,8 +196,9 @@ def covering(
     seed: int,
     fits: Callable[[dict], bool] = lambda row: True,
 ) -> list[dict]:
-    """Rows that fit such that any two values of any two factors meet in one of them, if they can:
-    each row is the best of some drawn ones, begun with a pair that is still missing."""
+    """Return rows that fit, so that any two values of any two factors occur together in some row if
+    they can. Each row is the best of some drawn ones, which start with a pair that is still
+    missing."""
     rng, names = random.Random(seed), list(factors)
     left = {
         ((a, i), (b, j))
@@ -237,8 +240,8 @@ def covering(
 
 
 def fits(way: Way) -> bool:
-    """Its hosts, and its sets of ranks that share parameters, are of its ranks. What is offloaded is
-    shared by all of them."""
+    """Return whether a way's hosts and its sets of ranks that share parameters fit its ranks.
+    Offloaded state is shared by all ranks."""
     ranks, shard = way["ranks"], way.get("shard", 0)
     local = way.get("local", 0) or ranks
     if ranks % local or not shard:
@@ -251,7 +254,7 @@ def fits(way: Way) -> bool:
 
 
 def keys(way: Way) -> list[str]:
-    """A way's settings of the generator."""
+    """Return a way's settings of the generator."""
     kept = KEPT[way["family"]].get(way.get("kept", ""), [])
     quoted = ", ".join(f'"{pattern}"' for pattern in kept)
     named = {
@@ -290,7 +293,7 @@ def keys(way: Way) -> list[str]:
 def known(
     kind: trainer.Kind, family: str, folder: pathlib.Path, **settings: object
 ) -> str:
-    """the hash that KNOWN has, found anew"""
+    """Compute the hash of KNOWN anew."""
     trainer.write_tokens(folder / "tokens", tokens(256, 40 * SAMPLES + 1))
     return run(
         trainer.build(trainer.generate(path(family)), kind),

@@ -1,22 +1,23 @@
-"""mutants.py -- broken plans, and when two plans are the same program after all.
+"""mutants.py -- makes broken plans, and decides whether two plans are the same program after all.
 
 A mutant is a plan with one thing changed: a step deleted, two neighbours swapped, a wait or a
-record dropped, one number of a step changed; the mark of a last use dropped, or on the use before.
+record dropped, one number of a step changed; the mark of a last use dropped, or moved to the use
+before.
 
-The canonical form. What a program does is settled by three things: which work it does (operation,
-operands, numbers), and for any two pieces of work of which one writes what the other reads or
-writes, that they are ordered, and which comes first. Two plans with the same work and the same
-order of all such pairs compute the same whatever the queues do in between: swapping two steps that
-touch different slots changes nothing, nor does dropping a wait for what another wait implies.
-`forced` gives the pairs of a plan that has no race, each with the accesses next to it only (the
-others follow, as order is transitive); `same` looks whether another plan does the same work and
-orders these pairs so. A step's unit is for readers: train.c does not have it.
+The canonical form. A program is determined by its work (operation, operands, numbers), and by the
+order of any two conflicting pieces of work: one writes bytes that the other reads or writes. Two
+plans with the same work and the same order of all such pairs compute the same, whatever the queues
+do in between: swapping two steps that touch different slots changes nothing, and neither does
+dropping a wait that another wait implies. `forced` returns the pairs of a plan without races, each
+between adjacent accesses only (the others follow, because order is transitive). `same` decides
+whether another plan does the same work in that order. A step's unit is for readers only: train.c
+does not have it.
 
-What a step touches is stated here again, apart from the checker: a whole slot, but for pieces of
-collectives, which touch a range within every rank's part of it where there is one group: groups cut
-slots in other parts. What dies with it, it writes. A
-collective's peers read this rank's memory while it runs (all-to-all: until its `done`), so its own
-order stands for theirs.
+The slots that a step touches are stated here again, independently of the checker: whole slots,
+except pieces of collectives, which touch a range within every rank's part if there is one group.
+Several groups cut slots into different parts. A slot that dies with a step counts as written by it.
+A collective's peers read this rank's memory while it runs (all-to-all: until its `done`), so its
+own order stands for theirs.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ from zg.plan.operand import Index, Layers, Operand, base
 from zg.plan.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
+# named by functions and only read
 READ = (
     "tokens",
     "targets",
     "ctl",
     "hctl",
     "table",
-)  # named by functions and only read
+)
 REDUCES = ("alltoall", "reducescatter")
-# Bytes of ctl: what other steps touch is all of it.
+# Bytes of ctl that these kernels touch; other steps touch all of it.
 LEAVES, SCALE = ((at, at + 8) for at in (ops.LEAVES, ops.SCALE))
 CTL = {
     "count": LEAVES,
@@ -58,7 +60,7 @@ CTL = {
 PLAY = ("init", "publish", "step", "step", "eval", "step")
 
 
-# ---- what the checker says
+# ---- verdicts of the checker
 
 
 def refused(p: Plan) -> bool:
@@ -66,8 +68,8 @@ def refused(p: Plan) -> bool:
 
 
 def refusal(p: Plan) -> Callable[[Plan], str]:
-    """The rule that refuses plans which differ from a good one in their steps alone: what the
-    checker proves of the rest it proves once."""
+    """Return a function that names the rule by which a plan is refused. The plan may differ from
+    the good one `p` in its steps alone; the rest is proven only once."""
     check.check(p)
     units = check.units(p)
     facts = check.functions(p, units)
@@ -84,7 +86,7 @@ def refusal(p: Plan) -> Callable[[Plan], str]:
 
 
 def rule(act: Callable[[], None]) -> str:
-    """Of the checker, which refuses: where it stands, and what it says; none: ''."""
+    """Return the place and message of a refusal by the checker, '' if there is none."""
     try:
         act()
     except check.CheckError as e:
@@ -98,7 +100,7 @@ def rule(act: Callable[[], None]) -> str:
 
 
 def plain(said: str) -> str:
-    """A message without its place, names, numbers and what is held."""
+    """Return a message without its place, names, numbers and the content of slots."""
     for pattern, by in (
         (
             r"^(at the end of )?section \w+(, step \d+)?: (\w+ [\w.]+ ?\S*: )?",
@@ -139,8 +141,8 @@ def put(items: tuple, n: int, new: object) -> tuple:
 
 
 def numbers(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
-    """The step with one of its numbers changed by one slot, one micro-batch or one page; or with
-    another group."""
+    """Yield the step with one of its numbers changed by one slot, one micro-batch or one page, or
+    with another group."""
     for part in ("ins", "outs"):
         refs = getattr(s, part)
         for n, r in enumerate(refs):
@@ -180,7 +182,7 @@ def numbers(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
 
 
 def elsewhere(r: Ref, by: int, groups: Sequence[str]) -> Iterator[Ref]:
-    """Of a place that differs by rank, another distance or group."""
+    """Yield a place that differs between ranks with another distance or group."""
     if r.by_rank:
         yield replace(r, by_rank=r.by_rank + by * 4096)
     if r.by_rank and by > 0:
@@ -191,7 +193,7 @@ def elsewhere(r: Ref, by: int, groups: Sequence[str]) -> Iterator[Ref]:
 
 
 def with_mark(s: Step, slot: tuple[str, int], last: bool) -> Step:
-    """The step as the last use of a slot, or as one more."""
+    """Return the step with or without the mark of a slot's last use."""
 
     def mark(refs):
         return tuple(
@@ -203,7 +205,7 @@ def with_mark(s: Step, slot: tuple[str, int], last: bool) -> Step:
 
 
 def ends(s: Step) -> list[tuple[str, int]]:
-    """The slots that die with a step."""
+    """Return the slots that die with a step."""
     return [(r.cls, r.index) for r in (*s.ins, *s.outs) if r.last]
 
 
@@ -217,7 +219,8 @@ def early(
     slot: tuple[str, int],
     such: Callable[[Step], bool] = lambda s: True,
 ) -> list[Step] | None:
-    """The steps where a slot that dies with step n dies with the use before, of such steps."""
+    """Return the steps with the death of a slot moved from step n to the last use before it that
+    `such` accepts. None if there is no such use."""
     before = [m for m in range(n) if uses(steps[m], slot) and such(steps[m])]
     if not before:
         return None
@@ -227,7 +230,7 @@ def early(
 
 
 def broken(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
-    """The step with one wait, record, mark or number changed."""
+    """Yield the step with one wait, record, mark or number changed."""
     for slot in ends(s):
         yield f"{slot[0]}[{slot[1]}] does not die", with_mark(s, slot, False)
     for n, e in enumerate(s.waits):
@@ -238,7 +241,8 @@ def broken(s: Step, groups: Sequence[str]) -> Iterator[tuple[str, Step]]:
 
 
 def of_batches(p: Plan) -> Iterator[Mutant]:
-    """A batch elsewhere than at a micro-batch's begin, or to slots of two numbers."""
+    """Yield plans with a batch outside the beginning of a micro-batch, or with slots of two
+    numbers."""
     micro_batch, begin = p.section("micro_batch"), p.section("begin")
     for n, s in enumerate(micro_batch.steps):
         if s.op != "batch":
@@ -275,7 +279,7 @@ def of_batches(p: Plan) -> Iterator[Mutant]:
 
 
 def swapped_targets(p: Plan) -> Iterator[Mutant]:
-    """Slots 0 and 1 of the targets change places in every step."""
+    """Yield the plan with slots 0 and 1 of the targets swapped in every step."""
 
     def turned(refs):
         return tuple(
@@ -300,8 +304,8 @@ def swapped_targets(p: Plan) -> Iterator[Mutant]:
 
 
 def of_twins(p: Plan) -> Iterator[Mutant]:
-    """A kernel called that runs elsewhere: for one on the device its twin on the host, there or
-    not, and the other way round. Its launch is right."""
+    """Yield plans that call a kernel's twin: the host's for the device's, whether or not it exists,
+    and the reverse. Its launch is right."""
     for f, fn in enumerate(p.fns):
         for n, c in enumerate(fn.calls):
             there = c.kernel.startswith("zk_host_")
@@ -324,7 +328,7 @@ def of_twins(p: Plan) -> Iterator[Mutant]:
 
 
 def launched(p: Plan, l: plan.Launch) -> Plan:
-    """The plan with a launch of its own for a call; launches without a call go."""
+    """Return the plan with its own launch for a call, and without launches that no call has."""
     called = {c.launch for fn in p.fns for c in fn.calls}
     real = 4 if p.head.real == "f32" else 2
     runs = []
@@ -344,7 +348,7 @@ def launched(p: Plan, l: plan.Launch) -> Plan:
 
 
 def mutants(p: Plan) -> Iterator[Mutant]:
-    """Every mutant of a plan."""
+    """Yield every mutant of a plan."""
     groups = [g.name for g in p.groups]
     for section in p.sections:
         steps = list(section.steps)
@@ -372,8 +376,8 @@ def mutants(p: Plan) -> Iterator[Mutant]:
 
 
 def form(what: str) -> tuple[str, str]:
-    """Of a mutant of a step: section, queue and operation, and what is changed, without numbers
-    and names of operands."""
+    """Return the form of a step's mutant: section, queue and operation, and the change, without
+    numbers and names of operands."""
     where, _, change = what.partition(": ")
     section, _, queue, op = where.split(" ")[:4]
     names = r"[\w.]+\[\d+\]|\d+|(?<=\w)\.\w+"
@@ -383,9 +387,9 @@ def form(what: str) -> tuple[str, str]:
 
 
 def sample(made: Iterable[Mutant]) -> list[Mutant]:
-    """The first of two forms and the last of the next two, by turns. Over the plans of test_mutants.py
-    the checker refuses these by all the rules, and with all the messages, by which it refuses any
-    mutant."""
+    """Return the first mutant of two forms and the last of the next two, alternating. Over the
+    plans of test_mutants.py these trigger all the rules and messages by which the checker refuses
+    any mutant."""
     forms: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
     for m in made:
         forms[form(m.what)].append(m)
@@ -405,7 +409,7 @@ class Touch:
 
 @dataclass
 class Work:
-    """A step as it ran: what it is, its place on its queue, what of every queue came before it."""
+    """A step as it ran: its key, its place on its queue, and the steps of every queue before it."""
 
     key: tuple
     queue: str
@@ -415,7 +419,7 @@ class Work:
 
 
 def program(p: Plan) -> Iterator[tuple[Step, int]]:
-    """Steps in order of issue over a few training steps, with the micro-batch."""
+    """Yield steps in order of issue over a few training steps, with the micro-batch."""
     batch = Step(
         "main", "batch", "", outs=(Ref("tokens", 0), Ref("targets", 0))
     )
@@ -440,9 +444,8 @@ class _Footprints:
         self.named = {
             f.name: words[f.name] & classes - {*f.ins, *f.outs} for f in p.fns
         }
-        self.brought: dict[
-            Ref, Touch
-        ] = {}  # slot of the inbox -> of what it has a piece
+        # slot of the inbox -> the source of its piece
+        self.brought: dict[Ref, Touch] = {}
         self.whole = {
             r.cls
             for section in p.sections
@@ -493,9 +496,8 @@ class _Footprints:
                 *(piece(r, 4 * ints["n"], False) for r in s.ins),
                 *(piece(r, 4 * ints["n"], True) for r in s.outs),
             ]
-        if body.startswith(
-            "near_"
-        ):  # the first elements of what it reads and makes
+        # near_ functions read and write the first elements.
+        if body.startswith("near_"):
             near = self.p.near(self.p.flat(s.op.partition(".")[2]))
             widths = {"param": 4 if self.p.head.real == "f32" else 2}
             return [
@@ -538,7 +540,7 @@ class _Footprints:
 
 
 def played(p: Plan) -> list[Work]:
-    """All work in order of issue."""
+    """Return all work in order of issue."""
     clocks: dict[str, dict[str, int]] = defaultdict(dict)
     count: Counter[str] = Counter()
     events: dict[Event, dict[str, int]] = {}
@@ -581,7 +583,7 @@ def before(a: Work, b: Work) -> bool:
 
 
 def forced(works: list[Work]) -> list[tuple[tuple, tuple]]:
-    """The pairs whose order matters, of a plan without a race."""
+    """Return the pairs whose order matters, of a plan without a race."""
     slots: dict[tuple, list[tuple[Work, Touch]]] = defaultdict(list)
     pairs = []
     for w in works:
@@ -602,7 +604,7 @@ def forced(works: list[Work]) -> list[tuple[tuple, tuple]]:
 def same(
     p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]
 ) -> bool:
-    """Does p the work of `original`, with these pairs in order?"""
+    """Return whether p does the work of `original`, with these pairs in order."""
     works = {w.key: w for w in played(p)}
     if works.keys() != {w.key for w in original}:
         return False
@@ -613,7 +615,7 @@ def same(
 
 
 def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
-    """An operand's place or number, changed by one, or none."""
+    """Yield an operand with its place or number changed by one unit, or null."""
     if isinstance(arg, Operand) and arg.by_rank:
         yield replace(arg, by_rank=arg.by_rank + 4096)
         if arg.group != plan.ALL:
@@ -647,7 +649,7 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
 
 
 def other(value: object) -> Iterator[object]:
-    """Another number, or a record of numbers with one of them another."""
+    """Yield another number, or a record with one of its numbers changed."""
     if isinstance(value, int):
         yield from (value + 1, value - 1)
     elif isinstance(value, float):
@@ -665,7 +667,7 @@ def other(value: object) -> Iterator[object]:
 
 
 def of_calls(p: Plan) -> Iterator[Mutant]:
-    """A call deleted, or one of its operands or whole numbers changed."""
+    """Yield plans with a call deleted, or with one of its operands or integers changed."""
     for f, fn in enumerate(p.fns):
 
         def having(
@@ -693,8 +695,8 @@ def of_calls(p: Plan) -> Iterator[Mutant]:
 
 
 def of_stated(p: Plan) -> Iterator[Mutant]:
-    """A number that the plan states, changed in a call, a tensor or a table alone, or in its line;
-    a line of another number or left out."""
+    """Yield plans with a stated number changed in a call, a tensor or a table alone, or in its
+    line; or with a line that has another count or is missing."""
     names = {s.what for s in p.stated}
     for f, fn in enumerate(p.fns):
         for n, c in enumerate(
@@ -746,8 +748,8 @@ def of_stated(p: Plan) -> Iterator[Mutant]:
 
 
 def of_lists(p: Plan) -> Iterator[Mutant]:
-    """What nothing uses, or what is there twice; a launch for fewer elements than its calls have; a
-    round's step where there are no rounds."""
+    """Yield plans with unused or duplicate entries, with a launch for fewer elements than its calls
+    have, and with a round's step outside rounds."""
     yield Mutant(
         "more events", replace(p, events=(*p.events, Event("more", 1)))
     )
@@ -805,7 +807,8 @@ def of_rounds(p: Plan, own: set[str]) -> Iterator[Mutant]:
 
 
 def idle(p: Plan, row: object, name: str, by: int) -> bool:
-    """No change at all: a step that is never taken, more room at the arena's end."""
+    """Return whether a change has no effect: a step that is never taken, more space at an arena's
+    end."""
     last = {c.arena: c for c in p.classes}
     return (name == "key_step" and row.count == 1) or (
         by > 0 and row in last.values() and name != "slots"
@@ -813,7 +816,8 @@ def idle(p: Plan, row: object, name: str, by: int) -> bool:
 
 
 def of_tables(p: Plan) -> Iterator[Mutant]:
-    """A number of a class, a flat or a tensor changed by one of its units; a state left out."""
+    """Yield plans with a number of a class, a flat or a tensor changed by one unit, or without a
+    state."""
     units = {
         "slots": 1,
         "stride": 4096,
@@ -881,8 +885,8 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
 
 
 def of_levels(p: Plan) -> Iterator[Mutant]:
-    """A level of a sum dropped, moved by one, or another group's; axes that lie elsewhere; hosts
-    that cut them; a group whose places count along its axes in another order."""
+    """Yield plans with a level of a sum dropped, moved by one or replaced; with other axes; with
+    hosts that cut axes; and with a group whose places are in another order along its axes."""
     levels, groups = p.head.order.levels, [g.name for g in p.groups]
     others = [without(levels, n) for n in range(len(levels))]
     others += [

@@ -1,7 +1,7 @@
-"""namespaces.py -- the skip of tests that need namespaces of their own where none can be made.
+"""namespaces.py -- skips tests that need namespaces if none can be created.
 
-A container without privileges and a chroot make none. What a test does in its namespaces is no
-reason for a skip.
+A container without privileges and a chroot allow none. Failures inside a namespace are no reason to
+skip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 @functools.cache
 def refusal(*command: str) -> str:
-    """Runs a command that makes namespaces; returns its error, empty where it succeeds."""
+    """Run a command that creates namespaces. Return its error, "" if it succeeds."""
     if not shutil.which(command[0]):
         return f"{command[0]} is missing"
     done = subprocess.run(command, capture_output=True, text=True)
@@ -25,7 +25,7 @@ def refusal(*command: str) -> str:
 
 
 def need(*commands: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the first command that succeeds; skips the test where all fail."""
+    """Return the first command that succeeds. Skip the test if all fail."""
     errors = [refusal(*command) for command in commands]
     if all(errors):
         pytest.skip(f"no namespaces here: {'; '.join(errors)}")
@@ -33,8 +33,8 @@ def need(*commands: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def need_own_root(*inside: str) -> None:
-    """Skips the test in a chroot, which who enters a namespace of mounts leaves; inside: the
-    beginning of a command that does."""
+    """Skip the test in a chroot, which a process leaves when it enters a mount namespace. inside:
+    the start of a command that does so."""
     said = subprocess.run(
         [*inside, "stat", "-c", "%d:%i", "/"],
         capture_output=True,
@@ -47,7 +47,7 @@ def need_own_root(*inside: str) -> None:
 
 
 def mounts(at: str = "/tmp") -> tuple[str, ...]:
-    """Returns the beginning of a command that may mount at a folder: as a user, or as root."""
+    """Return the start of a command that may mount at a folder: as a user, or as root."""
     return need(
         *[
             ("unshare", flags, "mount", "--bind", at, at)

@@ -1,12 +1,11 @@
 """oracle.py -- a float64 evaluator of a spec: loss, all gradients and an optimizer's steps, in
 plain numpy.
 
-The tests compare trained programs with it. It shares only the spec reader with the generator;
-every backward is written by hand and checked against PyTorch and finite differences by
-test_oracle.py.
+The tests compare trained programs with it. It shares only the spec reader with the generator; every
+backward is written by hand, and test_oracle.py checks it against PyTorch and finite differences.
 
 Invariants
- 1. Parameters and gradients are {name: array}, names and layouts those of the weights' file.
+ 1. Parameters and gradients are {name: array}, with the names and layouts of the weights' file.
  2. An op's forward returns (y, back); back(dy) returns dx and adds to the gradients it owns, so
     that a tensor used twice (a tied head) sums its uses.
 
@@ -49,7 +48,7 @@ def relu2(x: np.ndarray) -> tuple[np.ndarray, Back]:
 
 
 def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
-    """x [B,T,2F]: gate and up; y [B,T,F] = silu(gate) * up"""
+    """Return y [B,T,F] = silu(gate) * up of x [B,T,2F], which is gate and up."""
     gate, up = np.split(x, 2, axis=-1)
     s = 1 / (1 + np.exp(-gate))
 
@@ -62,13 +61,14 @@ def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
 
 
 def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
-    """angles [T, D/2]; llama3 and yarn slow the waves that are long against the original context"""
+    """Return angles [T, D/2]. llama3 and yarn slow waves that are long relative to the original
+    context."""
     freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
     scaling = rope.get("scaling")
     if scaling and scaling["type"] == "linear":
         freq /= scaling["factor"]
     if scaling and scaling["type"] == "yarn":
-        # a pair's number, as a function of how often it turns in the original context
+        # index of a pair, as a function of its turns in the original context
         turns = np.array([scaling["beta_fast"], scaling["beta_slow"]])
         period = scaling["original_context"] / (2 * math.pi * turns)
         low, high = D / 2 * np.log(period) / math.log(rope["theta"])
@@ -94,7 +94,8 @@ def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
 
 
 def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
-    """x [B,N,T,D] with the pairs (i, i + D/2) turned by angle [T, D/2]; yarn makes them longer"""
+    """Return x [B,N,T,D] with the pairs (i, i + D/2) rotated by angle [T, D/2]; yarn scales them
+    up."""
     a, b = np.split(x, 2, axis=-1)
     grown = (rope.get("scaling") or {}).get("attention_factor", 1.0)
     c = (grown * np.cos(angle)).astype(x.dtype)
@@ -105,8 +106,8 @@ def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
 def causal(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None
 ) -> tuple[np.ndarray, Callable]:
-    """q [B,H,T,D], k and v [B,G,T,D]; head h reads k and v of head h / (H/G); a row sees the last
-    `window` rows, itself one of them"""
+    """Return causal attention of q [B,H,T,D], k and v [B,G,T,D]. Head h reads k and v of head h /
+    (H/G); a row sees the last `window` rows, including itself."""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     score = q @ k.swapaxes(2, 3) / math.sqrt(D)
@@ -132,7 +133,8 @@ def causal(
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray
 ) -> tuple[float, int, np.ndarray]:
-    """Mean loss over the targets >= 0, their number, and d(loss)/d(logits). logits [B,T,V]"""
+    """Return the mean loss over the targets >= 0, their number, and d(loss)/d(logits). logits
+    [B,T,V]."""
     valid = targets >= 0
     n = int(valid.sum())
     shifted = logits - logits.max(-1, keepdims=True)
@@ -152,12 +154,12 @@ def cross_entropy(
 
 
 def head(spec) -> object:
-    """the op that makes logits"""
+    """Return the op that computes the logits."""
     return spec.model.units[-1].ops[-1]
 
 
 def shapes(spec) -> dict[str, tuple[int, ...]]:
-    """every tensor of the weights' file, in the order of use"""
+    """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
 
     def linear(
@@ -231,13 +233,13 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
 
 
 def prefixes(unit) -> list[str]:
-    """what stands before an op's name, for each repeat of a unit"""
+    """Return the prefix of an op's name for each repeat of a unit."""
     name = unit.name + "." if unit.name else ""
     return [name.replace("{l}", str(l)) for l in range(unit.repeat)]
 
 
 class Net:
-    """One forward and backward of a spec's model at given parameters"""
+    """One forward and backward of a spec's model at given parameters."""
 
     def __init__(
         self,
@@ -246,9 +248,10 @@ class Net:
         real: type = np.float64,
         keys: Sequence[int] = (),
     ):
-        """keys: of the samples' random numbers; none: no dropout"""
+        """Prepare a pass. keys: of the samples' random numbers; without them there is no
+        dropout."""
         self.spec, self.real, self.keys, self.places = spec, real, keys, 0
-        self.layer = 0  # of its entry of blocks
+        self.layer = 0  # index in its entry of blocks
         self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
@@ -260,8 +263,8 @@ class Net:
     def linear(
         self, x: np.ndarray, name: str, bias: bool, by_token: bool = False
     ) -> tuple[np.ndarray, Back]:
-        """y = x . w + b; GPT-2's files keep w as [in,out], the others [out,in]; all of them
-        embeddings and heads as [tokens,width]"""
+        """Return y = x . w + b. GPT-2's files have w as [in,out], the others as [out,in]; all have
+        embeddings and heads as [tokens,width]."""
         weight = name + ".weight"
         flip = by_token or self.spec.model.names != "gpt2"
         w = self.p[weight].T if flip else self.p[weight]  # [in,out]
@@ -285,7 +288,8 @@ class Net:
     def adapter(
         self, x: np.ndarray, name: str
     ) -> tuple[np.ndarray, Back] | None:
-        """y = alpha / rank * (x A') B', where a linear has one; PEFT's A [rank,in], B [out,rank]"""
+        """Return y = alpha / rank * (x A') B' if a linear has an adapter, else None; PEFT's A is
+        [rank,in], B is [out,rank]."""
         names = [f"{name}.lora_{which}.weight" for which in "AB"]
         if names[0] not in self.p:
             return None
@@ -309,7 +313,7 @@ class Net:
     def side_by_side(
         self, x: np.ndarray, names: Sequence[str], bias: bool
     ) -> tuple[np.ndarray, Back]:
-        """linears of one input, their outputs concatenated"""
+        """Return linears of one input, with their outputs concatenated."""
         parts = [self.linear(x, name, bias) for name in names]
         cuts = np.cumsum([y.shape[-1] for y, _ in parts])[:-1]
 
@@ -349,7 +353,7 @@ class Net:
     def rmsnorm(
         self, x: np.ndarray, name: str, eps: float
     ) -> tuple[np.ndarray, Back]:
-        """over the last axis of x [..., C]"""
+        """Normalize over the last axis of x [..., C]."""
         w = self.p[name + ".weight"]
         s = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         n = x * s
@@ -406,14 +410,14 @@ class Net:
         return out, back
 
     def window(self, a: dict) -> int | None:
-        """of the layer's turn"""
+        """Return the window of the current layer."""
         said = a["window"]
         return said[self.layer] if isinstance(said, tuple) else said
 
     def embedding(
         self, tokens: np.ndarray, a: dict
     ) -> tuple[np.ndarray, Back]:
-        """tokens [B,T] -> [B,T,C]; its back returns nothing that anybody needs"""
+        """Embed tokens [B,T] -> [B,T,C]; the result of its back is not needed."""
         T = tokens.shape[1]
         x = self.p[a["tokens"] + ".weight"][tokens]
         if a["positions"]:
@@ -430,7 +434,8 @@ class Net:
     # -- composition
 
     def dropped(self, y: np.ndarray, back: Back) -> tuple[np.ndarray, Back]:
-        """y [B,T,C] = y / (1 - p) or 0, each place of the model by numbers of its own"""
+        """Return y [B,T,C] / (1 - p) or 0, with separate random numbers for each place of the
+        model."""
         p = self.spec.train.dropout
         if not p or not self.keys:
             return y, back
@@ -485,7 +490,7 @@ class Net:
         return x, back_all
 
     def logits(self, tokens: np.ndarray) -> tuple[np.ndarray, list[Back]]:
-        """[B,T,V], and the way back through the units. tokens [B,T]"""
+        """Return logits [B,T,V] of tokens [B,T], and the backward functions of the units."""
         x, backs = tokens, []
         for unit in self.spec.model.units:
             for self.layer, prefix in enumerate(prefixes(unit)):
@@ -496,14 +501,15 @@ class Net:
     def forward(
         self, tokens: np.ndarray, targets: np.ndarray
     ) -> tuple[float, int, np.ndarray, list[Back]]:
-        """mean loss, number of valid targets, d(mean loss)/d(logits). tokens, targets [B,T]"""
+        """Return the mean loss, the number of valid targets, d(mean loss)/d(logits) and the
+        backward functions. tokens, targets [B,T]."""
         x, backs = self.logits(tokens)
         return *cross_entropy(x, targets), backs
 
     def run(
         self, tokens: np.ndarray, targets: np.ndarray
     ) -> tuple[float, int]:
-        """mean loss, number of valid targets; self.grads = d(mean loss)"""
+        """Return the mean loss and the number of valid targets; set self.grads = d(mean loss)."""
         loss, valid, d, backs = self.forward(tokens, targets)
         for back in reversed(backs):
             d = back(d)
@@ -511,8 +517,8 @@ class Net:
 
 
 def documents(spec, tokens: np.ndarray) -> list[tuple[int, int, int]]:
-    """(sample, begin, end) of what is one document each; where they are joined, of all samples
-    together: (:, 0, T)"""
+    """Return (sample, begin, end) of each document. If documents are joined, return all samples
+    together: (:, 0, T)."""
     T = tokens.shape[1]
     if spec.data.documents == "join":
         return [(slice(None), 0, T)]
@@ -532,9 +538,9 @@ def gradients(
     real: type = np.float64,
     keys: Sequence[int] = (),
 ) -> tuple[float, int, Arrays]:
-    """Mean loss over the valid targets, their number, and its gradients, document by document. With
-    real = np.float32 all arithmetic is rounded to that: it shows what rounding does to this model
-    at these weights."""
+    """Return the mean loss over the valid targets, their number, and its gradients, document by
+    document. With real = np.float32 all arithmetic is rounded to that type, which shows the effect
+    of rounding on this model at these weights."""
     n = max(int((targets >= 0).sum()), 1)
     loss, grads = 0.0, {name: 0 for name in params}
     for b, begin, end in documents(spec, tokens):
@@ -550,7 +556,7 @@ def gradients(
 def mean_loss(
     spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray
 ) -> float:
-    """That of `gradients`."""
+    """Return the mean loss as `gradients` does."""
     n = max(int((targets >= 0).sum()), 1)
     loss = 0.0
     for b, begin, end in documents(spec, tokens):
@@ -568,8 +574,9 @@ def mean_loss(
 def batch(
     stream: np.ndarray, T: int, first: int, count: int, ignore: int = -1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and targets [count,T] of samples first .. first+count-1, modulo the number of samples;
-    sample i takes tokens[i*T .. i*T+T]. The token `ignore` is never a target and read as 0."""
+    """Return tokens and targets [count,T] of samples first .. first+count-1, modulo the number of
+    samples. Sample i takes tokens[i*T .. i*T+T]. The token `ignore` is never a target and is read
+    as 0."""
     samples = (len(stream) - 1) // T
     rows = [
         stream[i % samples * T : i % samples * T + T + 1]
@@ -581,7 +588,8 @@ def batch(
 
 
 def learning_rate(o, s, step: int) -> float:
-    """of step 1, 2, ...: linear warm-up, then constant, or down to min_lr at `steps`"""
+    """Return the rate of step 1, 2, ...: linear warm-up, then constant, or down to min_lr at
+    `steps`."""
     if step <= s.warmup:
         return o.lr * step / s.warmup
     if s.type == "constant":
@@ -595,7 +603,7 @@ def learning_rate(o, s, step: int) -> float:
 
 class Optimizer:
     """PyTorch's formulas (Lion: Chen and others, 2023), decay on matrices (or all), clipping by the
-    norm of all; the state of one run"""
+    norm of all gradients; with the state of one run."""
 
     def __init__(self, spec, params: Arrays):
         self.o, self.s = spec.train.optimizer, spec.train.schedule
@@ -609,7 +617,7 @@ class Optimizer:
         )
 
     def update(self, params: Arrays, grads: Arrays) -> float:
-        """changes params in place; returns the norm of the gradients before clipping"""
+        """Change params in place. Return the norm of the gradients before clipping."""
         self.step += 1
         o, rate = self.o, learning_rate(self.o, self.s, self.step)
         norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
@@ -626,7 +634,8 @@ class Optimizer:
         return norm
 
     def move(self, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """The step for a gradient, in units of the rate; changes the moments m and v in place."""
+        """Return the step for a gradient, in units of the rate. Changes the moments m and v in
+        place."""
         o = self.o
         if o.type == "SGD":
             m *= o.momentum
@@ -654,8 +663,8 @@ def train(
     ignore: int = -1,
     gradients: Callable = gradients,
 ) -> tuple[Arrays, list[float], list[float]]:
-    """Weights after `steps` steps over a stream of tokens, and the losses and gradient norms.
-    Another `gradients` shows what errors in them lead to."""
+    """Return the weights after `steps` steps over a stream of tokens, with the losses and gradient
+    norms. Another `gradients` shows the effect of errors in them."""
     params = {name: np.array(x, np.float64) for name, x in params.items()}
     optimizer, G, losses, norms = (
         Optimizer(spec, params),

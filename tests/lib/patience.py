@@ -1,4 +1,4 @@
-"""patience.py -- how long tests wait: longer where many processes share a core."""
+"""patience.py -- decides how long tests wait: longer if many processes share a core."""
 
 import math
 import os
@@ -7,12 +7,12 @@ LIMIT = 1200  # seconds: no run of a test takes so long, however busy the machin
 
 
 def busy() -> int:
-    """Processes that share a core, of the last minute: from 1 to 4, as tests sleep as much
+    """Return the processes per core of the last minute, from 1 to 4: tests sleep that much
     longer."""
     share = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     return min(max(1, math.ceil(share)), 4)
 
 
 def patient(seconds: float) -> float:
-    """For what takes less than these seconds on an idle machine."""
+    """Return the time limit for work that takes less than these seconds on an idle machine."""
     return seconds * (2 * busy() - 1)

@@ -1,4 +1,4 @@
-"""pictures.py -- what lies where in a picture (SVG)."""
+"""pictures.py -- finds the places of texts in a picture (SVG)."""
 
 import xml.etree.ElementTree as xml
 from itertools import combinations
@@ -8,12 +8,12 @@ Box = tuple[float, float, float, float]
 
 
 def em(letter: str) -> float:
-    """About its width, in a wide font"""
+    """Return about the width of a letter, in a wide font."""
     return 1.0 if ord(letter) > 0x2E80 else 0.9 if letter.isupper() else 0.55
 
 
 def boxes(svg: xml.Element) -> list[tuple[str, Box]]:
-    """Texts and about where they are: left, top, right, bottom."""
+    """Return texts with their approximate boxes: left, top, right, bottom."""
     found = []
     for e in svg.iter(f"{SVG}text"):
         size = float(e.attrib["font-size"])
@@ -30,7 +30,7 @@ def meet(a: Box, b: Box) -> bool:
 
 
 def hidden(svg: xml.Element) -> list[tuple[str, ...]]:
-    """Pairs of texts of which one lies on the other, and texts that are cut off at an edge."""
+    """Return pairs of texts that overlap, and texts that are cut off at an edge."""
     _, _, wide, high = map(float, svg.attrib["viewBox"].split())
     found = boxes(svg)
     pairs = combinations(found, 2)

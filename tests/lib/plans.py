@@ -1,7 +1,8 @@
-"""plans.py -- plans for the tests of the generator: every model spec, a few ways to spread each.
+"""plans.py -- plans for the tests of the generator: every model spec, spread in a few ways.
 
 The ways cover each stage, one rank and several, pieces, prefetch, one queue, accumulation, both
-types."""
+types.
+"""
 
 import functools
 import pathlib
@@ -132,7 +133,7 @@ WAYS = {
 }
 
 
-# every spec in every way; `./run test` has a third of them, by turns, in which each meets some
+# every spec in every way; `./run test` takes a third of them, alternating
 EACH = pytest.mark.parametrize(
     "name,way",
     [
@@ -146,8 +147,8 @@ EACH = pytest.mark.parametrize(
 
 
 def keys(name: str, way: str) -> tuple[str, ...]:
-    """a way's settings; pieces are small enough that some unit is cut, tiles that some shard is,
-    and some units stay"""
+    """Return a way's settings. Pieces are small enough to split some unit, tiles to split some
+    shard, and some units stay whole."""
     size = (
         "20000"
         if "tiny" in name
@@ -165,12 +166,12 @@ def keys(name: str, way: str) -> tuple[str, ...]:
 
 @functools.cache
 def planned(name: str, *settings: str) -> Plan:
-    """the plan of a spec of model_specs, or of a path, with `key=value` settings"""
+    """Return the plan of a spec of model_specs, or of a path, with `key=value` settings."""
     path = SPECS / f"{name}.yaml" if name in NAMES else pathlib.Path(name)
     return search.find(spec.load(str(path), settings)).plan
 
 
 def below(p: Plan) -> bool:
-    """sums of gradients lie in the host arena"""
+    """Return whether sums of gradients lie in the host arena."""
     sums = {s.cls for s in p.stores if s.what == "sum"}
     return any(c.arena == "host" for c in p.classes if c.name in sums)

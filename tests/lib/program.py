@@ -1,4 +1,5 @@
-"""program.py -- runs runtime/program.c for the tests of the runtime, and computes what it computes.
+"""program.py -- runs runtime/program.c for the tests of the runtime, and computes its results
+again.
 
 Its sums of integers wrap and commute, so that equality with numpy is exact.
 """
@@ -22,6 +23,7 @@ from patience import LIMIT, patient
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime"
+# constants of program.c
 UNITS, N, MICRO_BATCHES, PIECES, B, T, VOCAB, IGNORE = (
     3,
     3072,
@@ -31,7 +33,7 @@ UNITS, N, MICRO_BATCHES, PIECES, B, T, VOCAB, IGNORE = (
     5,
     100,
     99,
-)  # of program.c
+)
 STEPS = 3
 SANITIZERS = {
     "plain": ["-DCOUNT"],
@@ -55,7 +57,7 @@ class Result:
 
 
 def built(name: str, *more: str) -> Path:
-    """The program, plain or with a sanitizer"""
+    """Return the program, plain or with a sanitizer."""
     own = ROOT / "tests/runtime/program.c"
     parts = [*sorted(RUNTIME.glob("*.c")), *sorted(RUNTIME.glob("cpu/*.c"))]
     return trainer.compiled(own, parts, "-O1", "-g1", *SANITIZERS[name], *more)
@@ -68,7 +70,7 @@ def program() -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """601 samples, some tokens the one that is never a target, and a rest that makes no sample."""
+    """Write 601 samples, with some ignored tokens, and a rest that is too short for a sample."""
     path = tmp_path_factory.mktemp("data") / "tokens.bin"
     np.random.default_rng(1).integers(0, VOCAB, 601 * T + 3).astype(
         "<u2"
@@ -93,7 +95,8 @@ def environment(**settings: object) -> dict[str, str]:
 
 @functools.cache
 def in_place() -> list[str]:
-    """gcc 12's thread sanitizer finds no room where the kernel scatters mappings widely."""
+    """Return a prefix that disables address randomization: gcc 12's thread sanitizer fails if the
+    kernel scatters mappings widely."""
     still = ["setarch", "-R"]
     works = shutil.which("setarch") and subprocess.run(
         [*still, "true"], capture_output=True
@@ -136,7 +139,7 @@ def train(
     )
 
 
-# ---- what the program computes, again
+# ---- the program's results, computed again
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -145,7 +148,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def samples(data: Path) -> tuple[np.ndarray, np.ndarray]:
-    """inputs and targets int64 [samples, T]"""
+    """Return inputs and targets, int64 [samples, T]."""
     tokens = np.fromfile(data, "<u2").astype(np.int64)
     count = (len(tokens) - 1) // T
     inputs, targets = (
@@ -158,14 +161,14 @@ def samples(data: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def masters(data: Path, steps: int) -> np.ndarray:
-    """uint64 [UNITS, N] after so many steps"""
+    """Return the masters after `steps` steps, uint64 [UNITS, N]."""
     return masters_of(*samples(data), steps)
 
 
 def masters_of(
     inputs: np.ndarray, targets: np.ndarray, steps: int
 ) -> np.ndarray:
-    """So of samples int64 [samples, T] in this order"""
+    """Return the masters for samples, int64 [samples, T], in this order."""
     master = mix(np.arange(1, UNITS * N + 1, dtype=np.uint64)).reshape(
         UNITS, N
     )
@@ -201,7 +204,7 @@ def validation(data: Path) -> float:
 
 
 def written(data: Path, count: int) -> str:
-    """What --sample prints: the prompt and what program.c's `sample` makes of it."""
+    """Return the output of --sample: the prompt, continued as by program.c's `sample`."""
     context = list(samples(data)[0][0])
     said = list(context)
     for _ in range(count):
@@ -213,7 +216,7 @@ def written(data: Path, count: int) -> str:
     )
 
 
-# ---- runs that are watched while they go on
+# ---- runs that are watched
 
 
 def start(
@@ -223,7 +226,7 @@ def start(
     limits: Callable[[], None] | None = None,
     **settings: object,
 ) -> subprocess.Popen[str]:
-    """A run of its own process group."""
+    """Start a run in its own process group."""
     return subprocess.Popen(
         [str(binary), "--data", str(data), "--steps", "30", *map(str, args)],
         text=True,
@@ -235,7 +238,7 @@ def start(
     )
 
 
-# what a run says on stderr where all is well
+# lines on stderr of a run without errors
 USUAL = re.compile(
     r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
     r"|the first step took |step |profile: |file arena: |the learning rate.s schedule "
@@ -248,7 +251,7 @@ def unusual(err: str) -> list[str]:
 
 
 def wait_for_step(running: subprocess.Popen[str], step: int) -> str:
-    """The line of the first step that has one."""
+    """Return the line of the first step that has one."""
     line = running.stderr.readline()
     while USUAL.match(line) and not line.startswith("step "):
         line = running.stderr.readline()
@@ -268,7 +271,7 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pids: list[int]) -> bool:
-    """No process of these is left after two seconds; a zombie counts as gone."""
+    """Return whether all these processes are gone after two seconds; a zombie counts as gone."""
 
     def alive(pid: int) -> bool:
         try:
@@ -289,11 +292,11 @@ def gone(pids: list[int]) -> bool:
     return False
 
 
-# ---- trouble
+# ---- faults
 
 
 def chaos_library(folder: Path) -> Path:
-    """faults/chaos.c, for LD_PRELOAD: kills, a disk that fails or is slow."""
+    """Build faults/chaos.c, for LD_PRELOAD: kills, a disk that fails or is slow."""
     library = folder / "chaos.so"
     made = ["gcc", "-shared", "-fPIC", "-o", str(library)]
     subprocess.run([*made, ROOT / "tests/faults/chaos.c"], check=True)

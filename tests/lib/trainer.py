@@ -1,9 +1,10 @@
-"""trainer.py -- specs to running programs for the tests, by what the commands that users have call.
+"""trainer.py -- turns specs into running programs for the tests, with the functions of users'
+commands.
 
 Invariants
- 1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
-    linked with the objects of one of build.ninja's programs; equal sources are compiled once.
- 2. Everything made lies in out/test, whose programs are rebuilt when an object or header is newer.
+ 1. out/train.c and out/train are not touched: a program is compiled in its own folder and linked
+    with the objects of one of build.ninja's programs; equal sources are compiled once.
+ 2. All output is in out/test; its programs are rebuilt if an object or header is newer.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ ASAN = Kind(
     ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 )
 TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
-TILES = Kind("out/train-tiles", "gcc", ("-s",))  # AMX where there is none
+TILES = Kind("out/train-tiles", "gcc", ("-s",))  # emulates AMX
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
 EMULATED = Kind("out/train-emulated", "gcc", ("-s",), ("-lstdc++", "-lm"))
 # with the libraries where runtime/cuda/toolkit found them
@@ -72,7 +73,7 @@ CUDA = Kind(
 
 
 def sh(*command: object, **options) -> str:
-    """runs a command in the root and returns its output; a failure shows all of it"""
+    """Run a command in the root and return its output. A failure shows all of it."""
     done = subprocess.run(
         [str(c) for c in command],
         cwd=ROOT,
@@ -90,7 +91,7 @@ def sh(*command: object, **options) -> str:
 def tool(
     name: str, *words: object, **options
 ) -> subprocess.CompletedProcess[str]:
-    """a command of tools/, as `run` starts it"""
+    """Run a command of tools/, as `run` starts it."""
     return subprocess.run(
         [sys.executable, ROOT / "tools" / name, *map(str, words)],
         capture_output=True,
@@ -103,7 +104,7 @@ def tool(
 
 @contextlib.contextmanager
 def alone(name: str) -> Iterator[None]:
-    """one process at a time: test processes run side by side"""
+    """Hold a lock: test processes run side by side."""
     MADE.mkdir(parents=True, exist_ok=True)
     with open(MADE / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,8 +114,8 @@ def alone(name: str) -> Iterator[None]:
 def compiled(
     own: pathlib.Path, parts: Sequence[pathlib.Path], *flags: str
 ) -> pathlib.Path:
-    """The program of a test's C file and files of runtime/; made once for all processes of the
-    tests, and anew where a file or a flag is another."""
+    """Return the program of a test's C file and files of runtime/. It is built once for all test
+    processes, and again if a file or a flag changes."""
     runtime = ROOT / "runtime"
     made_of = hashlib.sha256(repr((flags, parts)).encode())
     headers = [*own.parent.glob("*.h"), *runtime.rglob("*.h")]
@@ -141,15 +142,15 @@ def compiled(
 
 
 def inputs(target: str) -> list[str]:
-    """what build.ninja makes it from"""
+    """Return the inputs of a target of build.ninja."""
     return re.search(
         r"input: \w+\n((?: {4}.*\n)*)", sh("ninja", "-t", "query", target)
     )[1].split()
 
 
 def members(target: str) -> list[str]:
-    """the objects that a program or an archive is made from; of two of one name the later one, as
-    an archive made from another has a member replaced"""
+    """Return the objects that a program or an archive is made from. Of two with one name the later
+    one counts: an archive made from another has a member replaced."""
     found: dict[str, str] = {}
     for name in inputs(target):
         for part in members(name) if name.endswith(".a") else [name]:
@@ -160,9 +161,9 @@ def members(target: str) -> list[str]:
 
 @functools.cache
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
-    """what a program of build.ninja is linked from beside train.o, brought up to date once for each
-    process"""
-    with alone("ninja"):  # whose log another ninja may be about to replace
+    """Return the objects that a program of build.ninja is linked from besides train.o, brought up
+    to date once per process."""
+    with alone("ninja"):  # another ninja may be about to replace its log
         names = [
             n for n in members(kind.program) if not n.endswith("/train.o")
         ]
@@ -172,8 +173,8 @@ def objects(kind: Kind = GCC) -> list[pathlib.Path]:
 
 @functools.cache
 def joined(kind: Kind) -> pathlib.Path:
-    """these objects in one, and of a program that is stripped without what debuggers want: about
-    half of a link's time is theirs"""
+    """Return these objects linked into one, without debug information if the program is stripped:
+    that takes about half of a link's time."""
     parts = objects(kind)
     strip = ["-S"] if "-s" in kind.flags else []
     made_of = hashlib.sha256(repr((parts, strip)).encode()).hexdigest()[:20]
@@ -188,8 +189,8 @@ def joined(kind: Kind) -> pathlib.Path:
 
 
 def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
-    """train.c for a spec with `key=value` settings, as gen/zgen writes it; flat: a line for every
-    step"""
+    """Return train.c of a spec with `key=value` settings, as gen/zgen writes it. flat: with a line
+    for every step."""
     return main.text(
         main.arguments(
             [
@@ -209,7 +210,7 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
         "-Wextra",
         "-Werror",
         "-Wno-unused-function",
-        "-O0",  # tables and calls: nothing that is worth the time
+        "-O0",  # tables and calls: optimizing them is not worth the time
         "-ffp-contract=off",
         "-pthread",
         "-Iruntime",
@@ -221,7 +222,7 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
 
 
 def build(source: str, kind: Kind = GCC) -> pathlib.Path:
-    """the program of a train.c"""
+    """Return the program of a train.c."""
     whole = joined(kind)
     told = f"{kind}{whole.name}{source}"
     name = hashlib.sha256(told.encode()).hexdigest()[:20]
@@ -241,7 +242,7 @@ def build(source: str, kind: Kind = GCC) -> pathlib.Path:
 
 
 def checkout(root: pathlib.Path) -> pathlib.Path:
-    """a copy of all that is needed to set up, generate and build; nothing is built in it"""
+    """Copy everything needed to set up, generate and build; nothing is built in it."""
     for name in (
         "gen",
         "tools",
@@ -271,7 +272,7 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
 
 
 def with_objects(root: pathlib.Path) -> pathlib.Path:
-    """a checkout, with the objects of out/train: ninja compiles train.c alone"""
+    """Add the objects of out/train to a checkout, so that ninja compiles only train.c."""
     objects()
     with alone("ninja"):
         shutil.copytree(ROOT / "out/o/cc", root / "out/o/cc")
@@ -292,7 +293,7 @@ def train(
     steps: int,
     *keys: str,
 ) -> dict[str, np.ndarray]:
-    """float32 weights after `steps` steps from given weights over a stream of tokens"""
+    """Return float32 weights after `steps` steps from given weights over a stream of tokens."""
     before, after = folder / "before", folder / "after"
     (folder / "log.jsonl").unlink(missing_ok=True)
     before.mkdir(parents=True, exist_ok=True)
@@ -326,7 +327,8 @@ PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress"
 
 
 def processors(*targets: str) -> str:
-    """ZR_GENCODE: the code of these, of all where none is named, and PTX as it is"""
+    """Return ZR_GENCODE: code for these processors, or for all if none is given, and PTX as it
+    is."""
     flags = (ROOT / "runtime" / "flags.ninja").read_text()
     lines = re.findall(r"^sm_\w+ = (.*code=(.*))$", flags, re.M)
     return " ".join(

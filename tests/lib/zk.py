@@ -3,14 +3,14 @@
     k = zk.Kernels("avx2", zk.BF16, threads=3)
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
-The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those a plan would have.
-ZR_TEST_DEVICE=sm_90 (what the device is) puts the GPU's kernels on a GPU in its place, as "cuda".
+The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those of a plan.
+ZR_TEST_DEVICE=sm_90 (the type of the device) replaces it by the kernels on a GPU, as "cuda".
 
 Invariants
- 1. Types of operands come from kernels/zk.h; context and launch are put in here.
+ 1. Types of operands come from kernels/zk.h; context and launch are added here.
  2. An operand is a C-contiguous numpy array (bf16: uint16, f16: float16), a ctypes object, None or
     a number.
- 3. A call is over when it returns. On a GPU operands lie in its memory for the time of the call.
+ 3. A call is over when it returns. On a GPU operands lie in its memory for the duration of the call.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
 
 ISAS = ("avx2", "avx512")
-# These multiply alone: the best by itself, AMX, and AMX of tests/emulation/amx.h
+# Objects that only multiply: the best plain one, AMX, and AMX of tests/emulation/amx.h.
 BEST, TILES = "avx512bf16", ("amx", "tiles")
 OBJECTS = (*ISAS, BEST, *TILES)
+# classes of processors: each has the features of the one before it
 CLASSES = (
     *ISAS,
     BEST,
     "amx",
-)  # of processors: each has the features before it
+)
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 EMULATED, TARGET = (
     "cuda" if ON_DEVICE else "emulated",
@@ -184,7 +185,7 @@ def phases(listed: Sequence[plan.Phase]) -> ctypes.Array:
 
 
 def held(x: float) -> plan.Phase:
-    """a schedule's only phase"""
+    """Return the only phase of a constant schedule."""
     return plan.Phase(0, 0, 1, "line", 0, x, x)
 
 
@@ -196,7 +197,7 @@ def spans(rows: list[dict[str, float]]) -> ctypes.Array:
 
 
 def to_bf16(x: Array) -> Array:
-    """float32 to the nearest bf16, ties to even; NaN stays NaN"""
+    """Round float32 to the nearest bf16, ties to even; NaN stays NaN."""
     x = np.ascontiguousarray(x, np.float32)
     u = x.view(np.uint32)
     even = u + (0x7FFF + (u >> 16 & 1))
@@ -208,7 +209,7 @@ def from_bf16(x: Array) -> Array:
 
 
 def rounded(x: Array, precision: str) -> Array:
-    """float32 numbers as a type of REALS holds them."""
+    """Round float32 numbers to a type of REALS."""
     if precision == "f16":
         return x.astype(np.float16).astype(np.float32)
     return from_bf16(to_bf16(x)) if precision == "bf16" else x
@@ -222,30 +223,30 @@ def store(x: Array, dtype: int) -> Array:
     return to_bf16(x) if dtype == BF16 else x
 
 
-# What storing an f32 errs by at most: a part of it, and, where it is subnormal, half a step.
+# Largest error of storing an f32: relative, plus half a step for subnormal numbers.
 _ROUNDING = {F32: (0.0, 0.0), BF16: (2.0**-8, 0.0), F16: (2.0**-11, 2.0**-25)}
 
 
 def rounding(size: Array, dtype: int) -> Array:
-    """of numbers up to so large, stored as reals"""
+    """Return the rounding error of numbers up to `size`, stored as reals."""
     part, step = _ROUNDING[dtype]
     return part * size + step
 
 
 def kind(x: Array) -> int:
-    """the type that an array's numbers are stored as"""
+    """Return the type in which an array's numbers are stored."""
     return {np.dtype(np.uint16): BF16, np.dtype(np.float16): F16}.get(
         x.dtype, F32
     )
 
 
 def load(x: Array) -> Array:
-    """float64"""
+    """Return the numbers as float64."""
     return (from_bf16(x) if x.dtype == np.uint16 else x).astype(np.float64)
 
 
 def empty(dtype: int, *shape: int) -> Array:
-    """NaN everywhere"""
+    """Return an array of NaN."""
     return store(np.full(shape, np.nan), dtype)
 
 
@@ -254,7 +255,7 @@ def empty(dtype: int, *shape: int) -> Array:
 
 @functools.cache
 def features() -> set[str]:
-    """Names the processor's features as Linux does."""
+    """Return the processor's features, named as in Linux."""
     flags = re.search(
         r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M
     )
@@ -262,8 +263,8 @@ def features() -> set[str]:
 
 
 def processor() -> set[str]:
-    """Returns the features that tests use: the processor's, or those of the class of processors
-    that ZR_TEST_ISA names. AMX is emulated."""
+    """Return the features that tests use: the processor's, or those of the class of processors in
+    ZR_TEST_ISA. AMX is emulated."""
     named = os.environ.get("ZR_TEST_ISA")
     if named not in CLASSES:
         return features()
@@ -285,12 +286,12 @@ def runs(isa: str) -> bool:
 
 
 def isas(of: Sequence[str] = ISAS) -> list[str]:
-    """objects that this processor runs"""
+    """Return the objects that this processor runs."""
     return [isa for isa in of if runs(isa)]
 
 
 def orders(dtype: int, isa: str = "") -> tuple[int, ...]:
-    """of products, which differ in bf16 on a CPU alone"""
+    """Return the orders of products; they differ only in bf16 on a CPU."""
     return ORDERS if dtype == BF16 and isa != EMULATED else ORDERS[:1]
 
 
@@ -299,7 +300,7 @@ def compilers() -> list[str]:
 
 
 def variants(of: Sequence[str] = ISAS) -> list[tuple[str, str, int]]:
-    """object, compiler, threads"""
+    """Return triples (object, compiler, threads)."""
     return [
         (isa, cc, threads)
         for isa in isas(of)
@@ -315,7 +316,7 @@ def need(isa: str) -> None:
 
 @functools.cache
 def products() -> set[str]:
-    """kernels that an object of products has; the others it takes from avx512"""
+    """Return the kernels that an object of products has; the others come from avx512."""
     text = (ROOT / "kernels/cpu/kernels.def").read_text()
     listed = re.search(r"#define ZK_PRODUCTS.*?\n\n", text, re.S)
     return set(re.findall(r"X\((zk_\w+)\)", listed[0] if listed else ""))
@@ -338,7 +339,7 @@ def c_type(declared: str) -> type | None:
 
 @functools.cache
 def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
-    """name to result, operands without context and launch, and whether there is a launch"""
+    """Return name -> (result, operands without context and launch, whether there is a launch)."""
     text = re.sub(
         r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S
     )
@@ -358,7 +359,7 @@ def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
 
 @functools.cache
 def operand_names(name: str) -> list[str]:
-    """as zk.h calls them, without context and launch"""
+    """Return operand names as in zk.h, without context and launch."""
     text = re.sub(
         r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S
     )
@@ -382,7 +383,7 @@ def operand(x: object) -> object:
 
 
 def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
-    """of a call: the numbers by which its launch is found"""
+    """Return the shape of a call: the numbers by which its launch is found."""
     numbers = KERNELS[name].shape
     return tuple(
         int(x)
@@ -392,7 +393,7 @@ def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
 
 
 def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
-    """how a call runs on the emulated GPU, by the generator's own table"""
+    """Return the launch of a call on the emulated GPU, by the generator's own table."""
     how = grids.how(name, TARGET, WIDTH[dtype], shape(name, operands))
     assert how.workspace <= SPACE
     parts = [Grid(g.x, g.y, g.z, g.block, g.shared) for g in how.grids]
@@ -405,13 +406,13 @@ HOST_OF = {"zk_mean": {"loss", "valid"}, "zk_hash": {"sum"}}
 
 
 def extent(x: object) -> tuple[int, int]:
-    """from where to where an operand lies in memory"""
+    """Return the start and end of an operand in memory."""
     size = x.nbytes if isinstance(x, np.ndarray) else ctypes.sizeof(x)
     return operand(x), operand(x) + size
 
 
 def sources(operands: tuple[object, ...], dtype: int) -> tuple[int, int]:
-    """of zk_push: from the first leaf to the end of the last"""
+    """Return the memory range of zk_push's sources, from the first to the end of the last."""
     _, _, src, count, full, n, *_ = operands
     first, *rest = [src[i] for i in range(count)]
     return min([first, *rest]), max([first, *rest]) + n * (
@@ -427,7 +428,7 @@ def on_device(
     head: tuple[object, ...],
     operands: tuple[object, ...],
 ) -> object:
-    """the call with copies of its operands in the memory of a GPU"""
+    """Run the call with copies of its operands in the memory of a GPU."""
     kept = HOST | HOST_OF.get(name, set())
     moves = [
         word not in kept
@@ -457,14 +458,14 @@ def on_device(
 
 
 def scratch(size: int) -> Array:
-    """at a multiple of 256, as the plan's classes are"""
+    """Return memory at a multiple of 256, like the plan's classes."""
     room = np.empty(size + 256, np.uint8)
     return room[-room.ctypes.data % 256 :][:size]
 
 
 class Kernels:
-    """The kernels of one object on one context; `tile` goes to every launch. order: of products;
-    where none is given, the one that the object has an instruction for."""
+    """The kernels of one object on one context; `tile` goes to every launch. order: of products, by
+    default the one that the object has an instruction for."""
 
     def __init__(
         self,
@@ -481,7 +482,7 @@ class Kernels:
         emulated, why = self.isa == EMULATED, ctypes.c_char_p()
         own = self.isa in (EMULATED, "tiles")
         self.library = library(self.isa if own else compiler)
-        if self.isa in TILES:  # Linux grants them where a process asks
+        if self.isa in TILES:  # Linux enables AMX when a process asks for it
             assert self.library.zk_tiles_amx()
         self.scratch = (
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)]
@@ -521,9 +522,8 @@ class Kernels:
             [ctypes.c_void_p] * (1 + launch) + types,
         )
 
-        def run(
-            *operands: object,
-        ) -> object:  # holds self: the context outlives the call
+        def run(*operands: object) -> object:
+            """Keep self alive: the context outlives the call."""
             if launch and emulated:
                 self.launch = launched(name, self.dtype, operands)
             head = (

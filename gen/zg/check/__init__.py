@@ -1,1 +1,1 @@
-"""check -- proves a Plan; knows no pass."""
+"""check -- proves a Plan without knowing any pass."""

@@ -1,5 +1,4 @@
-"""arrays.py -- the arrays that bytes hold elements of, by name; and which class holds which
-state."""
+"""arrays.py -- names of the arrays that slots hold, and the places of the states."""
 
 from __future__ import annotations
 
@@ -12,11 +11,12 @@ from ..plan import plan
 from ..plan.mesh import Along, Members
 from ..plan.plan import Flat, Plan
 
-Key = tuple[str, int]  # a flat and its instance
+Key = tuple[str, int]  # a flat's name and the index of its instance
 
 
 class MicroBatch(NamedTuple):
-    """Of a step (0: an evaluation), a micro-batch's number among all ranks': at + r * by_rank."""
+    """Number of a micro-batch among those of all ranks, at + r * by_rank. Step 0 is an
+    evaluation."""
 
     step: int
     at: int
@@ -27,8 +27,8 @@ class MicroBatch(NamedTuple):
 
 
 class State(NamedTuple):
-    """p (parameters, in whatever type), m or v of a flat's instance, as so many steps left it; -1:
-    initial values, for which a run may put others before it publishes them."""
+    """Parameters (p, in any type) or a moment (m, v) of a flat's instance after step `step`. Step
+    -1 stands for initial values, which a run may replace before it publishes them."""
 
     what: str
     flat: str
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a unit's functions make of a micro-batch, or its tokens."""
+    """Tokens of a micro-batch, or an activation or activation gradient that a unit makes of it."""
 
     what: str
     unit: str
@@ -53,7 +53,7 @@ class Value(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A micro-batch's gradient of a flat's instance, so far from these writers."""
+    """Gradient of a flat's instance from one micro-batch, as far as `writers` have written it."""
 
     flat: str
     l: int
@@ -66,8 +66,9 @@ class Leaf(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The sum of so many micro-batches' leaves in a row, or, if not whole, what is pending of it.
-    leaves: of its tree, which are micro-batches, or what NCCL summed over ranks."""
+    """Sum of the gradients of consecutive micro-batches. `whole` is false while it is still a
+    pending node. leaves: leaves of its tree, each a micro-batch's gradient or NCCL's sum over
+    ranks."""
 
     flat: str
     l: int
@@ -83,7 +84,7 @@ class Sum(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """The nodes of a flat's tree, beside the first."""
+    """Pending nodes of a flat's tree except the first."""
 
     flat: str
     l: int
@@ -93,8 +94,9 @@ class Pending(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """A step's exact sums: the norms of (flat, instance, first element, by rank, elements), the
-    losses of micro-batches, or EVERY; everywhere: over all ranks."""
+    """Exact sums of a step: squared norms and losses. A norm is listed as (flat, instance, first
+    element, by rank, elements), a loss as its micro-batch or EVERY. everywhere: they are summed
+    over all ranks."""
 
     step: int
     norms: frozenset[tuple[str, int, int, Along, int]]
@@ -110,7 +112,8 @@ class Totals(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A step's constants: leaves that are counted; whether the factor is known."""
+    """Constants of a step: the number of leaves counted so far, and whether the clipping factor is
+    known."""
 
     step: int
     leaves: int
@@ -122,7 +125,7 @@ class Control(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A rotary table."""
+    """Rotary table of cosines and sines."""
 
     name: str
 
@@ -131,7 +134,7 @@ class Table(NamedTuple):
 
 
 class Came(NamedTuple):
-    """What a reduction brought, the n-th of the run."""
+    """Pieces that the n-th reduction of the run delivered."""
 
     number: int
 
@@ -139,14 +142,13 @@ class Came(NamedTuple):
         return f"what reduction {self.number} brought"
 
 
-EVERY = frozenset(
-    {MicroBatch(-1, 0, ())}
-)  # all micro-batches of a step, which may be too many to list
+# All micro-batches of a step, which may be too many to list.
+EVERY = frozenset({MicroBatch(-1, 0, ())})
 
 
 def over_ranks(s: Sum, group: Members) -> Sum | None:
-    """The sum of what all ranks of a group have, in their order; none where theirs do not follow
-    each other."""
+    """Return the sum over a group's ranks, in their order. None if the ranks' micro-batches are not
+    consecutive."""
     step, at, by_rank = s.micro_batch
     if group.ranks > 1 and group.each(by_rank) != s.micro_batches:
         return None
@@ -159,9 +161,12 @@ def over_ranks(s: Sum, group: Members) -> Sum | None:
 
 @dataclass(frozen=True)
 class Store:
-    """A state's place in a class: elements [lo, lo + n) of the shard from byte `at` on, or all of
-    the flat, on every rank. given: initial values come here, and what a run loads, and by which
-    function it takes their hash; or none."""
+    """Place of a state in a class. From byte `at` on it holds elements [lo, lo + n) of the shard,
+    or the whole flat on every rank.
+
+    given: name of the function that hashes the state, if initial values and loaded ones are written
+    here; else "".
+    """
 
     what: str
     flat: Flat
@@ -176,7 +181,7 @@ class Store:
 
 
 def stores(p: Plan) -> list[Store]:
-    """Where each state lies at the end of a step."""
+    """Return the place of each state at the end of a step."""
     out = []
     for f in p.flats:
         (params,) = p.stored("params", f.name)

@@ -1,5 +1,5 @@
-"""body.py -- a function while its calls run: what its operands point to, and what lies where.
-What is proven of it: fns."""
+"""body.py -- runs the calls of a function one by one and tracks the values in its buffers. fns.py
+has the proofs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ from .kernels import CLASSES, UNITS
 from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
-# What a value is: the number of the call that made it, and of which operand of that call; or the
-# name of what a function takes; or parts of a value.
+# Identity of a value: (number of the call that made it, index of the operand there), the name of an
+# input of the function, or a part of such a value.
 Made = tuple[Any, ...]
-# A call, its number, and what its operands are: values, names of tensors, or what the call has.
+# A call, its number, and the identities of its operands: a value, a tensor's name, or the literal
+# argument.
 Ran = tuple[Call, int, list[Any]]
 
 
 @dataclass
 class Value:
-    """Bytes [lo, hi) of a base, of one type. made: what it is, by the call that made it; spare: a
-    by-product, which may go unread."""
+    """Bytes [lo, hi) of a base, of one type. made: the value's identity; spare: a by-product that
+    may stay unread."""
 
     lo: int
     hi: int
@@ -49,7 +50,7 @@ class Value:
 
 
 def met(values: list[Value], lo: int, hi: int) -> slice:
-    """Which of a base's values have bytes of [lo, hi). They lie in order, and apart."""
+    """Return the slice of `values` that overlaps bytes [lo, hi). Values are sorted and disjoint."""
     return slice(
         bisect_right(values, lo, key=lambda v: v.hi),
         bisect_left(values, hi, key=lambda v: v.lo),
@@ -58,8 +59,11 @@ def met(values: list[Value], lo: int, hi: int) -> slice:
 
 @dataclass
 class Slices:
-    """Of a body: by the whole call, the row that comes next and the operands of the slices before;
-    sums of dx that are whole, and are not rounded."""
+    """State of calls on slices of a weight.
+
+    open: whole call -> the row of the next slice and the operands of the slices before; sums: f32
+    sums of dx that are complete but not yet rounded.
+    """
 
     open: dict[Call, tuple[int, list[Any]]] = field(default_factory=dict)
     sums: set[Made] = field(default_factory=set)
@@ -67,37 +71,31 @@ class Slices:
 
 @dataclass
 class Body:
-    """A function as its calls run, or several as they follow each other."""
+    """State of one function, or of several that run in a row, while their calls run."""
 
     p: Plan
     fns: list[Fn]
-    held: dict[str, list[Value]] = field(
-        default_factory=dict
-    )  # base -> what lies there, in order
-    known: dict[Made, int] = field(
-        default_factory=dict
-    )  # a call on its operands -> number
-    reads: dict[str, None] = field(default_factory=dict)  # tensors, in order
-    grads: list[tuple[str, bool]] = field(
-        default_factory=list
-    )  # (tensor or acc, added to)
-    acc: set[int] = field(default_factory=set)  # elements of the f32 sum
-    ran: list[Ran] = field(default_factory=list)  # number, operands
-    again: frozenset[int] = (
-        frozenset()
-    )  # calls of forward: of such one result must be read
-    of: set[object] = field(
-        default_factory=set
-    )  # calls whose results in tmp are read
-    alive: set[Made] = field(
-        default_factory=set
-    )  # values that come from what moves
+    # base -> values there, in order
+    held: dict[str, list[Value]] = field(default_factory=dict)
+    # (kernel, operands) of a call -> its number
+    known: dict[Made, int] = field(default_factory=dict)
+    # tensors read, in order
+    reads: dict[str, None] = field(default_factory=dict)
+    # (tensor or acc, whether it is added to)
+    grads: list[tuple[str, bool]] = field(default_factory=list)
+    acc: set[int] = field(default_factory=set)  # element counts of the f32 sum
+    ran: list[Ran] = field(default_factory=list)  # calls that ran
+    # forward calls; recomputing one is allowed only if its result is read
+    again: frozenset[int] = frozenset()
+    # calls whose results in tmp are read
+    of: set[object] = field(default_factory=set)
+    # values that depend on a trainable tensor
+    alive: set[Made] = field(default_factory=set)
     idle: set[Made] = field(default_factory=set)  # gradients that nobody needs
     round: int = 0
     slices: Slices = field(default_factory=Slices)
-    flats: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # of a function's formals
+    # function -> formal -> flat
+    flats: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
@@ -118,7 +116,7 @@ class Body:
         )
 
     def calls_of(self) -> list[Call]:
-        """As its functions have them."""
+        """Return the calls of all its functions, in order."""
         return [c for fn in self.fns for c in fn.calls]
 
     def fail(self, call: Call | None, what: str) -> NoReturn:
@@ -129,7 +127,8 @@ class Body:
     # ---- operands
 
     def dims(self, call: Call, row: Kernel) -> Numbers:
-        """The numbers of a call by name, and what follows from them."""
+        """Return a call's integer arguments by name, with the numbers derived from them. Refuse the
+        call if they contradict its row or the plan's head."""
         if len(row.formals) != len(call.args):
             self.fail(
                 call,
@@ -175,12 +174,13 @@ class Body:
         return letters(out)
 
     def numbered(self, call: Call) -> None:
-        """What is another in each unit is told by the unit's number."""
+        """Refuse an argument that differs between units if the function gets no unit number."""
         if "l" not in self.fn.ints:
             self.fail(call, "does not know which unit it is of")
 
     def goes_on(self, call: Call, terms: int) -> None:
-        """A sum of products of which so many terms were summed before."""
+        """Refuse to continue a sum of products after `terms` terms, unless that is a multiple of
+        TERMS."""
         if terms % TERMS[self.p.head.real]:
             self.fail(
                 call,
@@ -188,11 +188,12 @@ class Body:
             )
 
     def bytes_of(self, type_: str) -> int:
-        """Of an element."""
+        """Return the bytes of an element of this type."""
         return self.real if type_ == "real" else WIDTHS[type_]
 
     def place(self, call: Call, arg: Arg, size: int) -> tuple[str, int]:
-        """The base and the offset of an operand of `size` bytes."""
+        """Return the base and offset of an operand of `size` bytes, which must lie inside its
+        base."""
         if (
             not isinstance(arg, Operand)
             or arg.by_rank
@@ -225,7 +226,7 @@ class Body:
         width: int,
         formals: Names,
     ) -> Tensor:
-        """The tensor that a parameter's or a gradient's operand begins."""
+        """Return the tensor that starts at the operand of a parameter or a gradient."""
         formal = base(arg)
         if formal.partition(".")[0].rstrip(
             "0123456789"
@@ -244,13 +245,15 @@ class Body:
         self.fail(call, f"{arg} is no tensor's beginning")
 
     def flat_of(self, formal: str) -> str:
-        """The flat that w, p (kept whole), wN (of a unit that is cut) and w.PART stand for."""
+        """Return the flat of a formal: w is the unit's, p the persistent one, wN that of part N of
+        a split unit, w.PART the one with that suffix."""
         name, dot, part = formal.removeprefix("d").partition(".")
         number = name[1:]
         own = f"{self.kind}_{number}" if number else self.home
         return ("persistent" if name == "p" else own) + dot + part
 
     def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
+        """Return the identity of the value in an operand, and mark it as used."""
         where, at = self.place(call, arg, size)
         values = self.held.get(where, [])
         for v in values[met(values, at, at + size)]:
@@ -263,13 +266,14 @@ class Body:
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
     def done(self, v: Value) -> bool:
-        """Whether a value may go: read, or a by-product."""
+        """Return whether a value may be overwritten: it was read or is a by-product."""
         return (
             v.used or v.spare or v.made[0] in self.again or v.made in self.idle
         )
 
     def moves(self, what: object) -> bool:
-        """An operand is a tensor that moves, or comes from one, or is a part of what does."""
+        """Return whether an operand is a trainable tensor, or a value or part of one that depends
+        on it."""
         if isinstance(what, tuple) and what[-3:-2] == ("part",):
             what = what[:-3]
         return what in self.moving or what in self.alive
@@ -283,6 +287,7 @@ class Body:
         made: Made,
         spare: bool = False,
     ) -> None:
+        """Put a value into an operand. The values it overwrites must have been used."""
         where, at = self.place(call, arg, size)
         end = at + size
         outs = {"s", "y", "dx"} & set(self.fn.outs)
@@ -295,7 +300,8 @@ class Body:
         values[gone] = [Value(at, end, kind, made, spare=spare)]
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
-        """The value that calls go through in rounds becomes its parts; None: there is none yet."""
+        """Split a value into the parts that calls in rounds go through, and return it. None if no
+        value is there yet."""
         values = self.held.setdefault(where, [])
         there = met(values, at, at + by * rounds)
         for v in values[there]:
@@ -315,7 +321,7 @@ class Body:
     def join(
         self, where: str, at: int, by: int, rounds: int, old: Value | None
     ) -> None:
-        """Parts become a value: the one that was there, or a new one."""
+        """Join the parts again, to the value that was there before or to a new one."""
         values, end = self.held[where], at + by * rounds
         there = met(values, at, end)
         mine = values[there]
@@ -347,7 +353,7 @@ class Body:
         dims: Numbers,
         elems: int,
     ) -> None:
-        """A tensor's gradient, or the f32 sum of a tied one."""
+        """Record a write to a tensor's gradient or to the f32 sum of a tied one."""
         if dims.get(mode, 0) not in (0, 1):
             self.fail(call, f"{mode} is {dims[mode]}")
         if base(arg).startswith("acc"):
@@ -377,7 +383,8 @@ class Body:
     # ---- calls
 
     def packed(self, call: Call, row: Kernel) -> None:
-        """Where documents end, what goes by rows of samples takes positions, and only there."""
+        """Refuse a call by rows of samples without positions if documents end, or with positions if
+        not."""
         ends, args = (
             self.p.head.end >= 0,
             dict(zip(row.at, call.args, strict=True)),
@@ -389,11 +396,12 @@ class Body:
             self.fail(call, "goes by samples, and documents end")
 
     def call(self, call: Call) -> None:
+        """Check one call's operands, and record its results."""
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         self.packed(call, row)
         writes: list[tuple[int, int, Formal]] = []
-        is_: list[Any] = list(call.args)  # what each operand is
+        is_: list[Any] = list(call.args)  # identity of each operand
         for n, (f, arg) in enumerate(zip(row.formals, call.args, strict=True)):
             if f.number:
                 continue
@@ -433,7 +441,7 @@ class Body:
         self.ran.append((call, number, is_))
 
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
-        """An operand that lies in a class of its own."""
+        """Check an operand that lies in a class of its own."""
         cls = CLASSES[f.name]
         size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)
@@ -443,6 +451,6 @@ class Body:
         self.place(call, arg, size)
 
     def needless(self, back: Back, is_: list[Any]) -> bool:
-        """Whether nobody needs what a call backward makes beside gradients of parameters."""
+        """Return whether nobody needs the activation gradient that a backward call makes."""
         inputs = [n for n, forward in back.same if forward == back.x]
         return bool(inputs) and not any(self.moves(is_[n]) for n in inputs)

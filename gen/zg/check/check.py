@@ -1,19 +1,20 @@
-"""check.py -- the verifier: proves of a Plan what the passes promise, and imports none of them.
+"""check.py -- the verifier: proves the passes' promises about a Plan, and imports none of them.
 
-It plays the plan (start, two training steps, an evaluation, a third step; start, evaluations): each
-step moves bytes (copies.py) or makes new ones (effects.py), and what every byte holds is known, as
-elements of named arrays (memory.py, arrays.py). It proves:
+It plays the plan twice: start, two training steps, an evaluation, a third step; and start, two
+evaluations. Each step moves bytes (copies.py) or makes new ones (effects.py). The content of every
+byte is known as elements of named arrays (memory.py, arrays.py). It proves:
  order     any two conflicting accesses are ordered by queue order and wait/record (order.py)
- numbers   calls and tensors have those that the plan states of its spec (stated.py)
- content   a function of a unit reads what it should, and so does every call of it (step.py,
-           fns.py); an update reads parameters and states of the last step, the sum of all leaves,
-           each of them complete and there once, and the step's factor
+ numbers   calls and tensors have the numbers that the plan states of its spec (stated.py)
+ content   each function of a unit, and each of its calls, reads the right values (step.py, fns.py);
+           an update reads parameters and states of the last step, the sum of all gradients, each
+           complete and included once, and the step's factor
  states    after every step each place of each state holds all its elements, of this step (step.py)
- saving    nothing but an update changes what a run keeps: it is saved beside all else (order.py)
- memory    classes do not overlap and hold what they are for; gathered elements stay in bounds
-Where a plan keeps what, and by which ways it comes there, is not known here: bytes say it.
-What one rank's plan proves holds across ranks: a gather is complete when every peer has read this
-rank's piece, and so is `done`, so a peer's read lies inside this rank's own step.
+ saving    only an update changes the states of a run, so a checkpoint can be written meanwhile
+           (order.py)
+ memory    classes do not overlap and are large enough; gathered elements stay within the bound
+The checker has no notion of offloading or sharding: it tracks the content of bytes. A proof for one
+rank's plan holds across ranks, because a peer's read lies inside this rank's own step: an
+all-gather completes when every peer has read this rank's piece, and so does `done`.
 """
 
 from __future__ import annotations
@@ -49,14 +50,13 @@ from .units import unit_of
 
 __all__ = ["CheckError", "check"]
 
-MICRO_BATCHES = (
-    2  # played in the first step of a section that repeats more often:
-)
-# what one micro-batch does to the next; one in later steps, which shows what steps do to each other
-PHASES = 4  # of a schedule
-PARTS = 4  # grids of a launch
-# Of a class: its arena, whose ranks have it, who reads it; in this order. Peers read what lies on
-# the device, and of that what all ranks have.
+# Micro-batches played in the first step, if the section repeats: the second shows the effect of one
+# micro-batch on the next. Later steps play one.
+MICRO_BATCHES = 2
+PHASES = 4  # most phases of a schedule
+PARTS = 4  # most grids of a launch
+# Kinds of classes as (arena, targets that allocate it, readers), in the order in which they are
+# listed. Peers read classes that lie on the device and exist on all targets.
 KINDS = (
     ("device", "all", "peers"),
     ("device", "all", "own"),
@@ -66,32 +66,34 @@ KINDS = (
     ("host", "gpu", "own"),
     ("file", "all", "own"),
 )
-# Where lies what not all ranks have, and which do: what is sent where nobody reads peers' memory;
-# what a GPU's kernels and its host hand each other.
+# Classes that exist on some targets only, with their arena and these targets: receive buffers where
+# peers' memory cannot be read, and buffers that a GPU's kernels share with its host.
 SENT = ("device", "unshared")
 SOME = {
     "workspace": ("device", "gpu"),
     "pinned_batch": ("host", "gpu"),
     "pinned_scratch": ("host", "gpu"),
 }
+# Classes that only kernels and the runtime use.
 THEIRS = {
     "workspace",
     "pinned_batch",
     "pinned_scratch",
-}  # what only kernels and the runtime use
+}
+# Classes that are allocated for every kind of unit, whether or not it runs backward.
 SCRATCH = {
     "tmp",
     "work",
-}  # made for the kinds of units, whether backward runs or not
+}
 SECTIONS = ("init", "publish", "begin", "micro_batch", "update", "eval")
 
 
-# ---- what can be seen without playing
+# ---- checks that need no play
 
 
 @refusing
 def _classes(p: Plan) -> None:
-    """Classes lie apart and in order, what peers read first, and hold what they are for."""
+    """Prove that classes are disjoint, sorted by kind, and large enough for their use."""
     ends, names = (
         {"device": 0, "host": 0, "file": 0},
         {c.name for c in p.classes},
@@ -133,7 +135,7 @@ def _classes(p: Plan) -> None:
 
 
 def _held(p: Plan, have: dict[str, Class]) -> None:
-    """What classes are for."""
+    """Prove that each class is large enough for its use."""
     value = p.head.value
     for name in ("x", "near.x", "dx"):
         if name in have and have[name].stride < value:
@@ -165,7 +167,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
 
 @refusing
 def _runs(p: Plan) -> None:
-    """Every launch is a call's, and runs in one way on every target, within what it can do."""
+    """Prove that each launch belongs to a call and runs once on every target, within its limits."""
     if {c.launch for fn in p.fns for c in fn.calls} != {
         l.name for l in p.launches
     }:
@@ -208,8 +210,8 @@ def _runs(p: Plan) -> None:
 
 
 def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
-    """A GPU's grids, tile and workspace are what the kernel's rule makes of the shape. On a CPU
-    there are none; no bit follows from its tile."""
+    """Prove that a GPU's grids, tile and workspace follow the kernel's rule for this shape. A CPU
+    has no grids, and its tile changes no bit."""
     real = p.head.bytes
     for target in r.targets:
         host = target == "cpu" or l.kernel in TWINS
@@ -233,7 +235,8 @@ def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
 
 
 def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
-    """One phase after the other, from step 1 on and for ever; values from 0 to `most`."""
+    """Prove that phases follow each other from step 1 on without end, with values from 0 to
+    `most`."""
     begin = 1
     for n, x in enumerate(phases):
         last, where = (
@@ -274,7 +277,8 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 
 @refusing
 def _flats(p: Plan) -> None:
-    """Groups are of one grid. Flats and tensors have their own names; all parameters are there."""
+    """Prove the groups, that flats and tensors have unique names, and that tensors cover all
+    parameters."""
     flats = {f.name: f for f in p.flats}
     _groups(p)
     if len(flats) < len(p.flats):
@@ -291,12 +295,12 @@ def _flats(p: Plan) -> None:
     if p.head.params != sum(t.count * t.elems for t in p.tensors):
         raise CheckError("the tensors are not all parameters")
     for f in p.flats:
-        if p.head.ranks > 1:  # else all have the same
+        if p.head.ranks > 1:  # one rank has everything
             _shared(p, f)
 
 
 def _groups(p: Plan) -> None:
-    """Groups are of one grid of ranks, and the first has all."""
+    """Prove that the groups belong to one grid of ranks and the first one has all ranks."""
     try:
         groups = members(p)
     except ValueError as e:
@@ -324,10 +328,10 @@ def _groups(p: Plan) -> None:
 
 
 def _spans(p: Plan, f: Flat, spans: list[tuple[int, int]]) -> None:
-    """A flat's tensors, of which each has n elements from `at` on, lie apart, and its shards cover
-    them."""
+    """Prove that a flat's tensors, given as (first element, elements), are disjoint, and that its
+    shards cover them."""
     frozen = {t.frozen for t in p.tensors if t.flat == f.name}
-    if len(frozen) > 1:  # an update is of all
+    if len(frozen) > 1:  # an update covers all of a flat
         raise CheckError(f"flat {f.name} trains in part")
     end = 0
     for at, n in spans:
@@ -345,7 +349,8 @@ def _spans(p: Plan, f: Flat, spans: list[tuple[int, int]]) -> None:
 
 
 def _own_names(p: Plan) -> None:
-    """Tensors have keys and names of their own, in the plan and in the weights' file."""
+    """Prove that tensors have unique keys, and unique names in the plan and in the weights'
+    file."""
     keys = [t.key + i * t.key_step for t in p.tensors for i in range(t.count)]
     distinct = {t.name for t in p.tensors}
     if sorted(keys) != [*range(len(keys))] or len(distinct) < len(p.tensors):
@@ -361,8 +366,8 @@ def _own_names(p: Plan) -> None:
 
 
 def _shared(p: Plan, f: Flat) -> None:
-    """What a stage of ZeRO promises of a flat: 1 shards the states (stores.py), 2 sums, too, 3
-    parameters, too, but for those that persist."""
+    """Prove the promises of a ZeRO stage for a flat: 1 shards the states (stores.py), 2 also the
+    sums, 3 also the parameters except persistent ones."""
     stage = p.head.zero
     (params,) = p.stored("params", f.name)
     name, _, _ = f.name.partition(".")
@@ -378,7 +383,7 @@ def _shared(p: Plan, f: Flat) -> None:
 
 @refusing
 def _tables(p: Plan) -> None:
-    """A frequency for each pair of elements of a head."""
+    """Prove that each rotary table has one frequency per pair of elements of a head."""
     if len({t.name for t in p.tables}) < len(p.tables):
         raise CheckError("a table is listed twice")
     for t in p.tables:
@@ -390,7 +395,8 @@ def _tables(p: Plan) -> None:
 
 @refusing
 def _flops(p: Plan) -> None:
-    """A function's are those of its calls; of the plan's own functions none are counted."""
+    """Prove that a unit's function has the flops of its calls, and that other functions have
+    none."""
     for f in p.fns:
         calls = f.calls if f.body in BODIES else ()
         each = [spent(c.kernel, c.args, c.rounds) for c in calls]
@@ -401,7 +407,8 @@ def _flops(p: Plan) -> None:
 
 
 def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
-    """Rows by token are stored in multiples of ops.VOCAB; all others are those of the parts."""
+    """Prove that a tensor has a place in its flat and that its parts' rows add up. Rows by token
+    are padded to a multiple of ops.VOCAB."""
     rows = [part.rpartition("=")[2] for part in t.parts]
     good = all(r.isdigit() for r in rows) and min(t.shape) > 0
     padded = (p.head.vocab, ops.up(p.head.vocab, ops.VOCAB))
@@ -456,7 +463,8 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
 
 @refusing
 def _nodes(p: Plan) -> None:
-    """Pending sums: one for each bit of the mask, which a push proves (effects.tree)."""
+    """Prove that a flat has a pending sum for each bit of its mask; effects.tree proves the
+    mask."""
     h = p.head
     block, every = h.block, h.micro_batches * h.ranks
     power = block > 0 and not block & (block - 1)
@@ -476,7 +484,8 @@ def _nodes(p: Plan) -> None:
 
 @refusing
 def sections(p: Plan) -> None:
-    """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
+    """Prove that the sections are those of a program, and that every event of the plan is recorded
+    by some step."""
     wrong = CheckError("sections are not those of a program")
     if tuple(s.name for s in p.sections) != SECTIONS:
         raise wrong
@@ -517,15 +526,14 @@ def sections(p: Plan) -> None:
 
 @refusing
 def units(p: Plan) -> dict[str, int]:
-    """Units of each kind, in order of forward."""
+    """Return the number of units of each kind, in forward order."""
     counts: dict[str, int] = {}
     last = ""
     for s in p.section("eval").steps:
         if s.kind in BODIES:
             kind, index = unit_of(s.unit)
-            again = (
-                s.unit == last and len(s.op.split(".")) > 2
-            )  # another part of it
+            # A further part of the same unit.
+            again = s.unit == last and len(s.op.split(".")) > 2
             if (
                 index != counts.get(kind, 0) - again
                 or s.op.split(".")[1] != kind
@@ -536,7 +544,7 @@ def units(p: Plan) -> dict[str, int]:
 
 
 def _slots(refs: Sequence[Ref]) -> frozenset[tuple[str, int]]:
-    """What of these units are gathered to."""
+    """Return the slots among `refs` that hold gathered parameters."""
     return frozenset(
         (r.cls, r.index) for r in refs if r.cls.startswith("ring.")
     )
@@ -544,9 +552,9 @@ def _slots(refs: Sequence[Ref]) -> frozenset[tuple[str, int]]:
 
 @refusing
 def _ahead(p: Plan) -> None:
-    """Units are gathered no farther ahead than the head says: from a gather to its own use there
-    are at most so many uses of others. (Fewer, where units stay gathered from use to use.)"""
-    # Of a slot: uses that come before its gather.
+    """Prove that no unit is gathered farther ahead than the head says: other units are used at most
+    that often between a gather and its own use. (Fewer, if units stay gathered between uses.)"""
+    # slot -> number of uses before its gather
     issued: dict[tuple[str, int], int] = {}
     uses, last, most = 0, None, 0
     for s in p.section("micro_batch").steps:
@@ -557,7 +565,7 @@ def _ahead(p: Plan) -> None:
         use = (s.op, s.unit, read)
         if not read:
             continue
-        if use != last:  # else another micro-batch goes through the unit
+        if use != last:  # else another micro-batch goes through the same unit
             uses, last = uses + 1, use
         for slot in read & issued.keys():
             before = issued.pop(slot)
@@ -581,7 +589,7 @@ def _recipe(p: Plan) -> None:
 
 
 def _scaler(p: Plan) -> None:
-    """f16 has one, and no other type."""
+    """Prove that f16 has exactly one loss scaler, and that other types have none."""
     if len(p.recipe.scaler) != (p.head.real == "f16") or p.recipe.skips < 1:
         raise CheckError(f"{p.head.real} with {len(p.recipe.scaler)} scalers")
     for s in p.recipe.scaler:
@@ -597,7 +605,10 @@ def _scaler(p: Plan) -> None:
 
 @unsearched
 def check(p: Plan) -> None:
-    """CheckError names the first thing that breaks a promise."""
+    """Prove a plan.
+
+    Raises CheckError, which names the first broken promise.
+    """
     _classes(p)
     _runs(p)
     _recipe(p)
@@ -613,7 +624,7 @@ def check(p: Plan) -> None:
 
 @refusing
 def play(p: Plan, facts: Facts) -> None:
-    """What the sections' steps do; facts: of the plan's functions."""
+    """Play the sections. facts: proven properties of the plan's functions."""
     player = Program(p, facts)
     player.start()
     player.train(MICRO_BATCHES)

@@ -1,6 +1,5 @@
-"""copies.py -- plays the steps that move bytes: copies, gathers, reductions over ranks; what they
-touch, in order.py's terms, and what the places then hold, in memory.py's.
-"""
+"""copies.py -- plays the steps that move bytes: copies, all-gathers and reductions. It records
+their accesses (order.py) and the content of their destinations (memory.py)."""
 
 from __future__ import annotations
 
@@ -19,15 +18,16 @@ from .memory import Run
 from .order import INDEX, Action, Buffer, Order
 
 MAIN = INDEX["main"]
-NONE = Command("", (), -1, -1)  # what is no step
+NONE = Command("", (), -1, -1)  # stands for an unknown step
+# These send pieces to receive buffers where peers' memory cannot be read.
 REDUCTIONS = (
     "alltoall",
     "reducescatter",
-)  # what these bring is sent to who reads no peers
+)
 
 
 class Place(NamedTuple):
-    """Bytes of a slot from `at` on, by_rank further for each place in a group."""
+    """Bytes of a slot from `at` on, by_rank bytes further for each place in a group."""
 
     buffer: Buffer
     at: int
@@ -41,23 +41,23 @@ class Place(NamedTuple):
 
 @dataclass
 class Reduction:
-    """What ranks send each other, until all have summed it. came: what there is for rank r of
-    every rank, whose number stands for the rank in the array's name."""
+    """A reduction under way: the pieces that ranks send each other, until all owners have summed
+    theirs. came: the array that rank r receives from each rank."""
 
     source: Place
     size: int
     inbox: Place
     came: Run
     number: int
-    leaf: bool  # of gradients as they are, not of sums in f32
+    leaf: bool  # gradients as they are, not f32 sums
     group: str
-    sources: int  # that come to an owner: its group's ranks, or NCCL's sum
-    step: int  # bytes from one rank's piece to the next
+    sources: int  # pieces that an owner receives: one per rank of the group, or NCCL's one sum
+    step: int  # bytes between the pieces of neighbouring ranks
     summed: bool = False
 
 
 def told(run: Run | None) -> str:
-    """What a place holds, in an error."""
+    """Describe the content of a place for an error."""
     if run is None:
         return "no one array"
     if run.width == 1 and not run.first:
@@ -67,7 +67,7 @@ def told(run: Run | None) -> str:
 
 
 class Moves(Order):
-    """A run of a plan: every slot's bytes."""
+    """Plays the steps that move bytes, and tracks the content of every slot."""
 
     def __init__(self, p: Plan) -> None:
         super().__init__(p)
@@ -75,23 +75,23 @@ class Moves(Order):
         self.fns = {f.name: f for f in p.fns}
         self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
         self.parted = self._parted()
-        # Classes of what does not stay; and of what does, or is marked where it ends.
+        # Classes whose content dies at a marked last use; and these with the classes of states.
         self.passing = {c.name for c in p.passing}
         self.lasting = {*self.passing, *(s.cls for s in p.stores)}
         self.reductions: list[Reduction] = []
         self.reduced = 0
         self.now = 0  # training steps begun
-        # Elements that are gathered: a slot's, and which of main's steps knew of its release.
+        # Gathered elements of each slot, and main's clock when it was released (None: not yet).
         self.live: dict[Buffer, tuple[int, int | None]] = {}
         whole = {s.flat for s in p.stores if s.what == "params" and s.whole}
-        gathers = p.head.zero == 3  # what is not whole
+        gathers = p.head.zero == 3  # parameters of other stages are whole
         self.kept = gathers * sum(
             f.shard * self.W for f in p.flats if f.name in whole
         )
         self.most = self.kept
 
     def _parted(self) -> frozenset[str]:
-        """Classes of which a step goes to or from parts by rank."""
+        """Return the classes that some step addresses by rank."""
         if self.W == 1:
             return frozenset()
         out = set()
@@ -112,7 +112,7 @@ class Moves(Order):
         return frozenset(out)
 
     def owners(self, flat: str) -> Members:
-        """The group whose place is the number of a rank's shard."""
+        """Return the group in which a rank's place is the number of its shard."""
         return self.groups[self.flats[flat].owners]
 
     # ---- a step
@@ -150,8 +150,8 @@ class Moves(Order):
         return do, (*places, *numbers.values())
 
     def dying(self, s: Step, may: Sequence[Ref]) -> None:
-        """Of a step's operands only some may be the last use of what their slots hold, of classes
-        that all ranks have."""
+        """Refuse a last use (`!`) of an operand outside `may`, or of a class that only some targets
+        have."""
         for ref in s.refs:
             if ref.last and (
                 ref not in may or self.classes[ref.cls].targets != "all"
@@ -159,7 +159,8 @@ class Moves(Order):
                 self.fail(f"{ref} cannot end here")
 
     def meeting(self, s: Step, meets: bool) -> None:
-        """A step in which ranks meet names their group; others are each rank's own."""
+        """Require that a step with a meeting of ranks names an existing group, and that others name
+        none."""
         if meets != bool(s.group):
             self.fail(
                 "ranks meet, of no group"
@@ -171,11 +172,11 @@ class Moves(Order):
 
     @property
     def group(self) -> Members:
-        """That the step names."""
+        """The group that the current step names."""
         return self.groups[self.step.group]
 
     def dies(self, buffer: Buffer) -> None:
-        """All that a slot holds, behind the step; of an evaluation, at its end."""
+        """Release a slot: all of its content is dead after this step."""
         self.touch(buffer, 0, buffer.stride, True, True)
         if not buffer.held:
             self.fail(f"{buffer} holds nothing")
@@ -198,9 +199,12 @@ class Moves(Order):
     # ---- accesses
 
     def access(self, where: Place, size: int, write: bool) -> Buffer:
-        """An access to bytes of a place, or to those of every rank's part: of such a buffer all
-        pieces have one step, so their places within a part tell whether they meet; what is no
-        part of it meets them all."""
+        """Record an access to bytes of a place, or to the same bytes of every rank's part.
+
+        All pieces of a buffer that is cut by rank are equally far apart, so the offset within a
+        part decides whether two accesses conflict. An access to the buffer as a whole conflicts
+        with all.
+        """
         buffer, at, by_rank, group = where
         if by_rank:
             buffer.cut(by_rank, group)
@@ -212,7 +216,8 @@ class Moves(Order):
                 or at + by_rank * (group.ranks - 1) + size > buffer.stride
             ):
                 self.fail(f"{where}: {size} bytes are no rank's part")
-            peers, self.peers = self.peers, ()  # which read no rank's own part
+            # Peers never read a rank's own part.
+            peers, self.peers = self.peers, ()
             self.touch(buffer, at, at + size, write)
             self.peers = peers
         elif buffer.parted and at + size <= buffer.stride:
@@ -222,11 +227,12 @@ class Moves(Order):
         return buffer
 
     def reads(self, where: Place, size: int) -> Run | None:
+        """Access a place and return its content, as `look` does."""
         self.access(where, size, False)
         return self.look(where, size)
 
     def look(self, where: Place, size: int) -> Run | None:
-        """What fills a place."""
+        """Return the content of a place, or None if no one run of an array fills it."""
         buffer, at, by_rank, group = where
         return (
             buffer.read_own(at, by_rank, size, group)
@@ -235,6 +241,7 @@ class Moves(Order):
         )
 
     def writes(self, where: Place, size: int, run: Run) -> None:
+        """Access a place and replace its content."""
         self.access(where, size, True)
         self.put(where, size, run)
 
@@ -246,7 +253,7 @@ class Moves(Order):
             buffer.write(at, size, run)
 
     def makes(self, where: Place, size: int, run: Run) -> None:
-        """Writes what was not there before."""
+        """Write new content. Refuse content that is already there."""
         if self.look(where, size) == run:
             self.fail(f"{where} holds {told(run)} already")
         self.writes(where, size, run)
@@ -259,7 +266,7 @@ class Moves(Order):
         return Place(self.bytes(cls, 0), 0, 0, self.every)
 
     def rank_part(self, where: Place, by_rank: int) -> Place:
-        """The part of a place that belongs to this rank in the group of the step."""
+        """Return this rank's part of a place, in the group of the step."""
         if not where.by_rank:
             return where._replace(by_rank=by_rank, group=self.group)
         if not by_rank:
@@ -271,14 +278,14 @@ class Moves(Order):
         return where._replace(by_rank=by_rank, group=among)
 
     def among(self, by: Along, n: int) -> Members | None:
-        """The group in which something is n further from place to place."""
+        """Return the group in which neighbouring places are `n` apart, as `by` says."""
         for group in self.groups.values():
             if group.times(n) == by:
                 return group
         return None
 
     def all_of(self, buffer: Buffer, write: bool) -> Buffer:
-        """An access to all of a slot."""
+        """Access the whole slot."""
         self.touch(buffer, 0, buffer.stride, write)
         return buffer
 
@@ -300,8 +307,8 @@ class Moves(Order):
         self.writes(to, size, run)
 
     def do_batch(self, *operands: Any) -> None:
-        """The rank's tokens and targets of a micro-batch, and what else comes with them, which come
-        before all else of it: the run fetches them itself."""
+        """Fetch a rank's tokens and targets of a micro-batch, and the arrays that come with them.
+        The runtime fetches them itself, so these steps come first in a micro-batch."""
         places, numbers = (
             operands[: len(self.batch)],
             operands[len(self.batch) :],
@@ -334,7 +341,7 @@ class Moves(Order):
     def do_gather(
         self, source: Place, to: Place, own: int, step: int, size: int
     ) -> None:
-        """Every rank's piece, to the same place of its part."""
+        """All-gather: copy every rank's piece to the same offset of its part."""
         group = self.group
         whole = step * (group.ranks - 1) + to.at + size
         if (
@@ -371,7 +378,8 @@ class Moves(Order):
         slot.write_parts(to.at, step, size, all_, group)
 
     def gathered(self, to: Buffer, elements: int) -> None:
-        """Elements gathered at once: slots whose release does not come before this gather."""
+        """Count the elements that are gathered at once. A slot counts until a release that is
+        ordered before this gather."""
         _, freed = self.live.get(to, (0, 0))
         if freed is None:
             return
@@ -391,14 +399,14 @@ class Moves(Order):
     def do_reducescatter(
         self, source: Place, to: Place, step: int, size: int, width: int
     ) -> None:
-        """NCCL's sum of what all ranks send: numbers of what the source holds."""
+        """NCCL's reduce-scatter. width: bytes of a number of the source."""
         run = self.sent(source, step, size, False)
         if run.width != width:
             self.fail("sums numbers of another width")
         added = over_ranks(self.one_sum(run), self.group)
         if not added:
             self.fail("sums what does not follow each other over ranks")
-        one = self.one_sum(run).leaves  # of the tree
+        one = self.one_sum(run).leaves  # leaf of the tree
         sum_ = run._replace(array=added._replace(leaves=one))
         self.brings(source, to, size, step, sum_, run.array)
 
@@ -409,8 +417,8 @@ class Moves(Order):
         self.brings(source, to, size, step, run, run.array)
 
     def sent(self, source: Place, step: int, size: int, each: bool) -> Run:
-        """Of a piece of every part, the own one and others alike: what each rank has for r.
-        each: every rank's comes as it is."""
+        """Return the array that each rank sends to rank r, from a piece of every part, the own one
+        included. each: pieces arrive one by one, not as a sum."""
         exact = self.p.head.reduction == "exact" or self.W == 1
         if each != exact:
             self.fail(f"reduces in another way than {self.p.head.reduction}")
@@ -436,6 +444,7 @@ class Moves(Order):
         run: Run,
         of: object,
     ) -> None:
+        """Start a reduction: its pieces are on their way to the inbox."""
         if inbox.at or any(r.inbox == inbox for r in self.reductions):
             self.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1
@@ -457,7 +466,7 @@ class Moves(Order):
         self.peers = (*self.peers, source.buffer)
 
     def brought(self, inbox: Place) -> Reduction:
-        """What came to a slot, and is to be summed."""
+        """Return the reduction whose pieces lie in this slot, and mark it as summed."""
         r = self.under_way(inbox)
         if r.summed:
             self.fail("what came is summed")
@@ -468,14 +477,14 @@ class Moves(Order):
         return r
 
     def under_way(self, inbox: Place) -> Reduction:
-        """The reduction to a slot."""
+        """Return the reduction that sends to this slot."""
         for r in self.reductions:
             if r.inbox == inbox:
                 return r
         self.fail(f"nothing is under way to {inbox}")
 
     def do_done(self, inbox: Place, source: Place) -> None:
-        """Every owner has summed its part of what was sent."""
+        """Wait until every owner has summed its part; then the source may be overwritten."""
         r = self.under_way(inbox)
         if not r.summed or r.group != self.step.group:
             self.fail(f"group {r.group} has not summed what came")
@@ -490,7 +499,7 @@ class Moves(Order):
         self.peers = tuple(x.source.buffer for x in self.reductions)
 
     def one_sum(self, run: Run) -> Sum:
-        """A leaf that is complete, or a sum."""
+        """Return a complete gradient or a whole sum as a Sum. Refuse any other array."""
         array = run.array
         if isinstance(array, Sum) and array.whole:
             return array
@@ -499,5 +508,6 @@ class Moves(Order):
         self.fail(f"sums {told(run)}")
 
     def complete(self, leaf: Leaf) -> bool:
-        """All that write a leaf have; which do, units know."""
+        """Return whether all functions that write a gradient have written it. Units overrides
+        this."""
         self.fail("no such leaf")

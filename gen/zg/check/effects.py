@@ -1,6 +1,5 @@
-"""effects.py -- what the kernels of a plan's own functions do to bytes: sums, norms, updates, first
-values. Each takes its call's operands: places, numbers (n, by_rank) and words.
-"""
+"""effects.py -- plays the kernels of the plan's own functions: sums, norms, updates, initial
+values. Each method takes its call's operands: places, numbers (n, by_rank) and words."""
 
 from __future__ import annotations
 
@@ -32,13 +31,13 @@ from .kernels import CTL, LEAVES
 from .memory import Run
 from .order import Action
 
-BLOCK = 1024  # elements that kernels of the optimizer work on at once
-SUMS = ops.SUMS  # integers of the exact sums
+BLOCK = 1024  # elements of a block of the optimizer's kernels
+SUMS = ops.SUMS  # integers of a step's exact sums
 CONTROL = ops.CTL  # bytes of a step's constants
 
 
 class Number(NamedTuple):
-    """n, and by_rank more for each place in a group."""
+    """Number of a call, by_rank more for each place in a group."""
 
     n: int
     by_rank: int = 0
@@ -46,7 +45,7 @@ class Number(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Elements of a flat's instance."""
+    """Range of elements of a flat's instance."""
 
     flat: str
     l: int
@@ -56,28 +55,28 @@ class Part(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What a reduction brought to a slot."""
+    """Slot with the pieces that a reduction delivered."""
 
     inbox: Place
 
 
 Operand = Place | Number | Sources | str
-# Of a kernel's row, types that an operand is named by a word for: spans.F, recipe, freq.N, out.
+# Types whose operands are words: spans.F, recipe, freq.N, out.
 WORDS = ("span", "recipe", "f64", "u64")
 Kernel = Callable[..., None]
-# And the most that its launch has of a number of the shape, by the operand's place.
+# A kernel's method, its arguments, and operand index -> the largest number it was launched for.
 Called = tuple[Kernel, list[Arg | Number], dict[int, int]]
 
 
 class Formals(NamedTuple):
-    """What a step gives a function, by its words."""
+    """Operands that a step passes to a function, by name."""
 
     refs: dict[str, Ref]
     numbers: dict[str, int]
 
 
 class Effects(Moves):
-    """Kernels, by the names they have in zk.h."""
+    """Plays kernels; each method has the name of its kernel in zk.h."""
 
     def __init__(self, p: Plan) -> None:
         super().__init__(p)
@@ -97,7 +96,7 @@ class Effects(Moves):
         s: Step,
         numbers: dict[str, int],
     ) -> Action:
-        """A function of the plan's own: its calls in order."""
+        """Prepare one of the plan's own functions: its calls in order, with their operands."""
         if fn.name not in self.called:
             self.called[fn.name] = self.calls_of(fn)
         if any(
@@ -113,9 +112,8 @@ class Effects(Moves):
                 a.n if isinstance(a, Number) else 0 for a in operands
             ]
             short = any(numbers_of[at] > n for at, n in most.items())
-            if (
-                short and s.queue != "host"
-            ):  # there a run goes by the numbers alone
+            # On a host, a kernel's size is its argument, not its launch.
+            if short and s.queue != "host":
                 self.fail(f"{kernel.__name__} is launched for fewer elements")
             work.append((kernel, operands))
         return Effects.own, work
@@ -125,7 +123,8 @@ class Effects(Moves):
             kernel(self, *operands)
 
     def calls_of(self, fn: Fn) -> list[Called]:
-        """What a function's calls do, and on what; every operand of the function is a call's."""
+        """Return a function's calls with their arguments. Every operand of the function must be
+        used."""
         used, out = set(), []
         for c in fn.calls:
             launch = self.launches.get(c.launch)
@@ -150,7 +149,7 @@ class Effects(Moves):
         return out
 
     def fits(self, fn: Fn, call: Call) -> None:
-        """Operands are numbers, places and words where the kernel's row has them."""
+        """Require numbers, places and words where the kernel's row has them."""
         formals = row_of(call.kernel).formals
         if len(formals) != len(call.args):
             self.fail(f"{call.kernel} has {len(call.args)} operands")
@@ -163,14 +162,15 @@ class Effects(Moves):
                 else "place"
             )
             null = f.optional and arg == NULL
-            rounds = getattr(arg, "by_round", 0)  # of which there is one
+            # Only calls in rounds may have by_round.
+            rounds = getattr(arg, "by_round", 0)
             if not null and sort_of(arg, fn, f) != want or rounds:
                 self.fail(
                     f"{call.kernel}: {f.name} is {arg}, which is no {want}"
                 )
 
     def operand_of(self, arg: Arg | Number, formals: Formals) -> Operand:
-        """&leaf is what a formal names; n is a number of the step."""
+        """Return the operand that an argument of a call stands for in this step."""
         if isinstance(arg, Number):
             return arg
         if isinstance(arg, plan.Operand):
@@ -190,7 +190,7 @@ class Effects(Moves):
         return word if number is None else Number(number)
 
     def part(self, spans: str, first: Number, n: Number) -> Part:
-        """What a kernel of elements works on."""
+        """Return the elements that a kernel works on: n elements of a flat from `first` on."""
         kind, _, name = spans.partition(".")
         if kind != "spans":
             self.fail(f"works on {spans}")
@@ -205,10 +205,10 @@ class Effects(Moves):
         group = self.groups[first.group]
         return Part(name, l, at, group.times(first.by_rank), elems)
 
-    # ---- what places hold
+    # ---- content of places
 
     def control(self, where: Place) -> Control:
-        """Arenas begin as zeros."""
+        """Return the constants at a place. Arenas start as zeros."""
         run = where.buffer.read(where.at, CONTROL)
         if not where.buffer.held and not where.at:
             return Control(0, 0, False)
@@ -220,17 +220,18 @@ class Effects(Moves):
         where.buffer.write(where.at, CONTROL, Run(now))
 
     def constants(self, where: Place, write: bool = False) -> Control:
-        """All of a step's constants."""
+        """Access all constants of a step and return them."""
         self.access(where, CONTROL if write else where.buffer.stride, write)
         return self.control(where)
 
     def leaves(self, where: Place, write: bool) -> Control:
-        """Of these, the count of leaves alone."""
+        """Access only the count of leaves among the constants."""
         lo, hi = CTL[LEAVES]
         self.touch(where.buffer, where.at + lo, where.at + hi, write)
         return self.control(where)
 
     def totals(self, where: Place, write: bool) -> Totals:
+        """Access the sums of the current step and return them."""
         slot = self.access(where, 8 * SUMS, write)
         run = slot.read(where.at, 8 * SUMS)
         sums = run.array if run and not run.first else None
@@ -246,10 +247,10 @@ class Effects(Moves):
         where.buffer.write(where.at, 8 * SUMS, Run(now))
 
     def goes_on(self, where: Place, width: int, part: Part, what: str) -> None:
-        """A state's elements, from as the last step left them to as this one does."""
+        """Advance a state's elements from the last step to this one."""
         flat, l, first, by_rank, n = part
         want = Run(State(what, flat, l, self.now - 1), first, width, by_rank)
-        self.access(where, n * width, True)  # to read them, too
+        self.access(where, n * width, True)  # which includes reading them
         run = self.look(where, n * width)
         if run != want:
             self.fail(f"{where} holds {told(run)}, not {told(want)}")
@@ -260,15 +261,14 @@ class Effects(Moves):
         )
 
     def holds_sum(self, where: Place, part: Part) -> None:
-        """The sum of all micro-batches' leaves of this step."""
+        """Require the sum of this step's gradients over all micro-batches of all ranks."""
         run = self.reads(where, part.n * 4)
         micro_batches = self.p.head.micro_batches * self.W
         if run and micro_batches == 1 and isinstance(run.array, Leaf):
-            if self.complete(run.array):  # the only one
+            if self.complete(run.array):  # the only micro-batch
                 run = run._replace(array=self.one_sum(run))
-        if (
-            run and self.W == 1 and isinstance(run.array, Sum)
-        ):  # one rank's are all ranks'
+        # With one rank, its sum is the sum over all ranks.
+        if run and self.W == 1 and isinstance(run.array, Sum):
             run = run._replace(
                 array=over_ranks(run.array, self.every), by_rank=part.by_rank
             )
@@ -286,6 +286,7 @@ class Effects(Moves):
     # ---- once a step
 
     def zk_begin(self, ctl: Place, sums: Place, recipe: str) -> None:
+        """Start a step: reset its constants and sums."""
         last = self.constants(ctl, True)
         self.access(sums, 8 * SUMS, True)
         step = last.step + 1
@@ -302,6 +303,7 @@ class Effects(Moves):
     def zk_square_sum(
         self, sums: Place, g: Place, spans: str, first: Number, n: Number
     ) -> None:
+        """Add a part's squared norm to the step's sums."""
         part = self.part(spans, first, n)
         now = self.totals(sums, True)
         self.holds_sum(g, part)
@@ -320,6 +322,7 @@ class Effects(Moves):
         self.set_totals(sums, now._replace(norms=norms | {part}))
 
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
+        """Sum the step's sums over all ranks."""
         if count != SUMS or source.buffer is to.buffer:
             self.fail("reduces something else than the step's sums")
         if self.group != self.every:
@@ -330,6 +333,7 @@ class Effects(Moves):
         self.set_totals(to, now._replace(everywhere=True))
 
     def zk_factor(self, ctl: Place, total: Place, recipe: str) -> None:
+        """Compute the clipping factor, which needs all norms and losses of all ranks."""
         sums, now = self.totals(total, False), self.constants(ctl, True)
         lacks = self.unmeasured(sums)
         if not sums.everywhere or lacks:
@@ -345,7 +349,8 @@ class Effects(Moves):
         self.set_control(ctl, now._replace(known=True))
 
     def unmeasured(self, sums: Totals) -> list[Key]:
-        """What moves and is not measured once, by all ranks together."""
+        """Return the trainable instances whose norm is missing or not measured exactly once by all
+        ranks together."""
         parts: dict[Key, list[tuple[int, int]]] = {
             key: [] for key in self.moving
         }
@@ -360,7 +365,7 @@ class Effects(Moves):
         )
 
     def first_micro_batches(self, n: int) -> frozenset[MicroBatch]:
-        """Of each rank, in the order of sums."""
+        """Return the first n micro-batches of each rank, numbered in the order of sums."""
         by: Along = ()
         each, more = 0, 1
         for level in self.p.head.order.levels:
@@ -387,7 +392,8 @@ class Effects(Moves):
         mask: Number,
         block: Number,
     ) -> None:
-        """The next leaves of a tree, or sums of as many: what is pending of it is in `node`."""
+        """Push the next leaves, or sums of leaves, onto the tree whose pending nodes are at
+        `node`."""
         size, distance = n.n, stride.n
         width = 4 if full.n else self.real
         came, leaf, group = self.pushed(source, size, width)
@@ -415,7 +421,8 @@ class Effects(Moves):
     def pushed(
         self, source: Operand, n: int, width: int
     ) -> tuple[Run, bool, Members | None]:
-        """What is pushed; whether it is leaves as they are; from which ranks."""
+        """Return the pushed run, whether it holds gradients (not f32 sums), and the group it came
+        from."""
         if isinstance(source, Sources):
             r: Reduction = self.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
@@ -434,7 +441,7 @@ class Effects(Moves):
     def nodes(
         self, node: Place, stride: int, n: int, mask: int, counted: bool
     ) -> None:
-        """Pending sums lie apart, in their class."""
+        """Require that pending nodes are disjoint and inside their slot."""
         ranks = node.group.ranks
         end = (node.at + node.by_rank * (ranks - 1)) // 4 + n
         room = node.buffer.stride // 4
@@ -449,12 +456,12 @@ class Effects(Moves):
     def others(
         self, node: Place, step: int, nodes: int, one: Sum, begun: bool
     ) -> None:
-        """A tree's nodes behind the first, by `step` bytes from one to the next: nobody else's
-        while it is not whole."""
+        """Access a tree's nodes after the first, `step` bytes apart. Nothing else may write them
+        while the tree is incomplete."""
         place, size = node._replace(at=step, by_rank=0), step * (nodes - 1)
         mine = Run(Pending(one.flat, one.l))
         self.access(place, size, True)
-        if node.by_rank:  # of parts by rank it is not known what lies behind
+        if node.by_rank:  # the content behind a rank's part is not tracked
             return
         there = self.look(place, size)
         if begun and there != mine:
@@ -471,8 +478,8 @@ class Effects(Moves):
         one: Sum,
         count: int,
     ) -> None:
-        """All of a step's leaves are one tree after the other, of as many leaves as the plan says;
-        what is not counted comes all at once."""
+        """Require that the step's leaves form trees of the plan's size, one after the other.
+        Without a counter all leaves must come at once."""
         head = self.p.head
         times = head.micro_batches if counted else 1
         if total != times * count:
@@ -489,7 +496,7 @@ class Effects(Moves):
     def carried(
         self, node: Place, n: int, came: Run, new: Sum, before: int
     ) -> Sum:
-        """What was pending, and the leaves that follow it."""
+        """Return the pending sum extended by the leaves that follow it."""
         old = self.reads(node, 4 * n)
         was = old.array if old else None
         step, at, by_rank = new.micro_batch
@@ -522,6 +529,7 @@ class Effects(Moves):
         seed: Number,
         full: Number,
     ) -> None:
+        """Write a part's initial values."""
         part = self.part(spans, first, n)
         if seed.n != self.p.head.seed:
             self.fail("draws from another seed")
@@ -537,6 +545,7 @@ class Effects(Moves):
         return full.n == 1
 
     def zk_round(self, w: Place, p: Place, n: Number) -> None:
+        """Round f32 parameters to the stored type."""
         run = self.reads(p, 4 * n.n)
         if (
             n.n % BLOCK
@@ -561,6 +570,7 @@ class Effects(Moves):
         first: Number,
         n: Number,
     ) -> None:
+        """Update a part's states from the sum of its gradients, with the known factor."""
         part, now = self.part(spans, first, n), self.constants(ctl)
         if not now.known or now.step != self.now or recipe != "recipe":
             self.fail(
@@ -585,9 +595,8 @@ class Effects(Moves):
                     else self.real
                 )
                 self.goes_on(where, width, part, what)
-        if isinstance(p, Place) and isinstance(
-            w, Place
-        ):  # a step that is skipped leaves it
+        # A skipped step leaves w unchanged.
+        if isinstance(p, Place) and isinstance(w, Place):
             self.goes_on(w, self.real, part, "p")
 
     @property
@@ -616,7 +625,8 @@ class Effects(Moves):
         n: Number,
         full: Number,
     ) -> None:
-        """A run calls it between two steps: no queue reads what it reads."""
+        """Check the operands of a hash. A run calls it between two steps, so no access is
+        recorded."""
         part, width = (
             self.part(spans, first, n),
             4 if self.is_full(full) else self.real,
@@ -635,7 +645,7 @@ class Effects(Moves):
 
 
 def sort_of(arg: Arg, fn: Fn, f: Formal) -> str:
-    """Of an operand: a number, a place or a word."""
+    """Return the kind of a call's argument: "number", "place", "word" or "none"."""
     if isinstance(arg, plan.Operand):
         return "place"
     if isinstance(arg, (int, Index)):
@@ -650,12 +660,11 @@ def sort_of(arg: Arg, fn: Fn, f: Formal) -> str:
 
 
 def pending(total: int, count: int, block: int) -> int:
-    """The bits that a count of leaves, `count` at a time, ever has before it is `total`; of all
-    whole blocks, one bit."""
+    """Return the mask of all levels at which sums are ever pending, if `total` leaves come `count`
+    at a time. All whole blocks together count as one level."""
     last, mask = total // count - 1, 0
-    for b in range(
-        (block - 1).bit_length()
-    ):  # bit b repeats after 2^(b+1) multiples
+    # Bit b of n * count repeats after 2^(b+1) values of n.
+    for b in range((block - 1).bit_length()):
         first = -(-(2**b) // count)
         tried = range(first, min(last + 1, 2 ** (b + 1)))
         mask |= any(n * count >> b & 1 for n in tried) << b
@@ -663,7 +672,8 @@ def pending(total: int, count: int, block: int) -> int:
 
 
 def covers(parts: list[tuple[int, int]], want: int) -> bool:
-    """(first, elements) lie one after the other and fill `want`."""
+    """Return whether the (first, elements) ranges are consecutive from 0 on and add up to
+    `want`."""
     end = 0
     for at, n in sorted(parts):
         if at != end:

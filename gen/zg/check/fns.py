@@ -1,21 +1,20 @@
-"""fns.py -- proves of a plan's functions that their calls fit together, call by call.
+"""fns.py -- proves that the calls of the plan's functions fit together, call by call.
 
-What it proves:
- operands   every operand lies inside what it points into; a parameter is a tensor's beginning and
-            has its size
+It proves:
+ operands   every operand lies inside its buffer; a parameter starts at a tensor and has its size
  values     every read finds a whole value of its size and type, written before in this function or
             saved by the forward one, and not overwritten since; every value is used
- backward   runs for what ran forward, on the same numbers, with the very values that forward read
-            and made; so does evaluation
- again      what backward does not find it makes by forward's own calls, on the same operands
- additions  a value that was added to what it came from has two gradients: backward adds as often
-            as forward. A norm that adds is seen as the two calls whose bits it has
+ backward   each forward call has its backward calls, on the same numbers and the same values;
+            evaluation runs the same forward calls
+ again      backward recomputes missing values by forward's own calls, on the same operands
+ additions  a value that is used twice has two gradients: backward adds as often as forward. A fused
+            residual + norm is checked as an add followed by a norm
  rounds     calls in rounds go through the parts of whole values, each once and in order
- a draw     an evaluation ends with the logits of one row, made as the loss' are
- leaves     every tensor's gradient is written once by the function that comes first in backward,
-            and added to by the others that read the tensor
- frozen     nothing runs backward for what comes from no tensor that moves
- numbers    that no size settles are those that the plan states (stated)
+ a draw     an evaluation ends with the logits of one row, made like the logits of the loss
+ leaves     every tensor's gradient is written once, by the first function in backward that reads
+            the tensor; the other readers add to it
+ frozen     nothing runs backward for values that depend on no trainable tensor
+ numbers    attributes that shapes do not determine equal the plan's `stated` lines (stated.py)
 """
 
 from __future__ import annotations
@@ -49,9 +48,12 @@ from .rounds import through
 
 @dataclass(frozen=True)
 class Facts:
-    """What steps need to know of functions: of (kind, flat), elements from one instance of the
-    kind to the next in an instance of the flat; of (body, kind), the functions in order, and from
-    which rows of its weight on each is called; of a function, its operands' flats."""
+    """Properties of functions that steps depend on.
+
+    steps: (kind, flat) -> elements between neighbouring units of the kind within an instance of the
+    flat; parts: (body, kind) -> the functions in order, each with the rows of its weight that it is
+    called from; flats: function -> formal -> flat.
+    """
 
     steps: dict[tuple[str, str], int]
     parts: dict[tuple[str, str], list[tuple[str, list[int]]]]
@@ -59,15 +61,15 @@ class Facts:
 
 
 def _numbered(c: Call, at: int) -> Call:
-    """A call with the first row of a slice."""
+    """Return the call with the first row of a slice in place of `at`."""
     return replace(c, args=tuple(at if a == "at" else a for a in c.args))
 
 
-Span = tuple[Formal, str, int, int]  # an operand: where, lo, hi
+Span = tuple[Formal, str, int, int]  # an operand: its formal, base, lo, hi
 
 
 def _apart(out: Span, x: Span) -> bool:
-    """Whether an output lies apart from another operand, or just where it may."""
+    """Return whether an output is disjoint from another operand, or is allowed to alias it."""
     f, where, lo, hi = out
     formal, there, low, high = x
     if where != there or hi <= low or high <= lo:
@@ -77,10 +79,11 @@ def _apart(out: Span, x: Span) -> bool:
 
 @dataclass
 class Run(Body):
-    """A body whose calls are run, and proven one by one."""
+    """Runs the calls of a body and proves them one by one."""
 
     def apart(self, call: Call) -> None:
-        """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
+        """Require that outputs overlap no operand, except one that they may alias exactly. Outputs
+        come first."""
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         spans: list[Span] = []
@@ -98,11 +101,12 @@ class Run(Body):
                 self.fail(call, f"{where}+{at} overlaps another operand")
 
     def forward(self) -> list[Ran]:
-        """The calls that forward is made of."""
+        """Return the forward calls that ran."""
         return [r for r in self.ran if forward(r[0].kernel, r[0].args)]
 
     def wanted(self) -> Counter[Made]:
-        """What must run backward for what ran forward: kernel, numbers, forward's operands."""
+        """Return the backward calls that forward requires, as (kernel, numbers, forward's
+        operands)."""
         out = []
         for c, _, is_ in self.forward():
             for kernel in FORWARD[c.kernel]:
@@ -118,7 +122,7 @@ class Run(Body):
         return Counter(out)
 
     def backward(self) -> Counter[Made]:
-        """What does run backward; its gradients are none of what forward calls made."""
+        """Return the backward calls that ran. None may take a forward result as its gradient."""
         made, out = {number for _, number, _ in self.forward()}, []
         for c, _, is_ in self.ran:
             if backward(c.kernel, c.args):
@@ -151,6 +155,7 @@ class Run(Body):
                 self.one(c)
 
     def one(self, c: Call) -> None:
+        """Check one call, and run it as the plain calls that it is made of."""
         if c.kernel == "zk_cross_entropy" and (
             c.args[1] == "null"
         ) != self.fn.name.startswith("eval."):
@@ -169,7 +174,7 @@ class Run(Body):
                 self.call(part)
 
     def launched(self, calls: list[Call]) -> None:
-        """Calls are of their launches' shapes."""
+        """Require that each call has the kernel and the integers of its launch."""
         for c in calls:
             launch = next(
                 (l for l in self.p.launches if l.name == c.launch), None
@@ -183,7 +188,7 @@ class Run(Body):
                 self.fail(c, f"launch {c.launch} is of another shape")
 
     def end(self, *outs: str) -> None:
-        """Outputs are whole, everything was used."""
+        """Require that `outs` are whole and that every value was used."""
         for name in outs:
             there = [(v.lo, v.hi, v.type) for v in self.held.get(name, [])]
             if any(name in f.outs for f in self.fns) and there != [
@@ -200,12 +205,12 @@ class Run(Body):
 
 
 def _drawn(b: Run) -> None:
-    """The last calls pick a row and make its logits, each as a call did for the loss' logits. They
-    are no part of the loss."""
+    """Prove that the last calls pick a row and compute its logits as the loss's logits are
+    computed. They are removed from the calls of the loss."""
     at = max(n for n, (c, _, _) in enumerate(b.ran) if c.kernel == "zk_pick")
     (pick, _, (row, rows, *_)), *draws = b.ran[at:]
     b.ran = b.ran[:at]
-    of = {row: rows}  # a row's value, of which it is
+    of = {row: rows}  # value of one row -> value of all rows
     for draw, number, is_ in draws:
         for c, made, its in reversed(b.ran):
             if c.kernel == draw.kernel and _of_a_row(draw, is_, c, its, of):
@@ -229,7 +234,8 @@ def _of_a_row(
     its: list[Any],
     of: Mapping[Made, Made],
 ) -> bool:
-    """A call does with a row what another does with all rows, or with a part of them."""
+    """Return whether a call equals another one, applied to one row instead of all rows or a part of
+    them."""
     for f, one, every in zip(
         KERNELS[call.kernel].formals, is_, its, strict=True
     ):
@@ -245,8 +251,8 @@ def _of_a_row(
 def _unit_bodies(
     p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
 ) -> list[Run]:
-    """The functions of a kind, run forward, then backward on what was saved. below: what comes into
-    its first unit has a gradient."""
+    """Run a kind's functions forward, then backward on the saved values. below: the input of its
+    first unit has a gradient."""
     width = p.head.value
     known: dict[Made, int] = {}
 
@@ -279,9 +285,8 @@ def _unit_bodies(
     for _ in range(2):
         fwd = Run(p, forward, {"x": value("x")}, known, alive={*x})
         fwd.run()
-        if (
-            count > 1 and fwd.reads.keys() & fwd.moving
-        ):  # into its second, in any case
+        # The input of the second unit depends on the first unit's tensors.
+        if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
     fwd.end("y")
     saved, y = (
@@ -325,7 +330,7 @@ def _unit_bodies(
 
 
 def _functions(fns: dict[str, Fn], body: str, kind: str) -> list[Fn]:
-    """A body's: one, or its parts in order."""
+    """Return the functions of a body: one, or its parts in order."""
     name = f"{body}.{kind}"
     if name in fns:
         return [fns[name]]
@@ -335,7 +340,10 @@ def _functions(fns: dict[str, Fn], body: str, kind: str) -> list[Fn]:
 
 @refusing
 def functions(p: Plan, counts: dict[str, int]) -> Facts:
-    """Proves all of the above; counts: units of each kind, in order of forward."""
+    """Prove all functions of units. counts: units of each kind, in forward order.
+
+    Raises CheckError.
+    """
     fns = {f.name: f for f in p.fns}
     bodies: dict[str, list[Run]] = {}
     alive: set[str] = set()

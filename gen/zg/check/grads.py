@@ -1,11 +1,10 @@
-"""grads.py -- proves that a block's backward carries gradients to where they belong.
+"""grads.py -- proves that a block's backward carries each gradient to its place.
 
-A gradient is known by the value that it is of, and by which of that value's uses it covers. Where
-it covers all of a sum's, it is as well the part of each summand's gradient that comes from that
-sum.
- a call backward   works on the whole gradient of what one call of forward made, reads what that
-                   call read and made, on its numbers, and writes the gradients of its parameters
- an addition       is of two parts of one value's gradient that have no use in common
+A gradient is identified by its value and by the set of uses of that value it covers. A gradient of
+a sum that covers all of the sum's uses is also a part of each summand's gradient.
+ a backward call   takes the whole gradient of a forward call's result, reads that call's operands
+                   and results, on its numbers, and writes the gradients of its parameters
+ an addition       adds two parts of one value's gradient that have no use in common
  dx                is the whole gradient of x
 """
 
@@ -22,13 +21,13 @@ from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
 from .body import Body, Made, Ran
 
-# Of a value: the call that reads it and the operand's place, or "y" where it is the output.
+# Uses of a value: (call that reads it, operand index), or "y" for the output.
 Uses = frozenset[tuple[int, int] | str]
 Part = tuple[Made, Uses]
 
 
 class _Gradients:
-    """What the values of backward are gradients of."""
+    """Map from each value of backward to the gradients that it is."""
 
     def __init__(self, fwd: list[Ran], y: Made) -> None:
         self.calls = {number: (call, is_) for call, number, is_ in fwd}
@@ -45,7 +44,7 @@ class _Gradients:
         return value, frozenset(self.uses.get(value, ()))
 
     def parts(self, value: Made, uses: Uses) -> Iterator[Part]:
-        """What a gradient of `value` by these uses is a part of."""
+        """Yield the gradients that a gradient of `value` by `uses` is a part of."""
         yield value, uses
         call, is_ = self.calls.get(value[0], (None, []))
         if call and (value, uses) == self.whole(value):
@@ -61,7 +60,7 @@ class _Gradients:
     def forward(
         self, kernel: str, dy: Made
     ) -> list[tuple[int, Call, list[Any]]]:
-        """The calls of which it is the whole gradient."""
+        """Return the forward calls whose result has `dy` as its whole gradient."""
         return [
             (number, call, is_)
             for number, (call, is_) in self.calls.items()
@@ -71,27 +70,27 @@ class _Gradients:
 
 
 def _summands(call: Call) -> list[int]:
-    """The operands of a call forward whose gradient is that of what it makes."""
+    """Return the operands of a forward call whose gradient equals that of its result."""
     at = KERNELS[call.kernel].at
     return [at[name] for name in PASSES.get(call.kernel, ())]
 
 
 def _read(call: Call) -> set[int]:
-    """The operands of a call forward whose gradients calls backward make."""
+    """Return the operands of a forward call whose gradients backward calls compute."""
     backs = [BACK[name] for name in FORWARD.get(call.kernel, ())]
     return {back.x for back in backs if back.x is not None}
 
 
 def _once(what: Any) -> Any:
-    """A value for its first part, for others what nothing moves: rounds use it once."""
+    """Return the whole value for its first part and () for the others: rounds count as one use."""
     if isinstance(what, tuple) and what[-3:-2] == ("part",):
         return () if what[-2] else what[:-3]
     return what
 
 
 def adds_back(fwd: Body, bwd: Body) -> bool:
-    """Backward adds, beside what it recomputes, for every use but one of a value that has a
-    gradient."""
+    """Return whether backward, apart from recomputation, has one addition less than uses for each
+    value with a gradient."""
     uses: Counter[Made] = Counter()
     for call, _, is_ in fwd.ran:
         for n in (*_summands(call), *_read(call)):
@@ -112,6 +111,8 @@ def prove(
     dx: Made,
     fail: Callable[[Call | None, str], NoReturn],
 ) -> None:
+    """Prove the backward calls against the forward ones. y, dx: the output and the gradient of x;
+    fail: called with the call and the reason."""
     g = _Gradients(fwd, y)
     for call, number, is_ in bwd:
         if number in g.calls:  # recomputed
@@ -141,8 +142,8 @@ def prove(
 def _belongs(
     back: Back, call: Call, is_: list[Any], first: Call, was: list[Any]
 ) -> bool:
-    """A call backward reads what that call forward read and made, on the same numbers, and writes
-    its parameters' gradients."""
+    """Return whether a backward call belongs to a forward call: it reads its operands and results,
+    has its numbers, and writes its parameters' gradients."""
     alike = all(call.args[n] == first.args[p] for n, p in back.numbers)
     same = all(is_[n] == was[forward] for n, forward in back.same)
     leaves = all(

@@ -1,5 +1,5 @@
-"""kernels.py -- calls of a plan by the kernel table: where what they take lies, and what several
-calls are together."""
+"""kernels.py -- reads calls by the kernel table: classes of their operands, and fused or sliced
+calls as plain ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..plan.operand import Arg, Operand
 from ..plan.operand import whole as number
 from ..plan.plan import Call
 
+# Prefixes of the names of units' functions.
 BODIES = (
     "fwd",
     "bwd",
     "train",
     "eval",
-)  # of a unit: what its functions' names begin with
-# Rows of kernels that units call.
+)
+# Rows of the kernels that units call.
 UNITS = {name: row for name, row in KERNELS.items() if not row.own}
-# The class in which an operand of this name lies. Of a zk_ctl, what kernels of a micro-batch use by
-# an
-# operand: from which byte to which.
+# Class of an operand, by its name. CTL: bytes [lo, hi) of zk_ctl that a micro-batch's kernels
+# access through an operand.
 CLASSES = {
     "token": "tokens",
     "target": "targets",
@@ -37,12 +37,12 @@ CTL = {LEAVES: (COUNT, COUNT + 8), SCALED: (SCALE, SCALE + 8)}
 
 
 def parts(c: Call) -> list[Call]:
-    """A call as those that have the same bits together: a norm and an addition, or itself."""
+    """Return the plain calls that a call is bit-identical to: a norm and an addition, or itself."""
     at, args = KERNELS[c.kernel].at, list(c.args)
     if "more" not in at:
         return [c]
     forward = "sum" in at
-    total = at["sum"] if forward else at["dx"]  # what the addition makes
+    total = at["sum"] if forward else at["dx"]  # result of the addition
     one = at["x"] if forward else at["dx"]
     more = args[at["more"]]
     summed = forward and args[total] != NULL
@@ -52,14 +52,14 @@ def parts(c: Call) -> list[Call]:
     elems = number(rows) * number(columns)
     add = Call(ADD, "", (args[total], args[one], more, elems))
     args[at["more"]] = NULL
-    if forward:  # before it
+    if forward:  # the addition comes first
         args[one], args[total] = args[total], NULL
     norm = replace(c, args=tuple(args))
     return [add, norm] if forward else [norm, add]
 
 
 def whole(c: Call, row: Kernel) -> Call:
-    """The call of which one on a slice is a part: on all of the weight."""
+    """Return the call on the whole weight that a call on a slice is part of."""
     named: dict[str, Arg] = dict(zip(row.at, c.args, strict=True))
     named |= row.numbers
     return Call(

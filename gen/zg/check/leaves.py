@@ -1,5 +1,5 @@
-"""leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
-first in backward writes it, the tensor's other readers add to it. What is frozen gets none."""
+"""leaves.py -- proves that every trainable tensor gets one gradient: the first function in backward
+that reads the tensor writes it, the other readers add to it. Frozen tensors get none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def leaves(
     bodies: Mapping[str, Sequence[Body]],
     counts: dict[str, int],
 ) -> dict[tuple[str, str], int]:
-    """Every tensor's gradient is written once and added to by its other readers, if it moves.
-    Facts.steps."""
+    """Prove that each trainable tensor's gradient is written once and added to by its other
+    readers. Return Facts.steps."""
     kinds = list(reversed(counts))  # in backward order
     tensors = {t.name: t for t in p.tensors}
     readers: dict[str, set[str]] = {n: set() for n in tensors}
@@ -64,7 +64,7 @@ def leaves(
 
 
 def _rounded(b: Body) -> set[str]:
-    """The tensors whose gradient is rounded from the f32 sum."""
+    """Return the tensors whose gradient is rounded from the f32 sum."""
     out = set()
     for c in b.calls_of():
         if c.kernel != ROUND:

@@ -1,10 +1,10 @@
-"""memory.py -- what the bytes of a slot hold: runs of elements of named arrays, on every rank.
+"""memory.py -- tracks the content of slots as runs of elements of named arrays.
 
-All ranks run the same steps; where one goes to another place or has another element than the next,
-it is by the same distance from each rank to the next. So a slot is written down once for all of
-them: a run says which element rank 0 has first, and how many further each next rank's is. Of a
-buffer that is cut in parts, one for each rank, a rank may change its own part alone, or all parts
-at once by a gather: until they are one run again, its own part and the others are kept apart.
+All ranks run the same steps, and every difference between ranks is linear in the rank. So one
+record describes a slot on all ranks: a run names the first element of rank 0 and the distance from
+each rank to the next. A buffer may be cut into one part per rank. A rank then changes its own part,
+or an all-gather changes all parts at once. The own part and the other parts are tracked separately
+until they form one run again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from ..plan.mesh import Along, Members, plain, plus
 
 
 class Run(NamedTuple):
-    """Elements of an array, `width` bytes each, one after the other. by_rank: how much further the
-    first is along the axes of the grid; by_part: in each next part of a buffer."""
+    """Consecutive elements of an array, `width` bytes each.
+
+    by_rank: distance of the first element along the axes of the grid; by_part: distance from one
+    part of a buffer to the next.
+    """
 
     array: Hashable
     first: int = 0
@@ -27,7 +30,7 @@ class Run(NamedTuple):
     by_part: int = 0
 
     def after(self, size: int) -> Run | None:
-        """What comes so many bytes further on."""
+        """Return the run that starts `size` bytes later, or None if that cuts an element."""
         array, first, width, by_rank, by_part = self
         more, cut = divmod(size, width)
         return (
@@ -35,19 +38,19 @@ class Run(NamedTuple):
         )
 
     def leads(self, size: int, to: Run) -> bool:
-        """Whether that is the other."""
+        """Return whether `to` continues this run after `size` bytes."""
         return (
             self.first + size // self.width == to.first
             and self.after(size) == to
         )
 
 
-Piece = tuple[int, int, Run]  # bytes [lo, hi), and what is there
-PAGES = 64  # of parts, that are looked at: a slot has one for each sum
+Piece = tuple[int, int, Run]  # bytes [lo, hi) and their content
+PAGES = 64  # pages of parts that are tracked: a slot has one for each sum
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours that go on with each other's array are one piece."""
+    """Merge neighbours that continue each other's array."""
     out: list[Piece] = []
     for a, b, run in sorted(pieces):
         if out:
@@ -60,8 +63,8 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
-    """With [lo, hi) written over: an element that is cut is gone. Pieces are in order and joined,
-    and are so again."""
+    """Return the pieces with [lo, hi) overwritten; an element that is cut is dropped. Pieces are
+    sorted and merged, before and after."""
     before: list[Piece] = []
     after: list[Piece] = []
     for piece in pieces:
@@ -88,7 +91,7 @@ def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
 
 
 def _find(pieces: list[Piece], lo: int, hi: int) -> Run | None:
-    """The one run that fills [lo, hi)."""
+    """Return the one run that fills [lo, hi), or None."""
     for a, b, run in pieces:
         if a <= lo and hi <= b:
             return run.after(lo - a) if a < lo else run
@@ -97,9 +100,13 @@ def _find(pieces: list[Piece], lo: int, hi: int) -> Run | None:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """step 0: `held` is all of it. Else it is cut in parts of `step` bytes, and `held` is what a
-    rank's own part holds, `others` what every other part does: pages of a part for each rank of
-    `group` follow each other, and in both lists so do the parts of one page and of the next."""
+    """Content of a slot.
+
+    If step is 0, `held` describes all of it. Otherwise it is cut into parts of `step` bytes: `held`
+    is the content of a rank's own part and `others` that of every other part. A page has one part
+    for each rank of `group`; pages follow each other, and both lists have the parts of all pages in
+    order.
+    """
 
     group: Members | None = None
     held: list[Piece] = field(default_factory=list)
@@ -110,21 +117,22 @@ class Slot:
         self.held, self.others, self.step, self.group = [], [], 0, None
 
     def own(self, other: Run, group: Members) -> Run:
-        """What a rank's own part holds, where others hold that."""
+        """Return the content of a rank's own part, given that of the other parts."""
         by_rank = plus(other.by_rank, group.times(other.by_part))
         return other._replace(by_rank=by_rank, by_part=0)
 
     # ---- a range, the same on every rank
 
     def read(self, at: int, size: int) -> Run | None:
+        """Return the run that fills a range on every rank, or None."""
         return None if self.step else _find(self.held, at, at + size)
 
     def write(self, at: int, size: int, run: Run) -> None:
         if self.step:
-            self.clear()  # not one run: whoever needs what was there finds nothing
+            self.clear()  # no longer one run: a later read of the old content finds none
         self.held = _put(self.held, at, at + size, run)
 
-    # ---- a range of every rank's own part
+    # ---- a range within every rank's own part
 
     def read_own(
         self, at: int, step: int, size: int, group: Members
@@ -152,7 +160,7 @@ class Slot:
     def read_parts(
         self, at: int, step: int, size: int, group: Members
     ) -> Run | None:
-        """Where own parts and others hold the same, but for the part's number."""
+        """Return the run that own parts and others hold alike, apart from the part's number."""
         if not self.step:
             whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
             if not whole or step % whole.width:
@@ -182,8 +190,8 @@ class Slot:
     def _within(
         self, at: int, step: int, size: int, group: Members
     ) -> Run | None:
-        """A rank's part of `step` bytes within its own part, which is one run. Places of `group`
-        follow each other within each place of the slot's group."""
+        """Return a rank's part of `step` bytes within its own part, which must be one run. Places
+        of `group` are consecutive within each place of the slot's group."""
         if not self.group or step * group.ranks > self.step * self.group.ranks:
             return None
         outer = self.group.times(self.step)
@@ -200,14 +208,15 @@ class Slot:
         return run._replace(by_rank=plus(run.by_rank, more))
 
     def _in_part(self, at: int, step: int, size: int, group: Members) -> int:
-        """Where a range of a part is among parts; -1: it is in no part of this size."""
+        """Return the offset of a range among the parts, or -1 if it lies in no part of this
+        size."""
         page, within = divmod(at, step * group.ranks)
         if (step, group) != (self.step, self.group) or within + size > step:
             return -1
         return page * step + within
 
     def _cut(self, step: int, group: Members) -> None:
-        """From one run to parts of it."""
+        """Cut one run into parts."""
         if (self.step, self.group) == (step, group):
             return
         whole, page = [] if self.step else self.held, step * group.ranks
@@ -224,7 +233,7 @@ class Slot:
                 self.others.append((*there, other))
 
     def _settle(self) -> None:
-        """From parts to one run, where all of them are parts of one."""
+        """Merge the parts if they form one run again."""
         step, group, out = self.step, self.group, []
         assert group
         if len(self.held) != len(self.others):

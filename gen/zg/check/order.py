@@ -1,8 +1,8 @@
-"""order.py -- the checker's ground: queues, events and slots; whether accesses are ordered.
+"""order.py -- the checker's base: queues, events, slots, and the order of accesses.
 
-Steps are taken in order of issue. A queue's clock says how many steps of every queue have finished
-before its next one; a record is a copy of it, a wait takes the larger of both. Two accesses to the
-same bytes, one of them a write, must be ordered by these clocks.
+Steps are taken in order of issue. A queue's clock is a vector: the number of steps of each queue
+that have finished before its next step. A record copies the clock, a wait takes the maximum of
+both. Two accesses to the same bytes, one of them a write, must be ordered by these clocks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from .kernels import CTL
 from .memory import Run, Slot
 
 INDEX = {name: n for n, name in enumerate(QUEUES)}
-BESIDE = ("begin", "micro_batch", "eval")  # beside these a run is saved
+# Sections during which a checkpoint may be written
+BESIDE = ("begin", "micro_batch", "eval")
 
 
 class CheckError(Exception):
-    """What is wrong, with the section and the step."""
+    """A broken promise, with its section and step."""
 
 
-# What a look-up raises of a name or a number that the plan should have. Any other exception is a
-# fault of the checker, and goes on.
+# Exceptions of a look-up of a name or number that the plan lacks. Any other exception is a fault of
+# the checker and propagates.
 LACKS = (LookupError, ValueError, ArithmeticError, StopIteration)
 
 
@@ -37,7 +38,7 @@ Found = TypeVar("Found")
 
 
 def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
-    """A part of the check that refuses a plan, too, which lacks what the part looks up."""
+    """Wrap a part of the check: a failed look-up in the plan becomes a CheckError."""
 
     @wraps(part)
     def proved(*args: Proof.args, **named: Proof.kwargs) -> Found:
@@ -52,31 +53,32 @@ def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
     return proved
 
 
-# Of each queue, how many of its steps have finished.
+# Number of finished steps of each queue.
 Clock = list[int]
-# To bytes [lo, hi); a write; on which queue; the step's number there.
+# Bytes [lo, hi), whether it writes, the queue, and the number of the step there.
 Access = tuple[int, int, bool, int, int]
-# On which queue, by which of its steps, and what that step knew.
+# Queue, number of the step there, and the clock after that step.
 Record = tuple[int, int, Clock]
 FIRST: Record = (0, 0, [])
 
 
 @dataclass(slots=True, eq=False)
 class Buffer(Slot):
-    """A slot of a class: its bytes, and their accesses, those of late."""
+    """A slot of a class: its content and its latest accesses."""
 
     cls: str = ""
     index: int = 0
     stride: int = 0
-    room: int = 0  # stride, or 0: the class has no such slot
+    room: int = 0  # stride, or 0 if the class has no such slot
     arena: str = ""
-    parted: bool = False  # some step goes to or from parts by rank
-    parts: tuple[int, Members | None] = 0, None  # that accesses were within
+    parted: bool = False  # whether some step addresses parts by rank
+    # parts that the accesses lie in
+    parts: tuple[int, Members | None] = 0, None
     accesses: list[Access] = field(default_factory=list)
 
     def cut(self, size: int, group: Members) -> None:
-        """An access within parts of so many bytes, one for each rank of a group, follows. Those
-        before that were within other parts count as accesses to all of the slot from here on."""
+        """Announce accesses within parts of `size` bytes, one per rank of a group. Earlier accesses
+        within other parts count as accesses to the whole slot from now on."""
         parts = size, group
         if self.parts not in ((0, None), parts):
             self.accesses = [(0, self.stride, *a[2:]) for a in self.accesses]
@@ -86,18 +88,18 @@ class Buffer(Slot):
         return f"{self.cls}[{self.index}]"
 
     def all(self) -> Run | None:
-        """What fills it."""
+        """Return the run that fills the slot, or None."""
         return self.read(0, self.stride)
 
 
-# A method, and what it is called with.
+# A method and its arguments.
 Action = tuple[Callable[..., None], Sequence[object]]
 
 
 @dataclass(slots=True)
 class Line:
-    """A step as it is played each time: read once, with what it names looked up. act: a method,
-    and what it is called with."""
+    """A step with its names looked up, so that it can be played again. act, operands: a method and
+    its arguments."""
 
     queue: int
     arenas: tuple[str, str]
@@ -105,11 +107,11 @@ class Line:
     recs: list[tuple[str, int]]
     act: Callable[..., None]
     operands: Sequence[object]
-    dead: list[Buffer]  # behind it
+    dead: list[Buffer]  # slots that are dead after the step
 
 
 class Order:
-    """Plays steps; what a step does is left to `do`."""
+    """Plays steps in order of issue. Subclasses define the effect of a step (`action`)."""
 
     def __init__(self, p: Plan) -> None:
         self.p = p
@@ -120,16 +122,17 @@ class Order:
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
         self.memory: dict[tuple[str, int], Buffer] = {}
-        self.parted: frozenset[str] = frozenset()  # classes
+        # classes that are addressed by rank
+        self.parted: frozenset[str] = frozenset()
         self.saved = {s.cls for f in p.flats for s in p.kept(f)}
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.events: dict[tuple[str, int], Record] = {}
-        self.peers: tuple[Buffer, ...] = ()  # that peers read until `done`
-        self.lines: dict[
-            int, Line
-        ] = {}  # of the plan's steps, by their identity
-        self.local = 0  # of this step's micro-batches
-        # Of the step that is played: where it stands, its queue, clock and arenas.
+        # slots that peers may read until `done`
+        self.peers: tuple[Buffer, ...] = ()
+        # the plan's steps, by identity
+        self.lines: dict[int, Line] = {}
+        self.local = 0  # index of the current micro-batch in its step
+        # The current step: its section and number there, its queue, clock and arenas.
         self.section = ""
         self.number = 0
         self.step = Step("main", "", "")
@@ -143,13 +146,14 @@ class Order:
         raise CheckError(f"{where}: {s.queue} {s.op} {s.unit}: {what}")
 
     def action(self, s: Step) -> Action:
-        """What a step does: a method, and what it is called with."""
+        """Return a step's method and its arguments."""
         self.fail("no such step")
 
     def dies(self, buffer: Buffer) -> None:
         self.fail("nothing dies")
 
     def play(self, s: Step) -> None:
+        """Play one step: wait for events, act, release dead slots, record events."""
         self.step = s
         try:
             line = self.lines.get(id(s)) or self.read(s)
@@ -157,9 +161,8 @@ class Order:
             self.clock = clock = self.clocks[line.queue]
             for event in line.waits:
                 queue, at, known = self.events.get(event, FIRST)
-                if (
-                    clock[queue] < at
-                ):  # else all that it knew is known here, too
+                # Otherwise all that it knew is already known here.
+                if clock[queue] < at:
                     clock[:] = [
                         a if a > b else b
                         for a, b in zip(clock, known, strict=True)
@@ -174,7 +177,8 @@ class Order:
             self.events[event] = line.queue, clock[line.queue], clock[:]
 
     def read(self, s: Step) -> Line:
-        """A step that is the same in all micro-batches is read once."""
+        """Look up a step's names. A step that is the same in all micro-batches is looked up
+        once."""
         queue = QUEUES.get(s.queue) or self.fail("no such queue")
         if self.p.head.overlap == 0 and queue.beside:
             self.fail("a queue of its own, but collectives do not overlap")
@@ -212,8 +216,8 @@ class Order:
     def touch(
         self, buffer: Buffer, lo: int, hi: int, write: bool, dies: bool = False
     ) -> None:
-        """An access to bytes [lo, hi), ordered after all that conflict with it; dies: of what the
-        step used."""
+        """Record an access to bytes [lo, hi). It must be ordered after every conflicting one. dies:
+        the access is the release of the slot."""
         if not 0 <= lo < hi <= buffer.room:
             slots = self.classes[buffer.cls].slots
             self.fail(
@@ -227,10 +231,10 @@ class Order:
         if write and buffer.cls in self.saved and self.section in BESIDE:
             self.fail(f"{buffer} is written while a checkpoint may read it")
         mine, clock = self.queue, self.clock
-        joins = (
-            buffer.arena != "file"
-        )  # pieces in a row are one access, as late as its last; in
-        new, kept = True, []  # the file each has its turn
+        # Consecutive pieces merge into one access, as late as its last. In the file arena they do
+        # not.
+        joins = buffer.arena != "file"
+        new, kept = True, []
         for access in buffer.accesses:
             low, high, wrote, queue, at = access
             if (
@@ -254,11 +258,12 @@ class Order:
         buffer.accesses = kept
 
     def operand(self, arg: Operand, write: bool) -> None:
-        """An access to the class that an operand names: a kernel's own part of ctl, else all."""
+        """Access the class that an operand names: a kernel's part of ctl, or all of another
+        class."""
         whole = 0, self.classes[arg.base].stride
         self.touch(self.bytes(arg.base, 0), *CTL.get(arg, whole), write)
 
     def common(self, buffer: Buffer) -> None:
-        """Peers read it."""
+        """Require that peers can read the buffer."""
         if self.W > 1 and self.classes[buffer.cls].readers != "peers":
             self.fail(f"peers cannot read {buffer}")

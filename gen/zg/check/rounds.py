@@ -1,4 +1,4 @@
-"""rounds.py -- calls in rounds go through parts of whole values, each once and in order."""
+"""rounds.py -- proves that calls in rounds go through all parts of whole values in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .kernels import CLASSES
 
 
 def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
-    """The calls of each round, to be run in turn."""
+    """Yield the calls of each round in turn."""
     for c in calls:
         if "c" not in c.args and not any(map(_moves, c.args)):
             b.fail(c, f"is called {rounds} times alike")
@@ -37,10 +37,10 @@ def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
     for place, old in whole.items():
         b.join(*place, rounds, old)
     made = {number for _, number, _ in b.ran[before:]}
-    for values in b.held.values():  # what is left is of one round alone
+    for values in b.held.values():  # only the last round's values are left
         values[:] = [v for v in values if not v.used or v.made[0] not in made]
 
 
 def _moves(arg: Arg) -> TypeGuard[Operand]:
-    """Whether an operand is another place in each round."""
+    """Return whether an operand has another place in each round."""
     return isinstance(arg, Operand) and arg.by_round != 0

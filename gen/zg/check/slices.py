@@ -1,9 +1,9 @@
-"""slices.py -- proves that calls on a weight's slices are together the one on all of it.
+"""slices.py -- proves that the calls on a weight's slices together equal one call on the weight.
 
-Slices come one after the other from row 0 on, with the very operands of the first, each as wide as
-its tensor's slices are; what they write together is nobody's to read or to write meanwhile. With
-the last one the whole call counts as made, in this call's place. In halves a sum of dx is a value
-that only its rounding reads.
+Slices come in order from row 0 on, with the operands of the first, each as wide as a slice of its
+tensor. Until the last slice is done nothing else may touch their common output. With the last one
+the whole call counts as run, in its place. In half precision a sum of dx is a value that only its
+rounding reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .kernels import whole as whole_of
 
 
 def rounds(b: Body, fn: Fn) -> list[int]:
-    """From which rows on a function is called, in turn."""
+    """Return the first rows of the slices that a function is called for, in order."""
     if fn.ints in ((), ("l",)):
         return [0]
     wide = {
@@ -38,6 +38,7 @@ def rounds(b: Body, fn: Fn) -> list[int]:
 
 
 def call(b: Body, c: Call) -> None:
+    """Run one call on a slice."""
     row = KERNELS[c.kernel]
     dims = b.dims(c, row)
     M, N, K = (int(dims[d]) for d in ("M", "N", "K"))
@@ -50,7 +51,8 @@ def call(b: Body, c: Call) -> None:
     is_: list[Any] = []
     end = at + n
     last = end == N
-    sizes = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}  # of the whole
+    # Sizes of the whole operands.
+    sizes = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}
     for f, arg in zip(row.formals, c.args, strict=True):
         if f.number:
             continue
@@ -79,7 +81,8 @@ def call(b: Body, c: Call) -> None:
 def _partial(
     b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool
 ) -> None:
-    """What is written slice by slice is still there; after the last it makes room for the whole."""
+    """Require that the slices' common output is still there. The last slice removes it, so that the
+    whole call can write it."""
     base, at = b.place(c, arg, size)
     held = b.held.get(base, [])
     mine = [v for v in held if v.made == (whole,)]
@@ -91,7 +94,7 @@ def _partial(
 
 
 def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
-    """dx as f32: it is made when it is rounded."""
+    """Record dx as an f32 sum; it becomes dx when it is rounded."""
     dx, _, w, *_ = whole.args
     width = number(whole.args[5])
     weight = b.tensor(c, w, 0, width, ("w",)).name
@@ -108,7 +111,7 @@ def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
 
 
 def rounded(b: Body, c: Call) -> None:
-    """A sum of dx becomes dx."""
+    """Round an f32 sum of dx to dx."""
     n = number(c.args[2])
     made = b.read(c, c.args[1], 4 * n, "f32")
     (base, at), (other, to) = (
@@ -128,5 +131,6 @@ def rounded(b: Body, c: Call) -> None:
 
 
 def end(b: Body) -> None:
+    """Require that no slice is missing."""
     for whole in b.slices.open:
         b.fail(whole, "is not made of all slices")

@@ -1,10 +1,10 @@
-"""stated.py -- proves that calls and tensors have the numbers that the plan states of its spec.
+"""stated.py -- proves that calls and tensors have the attributes that the plan states of its spec.
 
-Forward's calls are compared one by one, each operand by its mark in the kernel's row; those of
-training and of evaluation alike. Backward and what it recomputes have forward's numbers (fns). A
-tensor's numbers are told by its place in the order in which calls of forward first take tensors,
-and so is the key of its random numbers. A call that draws some by its own has its place among all
-such calls of the model.
+Forward calls are compared one by one, each operand by the mark in its kernel's row, in training and
+in evaluation. Backward calls and recomputation have forward's numbers (fns.py). A tensor's
+attributes follow from its place in the order in which forward calls first read tensors, and so does
+the key of its random numbers. A call that draws random numbers has its place among all such calls
+of the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ OF_CALLS = tuple(dict.fromkeys(_MARKED))
 def prove(
     p: Plan, bodies: Mapping[str, Sequence[Body]], counts: Mapping[str, int]
 ) -> None:
-    """bodies: of a kind the function forward, and behind it evaluation's, where it has its own."""
+    """Prove the stated attributes. bodies: kind -> the forward function, followed by that of
+    evaluation if it has its own."""
     lines = _lines(p.stated, sum(counts.values()))
     tensors = {t.name: t for t in p.tensors}
     first = 0
@@ -52,12 +53,13 @@ def prove(
 
 
 def _no_draw(c: Call) -> bool:
-    """What a draw begins with, an evaluation's end; its calls are the loss' again."""
+    """Return False for the first call of an evaluation's draw, whose other calls repeat the
+    loss's."""
     return c.kernel != "zk_pick"
 
 
 def _lines(stated: Iterable[Stated], units: int) -> Lines:
-    """By what they are of."""
+    """Group the stated lines by their attribute."""
     out: dict[str, list[Stated]] = {
         what: [] for what in (*OF_CALLS, *OF_TENSORS)
     }
@@ -73,7 +75,7 @@ def _lines(stated: Iterable[Stated], units: int) -> Lines:
 
 
 def _of(lines: Lines, what: str, units: range) -> tuple[object, ...]:
-    """What is stated of these units, which is the same of all."""
+    """Return the values stated for these units, which must share one line."""
     found = [
         s for s in lines[what] if s.first < units.stop and units.start < s.end
     ]
@@ -116,7 +118,8 @@ def _calls(
 def _layers(
     b: Body, args: Sequence[Arg], units: range
 ) -> Iterator[tuple[int, range]]:
-    """Which units have the same operands, and the first of them in its kind."""
+    """Yield groups of units with the same operands, each with its first unit's index within the
+    kind."""
     each = [a for a in args if isinstance(a, Layers)]
     for a in each:
         if len(a.values) != len(units):
@@ -129,7 +132,8 @@ def _layers(
 
 
 def _drawn(b: Body, first: int) -> int:
-    """How many calls forward of a unit draw random numbers; first: the place of the first."""
+    """Return the number of forward calls of a unit that draw random numbers. first: the place of
+    the first one."""
     found: list[Arg] = []
     for c in b.calls_of():
         if backward(c.kernel, c.args):
@@ -143,7 +147,8 @@ def _drawn(b: Body, first: int) -> int:
 
 
 def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
-    """A call forward's operands that have lines, those of a slice as the whole weight's."""
+    """Yield the stated operands of a forward call. A call on a slice counts as one on the
+    weight."""
     row = KERNELS[c.kernel]
     if row.whole:
         c = whole(c, row)
@@ -156,7 +161,7 @@ def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
 
 
 def _is(tables: Mapping[str, Table], arg: Arg, value: object) -> bool:
-    """A call has a number, or a table that is made from such."""
+    """Return whether an argument equals a stated value, or is a table computed from it."""
     if not isinstance(value, Turn):
         return arg == value
     table = tables[base(arg)]
@@ -172,7 +177,7 @@ def _told(values: Iterable[object]) -> str:
 def _tensors(
     lines: Lines, own: Sequence[Tensor], units: range, key: int
 ) -> None:
-    """own: in order of forward; key: of the first."""
+    """Check the attributes of tensors. own: in forward order; key: that of the first."""
     for n, t in enumerate(own, key):
         if t.key != n or t.key_step != len(own):
             raise CheckError(

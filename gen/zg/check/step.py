@@ -1,6 +1,4 @@
-"""step.py -- plays a plan's sections, and asks what must come out: after every step each place of
-each state holds what the step makes of it.
-"""
+"""step.py -- plays a plan's sections, and proves the content of all states after every step."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from .units import Units
 
 
 class Program(Units):
-    """A run of a plan."""
+    """Plays a whole run of a plan."""
 
     def __init__(self, p: Plan, facts: Facts) -> None:
         super().__init__(p, facts)
@@ -48,9 +46,10 @@ class Program(Units):
             self.play(s)
 
     def start(self) -> None:
-        """First values, what a run may put in their place, and what is made of them."""
+        """Play the start: initial values, the values that a run may load instead, and the
+        parameters computed from them."""
         for s in self.stores:
-            if s.what != "p":  # arenas begin as zeros
+            if s.what != "p":  # arenas start as zeros
                 self.fill(s, 0)
         self.run("init")
         self.end()
@@ -63,15 +62,18 @@ class Program(Units):
         self.settled()
 
     def fill(self, s: Store, step: int) -> None:
+        """Set every instance of a store to the state of `step`."""
         for l in range(s.flat.count):
             self.bytes(s.cls, l).write(
                 s.at, self.size(s), self.filling(s, l, step)
             )
 
     def size(self, s: Store) -> int:
+        """Return the bytes of a store in a slot."""
         return (s.flat.shard * s.parts if s.parts > 1 else s.n) * s.width
 
     def filling(self, s: Store, l: int, step: int) -> Run:
+        """Return the run that a store must hold after `step`."""
         first = 0 if s.parts > 1 else s.lo
         group = self.groups.get(s.over)
         by_rank = group.times(s.flat.shard * s.parts) if group else ()
@@ -80,7 +82,7 @@ class Program(Units):
         )
 
     def own_part(self, s: Store, l: int, step: int) -> None:
-        """A rank's own part has the state."""
+        """Require that a rank's own part of a store holds the state."""
         flat = s.flat
         owned = self.owners(flat.name).times(flat.shard)
         state = State(s.what, flat.name, l, step)
@@ -91,7 +93,7 @@ class Program(Units):
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
 
     def own_place(self, s: Store, l: int, owned: Along) -> Place:
-        """The shard that a rank owns, in a store of that alone or among others."""
+        """Return the place of a rank's own shard, in a store with only that shard or with more."""
         slot = self.bytes(s.cls, l)
         if s.over and s.parts == 1:
             return Place(slot, s.at, 0, self.every)
@@ -100,7 +102,8 @@ class Program(Units):
         return Place(slot, s.at, s.flat.shard * s.width, among)
 
     def rename(self, cls: str, l: int) -> None:
-        """What a run puts where first values were: elsewhere these are not the program's."""
+        """Turn initial values into the values of step 0, as if a run had loaded them here. Initial
+        values in other places stay as they are."""
 
         def given(run: Run) -> Run:
             if not isinstance(run.array, State) or run.array.step != -1:
@@ -110,13 +113,14 @@ class Program(Units):
         self.each(self.bytes(cls, l), given)
 
     def each(self, slot: Slot, change: Callable[[Run], Run]) -> None:
+        """Apply `change` to every run of a slot."""
         slot.held = joined([(a, b, change(run)) for a, b, run in slot.held])
         slot.others = joined(
             [(a, b, change(run)) for a, b, run in slot.others]
         )
 
     def settled(self) -> None:
-        """Every place of every state holds its elements of it, as of the last step."""
+        """Require that every place of every state holds its elements as of the last step."""
         for s in self.stores:
             for l in range(s.flat.count):
                 step = self.made if (s.flat.name, l) in self.moving else 0
@@ -128,7 +132,7 @@ class Program(Units):
                     )
 
     def train(self, most: int = 1) -> None:
-        """One training step, of at most so many turns of its micro-batches."""
+        """Play one training step with at most `most` repeats of the micro-batch section."""
         turns = self.p.section("micro_batch").repeat
         self.now += 1
         self.run("begin")
@@ -145,7 +149,7 @@ class Program(Units):
         self.hashes()
 
     def leap(self, played: int, turns: int) -> None:
-        """What turns of micro-batches do to sums, each does: from those played to all of them."""
+        """Extrapolate sums from the repeats that were played to all repeats; each adds the same."""
         losses = self.first_micro_batches(played * self.p.together)
         for slot in self.memory.values():
             self.each(
@@ -158,8 +162,8 @@ class Program(Units):
     def grown(
         self, a: object, played: int, turns: int, losses: frozenset[MicroBatch]
     ) -> object:
-        """Of sums that are pending, counts and losses, if they are just of the micro-batches
-        played."""
+        """Return a pending sum, count or loss after all repeats, if it covers exactly the
+        micro-batches that were played."""
         if isinstance(a, Totals):
             return a._replace(losses=EVERY) if a.losses == losses else a
         if played == turns:
@@ -180,13 +184,13 @@ class Program(Units):
         return a
 
     def counts(self, micro_batches: int) -> set[int]:
-        """Of what is counted of so many: a rank's leaves or NCCL's sums, or one of each rank of a
-        group."""
+        """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
+        sums, or one from each rank of a group."""
         return {micro_batches * n for n in (1, *self.sizes)}
 
     def counted(self) -> None:
-        """The leaves of a step are all counted, or none any more, as where all micro-batches go
-        through a unit before the next one's turn."""
+        """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
+        micro-batches go through a unit before the next one."""
         A, turns = (
             self.p.head.micro_batches,
             self.p.section("micro_batch").repeat,
@@ -203,7 +207,7 @@ class Program(Units):
                     )
 
     def evaluate(self) -> None:
-        """A run puts a micro-batch in the first slots, and clears the sums."""
+        """Play an evaluation. A run puts a micro-batch into the first slots and clears the sums."""
         self.evaluated += 1
         micro_batch = MicroBatch(0, self.evaluated, ())
         for name in self.batch:
@@ -228,7 +232,7 @@ class Program(Units):
         raise CheckError(f"at the end of section {self.section}: {what}")
 
     def over(self) -> None:
-        """What an evaluation leaves is dead when all queues have ended, which main has seen."""
+        """Release everything that an evaluation leaves, after all queues have finished."""
         self.step = Step("main", "over", "")
         self.queue, self.clock = MAIN, self.clocks[MAIN]
         for buffer in self.memory.values():
@@ -236,7 +240,8 @@ class Program(Units):
                 self.dies(buffer)
 
     def end(self) -> None:
-        """Nothing of a micro-batch outlives it: what is ever dead is."""
+        """Require that reductions, bodies and the content of passing classes end with the
+        section."""
         if self.reductions:
             self.ends("a reduction is not done")
         if self.left:
@@ -248,7 +253,7 @@ class Program(Units):
                 )
 
     def hashes(self) -> None:
-        """A run calls these on all masters: every element once, over all ranks."""
+        """Prove that a run's hashes cover every master weight exactly once over all ranks."""
         for s in self.stores:
             if not s.given:
                 continue
@@ -266,7 +271,7 @@ class Program(Units):
                     self.fail(f"hashes {self.hashed}")
 
     def finished(self) -> None:
-        """All of the plan's own functions have run."""
+        """Require that each of the plan's own functions has run."""
         own = {f.name for f in self.p.fns if f.body not in BODIES}
         idle = own - self.called.keys()
         if idle:

@@ -1,6 +1,5 @@
-"""stores.py -- proves of states what no bytes show: that parameters and sums have all elements of a
-shard, each state in its type. Where a state lies, and what it holds, the play knows.
-"""
+"""stores.py -- proves properties of states that the play cannot show: parameters and sums cover a
+whole shard, and each state has its type."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from .order import CheckError
 
 
 def prove(p: Plan, have: dict[str, Class]) -> None:
+    """Prove the stores of a plan. have: its classes by name."""
     flats = {f.name: f for f in p.flats}
     names: dict[str, Collection[str]] = {
         "flat": flats,
@@ -26,9 +26,8 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
             raise CheckError(
                 f"class {s.cls} does not have a slot for each {s.flat}"
             )
-        if (
-            s.what == "params" and s.cls != f"param.{s.flat}"
-        ):  # others hold copies of them, too
+        # Other classes hold copies of parameters, too.
+        if s.what == "params" and s.cls != f"param.{s.flat}":
             raise CheckError(f"class {s.cls} is not the one of parameters")
         if p.parts(s) > 1 and (s.first, s.n) != (0, flats[s.flat].shard):
             raise CheckError(
@@ -57,7 +56,7 @@ def _flat(p: Plan, f: Flat) -> None:
 
 
 def _types(p: Plan, f: Flat) -> None:
-    """Each state is of the type of its kind."""
+    """Require that each state has the type of its kind."""
     types = {"params": p.head.real, "sum": "f32", "master": "f32"}
     for s in p.stores:
         dtype = types.get(s.what, p.recipe.moments)

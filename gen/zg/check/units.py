@@ -1,5 +1,4 @@
-"""units.py -- plays the functions of units: what their slots must hold, and what they leave
-there."""
+"""units.py -- plays the functions of units: their required inputs, and their results."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ LOSS = "zk_loss_sum"
 
 @cache
 def unit_of(text: str) -> tuple[str, int]:
-    """`block[3]` -> (block, 3)."""
+    """Return the kind and index of a unit: `block[3]` -> (block, 3)."""
     name, _, index = text.partition("[")
     return name, int(index[:-1]) if index else 0
 
 
 class Use(NamedTuple):
-    """A function of a unit: what its operands w, p ... are of, and what its part of a leaf is
-    called."""
+    """Use of a unit's function: the flat and instance of each of its parameters, and the name under
+    which its share of a gradient is counted."""
 
     body: str
     kind: str
@@ -41,6 +40,8 @@ class Use(NamedTuple):
 
 
 class Units(Effects):
+    """Plays the functions of units, each as a whole."""
+
     def __init__(self, p: Plan, facts: Facts) -> None:
         super().__init__(p)
         self.facts = facts
@@ -57,24 +58,22 @@ class Units(Effects):
             key: frozenset(names) for key, names in self._writers().items()
         }
         self.made = 0  # training steps that are over
-        self.left: list[
-            tuple[str, int, int]
-        ] = []  # of a body's functions, those to come
-        self.body: tuple[str, str, MicroBatch] | None = (
-            None  # the body that they are of
-        )
-        self.outs: set[str] = set()  # what its functions have written
+        # functions of the current body that are still to run
+        self.left: list[tuple[str, int, int]] = []
+        # the current body
+        self.body: tuple[str, str, MicroBatch] | None = None
+        self.outs: set[str] = set()  # outputs that its functions have written
 
-    # ---- what the plan should do, from its flats and functions
+    # ---- expectations, derived from flats and functions
 
     def _direct(self, f: Fn) -> list[Operand]:
-        """Operands in classes that a function names itself."""
+        """Return the operands of a function that name a class directly."""
         named = {a for c in f.calls for a in c.args if isinstance(a, Operand)}
         own = self.classes.keys() - {*f.ins, *f.outs}
         return sorted((a for a in named if a.base in own), key=str)
 
     def _writers(self) -> dict[Key, set[str]]:
-        """The functions whose backward writes each leaf."""
+        """Return the functions that write each gradient in backward."""
         out: dict[Key, set[str]] = {
             (f.name, l): set() for f in self.p.flats for l in range(f.count)
         }
@@ -90,7 +89,7 @@ class Units(Effects):
         return out
 
     def use(self, unit: str, op: str, n: int) -> Use:
-        """Of a unit's functions the one on slice n of its weight."""
+        """Return the use of a unit's function on slice n of its weight."""
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
         writer = f"{unit}.{number[0]}.{n}" if number else unit
@@ -101,7 +100,7 @@ class Units(Effects):
         return Use(body, kind, index, of, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:
-        """The instance of a flat that holds slice n of a unit's parameters."""
+        """Return the instance of a flat that holds slice n of a unit's parameters."""
         if self.flats[flat].count == 1:
             return 0
         slices = {
@@ -119,7 +118,7 @@ class Units(Effects):
         return leaf.writers == self.writers[leaf.flat, leaf.l]
 
     def offset(self, use: Use, key: Key) -> int:
-        """Where a unit's parameters begin in what it is given."""
+        """Return the byte offset of a unit's parameters within the operand that it gets."""
         return use.slot * self.facts.steps[use.kind, key[0]] * self.real
 
     # ---- a function
@@ -138,6 +137,7 @@ class Units(Effects):
         return super().calling(fn, s, numbers)
 
     def unit(self, s: Step, row: int) -> None:
+        """Play one function of a unit. row: first row of its slice."""
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")
@@ -169,7 +169,7 @@ class Units(Effects):
             self.loss(micro_batch)
 
     def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> Use:
-        """A body's functions follow each other with nothing between them."""
+        """Require that a body's functions follow each other with no other function between them."""
         body, kind = s.op.split(".")[:2]
         if not self.left:
             self.body, self.outs = (s.unit, body, micro_batch), set()
@@ -184,10 +184,10 @@ class Units(Effects):
             self.fail("is out of turn")
         return self.use(s.unit, op, n)
 
-    # ---- what it reads
+    # ---- inputs
 
     def values(self, s: Step, ins: list[tuple[str, Ref]]) -> MicroBatch | None:
-        """What a function reads of a micro-batch; which micro-batch that is."""
+        """Check the inputs that depend on a micro-batch, and return that micro-batch."""
         at = self.at[s.unit]
         before = self.order[at - 1] if at else ""
         after = self.order[at + 1] if at + 1 < len(self.order) else ""
@@ -210,6 +210,7 @@ class Units(Effects):
     def expect(
         self, ref: Ref, what: str, unit: str, micro_batch: MicroBatch | None
     ) -> MicroBatch:
+        """Require that a slot holds this value of a unit, and return its micro-batch."""
         run = self.slot(ref).all()
         array = run.array if run else None
         if (
@@ -225,7 +226,7 @@ class Units(Effects):
         self.fail(f"{ref} holds {told(run)}, not {what}{of} of {micro_batch}")
 
     def fixed(self, s: Step, micro_batch: MicroBatch | None) -> MicroBatch:
-        """Classes that a function names itself: temporary space and the like."""
+        """Check the classes that a function names directly, such as temporary space."""
         for arg in self.direct[s.op]:
             name = arg.base
             read = name in (*self.batch, "ctl") or name.startswith("table")
@@ -238,9 +239,8 @@ class Units(Effects):
                 self.turned(name)
             elif arg == SCALED:
                 self.scaled()
-        if (
-            not micro_batch and self.left and self.body
-        ):  # a body's function on its others' work
+        # One of a body's later functions works on the results of the earlier ones.
+        if not micro_batch and self.left and self.body:
             micro_batch = self.body[2]
         return micro_batch or self.fail("is of no micro-batch")
 
@@ -256,7 +256,7 @@ class Units(Effects):
             self.fail(f"the scale is of another step: {now}")
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
-        """The operand w or p holds all parameters of a flat's instance, up to date."""
+        """Require that operand w or p holds all parameters of a flat's instance, up to date."""
         name, l = key
         shard = self.flats[name].shard
         slot = self.all_of(self.slot(ref), False)
@@ -269,10 +269,10 @@ class Units(Effects):
         if not right:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
-    # ---- what it writes
+    # ---- outputs
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
-        """A value, all of it or what is a part's."""
+        """Write a value, or one function's share of it."""
         slot = self.all_of(self.slot(ref), True)
         run = slot.all()
         begun = name in self.outs
@@ -290,7 +290,8 @@ class Units(Effects):
     def sum_of_rows(
         self, ref: Ref, body: str, micro_batch: MicroBatch
     ) -> None:
-        """The f32 sum of a table's gradient: the head begins it, the table's own adds."""
+        """Write the f32 sum of a tied weight's gradient: the head starts it, the embedding adds to
+        it."""
         if body == "bwd":
             self.all_of(self.slot(ref), True)
             self.expect(ref, "acc", "", micro_batch)
@@ -300,8 +301,8 @@ class Units(Effects):
     def gradient(
         self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch
     ) -> None:
-        """A leaf gets a function's part. Where the leaf is the sum, the last step's still lies
-        there, and is written over."""
+        """Add a function's share to a gradient. If the gradient is stored as the sum, that of the
+        last step is still there and is overwritten."""
         size, at = (
             self.flats[key[0]].shard * self.W * self.real,
             self.offset(use, key),
@@ -332,6 +333,7 @@ class Units(Effects):
         )
 
     def loss(self, micro_batch: MicroBatch) -> None:
+        """Add a micro-batch to the losses of the step's sums."""
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
         now = run.array if run else None
         if (

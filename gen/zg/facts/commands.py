@@ -1,6 +1,5 @@
-"""commands.py -- steps that call no function: their numbers, how many places they read and write,
-and what arrives.
-"""
+"""commands.py -- steps that call no function: their numbers, their operands, and the bytes that
+they move."""
 
 from __future__ import annotations
 
@@ -10,24 +9,28 @@ from dataclasses import dataclass
 from ..plan.operand import Names
 from ..plan.plan import ALL, Order
 
-BATCH = -1  # places: as many as a micro-batch has
+BATCH = -1  # number of operands: one per array of a micro-batch
 
 
 def of_group(name: str) -> str:
-    """The number of `batch` by which micro-batches grow with a rank's place in a group."""
+    """Return the name of the number of `batch` by which micro-batches grow with a rank's place in a
+    group."""
     return "of_rank" if name == ALL else f"of_{name}"
 
 
 def batch_numbers(order: Order) -> Names:
-    """The numbers of `batch` where gradients are summed in this order."""
+    """Return the names of the numbers of `batch` if gradients are summed in this order."""
     return *map(of_group, order.groups), "micro_batch"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A row. numbers: of the step, in this order (those of `batch` are batch_numbers'); outs: or
-    BATCH. meets: ranks of a group do it together; wire: bytes that arrive from each of them, so
-    many of the number named first."""
+    """A row of the table.
+
+    numbers: of the step, in this order (for `batch` see batch_numbers); ins, outs: numbers of
+    operands (outs may be BATCH); meets: ranks of a group execute it together; wire: (number,
+    factor), the bytes that arrive from each of them.
+    """
 
     name: str
     numbers: Names
@@ -37,7 +40,8 @@ class Command:
     wire: tuple[str, int] = ("", 0)
 
     @property
-    def moves(self) -> bool:  # a collective, which has bytes on the wire
+    def moves(self) -> bool:
+        """True if it is a collective with bytes on the wire."""
         return self.wire != ("", 0)
 
 

@@ -1,6 +1,6 @@
-"""families.py -- a row a family of models: names of an attention's tensors, how linears lie.
+"""families.py -- a row per family of models: names of an attention's tensors, layouts of linears.
 
-What a spec names itself (its embedding, norms, other linears, head) is in no row.
+Names that a spec gives itself (of its embedding, norms, other linears, head) are in no row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from ..plan.operand import Names
 
 @dataclass(frozen=True)
 class Family:
-    """qkv: the linears of an attention's q, k and v heads: one of all three, or one of each, which
-    then lie side by side. out: the linear behind the heads; norms: of q's and k's. out_in: weights
-    of linears are [out,in], else [in,out], where none lie side by side; a head's is [V,C] in every
-    family, as an embedding and Hugging Face's lm_head are. base: what names of a whole model of
-    transformers begin with; lora: the linears that have adapters where a spec does not say which,
-    as in PEFT."""
+    """A row of the table.
+
+    qkv: the linears of an attention's q, k and v heads: one of all three, or one of each, stored
+    side by side; out: the linear behind the heads; norms: the norms of q and k.
+
+    out_in: weights of linears are [out,in]; otherwise [in,out], and none are stored side by side. A
+    head's weight is [V,C] in every family, like an embedding and Hugging Face's lm_head.
+
+    base: prefix of the names of a whole model in transformers; lora: the linears with adapters if a
+    spec does not say which, as in PEFT.
+    """
 
     qkv: Names
     out: str

@@ -1,7 +1,7 @@
-"""grids.py -- how each kernel runs on a GPU: its device launches, from the shape of the call.
+"""grids.py -- the device launches of each kernel on a GPU, from the shape of the call.
 
-Rules that the rows of kernels.py name, with the numbers of a launch's shape (for the plan's own
-kernels n, the most elements of any such call), `target` ("sm_90" ...) and `real`, bytes of a real.
+The rows of kernels.py name these rules. A rule gets the numbers of a launch's shape (for the plan's
+own kernels n, the largest of all such calls), `target` ("sm_90" ...) and `real`, bytes of a real.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from .kernels import KERNELS, VOCAB, code, shaped
 
 GEMM = 32 << 20  # bytes of workspace that a GEMM may use
 WARP = 32
-SIDE_MOST = 65535  # blocks of a grid in y and z
-LEAVES = 4096  # of the largest tree that a push may make a node of (sum.cu)
+SIDE_MOST = 65535  # most blocks of a grid in y and z
+# Leaves of the largest tree that a push may make a node of (sum.cu)
+LEAVES = 4096
+# Bytes of shared memory of a block.
 SHARED = {
     "sm_80": 163 << 10,
     "sm_90": 227 << 10,
     "sm_100": 227 << 10,
-}  # bytes of a block
-PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}  # of a whole device
+}
+# SMs of a whole device.
+PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}
 
 
 @dataclass(frozen=True)
 class How:
-    """One kernel's call on one target; workspace: bytes of the class `workspace` that it needs."""
+    """Device launches of one kernel call on one target. workspace: bytes that it needs of class
+    `workspace`."""
 
     grids: tuple[Grid, ...]
     tile: tuple[int, int, int] = (0, 0, 0)
@@ -42,15 +46,17 @@ def run(
 
 
 def flat(n: int, block: int = 256, most: int = 4096, each: int = 1) -> Grid:
-    """One thread for `each` elements of n; a block goes on to others where `most` do not do."""
+    """Return a grid with one thread per `each` of n elements, of at most `most` blocks. Blocks loop
+    if that is too few."""
     return Grid(max(1, min(most, -(-n // (block * each)))), 1, 1, block, 0)
 
 
-STRIPES = 64  # of rows, at most, that a bias' gradient is summed in
+STRIPES = 64  # most stripes of rows in which a bias gradient is summed
 
 
 def bias(M: int, N: int) -> How:
-    """Stripes of at least 32 rows by 128 columns; then one thread for a column of their sums."""
+    """Return stripes of at least 32 rows by 128 columns, then one thread per column of their
+    sums."""
     stripes = max(1, min(STRIPES, M // 32))
     return run(
         Grid(-(-N // 128), stripes, 1, 256, 0),
@@ -64,16 +70,16 @@ def up(n: int, to: int = WARP) -> int:
 
 
 def packed(C: int, real: int) -> int:
-    """Elements that a thread takes at a time from rows of C: 16 bytes, where rows allow that."""
+    """Return the elements that a thread loads at once from rows of C: 16 bytes if C allows it."""
     return 16 // real if C % (16 // real) == 0 else 1
 
 
 def each_row(M: int, C: int, real: int, most: int = 256) -> Grid:
-    """A block for each of M rows."""
+    """Return a grid with one block for each of M rows."""
     return Grid(M, 1, 1, min(most, up(C // packed(C, real))), 0)
 
 
-# ---- norms: a team of threads has a run of C elements, and keeps packs of it
+# ---- norms: a team of threads has a run of C elements and keeps packs of it in registers
 
 PLAIN = 512  # threads of a team that keeps none
 
@@ -81,8 +87,9 @@ PLAIN = 512  # threads of a team that keeps none
 def team(
     C: int, real: int, most: int = 256, beside: int = 0
 ) -> tuple[int, int]:
-    """Threads and packs of one, as norm.cu wants them; a block of `most` threads has the registers,
-    a processor those of two. beside: rows of so many are normed by the same launch."""
+    """Return the threads and packs of a team, as norm.cu takes them. A block of `most` threads has
+    enough registers, an SM those of two blocks. beside: length of the runs that the same launch
+    normalizes, too."""
     width = packed(math.gcd(C, beside), real)
     packs = C // width
     if width == 1 or packs > 4 * most:
@@ -93,7 +100,7 @@ def team(
 
 
 def teams(threads: int, packs: int) -> int:
-    """of a block"""
+    """Return the teams of a block."""
     return 128 // threads if packs and threads <= WARP else 1
 
 
@@ -117,8 +124,9 @@ def norm_bwd(
     most: int = 256,
     beside: int = 0,
 ) -> How:
-    """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as
-    many rows of threads as there are blocks' sums, up to 32."""
+    """Return the launches of a norm's backward. A team has at least eight runs, so that its sums
+    are small beside them. The sums are folded with 32 columns a block and as many rows of threads
+    as there are blocks, up to 32."""
     threads, packs = team(C, real, most, beside)
     n = teams(threads, packs)
     block = n * threads
@@ -133,7 +141,7 @@ def norm_bwd(
     )
 
 
-# ---- embedding's backward: blocks sort ranges of tokens, then a warp has a row's columns
+# ---- embedding's backward: blocks sort ranges of tokens, then a warp has the columns of a row
 
 
 def embed_bwd(M: int, V: int, C: int, real: int, target: str) -> How:
@@ -159,13 +167,15 @@ QUERIES_BWD = {64: (128, 64, 128), 128: (128, 32, 128), 256: (64, 32, 128)}
 
 
 def head_width(D: int, real: int) -> int:
-    """of a head in shared memory of the tensor cores' kernels, 0 where they do not take it"""
+    """Return the width of a head in the shared memory of the tensor cores' kernels, or 0 if they do
+    not take it."""
     fits = [w for w in WIDTHS if D <= w]
     return fits[0] if real == 2 and D % 8 == 0 and fits else 0
 
 
 def plain_attention(B: int, T: int, heads: int, D: int) -> Grid:
-    """Blocks of 64 queries or keys, of 64 or 128 columns: two tiles of rows, two of scores."""
+    """Return blocks of 64 queries or keys by 64 or 128 columns, with two tiles of rows and two of
+    scores."""
     C = head_columns(D)
     return Grid(
         -(-T // SIDE),
@@ -190,8 +200,9 @@ def attention_fwd(
     target: str,
     local: int = 0,
 ) -> How:
-    """128 queries, and two tiles each of keys and values; sm_80 holds two such blocks in its shared
-    memory only with tiles of 32 keys, and local attention has registers for no more."""
+    """Return blocks of 128 queries with two tiles each of keys and values. sm_80 has shared memory
+    for two such blocks only with tiles of 32 keys, and local attention has registers for no
+    more."""
     W = head_width(D, real)
     if not W:
         return run(plain_attention(B, T, H, D), tile=(0, head_columns(D), 0))
@@ -209,7 +220,7 @@ def attention_fwd(
 
 
 def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
-    """Lines of numbers per query; dk and dv; dq."""
+    """Return three launches: lse and dot of each query, then dk and dv, then dq."""
     W = head_width(D, real)
     lines = Grid(min(4096, -(-B * T * H // 8)), 1, 1, 256, 0)
     if not W:
@@ -234,7 +245,7 @@ def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
     )
 
 
-# What a row's grid may name, beside the numbers of the launch.
+# Names that a row's grid may use, beside the numbers of the launch.
 NAMES = {
     "GEMM": GEMM,
     "Grid": Grid,
@@ -258,7 +269,10 @@ NAMES = {
 
 @functools.cache
 def how(kernel: str, target: str, real: int, shape: Ints) -> How:
-    """How a call of this shape runs on one target, by the text of its kernel's row."""
+    """Return how a call of this shape runs on one target, by its kernel's row.
+
+    Raises NameError if the shape lacks a number that the rule names.
+    """
     row = KERNELS[kernel]
     fixed = {"target": target, "real": real}
     found = eval(code(row.grid), NAMES, shaped(row, shape) | fixed)

@@ -1,22 +1,23 @@
-"""kernels.py -- the kernel table: one row a kernel of kernels/zk.h, which tests hold beside it.
+"""kernels.py -- the kernel table: one row per kernel of kernels/zk.h, which tests compare with it.
 
 An operand is `name mode type:elements`, in the order of zk.h after (k, L):
   y>real:M*C    written       x<real:M*C   read        sums+i64:72   added to
   w@real:C      a parameter   dw^real:C    its gradient: a leaf
-  work$f32:2*C  scratch       M            a whole number of the shape by which a launch is found
-  at~           another whole number       eps.        a number with a point
-Behind a type: ? it may be null; & it is a by-product, which may go unread. A type that is the name
-of a number: f32 where that is not 0, else real. Elements `*C` are rows of C, however many; none
-said: the plan's own. `dx>real:n=dy` may be exactly where dy is. `spans` stands for spans, nspans.
-Behind a name or a type: ! no size says which it is, so the plan states it for each call forward
-(plan.Stated), as it does every number with a point; backward has forward's.
+  work$f32:2*C  scratch       M            an integer of the shape by which a launch is found
+  at~           another integer            eps.        a floating-point number
+Marks after a type: ? it may be null; & it is a by-product, which may go unread. A type that is the
+name of a number means f32 if that number is not 0, else real. Elements `*C` are any number of rows
+of C; operands without elements belong to the plan's own functions. `dx>real:n=dy` may lie exactly
+where dy lies. `spans` stands for spans, nspans. A mark ! after a name or a type: no size determines
+it, so the plan states it for each forward call (plan.Stated), as it does every floating-point
+number; backward has forward's.
 
-A kernel backward names what it takes as forward does: x is forward's x, dx the gradient of it. A
-norm with `more` adds it to x first, which `sum` keeps; its backward adds `more` to dx.
+A backward kernel names its operands as forward does: x is forward's x, dx the gradient of it. A
+norm with `more` adds it to x first and stores the result in `sum`; its backward adds `more` to dx.
 
-Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V and zeros up to a
-multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's output
-and input width, F a gated branch's width, P positions, n elements.
+Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V padded with zeros to
+a multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's
+output and input width, F a gated branch's width, P positions, n elements.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from typing import Any
 from ..plan.operand import Arg, Ints, Layers, Names, by_layer, whole
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
-VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
+VOCAB = 8  # rows by token and columns of logits are a multiple of it: 16 bytes
 WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
 
 
 @dataclass(frozen=True)
 class Formal:
-    """What a kernel takes: mode > < + @ ^ $ # ~ or a point, as above; alias: operands that it may
-    lie exactly upon."""
+    """An operand of a kernel. mode: > < + @ ^ $ # ~ or a point, as above; alias: operands that it
+    may lie exactly on."""
 
     name: str
     mode: str
@@ -56,11 +57,14 @@ class Formal:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A row. grid: its launches on a GPU, by a rule of grids.py; task: elements or rows (of blocks
-    of 1024 in sums and the optimizer) that a CPU's thread takes at a time, 0: its own choice; of:
-    the kernel forward that it runs backward for; alias of its names: as it is called for that;
-    whole: the kernel, with these numbers, that all calls on slices of a weight together are; host:
-    it has a twin zk_host_NAME, which the host runs."""
+    """A row of the table.
+
+    grid: its launches on a GPU, by a rule of grids.py; task: elements or rows that a CPU thread
+    takes at a time (for sums and the optimizer blocks of 1024), 0 for the kernel's own choice; of:
+    the forward kernel that it is the backward of; called: other names of its operands in that role;
+    whole: the kernel that all its calls on slices of a weight equal together, with these `numbers`;
+    host: it has a twin zk_host_NAME that runs on the host.
+    """
 
     name: str
     formals: tuple[Formal, ...]
@@ -75,22 +79,22 @@ class Kernel:
 
     @functools.cached_property
     def at(self) -> Mapping[str, int]:
-        """The place of each operand."""
+        """Index of each operand."""
         return {f.name: n for n, f in enumerate(self.formals)}
 
     @functools.cached_property
     def shape(self) -> Names:
-        """The numbers by which a launch is found."""
+        """Names of the integers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
 
     @property
     def own(self) -> bool:
-        """Whether the plan's own functions alone call it."""
+        """True if only the plan's own functions call it."""
         return any(not f.number and not f.elems for f in self.formals)
 
     @property
     def params(self) -> bool:
-        """Whether it multiplies by parameters."""
+        """True if it multiplies by parameters."""
         return any(f.mode == "@" for f in self.formals)
 
 
@@ -220,7 +224,7 @@ _ROWS = (
     _row("zk_loss_sum", "sums+i64:72 loss<f32:M target<i32:M M",
          "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
 
-    # a thread takes 4 elements of a sum; a warp takes blocks of 1024 of a flat: 1, 8 or 32 at once
+    # a thread takes 4 elements of a sum; a warp takes 1, 8 or 32 blocks of 1024 of a flat at once
     _row("zk_push", "node+f32 stride~ src<full count~ full~ n ctl<ctl? total~ mask~ block~",
          "run(flat(n, each=4))", host=True),
     _row("zk_count", "ctl+ctl leaves~", "run(Grid(1, 1, 1, 32, 0))", host=True),
@@ -237,26 +241,26 @@ _ROWS = (
 )
 # fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
-# on a GPU cuBLASLt's
+# Kernels that are cuBLASLt's products on a GPU.
 PRODUCTS = frozenset(
     row.name for row in _ROWS if row.grid == "run(workspace=GEMM)"
 )
 
 
-HOST = "zk_host_"  # what the name of a twin begins with
+HOST = "zk_host_"  # prefix of a twin's name
 TWINS: Mapping[str, Kernel] = {
     HOST + row.name.removeprefix("zk_"): row for row in _ROWS if row.host
 }
 
 
 def kernel(name: str) -> Kernel:
-    """The row of a kernel, or of the one whose twin on the host it is."""
+    """Return the row of a kernel, or of the kernel whose host twin it is."""
     return TWINS[name] if name in TWINS else KERNELS[name]
 
 
-# Whole numbers that may be another in each layer: no size and no launch follows from them.
+# Integers that may differ between layers: no size and no launch depends on them.
 BY_LAYER = ("window",)
-# A letter that follows from others, where a call has those named first.
+# Letters that follow from others, if a call has those named first.
 FOLLOWS = {
     "M": ("BT", "B*T"),
     "E": ("HGD", "(H+2*G)*D"),
@@ -264,11 +268,11 @@ FOLLOWS = {
 }
 
 
-Numbers = dict[str, int | float]  # of a call, by name
+Numbers = dict[str, int | float]  # numbers of a call by name
 
 
 def letters(numbers: Mapping[str, int | float]) -> Numbers:
-    """The numbers of a call, and what follows from them."""
+    """Return the numbers of a call and those that follow from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
         if out.keys() >= set(needs):
@@ -278,30 +282,31 @@ def letters(numbers: Mapping[str, int | float]) -> Numbers:
 
 @functools.cache
 def code(expression: str) -> CodeType:
-    """An expression of a table, to be evaluated many times. It is the table's own text, never
+    """Compile an expression of a table, which is evaluated many times. It never comes from
     input."""
     return compile(expression, expression, "eval")
 
 
 def value(expression: str, numbers: Mapping[str, int | float]) -> int:
-    """Sums and products of letters as an integer."""
+    """Evaluate sums and products of letters as an integer."""
     return int(eval(code(expression), {"__builtins__": {}}, dict(numbers)))
 
 
 def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
-    """Where a number is a round's or a function's own, the shape ends before it."""
+    """Return the numbers of a shape by name. The shape ends before a number that belongs to a round
+    or a function."""
     return dict(zip(row.shape, shape, strict=False))
 
 
 @functools.cache
 def flops(name: str, shape: Ints) -> int:
-    """Of a call with these whole numbers."""
+    """Return the flops of a call with these integers."""
     row = kernel(name)
     return value(row.flops, letters(shaped(row, shape)))
 
 
 def spent(name: str, args: Sequence[Arg], rounds: int) -> int | Layers:
-    """Flops of a call in all its rounds."""
+    """Return the flops of a call in all its rounds."""
 
     def once(some: Sequence[Arg]) -> int:
         return flops(name, tuple(a for a in some if isinstance(a, int)))
@@ -310,13 +315,13 @@ def spent(name: str, args: Sequence[Arg], rounds: int) -> int | Layers:
 
 
 def total(each: Sequence[int | Layers]) -> int | Layers:
-    """Of several calls' flops."""
+    """Return the sum of several calls' flops."""
     return by_layer(each, lambda some: sum(map(whole, some)))
 
 
 @functools.cache
 def scratch(name: str, shape: Ints) -> int:
-    """Bytes of workspace that such a call takes."""
+    """Return the bytes of workspace that such a call takes."""
     row = KERNELS[name]
     numbers = letters(shaped(row, shape))
     return sum(
@@ -328,19 +333,22 @@ def scratch(name: str, shape: Ints) -> int:
 
 # ---- forward and backward
 
-# Other things backward than forward: a gradient to add; 1 forward, -1 backward.
+# Operands of backward that are not forward's: a gradient to add, and a sign (1 forward, -1
+# backward).
 ASIDE = ("more", "sign")
 
 
-Pairs = tuple[tuple[int, int], ...]  # of places of operands
+Pairs = tuple[tuple[int, int], ...]  # pairs of operand indices
 
 
 @dataclass(frozen=True)
 class Back:
-    """How a kernel's operands, by their numbers, belong to those of the kernel forward: the
-    gradient that it works on; the operand forward that it makes a gradient of, none where it
-    makes that of parameters alone; gradients of parameters, with these; operands, and numbers,
-    that both take."""
+    """Relation of a backward kernel's operands to those of its forward kernel.
+
+    dy: the gradient that it takes; x: the forward operand that it computes a gradient of, None if
+    it computes gradients of parameters alone; params: (gradient, parameter); same, numbers:
+    operands and numbers that both take.
+    """
 
     of: str
     dy: int
@@ -351,13 +359,13 @@ class Back:
 
     @property
     def makes(self) -> Ints:
-        """The operands forward that it makes gradients of."""
+        """The forward operands that it computes gradients of."""
         mine = () if self.x is None else (self.x,)
         return (*mine, *(p for _, p in self.params))
 
 
 def _back(row: Kernel) -> Back:
-    """By names: x is forward's, dx the gradient of it."""
+    """Match operands by name: x is forward's, dx the gradient of it."""
     theirs = KERNELS[row.of].at
     dy, x = 0, None
     params, same, numbers = [], [], []
@@ -380,17 +388,18 @@ def _back(row: Kernel) -> Back:
 
 
 BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
-FORWARD: dict[str, Names] = {}  # of a kernel forward, those backward
+FORWARD: dict[str, Names] = {}  # forward kernel -> its backward kernels
 for _name, _made in BACK.items():
     FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
 
 
 def forward(name: str, args: Sequence[object]) -> bool:
-    """Whether a call is of a kernel that others run backward for."""
+    """Return whether a call is forward of a kernel that has a backward."""
     return name in FORWARD and _sign(name, args) != -1
 
 
 def backward(name: str, args: Sequence[object]) -> bool:
+    """Return whether a call is backward of some kernel."""
     return name in BACK and _sign(name, args) != 1
 
 

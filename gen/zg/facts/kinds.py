@@ -1,8 +1,8 @@
-"""kinds.py -- types of optimizers, schedules and scalings of rotary positions: the keys that each
-takes, and their defaults; what an optimizer keeps of an element.
+"""kinds.py -- types of optimizers, schedules and scalings of rotary positions: their keys with
+defaults, and the optimizer states of an element.
 
-Keys that all types of a section have are not listed. Defaults are DeepSpeed's and PyTorch's; None
-is said by another key (schema.py), NEEDED must be given.
+Keys that all types of a section have are not listed. Defaults are DeepSpeed's and PyTorch's. None
+means that another key gives the value (schema.py); NEEDED means that the key is required.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ NEEDED = MISSING
 Rows = Mapping[str, Mapping[str, Any]]
 
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
-# What each keeps of an element, operands m and v of its kernel; its keys, or None where another
-# type's keys choose it: Momentum and Nesterov are SGD with a momentum. A row's number is its rule
-# in kernels/update.h. The master is where parameters are stored in less than f32.
+# Name, optimizer states of an element (operands m and v of the kernel), and keys. The keys are None
+# for a type that another type's keys choose: Momentum and Nesterov are SGD with a momentum. A row's
+# number is its rule in kernels/update.h. Masters exist if parameters are stored in less than f32.
 RULES = (
     ("AdamW", "m v", _ADAM),
     ("Adam", "m v", _ADAM),

@@ -1,13 +1,13 @@
-"""ops.py -- the op table: what each op computes, by which kernels, forward and backward.
+"""ops.py -- the op table: the formula of each op, and its kernels forward and backward.
 
-A line is a kernel by its row of kernels.py, whose operands are, by their own names,
+A line is a kernel of kernels.py with its operands under their own names,
   x y ...   a value of the op        dx dy ...  its gradient
   w b ...   a parameter              dw db ...  its gradient: a leaf
   M N eps   a dimension or attribute of the op
-but for those that the line gives another word, NAME=WORD. Backward, `more` is the gradient that x
-has already, else null, as `sum` is. A parameter that an op lacks is a null pointer. What the line
-forward reads, takes and writes are the op's values; what backward lines name of these must be
-saved. `pass da dy`: a gradient is another.
+except those that the line renames, NAME=WORD. In backward, `more` is the gradient that x already
+has, or null; in forward, `more` and `sum` are null. A parameter that an op lacks is a null pointer.
+The operands of the forward line are the op's values; those that backward lines name must be saved.
+`pass da dy`: the gradient of a equals that of y.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from . import kinds
 from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
-# Operands of an op beside its values
+# Operands of an op other than its values.
 GIVEN = ("token", "target", "position", "key", "table", "scaler", NULL)
 
 
 @dataclass(frozen=True)
 class Op:
-    """One row of the table. Of calls, the kernel and the word of each operand."""
+    """One row of the table. fwd, bwd: calls, each the kernel and the word of every operand."""
 
     name: str
     ins: Names
@@ -81,7 +81,7 @@ _ROWS = (
         "zk_embed_bwd dw=dwte V=R add=full",
         "zk_position_bwd dp=dwpe",
     ),
-    # the same by positions in documents
+    # the same with positions in documents
     _op(
         "embed_packed",
         "zk_embed_packed_fwd w=wte p=wpe",
@@ -110,15 +110,15 @@ _ROWS = (
     ),
     # q, k heads of y = x / rms * w; v heads copied
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
-    # the same of all q heads as one, and of all k heads
+    # the same with all q heads as one, and all k heads as one
     _op(
         "qknorm_whole",
         "zk_qknorm_whole_fwd in=x",
         "zk_qknorm_whole_bwd din=dx in=x",
     ),
-    # q, k heads of y = x turned by position; v heads copied
+    # q, k heads of y = x rotated by position; v heads copied
     _op("rope", "zk_rope in=x sign=1", "zk_rope y=dx in=dy sign=-1"),
-    # the same by positions in documents
+    # the same with positions in documents
     _op(
         "rope_packed",
         "zk_rope_packed in=x sign=1",
@@ -128,7 +128,7 @@ _ROWS = (
     _op(
         "attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"
     ),
-    # of a row's own document, and the last `window` rows of that
+    # within a row's own document, over its last `window` rows
     _op(
         "attention_local",
         "zk_attention_local_fwd qkv=x",
@@ -137,9 +137,9 @@ _ROWS = (
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
-    # y = silu(gate) * up, x = gate, up
+    # y = silu(gate) * up, where x = gate, up
     _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
-    # y = x / (1 - p) or 0, by chance
+    # y = x / (1 - p), or 0 with probability p
     _op("dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
     # y = a + b
     _op("add", "zk_add", "pass da dy", "pass db dy"),
@@ -148,20 +148,20 @@ _ROWS = (
 )
 OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 
-# Of a kernel forward, the operands whose gradient is that of what it makes.
+# Forward kernel -> operands whose gradient equals that of the result.
 PASSES: Mapping[str, Names] = {
     op.fwd.split()[0]: tuple(line.split()[1][1:] for line in passes)
     for op in _ROWS
     if (passes := [line for line in op.bwd if line.startswith("pass ")])
 }
 
-# The head's loss while training: the gradient takes the logits' place. Both bodies end with the sum
-# of losses; evaluation then makes the logits of one row again, from which a token is drawn.
+# The head's loss in training: the gradient overwrites the logits. Both bodies end with the sum of
+# losses; evaluation then computes the logits of one row again, from which a token is drawn.
 TRAIN_LOSS = _call("zk_cross_entropy dlogits=x logits=x scale=scaler")
 LOSS_SUM = _call("zk_loss_sum M=rows")
 PICK = _call("zk_pick y=row M=rows C=K")
 
-# What train.recompute calls the ops of a block.
+# Names of a block's ops in train.recompute.
 WORDS = {
     name: name for name in OPS if name not in ("embed", "embed_packed", "loss")
 } | {
@@ -174,15 +174,15 @@ WORDS = {
 }
 
 
-# What each optimizer keeps of an element.
+# Optimizer states of an element.
 OPTIMIZERS: Mapping[str, Names] = {
     name: tuple(kept.split()) for name, kept, _ in kinds.RULES
 }
 UPDATE = "zk_update"
 STATES = ("master", "m", "v")
-MOMENTUM = ("Momentum", "Nesterov")  # rules whose m is that
+MOMENTUM = ("Momentum", "Nesterov")  # rules whose m is a momentum
 
-# Of a zk_ctl, what a step takes over from the last one.
+# Fields of a zk_ctl that a step takes over from the last one.
 CONTROL = {
     "step": "I64",
     "applied": "I64",
@@ -194,7 +194,7 @@ CONTROL = {
 
 
 def saved(rule: str, state: str) -> str:
-    """What a checkpoint calls a state: as PyTorch's optimizers do."""
+    """Return a state's name in a checkpoint, as PyTorch's optimizers name it."""
     if state == "m" and rule in MOMENTUM:
         return "momentum"
     return {"m": "exp_avg", "v": "exp_avg_sq"}.get(state, state)
@@ -203,7 +203,7 @@ def saved(rule: str, state: str) -> str:
 KINDS = {"tanh": 0, "erf": 1}
 CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-# A part of a sum of products begins at a multiple: AVX512_BF16 takes 2 at a time, AMX 32.
+# A part of a sum of products starts at a multiple: AVX512_BF16 takes 2 terms at a time, AMX 32.
 TERMS = {"f32": 1, "bf16": 32, "f16": 1}
 TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 
@@ -211,8 +211,8 @@ LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 
 
 def batch(packed: bool, keyed: bool) -> Names:
-    """The classes that a micro-batch comes into; packed: documents end, and each token has a
-    position in its own; keyed: a sample has a key of random numbers."""
+    """Return the classes that hold a micro-batch. packed: documents end, and each token has a
+    position within its document; keyed: a sample has a key of random numbers."""
     return (
         "tokens",
         "targets",
@@ -221,22 +221,21 @@ def batch(packed: bool, keyed: bool) -> Names:
     )
 
 
-# Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
+# Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; bytes of a zk_ctl.
 SUMS = 72
 CTL = 128
-LEAVES = 72  # where a zk_ctl counts leaves
-SCALE = 80  # where a zk_ctl has the scale of gradients
+LEAVES = 72  # offset of the leaf count in a zk_ctl
+SCALE = 80  # offset of the loss scale in a zk_ctl
 PINNED_BATCHES = 4  # batches of tokens on their way to a GPU at once
-PINNED_SCRATCH = (
-    4096  # bytes of host memory that kernels need, beside a row of logits
-)
+# Bytes of host memory that kernels need besides a row of logits.
+PINNED_SCRATCH = 4096
 
 
 def layer(name: str, l: int) -> str:
-    """A tensor's name in a layer: {l} stands for its number, {l+N} for one that begins at N."""
+    """Return a tensor's name in a layer: {l} is the layer's number, {l+N} the number plus N."""
     return LAYER.sub(lambda found: str(l + int(found[1] or 0)), name)
 
 
 def up(n: int, to: int) -> int:
-    """The least multiple of `to` that is not less than n."""
+    """Return the smallest multiple of `to` that is at least n."""
     return -(-n // to) * to

@@ -1,6 +1,4 @@
-"""peaks.py -- what each target can do at most, by data sheets: for estimates of time, never for
-what a plan does.
-"""
+"""peaks.py -- peak rates of targets by data sheets: for estimates, never for a plan's decisions."""
 
 from __future__ import annotations
 
@@ -10,9 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Peaks:
-    """flops a second by bytes of a number, without sparsity; bytes a second of the device's memory,
-    of its link to the host in one direction, of the host's memory for each device, of the wire to
-    the peers of one host, and of its share of the network to other hosts, in one direction."""
+    """Peak rates of a target, all per second.
+
+    flops: by bytes of a number, without sparsity; memory: bytes of the device's memory; link: bytes
+    to or from the host; host: bytes of the host's memory per device; wire: bytes to or from the
+    peers on one host; network: its share of the bytes to or from other hosts.
+    """
 
     flops: Mapping[int, float]
     memory: float
@@ -22,16 +23,16 @@ class Peaks:
     network: float
 
     def seconds(self, flops: float, moved: float, width: int) -> float:
-        """Of a kernel call: its products at the processor's rate, or its bytes at the memory's,
-        whichever is longer."""
+        """Return the seconds of a kernel call: flops at the peak rate or bytes at the memory's,
+        whichever takes longer."""
         return max(flops / self.flops[width], moved / self.memory)
 
 
-# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200. A link is PCIe x16 of generation 4, 5,
-# 5; a host's memory an eighth of that of the DGX's two processors: 16 channels of DDR4-3200,
-# DDR5-4800, DDR5-5600; the wire is NVLink, the network InfiniBand HDR, NDR, NDR, a card for each
-# GPU. For a CPU, round numbers of a core with AVX2 and its share of the memory, which is its wire,
-# too; 10 Gbit/s of network.
+# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200. The link is PCIe x16 of generation 4, 5,
+# 5. A host's memory is an eighth of the memory bandwidth of a DGX with two processors: 16 channels
+# of DDR4-3200, DDR5-4800, DDR5-5600. The wire is NVLink, the network InfiniBand HDR, NDR, NDR, a
+# card per GPU. For a CPU: round numbers of a core with AVX2 and its share of the memory, which is
+# also its wire; 10 Gbit/s of network.
 PEAKS = {
     "cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10, 1e10, 1.25e9),
     "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9, 300e9, 25e9),
@@ -39,4 +40,4 @@ PEAKS = {
     "sm_100": Peaks({4: 80e12, 2: 2250e12}, 8.0e12, 64e9, 89e9, 900e9, 50e9),
 }
 DISK = 7e9  # an NVMe drive on four lanes of PCIe 4
-LAUNCH = 1e-6  # seconds that any command takes: a round number
+LAUNCH = 1e-6  # seconds of overhead of any command: a round number

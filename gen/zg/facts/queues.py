@@ -1,4 +1,5 @@
-"""queues.py -- the queues of a rank, in the order of zr.h: what each reads, writes and can do."""
+"""queues.py -- the queues of a rank, in the order of zr.h: their arenas and their kinds of
+steps."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Queue:
-    """reads, writes: arenas; kernels: it runs functions; wire: it has collectives; beside: it goes
-    on beside main, as long as collectives overlap, else its steps are main's."""
+    """A row of the table.
+
+    reads, writes: arenas; kernels: it runs functions; wire: it has collectives; beside: it runs
+    concurrently with main if collectives overlap, otherwise its steps are main's.
+    """
 
     name: str
     reads: str

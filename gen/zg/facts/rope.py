@@ -1,5 +1,5 @@
-"""rope.py -- a rotary table's inverse frequencies, in decimal arithmetic, so that no libm decides a
-bit of them."""
+"""rope.py -- inverse frequencies of a rotary table, in decimal arithmetic: no libm decides a
+bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..plan.operand import Names
 
-# The numbers of a scaling, in a plan's order; so many tell which one it is.
+# Numbers of each scaling, in a plan's order. Their count identifies the scaling.
 NUMBERS: Mapping[str, Names] = {
     "linear": ("factor",),
     "llama3": (
@@ -32,7 +32,7 @@ NUMBERS: Mapping[str, Names] = {
 
 
 def fields(scaling: Mapping[str, Any] | None) -> tuple[float, ...]:
-    """Of a spec's scaling, if it has one."""
+    """Return the numbers of a spec's scaling, () if it has none."""
     if not scaling:
         return ()
     return tuple(float(scaling[key]) for key in NUMBERS[scaling["type"]])
@@ -42,7 +42,8 @@ def fields(scaling: Mapping[str, Any] | None) -> tuple[float, ...]:
 def frequencies(
     head: int, theta: float, scaling: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """[head/2]: theta^(-2i/head), scaled, where there are numbers of a scaling."""
+    """Return the [head/2] frequencies theta^(-2i/head), scaled if there are numbers of a
+    scaling."""
     getcontext().prec = 40
     base = Decimal(str(theta))
     powers = [
@@ -55,11 +56,11 @@ def frequencies(
 
 
 def _scaled(f: float, kept: float, factor: float) -> float:
-    """A frequency of which a share is kept, and the rest divided by the factor."""
+    """Return a frequency of which the share `kept` stays and the rest is divided by the factor."""
     return (1.0 - kept) * f / factor + kept * f
 
 
-# ---- the shares that are kept, of each frequency
+# ---- shares that are kept, for each frequency
 
 
 def _every(head: int, base: Decimal, powers: list[float]) -> Iterable[float]:
@@ -78,8 +79,8 @@ def _llama3(
     high: float,
     context: float,
 ) -> Iterable[float]:
-    """Llama 3.1's report, section 3.2's reference code: by how often a wave turns in the original
-    context."""
+    """Yield shares as the reference code of Llama 3.1's report does (section 3.2): by the number of
+    turns of a wave in the original context."""
     for f in powers:
         turns = context / (2.0 * math.pi / f)
         yield min(max((turns - low) / (high - low), 0.0), 1.0)
@@ -94,8 +95,8 @@ def _yarn(
     context: float,
     truncate: float,
 ) -> Iterable[float]:
-    """YaRN (arXiv 2309.00071), section 3.2, as transformers has it: by a pair's number, between
-    those that turn `fast` and `slow` times in the original context."""
+    """Yield shares as YaRN (arXiv 2309.00071, section 3.2) and transformers do: by the index of a
+    pair, between those that turn `fast` and `slow` times in the original context."""
     first, last = (
         head
         * (Decimal(context) / (Decimal(turns) * 2 * Decimal(math.pi))).ln()
@@ -120,7 +121,7 @@ _KEPT: Mapping[int, Callable[..., Iterable[float]]] = {
 
 
 def grown(factor: float, times: float = 1.0) -> float:
-    """YaRN's factor of queries and keys: 1 + times * ln(factor) / 10."""
+    """Return YaRN's factor of queries and keys: 1 + times * ln(factor) / 10."""
     getcontext().prec = 40
     log = Decimal(str(factor)).ln()
     return float(1 + Decimal(str(times)) * log / 10)

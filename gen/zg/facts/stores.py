@@ -1,4 +1,4 @@
-"""stores.py -- where in its class a state's elements begin."""
+"""stores.py -- the offset of a state in its class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .ops import BYTES
 
 
 def begin(p: Plan, s: Store) -> int:
-    """Bytes of a slot before them: the class of parameters has all of a shard, of which masters may
-    be a part; any other has those of its state alone."""
+    """Return the byte offset of a state's elements in a slot. The class of parameters holds a whole
+    shard, of which masters may be a part; any other class holds only its state's elements."""
     (params,) = p.stored("params", s.flat)
     return s.first * BYTES[s.dtype] if s.cls == params.cls else 0

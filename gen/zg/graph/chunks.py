@@ -1,4 +1,4 @@
-"""chunks.py -- in how many chunks of tokens the head and the loss go through a micro-batch."""
+"""chunks.py -- number of chunks of tokens in which the head and the loss process a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ CHUNK, CHUNKS, VALUES = 256, 8, 8
 
 
 def rounds(spec: Spec, dims: Mapping[str, int], elems: int, bias: bool) -> int:
-    """In how many chunks the head goes through a micro-batch's tokens. Auto: in the fewest with
-    which logits are no more than VALUES values of the model's width, as a block's backward holds
-    anyway; at most CHUNKS of at least CHUNK tokens, a multiple of the terms of a sum; and only
-    where logits are saved more than the f32 sum of a gradient of `elems` takes that chunks need. Of
-    the shape and the precision alone."""
+    """Return the number of chunks for the head. It depends on the shape and the precision alone.
+
+    Auto takes the fewest chunks whose logits are at most VALUES activations of the model's width: a
+    block's backward needs as much anyway. There are at most CHUNKS chunks of at least CHUNK tokens,
+    each a multiple of the terms of a sum. Chunks need an f32 sum of a gradient of `elems` elements,
+    so they must save more logits than that takes.
+    """
     M, R, C = dims["M"], dims["R"], dims["C"]
     asked = spec.train.head_chunk
     if asked:

@@ -1,7 +1,7 @@
 """graph.py -- the graph of a model: units of kernel calls over named operands, and their tensors.
 
-Operands of a call, as (kind, name): value (activation or its gradient), param, grad (a leaf),
-fixed (token, target, sums, table.N), work (workspace), number, int (of the step).
+Operands of a call, as (kind, name): value (activation or its gradient), param, grad (of a
+parameter), fixed (token, target, sums, table.N), work (workspace), number, int (of the step).
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from ..plan.operand import Index, Ints, Layers, Names
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter tensor of a unit kind. `name` holds {l} or {l+N} in a repeated unit; `parts` are
-    the (name, rows) it has in the weights' file, more than one where several tensors share one
-    linear. Rows of `shape` beyond those are zeros: the vocabulary's last rows."""
+    """A parameter tensor of a kind of unit.
+
+    `name` holds {l} or {l+N} if the unit is repeated. `parts` are its (name, rows) in the weights'
+    file, several if tensors share one linear. Further rows of `shape` are zeros: padding of the
+    vocabulary.
+    """
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -30,16 +33,20 @@ class Tensor:
     group: tuple[float, float, int]  # factor of lr, weight decay, frozen
 
     @property
-    def elems(self) -> int:  # as stored
+    def elems(self) -> int:
+        """Elements as stored."""
         return math.prod(self.shape)
 
     @property
-    def params(self) -> int:  # of the model
+    def params(self) -> int:
+        """Parameters of the model, without padding."""
         return sum(rows for _, rows in self.parts) * math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
 class Value:
+    """An array that functions of a unit compute: an activation, a gradient or statistics."""
+
     name: str
     dtype: str  # real | f32
     elems: int
@@ -48,15 +55,14 @@ class Value:
         return self.elems * (real if self.dtype == "real" else 4)
 
 
-Word = tuple[
-    str, str | int | float | Index | Layers
-]  # an operand: of what kind, and its name or number
+# An operand: its kind, and its name or number.
+Word = tuple[str, str | int | float | Index | Layers]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call: symbol, operands in order. Neighbours that are called `rounds` times are so
-    in turn; `grow`: bytes by which operands move from round to round."""
+    """One kernel call: symbol and operands in order. Neighbours with `rounds` > 1 are called in
+    turn, round by round. grow: bytes by which each operand advances per round."""
 
     kernel: str
     args: tuple[Word, ...]
@@ -81,7 +87,7 @@ class Call:
 
 @dataclass
 class Node:
-    """An op of a unit, and what its names stand for there: values, parameters."""
+    """An op of a unit, and the values and parameters that its words stand for."""
 
     op: Op
     dims: dict[str, Any]
@@ -89,7 +95,7 @@ class Node:
 
 
 class Made(NamedTuple):
-    """What an op of forward makes: values, by these calls."""
+    """Values that an op makes in forward, and its calls."""
 
     op: str
     values: set[str]
@@ -98,7 +104,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Body:
-    """The calls of one function and the values they touch."""
+    """The calls of one function and the values they use."""
 
     calls: tuple[Call, ...]
     values: tuple[Value, ...]
@@ -106,9 +112,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Part:
-    """A run of a body's calls that is a function of its own: the number-th of the body, -1 where it
-    is all of it. Of a unit that is cut it touches one of Kind.flats. It is called for each of so
-    many slices of a weight, `rows` rows of it each: operand `at` says from which on."""
+    """A run of a body's calls that is a function of its own.
+
+    number: its index in the body, -1 if it is the whole body. A part of a split unit uses only one
+    of Kind.flats. slices: it is called for each slice of a weight, with `rows` rows of it from
+    operand `at` on.
+    """
 
     calls: tuple[Call, ...]
     number: int = -1
@@ -117,7 +126,7 @@ class Part:
 
     @property
     def ints(self) -> Names:
-        """The numbers that it takes: which rows of a weight, which unit of its kind."""
+        """Numbers that it takes: the first row of a slice, the index of the unit in its kind."""
         words = (a for c in self.calls for _, a in c.args)
         numbered = any(isinstance(a, Index | Layers) for a in words)
         return ("at",) * (self.slices > 1) + ("l",) * numbered
@@ -125,29 +134,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Kind:
-    """A unit kind: `count` instances; x and y name its input and output value ('' for none). Where
-    nothing moves up to its output, it has no bwd."""
+    """A kind of unit with `count` instances. x and y name its input and output value ('' for none).
+    A kind without trainable tensors up to its output has no bwd."""
 
     name: str
     count: int
     tensors: tuple[Tensor, ...]
     bodies: dict[str, Body]  # fwd, bwd | train, eval
-    saved: tuple[Value, ...]  # made by fwd, read by bwd, beside x and y
+    saved: tuple[Value, ...]  # made by fwd and read by bwd, other than x and y
     x: str
     y: str
-    tied: str = ""  # the embedding's tensor that this unit also reads
-    flats: Mapping[str, tuple[str, int]] = field(
-        default_factory=dict
-    )  # of a kind that is cut:
-    # of a tensor, its flat and in how many slices it is
-    cuts: Mapping[str, tuple[Part, ...]] = field(
-        default_factory=dict
-    )  # and of a body, its parts
+    tied: str = ""  # tensor of the embedding that this unit also reads
+    # tensor -> its flat and number of slices, if the kind is split
+    flats: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    # body -> its parts, if the kind is split
+    cuts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
 
     def parts(self, body: str) -> tuple[Part, ...]:
+        """Return the parts of a body. A body that is not split is one part."""
         return self.cuts.get(body) or (Part(self.bodies[body].calls),)
 
     def slices(self, flat: str) -> int:
+        """Return the number of slices of a flat's weight."""
         return next((n for name, n in self.flats.values() if name == flat), 1)
 
 
@@ -161,13 +169,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Graph:
+    """A model: its kinds of units, rotary tables and dimensions."""
+
     kinds: tuple[Kind, ...]
     tables: tuple[Table, ...]
     dims: dict[str, int]  # B T M C V R, rows (all of a micro-batch)
-    acc: int  # elements of the f32 sum of a gradient, 0: none is needed
+    acc: int  # elements of the f32 sum of a gradient, 0 if none is needed
     tied: str
-    ops: frozenset[str]  # words of train.recompute that blocks have
+    ops: frozenset[str]  # words of train.recompute that occur in blocks
 
     @property
-    def still(self) -> int:  # units below the lowest that moves
+    def still(self) -> int:
+        """Number of units below the lowest trainable one."""
         return sum(k.count for k in self.kinds if set(k.bodies) == {"fwd"})

@@ -1,9 +1,9 @@
-"""model.py -- Spec to graph: units of ops with parameters; backward by the op table's rules.
+"""model.py -- builds a graph from a Spec: units of ops with parameters, backward by the op table.
 
-A unit kind (embedding, each blocks entry, head) becomes up to four functions, lists of kernel calls
-over named operands: fwd, bwd, and for the head train (forward, loss, backward in one) and eval.
-What `train.recompute` names is not saved: bwd makes it again, by forward's own calls.
-Nothing here knows of ranks, shards or memory.
+A kind of unit (embedding, each entry of blocks, head) becomes up to four functions, lists of kernel
+calls over named operands: fwd, bwd, and for the head train (forward, loss and backward in one) and
+eval. Values of the ops in `train.recompute` are not saved: bwd recomputes them by forward's calls.
+This module does not know of ranks, shards or memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .graph import (
     Word,
 )
 
-STD = 0.02  # of weights at first
+STD = 0.02  # standard deviation of initial weights
 NORMS = ("layernorm", "rmsnorm", "qknorm", "qknorm_whole")
 
 
@@ -52,14 +52,12 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     branches: int = 1
     count: int = 1
-    begin: int = 0  # which layer of its entry of blocks is its first
-    below: bool = False  # something below the unit moves
-    cuts: set[int] = field(
-        default_factory=set
-    )  # layers that have other groups than the last
-    first: int = (
-        0  # of the places of random numbers, which go through the model
-    )
+    begin: int = 0  # index of its first layer in its entry of blocks
+    below: bool = False  # something below the unit is trainable
+    # layers whose parameter groups differ from the layer before
+    cuts: set[int] = field(default_factory=set)
+    # first place of its random numbers; places are numbered through the model
+    first: int = 0
 
     @property
     def places(self) -> list[Node]:
@@ -67,7 +65,7 @@ class _Builder:
         return [node for node in self.nodes if "place" in node.op.fwd.split()]
 
     def place(self, node: Node) -> Index:
-        """Which of all such ops of the model it is."""
+        """Return the place of a node among all such ops of the model."""
         here = self.places
         return Index(len(here), 0, self.first + here.index(node))
 
@@ -76,11 +74,12 @@ class _Builder:
         return {t.name for t in self.tensors if not t.group[2]}
 
     def alive(self, *more: str) -> set[str]:
-        """What has a gradient; more: of other units' tensors, what moves."""
+        """Return the names that have a gradient. more: trainable tensors of other units."""
         x = {"in"} if self.below or self.count > 1 and self.moving else set()
         return moves.live(self.nodes, self.moving | x | {*more})
 
     def tensor(self, weight: Weight, mean: float, std: float) -> str:
+        """Append a tensor and return its full name."""
         full = f"{self.prefix}{weight.name}"
         parts = tuple(
             (f"{self.prefix}{name}", rows) for name, rows in weight.parts
@@ -98,7 +97,8 @@ class _Builder:
         return full
 
     def row(self, row: Row, x: str, std: float = STD) -> str:
-        """Appends a row of the op table with its tensors, and its adapters; returns the output."""
+        """Append a row of the op table with its tensors and adapters. Return the name of its
+        output."""
         low: list[str] = []
         y = ""
         for one in row.order:
@@ -123,14 +123,14 @@ class _Builder:
         return self.node(row.name, ins, params, dims)
 
     def mine(self, n: Any) -> Any:
-        """Of a number that layers have, those of this unit's."""
+        """Return this unit's share of a number that differs between layers."""
         if not isinstance(n, tuple):
             return n
         each = n[self.begin : self.begin + self.count]
         return Layers(each) if len({*each}) > 1 else each[0]
 
     def table(self, row: Row) -> str:
-        """The rotary table of a row."""
+        """Return the name of a row's rotary table."""
         rope, D = row.dims["rope"], row.dims["D"]
         table = Table(
             D, frequencies(D, rope["theta"], fields(rope["scaling"]))
@@ -146,10 +146,10 @@ class _Builder:
         params: Mapping[str, str],
         dims: Mapping[str, Any],
     ) -> str:
-        """Appends an op; returns the name of its first output."""
+        """Append an op. Return the name of its first output."""
         op = ops.OPS[name]
         full = {**self.dims, **dims}
-        if ins:  # of what is done element by element
+        if ins:  # an op that works element by element
             full.setdefault("n", self.values[next(iter(ins.values()))].elems)
         bind = {**ins, **params}
         for out in op.outs:
@@ -161,7 +161,7 @@ class _Builder:
 
 
 def _first(op: str, word: str, std: float) -> tuple[float, float]:
-    """The mean and the standard deviation that a tensor begins with."""
+    """Return the mean and standard deviation of a tensor's initial values."""
     if word == "b":
         return 0.0, 0.0
     if op in NORMS:
@@ -170,14 +170,14 @@ def _first(op: str, word: str, std: float) -> tuple[float, float]:
 
 
 def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
-    """Appends what one op of the spec stands for; returns its output. std: of its last linear."""
+    """Append the nodes of one op of the spec. Return the name of its output. std: of its last
+    linear."""
     if op.kind == "residual":
         y = x
         for child in op.ops[:-1]:
             y = _run(b, y, child)
-        y = _run(
-            b, y, op.ops[-1], STD / math.sqrt(b.branches)
-        )  # GPT-2, section 2.3
+        # Residual branches are scaled as in GPT-2, section 2.3.
+        y = _run(b, y, op.ops[-1], STD / math.sqrt(b.branches))
         for row in op.rows:
             y = b.row(row, y)
         return b.node("add", {"a": x, "b": y}, {}, {})
@@ -192,17 +192,20 @@ class _Calls:
     def __init__(self, b: _Builder, full: set[str]) -> None:
         self.b, self.full, self.alive = b, full, b.alive(*full)
         self.calls: list[Call] = []
-        self.made: list[Made] = []  # forward's
+        self.made: list[Made] = []  # ops of forward
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
-        self.had: dict[str, str | None] = {}  # a line's gradients, before it
+        # gradients that the inputs of a line had before it
+        self.had: dict[str, str | None] = {}
+        # rounds of the next calls, and the value that holds the rows of one round
         self.rounds, self.part = (
             1,
             "",
-        )  # of the calls to come; what holds a round's rows
+        )
 
     def operand(self, node: Node, word: str) -> Word:
+        """Return the operand of a word of the op table."""
         if word in ("token", "target", "key", "sums", "null"):
             return ("fixed", word)
         if word == "position":
@@ -252,13 +255,14 @@ class _Calls:
         return ("number", node.dims[word])
 
     def line(self, node: Node, text: str) -> None:
+        """Append the call of a line of the op table."""
         words = text.split()
         args = tuple(self.operand(node, w) for w in words[1:])
         grow = tuple(self.growth(*a) for a in args) if self.rounds > 1 else ()
         self.calls.append(Call(words[0], args, self.rounds, grow))
 
     def growth(self, kind: str, name: object) -> int:
-        """Bytes of a round's rows of an operand."""
+        """Return the bytes of an operand's rows in one round."""
         if kind != "value" or name == self.part:
             return (
                 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
@@ -276,7 +280,7 @@ class _Calls:
         self.made.append(Made(node.op.name, outs, self.calls[first:]))
 
     def gradient(self, name: str, node: Node) -> None:
-        """A fresh value for the gradient of `name`, or a sum with what is there already."""
+        """Start a new value for the gradient of `name`."""
         fresh = f"d{name}" + "'" * sum(
             v.startswith(f"d{name}") for v in self.values
         )
@@ -284,13 +288,14 @@ class _Calls:
         self.grads[name] = fresh
 
     def backward(self, node: Node) -> None:
+        """Append a node's backward calls that compute needed gradients."""
         for text in node.op.bwd:
             words = text.split()
             if not moves.wanted(node, words, self.alive):
                 continue
             if words[0] == "pass":
                 to, of = (node.bind[w[1:]] for w in words[1:])
-                if to != of:  # else it is there
+                if to != of:  # otherwise they are the same
                     self.merge(to, self.grads[of], node)
                 continue
             made = [w for w in words if w[0] == "d" and w[1:] in node.op.ins]
@@ -304,12 +309,11 @@ class _Calls:
                     new = self.grads[of]
                     self.grads[of] = old
                     self.merge(of, new, node)
-                if of not in self.alive:  # a kernel makes it all the same
+                if of not in self.alive:  # a kernel computes it anyway
                     del self.grads[of]
 
     def merge(self, name: str, more: str, node: Node) -> None:
-        """Adds the gradient `more` to that of the value `name` (the first use: takes it as it
-        is)."""
+        """Add the gradient `more` to that of the value `name`; the first one is taken as it is."""
         old = self.grads.get(name)
         if not old:
             self.grads[name] = more
@@ -329,7 +333,7 @@ class _Calls:
         )
 
     def round(self, name: str) -> None:
-        """A whole gradient, from the f32 sum to its leaf."""
+        """Round a whole gradient from its f32 sum to the stored type."""
         elems = next(t.elems for t in self.b.tensors if t.name == name)
         self.calls.append(
             Call(ROUND, (("grad", name), ("fixed", "acc"), ("number", elems)))
@@ -358,7 +362,7 @@ def _rename(body: Body, names: dict[str, str]) -> Body:
 def _middle(
     b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
 ) -> Kind:
-    """An embedding or a block: fwd and, where something moves up to its output, bwd, dy to dx."""
+    """Build an embedding or a block: fwd and, if its output has a gradient, bwd from dy to dx."""
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     for node in b.nodes:
         fwd.forward(node)
@@ -379,13 +383,13 @@ def _middle(
     for node in reversed(b.nodes):
         bwd.backward(node)
     if not x and full and b.spec.train.precision != "f32":
-        bwd.round(*full)  # a tied leaf is whole: round it once
+        # The gradient of a tied weight is rounded once, when it is complete.
+        bwd.round(*full)
     kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(
         b, fwd
     ) | {x, y}
-    kept -= rewrite.again(fwd.made, bwd.calls, kept)[
-        1
-    ]  # an op runs again whole and keeps no value
+    # An op that is recomputed runs as a whole, so none of its values is saved.
+    kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]
     bwd.calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
     forward = _rename(fwd.body(), names)
     back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
@@ -402,7 +406,7 @@ def _middle(
 
 
 def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
-    """The values of the ops that train.recompute names."""
+    """Return the values of the ops in train.recompute."""
     return {
         v
         for made in fwd.made
@@ -414,8 +418,11 @@ def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
 def _head(
     b: _Builder, x: str, row: Row, tied: str, rounds: int, full: set[str]
 ) -> Kind:
-    """The head: train is forward, loss and backward in one, eval forward and loss, in rounds. row:
-    of the logits; an adapter's A runs before the rounds, its B adds to logits where they lie."""
+    """Build the head: train is forward, loss and backward in one, eval is forward and loss, in
+    rounds.
+
+    row: of the logits. An adapter's A runs before the rounds; its B adds to the logits in place.
+    """
     *nodes, loss = b.nodes
     first = len(nodes) - 1 - len(row.adapters)
     before, wide = nodes[:first], nodes[first:]
@@ -456,7 +463,8 @@ def _head(
 
 
 def _draw(calls: _Calls, low: Sequence[Node], wide: Sequence[Node]) -> None:
-    """The logits of one row, from which a token is drawn: in every plan by the same calls."""
+    """Append the calls for the logits of one row, from which a token is drawn. They are the same in
+    every plan."""
     linear = wide[0]
     of = {linear.bind["x"]: "row", linear.bind["y"]: "drawn"}
     of |= {node.bind["y"]: "low" for node in low}
@@ -502,7 +510,8 @@ def _begun(
 
 
 def _layers(b: _Builder, unit: Unit) -> list[tuple[int, Unit]]:
-    """An entry of blocks, cut where the next layer has other groups; which is each one's first."""
+    """Split an entry of blocks where the next layer has other parameter groups. Return the parts,
+    each with its first layer."""
     y = "in"
     for op in unit.ops:
         y = _run(b, y, op)
@@ -523,7 +532,10 @@ def _layers(b: _Builder, unit: Unit) -> list[tuple[int, Unit]]:
 
 
 def build(spec: Spec) -> Graph:
-    """The graph of a spec. Shapes were checked where the spec was read."""
+    """Return the graph of a spec, whose shapes were checked when it was read.
+
+    Raises SpecError if a parameter group matches a tensor in part.
+    """
     m, t = spec.model, spec.train
     dims = {
         "B": t.micro_batch,

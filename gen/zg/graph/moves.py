@@ -1,7 +1,7 @@
-"""moves.py -- what moves: the group that has a tensor, the values of a unit that have a gradient.
+"""moves.py -- trainable tensors: parameter groups, and the values of a unit that have a gradient.
 
-A gradient is needed of what comes from a tensor that moves. A line of backward that makes none that
-is needed is not run.
+A value that depends on a trainable tensor needs a gradient. A backward line is not run if none of
+its gradients is needed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ def group(
     shape: Ints,
     layer: int,
 ) -> tuple[float, float, int]:
-    """A tensor's factor of lr, its weight decay, and whether it is frozen, in a layer: by the first
-    group that names it."""
+    """Return a tensor's factor of lr, its weight decay, and whether it is frozen (0 or 1) in a
+    layer, by the first group that matches it.
+
+    Raises SpecError if groups match some of its parts only.
+    """
     o = spec.train.optimizer
     own = o.weight_decay if len(shape) > 1 or o.decay == "all" else 0.0
     names = (ops.layer(n, layer) for n, _ in parts)
@@ -57,7 +60,7 @@ def group(
 
 
 def live(nodes: Iterable[Node], moving: set[str]) -> set[str]:
-    """What has a gradient: the tensors and values of `moving`, and values that come from these."""
+    """Return the names that have a gradient: those in `moving`, and values that depend on them."""
     out = set(moving)
     for node in nodes:
         if any(
@@ -69,7 +72,7 @@ def live(nodes: Iterable[Node], moving: set[str]) -> set[str]:
 
 
 def wanted(node: Node, words: Iterable[str], alive: set[str]) -> bool:
-    """Whether a line of backward makes a gradient that is needed."""
+    """Return whether a backward line computes a gradient that is needed."""
     return any(
         word[0] == "d"
         and word[1:] in (*node.op.ins, *node.op.params)

@@ -1,4 +1,4 @@
-"""rewrite.py -- a function's calls, once they are there: recomputed in backward, two as one."""
+"""rewrite.py -- rewrites a function's calls: recomputation in backward, fusion of two calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from .graph import Call, Made
 
 
 def values(calls: Iterable[Call]) -> set[str]:
+    """Return the names of the values that calls use."""
     return {str(a) for c in calls for k, a in c.args if k == "value"}
 
 
 def again(
     fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]
 ) -> tuple[list[Call], set[str]]:
-    """Backward's calls, and before each, as late as can be, those of forward that make what it
-    reads and is not kept; the values recomputed."""
+    """Insert recomputation before backward's calls. Return the calls and the recomputed values.
+
+    A value that is read and not kept is recomputed by forward's calls, as late as possible.
+    """
     made_again: set[str] = set()
     out: list[Call] = []
     for call in bwd:
@@ -33,7 +36,7 @@ def again(
 
 
 def fused(calls: Sequence[Call]) -> list[Call]:
-    """Calls of which one does what two do: an addition and the norm of its sum."""
+    """Return the calls with each addition fused into the norm of its sum."""
     out: list[Call] = []
     for call in calls:
         norm = joined(out[-1], call) if out else None
@@ -44,7 +47,7 @@ def fused(calls: Sequence[Call]) -> list[Call]:
 
 
 def joined(add: Call, norm: Call) -> Call | None:
-    """The norm that adds, too, where a kernel's row has operands for it."""
+    """Return the norm that includes the addition, or None if its kernel has no operands for it."""
     at = KERNELS[norm.kernel].at
     if add.kernel != ADD or "sum" not in at:
         return None

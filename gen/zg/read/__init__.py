@@ -1,1 +1,1 @@
-"""read -- files to a Spec; every error of a user."""
+"""read -- reads files into a Spec; raises every user error."""

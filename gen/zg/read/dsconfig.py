@@ -1,7 +1,7 @@
-"""dsconfig.py -- a DeepSpeed ds_config.json as changes to a spec, by the table of dskeys.py.
+"""dsconfig.py -- applies a DeepSpeed ds_config.json to a spec, by the table of dskeys.py.
 
-null leaves a key to the spec, "auto" too, but where the row has a rule for it. Mistakes are
-collected and told together, in the order of the file.
+null leaves a key to the spec, and so does "auto" unless the row has a rule for it. Mistakes are
+collected and reported together, in the order of the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .node import Names, Node, SpecError, printable, several, shown
 
 
 class Config(NamedTuple):
-    """changes: the spec's keys and their new values, None for a key that goes."""
+    """Result of a config. changes: keys of the spec with their new values, None for a key that is
+    removed."""
 
     changes: tuple[tuple[str, Node | None], ...]
     notes: Names
@@ -38,7 +39,8 @@ class Config(NamedTuple):
 
 @dataclass
 class Given:
-    """A key of the file. key: as it stands there; name: the table's; value: null and "auto" too."""
+    """A key of the file. key: its name in the file; name: its name in the table; value: may be None
+    or "auto"."""
 
     key: str
     name: str
@@ -58,7 +60,7 @@ _BATCH = (
 )
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
-# Of the spec's optimizer: keys of some of its types.
+# Optimizer keys of the spec that only some types take.
 _OF_TYPE = tuple(
     dict.fromkeys(key for row in OPTIMIZERS.values() for key in row)
 )
@@ -78,28 +80,27 @@ def _row(key: str) -> Key | None:
 
 @dataclass
 class _Reader:
-    """root: the spec with what --set says in it."""
+    """Reads one config. root: the spec with its --set values."""
 
     root: Node
     given: list[Given] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[str, Node | None] = field(default_factory=dict)
-    by: dict[str, tuple[str, bool]] = field(
-        default_factory=dict
-    )  # spec's key: whose; is it weak
-    twins: dict[str, Given] = field(
-        default_factory=dict
-    )  # of a name, the first
+    # key of the spec -> the file's key that set it, and whether another key may override it
+    by: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    # name -> the first of its spellings in the file
+    twins: dict[str, Given] = field(default_factory=dict)
 
     def wrong(self, g: Given, what: str, allowed: str) -> None:
         self.errors.append(f"{g.at}: {what}; allowed: {allowed}")
 
-    # ---- what the file holds: every key's row, every value's type
+    # ---- content of the file: the row of every key, the type of every value
 
     def walk(
         self, node: Node, prefix: str = ""
     ) -> Iterator[tuple[str, Node, Key]]:
+        """Yield each known key of the file with its row. Note or refuse the others."""
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
@@ -130,7 +131,7 @@ class _Reader:
                 )
 
     def take(self, key: str, node: Node, row: Key) -> None:
-        """One key into `given`, under the name that the table knows."""
+        """Append a key to `given`, under its name in the table."""
         g = Given(key, key, node, node.plain(), row)
         if isinstance(g.row, Moved):
             moved = g.row
@@ -156,10 +157,11 @@ class _Reader:
     def silent(self, g: Given) -> bool:
         return g.value is None or g.value == "auto"
 
-    # ---- what becomes of it
+    # ---- effect of each key
 
     def live(self) -> list[Given]:
-        """What is given but for keys of sections that are off, and where the stage does not."""
+        """Return the given keys, except keys of sections that are off and keys without effect at
+        the stage."""
         switched = {g.name: g.value for g in self.given}
         stage = self.stage()
         found: list[Given] = []
@@ -221,7 +223,7 @@ class _Reader:
         return 0 if set_ is None else set_.value
 
     def asks(self, g: Given) -> bool:
-        """Whether its value asks for something, here or not."""
+        """Return whether the value asks for something, supported or not."""
         if isinstance(g.row, (Idle, Honour)):
             return not _among(g.value, g.row.quiet)
         return not (
@@ -244,7 +246,7 @@ class _Reader:
             self.wrong(g, row.why, " or ".join(words) or "the file without it")
 
     def honour(self, g: Given, row: Honour) -> None:
-        """A change of the spec's key, unless another key of the file has said otherwise."""
+        """Change the spec's key, unless another key of the file contradicts it."""
         twin = self.twins.setdefault(g.name, g)
         if not self.silent(g) and twin.value != g.value:
             return self.wrong(
@@ -288,7 +290,7 @@ class _Reader:
         return None
 
     def auto(self, g: Given, row: Honour) -> Node | None:
-        """What "auto" stands for: what the spec says of the key, else the row's rule."""
+        """Return the value of "auto": the spec's own, otherwise that of the row's rule."""
         if g.value is None or row.auto is None:
             return None
         kind = self.changes.get(f"{_SCHEDULE}.type")
@@ -313,7 +315,8 @@ class _Reader:
         return None
 
     def effective(self, key: str) -> Node | None:
-        """What the spec's key will hold: --set comes before this file, and this before the spec."""
+        """Return the final value of a spec's key: --set takes precedence over this file, and this
+        over the spec."""
         node = _find(self.root, key)
         return (
             node
@@ -330,6 +333,7 @@ class _Reader:
         )
 
     def same(self, g: Given, row: Same) -> None:
+        """Refuse a value that contradicts the spec's key."""
         node = self.effective(row.key)
         ours = "f32" if node is None else node.value
         word = row.words[g.value.lower()]
@@ -351,7 +355,7 @@ class _Reader:
     # ---- sections as a whole
 
     def refused(self) -> None:
-        """Of a type that is not here nothing else is said."""
+        """Drop other messages about a section whose type is refused."""
         for section in ("optimizer", "scheduler"):
             if any(f": {section}.type: " in told for told in self.errors):
                 self.errors = [
@@ -366,7 +370,7 @@ class _Reader:
                 ]
 
     def schedule(self) -> None:
-        """A scheduler of the file stands for the spec's whole schedule."""
+        """Replace the spec's whole schedule by the file's scheduler."""
         mine = [key for key in self.changes if key.startswith(f"{_SCHEDULE}.")]
         said = any(": scheduler.type: " in told for told in self.errors)
         if mine and not said and f"{_SCHEDULE}.type" not in mine:
@@ -381,7 +385,7 @@ class _Reader:
             self.changes = {_SCHEDULE: whole, **self.changes}
 
     def precision(self) -> None:
-        """f32 where the file switches off what it names of 16 bits, whatever the spec says."""
+        """Note a change to f32 if the file switches off its 16-bit types."""
         old, node = (
             _find(self.root, "train.precision"),
             self.effective("train.precision"),
@@ -398,7 +402,7 @@ class _Reader:
             )
 
     def loss_scale(self) -> None:
-        """What it says of f16 has no effect on another precision."""
+        """Drop f16 settings, with a note, if the precision is not f16."""
         mine = [
             key for key in self.changes if key.startswith("train.loss_scale.")
         ]
@@ -414,7 +418,7 @@ class _Reader:
             }
 
     def optimizer(self) -> None:
-        """What the spec says of another type of optimizer does not suit this one."""
+        """Remove the settings of another optimizer type from the spec."""
         made = self.changes.get("train.optimizer.type")
         old = _find(self.root, "train.optimizer.type")
         if made is None or made.value == (
@@ -429,8 +433,8 @@ class _Reader:
                 self.changes.setdefault(f"train.optimizer.{key}", None)
 
     def left_out(self) -> None:
-        """Moments' factors and decay that an optimizer of the file does not say are the spec's, and
-        not DeepSpeed's defaults."""
+        """Note optimizer settings that the file leaves to the spec, if they differ from DeepSpeed's
+        defaults."""
         made = self.changes.get("train.optimizer.type")
         if made is None:
             return
@@ -460,7 +464,7 @@ class _Reader:
 
 
 def _find(root: Node, key: str) -> Node | None:
-    """The node of a dotted key; None where there is none."""
+    """Return the node of a dotted key, or None."""
     node: Node | None = root
     for step in key.split("."):
         node = (
@@ -472,7 +476,7 @@ def _find(root: Node, key: str) -> Node | None:
 
 
 def _named(node: Node, key: str) -> Node:
-    """A value for the spec, in whose errors the file's key stands, too."""
+    """Return a value for the spec whose errors also name the file's key."""
     items = node.value if isinstance(node.value, list) else None
     return Node(
         node.value if items is None else [_named(item, key) for item in items],
@@ -481,7 +485,7 @@ def _named(node: Node, key: str) -> Node:
 
 
 def _usual(node: Node | None, default: object) -> bool:
-    """Whether a number, or some, of the spec are DeepSpeed's too, or --set says them."""
+    """Return whether a value of the spec equals DeepSpeed's default or comes from --set."""
     if node is None or node.where == "--set":
         return True
     some = node.value if isinstance(node.value, list) else [node]
@@ -493,13 +497,13 @@ def _usual(node: Node | None, default: object) -> bool:
 
 
 def _line(told: str) -> int:
-    """Of an error or note: FILE:LINE: ..."""
+    """Return the line number of an error or note, FILE:LINE: ..."""
     place = _PLACE.match(told)
     return int(place[1]) if place else 0
 
 
 def _among(value: object, values: tuple[object, ...]) -> bool:
-    """Whether a value is one of these; 1, 1.0 and "1" are the same, and true is another."""
+    """Return whether a value is one of these. 1, 1.0 and "1" are equal; true is not 1."""
     number = numeric(value)
     return any(
         number == u
@@ -510,12 +514,15 @@ def _among(value: object, values: tuple[object, ...]) -> bool:
 
 
 def read(file: Node, root: Node) -> Config:
-    """What a config asks for; root is the spec with what --set says in it."""
+    """Read a config. root: the spec with its --set values.
+
+    Raises SpecError, which lists every mistake.
+    """
     r = _Reader(root)
     for key, node, row in r.walk(file):
         r.take(key, node, row)
     live = r.live()
-    # "auto" looks at what the others have set
+    # "auto" depends on the values that the other keys set
     for g in sorted(live, key=r.silent):
         r.judge(g)
     for g in live:
@@ -550,7 +557,7 @@ def read(file: Node, root: Node) -> Config:
 def _batches(
     config: Mapping[str, Given], root: Node
 ) -> list[tuple[str, Node]]:
-    """Two of the three keys determine the third; what --set has set stays."""
+    """Return changes so that two of the three keys determine the third. --set values stay."""
     given = {
         key: int(numeric(g.value) or 0)
         for key, g in config.items()
@@ -592,7 +599,7 @@ def _batches(
 
 
 def _set(root: Node, key: str) -> bool:
-    """Whether --set has set what a batch key sets."""
+    """Return whether --set gives the spec's key of a batch key."""
     node = _find(root, _ours(key)) if _ours(key) else None
     return node is not None and node.where == "--set"
 
@@ -608,7 +615,7 @@ def _changes(
 
 
 def _ours(key: str) -> str:
-    """The spec's key that a batch key sets; '' where others say it."""
+    """Return the spec's key of a batch key, '' if it follows from the others."""
     row = TABLE[key]
     return row.key if isinstance(row, Honour) else ""
 
@@ -616,7 +623,8 @@ def _ours(key: str) -> str:
 def _product(
     where: str, wrong: str, allowed: str, G: int, step: int
 ) -> SpecError:
-    """step: samples of all steps of a rank, or steps."""
+    """Return the error of a product that does not match. step: samples of a rank in a step, or
+    steps."""
     ranks = (
         ""
         if G % step or G // step > RANKS
@@ -628,7 +636,8 @@ def _product(
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:
-    """An integer of the spec as it stands; None where it is none (the schema will say so)."""
+    """Return a positive integer of the spec, or None if the value is not one (the schema reports
+    it)."""
     node = _find(root, key)
     if node is None:
         return default

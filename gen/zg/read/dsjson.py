@@ -1,7 +1,7 @@
-"""dsjson.py -- a ds_config.json's text to Nodes.
+"""dsjson.py -- parses the text of a ds_config.json into Nodes.
 
-DeepSpeed reads Hjson: JSON with comments (#, //, /* */), keys without quotes, and commas left over,
-or left out at a line's end. So does this; a template, Markdown or Python is told as what it is.
+DeepSpeed reads Hjson: JSON with comments (#, //, /* */), unquoted keys, extra commas, and optional
+commas at the end of a line. So does this parser. Errors recognize templates, Markdown and Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _END = r"(?=\s*(?:[,\]}\n]|#|//|/\*|$))"
 _PLAIN = re.compile(r"[^\s,:{}\[\]\"'#]+" + _END)
 _BARE = re.compile(r"[A-Za-z_/.~][\w./+-]*[ \t\r]*(?=\n|$)")
 _MARK = re.compile(r"\{\{|\{%|\$\{|\$[A-Za-z_]\w*|<[A-Za-z_][^<>\n]*>")
-_NAME = re.compile(r"(?!NaN\b)[A-Z][A-Z0-9_]+\b")  # BATCH_SIZE, for sed
+# BATCH_SIZE, a placeholder for sed.
+_NAME = re.compile(r"(?!NaN\b)[A-Z][A-Z0-9_]+\b")
 _FENCE = re.compile(r"^[ \t]*(```|~~~)", re.M)
 _WORDS = {
     "true": True,
@@ -38,7 +39,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 @dataclass
 class _Text:
     text: str
-    place: Callable[[int], str]  # of a line, from 0
+    place: Callable[[int], str]  # location of a line, counted from 0
     at: int = 0
     count: int = 0
     lines: list[int] = field(default_factory=list)
@@ -64,7 +65,7 @@ class _Text:
         )
 
     def skip(self) -> str:
-        """The next character that says something; '' at the end."""
+        """Skip white space and comments. Return the next character, '' at the end."""
         gap = _GAP.match(self.text, self.at)
         self.at = gap.end() if gap else self.at
         if self.text.startswith("/*", self.at):
@@ -91,7 +92,7 @@ class _Text:
         return Node(found, self.where(start))
 
     def members(self, start: int, depth: int) -> dict[str, Node]:
-        """{...}, or a whole file without its braces."""
+        """Parse {...}, or a whole file without its braces."""
         found: dict[str, Node] = {}
         braces = self.text[start : start + 1] == "{"
         self.at = start + braces
@@ -138,7 +139,7 @@ class _Text:
         )
 
     def comma(self, end: str) -> None:
-        """A comma, the end, or another line behind a value."""
+        """Parse the separator after a value: a comma, the end, or a new line."""
         before = self.at
         c = self.skip()
         if c == ",":
@@ -194,7 +195,7 @@ class _Text:
             ) from None
 
     def plain(self) -> object:
-        """A number, true, false, null, or a word alone on the rest of its line."""
+        """Parse a number, true, false, null, or a word alone on the rest of its line."""
         start = self.at
         found = _PLAIN.match(self.text, start)
         if found and (found[0] in _WORDS or number(found[0]) is not None):
@@ -228,7 +229,11 @@ class _Text:
 
 
 def parse(text: str, place: Callable[[int], str]) -> Node:
-    """The object of a file; place(line) is what an error says of where it is, lines from 0."""
+    """Parse the object of a file. place(line) is the location that an error names; lines count from
+    0.
+
+    Raises SpecError.
+    """
     t = _Text(text, place)
     fence = _FENCE.search(text)
     if fence:

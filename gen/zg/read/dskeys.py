@@ -1,6 +1,6 @@
-"""dskeys.py -- every key of a DeepSpeed ds_config.json: what it may hold, what becomes of it here.
+"""dskeys.py -- every key of a DeepSpeed ds_config.json: its possible values and its effect here.
 
-One row a key. What is built later changes its row and nothing else.
+Each key has one row. A new feature changes its row and nothing else.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SCHEDULER_TYPES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
 _TOP = {
     "train_batch_size": to("train.global_batch", COUNT),
     "train_micro_batch_size_per_gpu": to("train.micro_batch", COUNT),
-    "gradient_accumulation_steps": to("", COUNT),       # follows from the others: batches()
+    "gradient_accumulation_steps": to("", COUNT),  # follows from the others: batches()
     "managed_gradient_accumulation": no("a step is always train_batch_size samples", FLAG, (True,)),
     "dataloader_drop_last": idle("every batch is full"),
     "gradient_clipping": to("train.optimizer.clip", POSITIVE),
@@ -97,7 +97,7 @@ _TOP = {
     "allgather_size": Moved(EVEN, to="zero_optimization.allgather_bucket_size"),
     **{name: idle("is a comment", ANY, quiet=()) for name in ("_*", "comment", "//")},
 
-    # no keys of DeepSpeed, but looked for
+    # no keys of DeepSpeed, but people try them
     "disable_fused_adam": idle("is no key of DeepSpeed, which ignores it", ANY),
     "seed": no("is no key of DeepSpeed: say train.seed in the spec", ANY, ()),
     "sm_margin": no("is no key of DeepSpeed: say train.sm_margin in the spec", ANY, ()),
@@ -193,7 +193,7 @@ _PRECISION = {
     "amp.*": Part(ANY),
 }
 
-_STAGE3 = {                     # after stage3_, or without it
+_STAGE3 = {  # after stage3_, or without it
     "prefetch_bucket_size": to("zero.stage3_prefetch_bucket_size", SIZE, stages="3",
                                auto=by_width(lambda w: int(0.9 * w ** 2)),
                                rule="0.9 x width x width"),
@@ -398,7 +398,7 @@ TABLE: Mapping[str, Key] = {
     **_REST,
 }
 
-# A section's switch: while it is off, the section's other keys say nothing.
+# Switch of a section: while it is off, the section's other keys have no effect.
 SWITCHES: Mapping[str, str] = {
     name.rpartition(".")[0]: name
     for name in TABLE

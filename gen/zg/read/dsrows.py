@@ -1,4 +1,4 @@
-"""dsrows.py -- rows of dskeys.py: what a key of a ds_config.json may hold, what becomes of it."""
+"""dsrows.py -- types of the rows of dskeys.py: the possible values of a key, and its effect."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from .node import number
 
 Number = int | float
-Look = Callable[
-    [str], Number | None
-]  # a number of the spec by its key; None: there is none
+# Returns a number of the spec by its key, or None.
+Look = Callable[[str], Number | None]
 
 
-# ---- what a value may be
+# ---- possible values
 
 
 @dataclass(frozen=True)
 class Kind:
-    """allowed: in words; fits: whether a value that is not null or "auto" is one."""
+    """A kind of value. allowed: its description; fits: whether a value other than null and "auto"
+    is of this kind."""
 
     allowed: str
     fits: Callable[[object], bool]
 
 
 def numeric(value: object) -> Number | None:
-    """5e8 and "5e8" are numbers, true is none."""
+    """Return a finite number: 5e8 and "5e8" are numbers, true is not."""
     found = number(value) if isinstance(value, str) else value
     if not isinstance(found, (int, float)) or isinstance(found, bool):
         return None
@@ -64,7 +64,7 @@ def real(low: float, high: float = math.inf) -> Kind:
 
 
 def word(*words: str) -> Kind:
-    """One of these, in letters of any case."""
+    """Return the kind of these words, in any case."""
     known = {w.lower() for w in words}
     return Kind(
         " or ".join(words), lambda v: isinstance(v, str) and v.lower() in known
@@ -105,14 +105,14 @@ TEXTS, DTYPE = listed(TEXT), word("fp32", "fp16", "bf16")
 LR = real(0)
 
 
-# ---- what becomes of it
+# ---- effects
 
-Words = Mapping[Any, object]  # their words to ours
+Words = Mapping[Any, object]  # their words -> ours
 
 
 @dataclass(frozen=True)
 class Key:
-    """stages: of ZeRO, where the key does something."""
+    """A row of the table. stages: ZeRO stages at which the key has an effect."""
 
     kind: Kind
     stages: str = "0123"
@@ -120,25 +120,28 @@ class Key:
 
 @dataclass(frozen=True)
 class Honour(Key):
-    """Sets the spec's key. words: theirs to ours; weak: those that yield to another key's; auto:
-    the value that "auto" stands for where the spec is silent, else auto is the spec's own; it is
-    None where the spec lacks what the rule reads. required: every spec must have that, and is
-    refused without it. quiet: values that ask for nothing, of a key that the spec refuses at other
-    stages."""
+    """Sets the spec's key.
+
+    words: their values -> ours; weak: values that another key may override; auto: returns the value
+    of "auto" if the spec does not give one, or None if the spec lacks a key that the rule reads;
+    rule: that rule in words. Without `auto` the spec's own value stays. required: a spec without
+    the rule's keys is refused anyway. quiet: values that ask for nothing, of a key that the spec
+    refuses at other stages.
+    """
 
     key: str = ""
     words: Words | None = None
     weak: tuple[object, ...] = ()
     auto: Callable[[Look], Number | None] | None = None
-    rule: str = ""  # auto, in words
+    rule: str = ""
     required: bool = True
     quiet: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
 class Same(Key):
-    """Must say what the spec's key says. summed: fp32 may be said of any, where sums over ranks are
-    f32 whatever travels."""
+    """Must equal the spec's key. summed: fp32 is accepted with any precision, because exact sums
+    over ranks are f32."""
 
     key: str = ""
     words: Words = field(default_factory=dict)
@@ -147,7 +150,7 @@ class Same(Key):
 
 @dataclass(frozen=True)
 class Idle(Key):
-    """No effect here; a note says so, but for the values of `quiet`."""
+    """Has no effect here. A note says so, except for the values in `quiet`."""
 
     why: str = ""
     quiet: tuple[object, ...] = ()
@@ -155,7 +158,7 @@ class Idle(Key):
 
 @dataclass(frozen=True)
 class Refuse(Key):
-    """unless: values that ask for nothing."""
+    """Is refused, except for the values in `unless`, which ask for nothing."""
 
     why: str = ""
     unless: tuple[object, ...] = ()
@@ -163,12 +166,12 @@ class Refuse(Key):
 
 @dataclass(frozen=True)
 class Part(Key):
-    """Says how its section's switch is meant, and nothing without it."""
+    """Qualifies its section's switch, and has no effect without it."""
 
 
 @dataclass(frozen=True)
 class Moved(Key):
-    """Another name of a key; words: its values to that key's; old: deprecated by DeepSpeed."""
+    """Is another name of a key. words: its values -> that key's; old: deprecated by DeepSpeed."""
 
     to: str = ""
     words: Words | None = None
@@ -176,7 +179,7 @@ class Moved(Key):
 
 
 def by_width(rule: Callable[[int], int]) -> Callable[[Look], Number | None]:
-    """A number that follows from model.width."""
+    """Return a rule for "auto" that depends on model.width."""
 
     def auto(spec: Look) -> Number | None:
         width = spec("model.width")
@@ -186,6 +189,7 @@ def by_width(rule: Callable[[int], int]) -> Callable[[Look], Number | None]:
 
 
 def to(key: str, kind: Kind, **more: Any) -> Honour:
+    """Return the row of a key that sets the spec's `key`."""
     return Honour(kind, key=key, **more)
 
 
@@ -194,7 +198,7 @@ def idle(why: str, kind: Kind = FLAG, **more: Any) -> Idle:
 
 
 def watch(why: str, kind: Kind = FLAG) -> Idle:
-    """Only looks on; false asks for nothing."""
+    """Return the row of a key that only observes; false asks for nothing."""
     return Idle(kind, why=why, quiet=(False,))
 
 
@@ -204,6 +208,7 @@ def no(
     unless: tuple[object, ...] = (False,),
     **more: Any,
 ) -> Refuse:
+    """Return the row of a key that is refused, except for values that ask for nothing."""
     return Refuse(kind, why=why, unless=unless, **more)
 
 

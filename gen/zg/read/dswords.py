@@ -1,4 +1,4 @@
-"""dswords.py -- what is said of keys of a ds_config.json that the table of dskeys.py lacks."""
+"""dswords.py -- messages about keys of a ds_config.json that the table of dskeys.py lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STARS = {"*", "_*"}
 
 
 def dotted(key: str, node: Node) -> str:
-    """A key that is several in one."""
+    """Return the error for a key that contains a dot."""
     *above, last = key.split(".")
     there = (
         "".join(f'"{word}": {{' for word in above)
@@ -29,8 +29,11 @@ def dotted(key: str, node: Node) -> str:
 
 
 def unknown(key: str, node: Node) -> tuple[str, bool]:
-    """A key that the table lacks: perhaps misspelled, perhaps in the wrong section; else, at the
-    top, a note: DeepSpeed looks at none but its own."""
+    """Return the message for a key that the table lacks, and whether it is an error.
+
+    The key may be misspelled or in the wrong section. Otherwise, at the top level, it is only a
+    note: DeepSpeed ignores keys that it does not know.
+    """
     section, _, word = key.rpartition(".")
     if word.startswith("_") or word in ("comment", "//"):
         return (
@@ -50,9 +53,8 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
             and k.partition(".")[0] not in _ALIASES
         }
     )
-    hint = meant(
-        word, here, 0.68
-    )  # of so many keys a few are a little like any word
+    # A high threshold: among so many keys some resemble any word.
+    hint = meant(word, here, 0.68)
     if 0 < len(homes) < 4:
         top = " at the top" if section and "." not in homes[-1] else ""
         hint = f"did you mean {' or '.join(homes)}{top}? "

@@ -1,7 +1,7 @@
-"""hf.py -- config.json of a Hugging Face folder to the model of a spec.
+"""hf.py -- reads config.json of a Hugging Face folder into the model of a spec.
 
-Every key is honoured, known to have no effect on training, or refused by name. What a family is
-made of is a row of hfrows.py; other keys are in the tables of hfkeys.py.
+Every key is honoured, known to have no effect on training, or refused by name. A row of hfrows.py
+describes a family; other keys are in the tables of hfkeys.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 THETA = 10000.0
 MSCALES = ("mscale", "mscale_all_dim")
-# Of a key with words, transformers' and ours
+# transformers' words -> ours, for keys whose values are words
 WORDS = {
     theirs: ours
     for family in FAMILIES
@@ -50,7 +50,8 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Found:
-    """model: a spec's. context: how many positions there are; end: of a text, the token."""
+    """Content of a folder. model: the model of a spec; context: number of positions; end: the token
+    that ends a text."""
 
     folder: str
     model: Node
@@ -59,7 +60,7 @@ class Found:
     notes: Names
 
 
-# What a value of config.json must be, by the type of transformers' default.
+# Description of a value of config.json, by the type of transformers' default.
 KINDS: Mapping[type, str] = {
     bool: "true or false",
     float: "a number with a point or an exponent, like 1.0e-05",
@@ -77,7 +78,7 @@ def _told(key: str) -> bool:
 
 
 def _no_text(key: str, node: Node) -> Node:
-    """A spec takes "1e-5" for a number, transformers does not."""
+    """Refuse a number in quotes: a spec takes "1e-5", transformers does not."""
     if isinstance(node.value, (str, dict, list)):
         wrong = f"{node.where}: {key}: is {shown(node.value)}"
         raise SpecError(f"{wrong}; allowed: a number")
@@ -118,7 +119,7 @@ class _Config:
         return known[said]
 
     def get(self, key: str) -> Node:
-        """What config.json says, or what it means by silence."""
+        """Return the value of a key, or its default if config.json leaves it out."""
         none = Node(None, self.root.where)
         node = self.given.get(key, none)
         left_out = (
@@ -134,10 +135,11 @@ class _Config:
             raise self.fail(key, f"is {shown(found)}", allowed)
         return found
 
-    # ---- every key has its place
+    # ---- checks of keys
 
     def check(self) -> Names:
-        """Refuses all that is wrong; returns notes of what is taken otherwise."""
+        """Refuse everything that is wrong. Return notes about values that are not taken as they
+        are."""
         wrong = Mistakes()
         for key, node in self.given.items():
             wrong.at((key,), self.known, key, node)
@@ -161,7 +163,7 @@ class _Config:
         return self.notes()
 
     def known(self, key: str, node: Node) -> None:
-        """Refuses a key that is not known, or whose value is not."""
+        """Refuse a key that is unknown, or has an unknown value."""
         said = node.plain()
         if key in self.usual:
             self.kind(key, said)
@@ -180,7 +182,8 @@ class _Config:
             )
 
     def kind(self, key: str, said: object) -> None:
-        """Refuses values as transformers does: "32" and 32.0 for 32, null where it says nothing."""
+        """Refuse values that transformers refuses: "32" and 32.0 for 32, null where it has no
+        meaning."""
         usual = self.usual[key].value
         null = key in NULLS or not usual
         want = int if usual is None else type(usual)
@@ -212,13 +215,13 @@ class _Config:
         return tuple(told)
 
     def nullable(self, key: str) -> bool:
-        """Whether null is a value of the key, or usual in published files."""
+        """Return whether null is a value of the key, or usual in published files."""
         return key in NULLS or key in FREE or key in DROPOUTS
 
     # ---- values
 
     def value(self, key: Key) -> Node:
-        """As a spec says it; null: it is left out."""
+        """Return the value of a key as in a spec; a value of None is left out."""
         node = self.get(key)
         if key == "rope":
             return self.rope()
@@ -235,7 +238,8 @@ class _Config:
         return Node(WORDS[node.value], node.where)
 
     def rope(self) -> Node:
-        """By either spelling: rope_parameters, or rope_theta with rope_scaling."""
+        """Return the rotary positions of either spelling: rope_parameters, or rope_theta with
+        rope_scaling."""
         key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
         node = self.get(key)
         if key != "rope_scaling" and self.given_("rope_scaling"):
@@ -261,7 +265,8 @@ class _Config:
     def scaling(
         self, key: str, type_: object, said: dict[str, Node]
     ) -> dict[str, Node]:
-        """key: where it stands in config.json; said: of its keys, all but its type."""
+        """Return the scaling of a spec. key: its name in config.json; said: its keys except the
+        type."""
         known = ("default", *SCALINGS)
         if not isinstance(type_, str) or type_ not in known:
             raise self.fail(key, f"scaling {shown(type_)}", ", ".join(known))
@@ -287,7 +292,7 @@ class _Config:
         return scaling
 
     def grown(self, key: str, said: dict[str, Node]) -> Node:
-        """YaRN's attention_factor, by its two mscales."""
+        """Return YaRN's attention_factor, computed from its two mscales."""
         missing = Node(None, self.get(key).where)
         _above_0(f"{key}.factor", said.get("factor", missing))
         factor = max(said["factor"].value, 1.0)
@@ -300,7 +305,7 @@ class _Config:
         return key in self.given and self.given[key].value is not None
 
     def sliding(self) -> list[bool]:
-        """Which layers have a window."""
+        """Return whether each layer has a window."""
         layers = self.number(self.family.sizes[0], LAYERS)
         node = self.get("sliding_window")
         usual, by_layer = self.family.usual, self.by_layer(layers)
@@ -329,7 +334,8 @@ class _Config:
         return bool(node.value)
 
     def by_layer(self, layers: int) -> list[bool]:
-        """Where windows are on: by layer_types, else behind the first max_window_layers."""
+        """Return whether each layer's window may be on, by layer_types or from max_window_layers
+        on."""
         types = self.get("layer_types").plain()
         if types is None:
             node = self.get(FIRST)
@@ -348,7 +354,7 @@ class _Config:
         return [word == SLIDING for word in types]
 
     def window(self) -> Node:
-        """One of all layers, or each layer's; null: it is left out."""
+        """Return the window of all layers or a list by layer; a value of None is left out."""
         node, sliding = self.get("sliding_window"), self.sliding()
         none = Node(None, node.where)
         if len({*sliding}) == 1:
@@ -368,7 +374,7 @@ class _Config:
         return Node(value, self.root.where)
 
     def op(self, op: Op) -> Node:
-        """{kind: its keys}"""
+        """Return an op of a spec: {kind: its keys}."""
         if op.kind == "residual":
             inner: Node = self.ops(op.ops)
         else:
@@ -422,7 +428,7 @@ class _Config:
 
 
 def _keys_of(value: Any) -> set[str]:
-    """All keys of config.json in ops."""
+    """Return all keys of config.json that occur in ops."""
     if isinstance(value, Key):
         return {str(value)}
     if isinstance(value, Op):
@@ -432,12 +438,12 @@ def _keys_of(value: Any) -> set[str]:
     return set()
 
 
-# ---- a spec of it
+# ---- a spec without a spec file
 
 LONG = ", which has some thousand bytes; a list of quantised tensors or of labels makes it longer"
-CONTEXT = 1024  # of samples at most, where no spec says how long they are
+CONTEXT = 1024  # most tokens of a sample if no spec gives their number
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
-# What is trained, and how, where no spec says it; beside it `sequence`.
+# Training settings if no spec gives them; `sequence` is added.
 USUAL = """
 train:
   global_batch: 8
@@ -452,7 +458,10 @@ cluster: {ranks: 1}
 
 
 def load(folder: str) -> Found:
-    """SpecError: its config.json cannot be read, or has a key that is not known here."""
+    """Read a folder of Hugging Face.
+
+    Raises SpecError if its config.json cannot be read or has an unknown key.
+    """
     path = os.path.join(folder, "config.json")
     if not os.path.lexists(path):
         there, good = os.path.lexists(folder), "a folder with config.json"
@@ -478,12 +487,12 @@ def load(folder: str) -> Found:
 
 
 def usually(folder: str) -> str:
-    """Where keys stand that no spec says."""
+    """Return the location for notes about keys that no spec gives."""
     return f"--from {printable(folder)} without a spec"
 
 
 def usual(folder: str, context: int) -> Node:
-    """A spec without a model."""
+    """Return a spec without a model."""
     where = usually(folder)
     root = yamltext.Reader(lambda line: where).document(USUAL)
     root.value["train"].value["sequence"] = Node(min(context, CONTEXT), where)
@@ -491,7 +500,7 @@ def usual(folder: str, context: int) -> Node:
 
 
 def taken(keys: Iterable[tuple[str, Node]], folder: str) -> Names:
-    """A note of what counts where no spec and no --set says it."""
+    """Return a note about the defaults used because neither a spec nor --set gives them."""
     told = [
         f"{key}: {shown(node.value)}"
         for key, node in keys
@@ -502,7 +511,10 @@ def taken(keys: Iterable[tuple[str, Node]], folder: str) -> Names:
 
 
 def adopt(root: Node, found: Found) -> None:
-    """A spec gets the model; a name, where it has none."""
+    """Put the model into a spec, and a name if it has none.
+
+    Raises SpecError if the spec has a model already.
+    """
     keys = root.value
     if "model" in keys:
         raise SpecError(
@@ -516,7 +528,7 @@ def adopt(root: Node, found: Found) -> None:
 
 
 def ends(root: Node, found: Found) -> None:
-    """What documents end with, where a spec masks them and does not say it."""
+    """Set the token that ends a document, if a spec masks documents and does not give it."""
     data = root.value.get("data")
     if not data or not isinstance(data.value, dict) or "end" in data.value:
         return
@@ -526,7 +538,7 @@ def ends(root: Node, found: Found) -> None:
 
 
 def longer(root: Node, found: Found) -> Names:
-    """A note of samples that have more positions than the model was made for."""
+    """Return a note if samples have more positions than the model was made for."""
     sequence = root.at(("train", "sequence"))
     if type(sequence.value) is not int or sequence.value <= found.context:
         return ()

@@ -1,7 +1,7 @@
-"""hfkeys.py -- keys of config.json that are no part of a model: taken, told in a note, or refused.
+"""hfkeys.py -- keys of config.json outside the model: accepted, noted, or refused.
 
 They are keys of PretrainedConfig and GenerationConfig (transformers 4.46 and 5.24), and of tools
-that save such files. What a family has of its own is in hfrows.py.
+that save such files. Keys of single families are in hfrows.py.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ FREE = (
     "use_bfloat16",
     "use_cache",
 )
-# No effect on training either, and a note says so: marks of tools, and settings of generate() that
-# older versions of transformers kept here. Patterns as of fnmatch.
+# No effect on training, and a note says so: marks of tools, and settings of generate() that older
+# versions of transformers stored here. Patterns of fnmatch.
 TOLD = (
     "_attn_implementation_internal",
     "_commit_hash",
@@ -121,7 +121,7 @@ TOLD = (
     "use_return_dict",
     "xla_device",
 )
-# One value alone is known.
+# Only one value is supported.
 FIXED: Mapping[str, object] = {
     "add_cross_attention": False,
     "hidden_act": "silu",
@@ -141,7 +141,7 @@ _QUANTISED = (
     "the weights are quantised, and zgen trains f32, bf16 and f16",
     "the folder of the model before it was quantised",
 )
-# Refused, each with the reason and a way on.
+# Refused, each with the reason and an alternative.
 REFUSED: Mapping[str, tuple[str, str]] = {
     "auto_map": (
         "the model has code of its own, which transformers runs by trust_remote_code",
@@ -159,7 +159,7 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
-# Keys for which null is a value of its own; for any other key it means the key's default.
+# Keys with null as a value of its own; for any other key null means the default.
 NULLS = (
     "head_dim",
     "layer_types",

@@ -1,8 +1,8 @@
-"""hfrows.py -- families of models of transformers: a row says what a model of it is as a spec.
+"""hfrows.py -- families of models of transformers: each row describes a model as a spec.
 
-A row is the block as ops of a spec, with a Key wherever config.json has a key of its own; what it
-does not mention is off. hf.py reads config.json by it, write/hf.py writes one. Keys, what they do
-and their defaults are those of transformers 5.23: configuration_*.py, modeling_*.py of the family.
+A row is the block as ops of a spec, with a Key wherever config.json has one; settings that it does
+not mention are off. hf.py reads config.json by it, write/hf.py writes one. Keys, their meaning and
+their defaults are those of transformers 5.23: configuration_*.py and modeling_*.py of the family.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from .schema import Op
 
 
 class Key(str):
-    """A key of config.json, whose value stands here in the spec."""
+    """A key of config.json that stands for its value in the spec."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """cls, type: of transformers. names: the spec's. embedding, block, norm: as in a spec; layers:
-    the name of a block. sizes: keys of layers, width and vocabulary; heads: of heads; context: of
-    the positions that there are. said: what is so in every model of the family. words: of a key,
-    its values in config.json by the spec's. square: heads have width / heads, of which config.json
-    says nothing. usual: of a key that config.json leaves out; null: it follows from others, as
-    `times` says: of a key, another's value so many times."""
+    """A family of models.
+
+    cls, type: names in transformers; names: the family in a spec; embedding, block, norm: ops as in
+    a spec; layers: the name of a block; sizes: keys of layers, width and vocabulary; heads,
+    context: keys of the numbers of heads and of positions; said: values that all models of the
+    family have; words: key -> values of the spec -> those of config.json; square: heads have width
+    / heads, which config.json does not give; usual: defaults, None if `times` gives the value;
+    times: key -> (another key, factor).
+    """
 
     cls: str
     type: str
@@ -46,15 +49,15 @@ class Family:
 
 
 ORIGINAL = "original_max_position_embeddings"
-# Of a family that has windows in some layers: whether it has any, and in how many first layers it
-# has none, or what each layer is.
+# Keys of a family with windows in some layers: whether it has windows at all, and the number of
+# first layers without one. layer_types gives the type of each layer instead.
 SWITCH, FIRST = "use_sliding_window", "max_window_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def scaling_keys(type: str) -> Mapping[str, str]:
-    """Keys of a scaling of rotary positions as config.json has them, beside its type: a spec's by
-    theirs; of "default" there are none."""
+    """Return the keys of a scaling of rotary positions except its type: config.json's -> a spec's.
+    "default" has none."""
     own = ("factor", *SCALINGS[type]) if type in SCALINGS else ()
     return {ORIGINAL if k == "original_context" else k: k for k in own}
 
@@ -68,7 +71,7 @@ def _normed(norm: str, *ops: Op) -> Op:
 
 
 def _renormed(norm: str, *ops: Op) -> Op:
-    """The norm behind the branch."""
+    """Return a residual whose branch ends with the norm."""
     return _residual(*ops, _rms(norm))
 
 
@@ -119,7 +122,7 @@ def _llama(
     norms: Names = ("input_layernorm", "post_attention_layernorm"),
     **more: object,
 ) -> Family:
-    """What Llama is, with an attention of its own. mlp: the key of biases there."""
+    """Return a family like Llama with its own attention. mlp: key of the MLP's biases."""
     attention = _heads("self_attn", H, G, rope=Key("rope"), **more)
     first, second = norms
     return Family(

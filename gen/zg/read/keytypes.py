@@ -1,6 +1,6 @@
-"""keytypes.py -- the types that a spec's keys have.
+"""keytypes.py -- types of a spec's keys.
 
-A key's type says what is allowed in words that stand in the error.
+A key's type describes its allowed values in the words of the error.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from ..facts import ops
 from .node import Names, meant, number, shown
 
-DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
+DIM = 2**31 - 1  # largest dimension: kernels count rows and columns in 31 bits
 RANKS = 2**20
-LAYERS = 2048  # of a model: each is some lines of the plan
-ELEMS = 2**48  # of a model, in all values: byte offsets fit in 63 bits
-TOKEN = 65535  # the largest uint16 token
+LAYERS = 2048  # most layers of a model: each takes some lines of the plan
+# Most elements of a model, over all values: byte offsets fit in 63 bits
+ELEMS = 2**48
+TOKEN = 65535  # largest uint16 token
 RECOMPUTE = tuple(dict.fromkeys(ops.WORDS.values()))
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
-# GPUs by their names, in capitals or not.
+# GPUs by name, in any case.
 GPUS = {"a100": "sm_80", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}
 
 
-# ---- keys that may be left out
+# ---- optional keys
 
 Kind = TypeVar("Kind")
 Items = tuple[Any, ...]
@@ -35,7 +36,7 @@ Windows = tuple[int | None, ...]
 
 
 class LeftOut:
-    """None stands for a key that is left out; who gives the key gives it a value."""
+    """Marks an optional key: None stands for a key that is left out."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -46,10 +47,11 @@ class LeftOut:
 
 Unsaid = Annotated[Kind | None, LeftOut()]
 
-# ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
+# ---- types of keys: PydanticCustomError has the mistake and the allowed values
 
 
 def refuse(wrong: str, allowed: str, hint: str = "") -> PydanticCustomError:
+    """Return the error of a wrong value."""
     return PydanticCustomError(
         "zg",
         "{wrong}; {hint}allowed: {allowed}",
@@ -67,7 +69,8 @@ def _numeric(value: object, kind: str, allowed: str) -> int | float:
 
 
 def Integer(low: int, high: int) -> PlainValidator:
-    """An integer; 5e8 and "1e8" are integers too, as DeepSpeed's users write them."""
+    """Return the type of an integer. 5e8 and "1e8" are integers, too, as DeepSpeed's users write
+    them."""
     allowed = f"an integer from {low} to {high}"
 
     def check(value: object) -> int:
@@ -83,7 +86,7 @@ def Integer(low: int, high: int) -> PlainValidator:
 
 
 def Auto(low: int, high: int) -> PlainValidator:
-    """An integer, or the word auto (None): what the generator chooses."""
+    """Return the type of an integer or the word auto (None), which leaves it to the generator."""
     allowed = f"auto or an integer from {low} to {high}"
 
     def check(value: object) -> int | None:
@@ -191,7 +194,7 @@ _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([kKMGT]i?B|B|)", re.ASCII)
 
 
 def whole_bytes(value: object) -> int:
-    """80GiB, 500 MB, 1.5TB, or bytes."""
+    """Return bytes: 80GiB, 500 MB, 1.5TB, or a plain number."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = (
@@ -213,7 +216,7 @@ def whole_bytes(value: object) -> int:
 
 
 def pages(value: object) -> int:
-    """Bytes, in whole pages of 4096."""
+    """Return bytes in whole pages of 4096."""
     found = _numeric(value, "integer", _PAGES)
     if found != int(found) or not 4096 <= found <= 2**30 or found % 4096:
         raise refuse(
@@ -223,7 +226,7 @@ def pages(value: object) -> int:
 
 
 def margin(value: object) -> int:
-    """SMs of a GPU: half of them for each of two communicators, which take up to 32."""
+    """Return the SMs of a margin: each of two communicators gets half, at most 32."""
     found = _numeric(value, "integer", _MARGIN)
     if found not in range(0, 65, 2):
         raise refuse(f"{shown(value)} is out of range or odd", _MARGIN)
@@ -231,7 +234,7 @@ def margin(value: object) -> int:
 
 
 def again(value: object) -> Names:
-    """The ops of a block whose values are recomputed."""
+    """Return the ops of a block whose values are recomputed."""
     named = {"none": [], "full": [*RECOMPUTE]}
     words = named.get(value, [value]) if isinstance(value, str) else value
     words = words if isinstance(words, list) else [words]
@@ -245,7 +248,7 @@ def again(value: object) -> Names:
 
 
 def rule(value: object) -> str | dict[str, int]:
-    """How leaves are summed."""
+    """Return the rule by which gradients are summed."""
     allowed = f"tree, fold or {{block: a power of two up to {2**30}}}"
     if value in ("tree", "fold"):
         return value
@@ -259,7 +262,8 @@ def rule(value: object) -> str | dict[str, int]:
 
 
 def normed(value: object) -> bool | str:
-    """Of query and key heads: each of its own, or all as one."""
+    """Return whether query and key heads are normalized: each on its own, or "whole" for all as
+    one."""
     if not isinstance(value, bool) and value != "whole":
         raise refuse(
             f"{shown(value)} is none of these", "true, false or whole"
@@ -268,7 +272,7 @@ def normed(value: object) -> bool | str:
 
 
 def windows(value: object) -> int | Windows | None:
-    """Tokens that a token sees, in every layer or in each; None: all before it."""
+    """Return the tokens that a token sees, in every layer or by layer; None means all before it."""
     allowed = (
         f"an integer from 1 to {DIM} or null, or a list of them, one a layer"
     )
@@ -290,9 +294,8 @@ Flag = Annotated[bool, PlainValidator(_flag)]
 Bytes = Annotated[int, PlainValidator(whole_bytes)]
 Elems = Annotated[int, Integer(1, ELEMS)]
 ElemsOrNone = Annotated[int, Integer(0, ELEMS)]
-Tiny = Annotated[
-    float, Real(1e-30, 1.0)
-]  # an epsilon: one that f32 would flush to 0 divides 0 by 0
+# An epsilon: f32 would flush a smaller one to 0, and 0 / 0 is NaN.
+Tiny = Annotated[float, Real(1e-30, 1.0)]
 _CHARS = "letters, digits, '_', '-' and single dots"
 Name = Annotated[str, Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)]
 Layered = Annotated[

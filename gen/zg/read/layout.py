@@ -1,6 +1,5 @@
-"""layout.py -- keys of the layout of ranks, held against each other: hosts, the ranks that share
-parameters, and those that share states.
-"""
+"""layout.py -- checks the keys of the layout of ranks against each other: hosts, ranks that share
+parameters, and ranks that share states."""
 
 from __future__ import annotations
 
@@ -8,18 +7,18 @@ from collections.abc import Callable, Container
 
 from .schema import Cluster, Zero
 
-# The error of a key, of what is wrong and what is allowed.
+# Returns the error of a key, from the mistake and the allowed values.
 Wrong = Callable[[str, str, str], Exception]
 
 
 def _divisors(n: int, local: int = 1) -> list[int]:
-    """Of n, those that are a divisor or a multiple of `local`."""
+    """Return the divisors of n that divide `local` or are a multiple of it."""
     found = [d for d in range(1, n + 1) if n % d == 0]
     return [d for d in found if not d % local or not local % d]
 
 
 def _nearest(some: list[int], to: int) -> str:
-    """The last below a number, and the first above."""
+    """Return the nearest numbers below and above `to`."""
     below = [x for x in some if x < to]
     above = [x for x in some if x > to]
     return " or ".join(map(str, below[-1:] + above[:1]))
@@ -36,7 +35,7 @@ def _hosts(ranks: int, local: int, wrong: Wrong) -> None:
 
 
 def _key(z: Zero, given: Container[str], wrong: Wrong) -> str:
-    """The key that says how many ranks share parameters; '': none does."""
+    """Return the key that sets how many ranks share parameters, '' if none does."""
     said = {
         "zero.shard_size": z.shard_size > 0,
         "zero.mics_shard_size": z.mics_shard_size > 0,
@@ -94,7 +93,7 @@ def _shared(c: Cluster, z: Zero, key: str, wrong: Wrong) -> None:
 
 
 def _beside(z: Zero, key: str, wrong: Wrong) -> None:
-    """Refuses what needs that all ranks share parameters or states."""
+    """Refuse settings that require all ranks to share parameters or states."""
     if z.replicates and z.hpz_partition_size > 1:
         raise wrong(
             "zero.states",
@@ -118,8 +117,8 @@ def _beside(z: Zero, key: str, wrong: Wrong) -> None:
 
 
 def agree(c: Cluster, z: Zero, given: Container[str], wrong: Wrong) -> None:
-    """Refuses keys that contradict each other; given: the keys that the spec has. One rank has all,
-    whatever they say."""
+    """Refuse keys that contradict each other. given: keys in the spec. With one rank they have no
+    effect."""
     key = _key(z, given, wrong)
     if c.ranks > 1:
         _hosts(c.ranks, c.local, wrong)

@@ -1,4 +1,4 @@
-"""node.py -- pieces of a user's file with their places, and the words of errors about them."""
+"""node.py -- values of a user's file with their locations, and the wording of errors about them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-NODES = (
-    20_000  # of a file, after aliases are followed: they grow exponentially
-)
+# Most values of a file with aliases expanded: they grow exponentially.
+NODES = 20_000
 DEPTH = 40
-LINES = 20  # of errors shown
+LINES = 20  # most errors shown
 
 
 Names = tuple[str, ...]
 Ints = tuple[int, ...]
-Path = tuple[str | int, ...]  # to a key
+Path = tuple[str | int, ...]  # path to a key
 Made = TypeVar("Made")
 
 
 class SpecError(Exception):
-    """The user's mistakes; each line of str() is `file:line: key: what is wrong; what is allowed`.
-    lines: all of them, where str() has the first alone."""
+    """Mistakes of the user. Each line of str() is `file:line: key: mistake; allowed: values`.
+
+    lines: all of them; str() may have only the first ones.
+    """
 
     def __init__(self, text: str, lines: Names = ()) -> None:
         super().__init__(text)
@@ -32,12 +33,13 @@ class SpecError(Exception):
 
 @dataclass
 class Node:
-    """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
+    """A value of a user's file and its location. value: dict or list of Node, or a scalar."""
 
     value: Any
     where: str
 
     def plain(self) -> object:
+        """Return the value without locations."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -45,7 +47,7 @@ class Node:
         return self.value
 
     def at(self, path: Path) -> Node:
-        """The node at a path, or the nearest one that there is above it."""
+        """Return the node at a path, or its nearest parent that exists."""
         node = self
         for step in path:
             below = node.value
@@ -63,19 +65,19 @@ class Node:
 
 
 def dotted(path: Path) -> str:
-    """model.units[1].ops"""
+    """Return a path as text: model.units[1].ops."""
     words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     return printable("".join(words).removeprefix("."))
 
 
 def printable(text: str) -> str:
-    """A user's word in an error: on one line and not endless, whatever is in it."""
+    """Return a user's word for an error: on one line, at most 200 characters."""
     text = text if text and text.isprintable() else ascii(text)
     return text if len(text) <= 200 else text[:196] + " ..."
 
 
 def shown(value: object) -> str:
-    """A value in an error: short, one line, printable."""
+    """Return a value for an error: short, on one line, printable."""
     if isinstance(value, (dict, list, tuple)):
         return "a mapping" if isinstance(value, dict) else "a list"
     if value is None or isinstance(value, bool):
@@ -85,18 +87,19 @@ def shown(value: object) -> str:
 
 
 def near(word: str, keys: Sequence[str], close: float = 0.6) -> str:
-    """The key that is closest to a word, and at least so close, of 1; else ''."""
+    """Return the key that is most similar to a word, '' if none reaches `close` (at most 1)."""
     found = difflib.get_close_matches(word, keys, n=1, cutoff=close)
     return found[0] if found else ""
 
 
 def meant(word: str, keys: Sequence[str], close: float = 0.6) -> str:
+    """Return a hint that names the most similar key, '' if there is none."""
     found = near(word, keys, close)
     return f"did you mean {found}? " if found else ""
 
 
 def several(lines: Iterable[str]) -> SpecError:
-    """Several mistakes as one error, each once."""
+    """Return several mistakes as one error, without duplicates."""
     found = tuple(dict.fromkeys(lines))
     rest = len(found) - LINES + 1
     told = found if rest < 2 else (*found[: LINES - 1], f"and {rest} more")
@@ -104,21 +107,21 @@ def several(lines: Iterable[str]) -> SpecError:
 
 
 def meet(a: Path, b: Path) -> bool:
-    """Whether keys are the same, or one holds the other."""
+    """Return whether two keys are equal, or one contains the other."""
     n = min(len(a), len(b))
     return a[:n] == b[:n]
 
 
 @dataclass
 class Mistakes:
-    """Gathers errors, to tell them together. bad: keys of the spec whose value is not known for an
-    error, so that no check reads them."""
+    """Collects errors to report them together. bad: keys of the spec whose values are unknown
+    because of an error, so that no check reads them."""
 
     lines: list[str] = field(default_factory=list)
     bad: set[Path] = field(default_factory=set)
 
     def knows(self, *keys: str) -> bool:
-        """Whether none of these dotted keys is bad, nor any above or below."""
+        """Return whether none of these dotted keys is bad, nor any above or below them."""
         paths = [tuple(key.split(".")) for key in keys]
         return not any(meet(a, b) for a in paths for b in self.bad)
 
@@ -126,7 +129,7 @@ class Mistakes:
         self.lines += error.lines
 
     def of(self, part: Callable[..., Made], *args: Any) -> Made | None:
-        """What part(*args) returns; None where it is refused."""
+        """Return the result of part(*args), None if it raises SpecError."""
         try:
             return part(*args)
         except SpecError as error:
@@ -136,17 +139,18 @@ class Mistakes:
     def check(
         self, reads: Names, part: Callable[..., Made], *args: Any
     ) -> Made | None:
-        """As `of`; None, too, where one of the keys that the part reads is bad."""
+        """Return the result as `of` does, or None if a key in `reads` is bad."""
         return self.of(part, *args) if self.knows(*reads) else None
 
     def at(self, path: Path, part: Callable[..., object], *args: Any) -> None:
-        """part(*args), after which the key is bad where it is refused."""
+        """Run part(*args). If it is refused, the key at `path` becomes bad."""
         before = len(self.lines)
         self.of(part, *args)
         if len(self.lines) > before:
             self.bad.add(path)
 
     def end(self) -> None:
+        """Raise SpecError if there is any error."""
         if self.lines:
             raise several(self.lines)
 
@@ -160,8 +164,8 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 
 def number(text: str) -> int | float | None:
-    """The number that a text stands for: 12, 5e8, 1.0e-3; a float where digits exceed 40. 010 is
-    none: readers differ on whether it is ten or eight."""
+    """Return the number in a text: 12, 5e8, 1.0e-3; a float beyond 40 digits. 010 is none: readers
+    disagree on whether it is ten or eight."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else None

@@ -1,4 +1,4 @@
-"""old.py -- what a spec of an older version says, read as the words of this one."""
+"""old.py -- translates spellings of older versions in a spec."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from .node import Node, dotted
 
-# Values that were spelt otherwise before version 0.2, by key.
+# Spellings of values before version 0.2, by key.
 _VALUES = {("train", "accumulate"): {"grains": "micro_batches"}}
 
 
 def spelt(root: Node) -> Iterator[str]:
-    """Changes old spellings in a spec to the new ones; a note of each."""
+    """Replace old spellings in a spec. Yield a note for each."""
     for key, words in _VALUES.items():
         above = root.at(key[:-1]).value
         if not isinstance(above, dict):

@@ -1,8 +1,8 @@
-"""schema.py -- what a spec may hold: the records that the passes read, each key's type and range.
+"""schema.py -- the records of a spec that passes read, with the type and range of each key.
 
 Invariants
- 1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
- 2. A key's type says what is allowed in words that stand in the error.
+ 1. A record that exists is in range: later code never checks a number's sign or size again.
+ 2. A key's type describes its allowed values in the words of the error.
 """
 
 from __future__ import annotations
@@ -58,14 +58,17 @@ from .keytypes import (
 )
 from .node import Ints, Names, SpecError
 
-# ---- what the passes read
+# ---- records that the passes read
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of an op; parts: the (name, rows) that it has in the weights' file, more than one
-    where several lie side by side. Names are without the unit's. Rows of `shape` beyond the parts'
-    are zeros: the vocabulary's last."""
+    """A tensor of an op.
+
+    parts: its (name, rows) in the weights' file, several if linears are stored side by side. Names
+    are without the unit's prefix. Rows of `shape` beyond the parts' are zeros: padding of the
+    vocabulary.
+    """
 
     name: str
     parts: tuple[tuple[str, int], ...]
@@ -75,9 +78,12 @@ class Weight:
 @dataclass(frozen=True)
 class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
-    words. tied: the embedding's tensor that is its w. adapters: of a linear, each as two rows: from
-    its input to a few columns, and from these to what is added to its output. logits: it makes
-    these, in chunks of rows."""
+    words.
+
+    tied: the tensor of the embedding that is its w; adapters: of a linear, each a pair of rows,
+    from its input to a few columns and from these to the addend of its output; logits: it computes
+    the logits, in chunks of rows.
+    """
 
     name: str
     dims: Mapping[str, Any]
@@ -88,7 +94,8 @@ class Row:
 
     @property
     def order(self) -> tuple[Row, ...]:
-        """It and its adapters' rows as they run: before chunks what has few columns."""
+        """The row and its adapters' rows in execution order. The first rows of the adapters of
+        logits run before the chunks."""
         if not self.logits:
             return (self, *(row for pair in self.adapters for row in pair))
         downs, ups = (
@@ -99,8 +106,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Op:
-    """kind and args as in the spec, defaults filled in; ops: of a residual, and rows what follows
-    its last; rows: what any other op is made of, in order."""
+    """An op of a spec. kind, args: as in the spec, with defaults; ops: those of a residual; rows:
+    the rows of any other op in order, or those that follow a residual's last op."""
 
     kind: str
     args: Mapping[str, Any]
@@ -110,7 +117,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Unit:
-    """kind: embedding, blocks or head; name holds {l} in blocks, else it is ''."""
+    """A unit of a spec. kind: embedding, blocks or head; name: holds {l} in blocks, otherwise
+    ''."""
 
     kind: str
     repeat: int
@@ -120,7 +128,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Model:
-    """vocab V, width C; names: a family (facts/families.py)."""
+    """The model of a spec. vocab: V; width: C; names: a family (facts/families.py)."""
 
     vocab: int
     width: int
@@ -128,8 +136,8 @@ class Model:
     units: tuple[Unit, ...]
 
 
-# The default of a key that the reader fills in, from the row of the section's type (kinds.py): in a
-# Spec it is None only where the type does not take the key, or its row says so.
+# Default of a key that the reader fills in, from the row of the section's type (kinds.py). In a
+# Spec it is None only if the type does not take the key, or its row says so.
 UNSAID: Any = None
 
 _Steps = Annotated[int, Integer(0, 2**53)]
@@ -146,9 +154,11 @@ _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @dataclass(frozen=True)
 class OffloadOptimizer:
-    """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
-    way. ratio: the share of each shard that this is so for, the rest stays on the device.
-    nvme_path: the directory of a rank's file."""
+    """Offloading of the optimizer, whose step then runs on the host.
+
+    buffer_count: tiles in flight; ratio: share of each shard that is offloaded; nvme_path: the
+    directory of a rank's file.
+    """
 
     __pydantic_config__ = _KEYS
     device: _Device = "none"
@@ -159,8 +169,8 @@ class OffloadOptimizer:
 
 @dataclass(frozen=True)
 class OffloadParam:
-    """Where parameters lie that no rank keeps whole; max_in_cpu: of a rank's, so many elements stay
-    on the host though the device is nvme, whole flats in the plan's order."""
+    """Offloading of sharded parameters. max_in_cpu: elements of a rank that stay on the host though
+    the device is nvme, whole flats in the plan's order."""
 
     __pydantic_config__ = _KEYS
     device: _Device = "none"
@@ -170,7 +180,7 @@ class OffloadParam:
 
 @dataclass(frozen=True)
 class Aio:
-    """How the file is read and written: in blocks of bytes, so many at once."""
+    """Block size in bytes and queue depth of file access."""
 
     __pydantic_config__ = _KEYS
     block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
@@ -179,27 +189,26 @@ class Aio:
 
 @dataclass(frozen=True)
 class Zero:
-    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns.
-    shard_size: ranks that share parameters at stage 3, 0: all; states: whether all ranks share
-    masters, moments and sums, or those of a shard."""
+    """ZeRO settings with DeepSpeed's names, defaults and meaning; sizes in elements.
+
+    replicate: patterns of tensors; shard_size: ranks that share parameters at stage 3, 0 for all;
+    states: whether masters, moments and sums are sharded over all ranks or those of a shard.
+    """
 
     __pydantic_config__ = _KEYS
     stage: Annotated[int, Integer(0, 3)] = 0
     reduce_bucket_size: Elems = 500_000_000
     allgather_bucket_size: Elems = 500_000_000
     overlap_comm: Flag = True
-    stage3_prefetch_bucket_size: Annotated[int | None, Auto(0, ELEMS)] = (
-        None  # auto: one unit ahead
-    )
+    # auto: one unit ahead
+    stage3_prefetch_bucket_size: Annotated[int | None, Auto(0, ELEMS)] = None
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
-    stage3_max_reuse_distance: ElemsOrNone = (
-        0  # 0: every unit is gathered for each use
-    )
+    # 0: every unit is gathered for each use
+    stage3_max_reuse_distance: ElemsOrNone = 0
     replicate: tuple[Pattern, ...] = ()
-    sub_group_size: ElemsOrNone = (
-        4_194_304  # of a shard, updated at a time; 0: that default
-    )
+    # elements of a shard that are updated at a time; 0: this default
+    sub_group_size: ElemsOrNone = 4_194_304
     shard_size: Annotated[int, Integer(0, RANKS)] = 0
     states: Annotated[str, Choice("all", "shard")] = "all"
     mics_shard_size: Annotated[int, Integer(-1, RANKS)] = 0
@@ -210,20 +219,20 @@ class Zero:
 
     @property
     def shared(self) -> int:
-        """Ranks that share parameters at stage 3; 0: all. A secondary copy (hpZ) is the parameters
-        themselves."""
+        """Ranks that share parameters at stage 3, 0 for all. A secondary copy (hpZ) is the
+        parameters themselves."""
         copy = self.hpz_partition_size * (self.hpz_partition_size > 1)
         return self.shard_size or max(0, self.mics_shard_size) or copy
 
     @property
     def replicates(self) -> bool:
-        """Each set of ranks that shares parameters has all states, too."""
+        """True if each set of ranks that shares parameters also has all states."""
         return self.states == "shard" or self.mics_shard_size > 0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors by patterns of their names: a factor of lr, a weight decay of their own (None: the
+    """Settings of tensors matched by patterns: a factor of lr, their own weight decay (None for the
     optimizer's), or frozen."""
 
     __pydantic_config__ = _KEYS
@@ -235,10 +244,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """clip 0: none. decay: which tensors weight_decay applies to. moments: how they are stored;
-    bf16 is rounded stochastically, so that small steps add up. masters: f32 copies of what is
-    stored in less; without them parameters are rounded so, too. groups: the first that matches a
-    tensor has it. None: a key that the type does not take."""
+    """Optimizer settings. A key that the type does not take is None.
+
+    clip: 0 for none; decay: tensors that weight_decay applies to; moments: their stored type, where
+    bf16 is rounded stochastically so that small steps add up; masters: f32 copies of parameters
+    stored in less, without which parameters are rounded stochastically, too; groups: the first that
+    matches a tensor applies.
+    """
 
     __pydantic_config__ = _KEYS
     lr: _Rate
@@ -260,9 +272,12 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All steps are training steps that were applied. warmup: from 0 to lr; steps: where a decay
-    meets min_lr; decay: how many steps wsd's takes. The others are DeepSpeed's, as it means them.
-    None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
+    """Schedule of the learning rate, in training steps that were applied.
+
+    warmup: steps from 0 to lr; steps: step at which a decay reaches min_lr; decay: steps of wsd's
+    decay. The other keys are DeepSpeed's. None: the type does not take the key; warmup_max_lr None
+    is lr, and None for a cycle's second half means that it equals the first.
+    """
 
     __pydantic_config__ = _KEYS
     type: Annotated[str, Choice(*kinds.SCHEDULES)] = "constant"
@@ -293,7 +308,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Of rotary positions, for a context that is longer than the original one."""
+    """Scaling of rotary positions for a context longer than the original one."""
 
     __pydantic_config__ = _KEYS
     type: Annotated[str, Choice(*kinds.SCALINGS)]
@@ -307,7 +322,7 @@ class Scaling:
     truncate: Flag = UNSAID
 
 
-# A section's types, the keys that each takes and their defaults
+# Types of a section, with the keys and defaults of each.
 TYPES: Mapping[type, kinds.Rows] = {
     Optimizer: kinds.OPTIMIZERS,
     Schedule: kinds.SCHEDULES,
@@ -317,27 +332,29 @@ TYPES: Mapping[type, kinds.Rows] = {
 
 @dataclass(frozen=True)
 class LossScale:
-    """What f16 multiplies gradients by, as DeepSpeed's fp16: `scale` in every step, or, where it is
-    0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
+    """Factor of gradients in f16, as DeepSpeed's fp16.
+
+    scale: a fixed factor. If it is 0, the factor starts at 2 ^ initial_scale_power, falls with
+    overflows, and grows after `window` steps without one.
+    """
 
     __pydantic_config__ = _KEYS
     scale: Annotated[float, Real(0.0, 2.0**127)] = 0.0
     initial_scale_power: Annotated[int, Integer(0, 127)] = 16
     window: Count = 1000
-    hysteresis: Count = 2  # that many overflows before it is halved
-    consecutive_hysteresis: Flag = (
-        False  # every step without one makes hysteresis whole
-    )
+    hysteresis: Count = 2  # overflows before the factor is halved
+    # Every step without an overflow restores hysteresis.
+    consecutive_hysteresis: Flag = False
     min: Annotated[float, Real(2.0**-126, 2.0**127)] = 1.0
 
 
-ADAPTERS = "*.lora_[AB].weight"  # a pattern of their tensors
+ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters of low rank: the linears of blocks whose names end in one of `match` (None: the
-    family's) have alpha / rank * B A beside their weight, which alone trains."""
+    """Adapters of low rank. Linears of blocks whose names end in one of `match` (None: the
+    family's) get alpha / rank * B A beside their weight. Only the adapters are trained."""
 
     __pydantic_config__ = _KEYS
     rank: Count
@@ -347,17 +364,18 @@ class Lora:
 
 @dataclass(frozen=True)
 class Train:
-    """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
-    blocks whose values backward recomputes; memory_budget: bytes of the arena on each target, for
-    which more of them may be, and more may lie on the host. sum: of leaves, one tree, a fold, or
-    trees of so many in a row, folded. head_chunk: tokens of a chunk in which
-    the head and the loss go through a micro-batch, None: as the shape asks for. accumulate: a
-    rank's micro-batches of a step go through the model one after the other (micro_batches), or all
-    of them through each layer. offload_activations: what backward needs lies in the host arena
-    until then.
-    max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
-    which ends it at its least. sm_margin: SMs of a GPU that GEMMs leave to NCCL, which takes no
-    more; 0: neither is bounded."""
+    """Training settings.
+
+    global_batch G, micro_batch B: samples of `sequence` T tokens; recompute: ops of blocks whose
+    values backward recomputes; memory_budget: bytes of device memory on each target, for which the
+    generator may recompute and offload more; sum: rule of the sum of gradients: one tree, a fold,
+    or a fold of trees of consecutive ones; head_chunk: tokens of a chunk of the head and the loss,
+    None to derive it from the shape; accumulate: a rank's micro-batches of a step run one after the
+    other (micro_batches), or all of them layer by layer (layers); offload_activations: activations
+    that backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run,
+    not counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU
+    that GEMMs leave to NCCL, which uses no more; 0 bounds neither.
+    """
 
     __pydantic_config__ = _KEYS
     global_batch: Count
@@ -388,8 +406,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a rank may take: of its device, of its host, of its disk. None: as many as it
-    needs."""
+    """Bytes of its device, host and disk that a rank may use. None: no limit."""
 
     __pydantic_config__ = _KEYS
     device: Bytes | None = None
@@ -399,6 +416,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cluster:
+    """Ranks and their memory. local: ranks of a host, 0 for all."""
+
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
@@ -407,8 +426,8 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Data:
-    """ignore: the token that is never a target; None: every token is one. end: of a document, its
-    last token."""
+    """Data settings. ignore: token that is never a target, None if there is none; end: last token
+    of a document."""
 
     __pydantic_config__ = _KEYS
     ignore: Annotated[int, Integer(0, 2**32 - 1)] | None = None
@@ -418,14 +437,14 @@ class Data:
 
     @property
     def packed(self) -> bool:
-        """Attention and positions end where documents do."""
+        """True if attention and positions end where documents do."""
         return self.documents == "mask"
 
 
 @dataclass(frozen=True)
 class Spec:
-    """notes: what the user should hear though nothing is wrong. places: where each key that is
-    given stands."""
+    """A whole spec. notes: messages to the user that are not errors; places: location of each given
+    key."""
 
     name: str
     model: Model
@@ -439,15 +458,15 @@ class Spec:
 
     @property
     def micro_batches(self) -> int:
-        """Of a rank in a step: how often it accumulates."""
+        """Micro-batches of a rank in a step (gradient accumulation steps)."""
         return self.train.global_batch // (
             self.train.micro_batch * self.cluster.ranks
         )
 
     @property
     def block(self) -> int:
-        """Leaves in a row that are summed by a tree, a power of two; trees are added in order. 1 is
-        a fold, as many as there are or more one tree."""
+        """Consecutive gradients that are summed by a tree, a power of two. Trees are added in
+        order: 1 is a fold, and at least all gradients is one tree."""
         every = 1 << (self.micro_batches * self.cluster.ranks - 1).bit_length()
         words, said = {"tree": every, "fold": 1}, self.train.sum
         return min(
@@ -456,23 +475,23 @@ class Spec:
 
     @property
     def keyed(self) -> bool:
-        """A step draws random numbers for each sample."""
+        """True if a step draws random numbers for each sample."""
         return self.train.dropout > 0
 
     @property
     def batch(self) -> Names:
-        """The classes that a micro-batch comes into."""
+        """Classes that hold a micro-batch."""
         return ops.batch(self.data.packed, self.keyed)
 
     @property
     def together(self) -> int:
-        """Micro-batches that go through a unit before the next one's turn."""
+        """Micro-batches that go through a unit before the next unit runs."""
         return self.micro_batches if self.train.accumulate == "layers" else 1
 
     def wrong(
         self, key: str, what: str, allowed: str, hint: str = ""
     ) -> SpecError:
-        """An error about a key that only a later pass can see."""
+        """Return an error about a key that only a later pass detects."""
         near = key
         while near and near not in self.places:
             near = near.rpartition(".")[0]
@@ -535,11 +554,11 @@ class Linear(_Keys):
 
 
 class Bare(_Keys):
-    """Of an op without settings: {}."""
+    """Keys of an op without settings: {}."""
 
 
 class OpKeys(_Keys):
-    """One of these."""
+    """An op; exactly one key is set."""
 
     residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = (
         None
@@ -557,7 +576,7 @@ Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
 
 
 class UnitKeys(_Keys):
-    """embedding, or blocks with name and ops, or head."""
+    """A unit: embedding, or blocks with name and ops, or head."""
 
     embedding: Unsaid[Embedding] = None
     blocks: Annotated[int, Integer(1, LAYERS)] = UNSAID
@@ -574,13 +593,13 @@ class ModelKeys(_Keys):
 
     @property
     def embedding(self) -> Embedding:
-        """The first unit, once it is known to be one."""
+        """The embedding of the model, whose units are already checked."""
         (found,) = [unit.embedding for unit in self.units if unit.embedding]
         return found
 
 
 class SpecKeys(_Keys):
-    """A whole file."""
+    """A whole spec file."""
 
     name: Title = "model"
     model: ModelKeys

@@ -1,6 +1,6 @@
-"""shapes.py -- the ops of a model to rows of the op table: every shape and name, checked.
+"""shapes.py -- turns the ops of a model into rows of the op table, and checks shapes and names.
 
-The one walk that knows them: the graph is made of what it returns. Letters are those of
+No other module computes shapes: the graph is built from these rows. Letters are those of
 facts/ops.py.
 """
 
@@ -37,14 +37,14 @@ from .schema import (
     Weight,
 )
 
-TENSORS = 2**20  # of a model: a weights' file lists them all
+TENSORS = 2**20  # most tensors of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
 # Keys of a scaling, each below the other.
 RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
 def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
-    """The error at a key; where it stands is the nearest thing above that is in the file."""
+    """Return the error of a key, located at its nearest parent in the file."""
     return SpecError(
         f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}"
     )
@@ -52,7 +52,7 @@ def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
 
 @dataclass(frozen=True)
 class Place:
-    """Of a key: place / "name" is that of a key below."""
+    """Location of a key; place / "name" is that of a key below it."""
 
     root: Node
     path: Path
@@ -68,7 +68,10 @@ Section = TypeVar("Section", Optimizer, Schedule, Scaling)
 
 
 def typed(found: Section, at: Place) -> Section:
-    """A section with the defaults of its type; a key that another type takes is an error."""
+    """Return a section with the defaults of its type.
+
+    Raises SpecError for a missing key and for a key of another type.
+    """
     rows = TYPES[type(found)]
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
@@ -91,7 +94,7 @@ def typed(found: Section, at: Place) -> Section:
 
 
 class Heads(NamedTuple):
-    """Of an attention: H of queries, G of keys and of values, each D wide."""
+    """Heads of an attention: H query heads, G key and G value heads, each D wide."""
 
     H: int
     G: int
@@ -99,11 +102,12 @@ class Heads(NamedTuple):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        """Of all q, k and v heads."""
+        """Widths of all q, all k and all v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
     def dims(self, eps: float, factor: float) -> Mapping[str, Any]:
-        """factor: of queries and of keys, as their rotary positions have it."""
+        """Return the dims of attention rows. factor: scale of queries and of keys from their rotary
+        positions."""
         H, G, D = self
         return {
             "H": H,
@@ -118,7 +122,7 @@ class Heads(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Of an op: the width that leaves, its keys with defaults, what it stands for."""
+    """Result of an op: its output width, its keys with defaults, and its rows or inner ops."""
 
     width: int
     args: Mapping[str, object]
@@ -128,20 +132,21 @@ class Made(NamedTuple):
 
 @dataclass
 class Walk:
-    """Goes through the units once; counts elements and tensors on the way."""
+    """Walks through the units once and counts elements and tensors."""
 
     model: ModelKeys
     sequence: int
-    packed: bool  # documents end, and positions with them
+    packed: bool  # documents end, and positions start anew
     lora: Lora | None = None
     dropout: float = 0.0
-    prefix: str = ""  # of the unit's tensors
+    prefix: str = ""  # prefix of the unit's tensors
     repeat: int = 1
-    last: Path = ()  # of the op that makes the logits
+    last: Path = ()  # path of the op that computes the logits
     elems: int = 0
-    made: int = 0  # elements of all values in a row of the batch
+    made: int = 0  # elements of all values per row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
-    linears: list[str] = field(default_factory=list)  # that may have adapters
+    # linears that may have adapters
+    linears: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
@@ -149,7 +154,7 @@ class Walk:
         self.match = said or self.family.lora
 
     def width(self, at: Place, n: int) -> int:
-        """n, the width of a value."""
+        """Return n, the width of a value, after checking and counting it."""
         if n > DIM:
             raise at.fail(f"makes a value {n} wide", f"widths up to {DIM}")
         self.made += n * self.repeat
@@ -165,7 +170,7 @@ class Walk:
         rows: Sequence[int],
         shape: Ints,
     ) -> Weight:
-        """The tensors NAME.WHAT, one after the other, in every layer of the unit."""
+        """Return the tensors NAME.WHAT, one after the other, in every layer of the unit."""
         row = math.prod(shape[1:])
         self.elems += sum(rows) * row * self.repeat
         count = len(self.tensors) + len(names) * self.repeat
@@ -183,6 +188,7 @@ class Walk:
         )
 
     def claim(self, at: Place, name: str) -> None:
+        """Refuse a second tensor of the same name."""
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
             if full in self.tensors:
@@ -195,7 +201,7 @@ class Walk:
         return self.tensor(at, [name], what, [width], (width,))
 
     def by_token(self, at: Place, name: str, what: str, *row: int) -> Weight:
-        """A row for each token; as stored, a few rows more."""
+        """Return a weight with a row per token, padded when stored."""
         V = self.model.vocab
         stored = ops.up(V, ops.VOCAB)
         return self.tensor(at, [name], what, [V], (stored, *row))
@@ -208,7 +214,7 @@ class Walk:
         outs: Sequence[int],
         bias: bool,
     ) -> Row:
-        """A linear, or several side by side."""
+        """Return the row of a linear, or of several side by side."""
         out = sum(outs)
         if self.family.out_in:
             w = self.tensor(at, names, "weight", outs, (out, x))
@@ -228,7 +234,7 @@ class Walk:
         outs: Sequence[int],
         pad: int = 1,
     ) -> Iterator[tuple[Row, Row]]:
-        """Of those linears side by side that train.lora names."""
+        """Yield the adapters of the linears that train.lora names."""
         wide, begin = ops.up(sum(outs), pad), 0
         for name, n in zip(names, outs, strict=True):
             self.linears.append(self.prefix + name)
@@ -240,7 +246,7 @@ class Walk:
     def adapter(
         self, at: Place, lora: Lora, name: str, x: int, up: Mapping[str, int]
     ) -> tuple[Row, Row]:
-        """y += alpha / rank * B (A x), on the columns of y that are the linear's."""
+        """Return the rows of y += alpha / rank * B (A x), on this linear's columns of y."""
         r, n = lora.rank, up["n"]
         if r > min(x, n):
             raise fail(
@@ -262,8 +268,8 @@ class Walk:
     def ops(
         self, at: Place, keys: Sequence[OpKeys], x: int
     ) -> tuple[int, tuple[Op, ...]]:
-        """The width that leaves, and the ops with their defaults. Behind a residual that is wrong
-        the width is known, behind another op it is not."""
+        """Return the output width and the ops with their defaults. The width stays known after a
+        residual that is wrong; after any other op the walk ends."""
         made, wrong = [], Mistakes()
         for i, op in enumerate(keys):
             done = wrong.of(self.op, at / i, op, x)
@@ -276,6 +282,7 @@ class Walk:
         return x, tuple(made)
 
     def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:
+        """Return the output width of an op, and the op with its defaults and rows."""
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
             raise at.fail(
@@ -298,7 +305,7 @@ class Walk:
         return Made(x, {}, self.dropped(at, x), inner)
 
     def dropped(self, at: Place, x: int) -> tuple[Row, ...]:
-        """Dropout of a value, where there is any."""
+        """Return the dropout of a value, if there is any."""
         if not self.dropout:
             return ()
         dims = {"n": self.sequence * self.width(at, x), "p": self.dropout}
@@ -321,7 +328,7 @@ class Walk:
         return Made(x, {"kind": kind}, (row,))
 
     def bare(self, kind: str, x: int) -> Made:
-        """An op without settings and tensors that keeps the width."""
+        """Return an op without settings and tensors that keeps the width."""
         return Made(x, {}, (Row(kind, {"F": x}),))
 
     def swiglu(self, at: Place, a: Bare, x: int) -> Made:
@@ -336,7 +343,8 @@ class Walk:
     # ---- attention
 
     def attention(self, at: Place, a: Attention, x: int) -> Made:
-        """q k v linear, norms and turns of q and k, attention, output linear."""
+        """Return the rows of attention: q k v linear, norms and rotation of q and k, attention,
+        output linear."""
         heads = self.heads(at, a)
         self.width(at, sum(heads.widths))
         C, name = self.model.width, at / "name"
@@ -363,7 +371,7 @@ class Walk:
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
 
     def into(self, at: Place, a: Attention, x: int, heads: Heads) -> Row:
-        """The linear of q, k and v, or three."""
+        """Return the linear of q, k and v, or all three side by side."""
         names = [f"{a.name}.{part}" for part in self.family.qkv]
         widths = heads.widths if len(names) > 1 else [sum(heads.widths)]
         return self.dense(at, names, x, widths, a.bias)
@@ -371,7 +379,8 @@ class Walk:
     def normed(
         self, at: Place, a: Attention, heads: Heads, dims: Mapping[str, Any]
     ) -> Row:
-        """Of each head, or of all q heads as one, and of all k heads."""
+        """Return the norm of q and k heads: of each head, or of all q heads as one and all k heads
+        as one."""
         q, k = [f"{a.name}.{norm}" for norm in self.family.norms]
         whole = a.qk_norm == "whole"
         wide = heads.widths if whole else (heads.D, heads.D)
@@ -384,7 +393,7 @@ class Walk:
     def window(
         self, at: Place, said: int | Windows | None
     ) -> int | Windows | None:
-        """Of each layer, where it is not one of all."""
+        """Return the window, as a tuple by layer if layers differ."""
         if not isinstance(said, tuple):
             return said
         if len(said) != self.repeat:
@@ -395,7 +404,7 @@ class Walk:
         return said if len({*said}) > 1 else said[0]
 
     def seen(self, said: int | Windows | None, dims: Mapping[str, Any]) -> Row:
-        """Attention, by what a row sees."""
+        """Return the row of attention, local if a window or documents limit it."""
         T = self.sequence
         some = said if isinstance(said, tuple) else (said,)
         each = tuple(min(n or T, T) for n in some)
@@ -405,6 +414,7 @@ class Walk:
         return Row("attention_local", {**dims, "window": window})
 
     def heads(self, at: Place, a: Attention) -> Heads:
+        """Return the heads of an attention, with the defaults of missing keys."""
         C, H = self.model.width, a.heads
         G = H if a.kv_heads is None else a.kv_heads
         if H % G:
@@ -464,7 +474,7 @@ class Walk:
         return replace(row, adapters=tuple(made), logits=True)
 
     def tied(self, at: Place, a: Linear, x: int) -> Made:
-        """The head's linear with the token embedding [V,C] as its weight."""
+        """Return the head's linear with the token embedding [V,C] as its weight."""
         C, V = self.model.width, self.model.vocab
         embedding = self.model.embedding.tokens
         others = sorted(a.model_fields_set - {"tied"})
@@ -525,12 +535,12 @@ _OPS: Mapping[str, Callable[..., Made]] = {
 
 
 def ends(name: str, words: Sequence[str]) -> bool:
-    """Whether a module's name is one of these, or ends in one: as PEFT's target_modules."""
+    """Return whether a module's name is one of these or ends in one, like PEFT's target_modules."""
     return any(name == w or name.endswith(f".{w}") for w in words)
 
 
 def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
-    """The rotary positions of heads, with the defaults of their scaling."""
+    """Return the rotary positions of heads, with the defaults of their scaling."""
     if D % 2:
         raise at.fail(
             f"turns pairs, and head_dim is {D}", "rope with an even head_dim"
@@ -554,7 +564,7 @@ def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
 
 
 def _factor(said: Mapping[str, Any] | None) -> float:
-    """What queries and keys are multiplied by: on their scores, its square."""
+    """Return the factor of queries and of keys; scores are scaled by its square."""
     scaling = said and said["scaling"] or {}
     return float(scaling.get("attention_factor", 1.0))
 
@@ -576,7 +586,7 @@ def _made(width: int, keys: LayerNorm | RmsNorm | Linear, row: Row) -> Made:
 
 
 def _frozen(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping that cannot be changed, nor those in it."""
+    """Return a read-only mapping, also at deeper levels."""
     held = dict(args)
     for key, value in args.items():
         if isinstance(value, dict):

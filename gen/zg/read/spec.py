@@ -1,4 +1,4 @@
-"""spec.py -- a spec's file to a frozen Spec; every mistake of the user ends here as a SpecError.
+"""spec.py -- reads a spec's file into a frozen Spec; every mistake of the user becomes a SpecError.
 
     load("model.yaml", ["zero.stage=3", "cluster.ranks=4"], zero="ds_config.json")
 
@@ -69,7 +69,7 @@ __all__ = [
     "text",
 ]
 
-CHUNKS = 1024  # of a micro-batch's tokens
+CHUNKS = 1024  # most chunks of a micro-batch's tokens
 _KEY = re.compile(
     r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII
 )
@@ -101,7 +101,7 @@ def _document(path: str, mistakes: Mistakes) -> Node:
 
 
 def _deepspeed(path: str) -> Node:
-    """A ds_config.json."""
+    """Parse a ds_config.json."""
     place = usertext.place(path)
     return taken.read(
         usertext.text(path),
@@ -116,7 +116,8 @@ def _deepspeed(path: str) -> Node:
 
 
 def _put(root: Node, key: str, value: Node | None) -> None:
-    """Sets a dotted key or an item of a list, making the mappings on the way; None takes it out."""
+    """Set a dotted key or an item of a list, and create the mappings on the way. None removes the
+    key."""
     path = [int(n) if n else word for n, word in _STEP.findall(key)]
     at = root
     for n, step in enumerate(path):
@@ -138,7 +139,7 @@ def _put(root: Node, key: str, value: Node | None) -> None:
 
 
 def _misfit(at: Node, step: str | int, name: str) -> str:
-    """What is wrong where a step of a key does not suit what is there; '' where it does."""
+    """Return the error of a step of a key that does not fit its parent, '' if it fits."""
     held = at.value
     if isinstance(held, list):
         items = (
@@ -168,7 +169,7 @@ def _misfit(at: Node, step: str | int, name: str) -> str:
 
 
 def _set(root: Node, text: str) -> None:
-    """One --set KEY=VALUE."""
+    """Apply one --set KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
         raise SpecError(
@@ -184,7 +185,7 @@ def _set(root: Node, text: str) -> None:
 
 
 def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
-    """A node and all below it, each with its path."""
+    """Return a node and all below it, each with its path."""
     value = node.value
     pairs = (
         value.items()
@@ -203,14 +204,14 @@ def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
 
 
 def _near(n: int, of: Callable[[int], bool]) -> list[int]:
-    """The nearest numbers below and above n, at most 2^20 away, that suit."""
+    """Return the nearest numbers at or below n and above n, within 2^20, for which `of` is true."""
     below = next((k for k in range(n, max(0, n - 2**20), -1) if of(k)), None)
     above = next((k for k in range(n + 1, n + 2**20) if of(k)), None)
     return [k for k in (below, above) if k]
 
 
 def _batch(keys: SpecKeys, root: Node) -> None:
-    """global_batch = accumulation x micro_batch x ranks."""
+    """Require that global_batch is a multiple of micro_batch x ranks."""
     G, B, W = (
         keys.train.global_batch,
         keys.train.micro_batch,
@@ -250,7 +251,8 @@ def _batch(keys: SpecKeys, root: Node) -> None:
 
 
 def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
-    """head_chunk cuts a micro-batch evenly, and a head whose gradients can be summed in parts."""
+    """Require that head_chunk divides a micro-batch and allows the head's gradients to be
+    summed."""
     m, rows = (
         keys.train.head_chunk,
         keys.train.micro_batch * keys.train.sequence,
@@ -352,7 +354,7 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
 
 
 def _beside(s: Schedule, o: Optimizer, root: Node) -> None:
-    """Refuses what of a schedule contradicts the optimizer."""
+    """Refuse settings of a schedule that contradict the optimizer."""
     path = ("train", "schedule")
     if s.type in ("linear", "cosine", "wsd") and s.min_lr > o.lr:
         raise fail(
@@ -376,12 +378,12 @@ def _beside(s: Schedule, o: Optimizer, root: Node) -> None:
 
 
 def _idle(root: Node, path: Path, why: str) -> str:
-    """A note of a key without effect."""
+    """Return a note about a key without effect."""
     return f"{root.at(path).where}: {dotted(path)}: has no effect{why}"
 
 
 def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """Notes of keys that all of our types know, and one has no use for."""
+    """Yield notes about schedule keys that this type does not use."""
     s = keys.train.schedule
     path = ("train", "schedule")
     for key in ("steps", "min_lr") if s.type == "constant" else ():
@@ -391,8 +393,7 @@ def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """One file a rank, in one directory, where anything lies in a file; notes of keys without
-    effect."""
+    """Require one directory for a rank's file. Yield notes about keys without effect."""
     z = keys.zero
     paths: dict[str, Path] = {}
     there = [
@@ -462,7 +463,7 @@ def _reduction(keys: SpecKeys, root: Node) -> None:
 
 
 def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """A note, where it buys nothing."""
+    """Yield a note if a margin of SMs gains nothing."""
     said = f"{root.at(('train', 'sm_margin')).where}: train.sm_margin"
     alone = (
         "one rank has no collectives"
@@ -478,7 +479,7 @@ def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
 
 
 def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """Notes of keys without effect."""
+    """Yield notes about keys without effect."""
     if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
         raise fail(
             root,
@@ -592,18 +593,18 @@ AGREE = (
 
 
 def agree(s: Spec) -> None:
-    """Refuses keys that contradict each other, of those that may be changed to fit a memory."""
+    """Raise SpecError for contradictory keys, among those that may be changed to fit a memory."""
     for check, _ in AGREE:
         check(s)
 
 
-# ---- the files, and what changes them
+# ---- files and their changes
 
 
 def _changed(
     root: Node, sets: Sequence[str], zero: str | None, mistakes: Mistakes
 ) -> Names:
-    """Changes a spec by KEY=VALUE texts and a DeepSpeed config; returns notes."""
+    """Apply KEY=VALUE texts and a DeepSpeed config to a spec. Return notes."""
     for said in sets:
         path = tuple(said.partition("=")[0].split("."))
         mistakes.at(path, _set, root, said)
@@ -627,8 +628,8 @@ def _effective(
     folder: str | None,
     mistakes: Mistakes,
 ) -> tuple[Node, Names]:
-    """A file and a folder's model, changed by a DeepSpeed config, then by KEY=VALUE texts: the last
-    wins. And notes."""
+    """Return the nodes of a spec, and notes. A file and a folder's model come first, then a
+    DeepSpeed config, then KEY=VALUE texts; the last one wins."""
     notes: Names = ()
     found = mistakes.of(hf.load, folder) if folder is not None else None
     if folder is not None and found is None:
@@ -658,7 +659,7 @@ def text(
     zero: str | None = None,
     folder: str | None = None,
 ) -> str:
-    """The spec that `load` reads, as one file."""
+    """Return the spec that `load` reads, as the text of one file."""
     mistakes = Mistakes()
     root, _ = _effective(path, sets, zero, folder, mistakes)
     mistakes.end()
@@ -674,7 +675,7 @@ def _listed(
 def _checked(
     keys: SpecKeys, root: Node, model: Model | None, mistakes: Mistakes
 ) -> tuple[Train, Names]:
-    """What is trained, with the defaults of its types, and notes of keys without effect."""
+    """Return the training settings with their defaults, and notes about keys without effect."""
     t, check = keys.train, mistakes.check
     reads: Names = ("train.global_batch", "train.micro_batch", "cluster.ranks")
     check(reads, _batch, keys, root)
@@ -708,8 +709,9 @@ def load(
     zero: str | None = None,
     folder: str | None = None,
 ) -> Spec:
-    """The spec of a file and what changes it; folder: of Hugging Face, whose model it has. One of
-    path and folder is there, or both. SpecError: all that is wrong."""
+    """Return the spec of a file with its changes, or raise SpecError with every mistake. sets:
+    KEY=VALUE texts; zero: path of a ds_config.json; folder: a Hugging Face folder with the model.
+    At least one of path and folder is given."""
     mistakes = Mistakes()
     root, notes = _effective(path, sets, zero, folder, mistakes)
     keys = speckeys.read(root, mistakes)

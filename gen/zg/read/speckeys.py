@@ -1,4 +1,4 @@
-"""speckeys.py -- a spec's Nodes to its keys; what pydantic finds wrong with them, in our words."""
+"""speckeys.py -- turns a spec's Nodes into keys, and pydantic's errors into our words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from .node import Mistakes, Node, Path, dotted, meet, near, shown
 from .schema import SpecKeys
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-ROUNDS = 8  # of mending, each of which takes out what the last one left wrong
-# What stands in for a key that must be given, while other keys are checked.
+ROUNDS = (
+    8  # rounds of repair, each of which removes the errors of the last one
+)
+# Values for required keys that are missing, while other keys are checked.
 STAND_INS: dict[Path, Any] = {
     ("model",): {"vocab": 2, "width": 1, "names": "llama", "units": []},
     ("train",): {},
@@ -28,7 +30,7 @@ STAND_INS: dict[Path, Any] = {
 
 
 def _record(kind: object) -> type | None:
-    """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
+    """Return the record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
     if isinstance(kind, type) and (
         issubclass(kind, BaseModel) or is_dataclass(kind)
     ):
@@ -37,7 +39,7 @@ def _record(kind: object) -> type | None:
 
 
 def _mapping(path: Path) -> type:
-    """The record at a path, or the one that it lies in."""
+    """Return the record at a path, or the one that contains it."""
     kind: type = SpecKeys
     for step in path:
         if isinstance(step, str):
@@ -49,7 +51,7 @@ def _mapping(path: Path) -> type:
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys that the mapping at a path may have."""
+    """Return the keys that the mapping at a path may have."""
     kind = _mapping(path)
     if is_dataclass(kind):
         return [f.name for f in fields(kind)]
@@ -57,7 +59,7 @@ def _keys(path: Path) -> list[str]:
 
 
 def _allowed(path: Path) -> str:
-    """What the key at a path may be, if its type says so."""
+    """Return the allowed values of the key at a path, if its type describes them."""
     hints = get_type_hints(_mapping(path[:-1]), include_extras=True)
     for rule in getattr(hints[str(path[-1])], "__metadata__", ()):
         try:
@@ -68,7 +70,7 @@ def _allowed(path: Path) -> str:
 
 
 def _line(root: Node, error: ErrorDetails) -> str:
-    """One line for one of pydantic's errors."""
+    """Return one line for one of pydantic's errors."""
     path = error["loc"]
     kind = error["type"]
     at = f"{root.at(path).where}: {dotted(path)}"
@@ -87,7 +89,7 @@ def _line(root: Node, error: ErrorDetails) -> str:
 
 
 def _likely(path: Path) -> list[Path]:
-    """What an unknown key may be meant for: a similar one here, the same word elsewhere."""
+    """Return the keys that an unknown key may mean: a similar one here, the same word elsewhere."""
     word = str(path[-1])
     same = [p for p in _paths() if p[-1] == word]
     here = near(word, _keys(path[:-1]), 0.8 if same else 0.6)
@@ -105,7 +107,7 @@ def _unknown(path: Path) -> str:
 
 @cache
 def _paths() -> tuple[Path, ...]:
-    """Every key that is in no list."""
+    """Return the path of every key outside lists."""
     found: list[Path] = []
     ahead: list[Path] = [()]
     while ahead:
@@ -125,11 +127,11 @@ def _in_list(path: Path) -> bool:
     return "tuple[" in str(hints[str(path[-1])])
 
 
-# ---- a spec that is wrong in parts
+# ---- a spec with errors
 
 
 def _holder(plain: dict[Any, Any], path: Path) -> dict[Any, Any]:
-    """The mapping that a key lies in; an empty one where there is none."""
+    """Return the mapping that contains a key, or an empty one."""
     held: Any = plain
     for step in path[:-1]:
         held = held.get(step) if isinstance(held, dict) else None
@@ -137,8 +139,8 @@ def _holder(plain: dict[Any, Any], path: Path) -> dict[Any, Any]:
 
 
 def _mend(plain: dict[str, Any], error: ErrorDetails) -> set[Path]:
-    """Takes out a key that is wrong, or puts in one that is missing; returns what is not known of
-    the spec then. A wrong item takes out its list, and a wrong key of the model the model."""
+    """Remove a wrong key, or add a missing one. Return the paths whose values are then unknown. A
+    wrong item removes its list, and a wrong key of the model removes the model."""
     path = tuple(error["loc"])
     if path[0] == "model":
         plain["model"] = STAND_INS[path[:1]]
@@ -159,10 +161,10 @@ def _mend(plain: dict[str, Any], error: ErrorDetails) -> set[Path]:
 
 
 def read(root: Node, mistakes: Mistakes) -> SpecKeys | None:
-    """The keys of a spec. Those that are wrong have stand-ins, and are in mistakes.bad. None: there
-    are too many."""
+    """Return the keys of a spec, or None if there are too many errors. Wrong keys get stand-ins and
+    are listed in mistakes.bad."""
     plain: Any = root.plain()
-    gone = {*mistakes.bad}  # for an error before
+    gone = {*mistakes.bad}  # keys that are bad because of an earlier error
     for n in range(ROUNDS):
         try:
             return SpecKeys.model_validate(plain)

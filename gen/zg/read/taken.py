@@ -1,5 +1,4 @@
-"""taken.py -- files that are taken for a spec or for a ds_config.json: whose they are, and which
-file is meant."""
+"""taken.py -- recognizes files that are mistaken for a spec or a ds_config.json."""
 
 from __future__ import annotations
 
@@ -11,8 +10,12 @@ from .node import Names, Node, SpecError, printable
 
 
 class Kind(NamedTuple):
-    """keys: one is enough; a * stands for any ending. shared: keys that a spec or a ds_config.json
-    may have, too. spec, zero: what is allowed in place of the file; '': the file itself is."""
+    """A kind of file.
+
+    keys: one of them identifies it; a * stands for any ending; shared: keys that a spec or a
+    ds_config.json may have, too; spec, zero: the file to use in its place, '' if it is allowed
+    itself.
+    """
 
     what: str
     keys: Names
@@ -126,8 +129,8 @@ _KEY = re.compile(
 
 
 def refuse(found: Mapping[str, str], own: Iterable[str], role: str) -> None:
-    """Refuses a file that has a key of another kind and none that is a `role`'s alone; found: its
-    keys, and where each stands."""
+    """Refuse a file with a key of another kind and without a key of its `role` alone. found: its
+    keys with their locations."""
     for kind in KINDS:
         allowed = {"spec": kind.spec, "zero": kind.zero}[role]
         keys = [
@@ -151,8 +154,11 @@ def read(
     own: Iterable[str],
     role: str,
 ) -> Node:
-    """A file's text as Nodes. Where it cannot be parsed, its lines may tell whose it is: the keys
-    of those that are indented least."""
+    """Return a file's text as Nodes. If it cannot be parsed, its least indented keys may still
+    identify its kind.
+
+    Raises SpecError.
+    """
     try:
         root = parse(text)
     except SpecError:

@@ -1,6 +1,6 @@
-"""units.py -- the model's units in their order, and the patterns that name its tensors.
+"""units.py -- reads the model's units in order, and the patterns that match its tensors.
 
-What a unit holds is read by shapes.py.
+shapes.py reads the content of a unit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _head(walk: Walk, at: Place, keys: Sequence[OpKeys]) -> Unit:
 
 
 def _order(at: Place, units: Sequence[UnitKeys]) -> None:
-    """embedding, blocks ..., head; and no unit with the keys of another."""
+    """Require embedding, blocks ..., head, each with only its own keys."""
     kinds = [_kind(at / i, unit) for i, unit in enumerate(units)]
     want = ["embedding", *["blocks"] * max(1, len(kinds) - 2), "head"]
     if kinds == want:
@@ -100,7 +100,7 @@ def _kind(at: Place, unit: UnitKeys) -> str:
 
 
 def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
-    """The tensors that a pattern names."""
+    """Return the tensors that a pattern matches."""
     found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
     if not found:
         near = next(
@@ -115,7 +115,7 @@ def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
 
 
 def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
-    """Notes of groups that match nothing new."""
+    """Yield notes about groups that match nothing new."""
     taken: set[str] = set()
     for i, group in enumerate(groups):
         here, mine = at / i / "match", set()
@@ -131,8 +131,8 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
-    """Every name of train.lora.match is that of a linear, and of nothing else. logits: what the
-    spec says of the linear that makes them."""
+    """Require that every name in train.lora.match belongs to linears and to nothing else. logits:
+    the arguments of the linear of the logits."""
     tied, e = logits["tied"], walk.model.embedding
     others = (
         {"lm_head": f"is the head, which is tied to {tied}"} if tied else {}
@@ -150,7 +150,8 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
 def _wrong(
     word: str, linears: Iterable[str], others: Mapping[str, str]
 ) -> str:
-    """Of a word of train.lora.match; others: what names are that are no linear's."""
+    """Return the error of a word of train.lora.match, '' if it is right. others: name -> why it is
+    no linear."""
     for name, what in others.items():
         if ends(name, [word]):
             return what
@@ -161,19 +162,19 @@ def _wrong(
 
 
 def named(keys: SpecKeys) -> Lora | None:
-    """Adapters with the family's names, where they have none."""
+    """Return the adapters' settings, with the family's names if they have none."""
     lora, family = keys.train.lora, FAMILIES[keys.model.names]
     return lora and replace(lora, match=lora.match or family.lora)
 
 
 def alone(lora: Lora | None) -> tuple[Group, ...]:
-    """Groups behind the user's: adapters train, and nothing else."""
+    """Return groups that follow the user's: only adapters train."""
     rest = Group((ADAPTERS,)), Group(("*",), frozen=True)
     return rest if lora else ()
 
 
 def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
-    """With adapters no group trains anything else."""
+    """Refuse groups that train anything besides adapters."""
     base = [n for n in walk.tensors if not fnmatchcase(n, ADAPTERS)]
     for i, group in enumerate(groups):
         for j, pattern in enumerate(() if group.frozen else group.match):
@@ -186,7 +187,7 @@ def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
 
 
 def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
-    """The model has as many positions as a sample."""
+    """Require at least as many positions as a sample has tokens."""
     for i, unit in enumerate(units):
         context = unit.embedding.context if unit.embedding else None
         if context is not None and context < sequence:
@@ -197,7 +198,7 @@ def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
 
 
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
-    """A micro-batch is not too long for the model."""
+    """Require that a micro-batch is not too long for the model."""
     rows = train.micro_batch * train.sequence
     if rows > DIM or rows * walk.made > ELEMS:
         raise (root / "train" / "micro_batch").fail(
@@ -207,7 +208,7 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
 
 
 def _documents(at: Place, data: Data, vocab: int) -> None:
-    """Refuses an end that no document has."""
+    """Refuse a token `end` that cannot end a document."""
     if data.packed and data.end is None:
         raise (at / "documents").fail(
             "mask without `end`", "`end: TOKEN` beside it"
@@ -226,7 +227,7 @@ def _documents(at: Place, data: Data, vocab: int) -> None:
 
 
 def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
-    """All units; SpecError: what is wrong in any of them."""
+    """Return all units. Raises SpecError, which lists the mistakes of all of them."""
     _order(at, units)
     layers = [u.blocks or 0 for u in units]
     every = sum(layers)
@@ -243,8 +244,8 @@ def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
 def build(
     keys: SpecKeys, file: Node, mistakes: Mistakes
 ) -> tuple[Model, Names] | None:
-    """The model of a spec whose keys are right one by one, and notes of groups of its tensors; None
-    where it is wrong."""
+    """Return the model of a spec whose keys are valid one by one, and notes about groups of its
+    tensors. None if the model is wrong; `mistakes` has the errors."""
     m, train, root = keys.model, keys.train, Place(file, ())
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
     check, model, data = mistakes.check, ("model",), keys.data

@@ -1,4 +1,4 @@
-"""usertext.py -- the text of a user's file, and how an error names its lines."""
+"""usertext.py -- reads the text of a user's file, and names its lines in errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from .node import SpecError, printable
 
-BYTES = 128 * 1024  # of a file; a spec of twenty kinds of block has 20 KiB
+# Most bytes of a file; a spec of twenty kinds of block has 20 KiB
+BYTES = 128 * 1024
 
 
 HUB = re.compile(
@@ -17,8 +18,8 @@ HUB = re.compile(
 
 
 def download(path: str) -> str:
-    """The command that gets the folder, where a path that is not there reads like a model's name on
-    the hub; else ''."""
+    """Return the download command for a missing path that looks like a model's name on the hub;
+    else ''."""
     if os.path.lexists(path) or not HUB.fullmatch(path):
         return ""
     folder = path.partition("/")[2]
@@ -29,7 +30,10 @@ def download(path: str) -> str:
 
 
 def text(path: str, kind: str = "a spec", hint: str = "") -> str:
-    """The contents of a user's file. hint: what one that is too long mostly is."""
+    """Return the content of a user's file. hint: the usual reason for a file that is too long.
+
+    Raises SpecError.
+    """
     if os.path.isfile(os.path.join(path, "config.json")):
         raise SpecError(
             f"{printable(path)}: is a folder of Hugging Face; allowed: a spec, or --from "
@@ -69,4 +73,5 @@ def text(path: str, kind: str = "a spec", hint: str = "") -> str:
 
 
 def place(path: str) -> Callable[[int], str]:
+    """Return the function that names a line of a file in errors; lines count from 0."""
     return lambda line: f"{printable(path)}:{line + 1}"

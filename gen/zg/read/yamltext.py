@@ -1,7 +1,7 @@
-"""yamltext.py -- YAML to Nodes and back. Only this file knows yaml.
+"""yamltext.py -- reads YAML into Nodes and writes it back. Only this file imports yaml.
 
-YAML is composed, never constructed: no tag makes an object. Scalars are read as YAML 1.2 does, so
-that 1e-3 is a number and `no` is a word.
+YAML is composed, never constructed: no tag makes an object. Scalars are read as in YAML 1.2, so
+1e-3 is a number and `no` is a word.
 """
 
 from __future__ import annotations
@@ -46,23 +46,26 @@ _RESOLVER = yaml.resolver.Resolver()
 
 @dataclass
 class Reader:
-    """Composed YAML to Nodes. place(line) is what an error says of where it is, lines from 0."""
+    """Turns composed YAML into Nodes. place(line) is the location that an error names; lines count
+    from 0."""
 
     place: Callable[[int], str]
     count: int = 0
-    twice: list[str] = field(default_factory=list)  # errors of keys
+    twice: list[str] = field(default_factory=list)  # errors of duplicate keys
 
     def fail(self, line: int, wrong: str, allowed: str) -> SpecError:
         return SpecError(f"{self.place(line)}: {wrong}; allowed: {allowed}")
 
     def document(self, text: str) -> Node:
+        """Return the document. Raises SpecError, also for a duplicate key."""
         root = self.read(text)
         if self.twice:
             raise several(self.twice)
         return root
 
     def read(self, text: str) -> Node:
-        """The document, of which the first counts where a key stands twice."""
+        """Return the document; the first of duplicate keys counts, and `twice` gets an error."""
+        # PyYAML raises these for a broken %YAML line or \U escape.
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as e:
@@ -85,7 +88,7 @@ class Reader:
         except (
             ValueError,
             OverflowError,
-        ) as e:  # PyYAML on a broken %YAML line or \U escape
+        ) as e:
             raise self.fail(
                 0, f"broken syntax: {ascii(str(e))}", "YAML"
             ) from None
@@ -154,7 +157,7 @@ class Reader:
 
 
 def _scalar(text: str) -> object:
-    """An unquoted scalar."""
+    """Return the value of an unquoted scalar."""
     if text in _WORDS:
         return _WORDS[text]
     if text.lower() in (".inf", "+.inf", "-.inf", ".nan"):
@@ -163,18 +166,19 @@ def _scalar(text: str) -> object:
     return text if found is None else found
 
 
-# ---- back
+# ---- writing
 
 
 def text(root: Node) -> str:
-    """What a Reader reads as the same Nodes."""
+    """Return YAML that a Reader reads as the same Nodes."""
     return yaml.serialize(
         _made(root, 0), Dumper=yaml.SafeDumper, width=100, allow_unicode=True
     )
 
 
 def _made(node: Node, depth: int) -> yaml.Node:
-    """Lists and mappings that hold scalars alone stand on a line, but for whole sections."""
+    """Return YAML nodes. Lists and mappings of scalars take one line each, except top-level
+    sections."""
     value = node.value
     if not isinstance(value, (dict, list)):
         return _written(value)
@@ -193,7 +197,7 @@ def _made(node: Node, depth: int) -> yaml.Node:
 
 
 def _written(value: object) -> yaml.ScalarNode:
-    """A scalar: in quotes where text would be read as something else."""
+    """Return a scalar, quoted if its text would be read as another type."""
     if isinstance(value, str):
         quoted = _scalar(value) != value
         return yaml.ScalarNode(

@@ -1,1 +1,1 @@
-"""search -- which plan fits."""
+"""search -- finds a plan that fits."""

@@ -1,12 +1,12 @@
-"""budget.py -- what backward recomputes, and what lies on the host, where `train.memory_budget`
-bounds the device's memory: of all choices the one that costs least of those that fit every target.
+"""budget.py -- chooses recomputation and offloading if `train.memory_budget` bounds the device's
+memory: of all choices that fit every target, the cheapest.
 
-A choice is a set of ops and a set of knobs that put something on the host; keys that the spec
-itself has stay as they are. What it holds is exact: each set of knobs is planned, and of what is
-recomputed only saved values and temporary space depend. What it costs is an estimate of a step,
-good enough to put choices in order: calls take their products at the processor's peak rate, or
-their bytes at the memory's, whichever is longer; copies to and from the host take the memory's time
-beside them, and more where the link or the host's own memory is slower than all of that.
+A choice is a set of ops to recompute and a set of knobs that offload something; keys that the spec
+gives stay as they are. Its memory is exact: each set of knobs is planned, and recomputation changes
+only saved values and temporary space. Its cost is an estimate of a step, good enough to sort
+choices. A call takes its flops at the peak rate or its bytes at the memory's, whichever takes
+longer. Copies to and from the host add the memory's time, and more if the link or the host's memory
+is slower than all of that.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from . import fits, knobs
 
 @dataclass(frozen=True)
 class Choice:
-    """spec: with it. moved: the knobs that it takes, which put something on the host. target: the
-    one that needs most. device: bytes there, of the arena and what a GPU holds beside it, which is
-    `beside`; host: of the host arena; file: of a rank's file. cost: what it adds to a step of the
-    spec as it is, on the target where that is most."""
+    """A choice that the budget may take.
+
+    spec: the spec with it; moved: its knobs, which offload something; target: the one that needs
+    the most memory; device: bytes there, including `beside`, the bytes outside the arena; host:
+    bytes of the host arena; file: bytes of a rank's file; cost: time that it adds to a step of the
+    spec as it is, as a fraction, on the target where that is largest.
+    """
 
     spec: Spec
     moved: tuple[knobs.Setting, ...]
@@ -61,7 +64,7 @@ class Choice:
 
     @property
     def keys(self) -> Names:
-        """As they are typed."""
+        """The choice as the keys that a user would type."""
         words = (
             self.name if self.name in ("full", "none") else f"[{self.name}]"
         )
@@ -73,8 +76,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Again:
-    """A choice of ops. once: seconds of a micro-batch on each target; tmp: bytes of temporary
-    space; saved: values and bytes of each that kinds of units save."""
+    """A set of ops to recompute.
+
+    once: target -> seconds of a micro-batch; tmp: bytes of temporary space; saved: for each kind of
+    unit, the number of units and the bytes that each saves.
+    """
 
     words: Names
     once: dict[str, float]
@@ -83,7 +89,7 @@ class Again:
 
 
 def _seconds(spec: Spec, graph: Graph, target: str) -> float:
-    """Of all functions of a micro-batch."""
+    """Return the estimated seconds of all functions of a micro-batch."""
     real, peaks = ops.BYTES[spec.train.precision], PEAKS[target]
     total = 0.0
     for kind, body in (
@@ -121,7 +127,7 @@ def _again(spec: Spec, words: Names) -> Again:
 
 
 def _sets(spec: Spec) -> Iterator[Again]:
-    """Every choice of ops that holds those that the spec names, these alone first."""
+    """Yield every set of ops that includes those the spec names, these alone first."""
     named = spec.train.recompute
     free = [
         w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named
@@ -137,7 +143,7 @@ def _sets(spec: Spec) -> Iterator[Again]:
 
 
 def _near(spec: Spec, again: Again) -> int:
-    """Bytes of the device's arena that a choice of ops changes."""
+    """Return the bytes of the device arena that depend on the set of ops."""
     return again.tmp + spec.together * sum(
         operands.near_slots(spec, "save", count) * ops.up(size, place.PAGE)
         for count, size in again.saved
@@ -145,7 +151,7 @@ def _near(spec: Spec, again: Again) -> int:
 
 
 def _far(spec: Spec, again: Again, page: int) -> int:
-    """Bytes of saved values on the host, each up to whole pages."""
+    """Return the bytes of saved values on the host, each rounded up to whole pages."""
     return sum(
         (count - operands.near_slots(spec, "save", count)) * ops.up(size, page)
         for count, size in again.saved
@@ -154,7 +160,7 @@ def _far(spec: Spec, again: Again, page: int) -> int:
 
 @dataclass(frozen=True)
 class Way:
-    """Of a section: bytes that go down and up, numbers that the host pushes on its sums."""
+    """Bytes that a section copies down and up, and elements that the host adds to its sums."""
 
     down: int
     up: int
@@ -174,7 +180,8 @@ def _way(section: plan.Section) -> Way:
 
 
 def _updated(p: plan.Plan) -> tuple[int, int]:
-    """Bytes that an update reads and writes of a rank's shards, on the device and on the host."""
+    """Return the bytes that an update reads and writes of a rank's shards, on the device and on the
+    host."""
     here = there = 0
     for f in (f for f in p.flats if p.moves(f)):
         states = [
@@ -201,9 +208,12 @@ def _step(
     once: float,
     more: int,
 ) -> float:
-    """Seconds of a step. p: the spec's plan, of: its sections; once: of a micro-batch's functions;
-    more: bytes that go to the host and back in a micro-batch beyond the plan's. An update counts
-    whole, though the next forward may hide some of it."""
+    """Return the estimated seconds of a step.
+
+    p: the spec's plan; of: its sections; once: seconds of a micro-batch's functions; more: bytes
+    that go to the host and back in a micro-batch beyond those of the plan. An update counts in
+    full, though the next forward may hide some of it.
+    """
     peaks, total = PEAKS[target], 0.0
     here, there = _updated(p)
     for name, busy in (
@@ -224,8 +234,11 @@ def _step(
 
 
 def choices(spec: Spec) -> tuple[Choice, ...]:
-    """Those worth a thought: each holds less than every one that costs less, and fits the host and
-    the file."""
+    """Return the choices on the Pareto front: each needs less device memory than every cheaper one,
+    and fits the host and the file.
+
+    Raises SpecError if no set of knobs can be planned or none fits.
+    """
     every: list[Again] = []
     ways = [knobs.Way(spec), *knobs.ways(spec, knobs.moving(spec))]
     found: list[Choice] = []
@@ -261,7 +274,7 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
                     cost=max(took[t] / now[t] - 1 for t in spec.targets),
                 )
             )
-    if not found:  # the spec's own fault, which no place on the host mends
+    if not found:  # the spec itself is at fault, and no offloading helps
         raise wrong[0]
     for memory in ("host", "file"):
         found = _held(spec, memory, found)
@@ -273,7 +286,10 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
 
 
 def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
-    """Those that a memory of the cluster holds."""
+    """Return the choices that fit one memory of the cluster ("host" or "file").
+
+    Raises SpecError if none does.
+    """
     limit = getattr(spec.cluster.memory, memory)
     needs = [getattr(c, memory) for c in found]
     held = [
@@ -292,8 +308,11 @@ def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
 
 
 def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
-    """The cheapest that fits the budget `limit` and the cluster's device; where none fits this, the
-    least that the budget holds."""
+    """Return the cheapest choice that fits the budget `limit` and the cluster's device. If none
+    fits the device, return the smallest one if it is within the budget.
+
+    Raises SpecError if none is within the budget.
+    """
     there = spec.cluster.memory.device
     most = limit if there is None else min(limit, there)
     for c in found:
@@ -319,13 +338,13 @@ def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
 
 
 def needy(spec: Spec, c: Choice) -> str:
-    """For which of several targets a choice's bytes are meant."""
+    """Return a phrase that names the target of a choice's bytes, "" if there is only one target."""
     several = len(spec.targets) > 1
     return f" on target {c.target}, which needs most" if several else ""
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
-    """For people."""
+    """Format the choices as a table for people."""
     lines = [
         f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
         f"memory{needy(spec, chosen)}, what lies on the host, what is recomputed",

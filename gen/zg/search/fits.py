@@ -1,5 +1,5 @@
-"""fits.py -- does a plan fit `cluster.memory`: a rank's arena on each target, and what a GPU holds
-beside it, the device; its host arena the host; its file the disk."""
+"""fits.py -- checks a plan against `cluster.memory`: a rank's arena and the memory besides it
+against the device, its host arena against the host, its file against the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = 4096  # no memory of a rank has fewer bytes
 
 
 def needs(p: Plan) -> dict[str, int]:
-    """Bytes of a rank, on the target that needs most."""
+    """Return the bytes that a rank needs of each memory, on the target that needs the most."""
     gpu = set(p.head.targets) - {"cpu"}
     return {
         "device": reserve.most(p),
@@ -24,7 +24,7 @@ def needs(p: Plan) -> dict[str, int]:
 
 
 def over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
-    """(memory, needed, there) where a plan does not fit."""
+    """Return (memory, bytes needed, bytes there) for each memory that is too small for a plan."""
     limits = {name: getattr(spec.cluster.memory, name) for name in needs(p)}
     return [
         (name, need, limits[name])
@@ -34,12 +34,12 @@ def over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
 
 
 def unit(limit: int) -> str:
-    """A hint where a limit says too few bytes to be meant as bytes."""
+    """Return a hint for an error if a limit is too small to be meant in bytes."""
     return f"did you mean {limit}GiB? " if limit < PAGE else ""
 
 
 def other_bits(spec: Spec, fits: Callable[[Spec], bool]) -> str:
-    """What to say of the first rule of summation with which it fits, if there is one."""
+    """Return a hint that names the first rule of summation with which the spec fits, or ""."""
     for rule in RULES:
         try:
             if fits(rule.change(spec)):

@@ -1,7 +1,7 @@
-"""knobs.py -- the settings that a memory may ask for: what each changes, and every way to set them.
+"""knobs.py -- settings that save memory: the effect of each, and every combination of them.
 
-A setting changes no bit (of exact reductions). RULES do, which another sum of gradients may be
-worth.
+A setting changes no bit (of exact reductions). RULES do change bits: another sum of gradients may
+be worth that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from ..read.spec import Spec, SpecError, agree
 
 @dataclass(frozen=True)
 class Setting:
-    """A key's value, as it is typed and as it is read. price: what it adds to a step beside the
-    key's other values; of a sum of prices only the order counts. moves: what it puts on the host,
-    which a budget may choose."""
+    """A value of a key, as it is typed and as it is read.
+
+    price: rank of its cost in a step among the values of the key; only the order of sums of prices
+    matters. moves: name of the state that it offloads to the host, which a budget may choose; else
+    "".
+    """
 
     key: str
     typed: str
@@ -36,9 +39,11 @@ class Setting:
         return f"{self.key}={self.typed}"
 
     def held(self, spec: Spec) -> bool:
+        """Return whether a spec has this value."""
         return bool(attrgetter(self.key)(spec) == self.value)
 
     def change(self, spec: Spec) -> Spec:
+        """Return the spec with this value, and with a path for a disk."""
         made = _put(spec, self.key, self.value)
         return (
             _put(made, _path(self.key), _file(spec))
@@ -47,15 +52,15 @@ class Setting:
         )
 
     def far(self, spec: Spec) -> int:
-        """What it adds to the price of the key's value in a spec."""
+        """Return its price minus that of the key's value in a spec."""
         now = (s.price for s in KNOBS if s.key == self.key and s.held(spec))
         return self.price - next(now, 0)
 
 
-# Settings of unlike keys may be taken together; agree() knows which exclude each other. What prices
-# stand for: gathers for each micro-batch, those of stage 3, new parameters for replicas, gathers
+# Settings of different keys may be combined; agree() refuses those that exclude each other. Prices
+# stand for gathers in each micro-batch, gathers of stage 3, new parameters for replicas, gathers
 # from all ranks, an update on the host, parameters from there, a disk, a second forward, copies
-# beside the work.
+# beside compute.
 KNOBS = (
     Setting("train.accumulate", "micro_batches", "micro_batches", 16),
     Setting("zero.stage", "3", 3, 10),
@@ -73,7 +78,7 @@ KNOBS = (
     Setting("train.offload_activations", "true", True, 15, "activations"),
 )
 DISK = "nvme"
-# Rules of summation, from what takes most.
+# Rules of summation, from the one that needs the most memory.
 RULES = (
     Setting("train.sum", "tree", "tree"),
     Setting("train.sum", "{block: 16}", {"block": 16}),
@@ -82,18 +87,18 @@ RULES = (
 
 
 Record = TypeVar("Record", bound=Any)
-Made = TypeVar("Made")  # a plan, or more
+Made = TypeVar("Made")  # a plan, or a record that contains one
 
 
 def _put(record: Record, key: str, value: object) -> Record:
-    """A record with another value of a dotted key."""
+    """Return a record with another value of a dotted key."""
     first, _, rest = key.partition(".")
     new = _put(getattr(record, first), rest, value) if rest else value
     return replace(record, **{first: new})
 
 
 def _file(s: Spec) -> str:
-    """The directory of a rank's file; DIR: one for the user to say."""
+    """Return the directory of a rank's file, or "DIR" as a placeholder for the user."""
     return (
         s.zero.offload_optimizer.nvme_path
         or s.zero.offload_param.nvme_path
@@ -107,7 +112,7 @@ def _path(key: str) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """A spec that settings have changed; far: what each of their keys adds to its price."""
+    """A spec with settings applied. far: key -> the price that its setting adds."""
 
     spec: Spec
     picked: tuple[Setting, ...] = ()
@@ -115,7 +120,7 @@ class Way:
 
     @property
     def settings(self) -> Names:
-        """As they are typed."""
+        """The settings as a user would type them."""
         texts = []
         for s in self.picked:
             texts.append(s.text)
@@ -125,25 +130,25 @@ class Way:
 
     @property
     def text(self) -> str:
-        """One way among others: its settings belong together."""
+        """The settings as one phrase."""
         first, *rest = self.settings
         return f"{first} with {' and '.join(rest)}" if rest else first
 
     def beyond(self, other: Way) -> bool:
-        """It goes at least as far as another, key by key."""
+        """Return whether it goes at least as far as another way in each key of that."""
         return all(
             self.far.get(key, 0) / far >= 1 for key, far in other.far.items()
         )
 
 
 def moving(spec: Spec) -> list[Setting]:
-    """The knobs that put something on the host, of keys that the spec does not have."""
+    """Return the offloading knobs of keys that the spec does not give."""
     return [s for s in KNOBS if s.moves and s.key not in spec.places]
 
 
 def helpful(spec: Spec) -> list[Setting]:
-    """The knobs that may make a spec fit: a disk takes from the host what has room there, if the
-    host has no end. What a budget chooses has been tried."""
+    """Return the knobs that may make a spec fit. A disk only helps if the host's memory is limited.
+    The knobs that a budget chooses have been tried already."""
     tried = (
         [s for s in KNOBS if s.value == DISK]
         if spec.cluster.memory.host is None
@@ -157,8 +162,8 @@ def helpful(spec: Spec) -> list[Setting]:
 
 
 def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
-    """Every way of setting some keys of a spec to what costs less, or some to what costs more; from
-    what costs least."""
+    """Return every legal way of setting some keys to cheaper values, or some to more expensive
+    ones, the cheapest first."""
     less = [s for s in knobs if s.far(spec) < 0]
     more = [s for s in knobs if s.far(spec) > 0]
     found = [*_changed(spec, less), *_changed(spec, more)]
@@ -167,7 +172,7 @@ def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
 
 
 def _changed(spec: Spec, knobs: Sequence[Setting]) -> Iterator[Way]:
-    """In every way of taking one of some keys' settings, or more."""
+    """Yield a way for every combination of at least one setting, at most one per key."""
     keys = [
         (None, *settings) for _, settings in groupby(knobs, attrgetter("key"))
     ]
@@ -191,8 +196,8 @@ def _agrees(spec: Spec) -> bool:
 def planned(
     found: Iterable[Way], plan: Callable[[Spec], Made], wrong: list[SpecError]
 ) -> Iterator[tuple[Way, Made]]:
-    """The ways of which a plan can be made; why others cannot (a bound of the spec) is added to
-    `wrong`."""
+    """Yield the ways that can be planned, each with its plan. The errors of the others (a bound of
+    the spec) are appended to `wrong`."""
     for way in found:
         progress.doing(f"plans {way.text}" if way.settings else "plans")
         try:
@@ -209,7 +214,8 @@ def first(
     plan: Callable[[Spec], Plan],
     most: int,
 ) -> list[Way]:
-    """The first ways that fit, at most so many; one that goes beyond another of them is none."""
+    """Return the first ways that fit, at most `most`. A way that goes beyond one already found is
+    skipped."""
     good: list[Way] = []
     new = (way for way in found if not any(way.beyond(x) for x in good))
     for way, made in planned(new, plan, []):

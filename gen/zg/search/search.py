@@ -1,5 +1,5 @@
-"""search.py -- the plan of a spec that fits: what `train.memory_budget` leaves to choose is chosen,
-and where `cluster.memory` is too small, ways that would fit are named."""
+"""search.py -- finds a plan that fits: makes the choices of `train.memory_budget`, and suggests
+ways that would fit if `cluster.memory` is too small."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..plan import plan
 from ..read.spec import Spec, SpecError
 from . import budget, fits, knobs
 
-MOST = 3  # ways that are named
+MOST = 3  # ways that are suggested
 
 
 def find(spec: Spec) -> Built:
-    """The plan of a spec, which fits the cluster's memory. SpecError: none does."""
+    """Return the plan of a spec, which fits the cluster's memory. Raises SpecError if none does."""
     built = _budgeted(spec)
     _require(spec, built.plan)
     return built
 
 
 def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
-    """What other rules of summation would make of a spec, where it can have them."""
+    """Return (rule, plan) for each other rule of summation that the spec allows."""
     found = []
     for rule in knobs.RULES:
         if rule.held(spec):
@@ -34,7 +34,7 @@ def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
 
 
 def _budgeted(spec: Spec) -> Built:
-    """Where memory has a budget, the plan of what it leaves to choose."""
+    """Build the plan, after the budget's choices if memory has a budget."""
     limit = spec.train.memory_budget
     if limit is None:
         return build.build(spec)
@@ -58,7 +58,7 @@ def _plan(spec: Spec) -> plan.Plan:
 
 
 def _require(spec: Spec, p: plan.Plan) -> None:
-    """SpecError where the plan does not fit, with up to MOST ways that do."""
+    """Raise SpecError if the plan does not fit, with up to MOST ways that do."""
     over = fits.over(spec, p)
     if not over:
         return
@@ -84,7 +84,8 @@ def _require(spec: Spec, p: plan.Plan) -> None:
 
 
 def _where(p: plan.Plan) -> str:
-    """What of the device's memory is what, where that is no plain arena."""
+    """Describe how device memory splits into the arena and the allowance beside it, if it is not a
+    plain arena."""
     most = reserve.neediest(p)
     arena = p.arena(most)
     beside = reserve.device(p, most) - arena
