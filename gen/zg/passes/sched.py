@@ -23,16 +23,8 @@ from ..plan import plan
 from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
-from . import (
-    activations,
-    climb,
-    device,
-    last,
-    layers,
-    micro_batch,
-    offload,
-    rings,
-)
+from . import climb, device, last, offload, rings
+from . import uses as uses_
 from .hops import UPDATED, crossing, end, free, full, route
 from .rings import Gathered, Key, Use
 from .shard import Shards, persists
@@ -128,6 +120,7 @@ class _Maker(Steps):
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
+        turns = 1 if uses[-1].body == "eval" else self.together
         self.fetched.clear()
         self.loaded = False
         for i in range(min(self.ahead, len(gathered))):
@@ -140,22 +133,7 @@ class _Maker(Steps):
             waits = (*self.wholes(u), *come)
             begun = [x for x in u.leaves if first[x[:2]] == n]
             whole = [x for x in u.leaves if last[x[:2]] == n]
-            if self.together > 1 and uses[-1].body != "eval":
-                layers.use(self, u, waits, begun, whole)
-            else:
-                more, recs = activations.before(self, u)
-                micro_batch.one(
-                    self,
-                    u,
-                    0,
-                    waits + more,
-                    begun,
-                    whole,
-                    recs + micro_batch.release(u),
-                )
-                activations.after(self, u)
-                for x in whole:
-                    climb.leaf_done(self, u, x, 0)
+            uses_.use(self, u, turns, waits, begun, whole)
         left = [g.ref for u in uses for g in u.gathered if g.stays]
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
@@ -232,7 +210,7 @@ def schedule(
     kept: Kept,
     saves: Mapping[str, int],
 ) -> Schedule:
-    layers.few(spec, graph)
+    uses_.few(spec, graph)
     m = _Maker(
         spec, graph, shards, kept, ops.BYTES[spec.train.precision], saves
     )
