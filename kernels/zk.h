@@ -231,8 +231,8 @@ void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const r
                     int64_t N, int64_t K, int64_t at, int64_t n);
 
 /* ---- LoRA adapter on columns [at, at + n) of a linear's output: y = base, plus scale * x[M,K] .
- * w[n,K]^T in these columns, rounded once. y may be base. full, carry: as in zk_linear_bwd_w; with
- * carry the old dw must be scaled already */
+ * w[n,K]^T in these columns, rounded once. y may be base. full: as in zk_linear_bwd_w. carry: add
+ * scale * dy^T . x to dw, which is float */
 void zk_lora_fwd(zk *k, const zk_launch *L, real *y, const real *base, const real *x, const real *w,
                  int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale);
 void zk_lora_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
