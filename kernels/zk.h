@@ -14,7 +14,7 @@
  *     order of row reductions.
  *  5. Outputs come first and never alias inputs unless the kernel's comment allows it.
  *  6. Operands are in the memory of the kernel's queue unless said to be in host memory. Kernels
- *     report no error; shapes were checked when the plan was made.
+ *     return no error: on a GPU an error of CUDA or cuBLASLt ends the process with exit code 3.
  *
  * Letters: B batch, T sequence, M = B*T rows, C width, V vocabulary, H query heads, G key and value
  * heads, D head size, N and K output and input features. [M,C] is row-major.
