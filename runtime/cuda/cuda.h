@@ -14,7 +14,7 @@
  *     complete.
  *
  * Environment
- *   ZR_SHARE_GPU=1     let ranks share a device, for tests: they take turns and are slow; without it
+ *   ZR_SHARE_GPU=1     let ranks share a device, for tests: they take turns and are slow; else
  *                      two ranks with one device end the run with exit code 3
  */
 #ifndef ZR_CUDA_H
