@@ -441,8 +441,8 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 
 /* ---- the launcher (zr_launcher.c), how ranks meet (zr_meet.c) and talk (zr_plane.c) */
 void zr_refuse_launcher(zr *z); /* fails if a launcher started this process */
-/* Return the launcher's variable that gives this rank of `all`; NULL without a launcher, or if it
- * started only one task or a pod of several ranks. */
+/* Return the rank that the launcher gave this process, of `all`; NULL without a launcher, or if it
+ * started only one task, or a pod of several ranks. */
 const char *zr_launched(int all);
 void zr_find_launcher(zr *z);        /* sets lowest, here, net, far; fails if variables disagree */
 int zr_port_of(zr *z, uint64_t run); /* a port in ZR_PORTS that Linux gives to nobody else */
