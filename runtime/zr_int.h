@@ -328,7 +328,7 @@ struct zr {
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
-    char *words; /* text of the verified files where it is copied; NULL: none */
+    char *words; /* buffer for states to verify that the host cannot read; NULL: no --verify-every */
     zr_saving saving;
     zr_writer writer;
     zr_watch watch;

@@ -99,7 +99,7 @@ static double float_at(const uint16_t *w, int words)
 /* Return whether, as floats of so many words (1: bfloat16), at least half are not 0 and 99 of 100
  * are integers, as tokens are, or of the size of weights with at least a quarter of either sign. As
  * uint16, one of every `words` tokens would have to be in 16256 .. 19327 or in two bands around
- * 14000 and 47000, none of which holds frequent tokens; as uint32 they are beyond any vocabulary. */
+ * 14000 and 47000, where no frequent tokens are; as uint32 they are beyond any vocabulary. */
 static int is_float(const looks *l, int words)
 {
     int64_t all = l->n / words, whole = 0, sized = 0, other = 0, negative = 0;
