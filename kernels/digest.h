@@ -14,8 +14,8 @@ ZK_BOTH uint64_t digest_mix(uint64_t x)
 #define DIGEST_A 0x9fb21c651e98df25ull
 #define DIGEST_B 0xc6a4a7935bd1e995ull
 
-/* Return the start value for n elements, block `block` of tensor `key`. Its complement starts the
- * second hash. */
+/* Return the start value for n elements, block `block` of tensor `key`. Its
+ * complement starts the second hash. */
 ZK_BOTH uint64_t digest_start(uint64_t key, uint64_t block, int64_t n)
 {
     uint64_t start = digest_mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;

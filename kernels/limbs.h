@@ -11,8 +11,8 @@
 #define ZK_LIMBS_H
 #include "scalar.h"
 
-/* Split s into three digits for the limbs from *at on. Returns 0 if s is not finite or breaks
- * invariant 2. */
+/* Split s into three digits for the limbs from *at on. Returns 0 if s is not
+ * finite or breaks invariant 2. */
 ZK_BOTH int limbs_split(double s, int *at, uint32_t digit[3])
 {
     uint64_t bits;

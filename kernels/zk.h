@@ -43,11 +43,11 @@ typedef struct zk_grid {
     int32_t x, y, z, block, shared;
 } zk_grid;
 
-/* How one (kernel, shape) runs on one target. train.c passes an array with a column for each target
- * of the spec; a kernel reads the column given to zk_open. tile: on a CPU {rows, columns, depth} of
- * a linear and {rows per task} elsewhere; on a GPU its meaning depends on the kernel. part: the
- * launches of the call, in order. margin: SMs that a GPU's GEMM leaves to other kernels; fewer than
- * the GPU has. */
+/* How one (kernel, shape) runs on one target. train.c passes an array with a column for each
+ * target of the spec; a kernel reads the column given to zk_open. tile: on a CPU {rows, columns,
+ * depth} of a linear and {rows per task} elsewhere; on a GPU its meaning depends on the kernel.
+ * part: the launches of the call, in order. margin: SMs that a GPU's GEMM leaves to other
+ * kernels; fewer than the GPU has. */
 enum { ZK_PARTS = 4 };
 typedef struct zk_launch {
     int32_t tile[3];
@@ -96,9 +96,9 @@ typedef struct zk_recipe {
     zk_scaler scaler;
 } zk_recipe;
 
-/* Why a step changed no weight. ZK_FAULTY: a gradient was not finite, or no token was valid.
- * ZK_RESCALED: a gradient was not finite, and the loss scale drops. ZK_LOWEST: the scale cannot
- * drop further. */
+/* Why a step changed no weight. ZK_FAULTY: a gradient was not finite, or no token was
+ * valid. ZK_RESCALED: a gradient was not finite, and the loss scale drops. ZK_LOWEST: the
+ * scale cannot drop further. */
 enum { ZK_APPLIED = 0, ZK_FAULTY = 1, ZK_RESCALED = 2, ZK_LOWEST = 3 };
 
 /* The state of a training step. It lies in the arena, so that captured launches need not change. */
@@ -140,10 +140,10 @@ void zk_close(zk *k);
 const char *zk_target(void);      /* "cpu", or the current device: "sm_80", "sm_90" ... */
 const char *zk_object(void);      /* must be equal on all ranks: "avx512", "sm_90, 132 SMs, ..." */
 int64_t zk_overhead(int threads); /* bytes that zk_open allocates outside the arena */
-/* Set the order in which a context on a CPU sums products in bf16. ZK_PAIRS, the default: of each
- * pair of k the odd one first, as vdpbf16ps does. ZK_TILES: in groups of 32, as tdpbf16ps does.
- * Every kernel object has both. Below 0: leave the order unset. Returns the order that is faster
- * here. */
+/* Set the order in which a context on a CPU sums products in bf16. ZK_PAIRS, the default: of
+ * each pair of k the odd one first, as vdpbf16ps does. ZK_TILES: in groups of 32, as
+ * tdpbf16ps does. Every kernel object has both. Below 0: leave the order unset. Returns the
+ * order that is faster here. */
 enum { ZK_PAIRS = 0, ZK_TILES = 1 };
 int zk_products(zk *k, int order);
 /* Use or make a table of algorithms for a GPU's matrix products in file `path`, for the whole
@@ -344,8 +344,8 @@ void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_re
  * f64 with 16 lanes. Sets sums[ZK_NONFINITE] if a square is not finite. */
 void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
                    int64_t nspans, int64_t first, int64_t n);
-/* Set loss, norm, valid, skipped and factor = M / valid / scale * clip from the sums over all
- * ranks. */
+/* Set loss, norm, valid, skipped and factor = M / valid / scale * clip from
+ * the sums over all ranks. */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* Update parameters by one step of the optimizer r->rule. p: float masters; w: their copy in real,
  * or NULL. p NULL: w, which is bf16, is updated itself. m, v: moments of type r->moments, NULL if
@@ -367,9 +367,9 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
 void zk_report(zk *k, const zk_ctl *ctl, double *out);
 /* Compute the mean loss and the valid tokens held in sums, for validation. */
 void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid);
-/* Sample one token from a row of logits [V] at a temperature: from the top_k likeliest (0: all),
- * and of these from the likeliest whose probabilities add up to top_p. u: a random number in
- * [0,1). */
+/* Sample one token from a row of logits [V] at a temperature: from the top_k
+ * likeliest (0: all), and of these from the likeliest whose probabilities add up to
+ * top_p. u: a random number in [0,1). */
 int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, int64_t top_k,
                   double top_p, double u);
 

@@ -75,11 +75,11 @@ int zr_place(const zr *z, int group); /* r */
  * read this rank's piece. In place where the two addresses are the same. */
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                int64_t to_step, int64_t bytes);
-/* All-to-all, the first half of a reduce-scatter: rank p offers its piece for this rank, `bytes` at
- * at + r*step of its arena. `to` is a slot of the inbox. Afterwards zr_sources(z, to) has R
- * pointers to the pieces in order of rank, valid on any queue until zr_done of the same `to`. On a
- * CPU they point to peers' memory where it can be read; elsewhere piece p has been received at to +
- * p*bytes. */
+/* All-to-all, the first half of a reduce-scatter: rank p offers its piece for this rank,
+ * `bytes` at at + r*step of its arena. `to` is a slot of the inbox. Afterwards zr_sources(z,
+ * to) has R pointers to the pieces in order of rank, valid on any queue until zr_done of the
+ * same `to`. On a CPU they point to peers' memory where it can be read; elsewhere piece p has
+ * been received at to + p*bytes. */
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes);
 enum { ZR_PAIRS, ZR_TILES }; /* orders of products in bf16: see zk_products in zk.h */
 /* Types of elements. */
@@ -164,8 +164,8 @@ typedef struct zr_column {
 /* Numbers that a step reports, as double[ZR_REPORT]. ZR_SCALE: the loss scale, 0 without one. */
 enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
 /* Values of ZR_SKIPPED. ZR_FAULTY: a gradient was not finite, or no token had a target.
- * ZR_RESCALED: a gradient was not finite, and the loss scale drops. ZR_LOWEST: the scale cannot
- * drop further. */
+ * ZR_RESCALED: a gradient was not finite, and the loss scale drops. ZR_LOWEST: the
+ * scale cannot drop further. */
 enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
 /* A request to sample the token after the last one whose target the last evaluation counted. */
@@ -267,9 +267,9 @@ typedef struct zr_program {
     int (*products)(void *k, int order);
     int32_t order;                    /* order that the spec names; below 0: the run chooses */
     int64_t (*overhead)(int threads); /* bytes that the kernels allocate at start */
-    /* zk_gemms: ZR_TAKE the table of GEMM algorithms from file `path`; ZR_TIME products to make
-     * one; ZR_END finishes either. Return 0; 1 with a message in why[n]; or -1 with an error there.
-     * */
+    /* zk_gemms: ZR_TAKE the table of GEMM algorithms from file `path`; ZR_TIME
+     * products to make one; ZR_END finishes either. Return 0; 1 with a message in
+     * why[n]; or -1 with an error there. */
     int (*gemms)(int what, const char *path, char *why, size_t n);
     void (*init)(zr *z);    /* set the masters to their initial values */
     void (*publish)(zr *z); /* make parameters from masters, after init or loading */

@@ -25,8 +25,8 @@
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_HEADER = 1024 };
 /* Largest number of examples; largest bytes of one. */
 enum { EXAMPLES = UINT16_MAX, BYTES = UINT16_MAX };
-/* Words of an example. The context's length is at OF_CONTEXT; its tokens and the completions
- * follow. */
+/* Words of an example. The context's length is at OF_CONTEXT; its tokens
+ * and the completions follow. */
 enum { BEGINS, OF_BYTES, OF_NUMBER, OF_LABEL, OF_COUNT, OF_CONTEXT };
 /* bytes of the smallest example: a context and a completion of one token each */
 enum { LEAST = 2 * (OF_CONTEXT + 4) };

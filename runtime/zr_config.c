@@ -34,8 +34,8 @@ static void take_number(zr_json *j, const char *key, double found[KEYS])
             found[k] = strtod(at, NULL);
 }
 
-/* Read the numbers of these keys; NAN: not there. Returns 0, or -1 if `file` is not a JSON
- * object. */
+/* Read the numbers of these keys; NAN: not there. Returns 0, or -1 if
+ * `file` is not a JSON object. */
 static int read_numbers(char *text, int64_t n, double found[KEYS], const char *file, char *why)
 {
     zr_json j = {text, text + n, NULL};

@@ -25,8 +25,8 @@ static int64_t never(const zr_form *f, int width)
     return width == 4 && f->ignore == usual ? UINT32_MAX : f->ignore;
 }
 
-/* Check that the file is regular and not empty, find its tokens, and require at least one
- * sample. */
+/* Check that the file is regular and not empty, find its tokens, and
+ * require at least one sample. */
 static int examine(zr_data *d, const zr_form *f, char *why)
 {
     struct stat s;

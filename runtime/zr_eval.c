@@ -44,8 +44,8 @@ double zr_mean(zr *z, double *valid)
 
 /* ---- multiple choice */
 
-/* Return the evaluations that every rank must issue for the examples from `first` on, one per
- * rank. */
+/* Return the evaluations that every rank must issue for the examples from
+ * `first` on, one per rank. */
 static int64_t turns_of(const zr *z, int64_t first)
 {
     const zr_choices *c = &z->choices;
@@ -80,8 +80,8 @@ static double mean_loss(zr *z, int there)
     return zr_mean(z, &valid);
 }
 
-/* Return 1 if this rank's example among those from `first` on is right. A loss of NaN never
- * counts. */
+/* Return 1 if this rank's example among those from `first` on is right. A
+ * loss of NaN never counts. */
 static int is_right(zr *z, int64_t first)
 {
     char why[ZR_WHY];

@@ -15,8 +15,8 @@ enum { ZR_WHY = 1000, ZR_FILE = 4096 }; /* bytes of `why` and `note`; of a path 
 static inline int64_t zr_least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Format a line into why[ZR_WHY], with '?' for bytes that cannot be printed. Returns -1. */
 int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Read or write exactly n bytes at file offset `at`. Returns 0, or -1 and errno (ENODATA: the file
- * ends early). */
+/* Read or write exactly n bytes at file offset `at`. Returns 0, or -1 and errno
+ * (ENODATA: the file ends early). */
 int zr_read_at(int fd, void *to, int64_t n, int64_t at);
 int zr_write_at(int fd, const void *from, int64_t n, int64_t at);
 /* Set the size of a file and allocate its space. If it cannot fit, nothing is tried, as that would
@@ -83,8 +83,8 @@ int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why);
 /* Look for tokens beyond the vocabulary in samples first .. first+n-1: in their first 64 MiB and at
  * places of the rest, the share of `rank` of `ranks`. zr_data_read checks all that it reads. */
 int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int ranks, char *why);
-/* Read tokens, targets int32 [B,T] of samples first .. first+B-1. Ignored tokens: input 0, target
- * -1. */
+/* Read tokens, targets int32 [B,T] of samples first .. first+B-1. Ignored
+ * tokens: input 0, target -1. */
 int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
                  char *why);
 void zr_data_close(zr_data *d);
@@ -153,8 +153,8 @@ void zr_progress_beside(void); /* this thread's work does not count as progress 
 int zr_is_beside(void);        /* does this thread save beside a step? */
 /* Return whether the time to save after a signal has passed (--grace). Ranks may differ. */
 int zr_late(zr *z);
-/* Count bytes written to a checkpoint's file. Returns 0, or -1 and errno if there is no time for
- * more. */
+/* Count bytes written to a checkpoint's file. Returns 0, or -1 and errno if
+ * there is no time for more. */
 int zr_wrote(zr *z, int fd, int64_t bytes);
 /* Return the bytes of an element of a state. */
 static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8}[s->type]; }
@@ -207,11 +207,11 @@ int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, ui
 
 /* ---- LoRA adapters (zr_lora.c) */
 int zr_is_adapter(const char *name);
-/* Return the bytes of p->lead before a tensor's name; the head's name lacks the model's own
- * part. */
+/* Return the bytes of p->lead before a tensor's name; the head's name
+ * lacks the model's own part. */
 int zr_adapter_lead(const zr_program *p, const char *name);
-/* to[256] = the base's tensor that PEFT keeps beside an adapter of the head. Returns 0 if there is
- * none. */
+/* to[256] = the base's tensor that PEFT keeps beside an adapter of the head.
+ * Returns 0 if there is none. */
 int zr_adapter_base(char *to, const char *name);
 /* Check that dir/adapter_config.json describes the program's adapters. base: the argument of
  * --load, or NULL. note[ZR_WHY]: differences without effect; unchanged if there are none. */

@@ -91,9 +91,9 @@ typedef struct zr_pulse {
     _Atomic uint32_t waited;     /* times that it found a peer not yet there */
 } zr_pulse;
 
-/* Phase of a rank: starting or ending; between steps; in a step or an evaluation, where commands
- * must complete in time; in a call of the plane (zr_plane.c) that needs an answer from another
- * rank. */
+/* Phase of a rank: starting or ending; between steps; in a step or an evaluation, where
+ * commands must complete in time; in a call of the plane (zr_plane.c) that needs an
+ * answer from another rank. */
 enum { ZR_SILENT, ZR_BETWEEN, ZR_STEPS, ZR_AWAITS };
 enum { ZR_HOST_NAME = 256, ZR_ADDRESS = 64 };
 
@@ -263,7 +263,7 @@ typedef struct zr_checkpoints {
     char data[ZR_TOLD];        /* description of the files of --data */
     const char *const *recipe; /* [nrecipe] the program's lines, then the weights of the sources */
     int nrecipe;
-    int late;         /* the time to save in has passed (--grace): alike on all ranks */
+    int late;         /* 1: the time to save in has passed (--grace), the same on all ranks */
     int64_t unsynced; /* bytes this rank has written that may not be on the disk yet */
     double turned;    /* zr_now() between the last two steps; 0: none yet */
     double saving;    /* seconds since then that training stood still for checkpoints */
@@ -328,7 +328,7 @@ struct zr {
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
-    char *words; /* buffer for states to verify that the host cannot read; NULL: no --verify-every */
+    char *words; /* buffer to verify states that the host cannot read; NULL: not asked for */
     zr_saving saving;
     zr_writer writer;
     zr_watch watch;
@@ -350,12 +350,12 @@ void zr_groups_open(zr *z);
 
 /* ---- how a run ends early (zr_fail.c) */
 enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of the last message; ms allowed to print it */
-/* Write the name of a rank to who[] and return it: "rank 3", or with a launcher "rank 3 on host
- * n7". */
+/* Write the name of a rank to who[] and return it: "rank 3", or with a
+ * launcher "rank 3 on host n7". */
 const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME]);
 const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME]); /* name of this process in messages */
-/* Print `rank R: message` on stderr unless another rank has failed first, and exit all ranks with
- * `code`. */
+/* Print `rank R: message` on stderr unless another rank has failed first, and
+ * exit all ranks with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 /* Return the exit code for a file that cannot be used because of errno `error` (0: its contents are
@@ -403,8 +403,8 @@ extern const char zr_release[]; /* contents of VERSION */
 /* ---- ranges (zr_range.c) */
 void zr_find_column(zr *z); /* sets z->column; fails if the program lacks this target */
 const char *zr_queue_name(int queue);
-/* Check the operands of a command. Each function fails, naming the command, if one is outside its
- * arena. */
+/* Check the operands of a command. Each function fails, naming the command, if
+ * one is outside its arena. */
 void zr_check_queue(zr *z, const char *what, int queue);
 void zr_check_event(zr *z, const char *what, int queue, int event);
 void zr_check_call(zr *z, const char *name, int queue, int n);
@@ -507,8 +507,8 @@ void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map what peer
 enum { ZR_NO_SAMPLE = -1 };
 void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
 void zr_batch_filled(zr *z, int64_t at, int64_t first);
-/* Compute each token's position in its document. A document begins with each sample and after each
- * token `end`. */
+/* Compute each token's position in its document. A document begins with each sample
+ * and after each token `end`. */
 static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
 {
     for (int64_t i = 0; i < p->batch * p->sequence; i++)
@@ -530,8 +530,8 @@ void zr_queues_stop(zr *z);
 void zr_step_begin(zr *z); /* around program->step: test modes run ahead in it */
 /* Wait until ZR_MAIN is empty. Other queues may still run work that the next step waits for. */
 void zr_step_end(zr *z);
-/* Make the graph that zr_replay will launch before the first step, so that its memory is allocated
- * then. */
+/* Make the graph that zr_replay will launch before the first step, so that its
+ * memory is allocated then. */
 void zr_ready(zr *z, int graph, void (*issue)(zr *z));
 void zr_finish(zr *z, int queue);                    /* wait until the queue is empty */
 void zr_drain(zr *z);                                /* wait until all queues are empty */
@@ -631,8 +631,8 @@ void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(pr
 void zr_print_byte(zr *z, char byte); /* to stdout, unchanged */
 /* Print to stderr, on any rank. */
 void zr_print_any(zr *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Print a line to stderr. On a terminal a line of kind ZR_RESULT or ZR_PROGRESS may later be
- * overwritten. */
+/* Print a line to stderr. On a terminal a line of kind ZR_RESULT or ZR_PROGRESS
+ * may later be overwritten. */
 void zr_show(zr *z, int kind, const char *line);
 int64_t zr_parameters(const zr_program *p);
 static inline double zr_rate(double n, double of) { return of > 0 ? n / of : 0; }

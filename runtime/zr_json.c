@@ -40,8 +40,8 @@ int zr_json_more(zr_json *j, char open, int64_t *n)
 }
 
 /* ---- strings */
-/* Return the value of four hex digits at s, or -1. The NUL at the end of the text stops it in
- * time. */
+/* Return the value of four hex digits at s, or -1. The NUL at the end of
+ * the text stops it in time. */
 static int32_t hex4(const char *s)
 {
     int32_t x = 0;

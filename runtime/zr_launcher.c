@@ -22,9 +22,9 @@
 /* Linux assigns ports from 32768 on to programs that ask for any. */
 enum { PORT = 29411, LOW = 20000, SPAN = 12000, STEP = 977, MOST_PORT = 65535 };
 
-/* Variables that give the rank, the number of ranks, the rank on this host and the number of ranks
- * there, and the name of the run, the same on all ranks ("": none; Slurm's port is derived from job
- * and step). */
+/* Variables that give the rank, the number of ranks, the rank on this host and the number of
+ * ranks there, and the name of the run, the same on all ranks ("": none; Slurm's port is
+ * derived from job and step). */
 static const struct source {
     const char *rank, *ranks, *local, *neighbours, *run;
     int pods;  /* without `local` a rank may be a pod */
@@ -89,8 +89,8 @@ static void take_address(zr *z, const char *text)
     z->net.port = (int)port;
 }
 
-/* Take MASTER_ADDR and a port. torchrun's own store uses MASTER_PORT, so the adjacent port is
- * taken. */
+/* Take MASTER_ADDR and a port. torchrun's own store uses MASTER_PORT, so
+ * the adjacent port is taken. */
 static void take_master(zr *z)
 {
     int port = (int)zr_setting(z, "MASTER_PORT", MOST_PORT);
@@ -187,8 +187,8 @@ static const struct source *find_source(void)
     return NULL;
 }
 
-/* Return whether each of the launcher's ranks may be a pod that starts as many ranks as every
- * other. */
+/* Return whether each of the launcher's ranks may be a pod that starts as
+ * many ranks as every other. */
 static int are_pods(const struct source *s, int ranks, int all)
 {
     return s->pods && !is_set(s->local) && ranks > 0 && all % ranks == 0;

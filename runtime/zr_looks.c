@@ -44,8 +44,8 @@ static int64_t zeros(const looks *l, int first)
 
 static int swapped(unsigned x) { return (int)((x & 0xff) << 8 | x >> 8); }
 
-/* Return whether it may be the upper half of a token, or of -1 or -100, which often mark ignored
- * targets. */
+/* Return whether it may be the upper half of a token, or of -1 or -100, which
+ * often mark ignored targets. */
 static int is_upper(const looks *l, uint16_t word, int big)
 {
     int x = big ? swapped(word) : word;

@@ -52,8 +52,8 @@ static int turned(const zr_program *p)
     return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
 }
 
-/* Keys that do not change what is added to weights. Other keys, except those below, must be
- * empty. */
+/* Keys that do not change what is added to weights. Other keys, except
+ * those below, must be empty. */
 static const char *const harmless[] = {
     "auto_mapping",  "ensure_weight_tying", "inference_mode",    "layers_pattern",
     "megatron_core", "peft_version",        "qalora_group_size", "revision"};
@@ -247,8 +247,8 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
-/* Accept a dropout. It changes training, not what is added to weights; the program's adapters have
- * none. */
+/* Accept a dropout. It changes training, not what is added to weights; the
+ * program's adapters have none. */
 static int takes_dropout(given *g, value v)
 {
     char is[NAME];

@@ -164,8 +164,8 @@ static const uint8_t *loaded_types(zr *z)
     return types;
 }
 
-/* Create the files of --save with all their space, so that training does not end without space for
- * them. */
+/* Create the files of --save with all their space, so that training does not
+ * end without space for them. */
 static void begin_save(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
@@ -387,8 +387,8 @@ static void between(zr *z, int last, int verifies, int validates, int saves,
     count_moved(z, moved, -1);
 }
 
-/* Train. Returns whether the run exits early: it was asked to, and steps are left or the last are
- * not saved. */
+/* Train. Returns whether the run exits early: it was asked to, and steps are left
+ * or the last are not saved. */
 static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t every = z->o->val_every;
@@ -477,8 +477,8 @@ static void say_token(zr *z, int32_t token)
     }
 }
 
-/* Return the next token: context int32 [n] becomes row 0, and the logits of its last token are
- * sampled. */
+/* Return the next token: context int32 [n] becomes row 0, and the logits of
+ * its last token are sampled. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
     int32_t *tokens, *targets;
@@ -508,8 +508,8 @@ static int64_t begin_of_data(zr *z, int32_t *context)
     return n;
 }
 
-/* Sample --sample tokens. Every rank draws the same ones, from the same logits and random
- * numbers. */
+/* Sample --sample tokens. Every rank draws the same ones, from the same
+ * logits and random numbers. */
 static void sample(zr *z)
 {
     int64_t T = z->p->sequence;

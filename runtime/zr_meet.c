@@ -50,9 +50,9 @@ static void begin_time(zr *z)
     z->net.until = zr_now() + (double)(patience ? patience : MEET_S);
 }
 
-/* Set a connection's options. A host without power sends nothing, and firewalls drop connections
- * that are idle for some minutes. So the system probes every minute and gives a peer up after
- * two. */
+/* Set a connection's options. A host without power sends nothing, and firewalls drop
+ * connections that are idle for some minutes. So the system probes every minute and
+ * gives a peer up after two. */
 static void keep_alive(int fd)
 {
     static const struct {
@@ -83,8 +83,8 @@ static void name_end(int fd, char name[ZR_ADDRESS])
         memmove(name, name + k, strlen(name + k) + 1);
 }
 
-/* Hash this host's name and, as two hosts may share one, its kernel's boot id. A pod has its own
- * name. */
+/* Hash this host's name and, as two hosts may share one, its kernel's boot
+ * id. A pod has its own name. */
 uint64_t zr_host(void)
 {
     char text[ZR_HOST_NAME + 64] = "";

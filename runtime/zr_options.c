@@ -121,8 +121,8 @@ static int64_t number(zr *z, const struct option *o, const char *text)
     return n;
 }
 
-/* Return the seconds of a time: days, hours, minutes and seconds, each at most once, in this
- * order. */
+/* Return the seconds of a time: days, hours, minutes and seconds, each at
+ * most once, in this order. */
 static int64_t time_of(zr *z, const struct option *o, const char *text)
 {
     static const struct {
@@ -144,8 +144,8 @@ static int64_t time_of(zr *z, const struct option *o, const char *text)
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 
-/* Return the number of letters to change, remove and add between a[n] and b; LONG if a is too
- * long. */
+/* Return the number of letters to change, remove and add between a[n] and
+ * b; LONG if a is too long. */
 enum { LONG = 32 };
 
 static int distance(const char *a, size_t n, const char *b)
@@ -199,8 +199,8 @@ static const struct option *find_option(zr *z, const char *word, const char **va
             near ? near : "", near ? "? " : "");
 }
 
-/* Return a weight in 1/ZR_WEIGHT: digits with at most four after a point. 0: out of range; -1: not
- * a number. */
+/* Return a weight in 1/ZR_WEIGHT: digits with at most four after a point. 0: out of
+ * range; -1: not a number. */
 static int64_t weight_of(const char *text)
 {
     size_t whole = strspn(text, "0123456789"), behind = 0;
@@ -404,8 +404,8 @@ static void set_profile(zr *z, zr_options *o)
                 text, o->steps);
 }
 
-/* Select kernels through the environment, which the kernels of a CPU, and of the host of a GPU,
- * read. */
+/* Select kernels through the environment, which the kernels of a CPU, and of
+ * the host of a GPU, read. */
 static void set_isa(zr *z, const zr_options *o)
 {
     if (!o->isa) return;

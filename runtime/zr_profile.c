@@ -294,8 +294,8 @@ __attribute__((format(printf, 2, 3))) static void emit(struct out *o, const char
     va_end(args);
 }
 
-/* Print nanoseconds as microseconds without rounding, so that events overlap in the file only if
- * they do here. */
+/* Print nanoseconds as microseconds without rounding, so that events overlap in the
+ * file only if they do here. */
 #define US "%" PRId64 ".%03d"
 #define OF_NS(ns) (ns) / 1000, (int)((ns) % 1000)
 

@@ -118,8 +118,8 @@ static double validation_seconds(const zr *z, double step)
     return evaluation_seconds(z, step, turns);
 }
 
-/* Estimate the end of the run. steps: steps done; from: first step whose validation is still to
- * come. */
+/* Estimate the end of the run. steps: steps done; from: first step whose
+ * validation is still to come. */
 static void foresee(zr *z, int64_t steps, int64_t from)
 {
     double step = zr_rate(z->log.busy, (double)(steps - z->checkpoints.from));

@@ -143,8 +143,8 @@ static void check_group(zr *z, const char *what, int queue, int queues, int grou
     check_number(z, what, queue, "group", group, z->p->ngroups);
 }
 
-/* Return the range that peers read. With one rank there are no peers, and pieces may be
- * anywhere. */
+/* Return the range that peers read. With one rank there are no peers,
+ * and pieces may be anywhere. */
 static int given(const zr *z) { return z->ranks > 1 ? SHARED : ARENA; }
 
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,

@@ -44,8 +44,8 @@ static void ask(int signal)
     zr_ask(asked, zr_now());
 }
 
-/* Set a rank's signal handlers: it ignores the signals above, but passes on those that ask to save
- * and exit. */
+/* Set a rank's signal handlers: it ignores the signals above, but passes on those
+ * that ask to save and exit. */
 static void take_signals(zr *z)
 {
     asked = z->shared;
@@ -189,8 +189,8 @@ static void watch_ranks(zr *z, const sigset_t *signals, zr_stall *s)
     }
 }
 
-/* Remove temporary files. All ranks have ended, and so have their locks: a locked file is another
- * run's. */
+/* Remove temporary files. All ranks have ended, and so have their locks: a
+ * locked file is another run's. */
 static void clear_temps(zr *z)
 {
     char why[ZR_WHY];

@@ -213,8 +213,8 @@ static int line_of(const zr_checkpoints *c, const char *key, size_t n)
     return i;
 }
 
-/* Return whether a line is the order of a CPU's products, which GPUs and older programs did not
- * write. */
+/* Return whether a line is the order of a CPU's products, which GPUs and
+ * older programs did not write. */
 static int is_order(const char *line) { return is_key(line, "train.products", 14); }
 
 enum { OTHER = 1 };

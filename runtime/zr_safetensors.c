@@ -384,8 +384,8 @@ static int read_index(zr_table *t, const char *dir, char *why, const char *file)
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
-/* Report why a folder has no weights that can be read: the first of these patterns that it
- * matches. */
+/* Report why a folder has no weights that can be read: the first of these
+ * patterns that it matches. */
 static int say_other(const char *dir, char *why)
 {
     static const struct {

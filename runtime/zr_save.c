@@ -148,8 +148,8 @@ static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, i
     return NULL;
 }
 
-/* Return the text with another type of the weights, and free the old one. NULL: not JSON, or out of
- * memory. */
+/* Return the text with another type of the weights, and free the old one. NULL:
+ * not JSON, or out of memory. */
 static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
 {
     size_t length = 0;
@@ -208,8 +208,8 @@ static int add_copies(zr_saving *s, const char *from, char *why)
     return 0;
 }
 
-/* Refuse to save whole weights beside adapters, because loading the folder would add these
- * again. */
+/* Refuse to save whole weights beside adapters, because loading the
+ * folder would add these again. */
 static int refuse_adapters(const zr_saving *s, char *why)
 {
     char file[ZR_FILE];

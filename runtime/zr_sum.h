@@ -16,8 +16,8 @@ static inline uint64_t zr_sum_one(int64_t i, uint64_t bits)
     return x ^ x >> 29;
 }
 
-/* Return the sum of n elements of `width` bytes, 4 or 2; the first is element `first` of its
- * tensor. */
+/* Return the sum of n elements of `width` bytes, 4 or 2; the first is
+ * element `first` of its tensor. */
 static inline __attribute__((always_inline)) uint64_t zr_sum_plain(const char *from, int64_t width,
                                                                    int64_t first, int64_t n)
 {

@@ -3,8 +3,8 @@
 #define ZR_TEXT_H
 #include <string.h>
 
-/* Return the length of the UTF-8 sequence at s; 0 if it is none (overlong, surrogate, beyond
- * 10FFFF). */
+/* Return the length of the UTF-8 sequence at s; 0 if it is none (overlong,
+ * surrogate, beyond 10FFFF). */
 static inline int zr_utf8(const unsigned char *s)
 {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;

@@ -115,8 +115,8 @@ static uint64_t number_at(const unsigned char *from)
 /* Return the bytes of a token of a type; 0: not supported. */
 static int megatron_width(unsigned type) { return type == 8 ? 2 : type == 4 ? 4 : 0; }
 
-/* Read the index `file`, open as fd with `size` bytes. Its sequences must end where the .bin
- * ends. */
+/* Read the index `file`, open as fd with `size` bytes. Its sequences must
+ * end where the .bin ends. */
 static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int64_t size, char *why)
 {
     unsigned char head[INDEX];

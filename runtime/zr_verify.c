@@ -51,8 +51,8 @@ void zr_hash_weights(zr *z, uint64_t sum[2])
 
 /* ---- replicated states */
 
-/* Add from[BYTES]. Each lane takes every 32nd word. A changed word changes its lane, whatever
- * follows. */
+/* Add from[BYTES]. Each lane takes every 32nd word. A changed word changes
+ * its lane, whatever follows. */
 static inline __attribute__((always_inline)) void add_plain(words lane[LANES], const char *from)
 {
     for (int i = 0; i < BYTES; i += sizeof(words) * LANES)

@@ -33,8 +33,8 @@ const zr_stored zr_adapters = {.file = "adapter_model", .what = "master", .part 
 /* types of states have the numbers of types in files */
 _Static_assert((int)F32 == ZR_F32 && (int)BF16 == ZR_BF16 && (int)F16 == ZR_F16, "types");
 
-/* A rank's part of a tensor instance: n elements from its element `skip` on, at `at` in the
- * arena. */
+/* A rank's part of a tensor instance: n elements from its element `skip`
+ * on, at `at` in the arena. */
 typedef struct piece {
     int64_t at, skip, n;
 } piece;
@@ -65,9 +65,9 @@ static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t
     return row(p, f, t, NULL, &slice) != NULL;
 }
 
-/* Return the part of a tensor instance in a row: with all = 1 the part in this rank's memory, with
- * 0 the part that it owns. Consecutive shards are `shard` elements apart, whatever part of each the
- * row has. */
+/* Return the part of a tensor instance in a row: with all = 1 the part in this rank's
+ * memory, with 0 the part that it owns. Consecutive shards are `shard` elements apart,
+ * whatever part of each the row has. */
 static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, int i, int slice,
                   int rank, int all)
 {
@@ -146,8 +146,8 @@ static void put_string(FILE *f, const char *s)
 /* Return the type in which the n-th of a file's tensors is stored. */
 static int type_of(const zr_stored *f, int64_t n) { return f->types ? f->types[n] : f->type; }
 
-/* Write the n-th tensor's entry. Returns 0 if the file would then have more than `most` bytes of
- * data. */
+/* Write the n-th tensor's entry. Returns 0 if the file would then have more
+ * than `most` bytes of data. */
 static int put_entry(FILE *to, zr_header *h, const zr_program *p, const zr_stored *f, int64_t n,
                      const zr_tensor *t, int i, int64_t most)
 {
@@ -304,8 +304,8 @@ static const uint32_t limits[] = {
     [ZR_F16] = 0x477ff000,
 };
 
-/* Return whether an element's magnitude, as bits, is at or above the limit: one pass without
- * branches. */
+/* Return whether an element's magnitude, as bits, is at or above the limit:
+ * one pass without branches. */
 static int any_beyond32(const char *from, int64_t n, uint32_t limit)
 {
     uint32_t any = 0, x;

@@ -25,9 +25,9 @@ typedef struct act {
 
 ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
 
-/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy where
- * 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped there and u
- * stays finite. */
+/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy
+ * where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped
+ * there and u stays finite. */
 static const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 

@@ -84,8 +84,8 @@ static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
 }
 
 /* ---- blocks of rows */
-/* Load block [64][pad] from `rows` rows of D elements, `stride` apart, the first at element
- * `at`. */
+/* Load block [64][pad] from `rows` rows of D elements, `stride` apart,
+ * the first at element `at`. */
 static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at,
                       int64_t stride, int64_t rows)
 {
@@ -160,8 +160,8 @@ static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, i
     return (sight){line, from - j * BLOCK};
 }
 
-/* Return x with -infinity for those of queries c .. c+LANES-1 that do not see key j of its
- * block. */
+/* Return x with -infinity for those of queries c .. c+LANES-1 that do
+ * not see key j of its block. */
 ZK_INLINE lanes hide(lanes x, sight s, int64_t j, int64_t c)
 {
     static const int32_t number[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -233,8 +233,8 @@ static void scale_rows(const attention *a, float *block, const float *factor, in
                         lanes_load(block + i * a->pad + d) * lanes_set(factor[i]));
 }
 
-/* Write y and lse of head h, queries from .. from+rows-1 of sequence b, from the sums over all
- * keys. */
+/* Write y and lse of head h, queries from .. from+rows-1 of sequence b,
+ * from the sums over all keys. */
 static void finish(const attention *a, const forward *f, int64_t b, int64_t h, int64_t from,
                    int64_t rows)
 {
@@ -250,8 +250,8 @@ static void finish(const attention *a, const forward *f, int64_t b, int64_t h, i
     memcpy(a->lse + (b * a->H + h) * a->T + from, lse, (size_t)rows * sizeof(float));
 }
 
-/* Task (b, h, query block). Tasks of a head follow each other, so that its keys stay in the
- * cache. */
+/* Task (b, h, query block). Tasks of a head follow each other, so that
+ * its keys stay in the cache. */
 static void forward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
@@ -345,8 +345,8 @@ static backward backward_space(const attention *a, int thread)
                       .reach = (int32_t *)(lines + 2 * BLOCK)};
 }
 
-/* Compute p = exp(score - lse) and ds = p * (dp - dot) * scale in place of the products q.k and
- * dy.v. */
+/* Compute p = exp(score - lse) and ds = p * (dp - dot) * scale in place of
+ * the products q.k and dy.v. */
 static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
     lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c);
@@ -360,8 +360,8 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
 
 static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / REGION; }
 
-/* Add the part of head h and query block i to dq, dkey and dvalue for key block j, which is
- * loaded. */
+/* Add the part of head h and query block i to dq, dkey and dvalue for key
+ * block j, which is loaded. */
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
                           int64_t j, int first)
 {

@@ -30,8 +30,8 @@ const char *zk_host_object(void); /* zk_object and zk_overhead of the host's pro
 int zk_host_products(void);       /* order of bf16 products that is faster here */
 int64_t zk_host_overhead(int threads);
 
-/* Define `name` as a jump through the pointer jump_NAME, which is set to `kernel` of one of the
- * objects. */
+/* Define `name` as a jump through the pointer jump_NAME, which is set to
+ * `kernel` of one of the objects. */
 #define ZK_POINTER(name, kernel)                                                                   \
     void kernel##_avx2(void);                                                                      \
     void kernel##_avx512(void);                                                                    \
@@ -50,9 +50,9 @@ static inline void *zk_scratch(const zk *k, int thread)
     return k->scratch + (int64_t)thread * ZK_SCRATCH;
 }
 
-/* Run f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads, and return when all
- * are done. Which thread runs a task is not fixed, so the result of f must not depend on
- * `thread`. */
+/* Run f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads, and
+ * return when all are done. Which thread runs a task is not fixed, so the result of f
+ * must not depend on `thread`. */
 void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg);
 
 /* Start and stop the threads of a context; k->pool already has its memory. zk_pool_start returns 1,

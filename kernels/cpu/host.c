@@ -46,8 +46,8 @@ static int runs_avx512bf16(void) { return runs_avx512() && __builtin_cpu_support
  * slower, and object avx512 is faster (docs/decisions.md). */
 static int favors_avx512bf16(void) { return runs_avx512bf16() && __builtin_cpu_is("amd"); }
 
-/* Return whether this process may use AMX. Only programs of the CPU target contain the AMX
- * object. */
+/* Return whether this process may use AMX. Only programs of the CPU
+ * target contain the AMX object. */
 int zk_tiles_amx(void) __attribute__((weak));
 static int runs_amx(void) { return runs_avx512bf16() && zk_tiles_amx && zk_tiles_amx(); }
 

@@ -125,9 +125,9 @@ ZK_INLINE lanes lanes_log(lanes x)
     return lanes_select(x > 0.0f, lanes_select(x == infinity, x, log), zero_or_none);
 }
 
-/* erf(x). |x| < 0.875: Taylor series to x^19. Else 1 - exp(p(|x|)) with the sign of x, where p is a
- * minimax fit of log(erfc) on [0.875, 4] weighted by erfc (error 6e-9); erfc(4) is below half an
- * ulp of 1. */
+/* erf(x). |x| < 0.875: Taylor series to x^19. Else 1 - exp(p(|x|)) with the sign of x,
+ * where p is a minimax fit of log(erfc) on [0.875, 4] weighted by erfc (error 6e-9);
+ * erfc(4) is below half an ulp of 1. */
 ZK_INLINE lanes lanes_erf(lanes x)
 {
     static const float series[] = {

@@ -22,8 +22,8 @@
  */
 #include "pack.h"
 
-/* Largest tiles. Tiles of halves are narrower, as their sums are in scratch. Depths are in
- * words. */
+/* Largest tiles. Tiles of halves are narrower, as their sums are in
+ * scratch. Depths are in words. */
 enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 /* Below these sizes tiles are not split to feed more threads. */
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };
@@ -103,9 +103,9 @@ ZK_INLINE void chain(lanes s[MR][VECTORS], const char *a, int64_t row, int64_t n
     }
 }
 
-/* Continue the chains sum[MR][NR], rows `stride` apart, or start them if `first`, by the words of
- * a, with rows `row` bytes and words `next` bytes apart, and of b[depth][NR]. Prefetches the block
- * below. */
+/* Continue the chains sum[MR][NR], rows `stride` apart, or start them if `first`, by the
+ * words of a, with rows `row` bytes and words `next` bytes apart, and of b[depth][NR].
+ * Prefetches the block below. */
 ZK_INLINE void multiply_words(float *sum, int64_t stride, const char *a, int64_t row, int64_t next,
                               const float *b, int64_t depth, int first, const int pairs)
 {

@@ -323,8 +323,8 @@ static void heads_bwd_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* Describe both norms: H runs of Q elements with w and dw, then G runs of K elements with wk and
- * dwk. */
+/* Describe both norms: H runs of Q elements with w and dw, then G runs of K
+ * elements with wk and dwk. */
 static void lie(norm *both, int64_t H, int64_t Q, int64_t G, int64_t K, const real *wk, real *dwk)
 {
     both->stride = H * Q + 2 * G * K;

@@ -72,8 +72,8 @@ typedef struct flat_update {
     const zk_ctl *ctl;
 } flat_update;
 
-/* Round x to bf16 stochastically, by the lower (shift 0) or upper (16) half of a word per
- * element. */
+/* Round x to bf16 stochastically, by the lower (shift 0) or upper (16)
+ * half of a word per element. */
 ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
 {
     lanes_bits all;
@@ -193,8 +193,8 @@ static void init_part(void *arg, const zk_part *part)
     }
 }
 
-/* Set the gaps between tensors to 0: units are gathered whole, and kernels read rows that pad a
- * vocabulary. */
+/* Set the gaps between tensors to 0: units are gathered whole, and kernels read
+ * rows that pad a vocabulary. */
 static void init_task(void *arg, int64_t task, int thread)
 {
     const flat *a = arg;
@@ -220,8 +220,8 @@ typedef struct digest {
     int dtype;
 } digest;
 
-/* digest_block of eight whole blocks, one per lane, because each word depends on the one before
- * it. */
+/* digest_block of eight whole blocks, one per lane, because each word
+ * depends on the one before it. */
 static void digest_eight(uint64_t sum[2], uint64_t key, uint64_t block, const real *p, int64_t at,
                          int dtype)
 {

@@ -218,9 +218,9 @@ static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int
                        n - (i << paired(x)), words - i, width);
 }
 
-/* Pack `lines` lines of n elements into to[words of n][width], with 0 for missing lines. Element i
- * of line v is at p[at + v * across + i * along]. A store may write LANES words past the end of
- * `to`. */
+/* Pack `lines` lines of n elements into to[words of n][width], with 0 for missing lines.
+ * Element i of line v is at p[at + v * across + i * along]. A store may write LANES
+ * words past the end of `to`. */
 static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
                  int64_t lines, int64_t n, int width)
 {

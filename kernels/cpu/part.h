@@ -17,8 +17,8 @@ static inline int64_t zk_tile(const zk *k, const zk_launch *L, int i, int64_t ot
     return L && L[k->column].tile[i] > 0 ? L[k->column].tile[i] : otherwise;
 }
 
-/* Load or store up to 16 elements from i on, of which n are left; lanes past them read 0 and are
- * not written. */
+/* Load or store up to 16 elements from i on, of which n are left; lanes past them
+ * read 0 and are not written. */
 static inline v16 zk_get(const real *p, int64_t i, int dtype, int64_t n)
 {
     return load16rn(p, i, dtype, (int)zk_least(n, 16));
@@ -83,15 +83,15 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
 }
 #endif
 
-/* Elements [elem, elem + n) of one tensor, which are at `at` of the given piece of the flat
- * buffer. */
+/* Elements [elem, elem + n) of one tensor, which are at `at` of the given
+ * piece of the flat buffer. */
 typedef struct zk_part {
     const zk_span *span;
     int64_t key, elem, at, n;
 } zk_part;
 
-/* Call f for the part of each tensor in flat elements [lo, hi). first: element at which the piece
- * starts. */
+/* Call f for the part of each tensor in flat elements [lo, hi). first: element
+ * at which the piece starts. */
 static inline void zk_each_part(const zk_span *spans, int64_t nspans, int64_t first, int64_t lo,
                                 int64_t hi, void (*f)(void *arg, const zk_part *part), void *arg)
 {

@@ -22,8 +22,8 @@ static inline v8u low_product(v8u x, uint32_t by)
 #endif
 }
 
-/* Replace words 0 .. 3 of 8 counters by their random words; the upper half of a lane is
- * undefined. */
+/* Replace words 0 .. 3 of 8 counters by their random words; the upper
+ * half of a lane is undefined. */
 static inline void philox(v8u c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);

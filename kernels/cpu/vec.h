@@ -84,8 +84,8 @@ ZK_INLINE void store16n(float *p, v16 x, int n)
     _mm256_maskstore_ps(p, first8(n), (__m256)a.h[0]);
     _mm256_maskstore_ps(p + 8, first8(n - 8), (__m256)a.h[1]);
 }
-/* Load 8 halves, with 0 from the n-th on. AVX2 has masks for pairs only; an odd last half is loaded
- * alone. */
+/* Load 8 halves, with 0 from the n-th on. AVX2 has masks for pairs only; an odd
+ * last half is loaded alone. */
 ZK_INLINE __m128i load8hn(const uint16_t *p, int n)
 {
     n = n < 0 ? 0 : n < 8 ? n : 8;

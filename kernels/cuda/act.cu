@@ -24,9 +24,9 @@ const float LOG2_E = 1.44269504088896340736f;
 
 __device__ inline float sigmoid(float x) { return inverse(1.0f + power2(-LOG2_E * x)); }
 
-/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy where
- * 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped there and u
- * stays finite. */
+/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy
+ * where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped
+ * there and u stays finite. */
 const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 const float CUBE = 0.044715f;
 const float HALF_ROOT = 0.70710678118654752440f;
@@ -113,8 +113,8 @@ template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z,
     }
 }
 
-/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s (1 - s). x [M,2F], y
- * [M,F] */
+/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s
+ * (1 - s). x [M,2F], y [M,F] */
 template <class T, int V>
 __global__ void swiglu_fwd(T *y, const T *x, int64_t M, int64_t F)
 {

@@ -38,8 +38,8 @@ template <int M> __device__ inline void look(sight<M> *see, const heads &a, int 
             see->reach[m][r] = reach_of(a, b, query + 16 * m + 8 * r + lane_of() / 4);
 }
 
-/* Set the scores of keys that a query does not see to -infinity; the arguments are those of
- * hide. */
+/* Set the scores of keys that a query does not see to -infinity; the
+ * arguments are those of hide. */
 template <int M, int N>
 __device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const sight<M> &see)
 {

@@ -74,8 +74,8 @@ template <class R> __device__ inline R *line_at(R *line, const heads &a, int b, 
 static const float LOG2E = 1.44269504f;
 static const float LN2 = 0.693147181f;
 
-/* Compute the two lines at the start of backward's scratch: dot = sum of dy * y, and lse in powers
- * of two. */
+/* Compute the two lines at the start of backward's scratch: dot = sum of dy * y,
+ * and lse in powers of two. */
 void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
                      const real *y, const float *lse, int64_t B, const heads &a);
 

@@ -30,8 +30,8 @@ struct alignas(16) four {
 
 __device__ inline four four_at(const float *p) { return *reinterpret_cast<const four *>(p); }
 
-/* Thread (ty, tx) of a block, and the block's shared memory: two tiles [SIDE][C + 4] and two of
- * scores. */
+/* Thread (ty, tx) of a block, and the block's shared memory: two tiles
+ * [SIDE][C + 4] and two of scores. */
 template <int C> struct plain {
     static constexpr int PAD = C + 4; /* rows 4 banks apart */
     int ty, tx;

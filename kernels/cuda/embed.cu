@@ -33,10 +33,10 @@ __global__ void gather(T *y, const int32_t *token, const int32_t *position, cons
     }
 }
 
-/* ---- backward: a counting sort. place [M] receives the rows in order of token, then of row; the
- * rows of token v end at end[v] and begin where those of token v-1 end. A block sorts the tokens
- * from `low` on. next [size] in shared memory first counts them, then holds the place of the next
- * row. */
+/* ---- backward: a counting sort. place [M] receives the rows in order of token, then of
+ * row; the rows of token v end at end[v] and begin where those of token v-1 end. A block
+ * sorts the tokens from `low` on. next [size] in shared memory first counts them, then holds
+ * the place of the next row. */
 
 /* Count the rows of this block's tokens; returns how many rows have a smaller token. */
 __device__ inline int count(int32_t *next, const int32_t *token, int M, int low, int size)

@@ -204,8 +204,8 @@ static float time_one(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo, co
     return ms[SAMPLES / 2] * 1000 / TURNS;
 }
 
-/* Return the fastest algorithm and add it to the table. The first one wins unless another gains 2 %
- * or more. */
+/* Return the fastest algorithm and add it to the table. The first one wins unless
+ * another gains 2 % or more. */
 static cublasLtMatmulAlgo_t quickest(zk *k, gemm *g, const cublasLtMatmulHeuristicResult_t found[],
                                      int n, const places *at)
 {
@@ -276,8 +276,8 @@ static uint32_t alignment(const void *p)
     return (uint32_t)zk_least((int64_t)low, ALIGNED);
 }
 
-/* d = scale * a . b (+ bias; + d with carry). full: d is float. b_wide, d_wide: leading dimensions
- * of b and d. */
+/* d = scale * a . b (+ bias; + d with carry). full: d is float. b_wide, d_wide:
+ * leading dimensions of b and d. */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
                      int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0, float scale = 1)

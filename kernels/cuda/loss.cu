@@ -114,8 +114,8 @@ __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) y[c] = x[last * C + c];
 }
 
-/* Add the losses of a micro-batch in one block, as the terms are few and their order must be
- * fixed. */
+/* Add the losses of a micro-batch in one block, as the terms are few and
+ * their order must be fixed. */
 __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M)
 {
     double sum = 0;

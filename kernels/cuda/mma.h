@@ -248,9 +248,9 @@ __device__ inline void dot_rows(float (&to)[M][N8][4], const left_rows<D, M, HEL
     }
 }
 
-/* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b comes from
- * lane_of_rows. x is rounded to T, because the registers of one sum are the left operand of the
- * next product. */
+/* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b comes
+ * from lane_of_rows. x is rounded to T, because the registers of one sum are the left
+ * operand of the next product. */
 template <class T, int D, int C, int M, int N>
 __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M][N / 8][4], place b,
                                    int first)

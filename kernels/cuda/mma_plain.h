@@ -39,8 +39,8 @@ __device__ inline void copy(const late_copy &c)
 
 __device__ inline place place_of(const void *shared) { return (place)shared; }
 
-/* Return the address of a PTX instruction's operand of n bytes. A GPU faults if it is not
- * aligned. */
+/* Return the address of a PTX instruction's operand of n bytes. A GPU
+ * faults if it is not aligned. */
 __device__ inline place operand_at(const char *instruction, place at, size_t n)
 {
     if (at % n) shim_fail("%s: an address that is no multiple of %zu", instruction, n);

@@ -24,8 +24,8 @@ namespace {
 
 enum { KEPT = 4, COLUMNS = 32, FOLD_THREADS = 1024 };
 
-/* Limits for the compiler: threads of a block, and blocks of an SM that registers must suffice
- * for. */
+/* Limits for the compiler: threads of a block, and blocks of an SM that
+ * registers must suffice for. */
 constexpr int most_threads(int N) { return N ? 256 : 512; }
 constexpr int most_back(int N, int centred) { return N == KEPT && centred ? 192 : most_threads(N); }
 constexpr int blocks_back(int N) { return N ? 2 : 1; }
@@ -86,8 +86,8 @@ __device__ inline float team_sum(const team &t, float x)
     return x;
 }
 
-/* Call f(j, c) for each pack of this thread: the j-th kept pack, elements c .. c + V - 1 of the
- * run. */
+/* Call f(j, c) for each pack of this thread: the j-th kept pack, elements c
+ * .. c + V - 1 of the run. */
 template <int V, int N, class F> __device__ inline void each(const team &t, int C, F f)
 {
     if (N) {
@@ -356,8 +356,8 @@ __global__ void __launch_bounds__(FOLD_THREADS)
 
 /* ---- calls */
 
-/* Run the statement with N as the number of packs of V elements that the launch keeps; with V = 1
- * none is kept. */
+/* Run the statement with N as the number of packs of V elements that the launch keeps;
+ * with V = 1 none is kept. */
 #define NORM_KEPT(V, N, packs, ...)                                                                \
     do {                                                                                           \
         if ((packs) == KEPT) {                                                                     \

@@ -222,8 +222,8 @@ template <class T>
 static void init_all(zk *k, const zk_launch *L, T *p, const zk_span *spans, int64_t nspans,
                      int64_t first, int64_t n, uint64_t seed)
 {
-    /* set the gaps between tensors to 0: units are gathered whole, and kernels read rows that pad a
-     * vocabulary */
+    /* set the gaps between tensors to 0: units are gathered whole, and kernels read
+     * rows that pad a vocabulary */
     zk_must(cudaMemsetAsync(p, 0, (size_t)n * sizeof *p, k->stream), "zk_init");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
         ZK_LAUNCH(k, L, 0, initial<T>, p, some_spans(spans + i, nspans - i), first, n, seed);

@@ -23,15 +23,15 @@ static inline span_list some_spans(const zk_span *spans, int64_t n)
     return list;
 }
 
-/* ---- the part of a block in a tensor: elements elem .. elem + n - 1 of tensor `key`; `lane` owns
- * its span */
+/* ---- the part of a block in a tensor: elements elem .. elem + n - 1 of tensor
+ * `key`; `lane` owns its span */
 struct block_part {
     int64_t key, elem;
     int lane, n;
 };
 
-/* Find the part at element `e` of the flat buffer, the same in every lane. Returns 0 between
- * tensors. */
+/* Find the part at element `e` of the flat buffer, the same in every lane.
+ * Returns 0 between tensors. */
 __device__ inline int find_part(block_part *part, const zk_span &own, int64_t e)
 {
     int64_t past = e - own.at, i = past > 0 && own.stride > 0 ? past / own.stride : 0;

@@ -208,8 +208,8 @@ void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
     ZK_LAUNCH(k, L, 0, count_leaves, ctl, leaves);
 }
 
-/* ---- squares. Four threads sum a block, with four lanes each; a warp takes EIGHT blocks at
- * once. */
+/* ---- squares. Four threads sum a block, with four lanes each; a warp
+ * takes EIGHT blocks at once. */
 enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
 
 /* Return the sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads, of which this

@@ -33,8 +33,8 @@ static void all_arrived(zr *z, int queue, int group, uint32_t n)
     }
 }
 
-/* Announce that this rank has read what it needs, and wait until every peer on this host has
- * too. */
+/* Announce that this rank has read what it needs, and wait until every
+ * peer on this host has too. */
 static void all_read(zr *z, int queue, int group, uint32_t n)
 {
     zr_set(&z->seat[z->rank]->turn[queue].read, n);
@@ -54,9 +54,9 @@ static void count_pieces(zr *z, int queue, int group, int64_t bytes)
 
 /* ---- the wire */
 
-/* For every rank of another host, start to receive the piece for to + place * to_step and to send
- * the piece at from + place * step. Receives come first, so that a piece has its place when it
- * arrives. */
+/* For every rank of another host, start to receive the piece for to + place * to_step
+ * and to send the piece at from + place * step. Receives come first, so that a piece has
+ * its place when it arrives. */
 static void begin_exchange(zr *z, int queue, int group, const char *from, int64_t step, char *to,
                            int64_t to_step, int64_t bytes)
 {

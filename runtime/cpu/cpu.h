@@ -67,8 +67,8 @@ void zr_check_memory(zr *z, int ranks);  /* fails if this host has no room for s
 void zr_keep_apart(int rank, int ranks); /* pin one of `ranks` that share the allowed cores */
 char *zr_private(zr *z, int64_t bytes);  /* map private memory; NULL for 0 bytes */
 int zr_memory(zr *z, int64_t bytes);     /* make a memory file without a name */
-/* Map the part of an arena that peers read, from `offset` of the file on. at: the address, or NULL
- * for any. */
+/* Map the part of an arena that peers read, from `offset` of the file on. at: the
+ * address, or NULL for any. */
 char *zr_common(zr *z, int file, int64_t offset, char *at, int protection);
 void zr_take_pages(zr *z, char *at, int64_t bytes);
 

@@ -140,8 +140,8 @@ static void *take_slice(void *arg)
     return NULL;
 }
 
-/* Allocate pages with all of the rank's threads; this thread does the parts for which none can be
- * started. */
+/* Allocate pages with all of the rank's threads; this thread does the parts for
+ * which none can be started. */
 void zr_take_pages(zr *z, char *at, int64_t bytes)
 {
     int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;

@@ -120,8 +120,8 @@ void zr_communicators(zr *z)
     _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
     if (z->p->blocks) config.maxCTAs = config.nvlsCTAs = z->p->blocks;
-    /* with other communicators present the first one only adds a few hundred bytes: one block, no
-     * NVLS buffers */
+    /* with other communicators present the first one only adds a few hundred bytes:
+     * one block, no NVLS buffers */
     ncclConfig_t small = config;
     t->comm = zr_get(z, communicators(z), sizeof(ncclComm_t));
     if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE) || z->p->meets)
@@ -177,9 +177,9 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
             "copying a piece");
 }
 
-/* Gather every rank's piece to to + place * to_step, with this rank's at `mine`: one broadcast ring
- * for each piece, issued together. Sends to every peer would cross a node's link once for each of
- * them. */
+/* Gather every rank's piece to to + place * to_step, with this rank's at `mine`: one
+ * broadcast ring for each piece, issued together. Sends to every peer would cross a node's
+ * link once for each of them. */
 static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t mine, int64_t to,
                       int64_t to_step, int64_t bytes)
 {
@@ -197,8 +197,8 @@ static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t 
     leave(z);
 }
 
-/* Send the piece at from + p*step to the peer at every place p, and receive its piece to to +
- * p*bytes. */
+/* Send the piece at from + p*step to the peer at every place p, and receive
+ * its piece to to + p*bytes. */
 static void exchange(zr *z, int queue, int group, cudaStream_t stream, int64_t from, int64_t step,
                      int64_t to, int64_t bytes)
 {
@@ -284,8 +284,8 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     zr_note_end(z, note);
 }
 
-/* A whole shard is one reduce-scatter. Pieces of shards are not adjacent, so each is reduced to its
- * owner. */
+/* A whole shard is one reduce-scatter. Pieces of shards are not adjacent, so each
+ * is reduced to its owner. */
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type)
 {
@@ -317,8 +317,8 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
 
 const void *const *zr_sources(zr *z, int64_t to) { return sources_of(z, "sources", to); }
 
-/* Nothing to wait for: the exchange completed on its stream when every peer had this rank's
- * pieces. */
+/* Nothing to wait for: the exchange completed on its stream when every
+ * peer had this rank's pieces. */
 void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
     uint32_t last = zr_unmark(z, "done", queue, &at, 1);

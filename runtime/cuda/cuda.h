@@ -53,8 +53,8 @@ struct zr_target {
     pthread_mutex_t within; /* held by the thread that is inside NCCL */
     zr_event *event;        /* [p->events] */
     char *arena;            /* device memory */
-    /* pinned host memory: p->host bytes as the plan lays them out, then ZR_BOUNCE bytes for
-     * copies */
+    /* pinned host memory: p->host bytes as the plan lays them out, then
+     * ZR_BOUNCE bytes for copies */
     char *host;
     cudaEvent_t *read;      /* [p->pinned_batches] the batch in that slot has been copied */
     int64_t filled, copied; /* batches so far: written to slots, known to be copied */

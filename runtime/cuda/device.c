@@ -90,11 +90,11 @@ static void set_up_libraries(zr *z, int shared)
     set("NCCL_P2P_DISABLE", "1");
 }
 
-/* Fail if two ranks have the same device. Two tasks that each see one device may see the same; only
- * its UUID tells. For an instance of a GPU (MIG) the driver's cuDeviceGetUuid returns its own UUID,
- * which the runtime's documentation does not promise. If it returned the GPU's, ranks on two
- * instances of one GPU would be refused here, as NCCL 2.28 refuses them itself (it compares PCI
- * addresses). */
+/* Fail if two ranks have the same device. Two tasks that each see one device may see the same;
+ * only its UUID tells. For an instance of a GPU (MIG) the driver's cuDeviceGetUuid returns its
+ * own UUID, which the runtime's documentation does not promise. If it returned the GPU's, ranks
+ * on two instances of one GPU would be refused here, as NCCL 2.28 refuses them itself (it
+ * compares PCI addresses). */
 static void claim_device(zr *z, int share)
 {
     char text[48] = "";
@@ -140,8 +140,8 @@ static void tell_indirect(zr *z, int alone, int ranks)
              zr_gib((int64_t)bytes));
 }
 
-/* Choose a device: rank r takes device r. Fails if there is none. A launcher may show each task one
- * device only. */
+/* Choose a device: rank r takes device r. Fails if there is none. A launcher may show
+ * each task one device only. */
 static void choose(zr *z)
 {
     int devices = 0, share = zr_setting(z, "ZR_SHARE_GPU", 1) != 0;
@@ -257,8 +257,8 @@ void zr_open(zr *z)
 
 void zr_arena(zr *z) { (void)z; }
 
-/* ---- copies through pinned memory, on ZR_MAIN's stream or that of the thread that saves beside a
- * step */
+/* ---- copies through pinned memory, on ZR_MAIN's stream or that of the thread
+ * that saves beside a step */
 
 static cudaStream_t stream_beside(zr *z)
 {
@@ -319,8 +319,8 @@ void zr_batches(zr *z, int64_t n)
     }
 }
 
-/* Return the next slot's tokens. Targets and positions follow them; keys, int64 [B], precede
- * them. */
+/* Return the next slot's tokens. Targets and positions follow them; keys,
+ * int64 [B], precede them. */
 static int32_t *next_place(const zr *z)
 {
     char *at = z->t->host + z->p->pinned_batch +

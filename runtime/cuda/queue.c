@@ -290,8 +290,8 @@ void zr_step_begin(zr *z)
     zr_expect(z);
 }
 
-/* When the step before this one has ended on all queues, reuse the entries of its host
- * functions. */
+/* When the step before this one has ended on all queues, reuse the
+ * entries of its host functions. */
 static void take_turn(zr *z)
 {
     zr_target *t = z->t;

@@ -123,8 +123,8 @@ static void know_each_other(zr *z, int *file)
     free(all);
 }
 
-/* Map the arenas of all ranks that see each other; for the others set up the wire and memory for
- * its data. */
+/* Map the arenas of all ranks that see each other; for the others set up the wire
+ * and memory for its data. */
 static void find_peers(zr *z, lobby *own)
 {
     zr_target *t = z->t;
