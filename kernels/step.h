@@ -1,7 +1,7 @@
 /* step.h -- the constants of an optimizer step, computed in f64 from the recipe and the exact sums.
  *
  *   loss = sum of losses / valid; norm = sqrt(sum of squares) * M / valid / scale
- *   factor = M / valid / scale * min(1, clip / (norm + 1e-6)), which multiplies each gradient
+ *   factor = M / valid / scale, times clip / (norm + 1e-6) if norm > clip; it multiplies gradients
  *   bias1 = 1 / (1 - beta1^applied); bias2 = 1 / (1 - beta2^applied)
  */
 #ifndef ZK_STEP_H

@@ -109,7 +109,7 @@ typedef struct zk_ctl {
     double loss, norm; /* last step: mean loss over valid tokens; gradient norm before clipping */
     int64_t valid;     /* valid tokens in the global batch */
     int64_t skipped;   /* last step: ZK_APPLIED ... */
-    float lr, factor, bias1, bias2;
+    float lr, factor, bias1, bias2; /* learning rate, factor of gradients, bias corrections */
     int64_t leaves;     /* gradients of this step already added to the sums; zk_count counts them */
     double scale;       /* loss scale of this step's gradients */
     int64_t clean;      /* steps in a row with finite gradients since the scale last rose */

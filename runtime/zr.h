@@ -54,7 +54,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     zr_call_n(z, queue, fn, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),  \
               (const int64_t[]){__VA_ARGS__})
 /* Issue the commands of issue(z), which are the same at every call. On a GPU the first call
- * captures them as CUDA graph `graph` and later calls launch the graph; a wait in it for an event
+ * captures them as CUDA graph `graph`, and every call launches the graph. A wait in it for an event
  * recorded outside of it has no effect. A program that uses ZR_HOST is issued anew every time, on a
  * GPU too. Of the graphs of a training step only ZR_UPDATE changes states. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
@@ -188,8 +188,8 @@ typedef struct zr_program {
     uint32_t abi;          /* ZR_ABI */
     const char *name,      /* name of the spec */
         *summary;          /* one line: how the model is trained */
-    const char *plan,      /* SHA-256 of the plan, 64 hex digits */
-        *layout;           /* SHA-256 of where parameters lie and who owns them, 64 hex digits */
+    const char *plan,      /* SHA-256 of the plan, in hex */
+        *layout;           /* SHA-256 of the places and owners of all parameters, in hex */
     const char *memory,    /* one line for --version: where memory goes */
         *config;           /* Hugging Face's config.json, or NULL */
     const char *adapter,   /* PEFT's adapter_config.json, or NULL */

@@ -5,8 +5,8 @@
  *
  * Invariants
  *  1. A rank never outlives the parent; the parent returns only when every rank has ended.
- *  2. A file registered with zr_temp is removed, unless the run no longer needs it removed or
- *     another run has locked it.
+ *  2. A file registered with zr_temp is removed, unless the run has unregistered it or another
+ *     run has locked it.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"

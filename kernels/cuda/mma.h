@@ -14,8 +14,8 @@
  *     c of row r is stored at chunk c ^ (r % 8), so that eight rows of one chunk, or eight chunks
  *     of one row, touch all 32 banks once. A tile starts at a multiple of the bytes of its rows.
  *  4. A copy has arrived only after wait_copies() and a barrier. In C, half of the chunks are
- *     copied at the request and half at the wait, so that a read that comes too soon or a write
- *     that comes too late is noticed.
+ *     copied at the request and half at the wait, so that a read of the new data too soon, or
+ *     of the old data too late, is noticed.
  */
 #ifndef ZK_MMA_H
 #define ZK_MMA_H
