@@ -1,5 +1,4 @@
-/* zr_fail.c -- how a run ends early: the process that finds the reason reports it, and every rank
- * exits.
+/* zr_fail.c -- how a run ends early: one process reports the reason, and every rank exits.
  *
  * Invariants
  *  1. The first failure is the one reported, and its exit code is the program's.

@@ -1,5 +1,4 @@
-/* zr_file.c -- helpers for files: complete reads and writes, allocating space, folders,
- * messages. */
+/* zr_file.c -- helpers for files: complete reads and writes, disk space, folders, messages. */
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_text.h"

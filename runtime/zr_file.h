@@ -239,7 +239,7 @@ typedef struct zr_saving {
         zr_header h; /* tensors 0: the header is the whole file */
     } *file;         /* [n]; the first is renamed last: model.safetensors, or the index */
     int n, shards;   /* number of files; number of files with tensors */
-    int added;       /* number of files of adapters to merge; 0: none */
+    int added;       /* index of the file of adapters to merge; 0: none */
     zr_chunk *chunk; /* made at the start, so that saving needs no memory at the end */
 } zr_saving;
 

@@ -1,5 +1,4 @@
-/* zr_groups.h -- places in groups, and the shards of a state that a rank has, computed from tables
- * alone.
+/* zr_groups.h -- places in groups, and the shards of a state that a rank has, from tables alone.
  *
  * A rank is the sum of its places along the axes of a group times their strides, plus a number
  * common to all ranks of the group. Places in a group vary fastest along its last axis; a group

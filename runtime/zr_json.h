@@ -1,5 +1,4 @@
-/* zr_json.h -- reads JSON from memory, one value at a time, for the headers of weight files; writes
- * strings.
+/* zr_json.h -- reads JSON from memory, a value at a time, for headers of weights; writes strings.
  *
  * Invariants
  *  1. The text is [at, end] and *end is 0; strings are decoded in place.

@@ -1,5 +1,4 @@
-/* zr_launcher.c -- the launcher of this process: its rank among all ranks, and the address of rank
- * 0.
+/* zr_launcher.c -- the launcher of this process: this rank's number, and the address of rank 0.
  *
  * The first of the sources below that gives a rank and a number of ranks is used; without any, the
  * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT, or, if that is not

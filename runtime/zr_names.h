@@ -1,5 +1,4 @@
-/* zr_names.h -- finds tensors of a folder by the program's names, and explains why one is
- * missing. */
+/* zr_names.h -- finds tensors of a folder by the program's names, and says why one is missing. */
 #ifndef ZR_NAMES_H
 #define ZR_NAMES_H
 #include "zr_safetensors.h"

@@ -1,5 +1,4 @@
-/* cpu.h -- the state of a rank on a CPU: its arena and its peers' arenas, queues of commands and
- * threads.
+/* cpu.h -- the state of a rank on a CPU: its arena and its peers', queues of commands and threads.
  *
  * Environment, for tests
  *   ZR_GATHER_DELAY_US=N   delay every all-gather by N microseconds

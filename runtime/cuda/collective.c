@@ -8,7 +8,8 @@
  *  1. Only bytes are moved and only int64 are summed, so no result depends on NCCL's algorithm,
  *     except that of zr_reducescatter (train.reduction: fast), whose algorithm is fixed (device.c).
  *  2. No call blocks, so that a rank that waits can be stopped, and the watchdog can report.
- *  3. A rank's own piece does not go through NCCL.
+ *  3. The own piece of an all-to-all, and all pieces of a group of one rank, are copied
+ *     without NCCL.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
