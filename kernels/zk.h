@@ -113,7 +113,7 @@ typedef struct zk_ctl {
     int64_t leaves;     /* gradients of this step already added to the sums; zk_count counts them */
     double scale;       /* loss scale of this step's gradients */
     int64_t clean;      /* steps in a row with finite gradients since the scale last rose */
-    int64_t hysteresis; /* what is left of zk_scaler.hysteresis */
+    int64_t hysteresis; /* overflows up to the one that halves the scale */
 } zk_ctl;
 
 /* Layout of the exact sums. A sum of f64 is a fixed-point number of ZK_LIMBS 32-bit limbs, each in
@@ -329,7 +329,7 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
              int64_t block);
-/* ctl->leaves += leaves: so many more have been added to every sum */
+/* ctl->leaves += leaves: the number just added to every sum */
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves);
 
 /* sums[ZK_SUMS] = 0 */

@@ -2,7 +2,7 @@
  *
  * Invariants
  *  1. The runtime decides nothing: every size, offset, order and event comes from train.c.
- *  2. Commands of a queue run in the order of issue. Events are those of CUDA: zr_wait waits for
+ *  2. Commands of a queue run in the order of issue. Events work as in CUDA: zr_wait waits for
  *     the newest zr_record of the event issued before it, and for nothing if there is none.
  *  3. On each queue every rank issues the same collectives in the same order.
  *  4. Offsets and sizes are in bytes and have 64 bits. Offsets count from the start of the rank's
@@ -102,7 +102,7 @@ void zr_batch(zr *z, int64_t micro_batch);
 /* The same, each `at` bytes after its place. */
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
-/* ---- what the program tells the runtime */
+/* ---- the tables of a program */
 /* A group of ranks. Group 0 is all ranks. */
 typedef struct zr_group {
     const char *name;

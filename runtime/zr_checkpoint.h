@@ -52,7 +52,7 @@ void zr_checkpoint_load(zr *z);
  * it; it is written beside the next step, and zr_checkpoint_end completes it. */
 int zr_checkpoint_save(zr *z, int beside);
 void zr_checkpoint_end(zr *z);                     /* complete one that was begun, if any */
-int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after so many steps? */
+int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after this number of steps? */
 /* Return whether the run is asked to exit, the same on all ranks. */
 int zr_asked_to_leave(zr *z);
 

@@ -116,7 +116,7 @@ static int tell_kernel(ring *r)
     return 0;
 }
 
-/* Account a result. Returns 1: done; 0: the rest must be submitted again; -1 and errno. */
+/* Account for a result. Returns 1: done; 0: the rest must be submitted again; -1 and errno. */
 static int advance(piece *p, int result)
 {
     if (result == -EINTR || result == -EAGAIN) return 0;

@@ -47,7 +47,7 @@ typedef struct zr_data {
     const char *path;
     int fd, labels; /* labels: file with one label per token; -1: none */
     int width;      /* bytes of a token: 2 (uint16) or 4 (uint32) */
-    int part;       /* the start checks 1/part of what it checks of a single file */
+    int part;       /* the start checks 1/part of the bytes that it checks of a single file */
     int64_t at;     /* file offset of the first token */
     int64_t mask;   /* file offset of the mask, a bit per token, 0: not a target; 0: no mask */
     int64_t count, samples; /* number of tokens; of samples of T tokens and one more */
@@ -116,7 +116,7 @@ int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const
                 char *why);
 /* taken[n]: number of samples of each source among the first m */
 void zr_mix_taken(const zr_mix *s, int64_t m, int64_t *taken);
-/* zr_data_check for the first `used` samples, and zr_data_read. */
+/* As zr_data_check, for the first `used` samples; as zr_data_read. */
 int zr_mix_check(const zr_mix *s, int64_t used, int rank, int ranks, char *why);
 int zr_mix_read(const zr_mix *s, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
                 char *why);

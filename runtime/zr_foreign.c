@@ -5,7 +5,7 @@
 #define PACKED "; unpack it, then make token files by ./run data"
 #define TABLE "; make token files of its text by ./run data"
 
-/* Files that are often mistaken for others: n bytes at offset `at`, and what the file is. Each
+/* Files that are often mistaken for others: n bytes at offset `at`, and the kind of the file. Each
  * entry matches at least three bytes near the beginning of the file; one in ten million files of
  * real tokens would match. */
 static const struct {

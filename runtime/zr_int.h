@@ -55,7 +55,7 @@ enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
  * and written to the file arena. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_FAR, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 16, ZR_TOLD = 512 };
-enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* what the last line of a terminal shows */
+enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* kinds of the last line on a terminal */
 enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* users of a temporary file that zr_temp registers */
 
 /* ---- options (zr_options.c) */
@@ -183,7 +183,7 @@ typedef struct zr_profile {
     zr_note *note; /* [room]; NULL: --profile was not given */
     int64_t room;
     _Atomic int64_t used;
-    double (*wall)[2]; /* [steps] time of begin and end */
+    double (*wall)[2]; /* [steps] times of start and end */
     zr_row *row;
     int rows, on; /* on: the current step is profiled */
 } zr_profile;
@@ -479,7 +479,7 @@ void zr_met(zr *z);                     /* stop the clock */
 void zr_measure(zr *z, double seconds); /* record the time of a step */
 
 /* ---- detection of ranks that make no progress (zr_stall.c) */
-/* What the parent records of one rank, and of all. */
+/* The parent's records of one rank, and of all. */
 typedef struct zr_watched {
     pid_t pid;   /* 0: the process has ended */
     int stopped; /* 1: stopped by a signal and not continued */
@@ -572,7 +572,7 @@ static inline const char *zr_order_line(const zr *z)
 /* Compute the exact hash of the masters, which does not depend on how they are sharded. */
 void zr_hash_weights(zr *z, uint64_t sum[2]);
 void zr_verify_open(zr *z);
-int zr_verify_due(const zr *z, int64_t steps); /* is a check due after so many steps? */
+int zr_verify_due(const zr *z, int64_t steps); /* is a check due after this number of steps? */
 /* Log that hash. Fails if a rank's copy of replicated data differs. */
 void zr_verify(zr *z);
 
@@ -583,7 +583,7 @@ void zr_profile_start(zr *z);
 int zr_profile_apart(const zr *z);       /* is this step or the next one profiled? */
 void zr_profile_step(zr *z, int begins); /* begins 1: the step begins; 0: it has ended */
 void zr_profile_end(zr *z);              /* after the last profiled step: write table and file */
-/* Note a command of a queue. NULL: not noted. */
+/* Return a new note for a command of a queue; NULL: the command is not noted. */
 zr_note *zr_note_make(zr *z, int queue, const char *name, int kind);
 void zr_note_done(zr *z, zr_note *note);
 static inline zr_note *zr_note_begin(zr *z, int queue, const char *name, int kind)
@@ -595,8 +595,8 @@ static inline void zr_note_end(zr *z, zr_note *note)
     if (note) zr_note_done(z, note);
 }
 /* The target's clocks. zr_clocks_start: room for n notes. zr_clocks_step: a profiled step begins,
- * queues are empty. zr_clock: record the note's begin or end on its queue. zr_clocks_end: queues
- * are empty; fill in begin and end of all notes. */
+ * queues are empty. zr_clock: record the note's start or end on its queue. zr_clocks_end: queues
+ * are empty; fill in start and end of all notes. */
 void zr_clocks_start(zr *z, int64_t n);
 void zr_clocks_step(zr *z);
 void zr_clock(zr *z, zr_note *note, int end);
@@ -654,7 +654,7 @@ void zr_log_begin(zr *z); /* write the run's record, once it is sure to start */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples);
-/* seconds: from its begin to its end; pause: seconds that training stood still for it */
+/* seconds: from its start to its end; pause: seconds that training stood still for it */
 void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause);
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);
 /* moved: by this rank in all steps */

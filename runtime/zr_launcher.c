@@ -4,9 +4,9 @@
  * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT, or, if that is not
  * set, at the address that the launcher gives.
  *
- * Kubernetes counts pods, not GPUs. If a rank comes without a rank on its host, and the program has
- * a multiple of the launcher's ranks, each of the launcher's ranks is a pod, which starts as many
- * ranks as every other, with a GPU each.
+ * Kubernetes counts pods, not GPUs. If a launcher gives no local rank, and the program's number of
+ * ranks is a multiple of the launcher's, each of the launcher's ranks is a pod. Every pod then
+ * starts the same number of ranks, with a GPU each.
  *
  * Invariants
  *  1. Only the environment is read.

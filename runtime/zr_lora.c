@@ -52,7 +52,7 @@ static int turned(const zr_program *p)
     return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
 }
 
-/* Keys that do not change what is added to weights. Other keys, except
+/* Keys that do not change the sum added to weights. Other keys, except
  * those below, must be empty. */
 static const char *const harmless[] = {
     "auto_mapping",  "ensure_weight_tying", "inference_mode",    "layers_pattern",
@@ -247,8 +247,8 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
-/* Accept a dropout. It changes training, not what is added to weights; the
- * program's adapters have none. */
+/* Accept a dropout. It changes training, not the sum added to weights; the program's adapters
+ * have none. */
 static int takes_dropout(given *g, value v)
 {
     char is[NAME];
@@ -426,7 +426,7 @@ int zr_merge_take(zr_merge *m, const char *name)
         if (!(e[i] = zr_table_find(&m->table, full))) return 0;
         int fd = m->table.files[e[i]->file].fd;
         int64_t bytes = e[i]->end - e[i]->begin;
-        errno = EINVAL; /* the file is not what was written there */
+        errno = EINVAL; /* the file's contents have changed since they were written */
         if (bytes > m->room[i] || zr_read_at(fd, m->of[i], bytes, e[i]->begin)) return -1;
     }
     m->turned = turned(m->p) && !of_head(name); /* the head is [V,C] in every family */

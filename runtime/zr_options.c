@@ -105,7 +105,7 @@ static const struct option {
      FLAG, AT(tune), 0, 0},
 };
 
-/* Number of the last options, which are only for GPUs. */
+/* OF_GPUS: the number of options, at the end of the table, that are only for GPUs. */
 enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 };
 
 static size_t offered(void) { return zr_is_gpu ? ALL : ALL - OF_GPUS; }

@@ -1,4 +1,4 @@
-/* zr_profile.c -- begin and end of each command in some steps (--profile): a table and a file.
+/* zr_profile.c -- start and end of each command in some steps (--profile): a table and a file.
  *
  * A command of a queue (a function, a collective, a copy, a wait) makes a note in memory that is
  * allocated at the start: the plan gives the number of commands in a step. After the last of these

@@ -1,4 +1,4 @@
-/* zr_run.c -- run.json of a checkpoint: what was run, how far it came, checksums.
+/* zr_run.c -- run.json of a checkpoint: the recipe, the progress of the run, checksums.
  *
  * Invariants
  *  1. The text is formatted at the start; later only fields of fixed width change.

@@ -30,7 +30,7 @@ const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE
 const zr_stored zr_adapters = {.file = "adapter_model", .what = "master", .part = ZR_ADAPTERS};
 
 /* ---- places of elements */
-/* types of states have the numbers of types in files */
+/* states and files number types alike */
 _Static_assert((int)F32 == ZR_F32 && (int)BF16 == ZR_BF16 && (int)F16 == ZR_F16, "types");
 
 /* A rank's part of a tensor instance: n elements from its element `skip`

@@ -150,7 +150,7 @@ typedef struct sight {
     int64_t ahead;        /* distance in rows from the first key to the first query */
 } sight;
 
-/* Return what query block i sees of key block j. line: int32 [64], storage for `reach`. */
+/* Return which keys of key block j query block i sees. line: int32 [64], storage for `reach`. */
 static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, int64_t j)
 {
     int64_t from = i * BLOCK, end = zk_least(from + BLOCK, a->T);

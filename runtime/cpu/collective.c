@@ -33,7 +33,7 @@ static void all_arrived(zr *z, int queue, int group, uint32_t n)
     }
 }
 
-/* Announce that this rank has read what it needs, and wait until every
+/* Announce that this rank has read its pieces, and wait until every
  * peer on this host has too. */
 static void all_read(zr *z, int queue, int group, uint32_t n)
 {

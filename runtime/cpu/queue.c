@@ -201,7 +201,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 static void start(zr *z, int queue)
 {

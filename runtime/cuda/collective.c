@@ -86,7 +86,7 @@ static void look(zr *z)
     leave(z);
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 /* Return whether a group has collectives on a queue. */
 static int meets(const zr *z, int queue, int group)

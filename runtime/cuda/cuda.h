@@ -75,14 +75,14 @@ struct zr_target {
     /* free bytes of device memory: before and after the arena, after the first step */
     int64_t before, after, first;
     int64_t nccl_took; /* bytes that NCCL took when its communicators were made */
-    double begun;      /* zr_now() at the begin of the step */
+    double begun;      /* zr_now() at the start of the step */
     /* --profile: events 2n and 2n + 1 of note n; for each step an event and the host's time */
     cudaEvent_t *clock, *origin;
     double *origin_at;
 };
 
 /* ---- stream.c */
-/* Fail with a message of what was tried, unless a call of CUDA succeeded. */
+/* Fail with a message that names the call, unless a call of CUDA succeeded. */
 void zr_cuda(zr *z, cudaError_t error, const char *what);
 /* Return the stream of a queue for a command that is issued now. what: its name. */
 cudaStream_t zr_on(zr *z, int queue, const char *what);

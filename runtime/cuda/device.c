@@ -47,7 +47,7 @@ static int unrecorded(const zr *z)
     return z->ranks > 1 && (z->o->no_graph || z->o->profile || zr_uses(z, ZR_HOST));
 }
 
-/* Report NCCL variables that change the memory NCCL takes from what the plan counts. */
+/* Report NCCL variables that change NCCL's memory from the amount that the plan counts. */
 static void tell_taken(zr *z)
 {
     static const char *const names[] = {

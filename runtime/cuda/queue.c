@@ -1,6 +1,6 @@
 /* queue.c -- the queues of one rank: streams and events, and the graphs captured from them.
  *
- * zr_call runs a function at once; its launches go to its queue's stream. Between the begin and the
+ * zr_call runs a function at once; its launches go to its queue's stream. Between the start and the
  * end of a capture all streams belong to the graph: the others fork from ZR_MAIN's and join it
  * again.
  *
@@ -177,7 +177,7 @@ static void count(const zr *z, int64_t counts[3][ZR_QUEUES])
     }
 }
 
-/* Move what was counted since `before` to the graph, as capturing it moved nothing. */
+/* Move the counts since `before` to the graph, because its capture moved no data. */
 static void take_counts(zr *z, zr_graph *g, int64_t before[3][ZR_QUEUES])
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
@@ -316,7 +316,7 @@ void zr_step_end(zr *z)
     z->t->first = (int64_t)some;
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 static cudaEvent_t make_event(zr *z)
 {

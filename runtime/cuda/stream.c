@@ -38,7 +38,7 @@ void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
     zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "poisoning");
 }
 
-/* ---- --profile: events around each command, timed from an event at the begin of the step */
+/* ---- --profile: events around each command, timed from an event at the start of the step */
 
 void zr_clocks_start(zr *z, int64_t n)
 {
