@@ -78,12 +78,12 @@ class _Table:
                     else 0
                 )
                 yield plan.Run(
-                    row.name,
-                    tuple(alike),
-                    how.tile,
-                    how.workspace,
-                    how.grids,
-                    left,
+                    launch=row.name,
+                    targets=tuple(alike),
+                    tile=how.tile,
+                    workspace=how.workspace,
+                    grids=how.grids,
+                    margin=left,
                 )
 
 
@@ -166,12 +166,12 @@ class _Maker:
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(
             plan.Fn(
-                f"{name}.{kind.name}{number}",
-                ins,
-                outs,
-                part.ints,
-                total([c.flops for c in part.calls]),
-                tuple(calls),
+                name=f"{name}.{kind.name}{number}",
+                ins=ins,
+                outs=outs,
+                ints=part.ints,
+                flops=total([c.flops for c in part.calls]),
+                calls=tuple(calls),
             )
         )
 
@@ -191,7 +191,16 @@ class _Maker:
             kernel = str(word)
             launch = self.table.name(kernel, shape)
             made.append(plan.Call(kernel, launch, tuple(args)))
-        self.fns.append(plan.Fn(name, ins, outs, ints, 0, tuple(made)))
+        self.fns.append(
+            plan.Fn(
+                name=name,
+                ins=ins,
+                outs=outs,
+                ints=ints,
+                flops=0,
+                calls=tuple(made),
+            )
+        )
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
@@ -444,14 +453,14 @@ def functions(
 ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Every function, the launches, and how each runs on the spec's targets."""
     m = _Maker(
-        spec,
-        graph,
-        shards,
-        kept,
-        bodies,
-        dict(schedule.formals),
-        schedule.tile,
-        schedule.piece,
+        spec=spec,
+        graph=graph,
+        shards=shards,
+        kept=kept,
+        bodies=bodies,
+        formals=dict(schedule.formals),
+        tile=schedule.tile,
+        piece=schedule.piece,
     )
     for kind in graph.kinds:
         for name in kind.bodies:

@@ -15,8 +15,9 @@ from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
 from ..plan.size import Size
 from ..read.spec import Spec
+from .flats import PAGE, persists, stem
 from .rings import Leaf, Use
-from .shard import PAGE, Shards, persists, stem
+from .shard import Shards
 from .stores import Kept
 
 

@@ -25,9 +25,10 @@ from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
 from . import climb, device, last, offload, rings
 from . import uses as uses_
+from .flats import persists
 from .hops import UPDATED, crossing, end, free, full, route
 from .rings import Gathered, Key, Use
-from .shard import Shards, persists
+from .shard import Shards
 from .steps import SUMS, Steps
 from .stores import Kept
 
@@ -212,7 +213,12 @@ def schedule(
 ) -> Schedule:
     uses_.few(spec, graph)
     m = _Maker(
-        spec, graph, shards, kept, ops.BYTES[spec.train.precision], saves
+        spec=spec,
+        graph=graph,
+        shards=shards,
+        kept=kept,
+        real=ops.BYTES[spec.train.precision],
+        saves=saves,
     )
     uses = m.bind(m.chain("train"))
     written = Counter(f for u in uses for f, _, _ in u.leaves)
@@ -260,13 +266,13 @@ def schedule(
     m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
     return Schedule(
-        crossing(last.sections(sections)),
-        m.ring,
-        m.grad,
-        m.staging,
-        m.ahead,
-        live,
-        offload.tile(m),
-        climb.piece(m) if m.sums.host else 0,
-        m.formals,
+        sections=crossing(last.sections(sections)),
+        ring=m.ring,
+        grad=m.grad,
+        staging=m.staging,
+        prefetch=m.ahead,
+        live=live,
+        tile=offload.tile(m),
+        piece=climb.piece(m) if m.sums.host else 0,
+        formals=m.formals,
     )

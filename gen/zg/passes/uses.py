@@ -22,9 +22,9 @@ from ..graph.graph import Graph
 from ..plan.plan import Events, Int, Ref
 from ..read.spec import Spec
 from . import activations, climb
+from .flats import persists
 from .hops import free, full
 from .rings import Leaf, Use
-from .shard import persists
 from .steps import Steps
 
 TURNS = 8192  # units x micro-batches: each is some lines of the plan

@@ -240,7 +240,14 @@ def arg(text: str) -> Arg:
     if m := _OPERAND.match(text):
         by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
         group = _group(m[3])
-        return Operand(m[1], int(m[2]), by_rank, by_round, m[6] or "", group)
+        return Operand(
+            base=m[1],
+            at=int(m[2]),
+            by_rank=by_rank,
+            by_round=by_round,
+            name=m[6] or "",
+            group=group,
+        )
     if m := _INDEX.match(text):
         group = _group(m[2])
         by_rank, at = int(m[3] or 0), int(m[4] or 0)
@@ -262,7 +269,14 @@ def _ref(text: str) -> Ref:
     if not m:
         raise ValueError(text)
     slot, at, by_rank = int(m[2]), int(m[3] or 0), int(m[5] or 0)
-    return Ref(m[1], slot, at, bool(m[6]), by_rank, _group(m[4]))
+    return Ref(
+        cls=m[1],
+        index=slot,
+        at=at,
+        last=bool(m[6]),
+        by_rank=by_rank,
+        group=_group(m[4]),
+    )
 
 
 def _event(text: str) -> Event:
@@ -294,15 +308,15 @@ def _parse_step(words: list[str]) -> Step:
             lists[where].append(word)
     unit = "" if words[3] == "-" else words[3]
     return Step(
-        words[1],
-        words[2],
-        unit,
-        tuple(map(_ref, lists["ins"])),
-        tuple(map(_ref, lists[">"])),
-        tuple(map(_int, lists["with"])),
-        tuple(map(_event, lists["wait"])),
-        tuple(map(_event, lists["rec"])),
-        "".join(lists["over"]),
+        queue=words[1],
+        op=words[2],
+        unit=unit,
+        ins=tuple(map(_ref, lists["ins"])),
+        outs=tuple(map(_ref, lists[">"])),
+        ints=tuple(map(_int, lists["with"])),
+        waits=tuple(map(_event, lists["wait"])),
+        recs=tuple(map(_event, lists["rec"])),
+        group="".join(lists["over"]),
     )
 
 
@@ -325,7 +339,16 @@ def parse(text: str) -> Plan:
                 )
             elif words[0] == "fn":
                 ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
-                fns.append(Fn(words[1], ins, outs, ints, _flops(words[3]), ()))
+                fns.append(
+                    Fn(
+                        name=words[1],
+                        ins=ins,
+                        outs=outs,
+                        ints=ints,
+                        flops=_flops(words[3]),
+                        calls=(),
+                    )
+                )
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
@@ -347,22 +370,22 @@ def parse(text: str) -> Plan:
     if not lists[Head] or not lists[Recipe]:
         raise PlanError("no head or no recipe")
     p = Plan(
-        lists[Head][0],
-        lists[Recipe][0],
-        tuple(lists[Stated]),
-        tuple(lists[Group]),
-        tuple(lists[Flat]),
-        tuple(lists[Store]),
-        tuple(lists[Tensor]),
-        tuple(lists[Class]),
-        tuple(lists[Table]),
-        tuple(lists[Launch]),
-        tuple(lists[Run]),
-        tuple(fns),
-        events,
-        tuple(Section(n, r, tuple(s)) for n, r, s in sections),
-        tuple(lists[File]),
-        tuple(lists[Axis]),
+        head=lists[Head][0],
+        recipe=lists[Recipe][0],
+        stated=tuple(lists[Stated]),
+        groups=tuple(lists[Group]),
+        flats=tuple(lists[Flat]),
+        stores=tuple(lists[Store]),
+        tensors=tuple(lists[Tensor]),
+        classes=tuple(lists[Class]),
+        tables=tuple(lists[Table]),
+        launches=tuple(lists[Launch]),
+        runs=tuple(lists[Run]),
+        fns=tuple(fns),
+        events=events,
+        sections=tuple(Section(n, r, tuple(s)) for n, r, s in sections),
+        files=tuple(lists[File]),
+        axes=tuple(lists[Axis]),
     )
     printed = print_plan(p)
     for number, (a, b) in enumerate(
