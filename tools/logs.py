@@ -1,4 +1,4 @@
-"""logs.py -- what a log of out/train has, as it grows: docs/reference.md, The log.
+"""logs.py -- what a log of out/train has, as it grows: docs/running.md, The log.
 
 The first training step of a run, and those behind it, take the place of what the log had of them:
 a run that goes on from a checkpoint keeps the steps before, another one keeps none.
