@@ -1,6 +1,7 @@
 """test_pages.py -- files, links, commands and variables that the pages name are there, and work."""
 
 import dataclasses
+import json
 import pathlib
 import re
 import shlex
@@ -67,12 +68,15 @@ def test_the_readme_is_short() -> None:
 
 
 def commands(name: str) -> list[str]:
-    """Lines of gen/zgen in a page's blocks of code, without what becomes of their output."""
-    found = re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", page(name), re.M)
-    return [
-        re.sub(r" (-o \S+|[|>] .*|&& .*)$", "", x.replace("\\\n", " "))
-        for x in found
-    ]
+    """Lines of gen/zgen in a page's blocks of code, without comments and the use of their output."""
+    said = page(name)
+    values = dict(re.findall(r'^ {4}(\w+)="([^"]*)"$', said, re.M))
+    found = []
+    for line in re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", said, re.M):
+        line = re.sub(r" +(#|[|>] |&& ).*", "", line.replace("\\\n", " "))
+        line = re.sub(r" -o \S+", "", line)
+        found.append(re.sub(r"\$(\w+)", lambda m: values[m[1]], line))
+    return found
 
 
 @pytest.mark.slow
@@ -89,6 +93,82 @@ def test_the_readmes_commands_say_what_it_shows() -> None:
     assert len(shown) == 2
     for text_ in shown:
         assert " ".join(text_.split()) in " ".join(said.split())
+
+
+# Of commands that cannot run here, and why.
+SKIPPED = {"model_specs/SPEC.yaml": "letters stand for the columns of a table"}
+# Files and folders of a reader's own.
+THEIRS = {
+    "ds_config.json": {
+        "zero_optimization": {"stage": 2},
+        "bf16": {"enabled": True},
+    },
+    "mine.yaml": {
+        "train": {
+            "global_batch": 8,
+            "micro_batch": 2,
+            "sequence": 64,
+            "optimizer": {"lr": 1e-4},
+        }
+    },
+}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+FOLDERS = {
+    "Llama-3.2-1B": LLAMA,
+    "Qwen3-0.6B": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with the files that the pages' commands name."""
+    here = tmp_path_factory.mktemp("reader")
+    (here / "model_specs").symlink_to(ROOT / "model_specs")
+    for name, content in THEIRS.items():
+        (here / name).write_text(json.dumps(content))
+    for name, config in FOLDERS.items():
+        (here / name).mkdir()
+        (here / name / "config.json").write_text(json.dumps(config))
+    return here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        {
+            command
+            for name in PAGES
+            if name != "README.md"
+            for command in commands(name)
+            if not any(word in command for word in SKIPPED)
+        }
+    ),
+)
+def test_the_pages_commands_run(command: str, reader: pathlib.Path) -> None:
+    """All but those of the README, which the test above runs."""
+    words = shlex.split(command)
+    done = subprocess.run(
+        [ROOT / words[0], *words[1:]],
+        cwd=reader,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_a_skipped_command_is_there() -> None:
+    every = " ".join(command for name in PAGES for command in commands(name))
+    assert all(word in every for word in SKIPPED)
 
 
 def test_a_word_has_one_meaning() -> None:
