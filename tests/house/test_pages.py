@@ -237,7 +237,7 @@ def test_the_plans_page_has_every_command() -> None:
 
 
 def test_running_has_every_word_of_emit() -> None:
-    part = page("docs/running.md").split("## What `--emit` writes")[1]
+    part = page("docs/running.md").split("## Outputs of `--emit`")[1]
     rows = re.findall(r"^\| `(\w+)` \|", part.split("\n## ")[0], re.M)
     given = main.arguments.__code__.co_consts
     (choices,) = [x for x in given if isinstance(x, tuple) and "plan" in x]
