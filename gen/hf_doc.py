@@ -1,4 +1,4 @@
-"""hf_doc.py -- writes docs/hf_keys.md: the keys of config.json, and the keys of a spec that they set.
+"""hf_doc.py -- writes docs/hf_keys.md: keys of config.json, and the keys of a spec that they set.
 
 .venv/bin/python gen/hf_doc.py > docs/hf_keys.md; a test compares.
 """

@@ -106,27 +106,14 @@ def _groups(
     return tuple(g for g in shards.grid.groups() if g.name in used)
 
 
-@unsearched
-def _built(spec: Spec) -> Built:
+def _head(
+    spec: Spec, graph: Graph, shards: Shards, schedule: sched.Schedule
+) -> plan.Head:
     t, z = spec.train, spec.zero
-    graph = slices.graph(spec)
-    shards = shard.split(spec, graph)
-    kept = stores.plan(spec, shards)
-    bodies = place.bodies(graph, ops.BYTES[t.precision])
-    saves = {k: v.size for k, v in bodies.save.items()}
-    schedule = sched.schedule(spec, graph, shards, kept, saves)
-    fns, launches, runs = launch.functions(
-        spec, graph, shards, kept, bodies, schedule
-    )
-    classes = place.classes(
-        buffers.wanted(
-            spec, graph, shards, bodies, schedule, kept.states, runs
-        )
-    )
     params = sum(
         k.count * sum(x.params for x in k.tensors) for k in graph.kinds
     )
-    head = plan.Head(
+    return plan.Head(
         spec=spec.name,
         ranks=spec.cluster.ranks,
         zero=z.stage,
@@ -154,12 +141,30 @@ def _built(spec: Spec) -> Built:
         local=spec.cluster.local if spec.cluster.ranks > 1 else 0,
         products=t.products,
     )
+
+
+@unsearched
+def _built(spec: Spec) -> Built:
+    graph = slices.graph(spec)
+    shards = shard.split(spec, graph)
+    kept = stores.plan(spec, shards)
+    bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
+    saves = {k: v.size for k, v in bodies.save.items()}
+    schedule = sched.schedule(spec, graph, shards, kept, saves)
+    fns, launches, runs = launch.functions(
+        spec, graph, shards, kept, bodies, schedule
+    )
+    classes = place.classes(
+        buffers.wanted(
+            spec, graph, shards, bodies, schedule, kept.states, runs
+        )
+    )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)
         for n, x in enumerate(graph.tables)
     )
     made = plan.Plan(
-        head=head,
+        head=_head(spec, graph, shards, schedule),
         recipe=recipe.made(spec),
         stated=stated.lines(spec),
         groups=_groups(shards, kept, fns, schedule),
