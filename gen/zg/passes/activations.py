@@ -21,73 +21,75 @@ from .rings import Use
 from .steps import Steps
 
 
-def _kept(m: Steps, u: Use) -> list[tuple[str, int]]:
+def _backward_values(m: Steps, u: Use) -> list[tuple[str, int]]:
     """What a unit's backward needs of its forward, of classes that move: (class, value)."""
-    both = []
+    values = []
     if u.x >= 0:
-        both.append(("x", u.x))
+        values.append(("x", u.x))
     if u.kind.saved:
-        both.append((f"save.{u.kind.name}", u.index))
-    return [(c, i) for c, i in both if c in m.near]
+        values.append((f"save.{u.kind.name}", u.index))
+    return [(c, i) for c, i in values if c in m.offloaded]
 
 
-def _going(m: Steps, u: Use) -> list[tuple[str, int]]:
+def _offloaded_values(m: Steps, u: Use) -> list[tuple[str, int]]:
     """Those that do not stay."""
-    return [(c, i) for c, i in _kept(m, u) if goes(m, c, i)]
+    return [(c, i) for c, i in _backward_values(m, u) if is_offloaded(m, c, i)]
 
 
-def goes(m: Steps, cls: str, i: int) -> bool:
+def is_offloaded(m: Steps, cls: str, i: int) -> bool:
     """Is value i in the host arena between forward and backward?"""
-    return i in m.far.get(cls, ())
+    return i in m.host_places.get(cls, ())
 
 
-def _far(m: Steps, cls: str, i: int) -> Ref:
-    return Ref(f"far.{cls}", m.far[cls][i])
+def _host_place(m: Steps, cls: str, i: int) -> Ref:
+    return Ref(f"far.{cls}", m.host_places[cls][i])
 
 
 def _slot(m: Steps, cls: str, i: int) -> Ref:
     return m.placed(cls, i, 0)
 
 
-def _made(m: Steps, u: Use) -> list[tuple[str, int]]:
+def _forward_values(m: Steps, u: Use) -> list[tuple[str, int]]:
     """What a unit's forward makes of them, which its backward is the last to read."""
-    saved = [(c, i) for c, i in _kept(m, u) if c != "x"]
-    return [("x", u.y), *saved] if "x" in m.near else saved
+    saved = [(c, i) for c, i in _backward_values(m, u) if c != "x"]
+    return [("x", u.y), *saved] if "x" in m.offloaded else saved
 
 
 def before(m: Steps, u: Use) -> tuple[Events, Events]:
     """Brings what the backward behind u needs; what u waits for, and records."""
     waits: list[Event] = []
     recs: list[Event] = []
-    going = [full(_slot(m, c, i)) for c, i in _going(m, u)]
+    full_events = [full(_slot(m, c, i)) for c, i in _offloaded_values(m, u)]
     if u.body == "fwd":
         if u.first:  # where values were that are down by now
-            for c, i in _made(m, u):
-                if goes(m, c, i - m.near[c][0]):
+            for c, i in _forward_values(m, u):
+                if is_offloaded(m, c, i - m.offloaded[c][0]):
                     waits.append(free(_slot(m, c, i)))
         if u.last:
-            recs = going
+            recs = full_events
     if u.body == "bwd":
         if u.first:
-            _raise(m, u)
-            waits = going
+            _prefetch(m, u)
+            waits = full_events
         if u.last:
-            recs = [free(_slot(m, c, i)) for c, i in _made(m, u)]
+            recs = [free(_slot(m, c, i)) for c, i in _forward_values(m, u)]
     return tuple(waits), tuple(recs)
 
 
-def _raise(m: Steps, u: Use) -> None:
+def _prefetch(m: Steps, u: Use) -> None:
     """The values before those that u needs."""
-    for c, i in _kept(m, u):
-        if i and goes(m, c, i - 1):
-            hop = Hop("up", _far(m, c, i - 1), _slot(m, c, i - 1), takes=False)
-            m.copy(hop, u.unit, m.near[c][2])
+    for c, i in _backward_values(m, u):
+        if i and is_offloaded(m, c, i - 1):
+            hop = Hop(
+                "up", _host_place(m, c, i - 1), _slot(m, c, i - 1), takes=False
+            )
+            m.copy(hop, u.unit, m.offloaded[c][2])
 
 
 def after(m: Steps, u: Use) -> None:
     """What nothing of forward reads any more goes down."""
     if u.body != "fwd" or not u.last:
         return
-    for c, i in _going(m, u):
-        hop = Hop("down", _slot(m, c, i), _far(m, c, i), fills=False)
-        m.copy(hop, u.unit, m.near[c][2])
+    for c, i in _offloaded_values(m, u):
+        hop = Hop("down", _slot(m, c, i), _host_place(m, c, i), fills=False)
+        m.copy(hop, u.unit, m.offloaded[c][2])

@@ -25,21 +25,21 @@ def wanted(
 ) -> list[Wanted]:
     """Every class; kept: every state. `work` is the last of those that all targets have, so that
     other offsets agree where it does not."""
-    turns = _turns(schedule)
+    slot_counts = _slot_counts(schedule)
     tiles = _tiles(shards, kept, schedule.tile)
     return [
         *_control(spec, graph),
         *(
             c
             for f in shards.flats
-            for c in _of_flat(spec, shards, f, kept, schedule, turns)
+            for c in _of_flat(spec, shards, f, kept, schedule, slot_counts)
         ),
         *_sums(spec, shards),
-        *_between(shards, schedule, turns),
-        *_values(spec, graph, bodies, turns),
-        *_host(spec, shards, schedule, turns, tiles),
+        *_level_slots(shards, schedule, slot_counts),
+        *_values(spec, graph, bodies, slot_counts),
+        *_host(spec, shards, schedule, slot_counts, tiles),
         Wanted("work", 1, max(bodies.work, 64)),
-        *_inbox(shards, schedule, turns),
+        *_inbox(shards, schedule, slot_counts),
         *_gpu(spec, graph, runs),
     ]
 
@@ -77,8 +77,8 @@ def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
     )
     elements = s.n * shards.grid.parts(depth)
     pending = f.nodes if s.what == "sum" and not shards.sums.pending else 1
-    moves = shards.sums.depth < shards.sums.ends
-    gathered = {"params": shards.states > 0, "sum": moves}
+    summed_over_ranks = shards.sums.depth < shards.sums.result_depth
+    gathered = {"params": shards.states > 0, "sum": summed_over_ranks}
     readers = (
         _common(spec)
         if gathered.get(s.what) and s.arena == "device"
@@ -95,7 +95,7 @@ def _of_flat(
     f: Flat,
     kept: Sequence[State],
     schedule: sched.Schedule,
-    turns: dict[str, int],
+    slot_counts: dict[str, int],
 ) -> list[Wanted]:
     """What holds a flat's parameters, states, sums and leaves, and brings them."""
     real, common = ops.BYTES[spec.train.precision], _common(spec)
@@ -109,7 +109,7 @@ def _of_flat(
         out.append(
             Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common)
         )
-        if f"fetched.{f.name}" in turns:
+        if f"fetched.{f.name}" in slot_counts:
             out.append(
                 Wanted(f"fetched.{f.name}", slots, f.shard * real, "host")
             )
@@ -120,7 +120,7 @@ def _of_flat(
                 f"grad.{f.name}",
                 grads,
                 whole * real,
-                readers="own" if shards.sums.first else common,
+                readers="own" if shards.sums.own_first else common,
             )
         )
     return out
@@ -134,8 +134,8 @@ def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
     return [Wanted("pending", 1, most * 4, readers=_common(spec))]
 
 
-def _between(
-    shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
+def _level_slots(
+    shards: Shards, schedule: sched.Schedule, slot_counts: dict[str, int]
 ) -> list[Wanted]:
     """Slots between two levels: sums of gradients on their way up, and what comes from other hosts
     on its way down."""
@@ -150,14 +150,14 @@ def _between(
             )
             most[r.cls] = max(most.get(r.cls, 0), size)
     return [
-        Wanted(name, turns[name], most[name], readers="peers")
+        Wanted(name, slot_counts[name], most[name], readers="peers")
         for name in ("intra", "inter")
         if name in most
     ]
 
 
 def _values(
-    spec: Spec, graph: Graph, bodies: place.Bodies, turns: dict[str, int]
+    spec: Spec, graph: Graph, bodies: place.Bodies, slot_counts: dict[str, int]
 ) -> list[Wanted]:
     """Activations, their gradients, and what functions save."""
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
@@ -167,28 +167,32 @@ def _values(
         out.append(
             Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc)
         )
-    out += _kept(spec, "x", units, value, turns)
+    out += _kept(spec, "x", units, value, slot_counts)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
         if bodies.save[k.name].size:
             size = bodies.save[k.name].size
-            out += _kept(spec, f"save.{k.name}", k.count, size, turns)
+            out += _kept(spec, f"save.{k.name}", k.count, size, slot_counts)
     out.append(Wanted("tmp", 1, max(p.size for p in bodies.tmp.values())))
     return out
 
 
 def _kept(
-    spec: Spec, name: str, count: int, size: int, turns: dict[str, int]
+    spec: Spec, name: str, count: int, size: int, slot_counts: dict[str, int]
 ) -> list[Wanted]:
     """The `count` values of a micro-batch that backward needs; in the host arena those that go
     there."""
-    near = operands.near_slots(spec, name, count)
-    if near == count:
+    device_slots = operands.near_slots(spec, name, count)
+    if device_slots == count:
         return [Wanted(name, count * spec.together, size)]
-    far = turns.get(f"far.{name}", 0)
+    host_slots = slot_counts.get(f"far.{name}", 0)
     return [
-        Wanted(f"near.{name}", near, size),
-        *([Wanted(f"far.{name}", far, size, "host")] if far else ()),
+        Wanted(f"near.{name}", device_slots, size),
+        *(
+            [Wanted(f"far.{name}", host_slots, size, "host")]
+            if host_slots
+            else ()
+        ),
     ]
 
 
@@ -208,7 +212,7 @@ def _host(
     spec: Spec,
     shards: Shards,
     schedule: sched.Schedule,
-    turns: dict[str, int],
+    slot_counts: dict[str, int],
     tiles: dict[str, int],
 ) -> list[Wanted]:
     """What an update on the host needs."""
@@ -217,37 +221,37 @@ def _host(
     real = ops.BYTES[spec.train.precision]
     tile = {f.name: min(schedule.tile, f.shard - f.near) for f in shards.flats}
     if shards.sums.host:
-        lowered = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
+        down = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
     else:
-        lowered = max(tile[f.name] for f in shards.flats if f.moves) * 4
-    raised = max(
+        down = max(tile[f.name] for f in shards.flats if f.trainable) * 4
+    up = max(
         (
             tile[f.name]
             for f in shards.flats
-            if f.moves and f.name not in schedule.staging
+            if f.trainable and f.name not in schedule.staging
         ),
         default=0,
     )
     sizes = {
         "hctl": (ops.CTL, "host"),
-        "down": (lowered, "host"),
+        "down": (down, "host"),
         "hsums": (8 * ops.SUMS, "host"),
-        "part": (lowered, "device"),
-        "up": (raised * real, "host"),
+        "part": (down, "device"),
+        "up": (up * real, "host"),
         **{f"tile.{s}": (size, "host") for s, size in tiles.items()},
     }
     return [
-        Wanted(name, turns[name], size, arena)
+        Wanted(name, slot_counts[name], size, arena)
         for name, (size, arena) in sizes.items()
-        if name in turns
+        if name in slot_counts
     ]
 
 
 def _inbox(
-    shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
+    shards: Shards, schedule: sched.Schedule, slot_counts: dict[str, int]
 ) -> list[Wanted]:
     """Where pieces of peers' leaves come, which are read in place where memory is shared."""
-    brought = [
+    received = [
         i.value
         * (shards.grid.sizes[step.group] if step.op == "alltoall" else 1)
         for s in schedule.sections
@@ -256,9 +260,13 @@ def _inbox(
         for i in step.ints
         if i.name == "bytes"
     ]
-    if not brought:
+    if not received:
         return []
-    return [Wanted("inbox", turns["inbox"], max(brought), targets="unshared")]
+    return [
+        Wanted(
+            "inbox", slot_counts["inbox"], max(received), targets="unshared"
+        )
+    ]
 
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
@@ -285,7 +293,7 @@ def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
     ]
 
 
-def _turns(schedule: sched.Schedule) -> dict[str, int]:
+def _slot_counts(schedule: sched.Schedule) -> dict[str, int]:
     """How many slots of a class are used: at most `buffer_count` where they take turns."""
     most: dict[str, int] = {}
     for r in (r for s in schedule.sections for x in s.steps for r in x.refs):

@@ -18,9 +18,9 @@ from .shard import Flat
 from .steps import Instance, Steps
 
 
-def optimize(m: Steps, what: list[Instance], near: str = "") -> None:
+def update(m: Steps, shards: list[Instance], near: str = "") -> None:
     """Shards on the device; near_: what of each stays there."""
-    for f, l in what:
+    for f, l in shards:
         op, ins, ints = (
             f"{near}update.{f.name}",
             (Ref(f"sum.{f.name}", l),),
@@ -29,8 +29,8 @@ def optimize(m: Steps, what: list[Instance], near: str = "") -> None:
         states = tuple(
             Ref(f"{c}.{f.name}", l) for c in m.kept.updated(f, near)
         )
-        if m.away(f):
-            _renew(m, f, l, op, states, ins=ins, ints=ints)
+        if m.offloads_params(f):
+            _update_offloaded(m, f, l, op, states, ins=ins, ints=ints)
             continue
         m.add(
             "main",
@@ -42,11 +42,11 @@ def optimize(m: Steps, what: list[Instance], near: str = "") -> None:
             recs=(end("main"),),
         )
         if not near:
-            m.spread(f, l, end("main"))
+            m.gather_updated(f, l, end("main"))
 
 
-def init(m: Steps, what: list[Instance], near: str = "") -> None:
-    for f, l in what:
+def init(m: Steps, shards: list[Instance], near: str = "") -> None:
+    for f, l in shards:
         master = m.kept.masters(f, near)
         m.add(
             "main",
@@ -57,15 +57,15 @@ def init(m: Steps, what: list[Instance], near: str = "") -> None:
         )
 
 
-def fill(m: Steps, what: list[Instance], near: str = "") -> None:
+def publish(m: Steps, shards: list[Instance], near: str = "") -> None:
     """Masters on the device to what is made from them."""
-    for f, l in what:
+    for f, l in shards:
         narrow = m.real < 4 and m.kept.masters(f, near) != "param"
         op, ins = f"{near}cast.{f.name}", (Ref(f"{near}master.{f.name}", l),)
-        if m.away(f) and narrow:
-            _renew(m, f, l, op, (), ins=ins)
-        elif m.away(f):
-            _renew(m, f, l, "mark", ())
+        if m.offloads_params(f) and narrow:
+            _update_offloaded(m, f, l, op, (), ins=ins)
+        elif m.offloads_params(f):
+            _update_offloaded(m, f, l, "mark", ())
         elif narrow:
             m.add(
                 "main",
@@ -77,7 +77,7 @@ def fill(m: Steps, what: list[Instance], near: str = "") -> None:
     m.add("main", "mark", recs=(end("main"),))
 
 
-def _renew(
+def _update_offloaded(
     m: Steps,
     f: Flat,
     l: int,
@@ -87,36 +87,36 @@ def _renew(
 ) -> None:
     """What the device makes of a shard's masters, or of those that stay there, and the parameters'
     way down. In f32 these are the masters themselves."""
-    ring, turn, unit = m.ring_of[f.name], m.turn, f"{f.name}[{l}]"
-    m.turn += 1
+    ring, turn, unit = m.ring_of[f.name], m.down_turn, f"{f.name}[{l}]"
+    m.down_turn += 1
     slots = m.staging[ring]
     if m.real == 2:
-        made = Ring(f"staging.{ring}", slots).slot(turn)
+        updated = Ring(f"staging.{ring}", slots).slot(turn)
         m.add(
             "main",
             op,
             unit,
-            outs=(made, *states),
-            waits=(free(made),),
-            recs=(full(made),),
+            outs=(updated, *states),
+            waits=(free(updated),),
+            recs=(full(updated),),
             **rest,
         )
     else:
-        made = Ref(
+        updated = Ref(
             f"near_master.{f.name}" if f.near else f"master.{f.name}", l
         )
-        m.add("main", op, unit, outs=states, recs=(full(made),), **rest)
+        m.add("main", op, unit, outs=states, recs=(full(updated),), **rest)
     home = Ref(f"param.{f.name}", l)
     size = (f.near or f.shard).bytes(m.real)
     if m.arena("param", f) == "host":
         m.copy(
-            Hop("down", made, home, fills=False, then=(end("down"),)),
+            Hop("down", updated, home, fills=False, then=(end("down"),)),
             unit,
             size,
         )
         return
     fetched = Ring(f"fetched.{ring}", slots).slot(turn)
-    m.copy(Hop("down", made, fetched), unit, size)
+    m.copy(Hop("down", updated, fetched), unit, size)
     kept = (
         () if f.near else (end("store"),)
     )  # else behind the tiles that follow

@@ -27,14 +27,14 @@ def persists(flat: str) -> bool:
     return stem(flat) == "persistent"
 
 
-def unit(spec: Spec) -> int:
+def shard_unit(spec: Spec) -> int:
     """Elements of which a shard is a multiple."""
     return max(PAGE // ops.BYTES[spec.train.precision], BLOCK)
 
 
-def whole(spec: Spec, elems: int) -> int:
+def padded(spec: Spec, elems: int) -> int:
     """Elements of a flat that holds so many, with what fills its shards."""
-    return ops.up(elems, spec.cluster.ranks * unit(spec))
+    return ops.up(elems, spec.cluster.ranks * shard_unit(spec))
 
 
 def persistent(spec: Spec, graph: Graph) -> frozenset[str]:

@@ -21,7 +21,7 @@ UPDATED = Event(
 )  # a step's parameters are new, or each says itself when
 
 
-Who = Mapping[
+QueueNames = Mapping[
     str, set[str]
 ]  # of an event, the queues that wait for it or record it
 
@@ -62,7 +62,7 @@ class Hop:
         return (*target, *source, *self.then)
 
 
-def move(
+def plain_hop(
     queue: str,
     src: Ref,
     dst: Ref,
@@ -98,15 +98,15 @@ def end(queue: str) -> Event:
 
 
 def route(
-    home: Ref, stops: Sequence[tuple[str, Ref]], after: Events
+    home: Ref, slots: Sequence[tuple[str, Ref]], after: Events
 ) -> list[Hop]:
     """From home to each stop, a slot of a ring, on its queue."""
     hops: list[Hop] = []
-    for queue, stop in stops:
+    for queue, slot in slots:
         if hops:
-            hops.append(Hop(queue, hops[-1].dst, stop))
+            hops.append(Hop(queue, hops[-1].dst, slot))
         else:
-            hops.append(Hop(queue, home, stop, takes=False, after=after))
+            hops.append(Hop(queue, home, slot, takes=False, after=after))
     return hops
 
 
@@ -126,7 +126,7 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
 
 def _sides(
     sections: Sequence[Section],
-) -> tuple[Who, Who]:
+) -> tuple[QueueNames, QueueNames]:
     """The queues that wait for events of a name, and those that record them."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
@@ -139,7 +139,7 @@ def _sides(
     return waiting, recording
 
 
-def _crossing(s: Step, waiting: Who, recording: Who) -> Step:
+def _crossing(s: Step, waiting: QueueNames, recording: QueueNames) -> Step:
     """A step without waits for its own queue, and records for nobody else."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])

@@ -33,7 +33,7 @@ FIXED: dict[str, Operand | str] = {
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
 CTL = Operand("ctl")
-Own = tuple[Arg, ...]  # a kernel and what it takes
+KernelCall = tuple[Arg, ...]  # a kernel and what it takes
 
 
 def task(kernel: str) -> int:
@@ -72,7 +72,7 @@ class _Table:
                 )
                 same.setdefault(how, []).append(t)
             for how, alike in same.items():
-                left = (
+                reserved = (
                     margin
                     if "cpu" not in alike and row.kernel in PRODUCTS
                     else 0
@@ -83,7 +83,7 @@ class _Table:
                     tile=how.tile,
                     workspace=how.workspace,
                     grids=how.grids,
-                    margin=left,
+                    margin=reserved,
                 )
 
 
@@ -177,13 +177,13 @@ class _Maker:
 
     # ---- functions of the plan's own
 
-    def own(
+    def add_fn(
         self,
         name: str,
         ins: Names,
         outs: Names,
         ints: Names,
-        *calls: Own,
+        *calls: KernelCall,
         shape: Ints = (),
     ) -> None:
         made = []
@@ -229,21 +229,21 @@ class _Maker:
         for x in self.shards.sums.phases:
             self.phase(f, x)
         if self.shards.sums.on_host:
-            self.pushed(f)
+            self.host_push(f)
         host = self.shards.sums.host
         kernel = "zk_host_square_sum" if host else "zk_square_sum"
         sums = Operand("hsums" if host else "sums")
         part = f"spans.{f.name}", self.shard(f), f.shard
-        self.own(
+        self.add_fn(
             f"norm.{f.name}",
             ("g",),
             (),
             ("l",),
-            (kernel, sums, self.mine("g", f, self.grid.depth), *part),
+            (kernel, sums, self.own_sum("g", f, self.grid.depth), *part),
             shape=(f.shard,),
         )
 
-    def mine(self, name: str, f: Flat, depth: int) -> Operand:
+    def own_sum(self, name: str, f: Flat, depth: int) -> Operand:
         """The part of a sum that is a rank's at a depth."""
         return self.part(name, f, self.shards.sums.depth, depth, 4)
 
@@ -257,7 +257,7 @@ class _Maker:
         share = self.shards.share(f, x.depth)
         node, stride = Operand("node"), 0
         if counted or last and not sums.host:
-            node = self.mine("node", f, x.depth)
+            node = self.own_sum("node", f, x.depth)
         if counted:
             kept = 0 if sums.pending else sums.depth
             stride = self.shards.share(f, kept)
@@ -269,25 +269,25 @@ class _Maker:
             f.mask if counted else 0,
             self.spec.block // x.inner,
         )
-        came: tuple[Arg, ...]
+        pieces: tuple[Arg, ...]
         if x.level:
-            came = "sources", x.sources, int(not x.leaves), "n"
+            pieces = "sources", x.sources, int(not x.adds_gradients), "n"
         else:
-            came = "&leaf", 1, 0, share
+            pieces = "&leaf", 1, 0, share
         piece = self.piece if last and sums.on_host else share
-        self.own(
+        self.add_fn(
             f"{x.fn}.{f.name}",
             ("sources" if x.level else "leaf",),
             ("node",),
             ("n",) if x.level else (),
-            ("zk_push", node, stride, *came, *tree),
+            ("zk_push", node, stride, *pieces, *tree),
             shape=(piece,),
         )
 
-    def pushed(self, f: Flat) -> None:
+    def host_push(self, f: Flat) -> None:
         """A micro-batch's node to the host's sum."""
         sums = self.shards.sums
-        self.own(
+        self.add_fn(
             f"push.{f.name}",
             ("leaf",),
             ("node",),
@@ -308,7 +308,7 @@ class _Maker:
             shape=(self.piece,),
         )
 
-    def hosted(self, f: Flat) -> None:
+    def host_optimizer(self, f: Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
         far, spans, p, w = (
             f.far,
@@ -327,9 +327,9 @@ class _Maker:
         most = shape if filed else (far,)
         ints = ("at", "n") if filed else ()
         full = int(
-            not narrow or f.moves
+            not narrow or f.trainable
         )  # what is frozen has no masters of its own
-        self.own(
+        self.add_fn(
             f"init.{f.name}",
             (),
             ("p",),
@@ -339,8 +339,8 @@ class _Maker:
         )
         # of the whole tile, for all of it goes up: between tensors too
         copy = [("zk_host_round", w, p, "n")] * narrow
-        fresh = ("w",) * narrow
-        if f.moves:
+        rounded = ("w",) * narrow
+        if f.trainable:
             update = (
                 "zk_host_update",
                 Operand("hctl"),
@@ -352,20 +352,25 @@ class _Maker:
                 spans,
                 *tile,
             )
-            self.own(
+            self.add_fn(
                 f"update.{f.name}",
                 ("g",),
-                (*fresh, "p", *kept),
+                (*rounded, "p", *kept),
                 ("l", "at", "n"),
                 update,
                 *copy,
                 shape=shape,
             )
             if narrow:
-                self.own(
-                    f"cast.{f.name}", ("p",), fresh, ("n",), *copy, shape=shape
+                self.add_fn(
+                    f"cast.{f.name}",
+                    ("p",),
+                    rounded,
+                    ("n",),
+                    *copy,
+                    shape=shape,
                 )
-        self.own(
+        self.add_fn(
             f"hash.{f.name}",
             ("p",),
             (),
@@ -386,36 +391,38 @@ class _Maker:
         kept = tuple(s for s in ("m", "v") if s in states)
         rest = (
             *(Operand(s) if s in kept else NULL for s in ("m", "v")),
-            self.mine("g", f, depth),
+            self.own_sum("g", f, depth),
             spans,
             first,
             n,
         )
-        apart = "master" in states
-        width, held = (4, depth) if apart else (self.real, f.depth)  # masters'
+        has_master = "master" in states
+        width, master_depth = (
+            (4, depth) if has_master else (self.real, f.depth)
+        )  # masters'
         p, full, copied = (
-            self.part("p", f, held, depth, width),
+            self.part("p", f, master_depth, depth, width),
             int(width == 4),
-            apart and self.real < 4,
+            has_master and self.real < 4,
         )
         w = self.part("w", f, f.depth, depth, self.real) if copied else NULL
-        fresh = ("w",) * copied
+        rounded = ("w",) * copied
         # of the whole shard where it goes down, after a skipped step and between tensors too
         copy = [("zk_round", w, Operand("p"), n)] * (
-            copied and f.name in self.shards.away
+            copied and f.name in self.shards.offloaded
         )
-        given = (NULL if copy else w, p) if full else (p, NULL)
-        if f.moves:
-            self.own(
+        params = (NULL if copy else w, p) if full else (p, NULL)
+        if f.trainable:
+            self.add_fn(
                 f"{near}update.{f.name}",
                 ("g",),
-                (*fresh, "p", *kept),
+                (*rounded, "p", *kept),
                 ("l",),
-                (ops.UPDATE, CTL, "recipe", *given, *rest),
+                (ops.UPDATE, CTL, "recipe", *params, *rest),
                 *copy,
                 shape=(n,),
             )
-        self.own(
+        self.add_fn(
             f"{near}init.{f.name}",
             (),
             ("p",),
@@ -424,21 +431,21 @@ class _Maker:
             shape=(n,),
         )
         if copied:
-            self.own(
+            self.add_fn(
                 f"{near}cast.{f.name}",
                 ("p",),
-                fresh,
+                rounded,
                 (),
                 ("zk_round", w, Operand("p"), n),
                 shape=(n,),
             )
-        mine = self.part("p", f, held, self.grid.depth, width)
-        self.own(
+        own_shard = self.part("p", f, master_depth, self.grid.depth, width)
+        self.add_fn(
             f"{near}hash.{f.name}",
             ("p",),
             (),
             ("l", "out"),
-            ("zk_hash", "out", mine, spans, self.shard(f), size, full),
+            ("zk_hash", "out", own_shard, spans, self.shard(f), size, full),
             shape=(size,),
         )
 
@@ -467,12 +474,12 @@ def functions(
             for part in kind.parts(name):
                 m.body(kind, name, part)
     for f in shards.flats:
-        if f.moves:
+        if f.trainable:
             m.sums(f)
-        m.hosted(f) if kept.low(f) else m.optimizer(f)
+        m.host_optimizer(f) if kept.masters_off_device(f) else m.optimizer(f)
         if f.near:
             m.optimizer(f, "near_")
-    m.own(
+    m.add_fn(
         "next",
         (),
         ("ctl", "sums"),
@@ -487,16 +494,16 @@ def functions(
         else ("zk_count", CTL, leaves)
     )
     if phases:
-        m.own("count", (), ("ctl",), (), count)
+        m.add_fn("count", (), ("ctl",), (), count)
     if spec.together > 1:
-        m.own(
+        m.add_fn(
             "recount",
             (),
             ("ctl",),
             (),
             ("zk_count", CTL, -leaves * spec.together),
         )
-    m.own(
+    m.add_fn(
         "factor",
         ("total",),
         ("ctl",),
@@ -505,7 +512,7 @@ def functions(
     )
     for n, table in enumerate(graph.tables):
         shape = spec.train.sequence, table.head
-        m.own(
+        m.add_fn(
             f"turn.{n}",
             (),
             ("table",),
@@ -514,14 +521,14 @@ def functions(
             shape=shape,
         )
     runs = tuple(m.table.runs(spec.targets, m.real, spec.train.sm_margin))
-    _launched(spec, runs)
-    _pushed(
+    _check_grids(spec, runs)
+    _check_trees(
         spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"]
     )
     return tuple(m.fns), tuple(m.table.rows.values()), runs
 
 
-def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
+def _check_trees(spec: Spec, pushes: list[plan.Call]) -> None:
     """Refuses trees of more leaves than a GPU's kernel holds."""
     on = [t for t in spec.targets if t != "cpu"]
     for count, block in ((whole(c.args[3]), whole(c.args[9])) for c in pushes):
@@ -534,7 +541,7 @@ def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
             )
 
 
-def _launched(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
+def _check_grids(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
     """Refuses what is too large for a GPU's grid."""
     most = grids.SIDE_MOST
     for r in runs:

@@ -33,7 +33,7 @@ class Phase:
     depth: int
 
     @property
-    def leaves(self) -> bool:
+    def adds_gradients(self) -> bool:
         """It adds leaves as they are, in the stored type."""
         return self.inner == 1 and self.fn in ("own", "sum")
 
@@ -60,7 +60,7 @@ class Sums:
         return self.host and not self.pending
 
     @property
-    def each(self) -> tuple[Phase, ...]:
+    def per_micro_batch(self) -> tuple[Phase, ...]:
         """The phases of every leaf."""
         for n, x in enumerate(self.phases):
             if x.counted:
@@ -68,17 +68,17 @@ class Sums:
         return self.phases
 
     @property
-    def once(self) -> tuple[Phase, ...]:
+    def per_step(self) -> tuple[Phase, ...]:
         """The phases that follow once for all micro-batches."""
-        return self.phases[len(self.each) :]
+        return self.phases[len(self.per_micro_batch) :]
 
     @property
-    def first(self) -> bool:
+    def own_first(self) -> bool:
         """A rank's own micro-batches are added before it meets others."""
         return bool(self.phases) and self.phases[0].level is None
 
     @property
-    def ends(self) -> int:
+    def result_depth(self) -> int:
         """The depth at which the last phase leaves its sums."""
         return self.phases[-1].depth if self.phases else self.depth
 
@@ -123,7 +123,7 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
     ]
 
 
-def _fast(spec: Spec) -> list[str]:
+def _fast_note(spec: Spec) -> list[str]:
     if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
         return []
     cut = {spec.cluster.local, spec.zero.shared} - {0, 1, spec.cluster.ranks}
@@ -139,7 +139,9 @@ def _fast(spec: Spec) -> list[str]:
     ]
 
 
-def _on_host(spec: Spec, first: bool, sources: int) -> tuple[bool, list[str]]:
+def _on_host(
+    spec: Spec, own_first: bool, sources: int
+) -> tuple[bool, list[str]]:
     """An offloaded optimizer's sums lie beside it where what comes from all ranks in a micro-batch
     is one node of the tree, for then the host pushes one part a micro-batch."""
     off = spec.zero.offload_optimizer
@@ -148,17 +150,18 @@ def _on_host(spec: Spec, first: bool, sources: int) -> tuple[bool, list[str]]:
     if off.ratio < 1:
         why = "stay on the device with a ratio below 1"
     elif spec.together > 1:
-        if first and spec.cluster.ranks > 1:
+        if own_first and spec.cluster.ranks > 1:
             return True, []
         why = (
             "stay on the device: with train.accumulate layers, they go down where ranks have "
             "summed their own"
         )
     elif spec.cluster.ranks == 1 or (
-        not first and (spec.micro_batches == 1 or spec.block % sources == 0)
+        not own_first
+        and (spec.micro_batches == 1 or spec.block % sources == 0)
     ):
         return True, []
-    elif first:
+    elif own_first:
         why = (
             "stay on the device: a rank's own micro-batches are summed first; zero.stage 2 sums "
             "on the host"
@@ -171,13 +174,13 @@ def _on_host(spec: Spec, first: bool, sources: int) -> tuple[bool, list[str]]:
     return False, [f"zero.offload_optimizer: sums of gradients {why}"]
 
 
-def _levels(spec: Spec, grid: Grid, first: bool, host: bool) -> _Levels:
+def _levels(spec: Spec, grid: Grid, own_first: bool, host: bool) -> _Levels:
     A, k = spec.micro_batches, grid.depth
     if spec.train.reduction == "fast" or not grid.axes:
         levels = [x for x in grid.levels(0, k) if x.ranks > 1]
-        return _Levels(levels, 0 if first else k, [])
-    step, cuts, notes = 0 if first else k, [], []
-    if not first and A > 1 and grid.shared < k and spec.zero.stage:
+        return _Levels(levels, 0 if own_first else k, [])
+    step, cuts, notes = 0 if own_first else k, [], []
+    if not own_first and A > 1 and grid.shared < k and spec.zero.stage:
         inner = grid.size(0, grid.shared)
         if host:
             notes.append(
@@ -199,7 +202,7 @@ def _levels(spec: Spec, grid: Grid, first: bool, host: bool) -> _Levels:
             cuts.append(grid.host)
         else:
             lo = step if step < grid.host else 0
-            notes.append(_flat(spec, grid, lo, leaves))
+            notes.append(_host_note(spec, grid, lo, leaves))
     return _Levels(grid.levels(0, k, *cuts), step, notes)
 
 
@@ -210,7 +213,7 @@ def _other(leaves: int) -> str:
     return f"; {{block: {leaves}}} has, with other bits"
 
 
-def _flat(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
+def _host_note(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
     """Why the ranks of a host are not summed first, from depth lo on, and what that costs."""
     k = grid.depth
     far = grid.size(lo, k) - grid.size(lo, grid.host)
@@ -255,21 +258,21 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
 def sums(spec: Spec, grid: Grid, states: int) -> Sums:
     """How the gradients of all flats are summed; states: the depth of what an update needs."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
-    first, notes = _own_first(spec)
+    own_first, notes = _own_first(spec)
     exact = spec.train.reduction == "exact"
     sources = W if exact else 1
-    host, above = _on_host(spec, first, sources)
-    found = _levels(spec, grid, first, host)
-    alone = W == A == 1 and spec.train.precision == "f32" and not host
+    host, host_notes = _on_host(spec, own_first, sources)
+    found = _levels(spec, grid, own_first, host)
+    trivial = W == A == 1 and spec.train.precision == "f32" and not host
     whole = (
         z.stage == 0
         or found.step == 0
         and not host
         and (z.stage == 1 and states == grid.depth or W == 1)
     )
-    pending = first and W > 1 and not whole
+    pending = own_first and W > 1 and not whole
     on_host = host and not pending
-    phases = () if alone else _phases(spec, grid, found)
+    phases = () if trivial else _phases(spec, grid, found)
     counted = next((x for x in phases if x.counted), None)
     each, inner = (counted.sources, counted.inner) if counted else (1, 1)
     block = spec.block // inner
@@ -280,7 +283,7 @@ def sums(spec: Spec, grid: Grid, states: int) -> Sums:
     if 0 < found.step < depth and not pending:
         depth = found.step
     depth = min(depth, states)
-    said = (*notes, *_fast(spec), *above, *found.notes)
+    all_notes = (*notes, *_fast_note(spec), *host_notes, *found.notes)
     return Sums(
         order=found.order,
         phases=phases,
@@ -290,7 +293,7 @@ def sums(spec: Spec, grid: Grid, states: int) -> Sums:
         block=block,
         nodes=nodes,
         mask=mask,
-        notes=said,
+        notes=all_notes,
     )
 
 

@@ -37,7 +37,7 @@ from ..plan.operand import Names
 from ..plan.plan import Events, Int, Ref, Refs
 from ..plan.size import Size
 from . import device
-from .hops import Hop, Ring, end, free, full, move
+from .hops import Hop, Ring, end, free, full, plain_hop
 from .rings import Gathered
 from .shard import Flat
 from .steps import CTL, SUMS, Instance, Steps
@@ -95,15 +95,15 @@ class Work:
     ints: tuple[Int, ...] = ()
     waits: Events = ()
     recs: Events = ()
-    new: Events = ()
+    updated: Events = ()
 
 
 # ---- pieces and tiles
 
 
-def tile(m: Steps) -> int:
+def largest_tile(m: Steps) -> int:
     """Elements of the largest tile; 0: the host works on none."""
-    sizes = [n for f, _ in m.low() for _, n in m.tiles(f)]
+    sizes = [n for f, _ in m.masters_off_device() for _, n in m.tiles(f)]
     return max(sizes, default=0)
 
 
@@ -119,66 +119,70 @@ def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
             turn += 1
 
 
-def _needed(m: Steps) -> list[Instance]:
+def _forward_order(m: Steps) -> list[Instance]:
     """The shards that move, in the order in which a forward first needs them."""
     used = [
         (f, m.instance(f, u))
-        for u in m.chain("eval")
+        for u in m.uses("eval")
         for f in sorted(m.reads(u.part))
     ]
     first = dict.fromkeys(used)
-    return [(m.flats[f], l) for f, l in first if m.flats[f].moves]
+    return [(m.flats[f], l) for f, l in first if m.flats[f].trainable]
 
 
 # ---- parameters for a use
 
 
-def fresh(m: Steps, f: Flat, l: int) -> Events:
+def updated_event(m: Steps, f: Flat, l: int) -> Events:
     """What says that an update of a shard is over that may go on beside the next step; of what is
     kept whole and spread that is said."""
-    if m.offload and f.moves and f.gathered and not m.spreads(f):
+    if m.offload and f.trainable and f.gathered and not m.gathers_updates(f):
         return (full(Ref(f"param.{f.name}", l)),)
     return ()
 
 
-def stops(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
+def hops_up(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
     """The queues that bring a shard up for a use, and the slots to which they do."""
-    if not m.away(f):
+    if not m.offloads_params(f):
         return []
-    turn, slots = m.fetched.get(g.ring, 0), m.staging[g.ring]
-    m.fetched[g.ring] = turn + 1
+    turn, slots = m.staging_turn.get(g.ring, 0), m.staging[g.ring]
+    m.staging_turn[g.ring] = turn + 1
     up = "up", Ring(f"staging.{g.ring}", slots).slot(turn)
     if m.arena("param", f) == "host":
         return [up]
     return [("fetch", Ring(f"fetched.{g.ring}", slots).slot(turn)), up]
 
 
-def _by_host(m: Steps) -> set[str]:
+def _host_queues(m: Steps) -> set[str]:
     """Of all parameters; without an optimizer there, of the first values of those that are
     frozen."""
-    flats = m.shards.flats if m.offload else [f for f, _ in m.low()]
+    flats = (
+        m.shards.flats if m.offload else [f for f, _ in m.masters_off_device()]
+    )
     return {BY_HOST[m.arena("param", f)] for f in flats}
 
 
-def _by_device(m: Steps) -> set[str]:
+def _device_queues(m: Steps) -> set[str]:
     """Of what it updates, all of a shard or its first elements, and what lies elsewhere."""
-    own = [f for f in m.shards.flats if (f.near if m.offload else f.moves)]
-    return {BY_DEVICE[m.arena("param", f)] for f in own if m.away(f)}
+    own = [f for f in m.shards.flats if (f.near if m.offload else f.trainable)]
+    return {
+        BY_DEVICE[m.arena("param", f)] for f in own if m.offloads_params(f)
+    }
 
 
-def published(m: Steps) -> list[str]:
+def publish_queues(m: Steps) -> list[str]:
     """The queues at whose end all parameters are what the masters say."""
-    return sorted(_by_host(m) | _by_device(m))
+    return sorted(_host_queues(m) | _device_queues(m))
 
 
-def updated(m: Steps) -> list[str]:
+def update_queues(m: Steps) -> list[str]:
     """The queues at whose end parameters are new, or each shard of the host's says so itself: that
     has its constants then."""
     constants = {"down"} if m.offload else set()
-    return sorted(constants | _by_device(m))
+    return sorted(constants | _device_queues(m))
 
 
-def _ends(m: Steps, queues: Sequence[str]) -> None:
+def _mark_ends(m: Steps, queues: Sequence[str]) -> None:
     """What goes up or down says so itself."""
     for queue in queues:
         if queue in ("host", "store"):
@@ -188,54 +192,56 @@ def _ends(m: Steps, queues: Sequence[str]) -> None:
 # ---- gradients
 
 
-def measure(m: Steps) -> None:
+def norms_on_host(m: Steps) -> None:
     """The norms, added to the step's sums on the host."""
     here, there = Ref("sums", 0), Ref("hsums", 0)
     size = SUMS.bytes(8)
     m.follow("down", "main")
-    m.copy(move("down", here, there), "", size)
+    m.copy(plain_hop("down", here, there), "", size)
     m.follow("host", "down")
     m.norms("host")
     m.follow("up", "host")
-    m.copy(move("up", there, here), "", size)
+    m.copy(plain_hop("up", there, here), "", size)
     m.follow("main", "up")
 
 
 # ---- where a tile is
 
 
-def _home(m: Steps, c: str, t: Tile) -> Ref:
+def _stored_at(m: Steps, c: str, t: Tile) -> Ref:
     """Where a tile of a class lies."""
     s = m.kept.of(c, t.flat)
     return Ref(s.cls, t.l, (t.at - s.first).bytes(s.width))
 
 
-def _place(m: Steps, c: str, t: Tile) -> Ref:
+def _found_at(m: Steps, c: str, t: Tile) -> Ref:
     """Where the host finds a tile of a class: there, or in the slot that it comes to."""
     return (
-        t.slot(f"tile.{c}") if m.arena(c, t.flat) == "file" else _home(m, c, t)
+        t.slot(f"tile.{c}")
+        if m.arena(c, t.flat) == "file"
+        else _stored_at(m, c, t)
     )
 
 
-def _made(m: Steps, t: Tile) -> Refs:
+def _rounded(m: Steps, t: Tile) -> Refs:
     """Where a tile's real copies are made, unless they are the states themselves: in their place,
     or on their way up."""
-    if m.away(t.flat):
-        return (_place(m, "param", t),)
+    if m.offloads_params(t.flat):
+        return (_found_at(m, "param", t),)
     return (t.slot("up"),) if m.real == 2 else ()
 
 
 # ---- the host's work on a tile
 
 
-def _filed(m: Steps, t: Tile, names: Names) -> list[str]:
+def _in_file(m: Steps, t: Tile, names: Names) -> list[str]:
     return [c for c in names if m.arena(c, t.flat) == "file"]
 
 
 def _work(m: Steps, t: Tile, w: Work) -> None:
     """What it reads has come from the file before it, and what it writes goes there after it."""
     slot = t.slot("tile")
-    reads, writes = _filed(m, t, w.reads), _filed(m, t, w.writes)
+    reads, writes = _in_file(m, t, w.reads), _in_file(m, t, w.writes)
     waits, recs = w.waits, w.recs
     if reads or writes:  # else it works where the tile lies
         waits += (full(slot) if reads else free(slot),)
@@ -251,19 +257,25 @@ def _work(m: Steps, t: Tile, w: Work) -> None:
         waits=waits,
         recs=recs,
     )
-    hops = [move("store", _place(m, c, t), _home(m, c, t)) for c in writes]
-    _copies(m, t, writes, hops, (full(slot),), (free(slot), *w.new))
+    hops = [
+        plain_hop("store", _found_at(m, c, t), _stored_at(m, c, t))
+        for c in writes
+    ]
+    _copies(m, t, writes, hops, (full(slot),), (free(slot), *w.updated))
 
 
 def _load(m: Steps, t: Tile, reads: Names) -> None:
     """What the host's work on a tile reads, when its slot is free."""
-    slot, names = t.slot("tile"), _filed(m, t, reads)
+    slot, names = t.slot("tile"), _in_file(m, t, reads)
     ready: Events = (free(slot),)
-    if m.real == 4 and not m.away(
+    if m.real == 4 and not m.offloads_params(
         t.flat
     ):  # parameters go up from the slot itself
         ready += (free(t.slot("up")),)
-    hops = [move("load", _home(m, c, t), _place(m, c, t)) for c in names]
+    hops = [
+        plain_hop("load", _stored_at(m, c, t), _found_at(m, c, t))
+        for c in names
+    ]
     _copies(m, t, names, hops, ready, (full(slot),))
 
 
@@ -285,53 +297,57 @@ def _copies(
         m.copy(hop, t.unit, t.n.bytes(width))
 
 
-def _read(m: Steps, f: Flat) -> Names:
+def _update_reads(m: Steps, f: Flat) -> Names:
     """What an update reads of a tile."""
-    return ("param", *f.states) if m.away(f) and m.real == 4 else f.states
+    return (
+        ("param", *f.states)
+        if m.offloads_params(f) and m.real == 4
+        else f.states
+    )
 
 
-def _raise(m: Steps, t: Tile) -> None:
+def _upload(m: Steps, t: Tile) -> None:
     """A tile's new parameters go up; after a shard's last, all that is kept whole to everybody."""
     f, slot = t.flat, t.slot("up")
-    if m.away(f):
+    if m.offloads_params(f):
         return
     real = m.real
-    src = _place(m, "master", t) if real == 4 else slot
+    src = _found_at(m, "master", t) if real == 4 else slot
     dst = replace(t.real, at=t.at.bytes(real))
     then: Events = (free(slot),)
     if t.last:
-        then += (end("up"), *fresh(m, f, t.l))
-    dst, own = m.own_part(f, dst, f.depth, real)
-    hop = move("up", src, dst, (full(slot),), then)
+        then += (end("up"), *updated_event(m, f, t.l))
+    dst, own = m.own_shard(f, dst, f.depth, real)
+    hop = plain_hop("up", src, dst, (full(slot),), then)
     m.copy(hop, t.unit, t.n.bytes(real), to_rank=own)
     if t.last:
         near = (end("main"),) if f.near else ()
-        m.spread(f, t.l, end("up"), *near)
+        m.gather_updated(f, t.l, end("up"), *near)
 
 
 # ---- sections
 
 
-def begin(m: Steps) -> None:
+def prefetch_tiles(m: Steps) -> None:
     """The first tiles are read beside forward and backward."""
-    for t in islice(_tiles(m, _needed(m)), _buffers(m)):
-        _load(m, t, _read(m, t.flat))
+    for t in islice(_tiles(m, _forward_order(m)), _buffers(m)):
+        _load(m, t, _update_reads(m, t.flat))
 
 
 def init(m: Steps) -> None:
     """Initial masters: all of a shard where it lies, or tile by tile on the way to the file."""
-    device.init(m, [(f, l) for f, l in m.each() if f.near], "near_")
-    for t in _tiles(m, m.low()):
+    device.init(m, [(f, l) for f, l in m.instances() if f.near], "near_")
+    for t in _tiles(m, m.masters_off_device()):
         f, op = t.flat, f"init.{t.flat.name}"
         c = m.kept.masters(f)
         if m.arena(c, f) == "file":
             _work(
                 m,
                 t,
-                Work(op, writes=(c,), outs=(_place(m, c, t),), ints=t.ints),
+                Work(op, writes=(c,), outs=(_found_at(m, c, t),), ints=t.ints),
             )
         elif t.last:
-            home = _home(m, c, replace(t, at=f.near))
+            home = _stored_at(m, c, replace(t, at=f.near))
             m.add("host", op, t.unit, outs=(home,), ints=(Int("l", t.l),))
 
 
@@ -339,30 +355,30 @@ def update(m: Steps) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
     m.follow("down", "main")
     m.copy(
-        move("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)),
+        plain_hop("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)),
         "",
         CTL,
     )
     if m.sums.host:
         m.add("host", "mark", waits=(end("down"),))
-    for turn, t in enumerate(_tiles(m, _needed(m))):
+    for turn, t in enumerate(_tiles(m, _forward_order(m))):
         if t.after_near:
-            device.optimize(m, [(t.flat, t.l)], "near_")
+            device.update(m, [(t.flat, t.l)], "near_")
         if not m.sums.host:
-            _sum_down(m, t)
+            _download_sum(m, t)
         if turn >= _buffers(m):
-            _load(m, t, _read(m, t.flat))
+            _load(m, t, _update_reads(m, t.flat))
         _work(m, t, _update(m, t))
-        _raise(m, t)
-    _ends(m, updated(m))
+        _upload(m, t)
+    _mark_ends(m, update_queues(m))
 
 
 def _sum(t: Tile) -> Ref:
     return Ref(f"sum.{t.flat.name}", t.l, t.at.bytes(4))
 
 
-def _sum_down(m: Steps, t: Tile) -> None:
-    src, own = m.own_part(t.flat, _sum(t), m.sums.depth, 4)
+def _download_sum(m: Steps, t: Tile) -> None:
+    src, own = m.own_shard(t.flat, _sum(t), m.sums.depth, 4)
     m.copy(
         Hop("down", src, t.slot("down"), takes=False),
         t.unit,
@@ -377,42 +393,42 @@ def _update(m: Steps, t: Tile) -> Work:
     waits: Events = () if m.sums.host else (full(sum_),)
     recs: Events = () if m.sums.host else (free(sum_),)
     writes = f.states
-    new: Events = ()
-    if m.away(f):  # new parameters are made where they lie
+    updated: Events = ()
+    if m.offloads_params(f):  # new parameters are made where they lie
         writes = ("param", *f.states)
-        new = fresh(m, f, t.l) if t.last else ()
+        updated = updated_event(m, f, t.l) if t.last else ()
     else:
         waits += (free(up),)
         recs += (full(up),)
     filed = m.arena("param", f) == "file"
-    recs += () if filed else new
-    states = [_place(m, c, t) for c in f.states]
+    recs += () if filed else updated
+    states = [_found_at(m, c, t) for c in f.states]
     return Work(
         op=f"update.{f.name}",
-        reads=_read(m, f),
+        reads=_update_reads(m, f),
         writes=writes,
         ins=(sum_,),
-        outs=(*_made(m, t), *states),
+        outs=(*_rounded(m, t), *states),
         ints=t.ints,
         waits=waits,
         recs=recs,
-        new=new if filed else (),
+        updated=updated if filed else (),
     )
 
 
 def publish(m: Steps) -> None:
     """Masters to everything made from them; parameters that are masters need nothing."""
-    for t in _tiles(m, m.low()):
+    for t in _tiles(m, m.masters_off_device()):
         f = t.flat
         if t.after_near:
-            device.fill(m, [(f, t.l)], "near_")
-        narrow = m.real == 2 and f.moves
-        if narrow or not m.away(f):
+            device.publish(m, [(f, t.l)], "near_")
+        narrow = m.real == 2 and f.trainable
+        if narrow or not m.offloads_params(f):
             _load(m, t, ("master",))
             _work(m, t, _cast(m, t))
-        _raise(m, t)
-    _ends(m, published(m) if m.offload else sorted(_by_host(m)))
-    if m.offload and "store" in published(m):
+        _upload(m, t)
+    _mark_ends(m, publish_queues(m) if m.offload else sorted(_host_queues(m)))
+    if m.offload and "store" in publish_queues(m):
         m.add(
             "load", "mark", waits=(end("store"),)
         )  # an update has the slots in other turns
@@ -421,15 +437,17 @@ def publish(m: Steps) -> None:
 def _cast(m: Steps, t: Tile) -> Work:
     """In f32 the masters are what goes up, or the parameters themselves."""
     up = t.slot("up")
-    waits, recs = ((), ()) if m.away(t.flat) else ((free(up),), (full(up),))
+    waits, recs = (
+        ((), ()) if m.offloads_params(t.flat) else ((free(up),), (full(up),))
+    )
     if m.real == 4:
         return Work("mark", reads=("master",), waits=waits, recs=recs)
     return Work(
         op=f"cast.{t.flat.name}",
         reads=("master",),
         writes=("param",),
-        ins=(_place(m, "master", t),),
-        outs=_made(m, t),
+        ins=(_found_at(m, "master", t),),
+        outs=_rounded(m, t),
         ints=(Int("n", t.n),),
         waits=waits,
         recs=recs,

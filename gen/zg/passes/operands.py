@@ -16,7 +16,7 @@ from ..plan.plan import Ref, Refs
 from ..plan.size import Size
 from ..read.spec import Spec
 from .flats import PAGE, persists, stem
-from .rings import Leaf, Use
+from .rings import Gradient, Use
 from .shard import Shards
 from .stores import Kept
 
@@ -55,35 +55,42 @@ class Operands:
         self.flats = {f.name: f for f in self.shards.flats}
         self.sums = self.shards.sums
         # leaves that more than one unit writes
-        long = ("persistent", "embed") if self.graph.tied else ("persistent",)
-        once = [
+        shared = (
+            ("persistent", "embed") if self.graph.tied else ("persistent",)
+        )
+        single = [
             f.name
             for f in self.shards.flats
-            if f.count == 1 and f.moves and f.name not in long
+            if f.count == 1 and f.trainable and f.name not in shared
         ]
-        self.ring_of = self.rings(
+        self.ring_of = self.ring_classes(
             [f.name for f in self.shards.flats if f.gathered]
         )
-        self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
+        self.grad_class = {
+            **{f: f for f in self.flats},
+            **self.by_size(single),
+        }
         self.together = self.spec.together
-        self.passing = max(
+        self.unsaved = max(
             0, self.graph.still - 1
         )  # values that backward does not need
-        self.near = self.moving()
+        self.offloaded = self.offloaded_classes()
         self.formals = {
-            (k.name, body, part.number): self.names(k, body, part)
+            (k.name, body, part.number): self.operand_names(k, body, part)
             for k in self.graph.kinds
             for body in k.bodies
             for part in k.parts(body)
         }
-        self.far = {c: self.going(c) for c in self.near}
+        self.host_places = {
+            c: self.offloaded_places(c) for c in self.offloaded
+        }
 
-    def alike(self, names: list[str]) -> dict[str, str]:
+    def by_size(self, names: list[str]) -> dict[str, str]:
         """Flats whose units have one size share a class, named after the first of them."""
         first: dict[int, str] = {}
         return {n: first.setdefault(self.flats[n].shard, n) for n in names}
 
-    def rings(self, names: list[str]) -> dict[str, str]:
+    def ring_classes(self, names: list[str]) -> dict[str, str]:
         """The class of each flat's slots. Parts of a unit that is cut share that of the largest: at
         the bound one is gathered at a time, and slots of each size would hold the whole unit. So
         do those of them that are frozen."""
@@ -92,7 +99,7 @@ class Operands:
             for kind in self.graph.kinds
             for f, _ in kind.flats.values()
         }
-        like = self.alike(names)
+        like = self.by_size(names)
         sharing: dict[tuple[str, bool], list[str]] = {}
         out = {}
         for f in names:
@@ -123,15 +130,15 @@ class Operands:
 
     def slot(self, f: str, n: int, g: int) -> int:
         """Of a flat's leaf: they take turns."""
-        return (n * self.together + g) % self.grad[self.leaves[f]]
+        return (n * self.together + g) % self.grad[self.grad_class[f]]
 
-    def grad_slot(self, x: Leaf, g: int) -> Ref:
+    def grad_slot(self, x: Gradient, g: int) -> Ref:
         f, l, n = x
         if not self.sums.phases:
             return Ref(f"sum.{f}", l)
-        leaf = self.leaves[f]
+        cls = self.grad_class[f]
         at = self.slot(f, n, g)
-        return Ref(f"grad.{leaf}", at)
+        return Ref(f"grad.{cls}", at)
 
     def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
         """ins and outs of a function on micro-batch g of those together, in the order of
@@ -141,8 +148,8 @@ class Operands:
             "x": self.value(u.x, g),
             "y": self.value(u.y, g),
             "s": self.saved(u, g),
-            "dy": self.change(u.y, g),
-            "dx": self.change(u.x, g),
+            "dy": self.value_grad(u.y, g),
+            "dx": self.value_grad(u.x, g),
             "tokens": Ref("tokens", g),
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
@@ -151,13 +158,13 @@ class Operands:
         }
         for f in self.reads(u.part):
             at = self.instance(f, u)
-            param = Ref(f"param.{f}", at, self.begin(f, u))
+            param = Ref(f"param.{f}", at, self.offset(f, u))
             named[formal(kind, f)] = param
         for x in u.gathered:
             named[formal(kind, x.flat)] = x.ref
-        for leaf in u.leaves:
-            f = leaf[0]
-            grad = replace(self.grad_slot(leaf, g), at=self.begin(f, u))
+        for gradient in u.gradients:
+            f = gradient[0]
+            grad = replace(self.grad_slot(gradient, g), at=self.offset(f, u))
             named[f"d{formal(kind, f)}"] = grad
         ins, outs = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
@@ -176,14 +183,14 @@ class Operands:
     def placed(self, cls: str, n: int, g: int) -> Ref:
         """Value n of a class that backward reads, in its own slot or one that several take in
         turn."""
-        if cls in self.near:
-            return Ref(f"near.{cls}", n % self.near[cls][0])
+        if cls in self.offloaded:
+            return Ref(f"near.{cls}", n % self.offloaded[cls][0])
         return Ref(cls, n * self.together + g)
 
-    def moving(self) -> dict[str, tuple[int, int, Size]]:
+    def offloaded_classes(self) -> dict[str, tuple[int, int, Size]]:
         """Of each class with fewer slots than values: slots, values, bytes."""
         dims = self.graph.dims
-        units = sum(k.count for k in self.graph.kinds) - 1 - self.passing
+        units = sum(k.count for k in self.graph.kinds) - 1 - self.unsaved
         all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
         all_ |= {
             f"save.{k.name}": (k.count, self.saves[k.name])
@@ -200,23 +207,27 @@ class Operands:
             if near_slots(self.spec, c, n) < n
         }
 
-    def going(self, cls: str) -> dict[int, int]:
+    def offloaded_places(self, cls: str) -> dict[int, int]:
         """Places in the host arena of the values of a class that backward reads, but for the last,
         which stay on the device."""
-        near, count, _ = self.near[cls]
-        read = [n for n in range(count - near) if self.needed(cls, n)]
+        device_slots, count, _ = self.offloaded[cls]
+        read = [
+            n for n in range(count - device_slots) if self.is_read_back(cls, n)
+        ]
         return {n: place for place, n in enumerate(read)}
 
-    def needed(self, cls: str, n: int) -> bool:
+    def is_read_back(self, cls: str, n: int) -> bool:
         """A backward reads value n: of x, that of the unit that takes it or of the one that made
         it. What is saved is read."""
         if cls != "x":
             return True
         kinds = [k for k in self.graph.kinds for _ in range(k.count)]
-        made, takes = kinds[n + self.passing], kinds[n + self.passing + 1]
-        return self.read_back(takes, "x") or self.read_back(made, "y")
+        made, takes = kinds[n + self.unsaved], kinds[n + self.unsaved + 1]
+        return self.backward_reads(takes, "x") or self.backward_reads(
+            made, "y"
+        )
 
-    def read_back(self, kind: Kind, name: str) -> bool:
+    def backward_reads(self, kind: Kind, name: str) -> bool:
         """A unit's backward reads its input x, or its output y."""
         return any(
             name in ins
@@ -224,12 +235,12 @@ class Operands:
             if (k, body) == (kind.name, "bwd")
         )
 
-    def change(self, n: int, g: int) -> Ref:
+    def value_grad(self, n: int, g: int) -> Ref:
         """The gradient of value n: it takes the slot that the micro-batch before left with value n
         + 1's, so one slot more than micro-batches will do."""
         return Ref("dx", (n + g) % (self.together + 1))
 
-    def begin(self, flat: str, u: Use) -> int:
+    def offset(self, flat: str, u: Use) -> int:
         """Bytes of an instance of a flat before a unit's own."""
         step = self.shards.step.get((u.kind.name, flat), 0)
         if not step:
@@ -237,7 +248,9 @@ class Operands:
         each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
         return (each * u.index).bytes(self.real)
 
-    def names(self, kind: Kind, body: str, part: Part) -> tuple[Names, Names]:
+    def operand_names(
+        self, kind: Kind, body: str, part: Part
+    ) -> tuple[Names, Names]:
         """Of the operands a function really has."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}

@@ -14,11 +14,11 @@ SHARD = 1024  # pieces of a shard at most
 ALL = 12 * SHARD  # of all shards of a rank
 
 Span = tuple[Size, Size]  # an offset, and elements
-How = tuple[int, int]  # many instances of a flat, and elements of each
+Sizes = tuple[int, int]  # many instances of a flat, and elements of each
 
 
 @dataclass(frozen=True)
-class Moved:
+class Transfer:
     """Shards that move: `parts` of them side by side, by pieces of `ranks` ranks at once."""
 
     ranks: int = 1
@@ -30,10 +30,10 @@ def cut(
     flats: Sequence[Flat],
     shard: Size,
     key: str,
-    of: Moved,
+    of: Transfer,
     unit: int,
     name: str,
-    others: Iterable[Moved],
+    others: Iterable[Transfer],
 ) -> list[Span]:
     """(offset, elements) of each piece of a shard, a multiple of `unit`; name: of its constant. The
     key of `zero` counts the elements that all ranks move at once. Refuses a value that makes too
@@ -49,14 +49,14 @@ def cut(
     raise spec.wrong(f"zero.{key}", f"cuts {wrong}", f"at least {max(enough)}")
 
 
-def _sizes(flats: Sequence[Flat], key: str, of: Moved) -> list[How]:
+def _sizes(flats: Sequence[Flat], key: str, of: Transfer) -> list[Sizes]:
     """Instances of each flat, and elements of each. What stays on the device is not cut for the
     host."""
     near = key == "sub_group_size"
     return [(f.count, (f.shard - f.near * near) * of.parts) for f in flats]
 
 
-def _too_many(shard: int, most: int, sizes: list[How]) -> str:
+def _too_many(shard: int, most: int, sizes: list[Sizes]) -> str:
     """What has too many pieces of so many elements; '': nothing."""
     if shard > SHARD * most:
         pieces = -(-shard // most)
@@ -67,11 +67,11 @@ def _too_many(shard: int, most: int, sizes: list[How]) -> str:
     return ""
 
 
-def _count(sizes: list[How], most: int) -> int:
+def _count(sizes: list[Sizes], most: int) -> int:
     return sum(count * -(-n // most) for count, n in sizes)
 
 
-def _least(sizes: list[How], unit: int) -> int:
+def _least(sizes: list[Sizes], unit: int) -> int:
     """Elements of a piece with which no shard has too many."""
     largest = max(n for _, n in sizes)
     tried = range(unit, largest + unit, unit)

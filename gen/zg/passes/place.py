@@ -91,10 +91,10 @@ def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
     return out
 
 
-def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
+def in_place(body: Body, items: Sequence[Item]) -> dict[str, str]:
     """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
     of = {item.name: item for item in items}
-    host: dict[str, str] = {}
+    owner: dict[str, str] = {}
     for t, call in zip(times(body), body.calls, strict=True):
         row, out = KERNELS[call.kernel], of.get(str(call.args[0][1]))
         for name in row.formals[0].alias if call.rounds == 1 else ():
@@ -102,22 +102,23 @@ def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
             if (
                 out
                 and old
-                and out.name not in host
+                and out.name not in owner
                 and old.last == out.first == t
                 and old.size == out.size
             ):
-                host[out.name] = host.get(old.name, old.name)
-    return host
+                owner[out.name] = owner.get(old.name, old.name)
+    return owner
 
 
-def pack_joined(body: Body, items: Sequence[Item]) -> Packed:
+def pack_in_place(body: Body, items: Sequence[Item]) -> Packed:
     """`pack` with one place for values that are joined."""
-    host, whole = joined(body, items), {item.name: item for item in items}
-    for name, first in host.items():  # in order of the calls
+    owner, whole = in_place(body, items), {item.name: item for item in items}
+    for name, first in owner.items():  # in order of the calls
         whole[first] = replace(whole[first], last=whole.pop(name).last)
     packed = pack(list(whole.values()))
     return replace(
-        packed, at={i.name: packed.at[host.get(i.name, i.name)] for i in items}
+        packed,
+        at={i.name: packed.at[owner.get(i.name, i.name)] for i in items},
     )
 
 
@@ -141,7 +142,7 @@ def bodies(graph: Graph, real: int) -> Bodies:
         )
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
-            tmp[kind.name, name] = pack_joined(
+            tmp[kind.name, name] = pack_in_place(
                 body, lifetimes(body, outside, real)
             )
             work = max([work, *(c.scratch for c in body.calls)])

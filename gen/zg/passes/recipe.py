@@ -43,11 +43,11 @@ def _line(
     )
 
 
-def _held(x: float, until: int = 0) -> Phase:
+def _constant_phase(x: float, until: int = 0) -> Phase:
     return _line(until, 0, 1, x, x)
 
 
-def _used(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+def _nonempty(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """Without those that have no step."""
     out: list[Phase] = []
     for phase in phases:
@@ -59,12 +59,12 @@ def _used(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 # ---- rates
 
 
-def _up(o: Optimizer, s: Schedule) -> list[Phase]:
+def _warm_up(o: Optimizer, s: Schedule) -> list[Phase]:
     return [_line(s.warmup, 0, s.warmup, 0.0, o.lr)] if s.warmup else []
 
 
 def _constant(o: Optimizer, s: Schedule) -> list[Phase]:
-    return [*_up(o, s), _held(o.lr)]
+    return [*_warm_up(o, s), _constant_phase(o.lr)]
 
 
 def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
@@ -79,17 +79,17 @@ def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
         begin=o.lr,
         end=s.min_lr,
     )
-    return [*_up(o, s), fall, _held(s.min_lr)]
+    return [*_warm_up(o, s), fall, _constant_phase(s.min_lr)]
 
 
 def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
     begin = s.steps - s.decay
-    held = [_held(o.lr, begin)] if begin else []
+    held = [_constant_phase(o.lr, begin)] if begin else []
     return [
-        *_up(o, s),
+        *_warm_up(o, s),
         *held,
         _line(s.steps, begin, s.decay, o.lr, s.min_lr),
-        _held(s.min_lr),
+        _constant_phase(s.min_lr),
     ]
 
 
@@ -106,7 +106,7 @@ def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
         end=high,
     )
     return [
-        _held(first, 2),
+        _constant_phase(first, 2),
         up if s.warmup_type == "log" else _line(N + 2, 2, N, low, high),
     ]
 
@@ -118,12 +118,12 @@ def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
     )
     ramp = _ramp(s, low, low, high)
     if s.type == "WarmupLR":
-        return [*ramp, _held(high)]
+        return [*ramp, _constant_phase(high)]
     T = s.total_num_steps
     return [
         *ramp,
         _line(T + 2, T + 2, max(2, s.warmup_num_steps) - T, low, high),
-        _held(low),
+        _constant_phase(low),
     ]
 
 
@@ -144,7 +144,7 @@ def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
             begin=o.lr,
             end=low,
         ),
-        _held(low),
+        _constant_phase(low),
     ]
 
 
@@ -178,7 +178,7 @@ def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
             end=s.decay_lr_rate,
         )
         if decays
-        else _held(s.cycle_min_lr)
+        else _constant_phase(s.cycle_min_lr)
     )
     return [*cycle, tail]
 
@@ -215,15 +215,19 @@ def made(spec: Spec) -> Recipe:
     has the momentum, DeepSpeed sets beta2 to 0.99, and beta1 of the first step to the least."""
     o, s = spec.train.optimizer, spec.train.schedule
     beta1, beta2 = o.betas or (o.momentum or 0.0, 0.0)
-    momentum = [_held(beta1)]
+    momentum = [_constant_phase(beta1)]
     if s.cycle_momentum and o.betas:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
-        momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
+        momentum = [
+            _constant_phase(low, 2),
+            *_cycle(s, high, low),
+            _constant_phase(high),
+        ]
     return Recipe(
         optimizer=rule(o),
         moments=o.moments,
-        rate=_used(_RATES[s.type](o, s)),
-        momentum=_used(momentum),
+        rate=_nonempty(_RATES[s.type](o, s)),
+        momentum=_nonempty(momentum),
         beta2=beta2,
         eps=o.eps or 1.0,
         clip=o.clip,

@@ -19,7 +19,7 @@ from .flats import persists, stem
 from .shard import Shards
 
 Key = tuple[str, int]  # a flat and its instance
-Leaf = tuple[
+Gradient = tuple[
     str, int, int
 ]  # a flat, its instance, how many of the flat's came before
 
@@ -32,8 +32,8 @@ class Gathered:
     instance: int
     ring: str  # class of its slot
     slot: int = 0
-    held: bool = False  # it was gathered for an earlier use
-    stays: bool = False  # it stays gathered for a later one
+    reused: bool = False  # it was gathered for an earlier use
+    retained: bool = False  # it stays gathered for a later one
 
     @property
     def key(self) -> Key:
@@ -56,7 +56,7 @@ class Use:
     part: Part
     slice: int  # of the part's
     gathered: tuple[Gathered, ...] = ()
-    leaves: tuple[Leaf, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
 
     @property
     def y(self) -> int:  # slot of its output
@@ -78,7 +78,7 @@ class Use:
         last = self.part.number in (-1, len(self.kind.parts(self.body)) - 1)
         return last and self.slice == self.part.slices - 1
 
-    def moved(self, flat: str, instance: int) -> str:
+    def transfer_unit(self, flat: str, instance: int) -> str:
         """What a gather or a reduction is for: the unit, or what is moved of one that has several
         flats."""
         several = stem(flat) != flat or flat in dict(self.kind.flats.values())
@@ -90,46 +90,48 @@ class Use:
 
 
 @dataclass(frozen=True)
-class _Span:
+class _Lifetime:
     """What stays gathered from one use to another: their numbers."""
 
-    what: Gathered
+    gathered: Gathered
     first: int
     last: int
 
 
-def stay(uses: Sequence[Use], staying: Collection[Key]) -> list[Use]:
+def retain(uses: Sequence[Use], retained: Collection[Key]) -> list[Use]:
     """What is of `staying` is gathered for its first use and stays to its next."""
     there: set[Key] = set()
 
     def kept(g: Gathered) -> Gathered:
-        if g.key not in staying:
+        if g.key not in retained:
             return g
-        held = g.key in there
+        reused = g.key in there
         there.symmetric_difference_update({g.key})
-        return replace(g, held=held, stays=not held)
+        return replace(g, reused=reused, retained=not reused)
 
     return [replace(u, gathered=tuple(map(kept, u.gathered))) for u in uses]
 
 
-def _spans(uses: Sequence[Use]) -> list[_Span]:
+def _lifetimes(uses: Sequence[Use]) -> list[_Lifetime]:
     """What stays without another use does so to the end."""
     users = [u for u in uses if u.gathered]
     found = [(i, g) for i, u in enumerate(users) for g in u.gathered]
-    last = {g.key: i for i, g in found if g.held}
+    last = {g.key: i for i, g in found if g.reused}
     return [
-        _Span(g, i, last.get(g.key, len(users)) if g.stays else i)
+        _Lifetime(g, i, last.get(g.key, len(users)) if g.retained else i)
         for i, g in found
-        if not g.held
+        if not g.reused
     ]
 
 
-def _peak(spans: Sequence[_Span], sizes: Mapping[str, int], ahead: int) -> int:
+def _peak(
+    spans: Sequence[_Lifetime], sizes: Mapping[str, int], ahead: int
+) -> int:
     """The most that lives at once when something is gathered; sizes of flats."""
-    ends = sorted((s.last, sizes[s.what.flat]) for s in spans)
+    ends = sorted((s.last, sizes[s.gathered.flat]) for s in spans)
     most = now = gone = 0
     for s in spans:
-        now += sizes[s.what.flat]
+        now += sizes[s.gathered.flat]
         over = s.first - ahead
         while ends[gone][0] < over:
             now -= ends[gone][1]
@@ -138,25 +140,25 @@ def _peak(spans: Sequence[_Span], sizes: Mapping[str, int], ahead: int) -> int:
     return most
 
 
-def count(uses: Sequence[Use], ring: str, ahead: int) -> int:
+def slot_count(uses: Sequence[Use], ring: str, ahead: int) -> int:
     """The fewest slots of a class with which every gather finds one free."""
-    mine = [s for s in _spans(uses) if s.what.ring == ring]
-    return _peak(mine, {s.what.flat: 1 for s in mine}, ahead)
+    mine = [s for s in _lifetimes(uses) if s.gathered.ring == ring]
+    return _peak(mine, {s.gathered.flat: 1 for s in mine}, ahead)
 
 
-def slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
+def assign_slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
     """Chooses slots: the one that is free for longest, so that they are used in turn."""
     freed = {ring: [s - n for s in range(n)] for ring, n in counts.items()}
     taken = []  # of what is gathered, in order
-    for s in _spans(uses):
-        at = freed[s.what.ring]
+    for s in _lifetimes(uses):
+        at = freed[s.gathered.ring]
         taken.append(at.index(min(at)))
         at[taken[-1]] = s.last
     now: dict[Key, int] = {}
     turn = iter(taken)
 
     def placed(g: Gathered) -> Gathered:
-        if not g.held:
+        if not g.reused:
             now[g.key] = next(turn)
         return replace(g, slot=now.get(g.key, 0))
 
@@ -176,7 +178,7 @@ def choose(
     kept = sum(size for flat, size in sizes.items() if persists(flat))
 
     def live(d: int, uses: Sequence[Use]) -> int:
-        return kept + _peak(_spans(uses), sizes, d)
+        return kept + _peak(_lifetimes(uses), sizes, d)
 
     most = max(z.stage3_max_live_parameters, live(0, uses))
     if not gathered:
@@ -189,17 +191,21 @@ def choose(
     cut = any(
         u.part.number >= 0 for u in uses
     )  # then there is no room for what stays
-    near = [] if cut else _near(uses, sizes, z.stage3_max_reuse_distance)
-    few, many = 0, len(near) + 1  # how many of the nearest fit, and do not
+    nearest = (
+        []
+        if cut
+        else _nearest_reuses(uses, sizes, z.stage3_max_reuse_distance)
+    )
+    few, many = 0, len(nearest) + 1  # how many of the nearest fit, and do not
     while many - few > 1:
         half = (few + many) // 2
-        fits = live(ahead, stay(uses, set(near[:half]))) <= most
+        fits = live(ahead, retain(uses, set(nearest[:half]))) <= most
         few, many = (half, many) if fits else (few, half)
-    staying = set(near[:few])
-    return ahead, staying, live(ahead, stay(uses, staying))
+    retained = set(nearest[:few])
+    return ahead, retained, live(ahead, retain(uses, retained))
 
 
-def _near(
+def _nearest_reuses(
     uses: Sequence[Use], sizes: Mapping[str, int], most: int
 ) -> list[Key]:
     """Units that are used again after at most so many elements of others, the nearest first."""

@@ -78,75 +78,86 @@ class _Maker(Steps):
                 ints=(*ranks, number),
             )
 
-    def wholes(self, u: Use) -> Events:
+    def param_events(self, u: Use) -> Events:
         """Events of the whole flats a forward use reads."""
         out = []
         for f in sorted(self.reads(u.part)):
-            if self.spreads(self.flats[f]) and not self.flats[f].gathered:
+            if (
+                self.gathers_updates(self.flats[f])
+                and not self.flats[f].gathered
+            ):
                 l = u.index if self.flats[f].count > 1 else 0
                 out.append(full(Ref(f"param.{f}", l)))
         return tuple(out) if u.body != "bwd" else ()
 
-    def fetch(self, u: Use, n: int) -> None:
+    def gather_use(self, u: Use, n: int) -> None:
         """All that is gathered for a use; n: its number among those for which anything is. Where
         parameters of one lie off the device, all do, so they come by the same queues."""
-        for i, g in enumerate(g for g in u.gathered if not g.held):
-            opens = n == 0 and i == 0  # the step before is over
-            behind = (
+        for i, g in enumerate(g for g in u.gathered if not g.reused):
+            opening = n == 0 and i == 0  # the step before is over
+            slot_is_free = (
                 0 < n <= self.ahead or i > 0
             )  # the gather before waited for a slot
-            self.bring(u, g, opens, behind)
+            self.gather_one(u, g, opening, slot_is_free)
 
-    def bring(self, u: Use, g: Gathered, opens: bool, behind: bool) -> None:
+    def gather_one(
+        self, u: Use, g: Gathered, opening: bool, slot_is_free: bool
+    ) -> None:
         """Parameters to a slot of a ring, from where they lie."""
         flat = self.flats[g.flat]
-        unit = u.moved(*g.key)
-        if self.arena("param", flat) == "file" and not self.loaded:
-            self.loaded = opens = True  # what came before was not here
-        new = offload.fresh(self, flat, g.instance) if u.body != "bwd" else ()
-        stops = offload.stops(self, g, flat)
-        stops.append(("gather", g.ref))
+        unit = u.transfer_unit(*g.key)
+        if self.arena("param", flat) == "file" and not self.fetch_started:
+            self.fetch_started = opening = (
+                True  # what came before was not here
+            )
+        new = (
+            offload.updated_event(self, flat, g.instance)
+            if u.body != "bwd"
+            else ()
+        )
+        hops_up = offload.hops_up(self, g, flat)
+        hops_up.append(("gather", g.ref))
         home = Ref(f"param.{flat.name}", g.instance)
-        after = (UPDATED, *new) if opens else new
-        *hops, gathers = route(home, stops, after)
-        if behind:
+        after = (UPDATED, *new) if opening else new
+        *hops, gathers = route(home, hops_up, after)
+        if slot_is_free:
             then = (full(gathers.dst),)
             gathers = replace(gathers, fills=False, then=then)
         for hop in hops:
             self.copy(hop, unit, flat.shard.bytes(self.real))
-        self.descend(gathers, unit, flat, self.real, flat.depth, 0)
+        self.all_gather(gathers, unit, flat, self.real, flat.depth, 0)
 
     def run(self, uses: list[Use]) -> None:
         """Micro-batches, or an evaluation: gathers `ahead` uses early, functions, reductions."""
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
-        first, last = self.leaf_span(uses)
-        turns = 1 if uses[-1].body == "eval" else self.together
-        self.fetched.clear()
-        self.loaded = False
+        first, last = self.gradient_writers(uses)
+        micro_batches = 1 if uses[-1].body == "eval" else self.together
+        self.staging_turn.clear()
+        self.fetch_started = False
         for i in range(min(self.ahead, len(gathered))):
-            self.fetch(gathered[i], i)
+            self.gather_use(gathered[i], i)
         for n, u in enumerate(uses):
             if u.gathered and turn[id(u)] + self.ahead < len(gathered):
                 i = turn[id(u)] + self.ahead
-                self.fetch(gathered[i], i)
-            come = [full(g.ref) for g in u.gathered if not g.held]
-            waits = (*self.wholes(u), *come)
-            begun = [x for x in u.leaves if first[x[:2]] == n]
-            whole = [x for x in u.leaves if last[x[:2]] == n]
-            uses_.use(self, u, turns, waits, begun, whole)
-        left = [g.ref for u in uses for g in u.gathered if g.stays]
+                self.gather_use(gathered[i], i)
+            come = [full(g.ref) for g in u.gathered if not g.reused]
+            waits = (*self.param_events(u), *come)
+            first_writes = [x for x in u.gradients if first[x[:2]] == n]
+            complete = [x for x in u.gradients if last[x[:2]] == n]
+            uses_.use(self, u, micro_batches, waits, first_writes, complete)
+        left = [g.ref for u in uses for g in u.gathered if g.retained]
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
 
-    def leaf_span(
+    def gradient_writers(
         self, uses: list[Use]
     ) -> tuple[dict[Key, int], dict[Key, int]]:
         """First and last use that writes each leaf."""
         first: dict[Key, int] = {}
         last: dict[Key, int] = {}
         for n, u in enumerate(uses):
-            for f, l, _ in u.leaves:
+            for f, l, _ in u.gradients:
                 first.setdefault((f, l), n)
                 last[f, l] = n
         return first, last
@@ -154,10 +165,10 @@ class _Maker(Steps):
     def update(self) -> None:
         climb.step_done(self)
         if self.sums.host:
-            offload.measure(self)
+            offload.norms_on_host(self)
         else:
             if self.sums.phases:
-                self.follow("main", "reduce" if self.sums_spread else "sum")
+                self.follow("main", "reduce" if self.gathers_sums else "sum")
             self.norms("main")
         self.add(
             "main",
@@ -174,8 +185,8 @@ class _Maker(Steps):
         if self.offload:
             offload.update(self)
         else:
-            device.optimize(self, self.moved())
-        self.updated(offload.updated(self))
+            device.update(self, self.trainable_instances())
+        self.updated(offload.update_queues(self))
 
     def updated(self, queues: list[str]) -> None:
         self.add(
@@ -185,21 +196,21 @@ class _Maker(Steps):
     def publish(self) -> None:
         for n in range(len(self.graph.tables)):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
-        here = self.low(False)
+        here = self.masters_off_device(False)
         if here:
-            device.fill(self, here)
+            device.publish(self, here)
         for f, l in here:
-            self.spread(f, l, end("main"))
+            self.gather_updated(f, l, end("main"))
         offload.publish(self)
-        self.updated(offload.published(self))
+        self.updated(offload.publish_queues(self))
 
     def section(self, name: str, repeat: int = 1) -> plan.Section:
-        steps, self.steps, self.came = self.steps, [], 0
+        steps, self.steps, self.inbox_turn = self.steps, [], 0
         if not self.spec.zero.overlap_comm:
-            steps = [self.alone(s) for s in steps]
+            steps = [self.without_overlap(s) for s in steps]
         return plan.Section(name, repeat, tuple(steps))
 
-    def alone(self, s: Step) -> Step:
+    def without_overlap(self, s: Step) -> Step:
         """The step where collectives have no queues of their own."""
         return replace(s, queue="main") if QUEUES[s.queue].beside else s
 
@@ -220,8 +231,8 @@ def schedule(
         real=ops.BYTES[spec.train.precision],
         saves=saves,
     )
-    uses = m.bind(m.chain("train"))
-    written = Counter(f for u in uses for f, _, _ in u.leaves)
+    uses = m.bind(m.uses("train"))
+    written = Counter(f for u in uses for f, _, _ in u.gradients)
     for f in shards.flats:
         late = written[f.name] > f.count or persists(
             f.name
@@ -233,29 +244,30 @@ def schedule(
             if late
             else 1
         )
-    m.ahead, staying, live = rings.choose(spec, shards, uses)
-    uses = rings.stay(uses, staying)
-    taken = Counter(g.ring for u in uses for g in u.gathered if not g.held)
+    m.ahead, retained, live = rings.choose(spec, shards, uses)
+    uses = rings.retain(uses, retained)
+    taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
     # in a micro-batch there is no use for more slots
     m.staging = {
-        f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.away)
+        f: min(m.ahead + 1, taken[m.ring_of[f]])
+        for f in sorted(shards.offloaded)
     }
     for f in shards.flats:
-        m.ring[f.name] = rings.count(uses, f.name, m.ahead)
-        own = f.moves and m.leaves[f.name] == f.name
+        m.ring[f.name] = rings.slot_count(uses, f.name, m.ahead)
+        own = f.trainable and m.grad_class[f.name] == f.name
         m.grad[f.name] *= own and bool(m.sums.phases)
     sections = []
-    device.init(m, m.low(False))
+    device.init(m, m.masters_off_device(False))
     offload.init(m)
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))
     m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
     if m.offload:
-        offload.begin(m)
+        offload.prefetch_tiles(m)
     sections.append(m.section("begin"))
     m.batch()
-    m.run(rings.slots(uses, m.ring))
+    m.run(rings.assign_slots(uses, m.ring))
     if m.together == 1 and m.sums.phases:
         queue = "host" if m.sums.on_host else "sum"
         ctl = "hctl" if m.sums.on_host else "ctl"
@@ -263,7 +275,11 @@ def schedule(
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
     sections.append(m.section("update"))
-    m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
+    m.run(
+        rings.assign_slots(
+            rings.retain(m.bind(m.uses("eval")), retained), m.ring
+        )
+    )
     sections.append(m.section("eval"))
     return Schedule(
         sections=crossing(last.sections(sections)),
@@ -272,7 +288,7 @@ def schedule(
         staging=m.staging,
         prefetch=m.ahead,
         live=live,
-        tile=offload.tile(m),
-        piece=climb.piece(m) if m.sums.host else 0,
+        tile=offload.largest_tile(m),
+        piece=climb.largest_piece(m) if m.sums.host else 0,
         formals=m.formals,
     )

@@ -17,7 +17,7 @@ from ..plan.operand import Names
 from ..plan.size import Size
 from ..read.spec import Spec
 from . import grid, levels, recipe
-from .flats import BLOCK, FROZEN, PAGE, persists, whole
+from .flats import BLOCK, FROZEN, PAGE, padded, persists
 from .grid import Grid
 from .levels import Sums
 
@@ -47,7 +47,7 @@ class Flat(plan.Flat):
         return Size.of(f"far.{self.name}", rest, self.name)
 
     @property
-    def moves(self) -> bool:
+    def trainable(self) -> bool:
         """Something in it trains: it has pending sums."""
         return self.nodes > 0
 
@@ -84,8 +84,8 @@ class Shards:
     step: dict[tuple[str, str], int]
     states: int
     sums: Sums
-    away: frozenset[str]
-    held: frozenset[str]
+    offloaded: frozenset[str]
+    offloaded_to_host: frozenset[str]
     notes: Names
 
     def share(self, f: Flat, depth: int) -> Size:
@@ -114,21 +114,23 @@ def _near(spec: Spec, flat: str, shard: int) -> Size:
     return Size.of(f"near.{flat}", near, flat)
 
 
-def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
+def _kept_on_host(
+    spec: Spec, offloaded: list[Flat]
+) -> tuple[frozenset[str], Names]:
     """Of the flats that go to the file those that may stay on the host: in order, what still
     fits."""
     z, out = spec.zero.offload_param, []
-    if z.device != "none" and not away:
+    if z.device != "none" and not offloaded:
         why = "zero.offload_param: has no effect: every tensor is persistent"
         return frozenset(), (why,)
     if z.device != "nvme":
-        return frozenset(f.name for f in away), ()
+        return frozenset(f.name for f in offloaded), ()
     left = z.max_in_cpu
-    for f in away:
+    for f in offloaded:
         if f.count * f.shard <= left:
             out.append(f.name)
             left -= f.count * f.shard
-    least = min(f.count * f.shard for f in away)
+    least = min(f.count * f.shard for f in offloaded)
     said = (
         f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}"
         if out
@@ -219,11 +221,15 @@ def _tensors(
     return out, sizes, counts
 
 
-def states_of(spec: Spec, away: bool, low: bool) -> Names:
+def update_states(
+    spec: Spec, params_offloaded: bool, states_offloaded: bool
+) -> Names:
     """Of elements whose parameters lie off the device (away), what an update keeps there (low), or
     on it. Parameters are the masters where they are as exact, and lie with the rest."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
-    masters = ("master",) if narrow or low != away else ()
+    masters = (
+        ("master",) if narrow or states_offloaded != params_offloaded else ()
+    )
     return (*masters, *ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)])
 
 
@@ -251,16 +257,16 @@ def split(spec: Spec, graph: Graph) -> Shards:
             "freeze every tensor",
             "at least one that moves",
         )
-    hosted = (
+    params_offloaded = (
         {f for f in sizes if stage == 3 and not persists(f)}
         if spec.zero.offload_param.device != "none"
         else set()
     )
     kept = []
-    lowered = spec.zero.offload_optimizer.device != "none"
+    states_offloaded = spec.zero.offload_optimizer.device != "none"
     trains = {t.flat for t in found if not t.frozen}
     for name, size in sizes.items():
-        shard, moves = whole(spec, size) // W, name in trains
+        shard, trainable = padded(spec, size) // W, name in trains
         whole_ = stage < 3 or persists(name)
         kept.append(
             Flat(
@@ -268,18 +274,22 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 count=counts[name],
                 elems=size,
                 shard=Size.of(f"shard.{name}", shard, name),
-                nodes=sums.nodes if moves else 0,
-                mask=sums.mask if moves else 0,
+                nodes=sums.nodes if trainable else 0,
+                mask=sums.mask if trainable else 0,
                 owners=ranks.owners,
                 depth=0 if whole_ else ranks.shared,
-                states=states_of(spec, name in hosted, lowered)
-                if moves
+                states=update_states(
+                    spec, name in params_offloaded, states_offloaded
+                )
+                if trainable
                 else (),
-                near=_near(spec, name, shard) if moves else Size.none(name),
+                near=_near(spec, name, shard)
+                if trainable
+                else Size.none(name),
             )
         )
-    away = [f for f in kept if f.name in hosted]
-    held, said = _held(spec, away)
+    offloaded = [f for f in kept if f.name in params_offloaded]
+    offloaded_to_host, said = _kept_on_host(spec, offloaded)
     return Shards(
         grid=ranks,
         flats=tuple(kept),
@@ -288,7 +298,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
         step=steps,
         states=states,
         sums=sums,
-        away=frozenset(hosted),
-        held=held,
+        offloaded=frozenset(params_offloaded),
+        offloaded_to_host=offloaded_to_host,
         notes=(*sums.notes, *said, *_idle(spec)),
     )

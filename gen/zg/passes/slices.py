@@ -37,19 +37,21 @@ def graph(spec: Spec) -> Graph:
         return made
     every = ((t, k.count) for k in made.kinds for t in k.tensors)
     kept = [(t, n) for t, n in every if t.name in made.persistent]
-    room = bound - _whole(spec, kept)
+    room = bound - _padded(spec, kept)
     kinds = _kinds(spec, made, room)
-    if _parted(kinds) > PARTS:
+    if _part_count(kinds) > PARTS:
         rooms = range(
             room,
             max(
-                flats.whole(spec, sum(t.elems for t in k.tensors))
+                flats.padded(spec, sum(t.elems for t in k.tensors))
                 for k in made.kinds
             )
             + 1,
         )
         least = bisect_left(
-            rooms, True, key=lambda r: _parted(_kinds(spec, made, r)) <= PARTS
+            rooms,
+            True,
+            key=lambda r: _part_count(_kinds(spec, made, r)) <= PARTS,
         )
         kinds = _kinds(spec, made, rooms[least])
     return replace(made, kinds=kinds)
@@ -57,20 +59,20 @@ def graph(spec: Spec) -> Graph:
 
 def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
     return tuple(
-        _cut(spec, made, k, room) if k.x and "fwd" in k.bodies else k
+        _split(spec, made, k, room) if k.x and "fwd" in k.bodies else k
         for k in made.kinds
     )
 
 
-def _whole(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
+def _padded(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
     """Elements of the flats of so many instances of tensors: what trains has its own."""
     sizes = [0, 0]
     for t, count in tensors:
         sizes[t.group[2]] += ops.up(t.elems, flats.BLOCK) * count
-    return sum(flats.whole(spec, n) for n in sizes)
+    return sum(flats.padded(spec, n) for n in sizes)
 
 
-def _parted(kinds: Iterable[Kind]) -> int:
+def _part_count(kinds: Iterable[Kind]) -> int:
     """Parts of all blocks that are gathered by themselves."""
     return sum(
         k.count * sum(n for _, n in set(k.flats.values())) for k in kinds
@@ -102,11 +104,11 @@ def notes(spec: Spec, made: Graph) -> Names:
 # ---- flats
 
 
-def _cut(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
+def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
     own = {t.name: t for t in kind.tensors if t.name not in made.persistent}
 
     def size(names: Iterable[str]) -> int:
-        return _whole(spec, ((own[n], 1) for n in names))
+        return _padded(spec, ((own[n], 1) for n in names))
 
     if size(own) <= room:
         return kind
@@ -145,7 +147,7 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
     """The fewest slices of a linear that fit; where none does, the most that there can be."""
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
-    full = spec.cluster.ranks * flats.unit(spec)
+    full = spec.cluster.ranks * flats.shard_unit(spec)
     rows = max(ROWS, ops.TERMS[spec.train.precision])
     found = 1
     for n in range(2, MOST + 1):

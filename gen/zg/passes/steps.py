@@ -14,7 +14,7 @@ from .flats import BLOCK, PAGE
 from .grid import Level
 from .hops import Hop, Ring, end
 from .operands import Operands
-from .pieces import Moved, Span
+from .pieces import Span, Transfer
 from .rings import Gathered, Use
 from .shard import Flat
 
@@ -40,8 +40,8 @@ class Steps(Operands):
     ring: dict[str, int] = field(default_factory=dict)
     staging: dict[str, int] = field(default_factory=dict)
     # so far, to each ring's staging buffers
-    fetched: dict[str, int] = field(default_factory=dict)
-    loaded: bool = False  # anything by queue fetch so far
+    staging_turn: dict[str, int] = field(default_factory=dict)
+    fetch_started: bool = False  # anything by queue fetch so far
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,33 +52,41 @@ class Steps(Operands):
         self.inbox = Ring("inbox", slots)
         self.intra = Ring("intra", slots)
         self.inter = Ring("inter", slots)
-        self.level = self.brought = 0  # so far, to slots of intra, and inter
+        self.intra_turn = self.inter_turn = (
+            0  # so far, to slots of intra, and inter
+        )
         self.cuts: dict[object, list[Span]] = {}
         # An update needs more of the sums than the last level leaves a rank.
-        self.sums_spread = self.shards.states < self.sums.ends and self.W > 1
+        self.gathers_sums = (
+            self.shards.states < self.sums.result_depth and self.W > 1
+        )
         self.reduces = REDUCES[
             self.spec.train.reduction if self.W > 1 else "exact"
         ]
-        self.turn = self.came = (
+        self.down_turn = self.inbox_turn = (
             0  # leaves that went down so far; pieces, in a section
         )
 
-    def each(self) -> list[Instance]:
+    def instances(self) -> list[Instance]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
-    def moved(self) -> list[Instance]:
-        return [(f, l) for f, l in self.each() if f.moves]
+    def trainable_instances(self) -> list[Instance]:
+        return [(f, l) for f, l in self.instances() if f.trainable]
 
-    def away(self, f: Flat) -> bool:
+    def offloads_params(self, f: Flat) -> bool:
         """Its parameters do not lie on the device."""
-        return f.name in self.shards.away
+        return f.name in self.shards.offloaded
 
     def arena(self, c: str, f: Flat) -> str:
         return self.kept.of(c, f).arena
 
-    def low(self, yes: bool = True) -> list[Instance]:
+    def masters_off_device(self, yes: bool = True) -> list[Instance]:
         """The shards of which masters are off the device; or those of which they are on it."""
-        return [(f, l) for f, l in self.each() if self.kept.low(f) == yes]
+        return [
+            (f, l)
+            for f, l in self.instances()
+            if self.kept.masters_off_device(f) == yes
+        ]
 
     def tiles(self, f: Flat) -> list[Span]:
         """(offset, elements) of what an update on the host takes at a time; in the file its bytes
@@ -93,7 +101,7 @@ class Steps(Operands):
 
     # ---- uses
 
-    def chain(self, head: str) -> list[Use]:
+    def uses(self, head: str) -> list[Use]:
         """The uses of a micro-batch in order: forward to the head (`train` or `eval`), then
         backward. Unit n reads value n-1 and writes value n; of class x the first slot is for the
         first value that backward needs."""
@@ -111,7 +119,7 @@ class Steps(Operands):
                             kind=kind,
                             index=l,
                             body=body,
-                            x=n - 1 - self.passing,
+                            x=n - 1 - self.unsaved,
                             part=part,
                             slice=s,
                         )
@@ -126,7 +134,7 @@ class Steps(Operands):
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
-        leaves: dict[
+        order: dict[
             str, list[int]
         ] = {}  # instances in order of their first use
         out = []
@@ -136,13 +144,15 @@ class Steps(Operands):
                 for f in sorted(self.reads(u.part))
                 if self.flats[f].gathered
             ]
-            made = []
+            gradients = []
             for f in sorted(self.writes(u.part)):
-                l, seen = self.instance(f, u), leaves.setdefault(f, [])
+                l, seen = self.instance(f, u), order.setdefault(f, [])
                 seen += [l] * (l not in seen[-1:])
-                made.append((f, l, len(seen) - 1))
+                gradients.append((f, l, len(seen) - 1))
             out.append(
-                replace(u, gathered=tuple(gathered), leaves=tuple(made))
+                replace(
+                    u, gathered=tuple(gathered), gradients=tuple(gradients)
+                )
             )
         return out
 
@@ -183,7 +193,7 @@ class Steps(Operands):
         )
 
     def norms(self, queue: str) -> None:
-        for f, l in self.moved():
+        for f, l in self.trainable_instances():
             self.add(
                 queue,
                 f"norm.{f.name}",
@@ -204,13 +214,13 @@ class Steps(Operands):
     ) -> list[Span]:
         """(offset, elements) of each piece of a share, by a key of `zero`: at a level, or on one
         rank. name: the piece's, where it is not the key's."""
-        of = self.across(level) if level else Moved()
+        of = self.transfer(level) if level else Transfer()
         word = name or PIECES[key]
         if level and self.shards.grid.axes:
             word += f".{level.group}"
         asked = share, share.flat, key, of, unit, word
         if asked not in self.cuts:
-            others = self.traffic.get(key, ())
+            others = self.transfers.get(key, ())
             self.cuts[asked] = pieces.cut(
                 self.spec,
                 self.shards.flats,
@@ -224,22 +234,22 @@ class Steps(Operands):
         return self.cuts[asked]
 
     @cached_property
-    def traffic(self) -> dict[str, set[Moved]]:
+    def transfers(self) -> dict[str, set[Transfer]]:
         """All that moves in pieces of a key of `zero`."""
         s, grid = self.shards, self.shards.grid
-        depths = {(self.sums.depth, self.sums.ends)}
+        depths = {(self.sums.depth, self.sums.result_depth)}
         for f in s.flats:
             depths |= {(0, f.depth), (f.depth, s.states)}
         levels = [x for d in depths if d[0] < d[1] for x in grid.gathers(*d)]
         summed = [x.level for x in self.sums.phases if x.level]
         return {
-            "allgather_bucket_size": {self.across(x) for x in levels},
-            "reduce_bucket_size": {self.across(x) for x in summed},
+            "allgather_bucket_size": {self.transfer(x) for x in levels},
+            "reduce_bucket_size": {self.transfer(x) for x in summed},
         }
 
-    def across(self, level: Level) -> Moved:
+    def transfer(self, level: Level) -> Transfer:
         """Of what comes from, or goes to, the depth at which a level ends."""
-        return Moved(level.ranks, self.shards.grid.parts(level.hi))
+        return Transfer(level.ranks, self.shards.grid.parts(level.hi))
 
     def gather(
         self,
@@ -275,15 +285,15 @@ class Steps(Operands):
                 recs=hop.recs if n == len(cut) - 1 else (),
             )
 
-    def descend(
+    def all_gather(
         self, hop: Hop, unit: str, f: Flat, width: int, high: int, low: int
     ) -> None:
         """A gather from depth `high` to `low`: first between hosts, into a slot of class `inter`;
         then inside them. In place, src has room for all of depth `low`."""
         *outer, inner = self.shards.grid.gathers(low, high)
         for x in outer:
-            there = self.inter.slot(self.brought)
-            self.brought += 1
+            there = self.inter.slot(self.inter_turn)
+            self.inter_turn += 1
             share, src = self.shards.share(f, x.hi), hop.src
             from_step = 0
             if src == hop.dst:
@@ -297,19 +307,21 @@ class Steps(Operands):
             hop = replace(hop, src=there, takes=True, after=())
         self.gather(hop, unit, inner, self.shards.share(f, inner.hi), width)
 
-    def spreads(self, f: Flat) -> bool:
+    def gathers_updates(self, f: Flat) -> bool:
         """Each rank updates a part of what it keeps."""
         return f.depth < self.shards.states
 
-    def spread(self, f: Flat, l: int, *after: Event) -> None:
+    def gather_updated(self, f: Flat, l: int, *after: Event) -> None:
         """Owners' new parts to all ranks that keep them."""
-        if self.spreads(f):
+        if self.gathers_updates(f):
             ref = Ref(f"param.{f.name}", l)
             hop = Hop("gather", ref, ref, takes=False, after=after)
             states = self.shards.states
-            self.descend(hop, f"{f.name}[{l}]", f, self.real, states, f.depth)
+            self.all_gather(
+                hop, f"{f.name}[{l}]", f, self.real, states, f.depth
+            )
 
-    def own_part(
+    def own_shard(
         self, f: Flat, ref: Ref, depth: int, width: int
     ) -> tuple[Ref, int]:
         """A rank's own shard within what is shared at a depth: its place, and the bytes from one

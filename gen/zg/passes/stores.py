@@ -79,7 +79,7 @@ class Kept:
         name = f"{near}master"
         return name if f"{name}.{f.name}" in self._by_class else "param"
 
-    def low(self, f: Flat) -> bool:
+    def masters_off_device(self, f: Flat) -> bool:
         """Its masters do not lie on the device."""
         return self.of(self.masters(f), f).arena != "device"
 
@@ -92,8 +92,8 @@ def _type(spec: Spec, state: str) -> str:
 def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
     over = shards.grid.over
     where = "device"  # parameters
-    if f.name in shards.away:
-        where = "host" if f.name in shards.held else "file"
+    if f.name in shards.offloaded:
+        where = "host" if f.name in shards.offloaded_to_host else "file"
     out = [
         State(
             what="params",
@@ -121,7 +121,9 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
             )
         )
     for state in (
-        shard.states_of(spec, f.name in shards.away, False) if f.near else ()
+        shard.update_states(spec, f.name in shards.offloaded, False)
+        if f.near
+        else ()
     ):
         out.append(
             State(
@@ -134,7 +136,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
                 over=over(shards.states),
             )
         )
-    if f.moves:
+    if f.trainable:
         out.append(
             State(
                 what="sum",

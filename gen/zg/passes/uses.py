@@ -24,7 +24,7 @@ from ..read.spec import Spec
 from . import activations, climb
 from .flats import persists
 from .hops import free, full
-from .rings import Leaf, Use
+from .rings import Gradient, Use
 from .steps import Steps
 
 TURNS = 8192  # units x micro-batches: each is some lines of the plan
@@ -45,29 +45,31 @@ def few(spec: Spec, graph: Graph) -> None:
 def use(
     m: Steps,
     u: Use,
-    turns: int,
+    micro_batches: int,
     waits: Events,
-    begun: Sequence[Leaf],
-    whole: Sequence[Leaf],
+    first_writes: Sequence[Gradient],
+    complete: Sequence[Gradient],
 ) -> None:
     """Add the steps of a use on so many micro-batches. begun, whole: the gradients that it is the
     first, and the last, to write."""
-    several = turns > 1
-    now, late = whole, list[Leaf]()
+    several = micro_batches > 1
+    now, deferred = complete, list[Gradient]()
     if several:  # class `pending` has room for one gradient
-        now = [x for x in whole if x in begun and not persists(x[0])]
-        late = [x for x in whole if x not in now]
+        now = [x for x in complete if x in first_writes and not persists(x[0])]
+        deferred = [x for x in complete if x not in now]
     if several and waits:
         m.add("main", "mark", u.unit, waits=waits)
         waits = ()
-    for g in range(turns):
-        _function(m, u, g, g == turns - 1, waits, begun, whole)
-        _climb(m, u, now, g, several)
-    _end(m, now, several)
-    for x in late:
-        for g in range(turns):
-            _climb(m, u, [x], g, several)
-        _end(m, [x], several)
+    for g in range(micro_batches):
+        _function(
+            m, u, g, g == micro_batches - 1, waits, first_writes, complete
+        )
+        _reduce(m, u, now, g, several)
+    _finish(m, now, several)
+    for x in deferred:
+        for g in range(micro_batches):
+            _reduce(m, u, [x], g, several)
+        _finish(m, [x], several)
 
 
 def _function(
@@ -76,18 +78,18 @@ def _function(
     g: int,
     last: bool,
     waits: Events,
-    begun: Sequence[Leaf],
-    whole: Sequence[Leaf],
+    first_writes: Sequence[Gradient],
+    complete: Sequence[Gradient],
 ) -> None:
     """Add a function's step on micro-batch g; behind the last one the gathered slots are free."""
     needed, recs = activations.before(m, u)
     started: Events = ()
     ended: Events = ()
     if m.sums.phases:
-        started = tuple(free(m.grad_slot(x, g)) for x in begun)
-        ended = tuple(full(m.grad_slot(x, g)) for x in whole)
+        started = tuple(free(m.grad_slot(x, g)) for x in first_writes)
+        ended = tuple(full(m.grad_slot(x, g)) for x in complete)
     if last:
-        over = (free(x.ref) for x in u.gathered if not x.stays)
+        over = (free(x.ref) for x in u.gathered if not x.retained)
         recs += tuple(dict.fromkeys(over))
     ins, outs = m.operands(u, g)
     numbers = {"at": u.slice * u.part.rows, "l": u.index}
@@ -104,17 +106,17 @@ def _function(
     activations.after(m, u)
 
 
-def _climb(
-    m: Steps, u: Use, gradients: Sequence[Leaf], g: int, counted: bool
+def _reduce(
+    m: Steps, u: Use, gradients: Sequence[Gradient], g: int, counted: bool
 ) -> None:
     """Send gradients of micro-batch g up to their sums. counted: it ends a micro-batch of them."""
     for x in gradients:
-        climb.leaf_done(m, u, x, g)
+        climb.gradient_done(m, u, x, g)
     if counted and gradients:
         m.add("sum", "count", outs=(Ref("ctl", 0),))
 
 
-def _end(m: Steps, gradients: Sequence[Leaf], counted: bool) -> None:
+def _finish(m: Steps, gradients: Sequence[Gradient], counted: bool) -> None:
     """End the sums of gradients: the count begins anew, and own micro-batches' sums are reduced."""
     if not counted or not gradients:
         return
