@@ -1,16 +1,17 @@
-"""activations.py -- the steps of values that backward needs, where they lie in the host arena until
-then (`train.offload_activations`): units' inputs, and what blocks save.
+"""activations.py -- keeps activations on the host between forward and backward
+(`train.offload_activations`): unit inputs and saved values.
 
-    main   the function that reads value i last fills slot i % k of class `near.C`
-    down   the value, from the slot to place i of class `far.C`
-    main   the function that makes value i + k there
-    up     the value, to the slot, beside the backward of the unit behind
-    main   the backward that reads it
+A class C is `x` or `save.KIND`. Its value i uses slot i % k of class `near.C` on the device:
 
-C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their slots. So does an
-input that no backward reads: forward is done with it before its slot is written again. Of x,
-backward has its unit's output and input and gets the next input, so k is 3; of what is saved it
-is 2.
+    main   the last forward function that reads value i fills the slot
+    down   the slot goes to a place of class `far.C`
+    main   the function that makes value i + k reuses the slot
+    up     value i comes back beside the backward before the one that reads it
+    main   backward reads it
+
+The last k values of a class stay on the device, because nothing takes their slots. An input that no
+backward reads stays too: forward is done with it before its slot is written again. For x, k is 3:
+backward holds the unit's output and input while the next input arrives. For saved values k is 2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .steps import Steps
 
 
 def _backward_values(m: Steps, u: Use) -> list[tuple[str, int]]:
-    """What a unit's backward needs of its forward, of classes that move: (class, value)."""
+    """Return the (class, value) pairs of offloaded classes that a unit's backward needs of its
+    forward."""
     values = []
     if u.x >= 0:
         values.append(("x", u.x))
@@ -32,12 +34,12 @@ def _backward_values(m: Steps, u: Use) -> list[tuple[str, int]]:
 
 
 def _offloaded_values(m: Steps, u: Use) -> list[tuple[str, int]]:
-    """Those that do not stay."""
+    """Return the (class, value) pairs of a unit's backward that go to the host."""
     return [(c, i) for c, i in _backward_values(m, u) if is_offloaded(m, c, i)]
 
 
 def is_offloaded(m: Steps, cls: str, i: int) -> bool:
-    """Is value i in the host arena between forward and backward?"""
+    """Return whether value i is on the host between forward and backward."""
     return i in m.host_places.get(cls, ())
 
 
@@ -46,22 +48,24 @@ def _host_place(m: Steps, cls: str, i: int) -> Ref:
 
 
 def _slot(m: Steps, cls: str, i: int) -> Ref:
-    return m.placed(cls, i, 0)
+    return m.value_slot(cls, i, 0)
 
 
 def _forward_values(m: Steps, u: Use) -> list[tuple[str, int]]:
-    """What a unit's forward makes of them, which its backward is the last to read."""
+    """Return the (class, value) pairs that a unit's forward makes and that only its own backward
+    reads last."""
     saved = [(c, i) for c, i in _backward_values(m, u) if c != "x"]
     return [("x", u.y), *saved] if "x" in m.offloaded else saved
 
 
 def before(m: Steps, u: Use) -> tuple[Events, Events]:
-    """Brings what the backward behind u needs; what u waits for, and records."""
+    """Return the events that a use waits for and records. A unit's backward first prefetches the
+    values of the backward after it."""
     waits: list[Event] = []
     recs: list[Event] = []
     full_events = [full(_slot(m, c, i)) for c, i in _offloaded_values(m, u)]
     if u.body == "fwd":
-        if u.first:  # where values were that are down by now
+        if u.first:  # the slots' former values must have been copied
             for c, i in _forward_values(m, u):
                 if is_offloaded(m, c, i - m.offloaded[c][0]):
                     waits.append(free(_slot(m, c, i)))
@@ -77,7 +81,7 @@ def before(m: Steps, u: Use) -> tuple[Events, Events]:
 
 
 def _prefetch(m: Steps, u: Use) -> None:
-    """The values before those that u needs."""
+    """Copy to the device the values that come before those of the unit."""
     for c, i in _backward_values(m, u):
         if i and is_offloaded(m, c, i - 1):
             hop = Hop(
@@ -87,7 +91,7 @@ def _prefetch(m: Steps, u: Use) -> None:
 
 
 def after(m: Steps, u: Use) -> None:
-    """What nothing of forward reads any more goes down."""
+    """Copy the values to the host that forward is done with."""
     if u.body != "fwd" or not u.last:
         return
     for c, i in _offloaded_values(m, u):

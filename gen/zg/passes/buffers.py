@@ -1,4 +1,4 @@
-"""buffers.py -- which classes of buffers a plan has: where each lies, its slots and their bytes."""
+"""buffers.py -- lists the buffer classes of a plan: arena, slots and bytes of a slot."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def wanted(
     kept: Sequence[State],
     runs: tuple[plan.Run, ...],
 ) -> list[Wanted]:
-    """Every class; kept: every state. `work` is the last of those that all targets have, so that
-    other offsets agree where it does not."""
+    """Return every class. kept: all states. `work` is the last class of all targets, so that the
+    offsets of the others agree if its size does not."""
     slot_counts = _slot_counts(schedule)
     tiles = _tiles(shards, kept, schedule.tile)
     return [
@@ -45,12 +45,12 @@ def wanted(
 
 
 def _common(spec: Spec) -> str:
-    """Who reads what a collective moves."""
+    """Return the readers of buffers that a collective transfers: peers, or own with one rank."""
     return "peers" if spec.cluster.ranks > 1 else "own"
 
 
 def _control(spec: Spec, graph: Graph) -> list[Wanted]:
-    """A step's numbers, tokens, tables."""
+    """Return the classes of a step's constants, its integer sums, the batch and rotary tables."""
     tokens = _tokens(spec, graph)
     tables = [
         Wanted(f"table.{n}", 1, spec.train.sequence * t.head * 4)
@@ -65,13 +65,13 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
 
 
 def _tokens(spec: Spec, graph: Graph) -> int:
-    """Bytes of a micro-batch's tokens, targets, positions; keys take no more."""
+    """Return the bytes of one array of a micro-batch: tokens, targets, positions or keys."""
     return max(4 * graph.dims["M"], 8 * graph.dims["B"] * spec.keyed)
 
 
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
-    """What holds a state of a flat. Peers read what is gathered: parameters of a shard, and sums
-    that every rank has."""
+    """Return the class of a state of a flat. Peers read parameters and sums that are
+    all-gathered."""
     depth = {"params": f.depth, "sum": shards.sums.depth}.get(
         s.what, shards.states
     )
@@ -97,7 +97,7 @@ def _of_flat(
     schedule: sched.Schedule,
     slot_counts: dict[str, int],
 ) -> list[Wanted]:
-    """What holds a flat's parameters, states, sums and leaves, and brings them."""
+    """Return the classes of a flat: its states, ring, staging buffers and gradients."""
     real, common = ops.BYTES[spec.train.precision], _common(spec)
     whole = f.shard * spec.cluster.ranks
     out = [_of_store(spec, shards, f, s) for s in kept if s.flat == f.name]
@@ -127,7 +127,7 @@ def _of_flat(
 
 
 def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
-    """Where own micro-batches are summed before ranks are."""
+    """Return the class in which a rank sums its own micro-batches before the ranks reduce."""
     if not shards.sums.pending:
         return []
     most = max(f.nodes * f.shard for f in shards.flats) * spec.cluster.ranks
@@ -137,8 +137,8 @@ def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
 def _level_slots(
     shards: Shards, schedule: sched.Schedule, slot_counts: dict[str, int]
 ) -> list[Wanted]:
-    """Slots between two levels: sums of gradients on their way up, and what comes from other hosts
-    on its way down."""
+    """Return the classes between two levels: `intra` for sums of a host on their way to other
+    hosts, `inter` for data from other hosts."""
     most: dict[str, int] = {}
     for step in (x for s in schedule.sections for x in s.steps):
         numbers = {i.name: i.value for i in step.ints}
@@ -159,7 +159,7 @@ def _level_slots(
 def _values(
     spec: Spec, graph: Graph, bodies: place.Bodies, slot_counts: dict[str, int]
 ) -> list[Wanted]:
-    """Activations, their gradients, and what functions save."""
+    """Return the classes of activations, their gradients and saved values."""
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
     out = []
@@ -197,7 +197,7 @@ def _kept(
 
 
 def _tiles(shards: Shards, kept: Sequence[State], tile: int) -> dict[str, int]:
-    """Of the states that lie in the file, bytes of a tile."""
+    """Return the bytes of a tile of each state in the file."""
     flats = {f.name: f for f in shards.flats}
     out: dict[str, int] = {}
     for s in kept:
@@ -215,7 +215,7 @@ def _host(
     slot_counts: dict[str, int],
     tiles: dict[str, int],
 ) -> list[Wanted]:
-    """What an update on the host needs."""
+    """Return the classes that an update on the host needs."""
     if not schedule.tile:
         return []
     real = ops.BYTES[spec.train.precision]
@@ -250,7 +250,7 @@ def _host(
 def _inbox(
     shards: Shards, schedule: sched.Schedule, slot_counts: dict[str, int]
 ) -> list[Wanted]:
-    """Where pieces of peers' leaves come, which are read in place where memory is shared."""
+    """Return the class that receives pieces of peers' gradients where memory is not shared."""
     received = [
         i.value
         * (shards.grid.sizes[step.group] if step.op == "alltoall" else 1)
@@ -270,7 +270,8 @@ def _inbox(
 
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
-    """What a GPU alone has: its kernels' workspace; batches and results on its host."""
+    """Return the classes that only GPUs have: workspace of kernels, pinned batches and kernel
+    outputs."""
     batch = _tokens(spec, graph) * len(spec.batch)
     logits = 4 * graph.dims["V"]
     return [
@@ -294,7 +295,7 @@ def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
 
 
 def _slot_counts(schedule: sched.Schedule) -> dict[str, int]:
-    """How many slots of a class are used: at most `buffer_count` where they take turns."""
+    """Return the number of slots that the steps use of each class."""
     most: dict[str, int] = {}
     for r in (r for s in schedule.sections for x in s.steps for r in x.refs):
         most[r.cls] = max(most.get(r.cls, 0), r.index + 1)

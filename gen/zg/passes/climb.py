@@ -1,11 +1,11 @@
-"""climb.py -- the steps of a gradient on its way to the sum that its owner has (levels.py): after
-each micro-batch, after a unit, and once at the end of a step.
+"""climb.py -- adds the steps that reduce gradients to their owners' sums: after each micro-batch,
+after a unit, or once at the end of a step, as levels.py decides.
 
-    a level        reduce -> inbox, sum -> class `intra`, for the level that follows
+    a level        reduce -> inbox, sum -> class `intra` for the next level
     the last       reduce -> inbox, sum -> the sum
-    to the host    reduce -> inbox, sum -> part, down -> down, host: push on the host's sum
-    ... finished   reduce -> inbox, sum -> part, down: to its place on the host
-    of one rank    down -> down, host: push; nothing is to be summed before
+    to the host    reduce -> inbox, sum -> part, down -> down, host: push to the host's sum
+    ... once       reduce -> inbox, sum -> part, down -> the host's sum
+    of one rank    down -> down, host: push to the host's sum
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .steps import Steps
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes on their way, `width` of an element; what a step there waits for, and records."""
+    """A buffer with elements of `width` bytes, and the events that its use waits for and
+    records."""
 
     ref: Ref
     width: int = 4
@@ -33,7 +34,7 @@ class Buffer:
     recs: Events = ()
 
     def piece(self, o: Size, first: bool, last: bool) -> Buffer:
-        """From element o on: the first piece waits, the last records."""
+        """Return the piece from element `o` on. The first piece waits, the last one records."""
         return Buffer(
             replace(self.ref, at=o.bytes(self.width)),
             self.width,
@@ -43,15 +44,17 @@ class Buffer:
 
 
 def to_fill(slot: Ref) -> Buffer:
+    """Return a slot of f32 elements as a target."""
     return Buffer(slot, 4, (free(slot),), (full(slot),))
 
 
 def to_take(slot: Ref, width: int = 4) -> Buffer:
+    """Return a slot as a source."""
     return Buffer(slot, width, (full(slot),), (free(slot),))
 
 
 def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
-    """A whole leaf of a micro-batch goes up; a step's only leaf is its sum."""
+    """Reduce a finished gradient of a micro-batch, unless it already is the sum."""
     f, l, _ = x
     if m.sums.phases:
         reduction = _Reduction(m, m.flats[f], l, u.transfer_unit(f, l))
@@ -61,14 +64,14 @@ def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
 
 
 def unit_done(m: Steps, f: Flat, l: int) -> None:
-    """Reduces a unit's sums of own micro-batches where they lie in class `pending`."""
+    """Reduce a unit's sums over own micro-batches, which are in class `pending`."""
     if m.sums.pending:
         _Reduction(m, f, l).reduce(m.sums.per_step, Buffer(Ref("pending", 0)))
 
 
 def step_done(m: Steps) -> None:
-    """Reduces the sums that meet once a step, and gathers them for ranks that update more than
-    their own shard."""
+    """Reduce the sums that are reduced once per step, and all-gather sums for ranks that update
+    more than their own shard."""
     phases = () if m.sums.pending else m.sums.per_step
     if phases:
         m.follow("reduce", "sum")
@@ -85,7 +88,7 @@ def step_done(m: Steps) -> None:
 
 
 def host_pieces(m: Steps, f: Flat) -> list[Span]:
-    """(offset, elements) of a shard's pieces on their way to the host's sum."""
+    """Return (offset, elements) of the pieces in which a shard goes to the host's sum."""
     level, spans = m.sums.phases[-1].level, [(Size.none(f.name), f.shard)]
     if level:
         spans = m.cut(f.shard, "reduce_bucket_size", level)
@@ -97,7 +100,7 @@ def host_pieces(m: Steps, f: Flat) -> list[Span]:
 
 
 def largest_piece(m: Steps) -> int:
-    """Elements of the largest."""
+    """Return the elements of the largest such piece."""
     return max(
         n for f in m.shards.flats if f.trainable for _, n in host_pieces(m, f)
     )
@@ -105,7 +108,7 @@ def largest_piece(m: Steps) -> int:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """Of an instance of a flat; unit: what its steps are named after."""
+    """The reduction of one instance of a flat. name: the unit of its steps, '' for the instance."""
 
     m: Steps
     f: Flat
@@ -117,7 +120,7 @@ class _Reduction:
         return self.name or f"{self.f.name}[{self.l}]"
 
     def reduce(self, phases: Sequence[Phase], source: Buffer) -> None:
-        """Through all phases, by way of class `intra` to all but the last."""
+        """Go through all phases. Each but the last leaves its result in a slot of class `intra`."""
         m, (*inner, last) = self.m, phases
         for x in inner:
             slot = m.intra.slot(m.intra_turn)
@@ -134,6 +137,7 @@ class _Reduction:
             )
 
     def phase(self, x: Phase, source: Buffer, target: Buffer) -> None:
+        """Add the steps of one phase from `source` to `target`."""
         m = self.m
         if not x.level:
             m.add(
@@ -155,8 +159,8 @@ class _Reduction:
     def piece(
         self, x: Phase, source: Buffer, target: Buffer, size: Size
     ) -> None:
-        """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add. It comes
-        by way of a slot of `inbox`."""
+        """Transfer a piece to a slot of `inbox` and add it up. With fast reductions NCCL adds, and
+        only micro-batches remain to be added."""
         m, width = self.m, source.width
         group = x.level.group if x.level else ""
         slot = m.inbox.slot(m.inbox_turn)
@@ -195,8 +199,8 @@ class _Reduction:
         )
 
     def reduce_to_host(self, x: Phase, source: Buffer, home: Ref) -> None:
-        """The last phase, piece by piece, to the host: where it adds, to its sum of
-        micro-batches."""
+        """Add the steps of the last phase and copy its pieces to the host, which pushes them to its
+        sum or has them written in place."""
         m = self.m
         for o, n in host_pieces(m, self.f):
             turn, slots = (

@@ -1,9 +1,8 @@
-"""device.py -- the steps of masters and states that stay on the device.
+"""device.py -- adds the steps that update and publish master weights on the device.
 
-near_: what stays of a shard of which a part goes down.
-
-Where the parameters lie in the host arena, new ones go down, in bf16 by way of a slot of class
-`staging`; to the file from there by way of a slot of class `fetched`:
+`near_` is the part of a shard whose optimizer states stay on the device when `ratio` < 1 offloads
+the rest. If parameters are offloaded, updated ones go down: in bf16 by a slot of class `staging`,
+to the file by a further slot of class `fetched`.
 
     main -> staging -> down -> param        main -> staging -> down -> fetched -> store -> param
 """
@@ -19,7 +18,7 @@ from .steps import Instance, Steps
 
 
 def update(m: Steps, shards: list[Instance], near: str = "") -> None:
-    """Shards on the device; near_: what of each stays there."""
+    """Update shards on the device, or only their `near_` parts."""
     for f, l in shards:
         op, ins, ints = (
             f"{near}update.{f.name}",
@@ -46,6 +45,7 @@ def update(m: Steps, shards: list[Instance], near: str = "") -> None:
 
 
 def init(m: Steps, shards: list[Instance], near: str = "") -> None:
+    """Set initial master weights on the device."""
     for f, l in shards:
         master = m.kept.masters(f, near)
         m.add(
@@ -58,7 +58,7 @@ def init(m: Steps, shards: list[Instance], near: str = "") -> None:
 
 
 def publish(m: Steps, shards: list[Instance], near: str = "") -> None:
-    """Masters on the device to what is made from them."""
+    """Compute parameters from master weights on the device."""
     for f, l in shards:
         narrow = m.real < 4 and m.kept.masters(f, near) != "param"
         op, ins = f"{near}cast.{f.name}", (Ref(f"{near}master.{f.name}", l),)
@@ -85,8 +85,8 @@ def _update_offloaded(
     states: Refs,
     **rest: Any,
 ) -> None:
-    """What the device makes of a shard's masters, or of those that stay there, and the parameters'
-    way down. In f32 these are the masters themselves."""
+    """Add a step that makes updated parameters and the copies to their arena. In f32 the master
+    weights themselves are copied."""
     ring, turn, unit = m.ring_of[f.name], m.down_turn, f"{f.name}[{l}]"
     m.down_turn += 1
     slots = m.staging[ring]
@@ -117,7 +117,6 @@ def _update_offloaded(
         return
     fetched = Ring(f"fetched.{ring}", slots).slot(turn)
     m.copy(Hop("down", updated, fetched), unit, size)
-    kept = (
-        () if f.near else (end("store"),)
-    )  # else behind the tiles that follow
+    # With `near`, tiles of the same shard follow on this queue.
+    kept = () if f.near else (end("store"),)
     m.copy(Hop("store", fetched, home, fills=False, then=kept), unit, size)

@@ -1,6 +1,5 @@
-"""flats.py -- facts of flat buffers that are known before there are any: their names, units and
-padded sizes, and the tensors that every rank keeps whole (DeepSpeed: persistent parameters).
-"""
+"""flats.py -- facts about flat buffers that later passes share: names, units of size, and the
+tensors that every rank keeps whole (DeepSpeed's persistent parameters)."""
 
 from __future__ import annotations
 
@@ -10,35 +9,34 @@ from ..facts import ops
 from ..graph.graph import Graph, Kind, Tensor
 from ..read.spec import Spec
 
-BLOCK = 1024  # elements: tensors start at multiples; norms and hashes use it
-PAGE = 4096  # bytes: a shard is a multiple, in the narrowest stored type
-FROZEN = (
-    ".frozen"  # what the name of a flat ends with, of which the rest trains
-)
+BLOCK = 1024  # elements: tensors start at multiples, norm and hash work on such blocks
+PAGE = 4096  # bytes: a shard of parameters is a multiple
+FROZEN = ".frozen"  # suffix of the flat of a flat's frozen tensors, if others are trainable
 
 
 def stem(flat: str) -> str:
-    """What a flat was before its frozen part was taken out."""
+    """Return the name of a flat without the suffix of its frozen part."""
     return flat.removesuffix(FROZEN)
 
 
 def persists(flat: str) -> bool:
-    """Every rank keeps it whole at stage 3, too."""
+    """Return whether every rank keeps a flat whole at stage 3."""
     return stem(flat) == "persistent"
 
 
 def shard_unit(spec: Spec) -> int:
-    """Elements of which a shard is a multiple."""
+    """Return the elements that every shard's size is a multiple of."""
     return max(PAGE // ops.BYTES[spec.train.precision], BLOCK)
 
 
 def padded(spec: Spec, elems: int) -> int:
-    """Elements of a flat that holds so many, with what fills its shards."""
+    """Return `elems` padded to whole shards of all ranks, in elements."""
     return ops.up(elems, spec.cluster.ranks * shard_unit(spec))
 
 
 def persistent(spec: Spec, graph: Graph) -> frozenset[str]:
-    """The tensors that every rank keeps whole at stage 3."""
+    """Return the names of the tensors that every rank keeps whole at stage 3. Raises SpecError if
+    zero.replicate matches only some layers of a tensor."""
     if spec.zero.stage < 3:
         return frozenset()
     every = ((k, t) for k in graph.kinds for t in k.tensors)

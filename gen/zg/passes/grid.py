@@ -1,11 +1,12 @@
-"""grid.py -- pass 1, its first part: the grid of ranks.
+"""grid.py -- pass 1, first part: arranges ranks on a grid.
 
-Axes run from the nearest ranks to the farthest. `cluster.local` cuts them where a host ends,
-`zero.shard_size` where a set of ranks ends that has all parameters once. Depth d: the ranks along
-the nearest d axes share a state; 0: each rank has all of it; all axes: each has a shard of its own.
+Axes run from the nearest ranks to the farthest. They are cut at the size of a host
+(`cluster.local`) and at the size of a set of ranks that shares parameters (`zero.shard_size`). At
+depth d a state is sharded over the ranks along the nearest d axes: at depth 0 every rank has all of
+it, at full depth every rank has its own shard.
 
-Shards are numbered so that the nearest axis counts slowest: what a rank has at any depth is a run
-of shards, and a gather from one depth to a lesser one brings runs side by side.
+Shards are numbered so that the nearest axis counts slowest. So the shards that a rank has at any
+depth are consecutive, and an all-gather from one depth to a lower one joins consecutive runs.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from ..plan.operand import Names
 from ..plan.plan import ALL, Axis, Group
 from ..read.spec import Spec
 
-OWNERS = "owners"  # all ranks, in order of their shards
+OWNERS = "owners"  # group of all ranks in order of their shards
 
 
 @dataclass(frozen=True)
 class Level:
-    """Ranks along axes [lo, hi), which meet in one collective."""
+    """The ranks along axes [lo, hi), which take part in one collective."""
 
     group: str
     ranks: int
@@ -33,8 +34,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Grid:
-    """axes: the nearest first; none: one of all ranks. host, shared: how many of them lie within a
-    host, and within a set of ranks that share parameters at stage 3."""
+    """The grid of ranks. axes: nearest first, () for a single axis of all ranks; host, shared:
+    number of axes within a host and within a set of ranks that shares parameters at stage 3."""
 
     ranks: int
     axes: tuple[Axis, ...]
@@ -43,40 +44,43 @@ class Grid:
 
     @property
     def depth(self) -> int:
+        """Number of axes."""
         return max(1, len(self.axes))
 
     def size(self, lo: int, hi: int) -> int:
-        """Ranks along axes [lo, hi)."""
+        """Return the number of ranks along axes [lo, hi)."""
         if not self.axes:
             return self.ranks if lo < hi else 1
         return math.prod(a.size for a in self.axes[lo:hi])
 
     def parts(self, depth: int) -> int:
-        """Shards that a rank has of what is shared at a depth."""
+        """Return the number of shards that a rank has of a state at a depth."""
         return self.size(depth, self.depth)
 
     def group(self, lo: int, hi: int) -> str:
-        """The name of the ranks along axes [lo, hi); '' where there are none."""
+        """Return the name of the group of ranks along axes [lo, hi), '' if there are no axes."""
         if lo >= hi:
             return ""
         if hi - lo == self.depth:
             return OWNERS if self.axes else ALL
-        # Where a host shares parameters, its group is `shard`.
+        # The later entry wins: the group of a host that shares parameters is `shard`.
         known = {(0, self.host): "local", (0, self.shared): "shard"}
         return known.get((lo, hi)) or "_".join(
             a.name for a in self.axes[lo:hi]
         )
 
     def over(self, depth: int) -> str:
-        """The group that shares what lies at a depth; '': every rank has all."""
+        """Return the group that a state at a depth is sharded over, '' if every rank has all of
+        it."""
         return self.group(0, depth)
 
     @property
     def owners(self) -> str:
+        """Group of all ranks in order of their shards."""
         return self.group(0, self.depth)
 
     def groups(self) -> tuple[Group, ...]:
-        """All that a plan may name."""
+        """Return all groups that a plan may name."""
         every = Group(ALL, self.ranks)
         names = [a.name for a in self.axes]
         out = [
@@ -88,34 +92,39 @@ class Grid:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Ranks of each group."""
+        """Number of ranks by name of a group."""
         return {g.name: g.ranks for g in self.groups()}
 
     def level(self, lo: int, hi: int) -> Level:
+        """Return the level of axes [lo, hi)."""
         return Level(self.group(lo, hi), self.size(lo, hi), lo, hi)
 
     def levels(self, lo: int, hi: int, *cuts: int) -> list[Level]:
-        """From depth lo to depth hi, cut at these depths."""
+        """Return the levels from depth lo to depth hi, cut at the given depths."""
         ends = sorted({lo, hi, *(c for c in cuts if lo < c < hi)})
         return [self.level(a, b) for a, b in zip(ends, ends[1:], strict=False)]
 
     def gathers(self, lo: int, hi: int) -> list[Level]:
-        """From depth hi down to depth lo: between hosts once, then inside."""
+        """Return the levels of an all-gather from depth hi to depth lo: between hosts first, then
+        inside each host."""
         return self.levels(lo, hi, self.host)[::-1]
 
 
 def _shared(spec: Spec) -> int:
-    """Ranks that share parameters, or states where parameters are whole; 0: all."""
+    """Return the number of ranks that share parameters, or states if parameters are whole; 0 means
+    all."""
     return 0 if idle(spec) else spec.zero.shared
 
 
 def idle(spec: Spec) -> bool:
-    """Whether `shard_size` has no effect: all ranks share states, and none shares parameters."""
+    """Return whether `shard_size` has no effect: all ranks share states, and none shares
+    parameters."""
     z = spec.zero
     return z.shared > 0 and z.stage < 3 and not z.replicates
 
 
 def grid(spec: Spec) -> Grid:
+    """Return the grid of a spec's ranks."""
     W = spec.cluster.ranks
     local = min(spec.cluster.local or W, W)
     shared = min(_shared(spec) or W, W)
@@ -134,7 +143,7 @@ def grid(spec: Spec) -> Grid:
 
 
 def _names(local: int, shared: int, ranks: int) -> Names:
-    """Of the axes, from the nearest on."""
+    """Return the names of the axes, nearest first."""
     if local in (1, shared, ranks):
         return "shard", "replica"
     if shared == ranks:

@@ -1,11 +1,10 @@
-"""hops.py -- how queues hand bytes on: an event says that a slot is full, another that it is free.
+"""hops.py -- hands buffers from queue to queue by two events per slot, `full` and `free`.
 
-A hop moves bytes on a queue. Where it takes a slot it waits until that is full, and then it is
-free; where it fills one it waits until that is free, and then it is full. A route is hops one after
-the other. `full` of an instance of parameters says that all of it is new.
-
-What is no slot: end.Q[0], queue Q is done with all that came before; and `UPDATED`.
-An event whose two sides lie on one queue orders nothing, and no plan has it.
+A hop copies bytes on a queue. If its source is a slot, it waits until the slot is full and then
+frees it. If its target is a slot, it waits until the slot is free and then fills it. A route is a
+sequence of hops. `full.param.F[l]` is recorded once all parameters of instance l are updated. Two
+events belong to no slot: `end.Q[0]`, recorded after all earlier work on queue Q, and UPDATED. An
+event that is recorded and awaited on one queue orders nothing, so `crossing` removes it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from dataclasses import dataclass, replace
 
 from ..plan.plan import Event, Events, Ref, Section, Step
 
-UPDATED = Event(
-    "updated", 0
-)  # a step's parameters are new, or each says itself when
+# All parameters are updated, except those whose update has an event of its own.
+UPDATED = Event("updated", 0)
 
 
-QueueNames = Mapping[
-    str, set[str]
-]  # of an event, the queues that wait for it or record it
+QueueNames = Mapping[str, set[str]]  # by name of an event
 
 
 @dataclass(frozen=True)
@@ -34,12 +30,14 @@ class Ring:
     slots: int
 
     def slot(self, turn: int) -> Ref:
+        """Return the slot for use number `turn`."""
         return Ref(self.cls, turn % self.slots)
 
 
 @dataclass(frozen=True)
 class Hop:
-    """From one place to the next; takes, fills: the source, the target is a slot to hand over."""
+    """A copy on a queue. takes: the source is a slot to free; fills: the target is a slot to fill;
+    after, then: further events to wait for and to record."""
 
     queue: str
     src: Ref
@@ -69,7 +67,7 @@ def plain_hop(
     after: Events = (),
     then: Events = (),
 ) -> Hop:
-    """Between places that are no slots."""
+    """Return a hop between places that are no slots."""
     return Hop(
         queue=queue,
         src=src,
@@ -82,25 +80,27 @@ def plain_hop(
 
 
 def full(slot: Ref) -> Event:
+    """Return the event that a slot is full."""
     return Event(f"full.{slot.cls}", slot.index)
 
 
 def free(slot: Ref) -> Event:
-    """Of rings that units are gathered to there is one for all: the bound is on what is gathered at
-    once, whatever the slots, so a gather waits for the end of the newest use."""
+    """Return the event that a slot is free. All rings share one event, because the bound is on all
+    gathered elements: a gather waits for the end of the newest use, whatever its slot."""
     if slot.cls.startswith("ring."):
         return Event("free.ring", 0)
     return Event(f"free.{slot.cls}", slot.index)
 
 
 def end(queue: str) -> Event:
+    """Return the event that all earlier work on a queue is done."""
     return Event(f"end.{queue}", 0)
 
 
 def route(
     home: Ref, slots: Sequence[tuple[str, Ref]], after: Events
 ) -> list[Hop]:
-    """From home to each stop, a slot of a ring, on its queue."""
+    """Return the hops from `home` through each slot, on the queue named with it."""
     hops: list[Hop] = []
     for queue, slot in slots:
         if hops:
@@ -110,12 +110,12 @@ def route(
     return hops
 
 
-# ---- what orders nothing
+# ---- events within one queue
 
 
 def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """The sections with those events alone that go from one queue to another."""
-    waiting, recording = _sides(sections)
+    """Remove waits and records that do not cross queues, and marks that are left without any."""
+    waiting, recording = _queues_by_event(sections)
     out = []
     for section in sections:
         steps = [_crossing(s, waiting, recording) for s in section.steps]
@@ -124,10 +124,10 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     return tuple(out)
 
 
-def _sides(
+def _queues_by_event(
     sections: Sequence[Section],
 ) -> tuple[QueueNames, QueueNames]:
-    """The queues that wait for events of a name, and those that record them."""
+    """Return, by event name, the queues that wait for it and the queues that record it."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
     for section in sections:
@@ -140,7 +140,7 @@ def _sides(
 
 
 def _crossing(s: Step, waiting: QueueNames, recording: QueueNames) -> Step:
-    """A step without waits for its own queue, and records for nobody else."""
+    """Remove waits for events of the step's own queue and records that no other queue awaits."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])
     recs = tuple([e for e in s.recs if waiting[e.name] - here])

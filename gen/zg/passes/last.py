@@ -1,4 +1,5 @@
-"""last.py -- which use of what a slot holds is its last: the mark of a step's operand."""
+"""last.py -- marks the last use of each slot's content. The checker treats a slot as dead after its
+mark."""
 
 from __future__ import annotations
 
@@ -7,31 +8,25 @@ from dataclasses import replace
 
 from ..plan.plan import Ref, Section, Step
 
-DIES = (
-    "ring",
-    "grad",
-    "x",
-    "save",
-    "near",
-    "dx",
-    "acc",
-)  # classes of what outlives no micro-batch
+# Classes whose content outlives no micro-batch.
+DIES = ("ring", "grad", "x", "save", "near", "dx", "acc")
 
 
 def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Steps with marks: on a read that no other follows before the slot is written anew, and on a
-    write that nothing follows. A write behind a write adds to what is there."""
+    """Mark the last uses: a read before the slot's next write, and a write that no use follows. A
+    write after a write adds to the content."""
     out: list[Step] = []
-    read: dict[
-        tuple[str, int], bool
-    ] = {}  # slots that are used further on: are they read?
+    # Slots that a later step uses, and whether the next use reads them.
+    read: dict[tuple[str, int], bool] = {}
 
     def use(ref: Ref, last: bool, reads: bool) -> Ref:
         read[ref.cls, ref.index] = reads
         dies = last and ref.cls.partition(".")[0] in DIES
         return replace(ref, last=True) if dies else ref
 
-    for s in reversed(steps):  # none reads and writes one slot of what dies
+    for s in reversed(
+        steps
+    ):  # no step reads and writes the same slot of these classes
         outs = tuple(
             [use(r, (r.cls, r.index) not in read, False) for r in s.outs]
         )
@@ -44,8 +39,8 @@ def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 def sections(made: Sequence[Section]) -> tuple[Section, ...]:
-    """A micro-batch and an evaluation, which as far as it is a micro-batch's forward has that one's
-    marks."""
+    """Mark the micro-batch and evaluation sections. Evaluation shares the steps of the
+    micro-batch's forward, so it keeps their marks."""
     (micro_batch,) = (s.steps for s in made if s.name == "micro_batch")
     ends = [s for s in marked(micro_batch) if s.op != "batch"]
     plain = [s for s in micro_batch if s.op != "batch"]

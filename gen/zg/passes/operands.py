@@ -1,7 +1,6 @@
-"""operands.py -- what functions read and write: which flats, and the slots of a use's operands.
+"""operands.py -- decides which buffers the functions of units read and write.
 
-Of a class with a slot for each micro-batch of a unit (x, save), micro-batch g of slot n has n *
-together + g.
+Classes `x` and `save` have one slot per value n and micro-batch g, at index n * together + g.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from .stores import Kept
 
 
 def formal(kind: Kind, flat: str) -> str:
-    """What a function calls the parameters of a flat: p is `persistent`, w1 the first of a unit
-    that is cut, w.frozen what of its flat does not train."""
+    """Return the name of a flat's parameters in a function: p for `persistent`, else w; w1 for the
+    flat of the second part of a split unit, w.frozen for frozen parameters."""
     name, dot, part = flat.partition(".")
     number = name.rpartition("_")[2] if kind.flats else ""
     return ("p" if persists(flat) else f"w{number}") + dot + part
 
 
 def near_slots(spec: Spec, cls: str, count: int) -> int:
-    """Of a class with so many values, on the device."""
+    """Return the number of device slots for a class with `count` values."""
     return (
         min(count, 3 if cls == "x" else 2)
         if spec.train.offload_activations
@@ -40,21 +39,22 @@ def near_slots(spec: Spec, cls: str, count: int) -> int:
 
 @dataclass
 class Operands:
+    """Names and slots of the operands of unit functions."""
+
     spec: Spec
     graph: Graph
     shards: Shards
     kept: Kept
     real: int  # bytes of a real
-    saves: Mapping[str, int] = field(
-        default_factory=dict
-    )  # bytes that a kind saves
+    # bytes of a kind's saved values
+    saves: Mapping[str, int] = field(default_factory=dict)
     # slots of each flat's gradients
     grad: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
         self.sums = self.shards.sums
-        # leaves that more than one unit writes
+        # flats whose gradients several units write
         shared = (
             ("persistent", "embed") if self.graph.tied else ("persistent",)
         )
@@ -71,9 +71,8 @@ class Operands:
             **self.by_size(single),
         }
         self.together = self.spec.together
-        self.unsaved = max(
-            0, self.graph.still - 1
-        )  # values that backward does not need
+        # leading values that backward does not need
+        self.unsaved = max(0, self.graph.still - 1)
         self.offloaded = self.offloaded_classes()
         self.formals = {
             (k.name, body, part.number): self.operand_names(k, body, part)
@@ -86,14 +85,17 @@ class Operands:
         }
 
     def by_size(self, names: list[str]) -> dict[str, str]:
-        """Flats whose units have one size share a class, named after the first of them."""
+        """Map each flat to the first one with shards of the same size: these share a class."""
         first: dict[int, str] = {}
         return {n: first.setdefault(self.flats[n].shard, n) for n in names}
 
     def ring_classes(self, names: list[str]) -> dict[str, str]:
-        """The class of each flat's slots. Parts of a unit that is cut share that of the largest: at
-        the bound one is gathered at a time, and slots of each size would hold the whole unit. So
-        do those of them that are frozen."""
+        """Map each flat to the ring that it is gathered to.
+
+        All parts of a split unit share the ring of the largest, because the bound holds only one of
+        them at a time and a ring per size would add up to the whole unit. Their frozen parts share
+        a ring of their own in the same way.
+        """
         cut = {
             f: kind.name
             for kind in self.graph.kinds
@@ -113,15 +115,17 @@ class Operands:
         return out
 
     def reads(self, part: Part) -> set[str]:
-        """The flats whose parameters a function reads."""
+        """Return the flats whose parameters a function reads."""
         names = {str(a) for c in part.calls for k, a in c.args if k == "param"}
         return {self.shards.place[n][0] for n in names}
 
     def writes(self, part: Part) -> set[str]:
+        """Return the flats whose gradients a function writes."""
         names = {str(a) for c in part.calls for k, a in c.args if k == "grad"}
         return {self.shards.place[n][0] for n in names}
 
     def instance(self, flat: str, u: Use) -> int:
+        """Return the instance of a flat that a use reads."""
         return (
             u.index * u.kind.slices(flat) + u.slice
             if self.flats[flat].count > 1
@@ -129,10 +133,11 @@ class Operands:
         )
 
     def slot(self, f: str, n: int, g: int) -> int:
-        """Of a flat's leaf: they take turns."""
+        """Return the slot of a flat's n-th gradient for micro-batch g: slots are used in turn."""
         return (n * self.together + g) % self.grad[self.grad_class[f]]
 
     def grad_slot(self, x: Gradient, g: int) -> Ref:
+        """Return the buffer of a gradient. It is the sum itself if nothing is added up."""
         f, l, n = x
         if not self.sums.phases:
             return Ref(f"sum.{f}", l)
@@ -141,8 +146,8 @@ class Operands:
         return Ref(f"grad.{cls}", at)
 
     def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
-        """ins and outs of a function on micro-batch g of those together, in the order of
-        `formals`."""
+        """Return the buffers that a function reads and writes for micro-batch g of those that go
+        through the unit together, in the order of `formals`."""
         kind = u.kind
         named = {
             "x": self.value(u.x, g),
@@ -170,25 +175,28 @@ class Operands:
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
-        """Below those that backward needs, values take turns in the slots of gradients."""
+        """Return the buffer of value n. Values with negative numbers are not kept for backward, so
+        they take turns in class `dx`."""
         return (
-            self.placed("x", n, g)
+            self.value_slot("x", n, g)
             if n >= 0
             else Ref("dx", (g - n) % (self.together + 1))
         )
 
     def saved(self, u: Use, g: int) -> Ref:
-        return self.placed(f"save.{u.kind.name}", u.index, g)
+        """Return the buffer of a unit's saved values."""
+        return self.value_slot(f"save.{u.kind.name}", u.index, g)
 
-    def placed(self, cls: str, n: int, g: int) -> Ref:
-        """Value n of a class that backward reads, in its own slot or one that several take in
-        turn."""
+    def value_slot(self, cls: str, n: int, g: int) -> Ref:
+        """Return the buffer of value n of a class that is kept for backward. Offloaded classes have
+        fewer slots than values."""
         if cls in self.offloaded:
             return Ref(f"near.{cls}", n % self.offloaded[cls][0])
         return Ref(cls, n * self.together + g)
 
     def offloaded_classes(self) -> dict[str, tuple[int, int, Size]]:
-        """Of each class with fewer slots than values: slots, values, bytes."""
+        """Return (device slots, values, bytes of a value) of each class with fewer slots than
+        values."""
         dims = self.graph.dims
         units = sum(k.count for k in self.graph.kinds) - 1 - self.unsaved
         all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
@@ -208,8 +216,8 @@ class Operands:
         }
 
     def offloaded_places(self, cls: str) -> dict[int, int]:
-        """Places in the host arena of the values of a class that backward reads, but for the last,
-        which stay on the device."""
+        """Map each value of a class that goes to the host to its place there. Values that no
+        backward reads and the last ones stay on the device."""
         device_slots, count, _ = self.offloaded[cls]
         read = [
             n for n in range(count - device_slots) if self.is_read_back(cls, n)
@@ -217,8 +225,8 @@ class Operands:
         return {n: place for place, n in enumerate(read)}
 
     def is_read_back(self, cls: str, n: int) -> bool:
-        """A backward reads value n: of x, that of the unit that takes it or of the one that made
-        it. What is saved is read."""
+        """Return whether backward reads value n. x is read by the unit that takes it or by the one
+        that made it. Saved values are always read."""
         if cls != "x":
             return True
         kinds = [k for k in self.graph.kinds for _ in range(k.count)]
@@ -228,7 +236,7 @@ class Operands:
         )
 
     def backward_reads(self, kind: Kind, name: str) -> bool:
-        """A unit's backward reads its input x, or its output y."""
+        """Return whether a kind's backward reads its input 'x' or its output 'y'."""
         return any(
             name in ins
             for (k, body, _), (ins, _) in self.formals.items()
@@ -236,12 +244,13 @@ class Operands:
         )
 
     def value_grad(self, n: int, g: int) -> Ref:
-        """The gradient of value n: it takes the slot that the micro-batch before left with value n
-        + 1's, so one slot more than micro-batches will do."""
+        """Return the buffer of the gradient of value n. It takes the slot in which the previous
+        micro-batch had the gradient of value n + 1, so one slot more than micro-batches is
+        enough."""
         return Ref("dx", (n + g) % (self.together + 1))
 
     def offset(self, flat: str, u: Use) -> int:
-        """Bytes of an instance of a flat before a unit's own."""
+        """Return the bytes from the start of a flat's instance to the unit's own parameters."""
         step = self.shards.step.get((u.kind.name, flat), 0)
         if not step:
             return 0
@@ -251,7 +260,7 @@ class Operands:
     def operand_names(
         self, kind: Kind, body: str, part: Part
     ) -> tuple[Names, Names]:
-        """Of the operands a function really has."""
+        """Return the names of the operands that a function reads and writes."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
         fixed = (

@@ -1,4 +1,4 @@
-"""pieces.py -- in what pieces a shard moves or is updated: each is some steps of the plan."""
+"""pieces.py -- cuts shards into the pieces that one step transfers or updates."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from ..plan.size import Size, pieces
 from ..read.spec import Spec, Zero
 from .shard import Flat
 
-SHARD = 1024  # pieces of a shard at most
-ALL = 12 * SHARD  # of all shards of a rank
+SHARD = 1024  # most pieces of a shard
+ALL = 12 * SHARD  # most pieces of all shards of a rank
 
-Span = tuple[Size, Size]  # an offset, and elements
-Sizes = tuple[int, int]  # many instances of a flat, and elements of each
+Span = tuple[Size, Size]  # offset and length, in elements
+Sizes = tuple[int, int]  # instances of a flat, elements of each
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Shards that move: `parts` of them side by side, by pieces of `ranks` ranks at once."""
+    """A transfer of shards: each rank has `parts` consecutive shards in it, and a piece takes part
+    of them from `ranks` ranks at once."""
 
     ranks: int = 1
     parts: int = 1
@@ -35,9 +36,12 @@ def cut(
     name: str,
     others: Iterable[Transfer],
 ) -> list[Span]:
-    """(offset, elements) of each piece of a shard, a multiple of `unit`; name: of its constant. The
-    key of `zero` counts the elements that all ranks move at once. Refuses a value that makes too
-    many pieces, and names the least one that every transfer by this key allows."""
+    """Return (offset, elements) of each piece of a shard, in multiples of `unit`.
+
+    key: the key of `zero` that limits the elements of a piece over all ranks; of: the transfer;
+    name: the name of the piece's size in C. Raises SpecError if there are too many pieces; the
+    message names the least value that works for this transfer and the others by this key.
+    """
     asked = getattr(spec.zero, key) or getattr(Zero, key)
     most = max(unit, asked // of.ranks // unit * unit)
     wrong = _too_many(shard, most, _sizes(flats, key, of))
@@ -50,14 +54,14 @@ def cut(
 
 
 def _sizes(flats: Sequence[Flat], key: str, of: Transfer) -> list[Sizes]:
-    """Instances of each flat, and elements of each. What stays on the device is not cut for the
-    host."""
+    """Return (instances, elements of each) for every flat. Elements whose states stay on the device
+    are not in the host's tiles."""
     near = key == "sub_group_size"
     return [(f.count, (f.shard - f.near * near) * of.parts) for f in flats]
 
 
 def _too_many(shard: int, most: int, sizes: list[Sizes]) -> str:
-    """What has too many pieces of so many elements; '': nothing."""
+    """Return a message if pieces of `most` elements are too many, else ''."""
     if shard > SHARD * most:
         pieces = -(-shard // most)
         return f"a shard of {shard} elements into {pieces} pieces, more than {SHARD}"
@@ -68,11 +72,12 @@ def _too_many(shard: int, most: int, sizes: list[Sizes]) -> str:
 
 
 def _count(sizes: list[Sizes], most: int) -> int:
+    """Return the number of pieces of at most `most` elements."""
     return sum(count * -(-n // most) for count, n in sizes)
 
 
 def _least(sizes: list[Sizes], unit: int) -> int:
-    """Elements of a piece with which no shard has too many."""
+    """Return the fewest elements of a piece with which no limit is exceeded."""
     largest = max(n for _, n in sizes)
     tried = range(unit, largest + unit, unit)
     good = bisect_left(

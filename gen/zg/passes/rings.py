@@ -1,10 +1,10 @@
-"""rings.py -- pass 2, its first part: which units are gathered ahead, which stay gathered from one
-use to the next, and in which ring slots.
+"""rings.py -- chooses the prefetch distance, the units that stay gathered for reuse, and all ring
+slots.
 
-A use has a number among the uses that need a gathered unit. A gather is issued `ahead` uses before
-its own and waits for the end of the use before that, so what it meets is what was gathered and not
-yet over by then: `_peak`. The bound on gathered elements comes first, then the prefetch distance,
-then what stays.
+Uses that need gathered parameters are numbered. The all-gather for use n is issued before use n -
+ahead and waits for the end of the use before that. So all units whose last use is n - ahead or
+later are live together: `_peak` adds up their elements. The bound on live parameters comes first,
+then the prefetch distance, then reuse.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from .flats import persists, stem
 from .shard import Shards
 
 Key = tuple[str, int]  # a flat and its instance
-Gradient = tuple[
-    str, int, int
-]  # a flat, its instance, how many of the flat's came before
+# A gradient: flat, instance, and its number among the flat's gradients in order of first write.
+Gradient = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """What a use needs gathered: an instance of a flat, in a slot of a ring."""
+    """A flat instance that a use needs, and its slot in a ring."""
 
     flat: str
     instance: int
-    ring: str  # class of its slot
+    ring: str  # its slot is in class ring.RING
     slot: int = 0
     reused: bool = False  # it was gathered for an earlier use
     retained: bool = False  # it stays gathered for a later one
@@ -46,20 +45,21 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Use:
-    """A function, all of a body or a part of it, run for an instance of a kind, or for a slice of
-    its weight; what is gathered for it, and what it writes of leaves."""
+    """A call of a function for one unit: a body of the unit's kind, a part of it, or a part on one
+    slice of a weight."""
 
     kind: Kind
     index: int
     body: str  # fwd | bwd | train | eval
-    x: int  # slot of its input in class x; below 0: backward needs it not
+    x: int  # slot of its input in class x, below 0 if backward does not need it
     part: Part
-    slice: int  # of the part's
+    slice: int  # of the part's slices
     gathered: tuple[Gathered, ...] = ()
     gradients: tuple[Gradient, ...] = ()
 
     @property
-    def y(self) -> int:  # slot of its output
+    def y(self) -> int:
+        """Slot of its output in class x."""
         return self.x + 1
 
     @property
@@ -70,17 +70,19 @@ class Use:
         )
 
     @property
-    def first(self) -> bool:  # of the body's parts
+    def first(self) -> bool:
+        """True for the first call of the unit's body."""
         return self.part.number <= 0 == self.slice
 
     @property
     def last(self) -> bool:
+        """True for the last call of the unit's body."""
         last = self.part.number in (-1, len(self.kind.parts(self.body)) - 1)
         return last and self.slice == self.part.slices - 1
 
     def transfer_unit(self, flat: str, instance: int) -> str:
-        """What a gather or a reduction is for: the unit, or what is moved of one that has several
-        flats."""
+        """Return the unit that a gather or reduction of a flat is printed with: the flat's instance
+        if the unit has several flats."""
         several = stem(flat) != flat or flat in dict(self.kind.flats.values())
         return f"{flat}[{instance}]" if several else self.unit
 
@@ -91,7 +93,7 @@ class Use:
 
 @dataclass(frozen=True)
 class _Lifetime:
-    """What stays gathered from one use to another: their numbers."""
+    """The numbers of the first and last use for which a flat instance is gathered."""
 
     gathered: Gathered
     first: int
@@ -99,7 +101,7 @@ class _Lifetime:
 
 
 def retain(uses: Sequence[Use], retained: Collection[Key]) -> list[Use]:
-    """What is of `staying` is gathered for its first use and stays to its next."""
+    """Mark gathers of `retained` instances: one use gathers, the next one reuses."""
     there: set[Key] = set()
 
     def kept(g: Gathered) -> Gathered:
@@ -113,7 +115,8 @@ def retain(uses: Sequence[Use], retained: Collection[Key]) -> list[Use]:
 
 
 def _lifetimes(uses: Sequence[Use]) -> list[_Lifetime]:
-    """What stays without another use does so to the end."""
+    """Return the lifetime of each gather. An instance that is retained for no further use lives to
+    the end."""
     users = [u for u in uses if u.gathered]
     found = [(i, g) for i, u in enumerate(users) for g in u.gathered]
     last = {g.key: i for i, g in found if g.reused}
@@ -127,7 +130,8 @@ def _lifetimes(uses: Sequence[Use]) -> list[_Lifetime]:
 def _peak(
     spans: Sequence[_Lifetime], sizes: Mapping[str, int], ahead: int
 ) -> int:
-    """The most that lives at once when something is gathered; sizes of flats."""
+    """Return the most elements that are live when an all-gather starts. sizes: elements per
+    flat."""
     ends = sorted((s.last, sizes[s.gathered.flat]) for s in spans)
     most = now = gone = 0
     for s in spans:
@@ -141,15 +145,15 @@ def _peak(
 
 
 def slot_count(uses: Sequence[Use], ring: str, ahead: int) -> int:
-    """The fewest slots of a class with which every gather finds one free."""
+    """Return the fewest slots of a ring with which every gather finds a free slot."""
     mine = [s for s in _lifetimes(uses) if s.gathered.ring == ring]
     return _peak(mine, {s.gathered.flat: 1 for s in mine}, ahead)
 
 
 def assign_slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
-    """Chooses slots: the one that is free for longest, so that they are used in turn."""
+    """Return the uses with ring slots. Each gather takes the slot that is free for longest."""
     freed = {ring: [s - n for s in range(n)] for ring, n in counts.items()}
-    taken = []  # of what is gathered, in order
+    taken = []  # slots in order of the gathers
     for s in _lifetimes(uses):
         at = freed[s.gathered.ring]
         taken.append(at.index(min(at)))
@@ -168,8 +172,8 @@ def assign_slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
 def choose(
     spec: Spec, shards: Shards, uses: Sequence[Use]
 ) -> tuple[int, set[Key], int]:
-    """How many uses to gather ahead, which units stay gathered, and the most elements gathered at
-    once: at most the bound, or what the largest unit needs where that is more."""
+    """Return the prefetch distance in uses, the instances to retain, and the most live elements.
+    These exceed stage3_max_live_parameters only if the largest use alone does."""
     z, W = spec.zero, spec.cluster.ranks
     sizes = {f.name: f.shard * W for f in shards.flats}
     gathered = [
@@ -190,13 +194,13 @@ def choose(
         ahead -= 1
     cut = any(
         u.part.number >= 0 for u in uses
-    )  # then there is no room for what stays
+    )  # a split unit leaves no room for reuse
     nearest = (
         []
         if cut
         else _nearest_reuses(uses, sizes, z.stage3_max_reuse_distance)
     )
-    few, many = 0, len(nearest) + 1  # how many of the nearest fit, and do not
+    few, many = 0, len(nearest) + 1  # `few` of the nearest fit, `many` do not
     while many - few > 1:
         half = (few + many) // 2
         fits = live(ahead, retain(uses, set(nearest[:half]))) <= most
@@ -208,8 +212,9 @@ def choose(
 def _nearest_reuses(
     uses: Sequence[Use], sizes: Mapping[str, int], most: int
 ) -> list[Key]:
-    """Units that are used again after at most so many elements of others, the nearest first."""
-    used: dict[Key, int] = {}  # elements until the end of the last use
+    """Return the instances used again after at most `most` elements of other uses, nearest
+    first."""
+    used: dict[Key, int] = {}  # elements up to the end of its last use
     out: list[tuple[int, int, Key]] = []
     total = 0
     for u in uses:

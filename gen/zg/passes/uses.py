@@ -1,17 +1,14 @@
-"""uses.py -- the steps of a use of a unit's function, on each micro-batch that goes through the
-unit before the next unit's turn.
+"""uses.py -- adds the steps of a unit's function for each micro-batch that goes through the unit
+before the next unit's turn.
 
-    main    the function fills a slot of class `grad`
-    sum     takes it when all of the gradient is there
+The function fills slots of class `grad` on queue main. Once all of a gradient is written, climb.py
+reduces it. With `train.accumulate: micro_batches` one micro-batch at a time goes through all units.
+With `layers` all of a rank's go through each unit in a row, so a unit is gathered once and its
+gradient reduced once: queue `sum` counts micro-batches while it adds them, and `reduce` follows if
+a rank's own micro-batches are summed first, in class `pending`.
 
-One micro-batch after the other (`train.accumulate: micro_batches`), or all of a rank's in a row
-(`layers`): then a unit is gathered once for all of them, and its gradient reduced once:
-
-    sum     counts micro-batches while it adds them, and begins anew for the next gradient
-    reduce  follows where own micro-batches are summed first, in class `pending`
-
-A gradient that several units write waits, in a slot for each micro-batch, for the last of them; so
-does that of `persistent`, which is whole at the same time as another.
+A gradient that several units write has a slot per micro-batch and waits for the last of these
+units. So does the gradient of `persistent`, which is complete at the same time as another one.
 """
 
 from __future__ import annotations
@@ -27,11 +24,11 @@ from .hops import free, full
 from .rings import Gradient, Use
 from .steps import Steps
 
-TURNS = 8192  # units x micro-batches: each is some lines of the plan
+TURNS = 8192  # most units x micro-batches, each of which is several lines of the plan
 
 
 def few(spec: Spec, graph: Graph) -> None:
-    """Refuse a plan of too many lines."""
+    """Raise SpecError if the plan would have too many lines."""
     units, micro_batches = sum(k.count for k in graph.kinds), spec.together
     if micro_batches > 1 and units * micro_batches > TURNS:
         raise spec.wrong(
@@ -50,11 +47,11 @@ def use(
     first_writes: Sequence[Gradient],
     complete: Sequence[Gradient],
 ) -> None:
-    """Add the steps of a use on so many micro-batches. begun, whole: the gradients that it is the
-    first, and the last, to write."""
+    """Add the steps of a use on a number of micro-batches. first_writes, complete: the gradients
+    that it is the first, or the last, to write."""
     several = micro_batches > 1
     now, deferred = complete, list[Gradient]()
-    if several:  # class `pending` has room for one gradient
+    if several:  # class `pending` holds one gradient at a time
         now = [x for x in complete if x in first_writes and not persists(x[0])]
         deferred = [x for x in complete if x not in now]
     if several and waits:
@@ -81,7 +78,7 @@ def _function(
     first_writes: Sequence[Gradient],
     complete: Sequence[Gradient],
 ) -> None:
-    """Add a function's step on micro-batch g; behind the last one the gathered slots are free."""
+    """Add the function's step on micro-batch g. The last micro-batch frees the ring slots."""
     needed, recs = activations.before(m, u)
     started: Events = ()
     ended: Events = ()
@@ -109,7 +106,7 @@ def _function(
 def _reduce(
     m: Steps, u: Use, gradients: Sequence[Gradient], g: int, counted: bool
 ) -> None:
-    """Send gradients of micro-batch g up to their sums. counted: it ends a micro-batch of them."""
+    """Reduce gradients of micro-batch g. counted: queue `sum` counts the micro-batch."""
     for x in gradients:
         climb.gradient_done(m, u, x, g)
     if counted and gradients:
@@ -117,7 +114,7 @@ def _reduce(
 
 
 def _finish(m: Steps, gradients: Sequence[Gradient], counted: bool) -> None:
-    """End the sums of gradients: the count begins anew, and own micro-batches' sums are reduced."""
+    """End the sums of gradients: reset the count and reduce the sums over own micro-batches."""
     if not counted or not gradients:
         return
     m.add("sum", "recount", outs=(Ref("ctl", 0),))
