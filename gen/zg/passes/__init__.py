@@ -1,1 +1,1 @@
-"""passes -- from a graph to the parts of a Plan."""
+"""passes -- turns a graph into the parts of a Plan, one pass after the other."""

@@ -117,6 +117,7 @@ class _Reduction:
 
     @property
     def unit(self) -> str:
+        """The unit that its steps are printed with."""
         return self.name or f"{self.f.name}[{self.l}]"
 
     def reduce(self, phases: Sequence[Phase], source: Buffer) -> None:

@@ -44,6 +44,7 @@ def persistent(spec: Spec, graph: Graph) -> frozenset[str]:
 
 
 def _persists(spec: Spec, kind: Kind, t: Tensor) -> bool:
+    """Return whether a tensor is persistent: small enough, or matched by zero.replicate."""
     names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
     hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}
     if len(hits) > 1:

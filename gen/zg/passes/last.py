@@ -24,9 +24,8 @@ def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
         dies = last and ref.cls.partition(".")[0] in DIES
         return replace(ref, last=True) if dies else ref
 
-    for s in reversed(
-        steps
-    ):  # no step reads and writes the same slot of these classes
+    # No step reads and writes the same slot of these classes.
+    for s in reversed(steps):
         outs = tuple(
             [use(r, (r.cls, r.index) not in read, False) for r in s.outs]
         )

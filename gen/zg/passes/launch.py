@@ -1,7 +1,7 @@
-"""launch.py -- pass 3: the functions of train.c, call by call, and the kernels' launch table.
+"""launch.py -- pass 3: builds the functions of train.c, call by call, and the launch table of
+kernels.
 
-A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
-most elements of any such call.
+Calls with the same integer arguments share one launch. Optimizer functions use their largest call.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FIXED: dict[str, Operand | str] = {
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
 CTL = Operand("ctl")
-KernelCall = tuple[Arg, ...]  # a kernel and what it takes
+KernelCall = tuple[Arg, ...]  # a kernel and its operands
 
 
 def task(kernel: str) -> int:
-    """What a CPU's thread takes at a time; never changes a bit. Of a twin on the host 16, also
-    where its row says more."""
+    """Return the elements that a CPU thread takes at a time, which never changes bits. Host twins
+    of kernels take 16, whatever the kernel's row says."""
     return KERNELS[kernel].task if kernel in KERNELS else 16
 
 
@@ -49,6 +49,7 @@ class _Table:
     rows: dict[tuple[str, Ints], plan.Launch] = field(default_factory=dict)
 
     def name(self, kernel: str, shape: Ints) -> str:
+        """Return the name of a launch, and add it if it is new."""
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
@@ -60,7 +61,7 @@ class _Table:
     def runs(
         self, targets: Names, real: int, margin: int
     ) -> Iterator[plan.Run]:
-        """How each launch runs on each target; targets on which it runs alike share a row."""
+        """Yield a run for each launch and each set of targets on which it runs alike."""
         for row in self.rows.values():
             same: dict[grids.How, list[str]] = {}
             for t in targets:
@@ -89,14 +90,16 @@ class _Table:
 
 @dataclass
 class _Maker:
+    """Builds functions and launches."""
+
     spec: Spec
     graph: Graph
     shards: Shards
     kept: Kept
     bodies: Bodies
     formals: dict[tuple[str, str, int], tuple[Names, Names]]
-    tile: int  # elements that the host works on at a time; 0: it does not
-    piece: int  # that go to the host's sum at a time
+    tile: int  # elements of the host's largest tile, 0 if it updates nothing
+    piece: int  # elements of the largest gradient piece to the host's sum
     table: _Table = field(default_factory=_Table)
     fns: list[plan.Fn] = field(default_factory=list)
 
@@ -114,7 +117,7 @@ class _Maker:
     def operand(
         self, kind: Kind, body: str, what: str, value: Arg, grow: int
     ) -> Arg:
-        """grow: bytes from round to round."""
+        """Return an operand of a call. grow: bytes that it advances per round of a loop."""
         if what in ("number", "round", "int"):
             return value
         place = self.place(kind, body, what, str(value))
@@ -125,6 +128,7 @@ class _Maker:
     def place(
         self, kind: Kind, body: str, what: str, name: str
     ) -> Operand | str:
+        """Return the place of a parameter, value or other operand."""
         if what == "work":
             return Operand("work")
         if what == "fixed":
@@ -148,6 +152,7 @@ class _Maker:
         return Operand("tmp", at, name=called)
 
     def body(self, kind: Kind, name: str, part: Part) -> None:
+        """Add the function of a part of a body."""
         calls = []
         for c in part.calls:
             args = [
@@ -175,7 +180,7 @@ class _Maker:
             )
         )
 
-    # ---- functions of the plan's own
+    # ---- other functions
 
     def add_fn(
         self,
@@ -186,6 +191,7 @@ class _Maker:
         *calls: KernelCall,
         shape: Ints = (),
     ) -> None:
+        """Add a function that the graph does not have."""
         made = []
         for word, *args in calls:
             kernel = str(word)
@@ -203,11 +209,11 @@ class _Maker:
         )
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
-        """The number of an element of a rank's shard."""
+        """Return the index of an element of a rank's shard."""
         return self.share(f, self.grid.depth, at, more)
 
     def share(self, f: Flat, depth: int, at: int = 0, more: str = "") -> Index:
-        """The number of an element of what a rank has at a depth."""
+        """Return the index of an element of the share that a rank has at a depth."""
         whole, group = self.shards.share(f, 0), self.grid.over(depth)
         if not group:
             return Index(whole, 0, at, more)
@@ -217,7 +223,8 @@ class _Maker:
     def part(
         self, name: str, f: Flat, kept: int, depth: int, width: int
     ) -> Operand:
-        """The operand of a rank's part at a depth, within what it keeps at a lesser depth."""
+        """Return the operand of a rank's part at `depth`, within the share that it keeps at depth
+        `kept`."""
         group = self.grid.group(kept, depth)
         if not group:
             return Operand(name)
@@ -225,7 +232,7 @@ class _Maker:
         return Operand(name, 0, step, group=group)
 
     def sums(self, f: Flat) -> None:
-        """Leaves to sums, and their norm."""
+        """Add the functions that sum gradients of a flat and the one of their norm."""
         for x in self.shards.sums.phases:
             self.phase(f, x)
         if self.shards.sums.on_host:
@@ -244,11 +251,11 @@ class _Maker:
         )
 
     def own_sum(self, name: str, f: Flat, depth: int) -> Operand:
-        """The part of a sum that is a rank's at a depth."""
+        """Return the operand of a rank's own part at `depth` within its gradient sum."""
         return self.part(name, f, self.shards.sums.depth, depth, 4)
 
     def phase(self, f: Flat, x: Phase) -> None:
-        """The function of a phase. It counts no leaves where the host adds micro-batches."""
+        """Add the function of a phase. It counts no leaves if the host adds micro-batches."""
         sums, A = self.shards.sums, self.spec.micro_batches
         if sums.on_host and not x.level:
             return
@@ -285,7 +292,7 @@ class _Maker:
         )
 
     def host_push(self, f: Flat) -> None:
-        """A micro-batch's node to the host's sum."""
+        """Add the function that pushes a micro-batch's gradients to the host's sum."""
         sums = self.shards.sums
         self.add_fn(
             f"push.{f.name}",
@@ -309,7 +316,8 @@ class _Maker:
         )
 
     def host_optimizer(self, f: Flat) -> None:
-        """The same of a tile, n elements from `at` of the shard on, in the host arena."""
+        """Add the host's optimizer functions of a flat, on a tile: n elements from element `at` of
+        the shard."""
         far, spans, p, w = (
             f.far,
             f"spans.{f.name}",
@@ -319,16 +327,14 @@ class _Maker:
         shape, narrow = (min(self.tile, far),), self.real < 4
         kept = tuple(s for s in f.states if s != "master")
         rest = [Operand(s) if s in kept else NULL for s in ("m", "v")]
-        filed = (
-            self.kept.of(self.kept.masters(f), f).arena == "file"
-        )  # by tiles, too
+        # In the file, init and hash work tile by tile, too.
+        filed = self.kept.of(self.kept.masters(f), f).arena == "file"
         tile: tuple[Arg, ...] = (self.shard(f, more="at"), "n")
         part = tile if filed else (self.shard(f, f.near), far)
         most = shape if filed else (far,)
         ints = ("at", "n") if filed else ()
-        full = int(
-            not narrow or f.trainable
-        )  # what is frozen has no masters of its own
+        # Frozen parameters have no f32 master weights.
+        full = int(not narrow or f.trainable)
         self.add_fn(
             f"init.{f.name}",
             (),
@@ -337,7 +343,7 @@ class _Maker:
             ("zk_host_init", p, spans, *part, self.spec.train.seed, full),
             shape=most,
         )
-        # of the whole tile, for all of it goes up: between tensors too
+        # Round the whole tile, also between tensors, because all of it goes up.
         copy = [("zk_host_round", w, p, "n")] * narrow
         rounded = ("w",) * narrow
         if f.trainable:
@@ -380,8 +386,8 @@ class _Maker:
         )
 
     def optimizer(self, f: Flat, near: str = "") -> None:
-        """An owner's update, or of what stays on the device (near_); without masters of their own,
-        the real copies are that."""
+        """Add the device's optimizer functions of a flat, or with `near` those of the part that
+        stays there. Without master weights the parameters are updated themselves."""
         size, spans = f.near if near else f.shard, f"spans.{f.name}"
         depth = self.shards.states
         states = [s.removeprefix(near) for s in self.kept.updated(f, near)]
@@ -399,7 +405,7 @@ class _Maker:
         has_master = "master" in states
         width, master_depth = (
             (4, depth) if has_master else (self.real, f.depth)
-        )  # masters'
+        )
         p, full, copied = (
             self.part("p", f, master_depth, depth, width),
             int(width == 4),
@@ -407,7 +413,7 @@ class _Maker:
         )
         w = self.part("w", f, f.depth, depth, self.real) if copied else NULL
         rounded = ("w",) * copied
-        # of the whole shard where it goes down, after a skipped step and between tensors too
+        # A shard that goes down is rounded whole: between tensors and after a skipped step, too.
         copy = [("zk_round", w, Operand("p"), n)] * (
             copied and f.name in self.shards.offloaded
         )
@@ -458,7 +464,8 @@ def functions(
     bodies: Bodies,
     schedule: Schedule,
 ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
-    """Every function, the launches, and how each runs on the spec's targets."""
+    """Return all functions, launches and runs on the spec's targets. Raises SpecError if a launch
+    or a tree does not fit a GPU."""
     m = _Maker(
         spec=spec,
         graph=graph,
@@ -529,7 +536,7 @@ def functions(
 
 
 def _check_trees(spec: Spec, pushes: list[plan.Call]) -> None:
-    """Refuses trees of more leaves than a GPU's kernel holds."""
+    """Raise SpecError if a tree has more leaves than a GPU's kernel holds."""
     on = [t for t in spec.targets if t != "cpu"]
     for count, block in ((whole(c.args[3]), whole(c.args[9])) for c in pushes):
         if on and min(count, 2 * block - 1) > grids.LEAVES:
@@ -542,7 +549,7 @@ def _check_trees(spec: Spec, pushes: list[plan.Call]) -> None:
 
 
 def _check_grids(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
-    """Refuses what is too large for a GPU's grid."""
+    """Raise SpecError if a launch is too large for a GPU's grid or shared memory."""
     most = grids.SIDE_MOST
     for r in runs:
         for g in r.grids:

@@ -1,8 +1,9 @@
-"""levels.py -- pass 1: the levels of the sums of gradients, and where each level's sums lie.
+"""levels.py -- pass 1: chooses the levels of gradient sums, and where each level leaves its sums.
 
-A gradient climbs from a rank's leaf to the sum that its owner has, by phases: each adds what the
-ranks of a group have, or a rank's own micro-batches, or both at once. The law allows a level where
-what it adds is a node of the tree of all leaves; the last may add anything.
+A gradient is reduced in phases from the rank that computed it to the sum of its owner. A phase adds
+over the ranks of a group, over a rank's own micro-batches, or over both. All layouts have the same
+bits if a level's addends form a node of the canonical tree (design.md, Bits); only the last level
+may add anything.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from .grid import Grid, Level
 class Phase:
     """One addition on the way of a gradient to its sum.
 
-    fn: the function that adds, `own`, `sum` (leaves of several ranks), `node` (sums of several
-    ranks) or `join` (the last of these). level: whose pieces are added; None: a rank's own leaves.
-    sources: pieces that are added. counted: leaves of several micro-batches are added in it.
-    inner: leaves of a piece. depth: at which its result is shared."""
+    fn: the function that adds: `own`, `sum` (gradients of several ranks), `node` (sums of several
+    ranks) or `join` (the last of these); level: the ranks whose pieces are added, None for a rank's
+    own gradients; sources: number of pieces that are added; counted: it also adds over
+    micro-batches; inner: leaves in a piece; depth: over which its result is sharded.
+    """
 
     fn: str
     level: Level | None
@@ -34,34 +36,33 @@ class Phase:
 
     @property
     def adds_gradients(self) -> bool:
-        """It adds leaves as they are, in the stored type."""
+        """True if it adds gradients in the stored type."""
         return self.inner == 1 and self.fn in ("own", "sum")
 
 
 @dataclass(frozen=True)
 class Sums:
-    """How gradients are summed."""
+    """The rules by which gradients are summed. depth: over which the sums of a rank are sharded."""
 
     order: Order
-    phases: tuple[Phase, ...]  # none: a step's only leaf is its sum
-    depth: int  # of the sums that a rank keeps
-    host: bool  # they lie in the host arena
-    # A rank's own micro-batches are added in the class `pending`, one unit at a time, and reduced
-    # from there.
+    phases: tuple[Phase, ...]  # () if the only gradient of a step is its sum
+    depth: int
+    host: bool  # sums are on the host
+    # A rank adds its own micro-batches in class `pending`, one unit at a time, before it reduces.
     pending: bool
-    block: int  # leaves of a tree of what is counted
-    nodes: int  # its pending sums
-    mask: int  # one bit for each of them
+    block: int  # addends of a tree over micro-batches
+    nodes: int  # pending sums of such a tree
+    mask: int  # a bit for each pending sum
     notes: Names
 
     @property
     def on_host(self) -> bool:
-        """The host adds the micro-batches."""
+        """True if the host adds over micro-batches."""
         return self.host and not self.pending
 
     @property
     def per_micro_batch(self) -> tuple[Phase, ...]:
-        """The phases of every leaf."""
+        """The phases of every micro-batch's gradients."""
         for n, x in enumerate(self.phases):
             if x.counted:
                 return self.phases[: n + 1]
@@ -74,18 +75,18 @@ class Sums:
 
     @property
     def own_first(self) -> bool:
-        """A rank's own micro-batches are added before it meets others."""
+        """True if a rank adds its own micro-batches before it reduces with others."""
         return bool(self.phases) and self.phases[0].level is None
 
     @property
     def result_depth(self) -> int:
-        """The depth at which the last phase leaves its sums."""
+        """The depth over which the last phase shards its sums."""
         return self.phases[-1].depth if self.phases else self.depth
 
 
 @dataclass(frozen=True)
 class _Levels:
-    """levels of ranks, nearest first; step: the depth after which a rank adds its own
+    """Levels of ranks, nearest first. step: the depth after which a rank adds its own
     micro-batches."""
 
     levels: list[Level]
@@ -94,6 +95,7 @@ class _Levels:
 
     @property
     def order(self) -> Order:
+        """The order of the sum, for the plan."""
         names = [x.group for x in self.levels] or [ALL]
         ends = [x.hi for x in self.levels]
         at = ends.index(self.step) + 1 if self.step in ends else 0
@@ -101,8 +103,8 @@ class _Levels:
 
 
 def _own_first(spec: Spec) -> tuple[bool, list[str]]:
-    """Stages 0 and 1, and micro-batches that go through a unit together, add a rank's own
-    micro-batches first, where the canonical tree allows it; so does one rank alone."""
+    """Return whether a rank adds its own micro-batches first, with notes: at stages 0 and 1 and
+    with accumulate layers if the canonical tree allows it, and always on one rank."""
     A = spec.micro_batches
     z = spec.zero
     if spec.cluster.ranks == 1:
@@ -124,6 +126,7 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
 
 
 def _fast_note(spec: Spec) -> list[str]:
+    """Return a note about the bits of fast reductions."""
     if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
         return []
     cut = {spec.cluster.local, spec.zero.shared} - {0, 1, spec.cluster.ranks}
@@ -142,8 +145,9 @@ def _fast_note(spec: Spec) -> list[str]:
 def _on_host(
     spec: Spec, own_first: bool, sources: int
 ) -> tuple[bool, list[str]]:
-    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a micro-batch
-    is one node of the tree, for then the host pushes one part a micro-batch."""
+    """Return whether sums are on the host, with notes. They are beside an offloaded optimizer if
+    all ranks' gradients of a micro-batch form one node of the tree, since the host then pushes one
+    part per micro-batch."""
     off = spec.zero.offload_optimizer
     if off.device == "none":
         return False, []
@@ -175,6 +179,8 @@ def _on_host(
 
 
 def _levels(spec: Spec, grid: Grid, own_first: bool, host: bool) -> _Levels:
+    """Return the levels, with notes on those left out: each but the last needs a node of the
+    canonical tree."""
     A, k = spec.micro_batches, grid.depth
     if spec.train.reduction == "fast" or not grid.axes:
         levels = [x for x in grid.levels(0, k) if x.ranks > 1]
@@ -207,14 +213,15 @@ def _levels(spec: Spec, grid: Grid, own_first: bool, host: bool) -> _Levels:
 
 
 def _other(leaves: int) -> str:
-    """The rule of sums that has such a node; '' where none does."""
+    """Return the sum rule that has such a node, '' if none does."""
     if leaves & (leaves - 1):
         return ""
     return f"; {{block: {leaves}}} has, with other bits"
 
 
 def _host_note(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
-    """Why the ranks of a host are not summed first, from depth lo on, and what that costs."""
+    """Return a note that a host's ranks are not summed first, with its cost. lo: the depth at which
+    their level would start."""
     k = grid.depth
     far = grid.size(lo, k) - grid.size(lo, grid.host)
     return (
@@ -225,7 +232,8 @@ def _host_note(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
 
 
 def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
-    """A phase for each level; a rank's own micro-batches are added by the level before them."""
+    """Return a phase for each level. A rank's own micro-batches are added in the phase of the level
+    before them."""
     A, out, inner = spec.micro_batches, [], 1
     if found.step == 0:
         out.append(
@@ -256,7 +264,7 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
 
 
 def sums(spec: Spec, grid: Grid, states: int) -> Sums:
-    """How the gradients of all flats are summed; states: the depth of what an update needs."""
+    """Return the sums of all gradients. states: depth over which optimizer states are sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
     own_first, notes = _own_first(spec)
     exact = spec.train.reduction == "exact"
@@ -276,7 +284,7 @@ def sums(spec: Spec, grid: Grid, states: int) -> Sums:
     counted = next((x for x in phases if x.counted), None)
     each, inner = (counted.sources, counted.inner) if counted else (1, 1)
     block = spec.block // inner
-    if on_host:  # what comes from all ranks is one
+    if on_host:  # all ranks' gradients arrive as one addend
         each, block = 1, spec.block // math.gcd(spec.block, sources)
     nodes, mask = tree_nodes(A, each, block)
     depth = 0 if whole else grid.depth
@@ -298,16 +306,17 @@ def sums(spec: Spec, grid: Grid, states: int) -> Sums:
 
 
 def tree_nodes(micro_batches: int, each: int, block: int) -> tuple[int, int]:
-    """Pending sums and their mask: the bits set in any count of leaves at a micro-batch's end,
-    where a micro-batch has so many; counts of a block or more share one bit."""
+    """Return the number of pending sums and their mask: the bits set in any number of leaves after
+    a micro-batch, with `each` leaves per micro-batch. Numbers of `block` or more share one bit."""
     whole = block if (micro_batches - 1) * each >= block else 0
     mask = _counts(micro_batches, each) & (block - 1) | whole
     return max(1, bin(mask).count("1")), mask
 
 
 def _counts(micro_batches: int, step: int) -> int:
-    """The bits set in any of step, 2 step, ... (micro_batches - 1) step. Low bits repeat after 2
-    step multiples at most; of a bit above step, the first multiple that reaches it has it."""
+    """Return the bits set in any of step, 2 step, ... (micro_batches - 1) step. Low bits repeat
+    after at most 2 step multiples. A bit above `step` is set in the first multiple that reaches
+    it."""
     mask = 0
     for a in range(1, min(micro_batches, 2 * step + 1)):
         mask |= a * step

@@ -1,8 +1,8 @@
-"""names.py -- what a unit's parameters and values are called, in the plan and in train.c.
+"""names.py -- names the parameters and values of units, in the plan and in train.c.
 
-A parameter has the last words of its tensor's name that no other layer of the unit has: `c_attn_w`.
-A value has those of the layer that makes it, or its kernel's name (`attention`), and behind it what
-it is beside the layer's output (`ln_1_stat`). A gradient has d_ before the name of its value.
+A parameter is named after the last words of its tensor's name that no other layer of the unit has:
+`c_attn_w`. A value is named after the layer or kernel that makes it, with the operand's name if it
+is not the layer's output: `attention`, `ln_1_stat`. A gradient is d_ and its value's name.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from ..facts.kernels import KERNELS, Formal
 from ..graph.graph import Call, Kind
 
 ENDS = {"weight": "_w", "bias": "_b"}
-RESIDUAL = {"zk_add", "sum"}  # a kernel, and an operand of norms
-MADE = ">^+"  # modes of what a kernel makes
+RESIDUAL = {"zk_add", "sum"}  # a kernel and an operand of norms
+MADE = ">^+"  # modes of operands that a kernel writes
 OUTSIDE = {"in": "x", "x": "x", "y": "y"}
 
 
 def layer(tensor: str) -> tuple[str, str]:
-    """The layer of a tensor, and what of it the tensor is."""
+    """Return the layer of a tensor and the suffix of the tensor in it."""
     name, _, end = tensor.rpartition(".")
     return (name, ENDS[end]) if end in ENDS else (tensor, "")
 
 
 def words(name: str, depth: int) -> str:
-    """The last words of a layer's name; several that share a linear: q_proj, k_proj -> q_k_proj."""
+    """Return the last `depth` words of a layer's name. Layers that share a linear are joined:
+    q_proj, k_proj -> q_k_proj."""
     *others, last = name.split("+")
     plain = re.sub(r"\{.*?\}", "", last)
     *before, word = plain.split(".")[-depth:]
@@ -42,7 +43,7 @@ def words(name: str, depth: int) -> str:
 
 
 def layers(kind: Kind) -> dict[str, str]:
-    """What each layer of a unit is called."""
+    """Return the name of each layer of a unit."""
     found = dict.fromkeys(layer(t.name)[0] for t in kind.tensors)
     if kind.tied:
         found[layer(kind.tied)[0]] = None
@@ -56,7 +57,7 @@ def layers(kind: Kind) -> dict[str, str]:
 
 
 def tensors(kind: Kind) -> dict[str, str]:
-    """What each tensor that a unit reads is called there."""
+    """Return the name of each tensor that a unit reads."""
     called, out = layers(kind), {}
     for name in [
         *(t.name for t in kind.tensors),
@@ -68,7 +69,7 @@ def tensors(kind: Kind) -> dict[str, str]:
 
 
 def _calls(kind: Kind) -> Iterator[Call]:
-    """Of a unit's bodies, and of their parts where it is cut."""
+    """Yield the calls of a unit's bodies and of their parts."""
     for name, body in kind.bodies.items():
         yield from body.calls
         for part in kind.parts(name):
@@ -76,7 +77,7 @@ def _calls(kind: Kind) -> Iterator[Call]:
 
 
 def _outputs(kind: Kind) -> Iterator[tuple[Call, Formal, str]]:
-    """Values that calls make."""
+    """Yield the values that calls write: call, operand, value."""
     for call in _calls(kind):
         row = KERNELS[call.kernel]
         pairs = zip(row.formals, call.args, strict=True)
@@ -86,7 +87,7 @@ def _outputs(kind: Kind) -> Iterator[tuple[Call, Formal, str]]:
 
 
 def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
-    """called: what each layer of the unit is called."""
+    """Return the name of a value that a call writes. called: names of layers."""
     if formal.name in RESIDUAL or call.kernel in RESIDUAL:
         return "residual"
     params = [str(name) for what, name in call.args if what == "param"]
@@ -101,7 +102,8 @@ def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
 
 
 def _forward(kind: Kind) -> dict[str, str]:
-    """Of values that forward makes: those of an op end with its number, others have a name."""
+    """Return the names of forward's values. A value of an op ends with the op's number; others have
+    a name of their own."""
     out: dict[str, str] = {}
     called = layers(kind)
     for call, formal, name in _outputs(kind):
@@ -123,7 +125,7 @@ def _forward(kind: Kind) -> dict[str, str]:
 
 
 def values(kind: Kind) -> dict[str, str]:
-    """What each value of a unit is called."""
+    """Return the name of each value of a unit."""
     out = {**OUTSIDE, **_forward(kind)}
     for _, _, name in _outputs(kind):
         if name in out:

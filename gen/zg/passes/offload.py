@@ -1,30 +1,31 @@
-"""offload.py -- the steps of what lies in the host arena or in the file arena: sums of gradients,
-the optimizer's states and parameters.
+"""offload.py -- adds the steps of gradient sums, optimizer states and parameters on the host or in
+the file.
 
-Routes, each `queue -> slot` a hop (hops.py); slots in brackets are of several classes:
+Routes, in hops `queue -> slot` (hops.py):
 
-    a leaf's piece       reduce -> inbox, sum -> part, down -> down, host: push on the host's sum
-    ... of one rank      down -> down, host: push; nothing is to be summed before
-    a unit's own sums    reduce -> inbox, sum -> part, down: to their place on the host
-    a sum on the device  down -> down, host: update, a tile at a time
-    a tile's update      load -> tile, host -> tile, store: to the file
-    ... its parameters   host -> up, up: to the device; in f32 from the masters themselves
+    a gradient's piece   reduce -> inbox, sum -> part, down -> down, host: push to the host's sum
+    ... of one rank      down -> down, host: push, since nothing is reduced before
+    a unit's own sums    reduce -> inbox, sum -> part, down -> the host's sum
+    a sum on the device  down -> down, host: update, tile by tile
+    a tile's update      load -> tile, host -> tile, store -> the file
+    ... its parameters   host -> up, up -> the device (in f32 the master weights themselves)
     a shard for its use  fetch -> fetched, up -> staging, gather -> ring
 
-Without a file arena a tile is updated where it lies, and a shard comes up from there. The step's
-sums of integers go down, the norms are added, and they come back. Then the step's constants go
-down, and the shards are updated.
+Without a file, tiles are updated in place and shards go up from their place on the host. In
+`update` the integer sums go down, the norms are added, and the sums come back. Then the step's
+constants go down and the shards are updated.
 
-The update goes on beside the next step: what says that a shard is new, or of what every rank keeps
-whole that it is spread, is what the forward's use of it waits for, and tiles come in the order of
-such uses; queue main waits for the constants, and for the end where a part of the shards goes down
-by way of slots that fetched ones use. Before the first step it waits for all.
+The update runs beside the next step. The forward of a unit waits for one event: its shard was
+updated, or, for replicated parameters, the updated shards were all-gathered. So tiles are updated
+in the order in which forward needs them. Queue main waits only for the constants, and for the whole
+update if `near_` parameters go down by slots that fetched shards also use. Before the first step it
+waits for everything.
 
-Pieces and tiles are at most `sub_group_size` elements of a shard, and take turns in slots. Where
-the optimizer stays on the device, new parameters go down: device.py. What lies in the file has
-queues of its own, so that a tile is read while the one before it is updated and the one before that
-is written; a read never stands behind a write that waits for its update, nor a unit's parameters
-behind tiles. The first `buffer_count` tiles are read at the step's begin.
+Pieces and tiles are at most `sub_group_size` elements of a shard and use slots in turn. If the
+optimizer stays on the device, updated parameters go down (device.py). The file has queues of its
+own, so one tile is read while the previous one is updated and the one before is written. A read
+never waits behind a write that waits for its update, nor a unit's parameters behind tiles. The
+first `buffer_count` tiles are read when a step begins.
 """
 
 from __future__ import annotations
@@ -42,15 +43,14 @@ from .rings import Gathered
 from .shard import Flat
 from .steps import CTL, SUMS, Instance, Steps
 
-# The queue by which new parameters come to their arena, where the host makes them and where the
-# device does.
+# The queue that brings updated parameters to their arena, if the host or the device updates them.
 BY_HOST = {"device": "up", "host": "host", "file": "store"}
 BY_DEVICE = {"host": "down", "file": "store"}
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Elements of a shard that are updated at a time, and the number of the slots they take."""
+    """Elements of a shard that are updated at once, and the number of their slots."""
 
     flat: Flat
     l: int
@@ -63,11 +63,13 @@ class Tile:
         return f"{self.flat.name}[{self.l}]"
 
     @property
-    def last(self) -> bool:  # of the shard's
+    def last(self) -> bool:
+        """True for the last tile of a shard."""
         return self.at + self.n == self.flat.shard
 
     @property
-    def after_near(self) -> bool:  # the first behind what stays on the device
+    def after_near(self) -> bool:
+        """True for the first tile after the `near_` part."""
         return 0 < self.at == self.flat.near
 
     @property
@@ -75,17 +77,19 @@ class Tile:
         return Int("l", self.l), Int("at", self.at), Int("n", self.n)
 
     def slot(self, cls: str) -> Ref:
+        """Return the tile's slot of a class."""
         return Ref(cls, self.number)
 
     @property
     def real(self) -> Ref:
+        """The instance's parameters."""
         return Ref(f"param.{self.flat.name}", self.l)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the host does with a tile: which states it reads and writes, its operands, what it waits
-    for and records beside these; new: what says that parameters in the file are."""
+    """The host's work on a tile. reads, writes: states; waits, recs: events beside those of the
+    tile's slots; updated: events to record once updated parameters are in the file."""
 
     op: str
     reads: Names = ()
@@ -102,16 +106,18 @@ class Work:
 
 
 def largest_tile(m: Steps) -> int:
-    """Elements of the largest tile; 0: the host works on none."""
+    """Return the elements of the largest tile, 0 if the host updates nothing."""
     sizes = [n for f, _ in m.masters_off_device() for _, n in m.tiles(f)]
     return max(sizes, default=0)
 
 
 def _buffers(m: Steps) -> int:
+    """Return the number of slots of each class."""
     return m.spec.zero.offload_optimizer.buffer_count
 
 
 def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
+    """Yield the tiles of shards in order."""
     turn = 0
     for f, l in shards:
         for at, n in m.tiles(f):
@@ -120,7 +126,7 @@ def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
 
 
 def _forward_order(m: Steps) -> list[Instance]:
-    """The shards that move, in the order in which a forward first needs them."""
+    """Return the trainable instances in the order in which a forward first needs them."""
     used = [
         (f, m.instance(f, u))
         for u in m.uses("eval")
@@ -134,15 +140,16 @@ def _forward_order(m: Steps) -> list[Instance]:
 
 
 def updated_event(m: Steps, f: Flat, l: int) -> Events:
-    """What says that an update of a shard is over that may go on beside the next step; of what is
-    kept whole and spread that is said."""
+    """Return the event that an instance is updated, if its update may run beside the next step.
+    Replicated parameters have the event of their all-gather instead."""
     if m.offload and f.trainable and f.gathered and not m.gathers_updates(f):
         return (full(Ref(f"param.{f.name}", l)),)
     return ()
 
 
 def hops_up(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
-    """The queues that bring a shard up for a use, and the slots to which they do."""
+    """Return the queues and slots by which an offloaded shard goes up for a use; [] if it is on the
+    device."""
     if not m.offloads_params(f):
         return []
     turn, slots = m.staging_turn.get(g.ring, 0), m.staging[g.ring]
@@ -154,8 +161,8 @@ def hops_up(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
 
 
 def _host_queues(m: Steps) -> set[str]:
-    """Of all parameters; without an optimizer there, of the first values of those that are
-    frozen."""
+    """Return the queues that publish parameters from the host: of all flats, or without an
+    offloaded optimizer of frozen ones with their initial values."""
     flats = (
         m.shards.flats if m.offload else [f for f, _ in m.masters_off_device()]
     )
@@ -163,7 +170,7 @@ def _host_queues(m: Steps) -> set[str]:
 
 
 def _device_queues(m: Steps) -> set[str]:
-    """Of what it updates, all of a shard or its first elements, and what lies elsewhere."""
+    """Return the queues by which parameters that the device updates go down."""
     own = [f for f in m.shards.flats if (f.near if m.offload else f.trainable)]
     return {
         BY_DEVICE[m.arena("param", f)] for f in own if m.offloads_params(f)
@@ -171,19 +178,20 @@ def _device_queues(m: Steps) -> set[str]:
 
 
 def publish_queues(m: Steps) -> list[str]:
-    """The queues at whose end all parameters are what the masters say."""
+    """Return the queues at whose end all parameters equal the master weights."""
     return sorted(_host_queues(m) | _device_queues(m))
 
 
 def update_queues(m: Steps) -> list[str]:
-    """The queues at whose end parameters are new, or each shard of the host's says so itself: that
-    has its constants then."""
+    """Return the queues at whose end parameters are updated, or the host has the constants of
+    updates that have their own events."""
     constants = {"down"} if m.offload else set()
     return sorted(constants | _device_queues(m))
 
 
 def _mark_ends(m: Steps, queues: Sequence[str]) -> None:
-    """What goes up or down says so itself."""
+    """Record the end of queues of the host and the file. Copies up and down record it
+    themselves."""
     for queue in queues:
         if queue in ("host", "store"):
             m.add(queue, "mark", recs=(end(queue),))
@@ -193,7 +201,7 @@ def _mark_ends(m: Steps, queues: Sequence[str]) -> None:
 
 
 def norms_on_host(m: Steps) -> None:
-    """The norms, added to the step's sums on the host."""
+    """Add the gradient norms to the step's integer sums on the host."""
     here, there = Ref("sums", 0), Ref("hsums", 0)
     size = SUMS.bytes(8)
     m.follow("down", "main")
@@ -209,13 +217,14 @@ def norms_on_host(m: Steps) -> None:
 
 
 def _stored_at(m: Steps, c: str, t: Tile) -> Ref:
-    """Where a tile of a class lies."""
+    """Return the place where a tile of a state is stored."""
     s = m.kept.of(c, t.flat)
     return Ref(s.cls, t.l, (t.at - s.first).bytes(s.width))
 
 
 def _found_at(m: Steps, c: str, t: Tile) -> Ref:
-    """Where the host finds a tile of a class: there, or in the slot that it comes to."""
+    """Return the place where the host works on a tile of a state: its slot if the state is in the
+    file."""
     return (
         t.slot(f"tile.{c}")
         if m.arena(c, t.flat) == "file"
@@ -224,8 +233,8 @@ def _found_at(m: Steps, c: str, t: Tile) -> Ref:
 
 
 def _rounded(m: Steps, t: Tile) -> Refs:
-    """Where a tile's real copies are made, unless they are the states themselves: in their place,
-    or on their way up."""
+    """Return the place of a tile's parameters in the stored type: offloaded ones in place, others
+    in a slot on the way up. In f32 the master weights of these go up themselves."""
     if m.offloads_params(t.flat):
         return (_found_at(m, "param", t),)
     return (t.slot("up"),) if m.real == 2 else ()
@@ -235,15 +244,16 @@ def _rounded(m: Steps, t: Tile) -> Refs:
 
 
 def _in_file(m: Steps, t: Tile, names: Names) -> list[str]:
+    """Return the states that are in the file."""
     return [c for c in names if m.arena(c, t.flat) == "file"]
 
 
 def _work(m: Steps, t: Tile, w: Work) -> None:
-    """What it reads has come from the file before it, and what it writes goes there after it."""
+    """Add the host's work on a tile and the copies of written states to the file."""
     slot = t.slot("tile")
     reads, writes = _in_file(m, t, w.reads), _in_file(m, t, w.writes)
     waits, recs = w.waits, w.recs
-    if reads or writes:  # else it works where the tile lies
+    if reads or writes:  # otherwise it works in place
         waits += (full(slot) if reads else free(slot),)
         recs += (full(slot) if writes else free(slot),)
     unit = "" if w.op == "mark" else t.unit
@@ -265,12 +275,11 @@ def _work(m: Steps, t: Tile, w: Work) -> None:
 
 
 def _load(m: Steps, t: Tile, reads: Names) -> None:
-    """What the host's work on a tile reads, when its slot is free."""
+    """Read a tile's states from the file once its slot is free."""
     slot, names = t.slot("tile"), _in_file(m, t, reads)
     ready: Events = (free(slot),)
-    if m.real == 4 and not m.offloads_params(
-        t.flat
-    ):  # parameters go up from the slot itself
+    # In f32 parameters go up from the tile's slot itself.
+    if m.real == 4 and not m.offloads_params(t.flat):
         ready += (free(t.slot("up")),)
     hops = [
         plain_hop("load", _stored_at(m, c, t), _found_at(m, c, t))
@@ -287,7 +296,8 @@ def _copies(
     after: Events,
     then: Events,
 ) -> None:
-    """A tile of these classes, from the file to its slot or back."""
+    """Add the copies of a tile's states between the file and the slot. The first one waits, the
+    last one records."""
     for n, (c, hop) in enumerate(zip(names, hops, strict=True)):
         if n == 0:
             hop = replace(hop, after=after)
@@ -298,7 +308,7 @@ def _copies(
 
 
 def _update_reads(m: Steps, f: Flat) -> Names:
-    """What an update reads of a tile."""
+    """Return the states that an update reads."""
     return (
         ("param", *f.states)
         if m.offloads_params(f) and m.real == 4
@@ -307,7 +317,8 @@ def _update_reads(m: Steps, f: Flat) -> Names:
 
 
 def _upload(m: Steps, t: Tile) -> None:
-    """A tile's new parameters go up; after a shard's last, all that is kept whole to everybody."""
+    """Copy a tile's updated parameters to the device. After the last tile, all-gather replicated
+    ones."""
     f, slot = t.flat, t.slot("up")
     if m.offloads_params(f):
         return
@@ -329,13 +340,14 @@ def _upload(m: Steps, t: Tile) -> None:
 
 
 def prefetch_tiles(m: Steps) -> None:
-    """The first tiles are read beside forward and backward."""
+    """Read the first tiles beside forward and backward."""
     for t in islice(_tiles(m, _forward_order(m)), _buffers(m)):
         _load(m, t, _update_reads(m, t.flat))
 
 
 def init(m: Steps) -> None:
-    """Initial masters: all of a shard where it lies, or tile by tile on the way to the file."""
+    """Set initial master weights: a whole shard in place, or tile by tile on the way to the
+    file."""
     device.init(m, [(f, l) for f, l in m.instances() if f.near], "near_")
     for t in _tiles(m, m.masters_off_device()):
         f, op = t.flat, f"init.{t.flat.name}"
@@ -352,7 +364,7 @@ def init(m: Steps) -> None:
 
 
 def update(m: Steps) -> None:
-    """After the step's factor is known: every tile down, updated, up; then to all ranks."""
+    """Update all tiles once the clipping factor is known: sums down, parameters up."""
     m.follow("down", "main")
     m.copy(
         plain_hop("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)),
@@ -374,10 +386,12 @@ def update(m: Steps) -> None:
 
 
 def _sum(t: Tile) -> Ref:
+    """Return the place of a tile's gradient sum."""
     return Ref(f"sum.{t.flat.name}", t.l, t.at.bytes(4))
 
 
 def _download_sum(m: Steps, t: Tile) -> None:
+    """Copy a tile's gradient sum to the host."""
     src, own = m.own_shard(t.flat, _sum(t), m.sums.depth, 4)
     m.copy(
         Hop("down", src, t.slot("down"), takes=False),
@@ -388,13 +402,14 @@ def _download_sum(m: Steps, t: Tile) -> None:
 
 
 def _update(m: Steps, t: Tile) -> Work:
+    """Return the work of a tile's update."""
     f, up = t.flat, t.slot("up")
     sum_: Ref = _sum(t) if m.sums.host else t.slot("down")
     waits: Events = () if m.sums.host else (full(sum_),)
     recs: Events = () if m.sums.host else (free(sum_),)
     writes = f.states
     updated: Events = ()
-    if m.offloads_params(f):  # new parameters are made where they lie
+    if m.offloads_params(f):  # they are updated in place
         writes = ("param", *f.states)
         updated = updated_event(m, f, t.l) if t.last else ()
     else:
@@ -417,7 +432,8 @@ def _update(m: Steps, t: Tile) -> Work:
 
 
 def publish(m: Steps) -> None:
-    """Masters to everything made from them; parameters that are masters need nothing."""
+    """Compute all parameters from master weights. Parameters that are master weights need no
+    work."""
     for t in _tiles(m, m.masters_off_device()):
         f = t.flat
         if t.after_near:
@@ -428,14 +444,14 @@ def publish(m: Steps) -> None:
             _work(m, t, _cast(m, t))
         _upload(m, t)
     _mark_ends(m, publish_queues(m) if m.offload else sorted(_host_queues(m)))
+    # An update uses the tile slots in another order, so its first reads wait here.
     if m.offload and "store" in publish_queues(m):
-        m.add(
-            "load", "mark", waits=(end("store"),)
-        )  # an update has the slots in other turns
+        m.add("load", "mark", waits=(end("store"),))
 
 
 def _cast(m: Steps, t: Tile) -> Work:
-    """In f32 the masters are what goes up, or the parameters themselves."""
+    """Return the work that computes a tile's parameters. In f32 there is none: the master weights
+    go up or are the parameters."""
     up = t.slot("up")
     waits, recs = (
         ((), ()) if m.offloads_params(t.flat) else ((free(up),), (full(up),))

@@ -45,7 +45,7 @@ class Operands:
     graph: Graph
     shards: Shards
     kept: Kept
-    real: int  # bytes of a real
+    real: int  # bytes of the stored type
     # bytes of a kind's saved values
     saves: Mapping[str, int] = field(default_factory=dict)
     # slots of each flat's gradients

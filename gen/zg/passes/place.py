@@ -1,8 +1,8 @@
-"""place.py -- offsets: values inside a function's temporary space, classes in the arena.
+"""place.py -- assigns offsets: to values in a function's temporary space, to classes in an arena.
 
-Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tests); `pack` puts
-values whose lifetimes do not meet at the same place, the largest first, each at the lowest offset
-that is free. What a kernel may write in place takes the place of what it reads.
+`stack` never reuses a byte: an upper bound, and the oracle of tests. `pack` overlaps values whose
+lifetimes do not meet: the largest first, each at the lowest free offset. A result that a kernel may
+write in place takes the place of the operand.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..graph.graph import Body, Graph
 from ..plan import plan
 
 ALIGN = 64  # bytes: a vector
-PAGE = 4096  # bytes: a class's slots start on pages
+PAGE = 4096  # bytes: slots of classes start on pages
 
 
 @dataclass(frozen=True)
 class Item:
-    """A thing to place: bytes, first and last time it is alive (inclusive)."""
+    """A value to place: its bytes, first and last time of its life (inclusive)."""
 
     name: str
     size: int
@@ -31,14 +31,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Packed:
-    """Offsets by name and the bytes of all."""
+    """Offsets by name, and the bytes of all."""
 
     at: Mapping[str, int]
     size: int
 
 
 def stack(items: Sequence[Item]) -> Packed:
-    """One after the other."""
+    """Place items one after the other."""
     at, end = {}, 0
     for item in items:
         at[item.name] = end
@@ -47,7 +47,7 @@ def stack(items: Sequence[Item]) -> Packed:
 
 
 def pack(items: Sequence[Item]) -> Packed:
-    """Greedy by size: the lowest gap among the placed ones that are alive at the same time."""
+    """Place items by size at the lowest gap between the placed items that live at the same time."""
     at: dict[str, int] = {}
     done: list[Item] = []
     end = 0
@@ -67,7 +67,8 @@ def pack(items: Sequence[Item]) -> Packed:
 
 
 def times(body: Body) -> list[int]:
-    """Of each call. Those of a loop are at one time: what one touches lives as long as all."""
+    """Return the time of each call. Calls of a loop share a time, so their values live as long as
+    the loop."""
     out: list[int] = []
     before = 1
     for call in body.calls:
@@ -77,7 +78,7 @@ def times(body: Body) -> list[int]:
 
 
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
-    """The values of a body that live in its temporary space only."""
+    """Return the values that live only in a body's temporary space."""
     spans: dict[str, list[int]] = {}
     for t, call in zip(times(body), body.calls, strict=True):
         for kind, name in call.args:
@@ -92,7 +93,8 @@ def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
 
 
 def in_place(body: Body, items: Sequence[Item]) -> dict[str, str]:
-    """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
+    """Map results to the value whose place they take: the operand that their call reads last, if
+    the kernel may write in place."""
     of = {item.name: item for item in items}
     owner: dict[str, str] = {}
     for t, call in zip(times(body), body.calls, strict=True):
@@ -111,7 +113,7 @@ def in_place(body: Body, items: Sequence[Item]) -> dict[str, str]:
 
 
 def pack_in_place(body: Body, items: Sequence[Item]) -> Packed:
-    """`pack` with one place for values that are joined."""
+    """Pack items; results written in place share the place of their operand."""
     owner, whole = in_place(body, items), {item.name: item for item in items}
     for name, first in owner.items():  # in order of the calls
         whole[first] = replace(whole[first], last=whole.pop(name).last)
@@ -127,7 +129,8 @@ OUTSIDE = {"x", "y", "dx", "dy"}
 
 @dataclass(frozen=True)
 class Bodies:
-    """Where the values of each kind's bodies lie: `save` once per kind, `tmp` per body."""
+    """Places of values: `save` by kind, `tmp` by (kind, body). work: bytes of the largest kernel
+    scratch."""
 
     save: dict[str, Packed]
     tmp: dict[tuple[str, str], Packed]
@@ -135,6 +138,7 @@ class Bodies:
 
 
 def bodies(graph: Graph, real: int) -> Bodies:
+    """Place the values of every body. real: bytes of the stored type."""
     save, tmp, work = {}, {}, 0
     for kind in graph.kinds:
         save[kind.name] = stack(
@@ -151,7 +155,7 @@ def bodies(graph: Graph, real: int) -> Bodies:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A class without its place: bytes of a slot, and the axes of plan.Class."""
+    """A class without its place: its slots, bytes of a slot, and the other fields of plan.Class."""
 
     name: str
     slots: int
@@ -162,7 +166,8 @@ class Wanted:
 
 
 def classes(wanted: Sequence[Wanted]) -> tuple[plan.Class, ...]:
-    """Offsets: in each arena first what all ranks have, of that first what peers read."""
+    """Place classes: in each arena first those of all targets, and of these first those that peers
+    read."""
     out, ends = [], {"device": 0, "host": 0, "file": 0}
     arenas = list(ends)
 

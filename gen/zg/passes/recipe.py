@@ -1,8 +1,9 @@
-"""recipe.py -- the optimizer and the schedule of a spec as the plan's Recipe.
+"""recipe.py -- turns a spec's optimizer and schedule into the plan's Recipe.
 
-A schedule is a list of phases over steps that were applied, 1 and on; a new one is a function here
-and a row of kinds.py. DeepSpeed's are those of its runtime/lr_schedules.py: its scheduler steps
-after the optimizer, from -1, so that step n has its iteration n - 2.
+A schedule is a list of phases over the steps that were applied, counted from 1. A new schedule
+needs a function here and a row in kinds.py. DeepSpeed's schedules follow its
+runtime/lr_schedules.py: its scheduler steps after the optimizer and starts at -1, so our step n is
+its iteration n - 2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..read.spec import Optimizer, Schedule, Spec
 
 
 def rule(o: Optimizer) -> str:
-    """The row of the op table."""
+    """Return the row of the optimizer table."""
     if o.type == "SGD" and o.momentum:
         return "Nesterov" if o.nesterov else "Momentum"
     return o.type
@@ -48,7 +49,7 @@ def _constant_phase(x: float, until: int = 0) -> Phase:
 
 
 def _nonempty(phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """Without those that have no step."""
+    """Return the phases that contain a step."""
     out: list[Phase] = []
     for phase in phases:
         if phase.until == 0 or phase.until > (out[-1].until if out else 1):
@@ -60,6 +61,7 @@ def _nonempty(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 def _warm_up(o: Optimizer, s: Schedule) -> list[Phase]:
+    """Rise from 0 to lr over `warmup` steps."""
     return [_line(s.warmup, 0, s.warmup, 0.0, o.lr)] if s.warmup else []
 
 
@@ -68,7 +70,7 @@ def _constant(o: Optimizer, s: Schedule) -> list[Phase]:
 
 
 def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
-    """linear and cosine: from lr after the warm-up to min_lr at `steps`"""
+    """Fall from lr after the warm-up to min_lr at `steps`, along a line or a cosine."""
     curve = "line" if s.type == "linear" else s.type
     fall = Phase(
         until=s.steps,
@@ -83,6 +85,7 @@ def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
 
 
 def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
+    """Hold lr after the warm-up, then fall to min_lr over the last `decay` steps."""
     begin = s.steps - s.decay
     held = [_constant_phase(o.lr, begin)] if begin else []
     return [
@@ -94,7 +97,7 @@ def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
 
 
 def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
-    """The first step, before DeepSpeed's scheduler has stepped; its warm-up."""
+    """Warm up as DeepSpeed does. The first step comes before its scheduler has stepped."""
     N = max(2, s.warmup_num_steps)
     up = Phase(
         until=N + 2,
@@ -112,6 +115,7 @@ def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
 
 
 def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
+    """DeepSpeed's WarmupLR and WarmupDecayLR."""
     low, high = (
         s.warmup_min_lr,
         o.lr if s.warmup_max_lr is None else s.warmup_max_lr,
@@ -128,6 +132,7 @@ def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
 
 
 def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
+    """DeepSpeed's WarmupCosineLR."""
     N, T, low = (
         max(2, s.warmup_num_steps),
         s.total_num_steps,
@@ -149,7 +154,7 @@ def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
 
 
 def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
-    """From begin to end and back."""
+    """Go from begin to end and back."""
     up, stairs = s.cycle_first_step_size, s.cycle_first_stair_count
     down = up if s.cycle_second_step_size is None else s.cycle_second_step_size
     more = (
@@ -165,6 +170,7 @@ def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
 
 
 def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
+    """DeepSpeed's OneCycle."""
     cycle = _cycle(s, s.cycle_min_lr, s.cycle_max_lr)
     decays = s.decay_step_size and s.decay_lr_rate
     tail = (
@@ -196,6 +202,7 @@ _RATES: Mapping[str, Callable[[Optimizer, Schedule], list[Phase]]] = {
 
 
 def _scaler(spec: Spec) -> tuple[Scaler, ...]:
+    """Return the loss scaler of f16, () for other precisions."""
     s = spec.train.loss_scale
     if spec.train.precision != "f16":
         return ()
@@ -211,8 +218,9 @@ def _scaler(spec: Spec) -> tuple[Scaler, ...]:
 
 
 def made(spec: Spec) -> Recipe:
-    """What an optimizer does not take is 0, and its eps 1. beta1 is SGD's momentum. Where a cycle
-    has the momentum, DeepSpeed sets beta2 to 0.99, and beta1 of the first step to the least."""
+    """Return the recipe of a spec. Numbers that the optimizer does not use are 0, an unused eps is
+    1. SGD's momentum is beta1. If a cycle includes the momentum, DeepSpeed sets beta2 to 0.99 and
+    starts with the least beta1."""
     o, s = spec.train.optimizer, spec.train.schedule
     beta1, beta2 = o.betas or (o.momentum or 0.0, 0.0)
     momentum = [_constant_phase(beta1)]

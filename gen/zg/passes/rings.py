@@ -192,9 +192,8 @@ def choose(
     ahead = min(ahead, len(gathered) - 1) if z.overlap_comm else 0
     while live(ahead, uses) > most:
         ahead -= 1
-    cut = any(
-        u.part.number >= 0 for u in uses
-    )  # a split unit leaves no room for reuse
+    # A split unit leaves no room for reuse.
+    cut = any(u.part.number >= 0 for u in uses)
     nearest = (
         []
         if cut

@@ -1,12 +1,12 @@
-"""sched.py -- pass 2: the flat list of steps: who gathers, computes, reduces and updates when.
+"""sched.py -- pass 2: schedules all steps: when each queue gathers, computes, reduces and updates.
 
-A unit's functions run on queue `main`; gathers and reductions have queues of their own unless
-overlap_comm is off: `reduce` brings a piece of leaves to a slot of class `inbox`, by turns, while
-`sum` adds the one before. Slots of rings, leaves and inboxes are handed over from queue to queue by
-their events: hops.py. What lies in the host arena has queues of its own, and an update there goes
-on beside the next step: offload.py.
-A gather is issued just before the use that it runs beside, so the newest free slot is of the use
-before that.
+Functions of units run on queue `main`. Collectives have queues of their own if overlap_comm is on:
+`gather` prefetches parameters, `reduce` brings a piece of gradients to a slot of class `inbox`
+while `sum` adds the previous one. Queues hand slots over by events (hops.py). Offloaded buffers
+have queues of their own, and an update on the host runs beside the next step (offload.py).
+
+The all-gather for a later use is issued just before a unit runs, so the newest slot that it may
+take is the one that the previous unit released.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from .stores import Kept
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sections, and how many slots the rings and gradients need."""
+    """The sections, and the numbers of slots that the steps use. prefetch: the distance in uses;
+    live: most gathered elements."""
 
     sections: tuple[plan.Section, ...]
     ring: dict[str, int]
     grad: dict[str, int]
-    # of parameters on their way from the host arena to a ring
+    # slots for offloaded shards on their way to a ring
     staging: dict[str, int]
     prefetch: int
     live: int
-    tile: int  # elements that the host works on at a time; 0: it does not
-    piece: int  # of a leaf that go to the host's sum at a time; 0: it has none
-    # (kind, body, number of its part) -> ins, outs
+    tile: int  # elements of the host's largest tile, 0 if it updates nothing
+    piece: int  # elements of the largest gradient piece to the host's sum, 0 if none
+    # (kind, body, number of its part) -> names of ins and outs
     formals: dict[tuple[str, str, int], tuple[Names, Names]]
 
 
 @dataclass
 class _Maker(Steps):
-    """The sections of a plan."""
+    """Builds the sections of a plan."""
 
     def batch(self) -> None:
-        """The tokens of this rank's micro-batches, which are numbered as leaves are summed: what a
-        level adds follows each other, as do the levels."""
+        """Fetch this rank's micro-batches. They are numbered in the order of the sum's levels, so
+        that all layouts sum the same tree."""
         ranks, more = [], 1
         for level in self.sums.order.levels:
             if level == STEP:
@@ -79,7 +80,8 @@ class _Maker(Steps):
             )
 
     def param_events(self, u: Use) -> Events:
-        """Events of the whole flats a forward use reads."""
+        """Return the events that parameters of a forward use are updated and all-gathered, for
+        flats that every rank keeps whole."""
         out = []
         for f in sorted(self.reads(u.part)):
             if (
@@ -91,25 +93,24 @@ class _Maker(Steps):
         return tuple(out) if u.body != "bwd" else ()
 
     def gather_use(self, u: Use, n: int) -> None:
-        """All that is gathered for a use; n: its number among those for which anything is. Where
-        parameters of one lie off the device, all do, so they come by the same queues."""
+        """Gather all flats of a use that are not reused. n: its number among the uses that gather.
+        If one of its flats is offloaded, all are, so they come by the same queues."""
         for i, g in enumerate(g for g in u.gathered if not g.reused):
-            opening = n == 0 and i == 0  # the step before is over
-            slot_is_free = (
-                0 < n <= self.ahead or i > 0
-            )  # the gather before waited for a slot
+            opening = n == 0 and i == 0  # waits for the last update
+            # An earlier gather already waited for `free.ring`.
+            slot_is_free = 0 < n <= self.ahead or i > 0
             self.gather_one(u, g, opening, slot_is_free)
 
     def gather_one(
         self, u: Use, g: Gathered, opening: bool, slot_is_free: bool
     ) -> None:
-        """Parameters to a slot of a ring, from where they lie."""
+        """Gather a flat instance to its ring slot, by way of the host or the file if it is
+        offloaded."""
         flat = self.flats[g.flat]
         unit = u.transfer_unit(*g.key)
         if self.arena("param", flat) == "file" and not self.fetch_started:
-            self.fetch_started = opening = (
-                True  # what came before was not here
-            )
+            # The first gather on queue `fetch`: earlier ones were from elsewhere.
+            self.fetch_started = opening = True
         new = (
             offload.updated_event(self, flat, g.instance)
             if u.body != "bwd"
@@ -128,7 +129,8 @@ class _Maker(Steps):
         self.all_gather(gathers, unit, flat, self.real, flat.depth, 0)
 
     def run(self, uses: list[Use]) -> None:
-        """Micro-batches, or an evaluation: gathers `ahead` uses early, functions, reductions."""
+        """Add a micro-batch or an evaluation: all-gathers `ahead` uses early, functions,
+        reductions."""
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.gradient_writers(uses)
@@ -153,7 +155,7 @@ class _Maker(Steps):
     def gradient_writers(
         self, uses: list[Use]
     ) -> tuple[dict[Key, int], dict[Key, int]]:
-        """First and last use that writes each leaf."""
+        """Return the indices of the first and the last use that writes each gradient."""
         first: dict[Key, int] = {}
         last: dict[Key, int] = {}
         for n, u in enumerate(uses):
@@ -163,6 +165,7 @@ class _Maker(Steps):
         return first, last
 
     def update(self) -> None:
+        """Add the update: reductions that are left, norm, clipping factor and optimizer."""
         climb.step_done(self)
         if self.sums.host:
             offload.norms_on_host(self)
@@ -189,11 +192,13 @@ class _Maker(Steps):
         self.updated(offload.update_queues(self))
 
     def updated(self, queues: list[str]) -> None:
+        """Record UPDATED once the given queues are done."""
         self.add(
             "main", "mark", waits=tuple(map(end, queues)), recs=(UPDATED,)
         )
 
     def publish(self) -> None:
+        """Add the steps that compute rotary tables, and parameters from master weights."""
         for n in range(len(self.graph.tables)):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
         here = self.masters_off_device(False)
@@ -205,13 +210,14 @@ class _Maker(Steps):
         self.updated(offload.publish_queues(self))
 
     def section(self, name: str, repeat: int = 1) -> plan.Section:
+        """Return the steps so far as a section and start a new one."""
         steps, self.steps, self.inbox_turn = self.steps, [], 0
         if not self.spec.zero.overlap_comm:
             steps = [self.without_overlap(s) for s in steps]
         return plan.Section(name, repeat, tuple(steps))
 
     def without_overlap(self, s: Step) -> Step:
-        """The step where collectives have no queues of their own."""
+        """Move a step of a collective's queue to `main`."""
         return replace(s, queue="main") if QUEUES[s.queue].beside else s
 
 
@@ -222,6 +228,7 @@ def schedule(
     kept: Kept,
     saves: Mapping[str, int],
 ) -> Schedule:
+    """Return the schedule of a spec. Raises SpecError if the plan would be too long."""
     uses_.few(spec, graph)
     m = _Maker(
         spec=spec,
@@ -234,20 +241,19 @@ def schedule(
     uses = m.bind(m.uses("train"))
     written = Counter(f for u in uses for f, _, _ in u.gradients)
     for f in shards.flats:
-        late = written[f.name] > f.count or persists(
-            f.name
-        )  # after the last use's micro-batches
+        # These gradients are reduced after all micro-batches of the last use.
+        deferred = written[f.name] > f.count or persists(f.name)
         m.grad[f.name] = (
             2
             if spec.zero.overlap_comm and f.count > 1
             else m.together
-            if late
+            if deferred
             else 1
         )
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
-    # in a micro-batch there is no use for more slots
+    # More slots than gathers of a micro-batch would stay unused.
     m.staging = {
         f: min(m.ahead + 1, taken[m.ring_of[f]])
         for f in sorted(shards.offloaded)

@@ -1,8 +1,9 @@
-"""shard.py -- pass 1: which flat buffers there are, what lies where in them, what each rank keeps.
+"""shard.py -- pass 1: lays out flat buffers and decides how they are sharded.
 
-A kind's parameters form one flat buffer per instance; persistent ones (stage 3) of all kinds form
-the flat `persistent`. A head that is tied to the embedding has too little of its own and joins the
-flat `embed`. Where a part of a flat is frozen, that part is a flat of its own: `block.frozen`.
+The parameters of a kind form a flat buffer, with one instance per unit. Persistent parameters
+(stage 3) of all kinds form the flat `persistent`. A head that is tied to the embedding has few
+parameters of its own, so it joins the flat `embed`. If only some tensors of a flat are frozen,
+these form a flat of their own, `block.frozen`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,15 @@ from .flats import BLOCK, FROZEN, PAGE, padded, persists
 from .grid import Grid
 from .levels import Sums
 
-Places = dict[str, tuple[str, int]]  # of tensors: a flat, and the offset in it
-Distances = dict[
-    tuple[str, str], int
-]  # of a flat in a kind: from unit to unit
+Places = dict[str, tuple[str, int]]  # tensor -> its flat and number of slices
+# (kind, flat) -> elements from unit to unit
+Distances = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(plan.Flat):
-    """A flat. depth: at which its parameters are shared (grid.py). states: the classes of its
-    states. near: of a shard's elements, the first so many have their states on the device (classes
+    """A flat buffer. depth: over which its parameters are sharded (grid.py); states: its optimizer
+    states; near: the first elements of each shard, whose states stay on the device (classes
     `near_`) though the others' are offloaded."""
 
     shard: Size
@@ -40,7 +40,7 @@ class Flat(plan.Flat):
 
     @property
     def far(self) -> Size:
-        """The elements of a shard behind the near ones."""
+        """Elements of a shard after the near ones."""
         if not self.near:
             return self.shard
         rest = int(self.shard) - int(self.near)
@@ -48,16 +48,17 @@ class Flat(plan.Flat):
 
     @property
     def trainable(self) -> bool:
-        """Something in it trains: it has pending sums."""
+        """True if some parameter is trainable, so that there are gradient sums."""
         return self.nodes > 0
 
     @property
     def gathered(self) -> bool:
-        """Each use gathers it: no rank has it whole."""
+        """True if each use gathers it, because no rank has all of it."""
         return self.depth > 0
 
     @property
     def plain(self) -> plan.Flat:
+        """The flat as the plan has it."""
         return plan.Flat(
             name=self.name,
             count=self.count,
@@ -71,11 +72,13 @@ class Flat(plan.Flat):
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """Flats and tensors, and for each kind where its functions find them. place: of a tensor its
-    flat, and its first instance's element in that. step: of a kind and a flat the elements from an
-    instance to the next one's; 0: the flat has instances. states: the depth at which states are
-    shared. away: the flats whose parameters are offloaded; held: of these, to the host and not to
-    the file."""
+    """Flat buffers, tensors and their places.
+
+    place: flat of a tensor and its offset in the first instance, in elements; step: by (kind,
+    flat), elements from one unit to the next if all share an instance; states: depth over which
+    optimizer states are sharded; offloaded: flats with offloaded parameters; offloaded_to_host:
+    those of them that are not in the file.
+    """
 
     grid: Grid
     flats: tuple[Flat, ...]
@@ -89,7 +92,7 @@ class Shards:
     notes: Names
 
     def share(self, f: Flat, depth: int) -> Size:
-        """Elements of an instance that a rank has of what is shared at a depth."""
+        """Return the elements of an instance that a rank has at a depth."""
         n = int(f.shard) * self.grid.parts(depth)
         if self.grid.parts(depth) == 1:
             return f.shard
@@ -98,8 +101,8 @@ class Shards:
 
 
 def _near(spec: Spec, flat: str, shard: int) -> Size:
-    """Elements of a shard whose states stay on the device, in blocks, in a file of whole pages; one
-    is left to the host."""
+    """Return the elements of a shard whose states stay on the device: whole blocks, or whole pages
+    if there is a file. At least one is left to the host."""
     z = spec.zero
     unit = (
         PAGE // 2
@@ -117,8 +120,8 @@ def _near(spec: Spec, flat: str, shard: int) -> Size:
 def _kept_on_host(
     spec: Spec, offloaded: list[Flat]
 ) -> tuple[frozenset[str], Names]:
-    """Of the flats that go to the file those that may stay on the host: in order, what still
-    fits."""
+    """Return the offloaded flats that stay on the host, with notes. If parameters go to the file,
+    flats stay in order while max_in_cpu holds them."""
     z, out = spec.zero.offload_param, []
     if z.device != "none" and not offloaded:
         why = "zero.offload_param: has no effect: every tensor is persistent"
@@ -142,7 +145,7 @@ def _kept_on_host(
 
 
 def _flats(graph: Graph) -> Places:
-    """Of each tensor its flat, and in how many slices it is there."""
+    """Return the flat of each tensor, and the number of slices that it has there."""
     found: Places = {}
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
@@ -164,7 +167,7 @@ def _flats(graph: Graph) -> Places:
 
 
 def _steps(graph: Graph, flats: Places) -> Distances:
-    """Shards.step."""
+    """Return Shards.step."""
     out: Distances = {}
     for kind in (k for k in graph.kinds if k.count > 1):
         for t in kind.tensors:
@@ -179,7 +182,7 @@ def _tensors(
     flats: Places,
     steps: Distances,
 ) -> tuple[list[plan.Tensor], dict[str, int], dict[str, int]]:
-    """All tensors; of each flat its elements, and its instances."""
+    """Return all tensors, the elements of an instance of each flat, and its number of instances."""
     out: list[plan.Tensor] = []
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -224,8 +227,8 @@ def _tensors(
 def update_states(
     spec: Spec, params_offloaded: bool, states_offloaded: bool
 ) -> Names:
-    """Of elements whose parameters lie off the device (away), what an update keeps there (low), or
-    on it. Parameters are the masters where they are as exact, and lie with the rest."""
+    """Return the states of an update. Parameters are the master weights if they are as precise and
+    in the same arena as the states."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
     masters = (
         ("master",) if narrow or states_offloaded != params_offloaded else ()
@@ -234,6 +237,7 @@ def update_states(
 
 
 def _idle(spec: Spec) -> Names:
+    """Return a note if `shard_size` has no effect."""
     if not grid.idle(spec):
         return ()
     why = f"parameters are whole at stage {spec.zero.stage}, and all ranks share states"
@@ -243,6 +247,7 @@ def _idle(spec: Spec) -> Names:
 
 
 def split(spec: Spec, graph: Graph) -> Shards:
+    """Return the flats of a graph and their shards. Raises SpecError if every tensor is frozen."""
     ranks = grid.grid(spec)
     W, stage = spec.cluster.ranks, spec.zero.stage
     owned = ranks.shared if spec.zero.replicates else ranks.depth

@@ -1,10 +1,10 @@
-"""slices.py -- blocks that `zero.stage3_max_live_parameters` does not hold whole.
+"""slices.py -- splits blocks that `zero.stage3_max_live_parameters` cannot hold whole.
 
-Such a block is cut into flats that are gathered one after the other: tensors that follow each other
-in forward, as many as the bound holds; a linear [out,in] that is larger still is a flat of its own,
-with an instance for each slice of its output's columns. A body's calls become calls on slices, and
-a function of each run that touches one of them. Slices fill their shards, so a tensor's follow each
-other without a gap: what counts its elements (random numbers, norm, hash) sees one tensor.
+Such a block becomes several flats that are gathered one after the other. A flat holds consecutive
+tensors of forward, as many as fit the bound. A larger linear [out, in] is a flat of its own with an
+instance for each slice of its rows (DeepSpeed's TiledLinear). Each run of calls on one flat becomes
+a function. Slices fill their shards, so the slices of a tensor are contiguous: random numbers, norm
+and hash see one tensor.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..plan.operand import Names, whole
 from ..read.spec import Spec
 from . import flats
 
-MOST = 64  # slices of a linear
-PARTS = 4096  # of all blocks: each is some lines of the plan
-ROWS = 8  # a slice begins at a multiple of 16 bytes, of halves too
+MOST = 64  # most slices of a linear
+PARTS = 4096  # most parts of all blocks, each of which is several lines of the plan
+ROWS = 8  # rows of a slice are a multiple, so that it starts at 16 bytes in any type
 
 
 def graph(spec: Spec) -> Graph:
-    """The graph of a spec, its blocks cut where they must be, into PARTS at most; with accumulate
-    layers none is, for each part would be gathered for every micro-batch."""
+    """Return the graph of a spec with blocks split as needed, into at most PARTS parts. With
+    accumulate layers none is split, since each part would be gathered for every micro-batch."""
     made = model.build(spec)
     made = replace(made, persistent=flats.persistent(spec, made))
     bound = spec.zero.stage3_max_live_parameters
@@ -58,6 +58,7 @@ def graph(spec: Spec) -> Graph:
 
 
 def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
+    """Return the kinds with blocks split to `room` elements."""
     return tuple(
         _split(spec, made, k, room) if k.x and "fwd" in k.bodies else k
         for k in made.kinds
@@ -65,7 +66,8 @@ def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
 
 
 def _padded(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
-    """Elements of the flats of so many instances of tensors: what trains has its own."""
+    """Return the elements of the flats of (tensor, instances) pairs. Trainable and frozen tensors
+    have flats of their own."""
     sizes = [0, 0]
     for t, count in tensors:
         sizes[t.group[2]] += ops.up(t.elems, flats.BLOCK) * count
@@ -73,14 +75,14 @@ def _padded(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
 
 
 def _part_count(kinds: Iterable[Kind]) -> int:
-    """Parts of all blocks that are gathered by themselves."""
+    """Return the number of parts of all blocks that are gathered alone."""
     return sum(
         k.count * sum(n for _, n in set(k.flats.values())) for k in kinds
     )
 
 
 def notes(spec: Spec, made: Graph) -> Names:
-    """What is cut."""
+    """Return notes on the split blocks."""
     out = []
     for k in (k for k in made.kinds if k.flats):
         parts = len({f for f, _ in k.flats.values()})
@@ -105,6 +107,7 @@ def notes(spec: Spec, made: Graph) -> Names:
 
 
 def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
+    """Split a block into flats of at most `room` elements, if it has more."""
     own = {t.name: t for t in kind.tensors if t.name not in made.persistent}
 
     def size(names: Iterable[str]) -> int:
@@ -112,7 +115,8 @@ def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
 
     if size(own) <= room:
         return kind
-    cut: list[tuple[list[str], int]] = []  # tensors, slices
+    # Of each flat: its tensors and the number of slices.
+    cut: list[tuple[list[str], int]] = []
     for call in kind.bodies["fwd"].calls:
         names = [
             str(a) for k, a in call.args if k == "param" and str(a) in own
@@ -144,7 +148,7 @@ def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
 
 
 def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
-    """The fewest slices of a linear that fit; where none does, the most that there can be."""
+    """Return the fewest slices of a linear that fit, or the most there can be if none fit."""
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
     full = spec.cluster.ranks * flats.shard_unit(spec)
@@ -163,8 +167,8 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
 
 
 def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
-    """Calls on a slice, each of which is made for all of them; in halves what they sum is a value
-    of its own."""
+    """Replace calls on a sliced weight by calls on a slice. Slices add up dx: in half precision its
+    sum is an f32 value that is rounded at the end."""
     out: list[Call] = []
     sums: list[Value] = []
     halves = spec.train.precision != "f32"
@@ -187,7 +191,7 @@ def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
 
 
 def _weight(call: Call, among: Iterable[str]) -> str:
-    """The weight of these that a call reads, or writes the gradient of."""
+    """Return the first of these weights that a call reads or writes the gradient of, else ''."""
     return next(
         (
             str(a)
@@ -199,7 +203,7 @@ def _weight(call: Call, among: Iterable[str]) -> str:
 
 
 def _slice(call: Call, slices: int) -> Call:
-    """A call on all of a weight as the one on rows [at, at + n) of it."""
+    """Return a call on a whole weight as a call on rows [at, at + n)."""
     row = next(row for row in KERNELS.values() if row.whole == call.kernel)
     is_ = dict(zip(KERNELS[call.kernel].at, call.args, strict=True))
     assert all(
@@ -215,7 +219,7 @@ def _slice(call: Call, slices: int) -> Call:
 
 
 def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[Part]:
-    """Runs of calls that touch one flat; those on slices keep to themselves."""
+    """Yield the runs of calls that use one flat. Calls on slices form parts of their own."""
     runs: list[tuple[list[Call], str, int]] = []
     for c in body.calls:
         flat, n = of.get(_weight(c, of), ("", 1))

@@ -1,7 +1,7 @@
-"""stated.py -- what a spec says of its ops' and tensors' numbers, as lines of the plan.
+"""stated.py -- lists the numbers of ops and tensors that a spec determines, as lines of the plan.
 
-Straight from the spec: the graph makes calls and tensors of its own accord, and the checker holds
-each beside its line. A new op has a row of FIRST for each of its tensors, and nothing else here.
+The lines come from the spec without the graph, so the checker can compare calls and tensors, which
+the graph made, with them. A new op only needs a row of FIRST for each of its tensors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..plan.recipe import OF_TENSORS, Stated, Turn
 from ..read.schema import Op, Row, Weight
 from ..read.spec import Spec, Unit
 
-STD = 0.02  # of weights at first, as in GPT-2
-# Of an op's tensors at first: the mean, and what the deviation is times.
+STD = 0.02  # standard deviation of initial weights, as in GPT-2
+# Initial values of an op's tensors: mean, and factor of the deviation.
 FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("embed", "wte"): (0.0, 1.0),
     ("embed", "wpe"): (0.0, 0.5),
@@ -39,14 +39,15 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
 
 
 class Placed(NamedTuple):
-    """A row of the op table, and the deviation of its weights."""
+    """A row of the op table and the standard deviation of its weights."""
 
     row: Row
     std: float
 
 
 def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
-    """In order of forward. A residual's last linear has less (GPT-2, section 2.3)."""
+    """Yield an op's rows in order of forward. The last linear of a residual has a smaller deviation
+    (GPT-2, section 2.3)."""
     if op.ops:
         *before, end = op.ops
         for inner in before:
@@ -62,7 +63,8 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
 
 
 def _placed(row: Row, std: float) -> Iterator[Placed]:
-    """A row and its adapters: A is uniform in 1 / sqrt(inputs), as PEFT's."""
+    """Yield a row and its adapters. A LoRA adapter's A is uniform within 1 / sqrt(inputs), as in
+    PEFT, which a negative deviation states."""
     downs = [down for down, _ in row.adapters]
     for one in row.order:
         low = -1 / math.sqrt(one.dims["K"]) if one in downs else STD
@@ -70,7 +72,7 @@ def _placed(row: Row, std: float) -> Iterator[Placed]:
 
 
 def _residuals(spec: Spec) -> int:
-    """Of the whole model."""
+    """Return the number of residuals of the model, at least 1."""
     each = [
         unit.repeat
         for unit in spec.model.units
@@ -86,7 +88,7 @@ def _residuals(spec: Spec) -> int:
 def _calls(
     rows: list[Placed], layer: int
 ) -> dict[str, list[int | float | Turn]]:
-    """What each operand is in a layer, call by call."""
+    """Return the stated operands of a layer: by name, a value for each call."""
     out: dict[str, list[int | float | Turn]] = {}
     for row, _ in rows:
         kernel, *words = ops.OPS[row.name].fwd.split()
@@ -99,6 +101,7 @@ def _calls(
 
 
 def _value(row: Row, word: str, layer: int) -> Any:
+    """Return the value that a word of an op stands for in a layer."""
     if word == "table":
         return _turn(row)
     n = row.dims[word]
@@ -106,6 +109,7 @@ def _value(row: Row, word: str, layer: int) -> Any:
 
 
 def _turn(row: Row) -> Turn:
+    """Return the rotary table of a row."""
     said = row.dims["rope"]
     return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))
 
@@ -116,7 +120,7 @@ def _turn(row: Row) -> Turn:
 def _tensors(
     spec: Spec, unit: Unit, rows: list[Placed], layer: int
 ) -> list[tuple[int | float, ...]]:
-    """OF_TENSORS of each tensor of a unit."""
+    """Return the numbers OF_TENSORS of each tensor of a unit."""
     prefix = f"{unit.name}." if unit.name else ""
     out: list[tuple[int | float, ...]] = []
     for row, std in rows:
@@ -133,7 +137,7 @@ def _tensors(
 def _group(
     spec: Spec, names: list[str], weight: Weight
 ) -> tuple[float, float, int]:
-    """Rate, decay and frozen by the first group that names it."""
+    """Return (factor of lr, weight decay, frozen) by the first group that matches a name."""
     o = spec.train.optimizer
     decays = o.decay == "all" or len(weight.shape) > 1
     own = o.weight_decay if decays else 0.0
@@ -149,7 +153,8 @@ def _group(
 
 
 def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
-    """An entry's lines, units of it from `first` on; where its layers differ, several."""
+    """Yield the lines of an entry, whose first unit has number `first`. Layers that differ have
+    lines of their own."""
     rows = [placed for op in unit.ops for placed in _rows(spec, op)]
     layers = range(unit.repeat)
     calls = [_calls(rows, layer) for layer in layers]
@@ -164,7 +169,7 @@ def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
 def _alike(
     what: str, first: int, each: list[tuple[Any, ...]]
 ) -> Iterator[Stated]:
-    """A line for units in a row that have the same values, where they have any."""
+    """Yield a line for each run of units with the same values, if they have any."""
     for values, alike in groupby(each):
         count = len(list(alike))
         if values:
@@ -173,6 +178,7 @@ def _alike(
 
 
 def lines(spec: Spec) -> tuple[Stated, ...]:
+    """Return all lines of a spec."""
     out: list[Stated] = []
     first = 0
     for unit in spec.model.units:

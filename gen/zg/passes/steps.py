@@ -1,4 +1,5 @@
-"""steps.py -- what the passes of the schedule write steps with: copies, gathers, reductions."""
+"""steps.py -- builds the steps that the passes of the schedule share: copies, all-gathers in
+pieces, norms."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from .pieces import Span, Transfer
 from .rings import Gathered, Use
 from .shard import Flat
 
-# Of keys of `zero`: the names of their pieces.
+# Names of the piece sizes of keys of `zero`.
 PIECES = {
     "allgather_bucket_size": "gather",
     "reduce_bucket_size": "reduce",
     "sub_group_size": "tile",
 }
-SUMS = Size.of("sums", ops.SUMS)  # integers of a step's exact sums
+SUMS = Size.of("sums", ops.SUMS)  # integers of the sums for norm and loss
 CTL = Size.of("ctl", ops.CTL)  # bytes of a step's constants
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 
@@ -34,14 +35,15 @@ Instance = tuple[Flat, int]
 
 @dataclass
 class Steps(Operands):
-    """The steps so far of a section, and the turns that slots take."""
+    """The steps of a section so far, and the turns of ring slots. ahead: prefetch distance; ring,
+    staging: slots per ring."""
 
     ahead: int = 0
     ring: dict[str, int] = field(default_factory=dict)
     staging: dict[str, int] = field(default_factory=dict)
-    # so far, to each ring's staging buffers
+    # gathers from offloaded parameters so far, by ring
     staging_turn: dict[str, int] = field(default_factory=dict)
-    fetch_started: bool = False  # anything by queue fetch so far
+    fetch_started: bool = False  # a shard was read from the file already
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -52,36 +54,37 @@ class Steps(Operands):
         self.inbox = Ring("inbox", slots)
         self.intra = Ring("intra", slots)
         self.inter = Ring("inter", slots)
-        self.intra_turn = self.inter_turn = (
-            0  # so far, to slots of intra, and inter
-        )
+        # Uses so far of slots of intra, inter, inbox (in a section), and of those on the way down.
+        self.intra_turn = self.inter_turn = 0
+        self.inbox_turn = self.down_turn = 0
         self.cuts: dict[object, list[Span]] = {}
-        # An update needs more of the sums than the last level leaves a rank.
+        # Ranks update more than their own shard, so they need more sums than the last level leaves.
         self.gathers_sums = (
             self.shards.states < self.sums.result_depth and self.W > 1
         )
         self.reduces = REDUCES[
             self.spec.train.reduction if self.W > 1 else "exact"
         ]
-        self.down_turn = self.inbox_turn = (
-            0  # leaves that went down so far; pieces, in a section
-        )
 
     def instances(self) -> list[Instance]:
+        """Return all instances of all flats."""
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
     def trainable_instances(self) -> list[Instance]:
+        """Return the instances of flats with trainable parameters."""
         return [(f, l) for f, l in self.instances() if f.trainable]
 
     def offloads_params(self, f: Flat) -> bool:
-        """Its parameters do not lie on the device."""
+        """Return whether a flat's parameters are offloaded."""
         return f.name in self.shards.offloaded
 
     def arena(self, c: str, f: Flat) -> str:
+        """Return the arena of a state of a flat: device, host or file."""
         return self.kept.of(c, f).arena
 
     def masters_off_device(self, yes: bool = True) -> list[Instance]:
-        """The shards of which masters are off the device; or those of which they are on it."""
+        """Return the instances whose master weights are offloaded, or with `yes` False the
+        others."""
         return [
             (f, l)
             for f, l in self.instances()
@@ -89,8 +92,8 @@ class Steps(Operands):
         ]
 
     def tiles(self, f: Flat) -> list[Span]:
-        """(offset, elements) of what an update on the host takes at a time; in the file its bytes
-        are whole pages, of two bytes each, too."""
+        """Return (offset, elements) of the tiles of a shard that the host updates. In the file a
+        tile is whole pages also in a type of two bytes."""
         filed = "nvme" in (
             self.spec.zero.offload_optimizer.device,
             self.spec.zero.offload_param.device,
@@ -102,9 +105,9 @@ class Steps(Operands):
     # ---- uses
 
     def uses(self, head: str) -> list[Use]:
-        """The uses of a micro-batch in order: forward to the head (`train` or `eval`), then
-        backward. Unit n reads value n-1 and writes value n; of class x the first slot is for the
-        first value that backward needs."""
+        """Return the uses of a micro-batch in order: forward, the head (`train` or `eval`),
+        backward. Unit n reads value n - 1 and writes value n. Slot 0 of class x holds the first
+        value that backward needs."""
         units = [
             (kind, l) for kind in self.graph.kinds for l in range(kind.count)
         ]
@@ -133,10 +136,10 @@ class Steps(Operands):
         return out
 
     def bind(self, uses: list[Use]) -> list[Use]:
-        """What is gathered for each use; what it writes of leaves."""
-        order: dict[
-            str, list[int]
-        ] = {}  # instances in order of their first use
+        """Return the uses with the flat instances that they need gathered and the gradients that
+        they write."""
+        # By flat: instances in order of their first gradient.
+        order: dict[str, list[int]] = {}
         out = []
         for u in uses:
             gathered = [
@@ -159,10 +162,11 @@ class Steps(Operands):
     # ---- steps
 
     def add(self, queue: str, op: str, unit: str = "", **rest: Any) -> None:
+        """Append a step."""
         self.steps.append(Step(queue, op, unit, **rest))
 
     def follow(self, queue: str, other: str) -> None:
-        """All on a queue from here on comes after all on another until here."""
+        """Order all further work on a queue after all earlier work on another."""
         self.add(other, "mark", recs=(end(other),))
         self.add(queue, "mark", waits=(end(other),))
 
@@ -174,8 +178,8 @@ class Steps(Operands):
         from_rank: int = 0,
         to_rank: int = 0,
     ) -> None:
-        """Bytes from one arena to another. from_rank, to_rank: from one rank's part to the next
-        where one side is whole."""
+        """Add a copy of `size` bytes. from_rank, to_rank: bytes from one rank's part to the next,
+        if that side holds the parts of all ranks."""
         ints = (
             Int("from_rank", from_rank),
             Int("to_rank", to_rank),
@@ -193,6 +197,7 @@ class Steps(Operands):
         )
 
     def norms(self, queue: str) -> None:
+        """Add the gradient norm of every trainable instance."""
         for f, l in self.trainable_instances():
             self.add(
                 queue,
@@ -212,8 +217,11 @@ class Steps(Operands):
         unit: int = BLOCK,
         name: str = "",
     ) -> list[Span]:
-        """(offset, elements) of each piece of a share, by a key of `zero`: at a level, or on one
-        rank. name: the piece's, where it is not the key's."""
+        """Return (offset, elements) of the pieces of a rank's share, limited by a key of `zero`.
+
+        level: where ranks meet, None for a transfer of one rank; name: of the piece's size in C, if
+        it is not the key's. Raises SpecError if there are too many pieces.
+        """
         of = self.transfer(level) if level else Transfer()
         word = name or PIECES[key]
         if level and self.shards.grid.axes:
@@ -235,7 +243,7 @@ class Steps(Operands):
 
     @cached_property
     def transfers(self) -> dict[str, set[Transfer]]:
-        """All that moves in pieces of a key of `zero`."""
+        """All transfers that each bucket size limits."""
         s, grid = self.shards, self.shards.grid
         depths = {(self.sums.depth, self.sums.result_depth)}
         for f in s.flats:
@@ -248,7 +256,7 @@ class Steps(Operands):
         }
 
     def transfer(self, level: Level) -> Transfer:
-        """Of what comes from, or goes to, the depth at which a level ends."""
+        """Return the transfer at a level: each rank has the shards of the level's outer depth."""
         return Transfer(level.ranks, self.shards.grid.parts(level.hi))
 
     def gather(
@@ -260,8 +268,9 @@ class Steps(Operands):
         width: int,
         from_step: int = 0,
     ) -> None:
-        """Shares of so many elements from all ranks of a level; in place (src is dst), or from the
-        part of src that is this rank's (from_step), or from all of src."""
+        """Add an all-gather over one level, a step per piece. Each rank contributes `share`
+        elements: its part of the target if `hop` is in place, its part of the source at a stride of
+        `from_step` bytes, or with from_step 0 all of the source."""
         cut = self.cut(share, "allgather_bucket_size", level)
         step = share.bytes(width)
         if hop.src == hop.dst:
@@ -288,8 +297,8 @@ class Steps(Operands):
     def all_gather(
         self, hop: Hop, unit: str, f: Flat, width: int, high: int, low: int
     ) -> None:
-        """A gather from depth `high` to `low`: first between hosts, into a slot of class `inter`;
-        then inside them. In place, src has room for all of depth `low`."""
+        """Add an all-gather from depth `high` to depth `low`: between hosts into slots of class
+        `inter`, then inside each host. In place, the source has room for all of depth `low`."""
         *outer, inner = self.shards.grid.gathers(low, high)
         for x in outer:
             there = self.inter.slot(self.inter_turn)
@@ -308,11 +317,12 @@ class Steps(Operands):
         self.gather(hop, unit, inner, self.shards.share(f, inner.hi), width)
 
     def gathers_updates(self, f: Flat) -> bool:
-        """Each rank updates a part of what it keeps."""
+        """Return whether each rank updates only a part of the parameters that it keeps."""
         return f.depth < self.shards.states
 
     def gather_updated(self, f: Flat, l: int, *after: Event) -> None:
-        """Owners' new parts to all ranks that keep them."""
+        """All-gather an instance's updated parts to all ranks that keep it, after the given
+        events."""
         if self.gathers_updates(f):
             ref = Ref(f"param.{f.name}", l)
             hop = Hop("gather", ref, ref, takes=False, after=after)
@@ -324,8 +334,8 @@ class Steps(Operands):
     def own_shard(
         self, f: Flat, ref: Ref, depth: int, width: int
     ) -> tuple[Ref, int]:
-        """A rank's own shard within what is shared at a depth: its place, and the bytes from one
-        rank's to the next where ranks own shards in order of rank."""
+        """Return the buffer of a rank's own shard at a depth, and the bytes from one rank's shard
+        to the next if shards are in order of rank."""
         grid = self.shards.grid
         group = grid.group(depth, grid.depth)
         step = f.shard.bytes(width)

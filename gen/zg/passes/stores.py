@@ -1,8 +1,9 @@
-"""stores.py -- pass 1, behind shard.py: where each state of each flat lies, which all else asks:
-later passes, memory, saving and checking.
+"""stores.py -- pass 1, last part: decides where each state of each flat is stored, for later
+passes, memory reports, saving and checking.
 
-A state's class is named after it and its flat; `param` are parameters, `near_` is what stays on the
-device of a shard of which the rest goes away.
+The class of a state is named after the state and its flat, as in `master.block`. Class `param`
+holds parameters. A class with prefix `near_` holds the part of a shard whose states stay on the
+device when `ratio` < 1 offloads the rest.
 """
 
 from __future__ import annotations
@@ -17,22 +18,20 @@ from ..read.spec import Spec
 from . import shard
 from .shard import Flat, Shards
 
-ARENAS = {
-    "none": "device",
-    "cpu": "host",
-    "nvme": "file",
-}  # of what is offloaded there
+# Arena by the `device` of zero.offload_optimizer.
+ARENAS = {"none": "device", "cpu": "host", "nvme": "file"}
 NEAR = "near_"
 
 
 @dataclass(frozen=True)
 class State(Store):
-    """A store, and the arena that it lies in."""
+    """A store and its arena."""
 
     arena: str = "device"
 
     @property
     def plain(self) -> Store:
+        """The store without its arena."""
         return Store(
             what=self.what,
             flat=self.flat,
@@ -44,13 +43,14 @@ class State(Store):
         )
 
     @property
-    def width(self) -> int:  # bytes of an element
+    def width(self) -> int:
+        """Bytes of an element."""
         return ops.BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Every state of every flat."""
+    """All states of all flats."""
 
     states: tuple[State, ...]
 
@@ -59,10 +59,12 @@ class Kept:
         return {s.cls: s for s in self.states}
 
     def of(self, c: str, f: Flat) -> State:
+        """Return the state of class `c` of a flat."""
         return self._by_class[f"{c}.{f.name}"]
 
     def updated(self, f: Flat, near: str = "") -> Names:
-        """What an update keeps beside parameters and sums: first parts of classes' names."""
+        """Return the states that an update changes beside parameters and sums, with the prefix of
+        their classes."""
         own = (
             s
             for s in self.states
@@ -75,23 +77,24 @@ class Kept:
         )
 
     def masters(self, f: Flat, near: str = "") -> str:
-        """The class of its masters, which parameters may be."""
+        """Return the class of a flat's master weights: `param` if none are stored."""
         name = f"{near}master"
         return name if f"{name}.{f.name}" in self._by_class else "param"
 
     def masters_off_device(self, f: Flat) -> bool:
-        """Its masters do not lie on the device."""
+        """Return whether a flat's master weights are offloaded."""
         return self.of(self.masters(f), f).arena != "device"
 
 
 def _type(spec: Spec, state: str) -> str:
-    """How a state is stored."""
+    """Return the stored type of a state."""
     return "f32" if state == "master" else spec.train.optimizer.moments
 
 
 def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
+    """Return the states of a flat."""
     over = shards.grid.over
-    where = "device"  # parameters
+    where = "device"
     if f.name in shards.offloaded:
         where = "host" if f.name in shards.offloaded_to_host else "file"
     out = [
@@ -153,6 +156,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
 
 
 def plan(spec: Spec, shards: Shards) -> Kept:
+    """Return the states of all flats."""
     return Kept(
         tuple(
             store for f in shards.flats for store in _of_flat(spec, shards, f)
