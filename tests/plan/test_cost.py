@@ -11,7 +11,7 @@ from plans import NAMES, WAYS, keys
 from zg.check import check
 from zg.facts import reserve
 from zg.graph import model
-from zg.passes import layers, levels
+from zg.passes import levels, uses
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
@@ -177,12 +177,12 @@ def test_a_plan_has_only_so_many_lines() -> None:
         )
 
     most, more = loaded(1638), loaded(1639)
-    layers.few(most, model.build(most))
+    uses.few(most, model.build(most))
     with pytest.raises(
         spec.SpecError,
         match="train.accumulate: .*up to 1638 micro-batches a rank",
     ):
-        layers.few(more, model.build(more))
+        uses.few(more, model.build(more))
 
 
 @pytest.mark.parametrize("micro_batches", [1, 12])

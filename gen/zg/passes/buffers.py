@@ -23,8 +23,8 @@ def wanted(
     kept: Sequence[State],
     runs: tuple[plan.Run, ...],
 ) -> list[Wanted]:
-    """Return every class. kept: all states. `work` is the last class of all targets, so that the
-    offsets of the others agree if its size does not."""
+    """Return every class. kept: all states. `work` comes last among the classes of all targets, so
+    plans that differ in its size agree in their other offsets."""
     slot_counts = _slot_counts(schedule)
     tiles = _tiles(shards, kept, schedule.tile)
     return [
@@ -180,8 +180,7 @@ def _values(
 def _kept(
     spec: Spec, name: str, count: int, size: int, slot_counts: dict[str, int]
 ) -> list[Wanted]:
-    """The `count` values of a micro-batch that backward needs; in the host arena those that go
-    there."""
+    """Return the device and host classes of `count` values that backward needs."""
     device_slots = operands.near_slots(spec, name, count)
     if device_slots == count:
         return [Wanted(name, count * spec.together, size)]

@@ -1,4 +1,4 @@
-"""device.py -- adds the steps that update and publish master weights on the device.
+"""device.py -- adds the steps of master weights and optimizer states on the device.
 
 `near_` is the part of a shard whose optimizer states stay on the device when `ratio` < 1 offloads
 the rest. If parameters are offloaded, updated ones go down: in bf16 by a slot of class `staging`,

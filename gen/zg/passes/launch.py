@@ -232,7 +232,7 @@ class _Maker:
         return Operand(name, 0, step, group=group)
 
     def sums(self, f: Flat) -> None:
-        """Add the functions that sum gradients of a flat and the one of their norm."""
+        """Add a flat's functions that sum gradients and compute their norm."""
         for x in self.shards.sums.phases:
             self.phase(f, x)
         if self.shards.sums.on_host:

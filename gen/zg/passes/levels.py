@@ -24,7 +24,7 @@ class Phase:
     fn: the function that adds: `own`, `sum` (gradients of several ranks), `node` (sums of several
     ranks) or `join` (the last of these); level: the ranks whose pieces are added, None for a rank's
     own gradients; sources: number of pieces that are added; counted: it also adds over
-    micro-batches; inner: leaves in a piece; depth: over which its result is sharded.
+    micro-batches; inner: leaves in a piece; depth: at which its result is sharded.
     """
 
     fn: str
@@ -42,7 +42,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Sums:
-    """The rules by which gradients are summed. depth: over which the sums of a rank are sharded."""
+    """The rules by which gradients are summed. depth: at which a rank's sums are sharded."""
 
     order: Order
     phases: tuple[Phase, ...]  # () if the only gradient of a step is its sum
@@ -62,7 +62,7 @@ class Sums:
 
     @property
     def per_micro_batch(self) -> tuple[Phase, ...]:
-        """The phases of every micro-batch's gradients."""
+        """The phases that run for every micro-batch."""
         for n, x in enumerate(self.phases):
             if x.counted:
                 return self.phases[: n + 1]
@@ -70,7 +70,7 @@ class Sums:
 
     @property
     def per_step(self) -> tuple[Phase, ...]:
-        """The phases that follow once for all micro-batches."""
+        """The phases that run once, after all micro-batches."""
         return self.phases[len(self.per_micro_batch) :]
 
     @property
@@ -80,7 +80,7 @@ class Sums:
 
     @property
     def result_depth(self) -> int:
-        """The depth over which the last phase shards its sums."""
+        """The depth at which the last phase's sums are sharded."""
         return self.phases[-1].depth if self.phases else self.depth
 
 
@@ -95,7 +95,7 @@ class _Levels:
 
     @property
     def order(self) -> Order:
-        """The order of the sum, for the plan."""
+        """The order of levels, as the plan states it."""
         names = [x.group for x in self.levels] or [ALL]
         ends = [x.hi for x in self.levels]
         at = ends.index(self.step) + 1 if self.step in ends else 0
@@ -264,7 +264,8 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
 
 
 def sums(spec: Spec, grid: Grid, states: int) -> Sums:
-    """Return the sums of all gradients. states: depth over which optimizer states are sharded."""
+    """Return the rules of a spec's gradient sums. states: depth at which optimizer states are
+    sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
     own_first, notes = _own_first(spec)
     exact = spec.train.reduction == "exact"

@@ -19,8 +19,8 @@ Sizes = tuple[int, int]  # instances of a flat, elements of each
 
 @dataclass(frozen=True)
 class Transfer:
-    """A transfer of shards: each rank has `parts` consecutive shards in it, and a piece takes part
-    of them from `ranks` ranks at once."""
+    """A transfer of shards. A piece is cut from the `parts` consecutive shards of each of `ranks`
+    ranks."""
 
     ranks: int = 1
     parts: int = 1

@@ -21,7 +21,7 @@ PAGE = 4096  # bytes: slots of classes start on pages
 
 @dataclass(frozen=True)
 class Item:
-    """A value to place: its bytes, first and last time of its life (inclusive)."""
+    """A value to place: its bytes, and the first and last time of its use (inclusive)."""
 
     name: str
     size: int

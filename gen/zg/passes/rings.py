@@ -81,8 +81,8 @@ class Use:
         return last and self.slice == self.part.slices - 1
 
     def transfer_unit(self, flat: str, instance: int) -> str:
-        """Return the unit that a gather or reduction of a flat is printed with: the flat's instance
-        if the unit has several flats."""
+        """Return the unit that steps name when they gather or reduce a flat: an instance of the
+        flat if the unit has several flats."""
         several = stem(flat) != flat or flat in dict(self.kind.flats.values())
         return f"{flat}[{instance}]" if several else self.unit
 

@@ -1,4 +1,5 @@
-"""sched.py -- pass 2: schedules all steps: when each queue gathers, computes, reduces and updates.
+"""sched.py -- pass 2: schedules the steps of all queues: all-gathers, functions, reductions,
+updates.
 
 Functions of units run on queue `main`. Collectives have queues of their own if overlap_comm is on:
 `gather` prefetches parameters, `reduce` brings a piece of gradients to a slot of class `inbox`
@@ -129,8 +130,8 @@ class _Maker(Steps):
         self.all_gather(gathers, unit, flat, self.real, flat.depth, 0)
 
     def run(self, uses: list[Use]) -> None:
-        """Add a micro-batch or an evaluation: all-gathers `ahead` uses early, functions,
-        reductions."""
+        """Add the steps of a micro-batch or an evaluation. All-gathers are issued `ahead` uses
+        early."""
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.gradient_writers(uses)
@@ -165,7 +166,7 @@ class _Maker(Steps):
         return first, last
 
     def update(self) -> None:
-        """Add the update: reductions that are left, norm, clipping factor and optimizer."""
+        """Add the steps of an update: remaining reductions, norm, clipping factor, optimizer."""
         climb.step_done(self)
         if self.sums.host:
             offload.norms_on_host(self)
@@ -228,7 +229,8 @@ def schedule(
     kept: Kept,
     saves: Mapping[str, int],
 ) -> Schedule:
-    """Return the schedule of a spec. Raises SpecError if the plan would be too long."""
+    """Return the schedule of a spec. Raises SpecError if the plan would have too many lines or
+    pieces."""
     uses_.few(spec, graph)
     m = _Maker(
         spec=spec,

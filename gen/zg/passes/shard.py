@@ -29,7 +29,7 @@ Distances = dict[tuple[str, str], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Flat(plan.Flat):
-    """A flat buffer. depth: over which its parameters are sharded (grid.py); states: its optimizer
+    """A flat buffer. depth: at which its parameters are sharded (grid.py); states: its optimizer
     states; near: the first elements of each shard, whose states stay on the device (classes
     `near_`) though the others' are offloaded."""
 
@@ -75,7 +75,7 @@ class Shards:
     """Flat buffers, tensors and their places.
 
     place: flat of a tensor and its offset in the first instance, in elements; step: by (kind,
-    flat), elements from one unit to the next if all share an instance; states: depth over which
+    flat), elements from one unit to the next if all share an instance; states: depth at which
     optimizer states are sharded; offloaded: flats with offloaded parameters; offloaded_to_host:
     those of them that are not in the file.
     """
@@ -227,7 +227,7 @@ def _tensors(
 def update_states(
     spec: Spec, params_offloaded: bool, states_offloaded: bool
 ) -> Names:
-    """Return the states of an update. Parameters are the master weights if they are as precise and
+    """Return the states that an update needs. There is no `master` if parameters are as precise and
     in the same arena as the states."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
     masters = (

@@ -191,7 +191,7 @@ def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
 
 
 def _weight(call: Call, among: Iterable[str]) -> str:
-    """Return the first of these weights that a call reads or writes the gradient of, else ''."""
+    """Return the first weight of `among` that a call reads or computes the gradient of, else ''."""
     return next(
         (
             str(a)

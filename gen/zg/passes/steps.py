@@ -92,8 +92,8 @@ class Steps(Operands):
         ]
 
     def tiles(self, f: Flat) -> list[Span]:
-        """Return (offset, elements) of the tiles of a shard that the host updates. In the file a
-        tile is whole pages also in a type of two bytes."""
+        """Return (offset, elements) of the tiles of a shard that the host updates. With a file they
+        are whole pages, even in a type of two bytes."""
         filed = "nvme" in (
             self.spec.zero.offload_optimizer.device,
             self.spec.zero.offload_param.device,
@@ -256,7 +256,7 @@ class Steps(Operands):
         }
 
     def transfer(self, level: Level) -> Transfer:
-        """Return the transfer at a level: each rank has the shards of the level's outer depth."""
+        """Return the transfer at a level. Its shards are those of the level's outer depth."""
         return Transfer(level.ranks, self.shards.grid.parts(level.hi))
 
     def gather(
