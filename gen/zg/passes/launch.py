@@ -18,7 +18,7 @@ from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
 from .levels import Phase
-from .operands import formal
+from .operands import Formals, formal
 from .place import Bodies
 from .sched import Schedule
 from .shard import Flat, Shards
@@ -94,7 +94,7 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    formals: dict[tuple[str, str, int], Formals]
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
@@ -162,7 +162,7 @@ class _Maker:
                     c.rounds,
                 )
             )
-        ins, outs = self.formals[kind.name, name, part.number]
+        ins, outs, flats = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(
             plan.Fn(
@@ -170,6 +170,7 @@ class _Maker:
                 ins=ins,
                 outs=outs,
                 ints=part.ints,
+                flats=flats,
                 flops=total([c.flops for c in part.calls]),
                 calls=tuple(calls),
             )

@@ -20,13 +20,13 @@ from ..facts.commands import of_group
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
 from . import climb, device, last, offload, rings
 from . import uses as uses_
 from .flats import persists
 from .hops import UPDATED, crossing, end, free, full, route
+from .operands import Formals
 from .rings import Gathered, Key, Use
 from .shard import Shards
 from .steps import SUMS, Steps
@@ -47,7 +47,7 @@ class Schedule:
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # of a leaf that go to the host's sum at a time; 0: it has none
     # (kind, body, number of its part) -> ins, outs
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    formals: dict[tuple[str, str, int], Formals]
 
 
 @dataclass

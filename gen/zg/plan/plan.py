@@ -293,7 +293,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Fn:
-    """A function of train.c: what it reads, what it writes, its numbers, its calls in order."""
+    """A function of train.c: what it reads, what it writes, its numbers, its calls in order. flats:
+    of each formal that is a flat's parameters, that flat; dF is the gradient of formal F. In text
+    such a formal is FORMAL:FLAT."""
 
     name: str
     ins: Names
@@ -301,6 +303,12 @@ class Fn:
     ints: Names
     flops: int | Layers  # of a call
     calls: tuple[Call, ...]
+    flats: tuple[tuple[str, str], ...] = ()
+
+    def flat(self, formal: str) -> str:
+        """The flat of a formal of parameters or of a gradient; '' for any other."""
+        of = dict(self.flats)
+        return of.get(formal) or of.get(formal.removeprefix("d"), "")
 
     @property
     def body(self) -> str:  # fwd.block -> fwd

@@ -40,7 +40,7 @@ from .plan import (
 )
 from .recipe import Recipe, Stated, Turn
 
-FORMAT = 3
+FORMAT = 4
 _WORD = {
     Head: "head",
     Recipe: "recipe",
@@ -81,6 +81,13 @@ def _record(r: object) -> str:
     )
 
 
+def _formals(fn: Fn, names: Names) -> str:
+    said = ((name, fn.flat(name)) for name in names)
+    return _show(
+        tuple(f"{name}:{flat}" if flat else name for name, flat in said)
+    )
+
+
 def _step(s: Step) -> str:
     parts = ["step", s.queue, s.op, s.unit or "-", *map(str, s.ins)]
     group = (s.group,) if s.group else ()
@@ -114,8 +121,8 @@ def print_plan(p: Plan) -> str:
         lines += [_record(r) for r in part]
     for fn in p.fns:
         lines.append(
-            f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-            f"ints {_show(fn.ints)}"
+            f"fn {fn.name} flops {fn.flops} ins {_formals(fn, fn.ins)} "
+            f"outs {_formals(fn, fn.outs)} ints {_show(fn.ints)}"
         )
         lines += [
             " ".join(
@@ -320,6 +327,21 @@ def _parse_step(words: list[str]) -> Step:
     )
 
 
+Formal = tuple[str, str]  # its name, and its flat or ''
+
+
+def _formal(text: str) -> Formal:
+    name, _, flat = text.partition(":")
+    return name, flat
+
+
+def _flats(ins: list[Formal], outs: list[Formal]) -> tuple[Formal, ...]:
+    """Fn.flats of its formals: a gradient among the outputs has its parameters' name behind d."""
+    of = [(name, flat) for name, flat in ins if flat]
+    of += [(name.removeprefix("d"), flat) for name, flat in outs if flat]
+    return tuple(sorted(set(of)))
+
+
 def parse(text: str) -> Plan:
     """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
     lists: dict[type, list[Any]] = {cls: [] for cls in _WORD}
@@ -338,15 +360,17 @@ def parse(text: str) -> Plan:
                     _read(words, by_word[words[0]])
                 )
             elif words[0] == "fn":
-                ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
+                formals = (map(_formal, _names(words[n])) for n in (5, 7))
+                ins, outs = ([*x] for x in formals)
                 fns.append(
                     Fn(
                         name=words[1],
-                        ins=ins,
-                        outs=outs,
-                        ints=ints,
+                        ins=tuple(name for name, _ in ins),
+                        outs=tuple(name for name, _ in outs),
+                        ints=_names(words[9]),
                         flops=_flops(words[3]),
                         calls=(),
+                        flats=_flats(ins, outs),
                     )
                 )
             elif words[0].startswith("call"):
