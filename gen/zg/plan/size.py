@@ -25,7 +25,7 @@ Terms = tuple[tuple[Unit, int], ...]
 class Size(int):
     """`width` times a sum of units, each taken so many times. flat: the flat buffer that is
     counted, '' for anything else. Sums, differences and multiples of Sizes are Sizes; a plain
-    number among them counts as a unit without a name."""
+    number among them counts as a unit without a name, and a fraction makes a plain number."""
 
     terms: Terms
     flat: str
@@ -71,14 +71,16 @@ class Size(int):
         return Size((*total.items(),), self.flat or other.flat, self.width)
 
     def __add__(self, other: int) -> Size:
-        return self._plus(other, 1)
+        return self._plus(other, 1) if _whole(other) else NotImplemented
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> Size:
-        return self._plus(other, -1)
+        return self._plus(other, -1) if _whole(other) else NotImplemented
 
     def __mul__(self, n: int) -> Size:
+        if not _whole(n):
+            return NotImplemented
         terms = tuple((u, k * int(n)) for u, k in self.terms)
         return Size(terms, self.flat, self.width)
 
@@ -88,10 +90,17 @@ class Size(int):
         return self * -1
 
     def __floordiv__(self, n: int) -> int:
+        if not _whole(n):
+            return NotImplemented
         if any(k % n for _, k in self.terms):
             return int(self) // n
         terms = tuple((u, k // n) for u, k in self.terms)
         return Size(terms, self.flat, self.width)
+
+
+def _whole(n: object) -> bool:
+    """Return whether this is an operand for a Size, and not a fraction's."""
+    return isinstance(n, int)
 
 
 def flat_of(numbers: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..plan.size import NAMELESS, Size, Unit, width_of
+from ..plan.size import Terms as SizeTerms
 
 CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}  # of no flat
 Terms = Sequence[tuple[str, int]]  # variables, each with its factor
@@ -68,23 +69,26 @@ def in_c(n: int, terms: Terms = ()) -> str:
     """The number n + times * variable + ..., by name where it has one. terms: a loop's variable or
     l, and its factor."""
     terms = [(name, by) for name, by in terms if by]
-    width = width_of([n, *(by for _, by in terms)])
-    if not width:
+    numbers = [n, *(by for _, by in terms)]
+    units = dict.fromkeys(u for x in numbers for u, k in _units(x) if k)
+    if not any(u != NAMELESS for u in units):
         return linear(n, terms)
-    first = _times(n, width)
-    each = [(name, _times(by, width)) for name, by in terms]
-    units = dict.fromkeys(u for x in (first, *(x for _, x in each)) for u in x)
+    width = _width(numbers)
     found = []
     for u in units:
-        grown = [(name, x.get(u, 0)) for name, x in each]
-        found.append((linear(first.get(u, 0), grown), u))
-    if not found:
-        return "0"
+        first, *grown = (_times(x, u) // width for x in numbers)
+        names = (name for name, _ in terms)
+        found.append((linear(first, zip(names, grown, strict=True)), u))
     if len(found) == 1:
         ((times, u),) = found
         return product(times, width, _closed(u, width), n)
-    text = " + ".join(product(times, 1, constant(u), 0) for times, u in found)
+    text = " + ".join(_term(times, u, n) for times, u in found)
     return product("", width, f"({text})" if width > 1 else text, n)
+
+
+def _term(times: str, u: Unit, value: int) -> str:
+    """One of several terms of a number."""
+    return times if u == NAMELESS else product(times, 1, constant(u), value)
 
 
 def _closed(u: Unit, width: int) -> str:
@@ -92,8 +96,18 @@ def _closed(u: Unit, width: int) -> str:
     return f"({text})" if " " in text and width > 1 else text
 
 
-def _times(n: int, width: int) -> dict[Unit, int]:
-    """How often it has each unit, of elements of a width."""
-    if not isinstance(n, Size):
-        n = Size(((NAMELESS, n),))
-    return {u: times * n.width // width for u, times in n.terms if times}
+def _units(n: int) -> SizeTerms:
+    return n.terms if isinstance(n, Size) else ((NAMELESS, int(n)),)
+
+
+def _times(n: int, unit: Unit) -> int:
+    """How often a number has a unit."""
+    width = n.width if isinstance(n, Size) else 1
+    return width * dict(_units(n)).get(unit, 0)
+
+
+def _width(numbers: Sequence[int]) -> int:
+    """The width of their Sizes, if it divides all that they have of any unit; else 1."""
+    width = width_of(numbers)
+    all_ = (_times(x, u) for x in numbers for u, _ in _units(x))
+    return 1 if any(n % width for n in all_) else width
