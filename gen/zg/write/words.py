@@ -1,4 +1,4 @@
-"""words.py -- names and numbers of a plan as C writes them."""
+"""words.py -- writes names and numbers of a plan as C."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from ..plan.size import NAMELESS, Size, Unit, width_of
 
-CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}  # of no flat
+# constants that belong to no flat
+CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}
 Terms = Sequence[tuple[str, int]]  # variables, each with its factor
 
 
@@ -15,7 +16,7 @@ def upper(name: str) -> str:
 
 
 def word(name: str) -> str:
-    """The first of a name: ring.block -> ring."""
+    """Return the first word of a name: ring.block -> ring."""
     return name.partition(".")[0]
 
 
@@ -36,7 +37,7 @@ def number(n: int) -> str:
 
 
 def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
-    """value + a sum of variables, each times a number."""
+    """Return value + a sum of variables, each times a number."""
     text = number(value) if value else ""
     for name, by in terms:
         if not by:
@@ -49,7 +50,7 @@ def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
 
 
 def product(times: str, width: int, name: str, value: int) -> str:
-    """width * times * name, in as many bits as its value needs."""
+    """Return width * times * name, computed in 64 bits if `value` needs them."""
     times = f"({times})" if " " in times else times
     factors = [str(width)] * (width > 1) + [times] * (times not in ("", "1"))
     if factors and value >= 2**31 and factors[0].isdigit():
@@ -58,15 +59,15 @@ def product(times: str, width: int, name: str, value: int) -> str:
 
 
 def constant(u: Unit) -> str:
-    """What train.c calls a unit."""
+    """Return train.c's name of a unit."""
     if u.name.startswith("slot."):
         return f"SIZE({upper(u.name.removeprefix('slot.'))})"
     return CONSTANTS.get(u.name) or " % ".join(map(upper, u.name.split(" % ")))
 
 
 def in_c(n: int, terms: Terms = ()) -> str:
-    """The number n + times * variable + ..., by name where it has one. terms: a loop's variable or
-    l, and its factor."""
+    """Return the number n + factor * variable + ..., by name if it has one. terms: each a loop's
+    variable or l, with its factor."""
     terms = [(name, by) for name, by in terms if by]
     width = width_of([n, *(by for _, by in terms)])
     if not width:
@@ -93,7 +94,7 @@ def _closed(u: Unit, width: int) -> str:
 
 
 def _times(n: int, width: int) -> dict[Unit, int]:
-    """How often it has each unit, of elements of a width."""
+    """Return how often a number contains each unit, counted in elements of a width."""
     if not isinstance(n, Size):
         n = Size(((NAMELESS, n),))
     return {u: times * n.width // width for u, times in n.terms if times}
