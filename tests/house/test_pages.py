@@ -1,4 +1,5 @@
-"""test_pages.py -- what README.md and docs/ say of files, links, commands and variables is so."""
+"""test_pages.py -- tests that files, links, commands and variables named in README.md and docs/
+exist."""
 
 import dataclasses
 import pathlib
@@ -29,7 +30,7 @@ def page(name: str) -> str:
 
 
 def anchors(name: str) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page(name), re.M)
     return {
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
@@ -67,7 +68,7 @@ def test_the_readme_is_short() -> None:
 
 
 def commands(name: str) -> list[str]:
-    """Lines of gen/zgen in a page's blocks of code, without what becomes of their output."""
+    """Return the lines of gen/zgen in a page's code blocks, without pipes and redirections."""
     found = re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", page(name), re.M)
     return [
         re.sub(r" (-o \S+|[|>] .*|&& .*)$", "", x.replace("\\\n", " "))
@@ -77,7 +78,7 @@ def commands(name: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_readmes_commands_say_what_it_shows() -> None:
-    """Lines that stand between fences are among what the commands print."""
+    """The output that the README shows is part of the output of its commands."""
     said = ""
     for command in commands("README.md"):
         done = subprocess.run(
@@ -103,7 +104,7 @@ def test_a_word_has_one_meaning() -> None:
 
 
 def test_the_picture_is_what_its_command_draws(tmp_path: pathlib.Path) -> None:
-    """docs/step.svg; docs/design.md has the command."""
+    """docs/step.svg equals the output of the command in docs/design.md."""
     command = re.search(
         r"^    (gen/zgen .*?) -o docs/step\.svg$",
         page("docs/design.md"),
@@ -165,7 +166,8 @@ def test_the_reference_has_every_word_of_emit() -> None:
 
 
 def test_the_reference_has_every_variable() -> None:
-    """That the runtime and the kernels read, or set for a library, but launchers' own."""
+    """docs/reference.md lists every variable that the runtime and the kernels read, or set for a
+    library; launchers' own variables are excepted."""
     read = set()
     for folder in ("runtime", "kernels"):
         for path in (ROOT / folder).rglob("*.[ch]"):
@@ -203,7 +205,8 @@ def test_each_key_says_what_it_does() -> None:
 
 
 def test_what_the_page_on_security_says_of_the_sources() -> None:
-    """Who makes sockets, who maps memory, and that no program is started."""
+    """The page's statements on the sources hold: which files make sockets and map memory, and that
+    no program is started."""
     found: dict[str, set[str]] = {}
     calls = r"\b(socket|listen|mmap|system|popen|exec[lv]p?e?|dlopen|chmod)\("
     for folder in ("runtime", "kernels"):
@@ -213,7 +216,7 @@ def test_what_the_page_on_security_says_of_the_sources() -> None:
     assert found == {
         "socket": {"zr_meet.c"},
         "listen": {"zr_meet.c"},
-        # of no file but those that it makes itself
+        # opens only files that it makes itself
         "mmap": {"memory.c", "far.c", "zr_ranks.c", "zr_disk.c", "host.c"},
     }
     page_ = page("docs/security.md")
