@@ -57,8 +57,7 @@ NOTHING = Node({}, "s.yaml:1")
 
 
 def changes(text: str, spec: Node = NOTHING) -> dsconfig.Config:
-    """Return the changes that a config asks of a spec, without reading it; the default spec is
-    empty."""
+    """Return a config's changes to a spec, without reading it; the default spec is empty."""
     node = dsjson.parse(text, lambda line: f"ds.json:{line + 1}")
     return dsconfig.read(node, spec)
 
@@ -126,8 +125,7 @@ BAD = [{"x": 1}, 1]
 
 
 def test_every_key_is_typed() -> None:
-    """A wrong type is an error that names the key, also if the key has no effect; a right one is
-    never an error."""
+    """A wrong type is an error that names the key, also of a key without effect."""
     for key, row in dskeys.TABLE.items():
         if row.kind is dsrows.ANY:
             continue
@@ -845,8 +843,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
-    """Optimizers and schedulers of the spec's own types take the keys of train.optimizer and
-    train.schedule as params. The spec's own schedule is dropped."""
+    """Params of the spec's own types are keys of train.optimizer and train.schedule."""
     train = read(
         tmp_path,
         {

@@ -68,8 +68,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Yield start(command): it starts a run in a process group of its own, which ends with the
-    test."""
+    """Yield start(command), for runs in a process group that ends with the test."""
     all_: list[subprocess.Popen[str]] = []
 
     def begin(*command: object, **settings: object) -> subprocess.Popen[str]:
@@ -135,13 +134,12 @@ def tensors(path: Path) -> dict[str, str]:
 def test_room_is_held_from_the_start_on(
     data: Path, start: Start, last: int, options: tuple[object, ...], most: int
 ) -> None:
-    """Disk space is reserved for as many checkpoints as stay, and one more if the run writes so
-    many. The total with existing ones is constant, and no space is held after the end."""
+    """Space is reserved for the checkpoints that stay and one more, if so many are written, and
+    freed at the end."""
     where = data.parent / "ck"
 
     def held() -> int:
-        """Return the number of folders of complete checkpoints, unfinished ones, and reserved
-        space."""
+        """Return how many folders hold checkpoints, unfinished ones or reserved space."""
         names = os.listdir(where) if where.exists() else []
         return sum("step-" in name or "room-" in name for name in names)
 
@@ -164,8 +162,7 @@ def test_room_is_held_from_the_start_on(
 
 
 def test_files_of_a_checkpoint_are_its_own(data: Path, start: Start) -> None:
-    """Files that users have linked keep their content when the checkpoint is deleted and others are
-    written."""
+    """Linked files keep their content when the checkpoint is deleted and others are written."""
     linked = data.parent / "linked"
     options = ("--keep", 1, "--save-every", 1)
     running = start(*arguments(data, LONG, *options))
@@ -206,8 +203,7 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
 
 
 def pauses(log: Path) -> list[tuple[int, float, float]]:
-    """Return for each checkpoint its step, its seconds, and the seconds that training stood
-    still."""
+    """Return each checkpoint's step, seconds, and seconds that training stood still."""
     lines = map(json.loads, log.read_text().splitlines())
     return [
         (x["step"], x["checkpoint"], x["pause"])
@@ -256,9 +252,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     queue: str,
     looked: tuple[int, ...],
 ) -> None:
-    """Training goes on while a checkpoint is written, up to the next update, which waits for it.
-    Each checkpoint has the bytes of a run that stops at its step, and the run has the bits of one
-    that saves nothing. The end of the run waits for the last checkpoint."""
+    """Training goes on beside a save, up to the next update. Each checkpoint has the bytes of a run
+    that stops at its step, and the run has the bits of one that saves nothing."""
     binary = trainer.build(
         trainer.generate(law.path("gpt"), *HALVES, *keys), kind
     )
@@ -361,8 +356,7 @@ def test_an_update_that_does_not_wait_is_seen(
 def test_an_update_does_not_wait_for_ever(
     data: Path, chaos: Path, patience: int, lost: list[str]
 ) -> None:
-    """An update gives up a checkpoint for which it would wait too long; the last checkpoint is
-    always awaited."""
+    """An update gives up a checkpoint that is too slow, but the last one is awaited."""
     log = data.parent / "log"
     done = program.run(
         *arguments(data, 3, "--save-every", 1, "--log", log, "--hash"),
@@ -386,8 +380,7 @@ def test_an_update_does_not_wait_for_ever(
 
 
 def test_a_checkpoint_opens_in_safetensors(data: Path) -> None:
-    """safetensors opens a checkpoint with the model's own names, and model.safetensors has the
-    content of --save."""
+    """A checkpoint has the model's own names, and model.safetensors has the content of --save."""
     done = run(data, 2, "--save", data.parent / "out", "--hash")
     assert done.code == 0, done.err
     made = folder(data, 2)
@@ -447,8 +440,7 @@ def test_which_stay(data: Path) -> None:
 
 
 def test_a_folder_that_is_not_ours_stays(data: Path) -> None:
-    """A folder without a run.json is no checkpoint and stays; leftovers of an unfinished save are
-    removed."""
+    """A folder without a run.json stays; leftovers of an unfinished save are removed."""
     other = folder(data, 5)
     other.mkdir(parents=True)
     (other / "mine").write_text("x")
@@ -474,8 +466,7 @@ def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
 def test_what_a_killed_run_of_another_recipe_held_goes(
     data: Path, start: Start
 ) -> None:
-    """The space that a killed run of another recipe reserved is freed, though its files have other
-    names."""
+    """The space reserved by a killed run of another recipe is freed."""
     momentum = "train.optimizer={type: SGD, lr: 0.01, momentum: 0.9}"
     running = start(*arguments(data, LONG, keys=(momentum,)))
     room = data.parent / "ck" / ".room-0"
@@ -491,8 +482,7 @@ def test_what_a_killed_run_of_another_recipe_held_goes(
 
 
 def test_files_of_all_states_are_known() -> None:
-    """The runtime knows the files of every recipe's states, so any program can clear a run's
-    leftovers."""
+    """The runtime knows the files of every recipe's states and can clear them."""
     source = (program.RUNTIME / "zr_checkpoint.c").read_text()
     states = re.search(r"states\[\] = \{(.*?)\}", source, re.DOTALL)
     assert states is not None
@@ -531,8 +521,7 @@ def test_room_of_others_is_told(data: Path) -> None:
 
 
 def test_where_a_link_leads_stays(data: Path) -> None:
-    """The target of a link stays when the link is a leftover of an unfinished save, the oldest
-    checkpoint, or the next one."""
+    """A link's target stays, whichever checkpoint or leftover the link stands for."""
     assert run(data, 1).code == 0
     elsewhere = folder(data, 1).rename(data.parent / "elsewhere")
     folder(data, 1).symlink_to(elsewhere)
@@ -568,8 +557,7 @@ def test_nothing_is_left_to_do(data: Path) -> None:
 
 @pytest.mark.slow
 def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
-    """The number of skipped steps in a row is kept, and a smaller bound, no part of the recipe,
-    applies to it."""
+    """The number of skipped steps in a row is kept, and a smaller bound applies to it."""
     broken = ("train.precision=f16", "train.loss_scale.scale=1e30")
     first = run(data, 8, keys=(*broken, "train.max_skips=9"))
     assert first.code == 0, first.err
@@ -613,8 +601,7 @@ def test_what_is_accepted_is_a_key(data: Path) -> None:
 
 
 def test_what_was_accepted_may_be_again(data: Path) -> None:
-    """A run can repeat a command with an accepted change, though its checkpoint no longer has the
-    key."""
+    """A run can repeat a command with an accepted change that its checkpoint lost."""
     assert run(data, 2).code == 0
     record = folder(data, 2) / "run.json"
     said = json.loads(record.read_text())
@@ -788,8 +775,7 @@ def test_so_it_is_of_weights_and_of_tokens_amid_training(
 def test_a_disk_that_cannot_be_written_is_the_host_s_fault(
     data: Path, chaos: Path
 ) -> None:
-    """A disk that cannot be written is reported as the host's fault. Chaos takes the folder of all
-    checkpoints for a checkpoint's."""
+    """A disk that cannot be written is reported as the host's fault."""
     where = ("--checkpoints", data.parent / ".step-", "--steps", 1)
     done = program.run(
         *(built(), "--data", data, *where),
@@ -825,8 +811,7 @@ def test_a_run_waits_for_one_that_is_about_to_end(
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
-    """A checkpoint that cannot be written does not end the run: a file stands in the place of step
-    2's folder."""
+    """A file in the place of step 2's folder prevents its checkpoint, and the run goes on."""
     (data.parent / "ck").mkdir()
     whole = run(data, 4, "--hash")
     shutil.rmtree(data.parent / "ck")
@@ -942,8 +927,7 @@ def test_a_signal_saves_and_leaves(
 def test_who_leaves_without_its_checkpoint_says_so(
     data: Path, to: str, chaos: Path, start: Start
 ) -> None:
-    """A run that leaves without its checkpoint says so by its exit code; otherwise a run with a
-    full disk would be queued again without end."""
+    """A run that leaves without its checkpoint exits with 3, or it would be queued for ever."""
     running = start(*arguments(data, LONG), LD_PRELOAD=chaos, FAIL="write:1")
     program.wait_for_step(running, 1)
     ranks = program.children(running.pid)
@@ -1041,8 +1025,7 @@ def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
 
 
 def test_each_run_makes_a_step(data: Path, start: Start) -> None:
-    """Each run makes at least one step, however little time it has, so repeated runs come to an
-    end."""
+    """Each run makes at least one step, however little time it has."""
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -1106,8 +1089,7 @@ def test_a_step_that_outlasts_the_grace(
 def test_a_rank_that_is_stopped_as_it_saves(
     data: Path, chaos: Path, start: Start
 ) -> None:
-    """A rank that stops while it saves at the end, outside any step, is noticed after the same time
-    as in a step."""
+    """A rank that stops while it saves at the end is noticed after the same time as in a step."""
     slow = {"LD_PRELOAD": chaos, "SLOW": 40000, "ZR_TIMEOUT_S": 2 * busy()}
     running = start(*arguments(data, 1), **slow)
     part = data.parent / "ck" / ".step-00000001.part"
