@@ -278,7 +278,7 @@ def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
 def test_each_rule_of_sums_has_one_hash(
     folder: pathlib.Path, every: bool
 ) -> None:
-    """Each rule of sums has one hash of its own: 16 gradients are four blocks of four, one for each
+    """Each rule of sums has one hash of its own. 16 gradients are four blocks of four, one on each
     of four ranks."""
     two = [{}, {"stage": 3, "ranks": 2, "order": "late"}]
     four = [

@@ -194,7 +194,8 @@ def test_norms_alone_take_the_memory_of_norms(stage: int) -> None:
     kept = [f for f in p.flats if p.moves(f)]
     count, shard = (1, 64 * 4096 // 8) if stage == 3 else (32, 2048)
     assert [(f.count, f.shard) for f in kept] == [(count, shard)]
-    ranks = {0: 8, 1: 1, 2: 1, 3: 1}[stage]  # ranks that share states
+    # Shards whose states each rank has
+    ranks = {0: 8, 1: 1, 2: 1, 3: 1}[stage]
     assert bytes_of(p, "m") == bytes_of(p, "v") == count * shard * ranks * 4
     assert bytes_of(p, "sum") == count * shard * ranks * 4 * kept[0].nodes
     assert bytes_of(p, "grad") == (1 if stage == 3 else 2) * shard * 8 * 2

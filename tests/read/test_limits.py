@@ -123,8 +123,8 @@ def test_the_least_bucket_is_the_least(key: str) -> None:
 
 
 def test_trees_that_a_gpu_does_not_hold() -> None:
-    """A tree over all ranks' gradients in one push has at most 4096, or is cut into blocks of half
-    as many."""
+    """The gradients of more than 4096 ranks are refused as one tree on a GPU; blocks of at most
+    half as many are allowed."""
     many = (
         "train.micro_batch=2",
         "cluster.ranks=4097",

@@ -114,8 +114,8 @@ FULL += ("train.head_chunk=2", "data={documents: mask, end: 3}")
 
 @pytest.mark.parametrize("value", ["'?'", "[?]", None])
 def test_an_error_brings_no_other(tmp_path: Path, value: str | None) -> None:
-    """One mistake gives one error: each key in turn gets a value that no key has, or the mapping
-    loses its last letter."""
+    """One mistake gives one error: each key in turn gets a value that no key has, or is
+    misspelt."""
     whole = text(str(GPT), FULL)
     load(str(GPT), FULL)
     keys = [*known(yaml.safe_load(whole))]

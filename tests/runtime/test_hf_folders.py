@@ -190,8 +190,8 @@ def test_an_old_index_takes_its_own_shards_with_it(
 def test_what_was_left_of_shards_is_cleared_away(
     tool: Path, tmp_path: Path, asked
 ) -> None:
-    """Leftover shards of a killed run are removed; those of a running one, and existing files,
-    stay."""
+    """A save beside another run is refused and changes nothing. A run that ends removes its files;
+    those of a killed run are removed by the next save."""
     bench = Bench(tool, tmp_path, layout(1))
     weights, saved = weights_of(bench.program), tmp_path / "saved"
     asked(MOST=300)

@@ -445,7 +445,8 @@ def test_a_file_system_without_locks(
 def test_a_log_is_not_what_is_saved(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """A log is not written over saved weights, files beside them, or their temporary files."""
+    """A log or profile is not written over saved weights, files beside them, or their temporary
+    files."""
     (tmp_path / "w").mkdir()
     (tmp_path / "link").symlink_to("w")
     for option in ("--log", "--profile"):

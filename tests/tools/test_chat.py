@@ -615,7 +615,7 @@ PAIR = {"prompt": "a", "completion": "b"}
     ],
 )
 def test_keys_that_change_what_is_learned(record: dict, told: str) -> None:
-    """Keys that change the learned parts are refused; the record is read beside others."""
+    """Keys that change the learned parts are refused; other additional keys are accepted."""
     source = CHATML.replace("message.content", "message.content | string")
     if "from" in str(record):
         source = CHATML

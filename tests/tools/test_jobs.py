@@ -194,8 +194,8 @@ def test_a_chat_model_by_lora_merged(tmp_path: Path) -> None:
         return float(re.search(r"^val loss (\S+)", said, re.M)[1])
 
     def merged(name: str) -> Path:
-        """Return the model of the base and an adapter's folder. Assert that a merged folder equals
-        the two."""
+        """Return the merged folder of the base and an adapter. Assert that it has the loss of the
+        two."""
         made = tmp_path / f"merged {name}"
         given = "--adapter", tmp_path / name, "--save", made, "--merge"
         before = loss(adapted, base, "--steps", 0, *given)

@@ -227,7 +227,7 @@ class _Numbers:
 
     @property
     def ordered(self) -> tuple[Parameter, ...]:
-        """The parameters in order: slots, offsets, other numbers."""
+        """Return the parameters in order: slots, offsets, other numbers."""
 
         def key(x: Parameter) -> tuple[bool, bool, int]:
             return not x.what.cls, not x.name.startswith("at"), x.at
@@ -241,7 +241,7 @@ class _Numbers:
 
     @property
     def split(self) -> tuple[tuple[Number, ...], ...]:
-        """The values, step by step."""
+        """Return the values, step by step."""
         left = iter(self.values)
         return tuple(tuple(next(left) for _ in numbers(s)) for s in self.hop)
 
@@ -314,7 +314,7 @@ def _common(hops_: Sequence[Hop]) -> int:
 
 
 def _waited(hops_: Sequence[Hop]) -> Names:
-    """Return the longest run of last waits that the most hops share."""
+    """Return the run of last waits that most hops share; of equally common ones the longest."""
     found: Counter[Names] = Counter()
     for hop in hops_:
         all_ = names(hop[0].waits)
