@@ -610,7 +610,7 @@ def test_val_tokens(
     used: int,
     ranks: int,
 ) -> None:
-    """Validation uses whole samples from the begin of the file, as many as the given tokens
+    """Validation uses whole samples from the start of the file, as many as the given tokens
     hold."""
     log = tmp_path / "log"
     done = run(

@@ -119,7 +119,7 @@ def test_the_emulated_program_verifies(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_allocated(data: Path) -> None:
-    """Nothing is allocated: the program ends if memory is requested after the begin of the first
+    """Nothing is allocated: the program ends if memory is requested after the start of the first
     step."""
     binary = program.built("plain")
     for ranks in (1, 2):

@@ -173,7 +173,7 @@ class Tensor:
     """Location of a tensor: instance i starts at element offset + i * offset_step of flat instance
     i * flat_step.
 
-    A flat_step above 1 means that the tensor is cut into so many slices of rows, each filling one
+    A flat_step above 1 is the number of slices of rows that the tensor is cut into; each fills one
     instance of the flat. parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i;
     elements of `shape` beyond these rows are zero padding. key: key of its random numbers. rate:
     factor of the learning rate. decay: weight decay. frozen: it is never updated and not counted in

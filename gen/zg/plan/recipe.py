@@ -70,8 +70,8 @@ class Recipe:
     """The optimizer, by its name in the op table, and the fields of zk_recipe.
 
     moments: f32 | bf16, their stored type; momentum: schedule of beta1; scaler: loss scaler, one or
-    none. skips: a run ends after so many skipped steps in a row, not counting those that lower the
-    loss scale.
+    none. skips: a run ends after this number of skipped steps in a row, not counting those that
+    lower the loss scale.
     """
 
     optimizer: str

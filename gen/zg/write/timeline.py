@@ -98,7 +98,7 @@ def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
 
 @dataclass(frozen=True)
 class Bar:
-    """A command in one turn of a section, with its begin and end in seconds. cause: the bar whose
+    """A command in one turn of a section, with its start and end in seconds. cause: the bar whose
     end it waits for after its queue is free, if any. far: ranks of several hosts meet in it."""
 
     section: str
@@ -294,7 +294,7 @@ def _bars(
 def _causes(
     bars: Sequence[Bar], at: dict[str, int], scale: float
 ) -> Iterator[str]:
-    """Yield a line from the command that was waited for to the begin of the waiting one, unless
+    """Yield a line from the command that was waited for to the start of the waiting one, unless
     another such line is close."""
     last: dict[tuple[str, str], float] = {}
     for b in bars:
@@ -316,7 +316,7 @@ def _causes(
 
 @dataclass(frozen=True)
 class Name:
-    """Name of a part of the step, beside a line at its begin. level: how many names lie below
+    """Name of a part of the step, beside a line at its start. level: how many names lie below
     it."""
 
     text: str
@@ -326,7 +326,7 @@ class Name:
 
 
 def _parts(bars: Sequence[Bar], scale: float) -> list[Name]:
-    """Return the names at the begin of each micro-batch and of the optimizer's step on queue
+    """Return the names at the start of each micro-batch and of the optimizer's step on queue
     main."""
     first: dict[tuple[str, int], float] = {}
     for b in bars:

@@ -39,7 +39,7 @@ Section = Sequence[Step]
 BY = "l"  # a verb's parameter for the unit's number
 # The first parameter that indexes a slot, or one that indexes several classes.
 SLOT = "slot"
-LINE = 3  # so many points must lie on a line to count as one
+LINE = 3  # the fewest points that show a line
 
 
 def names(events: Iterable[Event]) -> Names:
@@ -108,8 +108,8 @@ class Parameter:
     """A parameter of a verb.
 
     at: index of the number of the hop that it is taken from; what: the meaning of that number;
-    each: the hop's number is so many times the parameter; uses: meanings of all numbers computed
-    from it.
+    each: factor from the parameter to the hop's number; uses: meanings of all numbers computed from
+    it.
     """
 
     name: str
