@@ -2,7 +2,7 @@
 # gpu.sh -- one run on a machine with an NVIDIA GPU: builds, checks and measures; writes one JSON.
 #
 # Every part has a time limit and a process group of its own: one that fails or hangs costs itself.
-# The JSON is whole after each of them. See bench/README.md.
+# The JSON is whole after each of them. See bench/gpu.md.
 #
 # Exit codes: 0 all parts went well; 1 not all did, the JSON says which; 2 usage; 3 no GPU here;
 # 130, 143 stopped by a signal, which ends the part that runs, too.

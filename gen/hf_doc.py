@@ -1,6 +1,6 @@
-"""hf_doc.py -- writes the table of docs/hf.md: keys of config.json and their keys in a spec.
+"""hf_doc.py -- writes docs/hf_keys.md: keys of config.json, and the keys of a spec that they set.
 
-.venv/bin/python gen/hf_doc.py > table.md; a test compares.
+.venv/bin/python gen/hf_doc.py > docs/hf_keys.md; a test compares.
 """
 
 from __future__ import annotations
@@ -13,6 +13,28 @@ from zg.read import hf, hfkeys
 from zg.read.hfrows import FAMILIES, Family, Key
 from zg.read.node import Names
 from zg.read.schema import Op
+
+HEAD = """# Keys of config.json
+
+Made by `.venv/bin/python gen/hf_doc.py > docs/hf_keys.md`; a test compares. [data.md](data.md)
+explains `--from`, which reads a `config.json` as transformers 5.23 does, with its defaults.
+
+- A key that this page lacks is an error with its name and line. The generator reports all errors of
+  a file at once.
+- A value must have the type of transformers' default: `"32"` and `32.0` are refused for 32.
+- Null is a value of `head_dim`, `layer_types`, `n_inner`, `num_key_value_heads`, `rope_parameters`,
+  `rope_scaling`, `rope_theta` and `sliding_window`. For another key of the model null means an
+  absent key if the default is null or false; otherwise it is refused. For keys outside the model
+  null always means an absent key. One note names all nulls without effect.
+- Rotary positions: `rope_theta` with `rope_scaling`, or `rope_parameters`. Scaling is `linear`,
+  `llama3` or `yarn` with all of its keys; `mscale` and `mscale_all_dim` become `attention_factor`.
+  Other types are refused.
+- A window (`sliding_window`, unless `use_sliding_window` is false) applies to all layers, or to
+  those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3). Mistral and StarCoder2 have
+  it in all layers or none. After training from scratch `--save` writes `layer_types`, and
+  `max_window_layers` where that key can express the windows.
+- transformers gives the embedding of `pad_token_id` no gradient. Here it is a token like any other.
+"""
 
 Pairs = Iterator[tuple[str, str]]
 
@@ -59,7 +81,7 @@ def table() -> str:
             places.setdefault(key, {})[where] = None
             families.setdefault(key, {})[f.type] = None
     lines = [
-        "| key of config.json | of | in a spec |",
+        "| key of config.json | families | key of the spec |",
         "|---|---|---|",
     ]
     none = {f.type: idle(f) for f in FAMILIES}
@@ -70,7 +92,7 @@ def table() -> str:
         others = ", ".join(f for f, keys in none.items() if key in keys)
         if others:
             lines.append(
-                f"| `{key}` | {others} | nothing, as in transformers |"
+                f"| `{key}` | {others} | no effect, as in transformers |"
             )
     return "\n".join(lines)
 
@@ -84,18 +106,19 @@ def text() -> str:
     fixed = ", ".join(
         f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items()
     )
-    one = f"One value alone is known (null is as good): {fixed}."
+    one = f"Only this value or null is allowed: {fixed}."
     why = {
         key: f"{wrong}; take {good}"
         for key, (wrong, good) in hfkeys.REFUSED.items()
     }
     return "\n\n".join(
         (
+            HEAD.rstrip(),
             table(),
             textwrap.fill(one, 100, break_on_hyphens=False),
-            named("Not taken, with a note", hfkeys.DROPOUTS),
-            named("Without effect on training", hfkeys.FREE),
-            named("Without effect on training, with a note", hfkeys.TOLD),
+            named("Ignored, with a note", hfkeys.DROPOUTS),
+            named("No effect on training", hfkeys.FREE),
+            named("No effect on training, with a note", hfkeys.TOLD),
             *(
                 named(
                     "Refused",

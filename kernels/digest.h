@@ -3,7 +3,7 @@
 #define ZK_DIGEST_H
 #include "scalar.h"
 
-/* The finalizer of MurmurHash3 (public domain): every bit of x reaches every bit of the result */
+/* The finalizer of MurmurHash3 (public domain): every bit of x affects every bit of the result. */
 ZK_BOTH uint64_t digest_mix(uint64_t x)
 {
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
@@ -14,16 +14,16 @@ ZK_BOTH uint64_t digest_mix(uint64_t x)
 #define DIGEST_A 0x9fb21c651e98df25ull
 #define DIGEST_B 0xc6a4a7935bd1e995ull
 
-/* Where the hash of n elements, block `block` of tensor `key`, begins; its complement's: the other
- * one */
+/* Return the start value for n elements, block `block` of tensor `key`. Its
+ * complement starts the second hash. */
 ZK_BOTH uint64_t digest_start(uint64_t key, uint64_t block, int64_t n)
 {
     uint64_t start = digest_mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
     return digest_mix(start) + (uint64_t)n;
 }
 
-/* Adds the two hashes of a block: elements at .. at + n - 1 of p as floats, n <= ZK_BLOCK, two a
- * word */
+/* Add the two hashes of a block to sum[2]: elements at .. at + n - 1 of p as floats, n <= ZK_BLOCK,
+ * two floats to a 64-bit word. */
 ZK_BOTH void digest_block(uint64_t sum[2], uint64_t key, uint64_t block, const real *p, int64_t at,
                           int64_t n, int dtype)
 {

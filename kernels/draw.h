@@ -1,4 +1,7 @@
-/* draw.h -- a token drawn from a row of logits, on the host for every target. */
+/* draw.h -- sampling a token from a row of logits, on the host for every target.
+ *
+ *   weight = exp((logit - top) / temperature); P(token) = weight / sum of the weights kept
+ */
 #ifndef ZK_DRAW_H
 #define ZK_DRAW_H
 #include "scalar.h"
@@ -7,16 +10,16 @@ typedef struct draw_row {
     const real *logits; /* [V] */
     int dtype;
     int64_t V;
-    double top, temperature; /* top: the greatest of them */
+    double top, temperature; /* top: the greatest logit */
 } draw_row;
 
-/* What a token weighs; the likeliest 1 */
+/* Return the weight of a token; the likeliest has weight 1. */
 static inline double token_weight(const draw_row *r, int64_t i)
 {
     return zk_exp((realr(r->logits, i, r->dtype) - r->top) / r->temperature);
 }
 
-/* The order of numbers in that of integers: -0 below 0 */
+/* Map a float to an integer of the same order, with -0 below 0. */
 static inline uint32_t token_order(const draw_row *r, int64_t i)
 {
     float x = realr(r->logits, i, r->dtype);
@@ -25,7 +28,7 @@ static inline uint32_t token_order(const draw_row *r, int64_t i)
     return bits >> 31 ? ~bits : bits | UINT32_C(1) << 31;
 }
 
-/* How many tokens there are, or what they weigh, from this place in the order on */
+/* Count the tokens of order `least` and above, or add up their weights. */
 static inline double tokens_from(const draw_row *r, uint32_t least, int weighs)
 {
     double sum = 0;
@@ -34,7 +37,8 @@ static inline double tokens_from(const draw_row *r, uint32_t least, int weighs)
     return sum;
 }
 
-/* The highest place from which on there is so much; equal logits stay or go together. */
+/* Return the highest order at and above which there is at least `much`; equal logits are kept or
+ * dropped together. */
 static inline uint32_t place_of(const draw_row *r, double much, int weighs)
 {
     uint32_t least = 0;
@@ -45,8 +49,9 @@ static inline uint32_t place_of(const draw_row *r, double much, int weighs)
     return least;
 }
 
-/* One of the tokens of logits [V]: of the top_k likeliest (0: of all), of these of the likeliest
- * that have a share of top_p; temperature 0: the likeliest, the first of equals. u in [0, 1) */
+/* Sample one of the tokens of logits [V]: from the top_k likeliest (0: all), and of these from the
+ * likeliest whose probabilities add up to top_p. temperature 0: the likeliest, the first if several
+ * are equal. u: a random number in [0,1). */
 static inline int32_t draw(const real *logits, int dtype, int64_t V, float temperature,
                            int64_t top_k, double top_p, double u)
 {
@@ -67,7 +72,7 @@ static inline int32_t draw(const real *logits, int dtype, int64_t V, float tempe
         below += share;
         if (u < below) return (int32_t)i;
     }
-    return (int32_t)last; /* u lies in what rounding left over */
+    return (int32_t)last; /* u is above the rounded total */
 }
 
 #endif

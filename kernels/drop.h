@@ -1,7 +1,10 @@
-/* drop.h -- dropout: which elements stay, and what they are multiplied by, on every target.
+/* drop.h -- dropout: which elements are kept, and their scale, on every target.
  *
- * Element e of a sample has word e % 4 of the counter (e / 4, place | ZK_PLACE), which is no
- * tensor's; it stays where that is `least` or more. */
+ *   y = x / (1 - p) if word >= least, else 0; least = p * 2^32
+ *
+ * The word of element e of a sample is word e % 4 of Philox at counter (e / 4, place | ZK_PLACE), a
+ * counter that no tensor uses.
+ */
 #ifndef ZK_DROP_H
 #define ZK_DROP_H
 #include "scalar.h"
@@ -14,7 +17,7 @@ typedef struct drop {
     float scale;
 } drop;
 
-/* p: the share that does not stay, below 1 */
+/* p: the share of elements dropped, below 1 */
 static inline drop drop_of(int64_t place, float p)
 {
     drop d = {(uint64_t)place | ZK_PLACE, (uint32_t)((double)p * 0x1p32),

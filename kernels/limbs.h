@@ -1,17 +1,18 @@
 /* limbs.h -- exact sums of non-negative f64 as fixed-point numbers of ZK_LIMBS 32-bit digits.
  *
  * Invariants
- *  1. Bit 0 of limb i weighs 2^(32*i - 448). A term adds less than 2^32 to each limb, so 2^31 terms
- *     fit; carries wait for limbs_value.
- *  2. A term below 2^430 whose lowest bit weighs 2^-448 or more is added exactly. A square of an
- *     f32 lies in [2^-298, 2^256], 1024 of them stay below 2^266; f32 losses have no bit below
- *     2^-149.
+ *  1. Bit 0 of limb i has weight 2^(32*i - 448). A term adds less than 2^32 to each limb, so 2^31
+ *     terms fit; carries are left to limbs_value.
+ *  2. A term below 2^430 whose lowest bit has weight 2^-448 or more is added exactly. The square of
+ *     an f32 lies in [2^-298, 2^256], and 1024 of them stay below 2^266; f32 losses have no bit
+ *     below 2^-149.
  */
 #ifndef ZK_LIMBS_H
 #define ZK_LIMBS_H
 #include "scalar.h"
 
-/* s as three digits from limb *at on. Returns 0 where s is not finite (or beyond invariant 2). */
+/* Split s into three digits for the limbs from *at on. Returns 0 if s is not
+ * finite or breaks invariant 2. */
 ZK_BOTH int limbs_split(double s, int *at, uint32_t digit[3])
 {
     uint64_t bits;
@@ -25,7 +26,7 @@ ZK_BOTH int limbs_split(double s, int *at, uint32_t digit[3])
     return s >= 0 && s < 0x1p430 && (bit >= 0 || s == 0);
 }
 
-/* Adds s; returns 0, adding nothing, where it cannot be split. */
+/* Add s to the sum. Returns 0, and adds nothing, if s cannot be split. */
 ZK_BOTH int limbs_add(int64_t *limb, double s)
 {
     uint32_t digit[3];
@@ -34,10 +35,10 @@ ZK_BOTH int limbs_add(int64_t *limb, double s)
     return good;
 }
 
-/* The sum, rounded once to nearest even. */
+/* Return the sum, rounded once to nearest even. */
 ZK_BOTH double limbs_value(const int64_t *limb)
 {
-    uint32_t digit[ZK_LIMBS + 4] = {0}; /* two zeros below, room for a carry above */
+    uint32_t digit[ZK_LIMBS + 4] = {0}; /* two zeros below, space for a carry above */
     int64_t carry = 0;
     int top = 0;
     for (int i = 0; i < ZK_LIMBS + 2; i++) {
@@ -48,7 +49,7 @@ ZK_BOTH double limbs_value(const int64_t *limb)
     }
     if (!top) return 0;
     uint64_t high = digit[top], low = (uint64_t)digit[top - 1] << 32 | digit[top - 2];
-    int drop = 33 - __builtin_clz(digit[top]); /* leaves 63 bits, the last one sticky */
+    int drop = 33 - __builtin_clz(digit[top]); /* leaves 63 bits; the last is sticky */
     int64_t head = (int64_t)(high << (64 - drop) | low >> drop);
     int rest = (low & ((1ull << drop) - 1)) != 0;
     for (int i = 0; i < top - 2; i++) rest |= digit[i] != 0;

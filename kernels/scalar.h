@@ -1,11 +1,11 @@
-/* scalar.h -- one number at a time, for every target: bf16, f16, and sine, cosine, exp, log of
- * doubles.
+/* scalar.h -- scalar functions for every target: bf16 and f16 conversion; sine, cosine, exp and log
+ * of doubles.
  *
  * Invariants
- *  1. The same bits on a CPU and a GPU, with any compiler: IEEE operations and written-out FMA
- *     only, no libm. Everything is compiled with contraction off.
- *  2. The doubles' functions are within 2 ulp of the exact value, sine and cosine for |x| <= 1e7.
- *     NaN gives NaN, infinities give the limits.
+ *  1. The bits are the same on a CPU and a GPU and with any compiler: only IEEE operations and
+ *     explicit FMAs are used, no libm, and everything is compiled with contraction off.
+ *  2. Functions of doubles are within 2 ulp of the exact value, sine and cosine for |x| <= 1e7. NaN
+ *     gives NaN; infinities give the limits.
  */
 #ifndef ZK_SCALAR_H
 #define ZK_SCALAR_H
@@ -20,12 +20,12 @@
 #define ZK_BOTH static inline
 #endif
 
-enum { ZK_BLOCK = 1024 }; /* elements of a tensor that norm, hash and shards keep whole */
+enum { ZK_BLOCK = 1024 }; /* elements of a block, which norm, hash and shards never split */
 
 ZK_BOTH int64_t zk_least(int64_t a, int64_t b) { return a < b ? a : b; }
 ZK_BOTH int64_t zk_most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* ---- bf16: the upper half of a float; rounded to nearest even, NaN stays NaN */
+/* ---- bf16: the upper half of a float; rounds to nearest even, NaN stays NaN */
 ZK_BOTH float widen(uint16_t x)
 {
     uint32_t u = (uint32_t)x << 16;
@@ -41,11 +41,11 @@ ZK_BOTH uint16_t narrow(float x)
     return (uint16_t)((x != x ? u | 0x400000 : u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-/* ---- f16: IEEE's half; rounded to nearest even, from 65520 on to infinity; NaN stays NaN. The
- * bits are those of F16C. */
+/* ---- f16: IEEE half; rounds to nearest even, 65520 and above to infinity; NaN stays NaN. The bits
+ * are those of F16C. */
 ZK_BOTH float widen_f16(uint16_t x)
 {
-    uint32_t low = x & 0x7fff, rise = low < 0x7c00 ? 112 : 224; /* of the exponent */
+    uint32_t low = x & 0x7fff, rise = low < 0x7c00 ? 112 : 224; /* rise: added to the exponent */
     uint32_t u = ((low << 13) + (rise << 23)) | (uint32_t)(low > 0x7c00) << 22;
     float small = (float)low * 0x1p-24f, f;
     if (low < 0x400) memcpy(&u, &small, sizeof u);
@@ -61,7 +61,7 @@ ZK_BOTH uint16_t narrow_f16(float x)
     uint32_t sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
     memcpy(&x, &u, sizeof x);
-    x += 0.5f; /* subnormal halves have the steps of [0.5, 1) */
+    x += 0.5f; /* subnormal halves have the spacing of floats in [0.5, 1) */
     memcpy(&low, &x, sizeof low);
     if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x1ff));
     if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
@@ -78,7 +78,7 @@ ZK_BOTH float realr(const real *p, int64_t i, int dtype)
 }
 
 /* ---- functions of a double */
-ZK_BOTH double zk_power(int64_t n) /* 2^n, a normal number */
+ZK_BOTH double zk_power(int64_t n) /* 2^n, where that is a normal number */
 {
     int64_t bits = (n + 1023) << 52;
     double x;
@@ -100,7 +100,7 @@ ZK_BOTH double zk_inverse_factorial(int n)
     return value[n];
 }
 
-/* as lanes_exp; Taylor to r^14 */
+/* exp(x), computed as in lanes_exp, with a Taylor series to r^14 */
 ZK_BOTH double zk_exp(double x)
 {
     if (x != x) return x;
@@ -115,7 +115,7 @@ ZK_BOTH double zk_exp(double x)
     return p * zk_power(half) * zk_power(e - half);
 }
 
-/* as lanes_log; s^2 to the 11th power */
+/* log(x), computed as in lanes_log, with a series to the 11th power of s^2 */
 ZK_BOTH double zk_log(double x)
 {
     if (!(x > 0.0) || x == __builtin_inf())
@@ -134,8 +134,8 @@ ZK_BOTH double zk_log(double x)
     return __builtin_fma(e, 0x1.62e42fefa39efp-1, f - (half - tail));
 }
 
-/* x = n * pi/2 + r + *low, |r| <= pi/4; returns r. Three parts of pi/2 have 30 bits, so that their
- * products by n < 2^23 are exact, and the fourth has 53. */
+/* Reduce x to n * pi/2 + r + *low, |r| <= pi/4, and return r. pi/2 is split into three parts of 30
+ * bits, whose products with n < 2^23 are exact, and a fourth of 53 bits. */
 ZK_BOTH double zk_quadrant(double x, double *low, int *n)
 {
     double shifted = __builtin_fma(x, 0x1.45f306dc9c883p-1, 0x1.8p52), k = shifted - 0x1.8p52;
@@ -152,7 +152,7 @@ ZK_BOTH double zk_quadrant(double x, double *low, int *n)
     return r;
 }
 
-/* sin(r + low), Taylor to r^17: the next term is below 2^-60 */
+/* sin(r + low), Taylor series to r^17; the next term is below 2^-60 */
 ZK_BOTH double zk_sine(double r, double low)
 {
     double z = r * r, p = zk_inverse_factorial(17);
@@ -160,7 +160,7 @@ ZK_BOTH double zk_sine(double r, double low)
     return r + __builtin_fma(-p * z, r, low * __builtin_fma(-0.5, z, 1.0));
 }
 
-/* cos(r + low), Taylor to r^18; what 1 - r^2/2 loses is added back */
+/* cos(r + low), Taylor series to r^18; the rounding error of 1 - r^2/2 is added back */
 ZK_BOTH double zk_cosine(double r, double low)
 {
     double z = r * r, half = 0.5 * z, one = 1.0 - half, p = zk_inverse_factorial(18);

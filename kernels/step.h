@@ -1,9 +1,15 @@
-/* step.h -- the constants of an optimizer step, made in f64 from the recipe and the exact sums. */
+/* step.h -- the constants of an optimizer step, computed in f64 from the recipe and the exact sums.
+ *
+ *   loss = sum of losses / valid; norm = sqrt(sum of squares) * M / valid / scale
+ *   factor = M / valid / scale, times clip / (norm + 1e-6) if norm > clip; it multiplies gradients
+ *   bias1 = 1 / (1 - beta1^applied); bias2 = 1 / (1 - beta2^applied)
+ */
 #ifndef ZK_STEP_H
 #define ZK_STEP_H
 #include "limbs.h"
 
-/* The value of a schedule at a step, 1 and on. Logarithms are of steps since the origin. */
+/* Return the value of a schedule at a step, counted from 1. ZK_LOG takes logarithms of the steps
+ * since the origin. */
 ZK_BOTH double step_phase(const zk_phase *p, int64_t step)
 {
     while (p->until && step >= p->until) p++;
@@ -25,8 +31,8 @@ ZK_BOTH double step_power(double x, int64_t n)
     return y;
 }
 
-/* The scale that follows the last step's. What DeepSpeed's scaler asks of the number of its step,
- * whether a whole number of windows lies behind the last overflow, `clean` says here. */
+/* Set the loss scale by the result of the last step. DeepSpeed derives from the step's number
+ * whether a whole number of windows has passed since the last overflow; here `clean` counts it. */
 ZK_BOTH void step_scale(zk_ctl *ctl, const zk_scaler *s)
 {
     int overflow = ctl->skipped == ZK_RESCALED;
@@ -46,7 +52,7 @@ ZK_BOTH void step_scale(zk_ctl *ctl, const zk_scaler *s)
     }
 }
 
-/* Why the step is skipped */
+/* Return why the step is skipped, or ZK_APPLIED. */
 ZK_BOTH int64_t step_skipped(const zk_ctl *ctl, int finite, const zk_scaler *s)
 {
     if (finite || !s->window) return finite && ctl->valid ? ZK_APPLIED : ZK_FAULTY;
@@ -62,7 +68,7 @@ ZK_BOTH void step_begin(zk_ctl *ctl, const zk_recipe *r)
     ctl->leaves = 0;
 }
 
-/* The mean loss over valid tokens, and their number, held in sums */
+/* Compute the mean loss over valid tokens, and their number, from the sums. */
 ZK_BOTH void step_mean(const int64_t *sums, double *loss, double *valid)
 {
     double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);

@@ -1,31 +1,40 @@
-/* update.h -- one step of an element, or of several side by side, by each optimizer.
+/* update.h -- one optimizer step for one element, or for several side by side. g is the gradient
+ * times `factor`, m and v the states:
  *
- * Whoever includes it gives first: `lanes`, a float or several; lanes_set(x), x in each;
- * lanes_fma(a, b, c); lanes_sqrt(x); lanes_sign(x), 1, 0 or -1; and ZK_LANES, what begins a
- * function of them.
+ *   AdamW, Adam  m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g; p -= lr*m*bias1/(sqrt(v*bias2) + eps)
+ *   SGD          p -= lr*g; with momentum m = b1*m + g, p -= lr*m; Nesterov p -= lr*(g + b1*m)
+ *   Lion         p -= lr * sign(b1*m + (1-b1)*g); m = b2*m + (1-b2)*g
+ *   Adagrad      v += g*g; p -= lr * g / (sqrt(v) + eps)
+ *
+ * AdamW and Lion first shrink p by lr * decay; the others add decay * p to g.
+ *
+ * The includer defines first: `lanes`, a float or a vector of them; lanes_set(x), x in each;
+ * lanes_fma(a, b, c); lanes_sqrt(x); lanes_sign(x), which is 1, 0 or -1; and ZK_LANES, the
+ * qualifiers of a function of lanes.
  *
  * Invariants
- *  1. IEEE multiplication, division and square root and explicit fma in f32: any target that has
- *     these gives the same bits.
- *  2. A rule reads and writes the states that its row in gen/zg/facts/ops.py has; the others are 0.
+ *  1. Only IEEE multiplication, division, square root and explicit FMA in f32 are used, so any
+ *     target that has these gives the same bits.
+ *  2. A rule reads and writes the states that its row in gen/zg/facts/ops.py lists; the others are
+ *     0.
  */
 #ifndef ZK_UPDATE_H
 #define ZK_UPDATE_H
 #include "scalar.h"
 
-/* Of stochastic rounding in a step: the key of Philox, whose counter is (element / 4, key of
- * the tensor) and whose word element % 4 is the element's: its lower half for m, its upper for v.
- * The lower half of a second word, of the counter with ZK_SECOND, is for p. */
+/* Return the Philox key for stochastic rounding in a step. The counter is (element / 4, key of the
+ * tensor) and word element % 4 is the element's: its lower half rounds m, its upper half v. With
+ * ZK_SECOND in the counter, the lower half of the word rounds p. */
 #define ZK_SECOND (UINT64_C(1) << 63)
 ZK_BOTH uint64_t update_seed(const zk_ctl *ctl, const zk_recipe *r)
 {
     return r->seed + (uint64_t)ctl->step * UINT64_C(0xd1342543de82ef95);
 }
 
-/* zk_recipe's rule: rows of gen/zg/facts/ops.py */
+/* values of zk_recipe.rule: rows of gen/zg/facts/ops.py */
 enum { ZK_ADAMW, ZK_ADAM, ZK_SGD, ZK_MOMENTUM, ZK_NESTEROV, ZK_LION, ZK_ADAGRAD };
 
-/* What is the same for all tensors in a step */
+/* Constants of a step that are the same for all tensors. */
 typedef struct step {
     int32_t rule;
     float factor, beta1, rest1, beta2, rest2, bias1, bias2, eps;
@@ -40,7 +49,7 @@ ZK_BOTH step step_of(const zk_ctl *ctl, const zk_recipe *r)
     return s;
 }
 
-/* What a tensor has of its own: its rate, its weight decay, and -lr * decay */
+/* Constants of a tensor: its learning rate, its weight decay, and -lr * decay. */
 typedef struct pull {
     float lr, decay, shrink;
 } pull;
@@ -52,7 +61,7 @@ ZK_BOTH pull pull_of(const zk_ctl *ctl, const zk_span *span)
     return own;
 }
 
-/* Kingma and Ba, 2015: p moved by the corrected moments of g */
+/* Adam (Kingma and Ba, 2015). */
 ZK_LANES lanes update_adam(const step *s, float lr, lanes p, lanes *m, lanes *v, lanes g)
 {
     *m = lanes_fma(lanes_set(s->beta1), *m, s->rest1 * g);
@@ -61,7 +70,7 @@ ZK_LANES lanes update_adam(const step *s, float lr, lanes p, lanes *m, lanes *v,
     return lanes_fma(lanes_set(-lr), move, p);
 }
 
-/* PyTorch's SGD without dampening; ahead: Nesterov's */
+/* PyTorch's SGD with momentum, without dampening. ahead: Nesterov's. */
 ZK_LANES lanes update_momentum(const step *s, float lr, lanes p, lanes *m, lanes g, int ahead)
 {
     lanes beta = lanes_set(s->beta1);
@@ -69,7 +78,7 @@ ZK_LANES lanes update_momentum(const step *s, float lr, lanes p, lanes *m, lanes
     return lanes_fma(lanes_set(-lr), ahead ? lanes_fma(beta, *m, g) : *m, p);
 }
 
-/* Chen and others, 2023 (Lion): the sign of a mean that is newer than the one kept */
+/* Lion (Chen and others, 2023). */
 ZK_LANES lanes update_lion(const step *s, float lr, lanes p, lanes *m, lanes g)
 {
     lanes mean = lanes_fma(lanes_set(s->beta1), *m, s->rest1 * g);
@@ -77,14 +86,14 @@ ZK_LANES lanes update_lion(const step *s, float lr, lanes p, lanes *m, lanes g)
     return lanes_fma(lanes_set(-lr), lanes_sign(mean), p);
 }
 
-/* Duchi and others, 2011: v is the sum of squares */
+/* Adagrad (Duchi and others, 2011). */
 ZK_LANES lanes update_adagrad(const step *s, float lr, lanes p, lanes *v, lanes g)
 {
     *v = lanes_fma(g, g, *v);
     return lanes_fma(lanes_set(-lr), g / (lanes_sqrt(*v) + s->eps), p);
 }
 
-/* The new p. Decay pulls at p itself (AdamW, Lion), or is a part of the gradient. */
+/* Return the new p. Weight decay shrinks p itself (AdamW, Lion) or is added to the gradient. */
 ZK_LANES lanes update(const step *s, const pull *own, lanes p, lanes *m, lanes *v, lanes g)
 {
     g = g * s->factor;

@@ -1,13 +1,16 @@
-/* zr.h -- all that a training program may see of the runtime.
+/* zr.h -- the runtime's interface to a training program; train.c sees nothing else of it.
  *
  * Invariants
  *  1. The runtime decides nothing: every size, offset, order and event comes from train.c.
- *  2. Work on a queue runs in the order of issue; an event is CUDA's: zr_wait waits for the newest
- *     zr_record of that event issued before it (none: no wait).
- *  3. Every rank issues the same collectives in the same order on each queue.
- *  4. Offsets and sizes are bytes in the rank's arena unless said otherwise; all are 64 bit. What
- *     ZR_HOST works on lies in its host arena, what is stored in its file arena.
+ *  2. Commands of a queue run in the order of issue. Events work as in CUDA: zr_wait waits for
+ *     the newest zr_record of the event issued before it, and for nothing if there is none.
+ *  3. On each queue every rank issues the same collectives in the same order.
+ *  4. Offsets and sizes are in bytes and have 64 bits. Offsets count from the start of the rank's
+ *     arena, in operands of ZR_HOST from the start of its host arena, and in operands that name
+ *     stored data from the start of its file arena.
  *  5. Nothing is allocated between the first step and the last.
+ *
+ * No function returns an error: one that fails prints a message and ends the run on all ranks.
  */
 #ifndef ZR_H
 #define ZR_H
@@ -15,18 +18,21 @@
 #include <stdint.h>
 
 #define ZR_ABI 21
-typedef struct zr zr; /* one rank */
+typedef struct zr zr; /* the state of one rank */
 
-/* ZR_HOST's functions run on the host's processor, on the host arena. */
+/* Queues. Functions of ZR_HOST run on the host's processor and work on the host arena. */
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_SUM = 3, ZR_HOST = 4 };
 enum { ZR_UP = 5, ZR_DOWN = 6, ZR_LOAD = 7, ZR_STORE = 8, ZR_FETCH = 9, ZR_QUEUES = 10 };
-enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 }; /* of zr_program.gemms */
+enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 }; /* first argument of zr_program.gemms */
+/* Sections of a step that zr_replay can record as graphs. */
 enum { ZR_BEGIN = 0, ZR_MICRO_BATCH = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
-/* A piece of work: k is the queue's kernel context (NULL for queues that only move: ZR_GATHER,
- * ZR_REDUCE and those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
+/* A function that a queue runs. k: the queue's kernel context, or NULL on queues that only move
+ * data (ZR_GATHER, ZR_REDUCE, and ZR_UP to ZR_FETCH). a: the arena of the queue. i: the operands
+ * given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
-/* Where operand n of the function `name` lies, which is an offset; fails if not in the arena. */
+/* Return the address in arena a of operand n of function `name`, where i[n] is an offset. Fails if
+ * it is outside the arena. */
 void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name);
 
 /* ---- queues */
@@ -36,182 +42,250 @@ static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
 {
     for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
 }
-/* What `queue` has so far comes before what `other` gets from now on. */
+/* Make the next commands of `other` wait for all commands issued to `queue` so far. */
 #define zr_before(z, queue, other, event) (zr_record(z, queue, event), zr_wait(z, other, event))
-#define zr_waits(z, queue, ...) /* for each of these events */                                     \
+#define zr_waits(z, queue, ...) /* wait for each of these events */                                \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
-/* n <= 12 operands, copied; name: of the function, for profilers and the watchdog */
+/* Issue fn with n <= 12 operands, which are copied. name: the function's name as profilers and the
+ * watchdog print it. */
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i);
 #define zr_call(z, queue, fn, ...)                                                                 \
     zr_call_n(z, queue, fn, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),  \
               (const int64_t[]){__VA_ARGS__})
-/* The steps that issue(z) issues on all queues, the same whenever it is called; of a training step
- * ZR_UPDATE alone changes states. A GPU records them as graph `graph`, which it plays from then on:
- * a wait for what came before issue is none. A program with ZR_HOST is issued anew there, too. */
+/* Issue the commands of issue(z), which are the same at every call. On a GPU the first call
+ * captures them as CUDA graph `graph`, and every call launches the graph. A wait in it for an event
+ * recorded outside of it has no effect. A program that uses ZR_HOST is issued anew every time, on a
+ * GPU too. Of the graphs of a training step only ZR_UPDATE changes states. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
-/* Around operands, zr_copy's from, zr_done's at: their slot is dead behind it; tests poison it */
+/* Mark an operand of a call, `from` of zr_copy or `at` of zr_done as the last use of its slot:
+ * after the command the contents are dead. Test modes overwrite them with NaN. */
 #define zr_last(at) ((at) + (INT64_C(1) << 62))
-/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. ZR_LOAD,
- * ZR_FETCH: to `to` of the host arena from `from` of the file arena; ZR_STORE: the other way. */
+/* Copy bytes from offset `from` to offset `to`. The queue says between which arenas:
+ *   ZR_UP              host arena -> arena       ZR_DOWN   arena -> host arena
+ *   ZR_LOAD, ZR_FETCH  file arena -> host arena  ZR_STORE  host arena -> file arena */
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
-/* ---- collectives over a group (of zr_program.groups) of R ranks, of which r is this one */
+/* ---- collectives. `group` is an index of zr_program.groups; R is its number of ranks, r this
+ * rank's place in it. */
 int zr_rank(const zr *z);
-int zr_place(const zr *z, int group); /* this rank's number in it */
-/* piece p of `to` (at to + p*to_step, bytes long) = rank p's piece at from + p*from_step. Complete
- * when this rank has all pieces and every peer has read this rank's. In place where both agree. */
+int zr_place(const zr *z, int group); /* r */
+/* All-gather: copy piece p, `bytes` at from + p*from_step in the arena of rank p, to to +
+ * p*to_step, for each p of the group. Complete when this rank has all pieces and every peer has
+ * read this rank's piece. In place where the two addresses are the same. */
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                int64_t to_step, int64_t bytes);
-/* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources of `to`, a slot
- * of the inbox, has R pointers to `bytes` each, in order of rank, good until its zr_done, on any
- * queue: on a CPU to where the pieces lie, on a GPU to where they have come, to + p*bytes. */
+/* All-to-all, the first half of a reduce-scatter: rank p offers its piece for this rank,
+ * `bytes` at at + r*step of its arena. `to` is a slot of the inbox. Afterwards zr_sources(z,
+ * to) has R pointers to the pieces in order of rank, valid on any queue until zr_done of the
+ * same `to`. On a CPU they point to peers' memory where it can be read; elsewhere piece p has
+ * been received at to + p*bytes. */
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes);
-/* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
- * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
-enum { ZR_PAIRS, ZR_TILES }; /* orders of products in bf16, as zk_products has them */
+enum { ZR_PAIRS, ZR_TILES }; /* orders of products in bf16: see zk_products in zk.h */
+/* Types of elements. */
 enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_I64 = 3, ZR_F64 = 4 };
+/* NCCL's reduce-scatter: as zr_alltoall, but the only source is the sum of all ranks' pieces, which
+ * are elements of `type`. NCCL's order of summation repeats only on equal GPUs with the same NCCL.
+ * Fails on a CPU. */
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type);
+/* Return the pieces that the inbox slot `to` holds: one pointer for each rank. */
 const void *const *zr_sources(zr *z, int64_t to);
-void zr_done(zr *z, int queue, int group, int64_t to, int64_t at); /* all owners have read `at` */
-/* int64 to[n] = exact sums of all ranks' from[n]. */
+/* Wait until every rank of the group has read its piece at `at`, and free the inbox slot `to`. */
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at);
+/* All-reduce: int64 to[n] = the sum of from[n] over the ranks. `to` may be `from`. */
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: a micro-batch's tokens, targets, positions and keys; or `at` behind their places */
+/* ---- data */
+/* Copy the tokens, targets, positions and keys of a micro-batch to their places in the arena. */
 void zr_batch(zr *z, int64_t micro_batch);
+/* The same, each `at` bytes after its place. */
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
-/* ---- what the program tells the runtime */
-typedef struct zr_group { /* the first: all ranks */
+/* ---- the tables of a program */
+/* A group of ranks. Group 0 is all ranks. */
+typedef struct zr_group {
     const char *name;
     int32_t ranks;
 } zr_group;
-/* An axis along which the ranks of a group differ: so many places, `stride` ranks from each to the
- * next. Of a group's axes the last counts fastest; the first group has none, and all ranks. */
+
+/* An axis of the grid of ranks along which the ranks of a group differ. A group's last axis varies
+ * fastest. Group 0 has no rows: it is all ranks in order. */
 typedef struct zr_axis {
-    int32_t group, size, stride;
+    int32_t group, /* index of the group */
+        size,      /* number of places along the axis */
+        stride;    /* distance in ranks from one place to the next */
 } zr_axis;
-/* What a run keeps from step to step, and "params", what publish makes of masters for all ranks. A
- * row is of every instance of a flat: elements [first, first + n) of each shard that a rank has,
- * where shard i is elements [i*shard, (i+1)*shard) of the flat. over: the group of R ranks whose
- * place r has shards [r*K, (r+1)*K) one after the other, K = ranks / R; -1: every rank has all. A
- * rank answers for the shard that is its place in zr_program.owners. A shard may be in two rows, in
- * order. flat -1: a number of no flat, the same on every rank. */
+
+/* A state: data that a run keeps from step to step, or "params", which publish makes of the
+ * masters. A row describes elements [first, first + n) of each shard of a flat that a rank has, for
+ * all its instances; shard i is elements [i*shard, (i+1)*shard) of the flat. A shard may be split
+ * over two rows, in order. A rank saves and hashes the shard that is its place in
+ * zr_program.owners. */
 typedef struct zr_state {
-    const char *what; /* "master", parameters too that have no other; "exp_avg" ...; "step" ... */
-    /* instance i has its first element (of its first shard) at at + i*stride, in bytes of the arena
-     * of ZR_MAIN or ZR_HOST or, where queue is ZR_STORE, of the file arena */
-    int64_t at, stride, shard, first, n;
-    int32_t flat, count, over, queue, type; /* type: of an element, ZR_F32 ... */
-    /* of masters, else NULL: hashes elements of the shard that this rank owns. Operands: the place
-     * of the first (in the rank's first shard), instance, uint64_t[2] to add to, the number of the
-     * first, n (of a tile) */
+    const char *what; /* "master" (also parameters without other masters), "exp_avg", "step" ... */
+    int64_t at,       /* offset of the first element of instance 0 in the arena of `queue` */
+        stride,       /* bytes from one instance to the next */
+        shard,        /* elements of a shard */
+        first,        /* first element of the row in each shard */
+        n;            /* elements of the row in each shard */
+    int32_t flat,     /* number of the flat; -1: one number that is the same on every rank */
+        count,        /* instances */
+        over,         /* group whose R ranks share the flat: the rank at place r has shards [r*K,
+                         (r+1)*K) one after the other, K = ranks / R; -1: every rank has all */
+        queue,        /* arena: ZR_MAIN, ZR_HOST, or ZR_STORE for the file arena */
+        type;         /* type of an element: ZR_F32 ... */
+    /* Hash elements of the shard that this rank owns; NULL where the row has no masters. Operands:
+     * the offset of the first element in the rank's first shard, the instance, the uint64_t[2] to
+     * add to, the number of the first element, the number of elements (of a tile). */
     zr_fn *hash;
 } zr_state;
 
-/* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
- * Instance i: flat instance i*flat_step of flat `flat`, elements from offset + i*offset_step on; a
- * flat_step above 1: of so many instances as if they were one. */
+/* A tensor of the weights' file. Instance i has its elements in instance i*flat_step of the flat,
+ * from offset + i*offset_step on. */
 typedef struct zr_tensor {
-    const char *name;
-    int64_t offset, offset_step;
-    int64_t shape[2];                            /* row-major; ndim 1: shape[0] alone */
-    int32_t ndim, flat, flat_step, count, first; /* first: the number of instance 0's layer */
+    const char *name;   /* with one %d for the layer where count > 1 */
+    int64_t offset,     /* first element in the flat */
+        offset_step;    /* elements from one instance to the next */
+    int64_t shape[2];   /* row-major; ndim 1 uses shape[0] alone */
+    int32_t ndim, flat, /* number of the flat */
+        flat_step,      /* instances of the flat per tensor; above 1 they count as one flat */
+        count,          /* instances of the tensor */
+        first;          /* layer of instance 0 */
 } zr_tensor;
 
-/* A target of the plan, a column of its launch tables: bytes; an allowance for NCCL beside it */
+/* A target of the plan: a column of its launch tables. */
 typedef struct zr_column {
     const char *name; /* "cpu", "sm_90" ... */
-    int64_t arena, nccl;
+    int64_t arena,    /* bytes of a rank's arena */
+        nccl;         /* bytes beside the arena that are reserved for NCCL */
 } zr_column;
 
-/* What a step reports, in this order; the scale is of its gradients, 0: there is none. */
+/* Numbers that a step reports, as double[ZR_REPORT]. ZR_SCALE: the loss scale, 0 without one. */
 enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
-/* Why it was skipped: no finite gradient, or no target; a lower scale comes next; there is none. */
+/* Values of ZR_SKIPPED. ZR_FAULTY: a gradient was not finite, or no token had a target.
+ * ZR_RESCALED: a gradient was not finite, and the loss scale drops. ZR_LOWEST: the
+ * scale cannot drop further. */
 enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
-/* To draw behind the last one whose target the last evaluation did not ignore; u in [0, 1) */
+/* A request to sample the token after the last one whose target the last evaluation counted. */
 typedef struct zr_draw {
-    double temperature, top_p, u;
-    int32_t top_k, token; /* token: the result */
+    double temperature, top_p, u; /* u: a random number in [0, 1) */
+    int32_t top_k, token;         /* token: the result */
 } zr_draw;
 
-/* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; what is not listed:
- * "step"), the flops of a call, 0 where they do not count. It is called for so many units in turn,
- * `times` for each; negative: from the last to the first; 0: for one, or no number to tell. */
+/* A function of ZR_MAIN as --profile reports it. */
 typedef struct zr_function {
-    const char *name, *part;
-    double flops;
-    int32_t units, times;
+    const char *name, *part; /* part: of a step, "forward" ...; functions not listed are "step" */
+    double flops;            /* of one call; 0: not counted */
+    int32_t units,           /* units it is called for in turn, from the last if negative; 0: one */
+        times;               /* calls for each unit */
 } zr_function;
 
-/* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
+/* The program: constants, tables and functions of train.c. A zr_fn here runs on ZR_MAIN; its
+ * operands are addresses in the host's memory. */
 typedef struct zr_program {
-    uint32_t abi;                /* ZR_ABI */
-    const char *name, *summary;  /* of the spec; in a line, how it is trained */
-    const char *plan, *layout;   /* SHA-256, 64 hex digits */
-    const char *memory, *config; /* a line for --version; Hugging Face's config.json or NULL */
-    const char *adapter, *lead;  /* PEFT's adapter_config.json or NULL; its names' beginning */
-    int64_t shared, hosted; /* bytes: that peers read of an arena, its first; of the host arena */
-    /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
-     * at once; bytes read and written in a training step; where in the host arena a tile of masters
-     * that lie in the file comes, and elements of a tile */
-    int64_t filed, block, depth, loads, stores, brought, tile;
-    const char *folder;
-    uint32_t queues; /* those that it uses: 1 << ZR_MAIN ... */
-    /* Of a GPU: where launches' workspace lies in the arena; bytes of the pinned host arena; places
-     * in it for batches, and scratch. Unless peers' memory is read: slots for pieces. */
-    int64_t workspace, host, pinned_batch, pinned_batch_step, pinned_scratch, inbox, inbox_step;
-    int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
-    int32_t type, ncolumns, inboxes, ranks, events, pinned_batches; /* type: of parameters */
-    int64_t micro_batches, batch, sequence, vocab;                  /* A; B; T; V */
-    int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
-    uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
-    int64_t tokens, targets, positions, keys; /* int32[B*T] each; int64[B], 0: there are none */
-    int64_t packed, end;    /* 1: positions are there; they begin anew behind the token `end` */
-    double flops, lora;     /* a global step's, 6N per token + attention; adapters' alpha / rank */
-    int64_t wire, messages; /* bytes received and collectives, per rank and training step */
-    int64_t commands;       /* of a rank in a training step, waits among them */
-    const char *const *recipe; /* lines `key: value`: all that the weights' bits depend on */
-    const zr_column *columns;
-    const zr_group *groups;
-    const zr_state *states;
-    const zr_tensor *tensors;
-    const zr_function *functions;
-    const int64_t (*slots)[3]; /* at, bytes of each, how many: what they hold dies */
-    const zr_axis *axes;
-    const uint32_t *meets; /* [ngroups] queues of its collectives, bits; NULL: all that are used */
-    int64_t far;           /* of wire, bytes from other hosts */
-    int32_t owners, local; /* the group in whose order ranks own shards; ranks of a host, 0: all */
+    uint32_t abi;          /* ZR_ABI */
+    const char *name,      /* name of the spec */
+        *summary;          /* one line: how the model is trained */
+    const char *plan,      /* SHA-256 of the plan, in hex */
+        *layout;           /* SHA-256 of the places and owners of all parameters, in hex */
+    const char *memory,    /* one line for --version: where memory goes */
+        *config;           /* Hugging Face's config.json, or NULL */
+    const char *adapter,   /* PEFT's adapter_config.json, or NULL */
+        *lead;             /* prefix of the names of an adapter's tensors */
+    int64_t shared,        /* bytes at the start of an arena that peers read */
+        hosted;            /* bytes of the host arena */
+    int64_t filed,         /* bytes of the file arena; 0: there is none */
+        block,             /* bytes of one transfer between file and memory */
+        depth,             /* transfers in flight */
+        loads,             /* bytes read from the file in a training step */
+        stores,            /* bytes written to it in a training step */
+        brought,           /* offset in the host arena for a tile of masters read from the file */
+        tile;              /* elements of a tile */
+    const char *folder;    /* directory of the file arena */
+    uint32_t queues;       /* queues in use, a bit each: 1 << ZR_MAIN ... */
+    int64_t workspace,     /* GPU: offset of the kernels' workspace in the arena */
+        host,              /* GPU: bytes of pinned host memory, the host arena included */
+        pinned_batch,      /* GPU: offset in it of the first slot for a batch */
+        pinned_batch_step, /* GPU: bytes from one slot to the next */
+        pinned_scratch,    /* GPU: offset in it of the scratch that kernels write for the host */
+        inbox,             /* offset of the first inbox slot, which receives pieces of peers whose
+                              memory cannot be read */
+        inbox_step;        /* bytes from one inbox slot to the next */
+    int32_t margin,        /* GPU: SMs that matrix products leave free */
+        blocks,            /* GPU: thread blocks of an NCCL communicator; 0: NCCL chooses */
+        channels;          /* GPU: NCCL's channels for sends and receives within the margin */
+    int32_t type,          /* type of parameters and activations: ZR_F32, ZR_BF16 or ZR_F16 */
+        ncolumns,          /* length of `columns` */
+        inboxes,           /* number of inbox slots */
+        ranks,             /* number of ranks */
+        events,            /* number of events */
+        pinned_batches;    /* GPU: number of pinned slots for batches */
+    int64_t micro_batches, /* A: micro-batches of a rank in a step */
+        batch,             /* B: sequences of a micro-batch */
+        sequence,          /* T: tokens of a sequence */
+        vocab;             /* V: size of the vocabulary */
+    int64_t ignore,        /* token that is never a target; -1: none */
+        skips;             /* ZR_FAULTY steps in a row that end the run */
+    uint64_t shuffle,      /* 1: the order of samples is drawn anew for each epoch */
+        seed;              /* seed of that order and of dropout */
+    int64_t tokens,        /* offset of the tokens in the arena, int32 [B,T] */
+        targets,           /* offset of the targets, int32 [B,T] */
+        positions,         /* offset of the positions, int32 [B,T]; 0: there are none */
+        keys;              /* offset of the samples' random keys, int64 [B]; 0: there are none */
+    int64_t packed,        /* 1: positions restart at each document */
+        end;               /* token that ends a document */
+    double flops,          /* of a step of all ranks: 6N per token, plus attention */
+        lora;              /* alpha / rank of the adapters */
+    int64_t wire,          /* bytes that a rank receives in a training step */
+        messages;          /* collectives of a rank in a training step */
+    int64_t commands;      /* commands of a rank in a training step, waits included */
+    const char *const *recipe;    /* `key: value` lines: all that determines the weights' bits */
+    const zr_column *columns;     /* targets */
+    const zr_group *groups;       /* groups of ranks */
+    const zr_state *states;       /* data that a run keeps */
+    const zr_tensor *tensors;     /* tensors of the weights' file */
+    const zr_function *functions; /* functions for --profile */
+    const int64_t (*slots)[3];    /* {offset, bytes, number} of each class of slots that can die */
+    const zr_axis *axes;          /* axes of all groups */
+    /* [ngroups] queues on which a group has collectives, a bit each; NULL: on all in use */
+    const uint32_t *meets;
+    int64_t far;    /* bytes of `wire` that come from other hosts */
+    int32_t owners, /* group whose order is the order of the shards that ranks own */
+        local;      /* ranks of a host; 0: all ranks are on one */
+    /* lengths of the tables above */
     int32_t naxes, ngroups, nstates, nrecipe, ntensors, nfunctions, nslots;
-    /* for ZR_MAIN, ZR_SUM and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
+    /* Open a kernel context for ZR_MAIN, ZR_SUM or ZR_HOST. stream, device and host: the queue's
+     * stream and its scratch on a GPU, else NULL. Return NULL and set *why on failure. */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);
     void (*close)(int queue, void *k);
-    const char *(*target)(void), *(*object)(void); /* that this process runs on */
-    /* Of bf16, else NULL: sets the order in which a CPU's products are summed (zk_products). The
-     * order that the spec names; below 0: a run settles it. */
+    const char *(*target)(void), /* zk_target: target that this process runs on */
+        *(*object)(void);        /* zk_object: kernel object that it runs */
+    /* zk_products: set the order in which a CPU sums products in bf16; NULL without bf16 */
     int (*products)(void *k, int order);
-    int32_t order;
-    int64_t (*overhead)(int threads); /* bytes the kernels take at start outside the arena */
-    /* The table of a GPU's algorithms in file `path`: ZR_TAKE it; ZR_TIME products to make one;
-     * ZR_END of both. Returns 0; 1 and what there is to say in why[n]; -1 and what is wrong. */
+    int32_t order;                    /* order that the spec names; below 0: the run chooses */
+    int64_t (*overhead)(int threads); /* bytes that the kernels allocate at start */
+    /* zk_gemms: ZR_TAKE the table of GEMM algorithms from file `path`; ZR_TIME
+     * products to make one; ZR_END finishes either. Return 0; 1 with a message in
+     * why[n]; or -1 with an error there. */
     int (*gemms)(int what, const char *path, char *why, size_t n);
-    void (*init)(zr *z);    /* masters = initial values */
-    void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
-    void (*step)(zr *z);    /* one training step: zr_batch and work for every micro-batch, update */
-    zr_fn *report;          /* double[ZR_REPORT] */
-    zr_fn *clear;           /* sums of an evaluation = 0 */
-    void (*eval)(zr *z);    /* forward and loss of the tokens in place; adds to the sums */
-    void (*total)(zr *z);   /* sums over all ranks */
-    zr_fn *mean;            /* double *loss, *valid: of these */
-    zr_fn *sample;          /* zr_draw * */
+    void (*init)(zr *z);    /* set the masters to their initial values */
+    void (*publish)(zr *z); /* make parameters from masters, after init or loading */
+    void (*step)(zr *z);    /* issue one training step: all micro-batches, then the update */
+    zr_fn *report;          /* write double[ZR_REPORT] */
+    zr_fn *clear;           /* set the sums of an evaluation to 0 */
+    void (*eval)(zr *z);    /* add the loss of the batch in the arena to those sums */
+    void (*total)(zr *z);   /* sum them over all ranks */
+    zr_fn *mean;            /* write their mean: double *loss, *valid */
+    zr_fn *sample;          /* sample a token: zr_draw * */
 } zr_program;
 
+/* Initialise a table of zr_program and its length. */
 #define ZR_TABLE(name) .name = name, .n##name = sizeof name / sizeof *name
 
-/* The whole run: options, ranks, data, loop, log. Returns the exit code. */
+/* Run the program: options, ranks, data, training loop, log. Returns the exit code. */
 int zr_main(int argc, char **argv, const zr_program *p);
 
 #endif

@@ -1,4 +1,4 @@
-/* zr_checkpoint.c -- checkpoints: their folders, saving by all ranks, going on from one. */
+/* zr_checkpoint.c -- checkpoints: their folders, saving by all ranks, resuming. */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
 #include "zr_safetensors.h"
@@ -17,12 +17,12 @@
 
 #define TIME_IS_UP (UINT64_C(1) << 32)
 enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
-static const double slow = 1e8; /* bytes a second of a disk, before a checkpoint was measured */
+static const double slow = 1e8; /* bytes/s of a disk, until a checkpoint has been timed */
 static const char record[] = "run.json";
-/* Whatever a program of any recipe saves */
+/* files that a program of any recipe may save */
 static const char *const states[] = {"model", "master", "exp_avg", "exp_avg_sq", "momentum"};
 
-/* ---- what is stored */
+/* ---- contents of a checkpoint */
 
 static void add_stored(zr_checkpoints *c, zr_stored s)
 {
@@ -31,8 +31,8 @@ static void add_stored(zr_checkpoints *c, zr_stored s)
     if (c->nstored < ZR_STORED) c->stored[c->nstored++] = s;
 }
 
-/* The model in the type that it is computed with; masters of another type; what the optimizer
- * keeps, each as it lies. */
+/* List the files: the model in its type of computation; masters of another type; each state of the
+ * optimizer in its own type. */
 static void find_stored(zr *z, zr_checkpoints *c)
 {
     const zr_program *p = z->p;
@@ -56,7 +56,7 @@ static void find_stored(zr *z, zr_checkpoints *c)
 
 /* ---- folders */
 
-/* to[ZR_FILE] = DIR/STEP, DIR/STEP/NAME where name; kind: 0 or what makes another name of it */
+/* to[ZR_FILE] = DIR/STEP, or DIR/STEP/NAME. kind: 0, or the suffix of a temporary name. */
 static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *name, char *why)
 {
     char folder[SHORT + ZR_FILE / 2];
@@ -65,7 +65,7 @@ static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *
     return zr_path(to, z->o->checkpoints, folder, why);
 }
 
-/* What a folder's name, step-00001000 and so on, has behind its number; NULL: it is none. */
+/* Return the rest of a folder's name after "step-00001000" or the like; NULL: not such a name. */
 static const char *behind_step(const char *name)
 {
     const char *digits = name + 5;
@@ -73,14 +73,14 @@ static const char *behind_step(const char *name)
     return n < 8 || n > 10 ? NULL : digits + n;
 }
 
-/* The step of a folder's name; -1: it is none. */
+/* Return the step of a folder's name; -1: not a checkpoint. */
 static int64_t step_of(const char *name)
 {
     const char *rest = behind_step(name);
     return !rest || *rest ? -1 : strtoll(name + 5, NULL, 10);
 }
 
-/* Is it the name of a folder that a run leaves if it is killed? */
+/* Return whether it is the name of a folder that a killed run leaves. */
 static int is_left(const char *name)
 {
     if (!strncmp(name, ".room-", 6)) return name[6] && !name[6 + strspn(name + 6, "0123456789")];
@@ -94,7 +94,7 @@ static int remove_file(const char *folder, const char *name)
     return zr_path(file, folder, name, why) ? -1 : unlink(file);
 }
 
-/* Of its own, no link to another; else errno says why not. */
+/* Return whether it is a folder, not a link to one; else errno is set. */
 static int is_folder(const char *path)
 {
     struct stat s;
@@ -103,8 +103,8 @@ static int is_folder(const char *path)
     return S_ISDIR(s.st_mode);
 }
 
-/* A checkpoint's files, and the folder, which stays where somebody has put another into it; where a
- * link leads is not ours. 0, or -1 and errno. */
+/* Remove a checkpoint's files, and its folder unless it holds other files too. Does not follow
+ * links. Returns 0, or -1 and errno. */
 static int remove_checkpoint(const char *folder)
 {
     char name[SHORT];
@@ -140,7 +140,7 @@ static void add_kept(zr *z, int64_t step)
     c->kept[c->nkept++] = step;
 }
 
-/* What is there: whole checkpoints by step; what was left unfinished goes. */
+/* List the complete checkpoints by step, and remove unfinished ones. */
 static void look_into(zr *z)
 {
     char why[ZR_WHY], file[ZR_FILE];
@@ -161,7 +161,7 @@ static void look_into(zr *z)
               by_step);
 }
 
-/* Two runs must not share a folder; one that is about to end has its time. */
+/* Lock the folder against other runs; a run about to end gets time to do so. */
 static void lock_folder(zr *z)
 {
     char file[ZR_FILE], why[ZR_WHY];
@@ -183,9 +183,9 @@ static void lock_folder(zr *z)
     }
 }
 
-/* ---- room: folders .room-0 ... whose files have all their bytes; a checkpoint takes the last */
+/* ---- reserved space: allocated files in folders .room-0 ...; a checkpoint takes the last */
 
-/* How many a run will still write, but for those that it is asked for. */
+/* Return the number of checkpoints still to write, without those that signals request. */
 static int64_t still_to_save(const zr *z)
 {
     int64_t every = z->o->save_every, at = z->checkpoints.at, steps = z->o->steps;
@@ -193,7 +193,7 @@ static int64_t still_to_save(const zr *z)
     return every ? steps / every - at / every + (steps % every != 0) : 1;
 }
 
-/* As many as will be written before one that was there goes. */
+/* Return how many will be written before an old checkpoint is deleted. */
 static int64_t rooms_wanted(const zr *z)
 {
     int64_t more = z->o->keep + 1 - z->checkpoints.nkept, most = still_to_save(z);
@@ -208,7 +208,7 @@ static int room_path(zr *z, char *to, int64_t i, char *why)
     return zr_path(to, z->o->checkpoints, name, why);
 }
 
-/* The files of a folder, made or as they are there, with all their room: c->fd. */
+/* Open the files of a folder as c->fd, creating them if needed, and allocate their space. */
 static int open_files(zr *z, const char *folder, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -252,7 +252,7 @@ static int add_room(zr *z, char *why)
     return bad;
 }
 
-/* What was there has gone, or a checkpoint was given up. */
+/* Reserve space again, after an old checkpoint was removed or one was given up. */
 static void hold_room(zr *z)
 {
     char why[ZR_WHY];
@@ -272,7 +272,7 @@ void zr_checkpoint_close(zr *z)
         if (!room_path(z, folder, c->rooms - 1, why)) remove_checkpoint(folder);
 }
 
-/* Room for all that will be kept, and one more while it is written. */
+/* Reserve space for all checkpoints to be kept, and one more being written. */
 static void reserve_rooms(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -292,7 +292,7 @@ static void reserve_rooms(zr *z)
     }
 }
 
-/* Rank 0's room is a file for every rank, or the folder is another on the rank's host. */
+/* Fail unless rank 0's reserved file exists for this rank: its host may have another folder. */
 static void check_room(zr *z)
 {
     char room[ZR_FILE], file[ZR_FILE], why[ZR_WHY];
@@ -309,7 +309,7 @@ static void check_room(zr *z)
     close(fd);
 }
 
-/* The step to go on from; 0: there is none. */
+/* Return the step to resume from; 0: none. */
 static int64_t step_to_resume(zr *z)
 {
     const char *resume = z->o->resume;
@@ -338,9 +338,9 @@ static int64_t step_to_resume(zr *z)
     return step;
 }
 
-/* ---- the order of products in bf16 */
+/* ---- the order of bf16 products */
 
-/* That of the run that this one goes on from; below 0: none */
+/* Return the order of the run that is resumed; below 0: none. */
 static int past_order(zr *z)
 {
     char why[ZR_WHY], file[ZR_FILE];
@@ -353,7 +353,7 @@ static int past_order(zr *z)
     return order;
 }
 
-/* The one that is fastest where every rank has it */
+/* Return the order that is fastest if every rank supports it. */
 static int fastest_order(zr *z)
 {
     uint64_t sum[2] = {z->p->products(z->queue[ZR_MAIN].k, -1) == ZR_TILES};
@@ -375,7 +375,7 @@ void zr_settle_order(zr *z)
     if (!z->p->products) return;
     int past = past_order(z);
     if (zr_is_gpu) {
-        z->order = past; /* for who goes on with it on a CPU */
+        z->order = past; /* for a later run that resumes on a CPU */
         return;
     }
     int wanted = !given ? -1 : strcmp(given, zr_order_name(ZR_PAIRS)) ? ZR_TILES : ZR_PAIRS;
@@ -399,7 +399,7 @@ void zr_settle_order(zr *z)
     z->p->products(z->queue[ZR_MAIN].k, z->order);
 }
 
-/* The program's recipe, and what the command line adds to it */
+/* Make the recipe: the program's lines and those that the command line adds. */
 static void list_recipe(zr *z, zr_checkpoints *c)
 {
     const zr_mix *m = &z->train;
@@ -455,9 +455,9 @@ void zr_checkpoint_open(zr *z)
     if (c->from) c->last = c->from;
 }
 
-/* ---- going on */
+/* ---- resuming */
 
-/* The sums of all ranks are those that the record has. */
+/* Fail unless the sums over all ranks are those of the record. */
 static void compare_sums(zr *z, const zr_past *past, const char *folder)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -484,7 +484,7 @@ static void set_control(zr *z, const zr_past *past)
             zr_write(z, s->queue, s->at, &past->control[p->nstates - 1 - (s - p->states)], 8);
 }
 
-/* Whether it is an object of a CPU: all of them have the same bits. */
+/* Return whether it is a CPU's kernel object: all of them give the same bits. */
 static int is_cpus(const char *object)
 {
     return !strncmp(object, "avx", 3) || !strcmp(object, "amx");
@@ -505,7 +505,7 @@ void zr_checkpoint_load(zr *z)
     if (bad) zr_fail(z, bad < 0 ? zr_code_of(errno) : ZR_DISAGREE, "%s", why);
     if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
-    /* masters come behind the model, which has what has none */
+    /* masters follow the model, which has the parameters without masters */
     for (int i = 0; i < c->nstored; i++) {
         if (zr_stored_read(z, z->p, &c->stored[i], z->rank, folder, sums, why))
             zr_fail(z, zr_code_of(errno), "%s", why);
@@ -525,7 +525,7 @@ void zr_checkpoint_load(zr *z)
 
 /* ---- saving */
 
-/* Have all ranks come through? If not, was it for want of time? */
+/* Return whether no rank failed. Notes on all ranks whether one failed for lack of time. */
 static int all_well(zr *z, int bad)
 {
     uint64_t sum[2] = {bad != 0, bad && zr_late(z)};
@@ -534,7 +534,7 @@ static int all_well(zr *z, int bad)
     return sum[0] == 0;
 }
 
-/* The folder under its first name, and its files with all their room. */
+/* Make the folder under its temporary name, and its files with all their space. */
 static int begin_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -569,7 +569,7 @@ static int sync_folder(const char *folder)
     return bad;
 }
 
-/* run.json, and then the name that says it is whole. */
+/* Write run.json, then give the folder the name that marks it complete. */
 static int finish_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -582,11 +582,11 @@ static int finish_checkpoint(zr *z, char *why)
         return zr_why(why, "%s: %s", whole, strerror(errno));
     if (!sync_folder(z->o->checkpoints)) return 0;
     zr_why(why, "%s: %s", whole, strerror(errno));
-    rename(whole, part); /* what is given up has no name that says it is whole */
+    rename(whole, part); /* a checkpoint that is given up must not keep its final name */
     return -1;
 }
 
-/* Older ones than are to be kept; each is first no checkpoint any more. */
+/* Remove checkpoints beyond --keep; each is first renamed, so that it no longer counts. */
 static void prune(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -614,7 +614,7 @@ static void add_sums(zr *z)
     }
 }
 
-/* What rank 0 has begun and cannot end goes. */
+/* Remove what rank 0 has begun, and report why. */
 static void give_up(zr *z, const char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -633,8 +633,8 @@ static void give_up(zr *z, const char *why)
     hold_room(z);
 }
 
-/* What all ranks have written gets its sums and its name. well: so far on all ranks; bad: not on
- * this one. */
+/* Complete a checkpoint once all ranks have written: sums, then its name. well: no rank has failed
+ * so far; bad: this rank has. */
 static int end_saving(zr *z, int well, int bad, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -651,7 +651,7 @@ static int end_saving(zr *z, int well, int bad, char *why)
     return 1;
 }
 
-/* Training has stood still since `begun`; returns the seconds. */
+/* Count the pause of training since `begun`, and return its seconds. */
 static double paused(zr_checkpoints *c, double begun)
 {
     double seconds = zr_now() - begun;
@@ -660,7 +660,7 @@ static double paused(zr_checkpoints *c, double begun)
     return seconds;
 }
 
-/* It took `whole` seconds but for those since `begun`. */
+/* Report the end. whole: seconds that the checkpoint took before `begun`. */
 static void told_end(zr *z, int well, double begun, double whole)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -705,7 +705,7 @@ void zr_checkpoint_end(zr *z)
     int well = end_saving(z, 1, z->writer.bad, z->writer.why);
     double ended = z->writer.ended;
     told_end(z, well, begun, (ended < begun ? ended : begun) - c->begun);
-    atomic_store(&z->writer.stop, 0); /* of this one */
+    atomic_store(&z->writer.stop, 0); /* it was for this checkpoint */
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)
@@ -714,8 +714,8 @@ int zr_checkpoint_due(const zr *z, int64_t steps)
     return steps == z->o->steps || (z->o->save_every && steps % z->o->save_every == 0);
 }
 
-/* Between two steps: is there too little time for one more, and a checkpoint? Not before the first
- * one: a run that is started again and again must come on. */
+/* Return whether too little time is left for another step and a checkpoint. Never before the first
+ * step, so that a run restarted again and again makes progress. */
 static int time_is_up(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -733,7 +733,7 @@ static int time_is_up(zr *z)
     return 1;
 }
 
-/* Ranks that have no signal take its time from those that have. */
+/* Return whether a signal or --max-time asks to exit. Ranks without a signal adopt its time. */
 int zr_asked_to_leave(zr *z)
 {
     if (!z->o->checkpoints) return 0;

@@ -1,14 +1,15 @@
-/* zr_choices.c -- a file of multiple choice as llm.c writes it, read and checked.
+/* zr_choices.c -- a file of multiple choice in llm.c's format, read and checked.
  *
- * 256 int32: a magic number, the version, how many examples, bytes of the longest. Then the
- * examples, uint16: 65535; the example's bytes, these among them; its number; which completion is
- * right; how many there are; the context's length and tokens; of each completion the same.
+ * The header is 256 int32: a magic number, the version, the number of examples, the bytes of the
+ * longest. Examples are uint16: 65535; the example's bytes, including these words; its number; the
+ * number of the right completion; the number of completions; the length and tokens of the context;
+ * the length and tokens of each completion.
  *
  * Invariants
- *  1. Examples are read with pread, as tokens are: a file that shrinks under a run is an error.
- *  2. Every number is checked before it is used, and so it is when an example is read again: the
+ *  1. Examples are read with pread, as tokens are: a file that shrinks during a run is an error.
+ *  2. Every number is checked before it is used, also when an example is read again, because the
  *     file may have changed.
- *  3. Memory is taken when a file is opened, and only then.
+ *  3. Memory is allocated only when a file is opened.
  */
 #include "zr_file.h"
 #include <errno.h>
@@ -22,10 +23,12 @@
 #include <unistd.h>
 
 enum { EVAL_MAGIC = 20240522, EVAL_VERSION = 1, EVAL_HEADER = 1024 };
-enum { EXAMPLES = UINT16_MAX, BYTES = UINT16_MAX }; /* at most; of one */
-/* Words of an example; behind OF_CONTEXT its length, tokens and the completions. */
+/* Largest number of examples; largest bytes of one. */
+enum { EXAMPLES = UINT16_MAX, BYTES = UINT16_MAX };
+/* Words of an example. The context's length is at OF_CONTEXT; its tokens
+ * and the completions follow. */
 enum { BEGINS, OF_BYTES, OF_NUMBER, OF_LABEL, OF_COUNT, OF_CONTEXT };
-/* Bytes of the least: a context and a completion of a token each */
+/* bytes of the smallest example: a context and a completion of one token each */
 enum { LEAST = 2 * (OF_CONTEXT + 4) };
 
 __attribute__((format(printf, 4, 5))) static int wrong_example(const zr_choices *c, int64_t i,
@@ -41,7 +44,7 @@ __attribute__((format(printf, 4, 5))) static int wrong_example(const zr_choices 
 
 /* ---- an example */
 
-/* Tokens at word `at` and their number before them. Returns the word behind them, or -1. */
+/* Check a length at word `at` and the tokens after it. Returns the word after them, or -1. */
 static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what, int64_t at,
                                char *why)
 {
@@ -61,7 +64,7 @@ static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what,
     return end;
 }
 
-/* All that is behind the first two words */
+/* Check an example after its first two words. */
 static int check_example(const zr_choices *c, int64_t i, char *why)
 {
     const uint16_t *w = c->word;
@@ -85,7 +88,7 @@ static int check_example(const zr_choices *c, int64_t i, char *why)
     return at < 0 ? -1 : 0;
 }
 
-/* Example i, which begins at at[i]; the file has `room` bytes from there on. */
+/* Read example i, which begins at at[i]; the file has `room` bytes from there on. */
 static int read_example(zr_choices *c, int64_t i, int64_t room, char *why)
 {
     uint16_t *w = c->word;
@@ -179,7 +182,7 @@ int zr_choices_open(zr_choices *c, const char *path, int64_t T, int64_t vocab, c
 {
     struct stat s;
     *c = (zr_choices){.path = path, .T = T, .vocab = vocab};
-    /* O_NONBLOCK: a pipe must not hold us up */
+    /* O_NONBLOCK: opening a pipe must not block */
     c->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int bad = c->fd < 0 || fstat(c->fd, &s) ? zr_why(why, "%s: %s", path, strerror(errno))
               : !S_ISREG(s.st_mode)         ? zr_why(why, "%s: not a regular file", path)

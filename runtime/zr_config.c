@@ -1,5 +1,5 @@
-/* zr_config.c -- is the folder of --load of another model than the program? Shapes do not tell of
- * numbers that no tensor has, nor which model is meant where one does not fit. */
+/* zr_config.c -- whether the folder of --load is of another model than the program. Shapes do not
+ * show numbers that no tensor has, nor which model is meant if one does not fit. */
 #define _GNU_SOURCE
 #include "zr_json.h"
 #include "zr_safetensors.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Keys of a config.json, in it or in one of its objects, whose values decide what is computed */
+/* Keys of a config.json, or of an object in it, whose values change the computation. */
 static const char *const keys[] = {
     "rope_theta",          "factor",
     "low_freq_factor",     "high_freq_factor",
@@ -34,7 +34,8 @@ static void take_number(zr_json *j, const char *key, double found[KEYS])
             found[k] = strtod(at, NULL);
 }
 
-/* NAN: it is not there. Returns 0, or -1: `file` is no object of JSON. */
+/* Read the numbers of these keys; NAN: not there. Returns 0, or -1 if
+ * `file` is not a JSON object. */
 static int read_numbers(char *text, int64_t n, double found[KEYS], const char *file, char *why)
 {
     zr_json j = {text, text + n, NULL};

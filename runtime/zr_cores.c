@@ -1,7 +1,8 @@
-/* zr_cores.c -- reads /proc and /sys: control groups, cores, caches and nodes.
+/* zr_cores.c -- reads /proc and /sys: control groups, cores, caches and NUMA nodes.
  *
  * Invariants
- *  1. What cannot be read limits nothing: every CPU is then a core, and all share one cache.
+ *  1. Files that cannot be read limit nothing: every CPU then counts as a core, and all share one
+ *     cache.
  */
 #define _GNU_SOURCE
 #include "zr_cores.h"
@@ -26,8 +27,8 @@ int64_t zr_number_in(const char *path, const char *key)
 
 /* ---- control groups */
 
-/* The group in a line of /proc/self/cgroup, if it is of version 2 or of this controller: "0::/a",
- * "4:cpu,cpuacct:/a". NULL: it is not. */
+/* Return the group in a line of /proc/self/cgroup if it is of version 2 or of this controller:
+ * "0::/a", "4:cpu,cpuacct:/a". NULL: it is not. */
 static char *group_of(char *line, const char *controller, int *version)
 {
     char *names = strchr(line, ':'), *group = names ? strchr(names + 1, ':') : NULL, *rest;
@@ -62,7 +63,7 @@ void zr_groups(const char *root, const char *controller,
     if (f) fclose(f);
 }
 
-/* Fewer whole CPUs in *to, if the group at `path` has a quota: so much time in each period. */
+/* Lower *to to the whole CPUs of the quota of the group at `path`: time / period. */
 static void look_at_quota(const char *path, int version, int64_t *to)
 {
     char file[PATH + LINE + 32];
@@ -95,7 +96,7 @@ int zr_cpus_allowed(zr_cpus *to)
     return sched_getaffinity(0, sizeof *to, (cpu_set_t *)to);
 }
 
-/* Those of `in` in a file like "0-3,8". Returns whether there are any. */
+/* Read the CPUs of `in` from a file like "0-3,8". Returns whether there are any. */
 static int read_list(const char *path, const zr_cpus *in, zr_cpus *to)
 {
     FILE *f = fopen(path, "re");
@@ -115,7 +116,7 @@ static int read_list(const char *path, const zr_cpus *in, zr_cpus *to)
     return any;
 }
 
-/* The same of a file of a CPU's own. */
+/* The same for a file of one CPU. */
 static int read_own(const char *root, int cpu, const char *name, const zr_cpus *in, zr_cpus *to)
 {
     char path[PATH];
@@ -145,9 +146,9 @@ int64_t zr_cores(const char *root, const zr_cpus *in)
     return cores > 1 ? cores : 1;
 }
 
-/* ---- caches and nodes */
+/* ---- caches and NUMA nodes */
 
-/* Those of `in` that are near to a CPU of it. */
+/* Find the CPUs of `in` that share a cache, or else a node, with a CPU of it. */
 static void find_near(const char *root, int cpu, const zr_cpus *in, zr_cpus *to)
 {
     char path[PATH];
@@ -164,7 +165,7 @@ int zr_cpus_of(const char *root, const zr_cpus *in, int rank, int ranks, zr_cpus
     zr_cpus left = *in, near;
     int64_t cores = count_cores(root, in), seen = 0;
     int64_t from = cores * rank / ranks, until = cores * (rank + 1) / ranks;
-    if (until == from) until++; /* ranks outnumber cores */
+    if (until == from) until++; /* more ranks than cores */
     memset(to, 0, sizeof *to);
     for (int cpu; (cpu = first_of(&left)) < ZR_CPUS;) {
         find_near(root, cpu, &left, &near);

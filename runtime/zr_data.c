@@ -1,10 +1,10 @@
 /* zr_data.c -- the samples of a token file, read and checked.
  *
  * Invariants
- *  1. Tokens are read with pread and not mapped: a file that shrinks under a run is then an error
- *     and no SIGBUS, and its pages do not count as memory of this rank.
- *  2. Every id that leaves this file is below the vocabulary, whatever became of the file.
- *  3. What a start reads is bounded, however long the file is.
+ *  1. Tokens are read with pread, not mapped: a file that shrinks during a run is then an error
+ *     instead of a SIGBUS, and its pages do not count as memory of this rank.
+ *  2. Every token that leaves this file is below the vocabulary size, even if the file changes.
+ *  3. The bytes read at the start are bounded, however long the file is.
  */
 #include "zr_file.h"
 #include <errno.h>
@@ -14,18 +14,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A start checks so many bytes (64 MiB), then up to CHUNK tokens at each of so many places; of each
- * of several sources its part. ONCE: tokens, read at once. */
+/* The start checks WHOLE bytes (64 MiB), then up to CHUNK tokens at each of PLACES places; with
+ * several sources each gets its share. ONCE: tokens read at once. */
 enum { WHOLE = 64 << 20, PLACES = 256, CHUNK = 16384, ONCE = 4096 };
 
-/* The token that is never a target, if the spec does not say: the greatest of the type. */
+/* Return the token that is never a target; unless the spec names one, the largest of the type. */
 static int64_t never(const zr_form *f, int width)
 {
     int64_t usual = f->vocab <= UINT16_MAX ? UINT16_MAX : -1;
     return width == 4 && f->ignore == usual ? UINT32_MAX : f->ignore;
 }
 
-/* A regular file that is not empty, its tokens found, at least one sample. */
+/* Check that the file is regular and not empty, find its tokens, and
+ * require at least one sample. */
 static int examine(zr_data *d, const zr_form *f, char *why)
 {
     struct stat s;
@@ -45,7 +46,7 @@ int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why)
 {
     int part = f->part ? f->part : 1;
     *d = (zr_data){.path = path, .T = f->T, .vocab = f->vocab, .labels = -1, .part = part};
-    /* O_NONBLOCK: a pipe must not hold us up */
+    /* O_NONBLOCK: opening a pipe must not block */
     d->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->fd < 0)
         return zr_why(why, "%s: %s%s", path, strerror(errno),
@@ -62,7 +63,7 @@ void zr_data_close(zr_data *d)
     d->fd = d->labels = -1;
 }
 
-/* ---- tokens as they lie in a file: x[n] of uint16 or uint32 */
+/* ---- tokens as stored in a file: x[n] of uint16 or uint32 */
 
 typedef union raw {
     uint16_t two[ONCE + 1];
@@ -75,8 +76,8 @@ static int64_t raw_at(const zr_data *d, const raw *x, int64_t i)
     return d->width == 2 ? x->two[i] : x->four[i];
 }
 
-/* to[n] = x[n], -1 where one is `ignore`; returns whether one is beyond the vocabulary. The loops
- * have no way out, so they take many at once. */
+/* to[n] = x[n], with -1 for `ignore`. Returns whether a token is beyond the vocabulary. The loops
+ * have no early exit, so that they vectorize. */
 #define WIDEN(x)                                                                                   \
     for (int64_t i = 0; i < n; i++) {                                                              \
         int64_t hole = (x)[i] == d->ignore;                                                        \
@@ -89,7 +90,7 @@ static int widen(const zr_data *d, const raw *x, int64_t n, int32_t *to)
     if (d->width == 2) WIDEN(x->two) else WIDEN(x->four) return bad;
 }
 
-/* Bytes of the file `name` from `at` on, those of token `first` and those behind it */
+/* Read bytes from offset `at` of the file `name`; the first token among them is `first`. */
 static int read_raw(int fd, const char *name, raw *x, int64_t bytes, int64_t at, int64_t first,
                     char *why)
 {
@@ -98,7 +99,7 @@ static int read_raw(int fd, const char *name, raw *x, int64_t bytes, int64_t at,
                   errno == ENODATA ? "the file has become shorter" : strerror(errno));
 }
 
-/* target[n] = -1 where the labels leave a token out. They are the tokens' own but for that. */
+/* Set target[n] to -1 where the label is the ignored one. Other labels must equal the tokens. */
 static int read_labels(const zr_data *d, int32_t *target, int64_t n, int64_t first, char *why)
 {
     raw x;
@@ -118,7 +119,7 @@ static int read_labels(const zr_data *d, int32_t *target, int64_t n, int64_t fir
     return 0;
 }
 
-/* So does a bit of 0, of those that lie behind the tokens. */
+/* The same where the bit of the mask, which follows the tokens, is 0. */
 static int read_mask(const zr_data *d, int32_t *target, int64_t n, int64_t first, char *why)
 {
     raw x;
@@ -131,7 +132,7 @@ static int read_mask(const zr_data *d, int32_t *target, int64_t n, int64_t first
     return 0;
 }
 
-/* Of x[n], 16 at least, each would be a token with its bytes in the other order. */
+/* Return whether all of x[n], at least 16, would be tokens with their bytes swapped. */
 static int is_big_endian(const zr_data *d, const raw *x, int64_t n)
 {
     int64_t i = 0, most = d->vocab;
@@ -141,7 +142,7 @@ static int is_big_endian(const zr_data *d, const raw *x, int64_t n)
     return i == n && n >= 16;
 }
 
-/* One of x[n] is beyond the vocabulary. */
+/* Report the token of x[n] that is beyond the vocabulary. */
 static int refuse_token(const zr_data *d, const raw *x, int64_t n, int64_t first, char *why)
 {
     char beyond[ZR_BEYOND];
@@ -154,8 +155,8 @@ static int refuse_token(const zr_data *d, const raw *x, int64_t n, int64_t first
                                          : beyond);
 }
 
-/* token, target int32[n], n <= ONCE + 1, of token `first` and those behind it: its id, or -1 where
- * it is no token or no target. An id beyond the vocabulary is an error. */
+/* Read token, target int32[n], n <= ONCE + 1, from token `first` on: ids, or -1 for no token or no
+ * target. A token beyond the vocabulary is an error. */
 static int read_tokens(const zr_data *d, int32_t *token, int32_t *target, int64_t n, int64_t first,
                        char *why)
 {
@@ -167,9 +168,9 @@ static int read_tokens(const zr_data *d, int32_t *token, int32_t *target, int64_
     return d->mask ? read_mask(d, target, n, first, why) : 0;
 }
 
-/* ---- what a start looks at */
+/* ---- the check at the start */
 
-/* Tokens [lo, hi). */
+/* Check tokens [lo, hi). */
 static int check_all(const zr_data *d, int64_t lo, int64_t hi, char *why)
 {
     int32_t token[ONCE], target[ONCE];
@@ -178,13 +179,13 @@ static int check_all(const zr_data *d, int64_t lo, int64_t hi, char *why)
     return 0;
 }
 
-/* n * i / places, rounded down, where n * i may be too large */
+/* n * i / places, rounded down, without overflow of n * i */
 static int64_t up_to(int64_t n, int64_t i, int64_t places)
 {
     return n / places * i + n % places * i / places;
 }
 
-/* The part of `rank` of what a start checks of tokens [lo, hi). */
+/* Check the share of `rank` in tokens [lo, hi). */
 static int check_range(const zr_data *d, int64_t lo, int64_t hi, int rank, int ranks, char *why)
 {
     int64_t whole = zr_least(hi - lo, WHOLE / d->width / d->part), rest = hi - lo - whole;

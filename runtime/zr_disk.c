@@ -1,14 +1,14 @@
-/* zr_disk.c -- the file arena of a rank: one file with all of its room, read and written in blocks.
+/* zr_disk.c -- the file arena of a rank: one file, allocated in full, read and written in blocks.
  *
- * The file loses its name as soon as it is open, so nothing is left behind however a run ends.
- * Blocks go through io_uring where the kernel lets us, several at once; else by reads and writes of
- * the thread that calls. They go past the page cache where the file system can do that.
+ * The file is unlinked as soon as it is open, so nothing is left behind however a run ends. Blocks
+ * go through io_uring if the kernel allows it, several at once; else the calling thread reads and
+ * writes. They bypass the page cache if the file system supports that.
  *
  * Invariants
- *  1. Room that is promised is taken at the start, where the file system can do that (zr_reserve):
- *     a full disk shows here and not in a step.
- *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each, and who saves beside a step, which no queue
- *     counts, has another; one thread at a time moves for a queue.
+ *  1. Space is allocated at the start if the file system supports that (zr_reserve): a full disk
+ *     shows here and not in a step.
+ *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each, and the thread that saves beside a step,
+ *     whose bytes count for no queue, has another. One thread at a time moves data for a queue.
  *  3. Nothing is allocated after zr_disk_open.
  */
 #define _GNU_SOURCE
@@ -24,10 +24,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order, and who saves beside a step */
+/* Movers: ZR_LOAD, ZR_STORE, ZR_FETCH, in this order, then the thread that saves beside a step. */
 enum { PAGE = 4096, BESIDE = 3, MOVERS = 4 };
 
-/* Bytes on their way: left of a block. */
+/* A block in flight: the part that is left. */
 typedef struct piece {
     char *at;
     int64_t there, left;
@@ -35,21 +35,21 @@ typedef struct piece {
 
 typedef struct ring {
     int fd;
-    unsigned depth, waiting; /* waiting: entries that the kernel is to be told of */
+    unsigned depth, waiting; /* waiting: entries not yet submitted to the kernel */
     _Atomic unsigned *sq_tail, *cq_head, *cq_tail;
     unsigned *array, sq_mask, cq_mask;
     struct io_uring_sqe *sqe;
     struct io_uring_cqe *cqe;
     piece *piece; /* [depth] */
-    int *idle;    /* [depth] pieces that are free: the first so many */
+    int *idle;    /* [depth] numbers of free pieces; the first depth - busy are valid */
 } ring;
 
 struct zr_disk {
-    char path[ZR_FILE]; /* that it had */
-    int plain, direct;  /* the file; past the page cache, -1: it cannot be */
+    char path[ZR_FILE]; /* the path it had */
+    int plain, direct;  /* files: through the page cache; past it, or -1 if not supported */
     int uring;
     ring ring[MOVERS];
-    _Atomic int64_t moved[MOVERS]; /* bytes */
+    _Atomic int64_t moved[MOVERS]; /* bytes moved */
 };
 
 static int of(int queue) { return queue - ZR_LOAD; }
@@ -63,7 +63,7 @@ static void *map_ring(int fd, size_t bytes, off_t what)
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, what);
 }
 
-/* 0, or -1: the kernel has none for us. */
+/* Open a ring. Returns 0, or -1 if the kernel provides none. */
 static int open_ring(zr *z, ring *r)
 {
     struct io_uring_params p = {0};
@@ -107,7 +107,7 @@ static void submit(ring *r, int fd, int op, int i)
     r->waiting++;
 }
 
-/* Tells the kernel of what waits, and waits until something has ended. 0, or -1 and errno. */
+/* Submit waiting entries, and wait until one completes. Returns 0, or -1 and errno. */
 static int tell_kernel(ring *r)
 {
     long n = syscall(SYS_io_uring_enter, r->fd, r->waiting, 1, IORING_ENTER_GETEVENTS, NULL, 0);
@@ -116,7 +116,7 @@ static int tell_kernel(ring *r)
     return 0;
 }
 
-/* What has become of a piece: 1 done, 0 the rest goes again, -1 and errno. */
+/* Account for a result. Returns 1: done; 0: the rest must be submitted again; -1 and errno. */
 static int advance(piece *p, int result)
 {
     if (result == -EINTR || result == -EAGAIN) return 0;
@@ -177,9 +177,9 @@ int64_t zr_disk_moved(const zr *z, int queue)
     return z->disk ? atomic_load_explicit(&z->disk->moved[of(queue)], memory_order_relaxed) : 0;
 }
 
-/* ---- begin */
+/* ---- start */
 
-/* The file past the page cache, if a page of it can be read so; else -1. */
+/* Open the file past the page cache, if a page can be read that way; else return -1. */
 static int open_direct(zr *z, int plain)
 {
     char link[64];

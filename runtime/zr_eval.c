@@ -1,15 +1,15 @@
-/* zr_eval.c -- multiple choice: how many examples of --eval the model gets right; what all
- * evaluations need.
+/* zr_eval.c -- multiple choice: how many examples of --eval the model gets right; functions for all
+ * evaluations.
  *
- * Example e is rank e % ranks' own. Its completions go through the model one by one, each behind
- * the context in the first row of a micro-batch that has no other target; the right one must have
- * the least mean loss over its tokens, of equal ones the first counts.
+ * Example e belongs to rank e % ranks. Its completions go through the model one at a time, each
+ * after the context, in the first row of a micro-batch without other targets. The right completion
+ * must have the smallest mean loss over its tokens; the first of equal ones counts.
  *
  * Invariants
- *  1. Every rank issues as many evaluations, without a target where it has no completion left:
- *     peers may need its part of the parameters.
- *  2. A mean is of this rank's sums alone (z->apart), so no bit of it depends on the other ranks.
- *  3. Nothing is allocated but when the file is opened.
+ *  1. Every rank issues the same number of evaluations, without targets once it has no completion
+ *     left, because peers may need its part of the parameters.
+ *  2. A mean uses this rank's sums only (z->apart), so no bit of it depends on other ranks.
+ *  3. Memory is allocated only when the file is opened.
  */
 #include "zr_int.h"
 #include <math.h>
@@ -44,7 +44,8 @@ double zr_mean(zr *z, double *valid)
 
 /* ---- multiple choice */
 
-/* How often the ranks of the examples from `first` on, one each, must evaluate */
+/* Return the evaluations that every rank must issue for the examples from
+ * `first` on, one per rank. */
 static int64_t turns_of(const zr *z, int64_t first)
 {
     const zr_choices *c = &z->choices;
@@ -64,7 +65,7 @@ void zr_eval_open(zr *z)
     for (int64_t e = 0; e < z->choices.n; e += z->ranks) z->tries += turns_of(z, e);
 }
 
-/* The mean loss of the next completion of the rank's example; there is none: of nothing */
+/* Return the mean loss of the next completion of the rank's example. there: 0 if there is none. */
 static double mean_loss(zr *z, int there)
 {
     double valid;
@@ -79,8 +80,8 @@ static double mean_loss(zr *z, int there)
     return zr_mean(z, &valid);
 }
 
-/* Of the examples from `first` on the rank's own: 1 where it is right. A loss that is no number is
- * none that counts. */
+/* Return 1 if this rank's example among those from `first` on is right. A
+ * loss of NaN never counts. */
 static int is_right(zr *z, int64_t first)
 {
     char why[ZR_WHY];

@@ -1,8 +1,8 @@
-/* zr_fail.c -- how a run ends before its time: who finds why speaks, and every rank leaves.
+/* zr_fail.c -- how a run ends early: one process reports the reason, and every rank exits.
  *
  * Invariants
- *  1. The first failure is the one that is told, and its exit code is the program's.
- *  2. All files stand on this one: it calls none of them.
+ *  1. The first failure is the one reported, and its exit code is the program's.
+ *  2. All other files may call this one; it calls none of them.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -30,16 +30,16 @@ void zr_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* A reader that sleeps must not hold up the end. */
+/* Write to stderr, without waiting for a reader that is asleep. */
 static void say(const char *line, int n)
 {
     struct pollfd ready = {STDERR_FILENO, POLLOUT, 0};
     if (poll(&ready, 1, ZR_SAY_MS) == 0) return;
     ssize_t written = write(STDERR_FILENO, line, (size_t)n);
-    (void)written; /* nobody is left to tell */
+    (void)written; /* there is nobody left to tell */
 }
 
-/* Tells every rank to leave. */
+/* Make every rank exit. */
 static void stop(zr *z)
 {
     atomic_store(&z->shared->stop, 1);
@@ -84,8 +84,8 @@ const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME])
     return with_host(who, snprintf(who, ZR_HOST_NAME, "rank %.9s", z->net.rank));
 }
 
-/* The first thread of a process that leaves takes the others with it; these wait here for that,
- * because it may have something to say. */
+/* Block all threads but the first that exits, which ends the others too, because it may still have
+ * to print its message. */
 static void leave_alone(void)
 {
     static atomic_flag leaving = ATOMIC_FLAG_INIT;

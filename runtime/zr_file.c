@@ -1,5 +1,4 @@
-/* zr_file.c -- what all users of files need: whole reads and writes, room, folders, lines of text
- * about what is wrong. */
+/* zr_file.c -- helpers for files: complete reads and writes, disk space, folders, messages. */
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_text.h"
@@ -39,7 +38,7 @@ int zr_read_at(int fd, void *to, int64_t n, int64_t at)
     return 0;
 }
 
-/* n bytes of a file and a 0 behind them; NULL on failure, why set */
+/* Return n bytes of a file, followed by a 0; NULL on failure, with why set. */
 static char *read_text(int fd, int64_t n, const char *file, char *why)
 {
     char *text = malloc((size_t)n + 1);
@@ -155,7 +154,7 @@ int zr_save_clear(const char *file, char *why)
     char more[ZR_FILE + 16];
     struct stat s;
     while (snprintf(more, sizeof more, "%s.%d", file, n), !lstat(more, &s)) n++;
-    while (!bad && --n > 0) { /* from the last on: what is left has no gap */
+    while (!bad && --n > 0) { /* from the last on, so that the remaining files have no gap */
         snprintf(more, sizeof more, "%s.%d", file, n);
         unlink(more);
     }

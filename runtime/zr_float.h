@@ -1,13 +1,13 @@
-/* zr_float.h -- floats as the runtime and weights' files store them: f32, bf16, IEEE halves. */
+/* zr_float.h -- floats as the runtime and files of weights store them: f32, bf16, IEEE halves. */
 #ifndef ZR_FLOAT_H
 #define ZR_FLOAT_H
 #include <stdint.h>
 #include <string.h>
 
-/* the first of zr_safetensors.c's dtypes */
+/* The first of zr_safetensors.c's dtypes. */
 enum { F32 = 0, BF16 = 1, F16 = 2 };
 
-/* f32 of an IEEE half: exact, the payload of a NaN kept */
+/* Return the f32 bits of an IEEE half: exact, with the payload of a NaN. */
 static inline uint32_t zr_of_half(uint32_t h)
 {
     uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
@@ -17,7 +17,7 @@ static inline uint32_t zr_of_half(uint32_t h)
     return sign | bits;
 }
 
-/* to[n] = floats of 2 bytes each */
+/* to[n] = floats from 2-byte numbers */
 static inline void zr_widen(float *to, const uint16_t *from, int64_t n, int dtype)
 {
     for (int64_t k = 0; k < n; k++) {
@@ -26,27 +26,27 @@ static inline void zr_widen(float *to, const uint16_t *from, int64_t n, int dtyp
     }
 }
 
-/* the nearest bf16 of a float's bits, ties to even; NaN stays NaN */
+/* Return the nearest bf16 of a float's bits, ties to even; NaN stays NaN. */
 static inline uint32_t zr_to_bf16(uint32_t u)
 {
     return ((u & 0x7fffffff) > 0x7f800000 ? u | 0x400000 : u + 0x7fff + (u >> 16 & 1)) >> 16;
 }
 
-/* the nearest IEEE half, ties to even; beyond 65504 infinity, NaN stays NaN */
+/* Return the nearest IEEE half, ties to even; above 65504 infinity, NaN stays NaN. */
 static inline uint32_t zr_to_half(uint32_t u)
 {
     uint32_t sign = u >> 16 & 0x8000, m = u & 0x7fffffff;
     if (m > 0x7f800000) return sign | 0x7e00;
     if (m >= 0x477ff000) return sign | 0x7c00;
     if (m >= 0x38800000) return sign | (m - 0x38000000 + 0xfff + (m >> 13 & 1)) >> 13;
-    float x; /* a subnormal: the sum's last bit is 2^-24 */
+    float x; /* subnormal: the last bit of the sum is 2^-24 */
     memcpy(&x, &m, 4);
     x += 0.5f;
     memcpy(&m, &x, 4);
     return sign | (m - 0x3f000000);
 }
 
-/* to[n] = floats as bf16 or halves */
+/* to[n] = bf16 or halves from floats */
 static inline void zr_narrow(uint16_t *to, const float *from, int64_t n, int dtype)
 {
     for (int64_t k = 0; k < n; k++) {

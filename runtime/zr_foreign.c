@@ -1,13 +1,13 @@
-/* zr_foreign.c -- what a file is that begins as another program's files do. */
+/* zr_foreign.c -- recognizes files of other programs by their first bytes. */
 #include "zr_file.h"
 #include <string.h>
 
 #define PACKED "; unpack it, then make token files by ./run data"
 #define TABLE "; make token files of its text by ./run data"
 
-/* Files that are often taken for others: the n bytes that lie at `at`, and what they are. Each
- * has three bytes or more that must be met, near the beginning of the file: of real tokens one file
- * in ten million has them. */
+/* Files that are often mistaken for others: n bytes at offset `at`, and the kind of the file. Each
+ * entry matches at least three bytes near the beginning of the file; one in ten million files of
+ * real tokens would match. */
 static const struct {
     const char *bytes;
     size_t n, at;

@@ -1,4 +1,4 @@
-/* zr_grace.c -- the time that a signal leaves for a checkpoint (--grace). */
+/* zr_grace.c -- the time for a checkpoint after a signal (--grace). */
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_int.h"
@@ -7,7 +7,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-/* Bytes that go to the disk at once where somebody waits: who has sent a signal, or an update. */
+/* Bytes synced to the disk at once while a signal's sender or an update waits. */
 enum { SYNCED = 1 << 26 };
 
 int zr_late(zr *z)

@@ -1,4 +1,4 @@
-/* zr_groups.c -- the ranks of each group of the program, and this rank's place among them. */
+/* zr_groups.c -- the ranks of each group, and this rank's place in it. */
 #include "zr_int.h"
 
 static int ranks_of(const zr_program *p, int group)
@@ -9,7 +9,7 @@ static int ranks_of(const zr_program *p, int group)
     return ranks;
 }
 
-/* The rank at a place of the group that `rank` is of */
+/* Return the rank at a place of the group to which `rank` belongs. */
 static int member(const zr_program *p, int group, int rank, int place)
 {
     int all = 1;
@@ -36,7 +36,7 @@ void zr_groups_open(zr *z)
     z->group = zr_get(z, p->ngroups, sizeof *z->group);
     for (int g = 0; g < p->ngroups; g++) {
         zr_members *m = z->group + g;
-        int ranks = g ? ranks_of(p, g) : z->ranks; /* the first has all, and no axes */
+        int ranks = g ? ranks_of(p, g) : z->ranks; /* group 0 is all ranks, and has no axes */
         if (p->groups[g].ranks != ranks)
             zr_fail(z, ZR_DISAGREE, "group %s has %d ranks, its axes %d; generate the program anew",
                     p->groups[g].name, p->groups[g].ranks, ranks);

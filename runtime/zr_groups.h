@@ -1,17 +1,17 @@
-/* zr_groups.h -- places in groups, and which shards a rank has of a state: what tables say alone.
+/* zr_groups.h -- places in groups, and the shards of a state that a rank has, from tables alone.
  *
- * A rank is the sum of its places along the axes of a group times their strides, and of what is the
- * same for all ranks of the group. Places in a group count fastest along its last axis; a group
- * without axes has all ranks in order.
+ * A rank is the sum of its places along the axes of a group times their strides, plus a number
+ * common to all ranks of the group. Places in a group vary fastest along its last axis; a group
+ * without axes is all ranks in order.
  */
 #ifndef ZR_GROUPS_H
 #define ZR_GROUPS_H
 #include "zr.h"
 
-/* The place of a rank along an axis */
+/* Return the place of a rank along an axis. */
 static inline int zr_along(const zr_axis *x, int rank) { return rank / x->stride % x->size; }
 
-/* A rank's place in a group of the program */
+/* Return a rank's place in a group. */
 static inline int zr_place_of(const zr_program *p, int group, int rank)
 {
     int place = 0, all = 1;
@@ -23,8 +23,8 @@ static inline int zr_place_of(const zr_program *p, int group, int rank)
     return all ? rank : place;
 }
 
-/* Shards that a rank has of a state, one behind the other, and the number of the first. Among them
- * the rank owns the one that is its place in p->owners. */
+/* Return the number of shards that a rank has of a state, which are consecutive, and the number of
+ * the first. Of these the rank owns the one that is its place in p->owners. */
 static inline int zr_parts(const zr_program *p, const zr_state *s)
 {
     return s->over < 0 ? p->ranks : p->ranks / p->groups[s->over].ranks;

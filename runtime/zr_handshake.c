@@ -1,12 +1,12 @@
-/* zr_handshake.c -- what all ranks must have alike before they work together.
+/* zr_handshake.c -- checks that all ranks agree before they work together.
  *
- * Every fact is a line of text. Rank 0's is told to all; a rank that has another one says both and
- * ends the run. Ranks of one host share a command line and files; a launcher's need not.
+ * Every fact is a line of text. Rank 0 broadcasts its own; a rank whose line differs prints both
+ * and ends the run. Ranks of one host share a command line and files; ranks of a launcher need not.
  *
  * Invariants
- *  1. All ranks go through the facts in one order. What they are built from is the first that they
- *     tell each other at all: programs which differ there may not say the same from then on.
- *  2. What a rank may have for itself is no fact: where its files lie, its threads, its log.
+ *  1. All ranks check the facts in one order. The first message of all is what they are built from,
+ *     because programs that differ there may not exchange the same messages later.
+ *  2. Properties that may differ between ranks are not facts: where files are, threads, the log.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- of files: their size, and the hash of pieces that are spread evenly over each */
+/* ---- files: their size, and a hash of pieces spread evenly over each */
 
 enum { PIECES = 16, PIECE = 65536 };
 
@@ -28,7 +28,8 @@ typedef struct seen {
     uint64_t hash;
 } seen;
 
-/* What cannot be read is left to those who read all of it: they say why. */
+/* Add samples of a file. Parts that cannot be read are skipped, because reading all of the file
+ * will report the error. */
 static void add_samples(seen *s, int fd)
 {
     char piece[PIECE];
@@ -50,7 +51,7 @@ static void tell_seen(const seen *s, char text[ZR_TOLD])
              s->files == 1 ? "" : "s", s->bytes, s->hash);
 }
 
-/* Labels are files, too. Other numbers than uint16 are other data. */
+/* Describe the data: files of tokens and of labels, and their width unless it is uint16. */
 void zr_data_text(const zr_mix *m, char text[ZR_TOLD])
 {
     seen s = {0, 0, ZR_HASH};
@@ -74,7 +75,7 @@ static void write_sources(zr *z, char text[ZR_TOLD])
 
 static void write_plan(zr *z, char text[ZR_TOLD]) { snprintf(text, ZR_TOLD, "%s", z->p->plan); }
 
-/* The objects of a CPU have the same bits. */
+/* All kernel objects of a CPU give the same bits, so only the target must agree. */
 static void write_object(zr *z, char text[ZR_TOLD])
 {
     snprintf(text, ZR_TOLD, "%s", zr_is_gpu ? z->p->object() : z->p->target());
@@ -117,8 +118,8 @@ static void write_weights(zr *z, char text[ZR_TOLD])
 }
 
 typedef struct fact {
-    const char *has, *what;                   /* "has", "kernels for" */
-    void (*write)(zr *z, char text[ZR_TOLD]); /* leaves "" where there is none */
+    const char *has, *what;                   /* phrases of the message: "has", "kernels for" */
+    void (*write)(zr *z, char text[ZR_TOLD]); /* leaves "" if there is nothing to compare */
     const char *remedy;
 } fact;
 
@@ -151,7 +152,7 @@ static void agree(zr *z, const fact *f)
 void zr_same_program(zr *z)
 {
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) agree(z, programs + i);
-    z->net.until = 0; /* all have met: arenas, libraries and tables may take their time */
+    z->net.until = 0; /* all have met: allocating arenas and starting libraries may take longer */
 }
 
 void zr_handshake(zr *z)

@@ -1,31 +1,32 @@
-/* zr_int.h -- struct zr and what the files of the runtime share; train.c never sees it.
+/* zr_int.h -- struct zr and the declarations that files of the runtime share; not for train.c.
  *
- * The files runtime/zr_*.c are the same for every target. What they ask of a target (its memory,
- * queues, collectives) is in cpu/ and in cuda/, one of which the linker puts behind this header.
+ * The files runtime/zr_*.c are the same for every target. The functions that a target provides
+ * (memory, queues, collectives) are in cpu/ and in cuda/; the linker takes one of the two.
  *
  * Invariants
- *  1. All state of a rank hangs off its struct zr; what ranks share hangs off struct zr_shared.
- *  2. Whoever finds that a run cannot go on calls zr_fail: the first one speaks, every rank leaves.
- *  3. The rank's own thread issues; what becomes of a command is the target's affair.
- *  4. Only a target knows where arenas lie; the rest copies with zr_read and zr_write.
+ *  1. All state of a rank is in its struct zr; state that ranks share is in struct zr_shared.
+ *  2. Code that finds that a run cannot go on calls zr_fail: the first caller prints its message,
+ *     and every rank exits.
+ *  3. Only the rank's own thread issues commands; the target decides how they run.
+ *  4. Only the target knows the addresses of arenas; other files copy with zr_read and zr_write.
  *
  * Environment
- *   ZR_TIMEOUT_S=N         a run in which nothing has moved for so long in a step or an evaluation
- *                          ends with exit code 7. Default: ten minutes in the first step, then no
- *                          less than a minute and ten times the longest that it has taken: on a
- *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
- *                          on a CPU a command that uses a processor has ten times as long
- * and for tests and measurements (the targets have some of their own)
- *   ZR_SAVE_S=N            an update waits so long for a checkpoint beside its step (default: 60)
- *   ZR_SHARD_BYTES=N       --save's files have so many bytes of tensors (default: 5 GB)
- *   ZR_PEAK_GFLOPS=X       of all ranks: steps' lines and the log say which share of X is reached
- * and for ranks that a launcher starts, where its own variables do not say it
+ *   ZR_TIMEOUT_S=N         end the run with exit code 7 when a step or an evaluation has made no
+ *                          progress for N seconds. Default: ten minutes in the first step, later
+ *                          ten times the longest time seen, at least one minute. On a CPU that is
+ *                          the time of a command on any rank, and a command that uses a processor
+ *                          has ten times as long; on a GPU, the median time of a rank's steps
+ * For tests and measurements (targets have some of their own):
+ *   ZR_SAVE_S=N            seconds an update waits for a checkpoint to be written (default: 60)
+ *   ZR_SHARD_BYTES=N       bytes of tensors in one file of --save (default: 5 GB)
+ *   ZR_PEAK_GFLOPS=X       peak of all ranks: step lines and the log give the share of it reached
+ * For ranks that a launcher starts, where the launcher's own variables do not say it:
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
- *   ZR_TOKEN=WORD          ranks that have not the same are of other runs
- *   ZR_BIND=ADDRESS        rank 0 listens there alone (default: on all of its host's addresses)
- *   ZR_PORTS=FIRST-LAST    where the ports lie that nobody names (default: 20000-31999)
- *   ZR_MEET_S=N            ranks have so long to meet at the start (default: 300)
+ *   ZR_TOKEN=WORD          name of the run: ranks with another word belong to another run
+ *   ZR_BIND=ADDRESS        address on which rank 0 listens (default: all addresses of its host)
+ *   ZR_PORTS=FIRST-LAST    range for ports that are not given (default: 20000-31999)
+ *   ZR_MEET_S=N            seconds that ranks have to meet at the start (default: 300)
  */
 #ifndef ZR_INT_H
 #define ZR_INT_H
@@ -36,7 +37,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-/* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
+/* Exit codes, which --help lists. A run that a signal ended exits with 128 + signal. */
 enum {
     ZR_OK = 0,
     ZR_USER = 2,
@@ -50,88 +51,94 @@ enum {
 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
-/* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
+/* Counters of data moved: bytes from peers, collectives, bytes from other hosts, bytes read from
+ * and written to the file arena. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_FAR, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 16, ZR_TOLD = 512 };
-enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* what stands on a terminal's last line */
-enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another name first */
+enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* kinds of the last line on a terminal */
+enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* users of a temporary file that zr_temp registers */
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
     zr_given data[ZR_SOURCES];
-    int ndata; /* how many of these are given */
+    int ndata; /* number of entries in use */
     const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms, *isa,
-        *products;      /* NULL: not given */
-    const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
+        *products; /* NULL: not given */
+    /* "uint16" or "uint32": type of the tokens in --data and --val files that do not name it */
+    const char *tokens;
     const char *profile, *profile_steps, *save_dtype, *adapter;
     const char *prompt, *temperature, *top_p; /* of --sample */
-    double heat, share;                       /* temperature, top_p */
+    double heat, share;                       /* values of `temperature` and `top_p` */
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
     int64_t steps, val_every, val_tokens, verify_every, threads;
     int64_t sample, top_k, sample_seed;  /* sample_seed -1: not given */
-    int64_t profile_first, profile_last; /* from 1; of --profile */
+    int64_t profile_first, profile_last; /* steps of --profile, from 1 */
     int hash, version, help, check_launch, no_graph, tune, drop_unknown, merge;
-    int mode;      /* ZR_EAGER ... from `queue` */
-    int save_type; /* ZR_F32 ... from `save_dtype`; -1: as loaded */
-    char **words;  /* all of the command line, then NULL */
+    int mode;      /* ZR_EAGER ..., from `queue` */
+    int save_type; /* ZR_F32 ..., from `save_dtype`; -1: as loaded */
+    char **words;  /* the whole command line, then NULL */
     uint64_t seed;
 } zr_options;
 
-/* ---- what all ranks see: one mapping, made before they start */
-/* What a queue of a rank does, for the parent to see (zr_stall.c). */
+/* ---- memory that all ranks share: one mapping, made before they start */
+/* State of a rank's queue, which the parent reads (zr_stall.c). */
 typedef struct zr_pulse {
-    _Atomic(const char *) doing; /* a command's name; NULL: none */
-    _Atomic int held;            /* that command is a wait for another queue */
-    _Atomic uint32_t ended;      /* commands */
-    _Atomic uint32_t waited;     /* how often it has found a peer not there yet */
+    _Atomic(const char *) doing; /* name of the command that runs; NULL: none */
+    _Atomic int held;            /* 1: that command waits for another queue */
+    _Atomic uint32_t ended;      /* commands completed */
+    _Atomic uint32_t waited;     /* times that it found a peer not yet there */
 } zr_pulse;
 
-/* Where a rank is: at its start or end; between; in a step or an evaluation, where commands must
- * end; in a call of the plane (zr_plane.c), where another rank must be heard. */
+/* Phase of a rank: starting or ending; between steps; in a step or an evaluation, where
+ * commands must complete in time; in a call of the plane (zr_plane.c) that needs an
+ * answer from another rank. */
 enum { ZR_SILENT, ZR_BETWEEN, ZR_STEPS, ZR_AWAITS };
 enum { ZR_HOST_NAME = 256, ZR_ADDRESS = 64 };
 
-/* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
+/* Shared state of one rank: its progress on each queue (entry ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
     struct {
         _Atomic uint32_t arrived, read;
     } turn[ZR_QUEUES + 1];
-    uint64_t part[2];      /* of a sum: zr_total */
-    _Atomic int64_t step;  /* that it is in, or was last, from 1 */
+    uint64_t part[2];      /* its term of the sum of zr_total */
+    _Atomic int64_t step;  /* current or last training step, from 1 */
     _Atomic int life;      /* ZR_SILENT ... */
-    _Atomic int awaits;    /* the launcher's rank that it waits to hear from, and 1; 0: none */
-    _Atomic int group;     /* that such a rank is waited for in */
-    char host[ZR_ADDRESS]; /* a launcher's rank's; "": not known */
+    _Atomic int awaits;    /* 1 + the launcher's rank that it waits for; 0: none */
+    _Atomic int group;     /* group in which it waits for that rank */
+    char host[ZR_ADDRESS]; /* host of a launcher's rank; "": not known */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
-/* What rank 0 is at, for its parent to show (zr_progress.c). */
+/* Task of rank 0 that the parent shows as progress (zr_progress.c). */
 typedef struct zr_task {
-    _Atomic(const char *) what, unit; /* "validation"; of its parts; what NULL: nothing long */
-    _Atomic int64_t part, parts;      /* the one it is at, from 1; 0 parts: it has none */
-    _Atomic uint32_t before;          /* commands that the rank had ended when it began */
-    _Atomic double since, end;        /* zr_now() then; and when the run will end, 0: unknown */
+    /* "validation", and the unit of its parts; what NULL: no long task */
+    _Atomic(const char *) what, unit;
+    /* current part, from 1, and number of parts; 0 parts: not divided */
+    _Atomic int64_t part, parts;
+    _Atomic uint32_t before; /* commands that the rank had completed when the task began */
+    /* zr_now() at that time; expected zr_now() at the end of the run, 0: unknown */
+    _Atomic double since, end;
 } zr_task;
 
 typedef struct zr_shared {
-    _Atomic uint32_t stop; /* 1: leave */
-    _Atomic int32_t code;  /* exit code of the first failure, 0: none */
-    _Atomic int64_t said;  /* the step whose checkpoint this host's ranks said not to be there */
-    _Atomic int saved;     /* the weights of --save are there */
-    _Atomic double asked;  /* zr_now() of the signal to save and leave; 0: there was none */
-    _Atomic int left;      /* it has done so */
+    _Atomic uint32_t stop; /* 1: every rank must exit */
+    _Atomic int32_t code;  /* exit code of the first failure; 0: none */
+    _Atomic int64_t said;  /* step whose checkpoint this host's ranks have reported as missing */
+    _Atomic int saved;     /* 1: the weights of --save are written */
+    _Atomic double asked;  /* zr_now() of the signal to save and exit; 0: none */
+    _Atomic int left;      /* 1: the run has saved and exits */
     _Atomic int live;      /* ZR_NO_LINE ... */
-    _Atomic int writing;   /* rank 0 or the parent has its turn at the terminal */
+    _Atomic int writing;   /* 1: rank 0 or the parent is writing to the terminal */
     _Atomic double shown;  /* zr_now() of the last line of a step or of progress */
     zr_task task;
-    char told[ZR_TOLD];           /* what rank 0 tells the others: zr_tell */
+    char told[ZR_TOLD];           /* message of rank 0 to the others: zr_tell */
     char temp[ZR_TEMPS][ZR_FILE]; /* files to remove if the run ends now; "": none */
     zr_seat seat[];               /* [ranks] */
 } zr_shared;
 
-/* A signal asks the run to save and leave; the first one counts. */
+/* Record that a signal asks the run to save and exit; only the first one counts. */
 static inline void zr_ask(zr_shared *s, double now)
 {
     double none = 0;
@@ -140,31 +147,32 @@ static inline void zr_ask(zr_shared *s, double now)
 
 /* ---- queues */
 typedef struct zr_queue {
-    void *stream;                 /* for the kernels; NULL: the target has none */
-    void *k;                      /* kernel context; NULL: this queue runs no kernel */
-    int64_t bytes, messages, far; /* received from peers; collectives; bytes from other hosts */
-    int group;                    /* that the last collective was of */
-    int64_t copied;               /* bytes that zr_copy has moved */
+    void *stream; /* for its kernels; NULL: the target has no streams */
+    void *k;      /* kernel context; NULL: the queue runs no kernels */
+    /* bytes received from peers; collectives; bytes received from other hosts */
+    int64_t bytes, messages, far;
+    int group;      /* group of the last collective */
+    int64_t copied; /* bytes moved by zr_copy */
 } zr_queue;
 
 typedef struct zr_command zr_command;
 struct zr_command {
     void (*run)(zr *z, int queue, const zr_command *c);
-    const char *name; /* for --profile; NULL: it is not noted */
+    const char *name; /* for --profile; NULL: not noted */
     zr_fn *fn;
     int64_t i[ZR_OPERANDS];
 };
 
 /* ---- --profile (zr_profile.c) */
-enum { ZR_MOVES = -1, ZR_WORKS = -2 }; /* zr_note.kind: no function and no wait; a function */
-typedef struct zr_note {               /* of a command that a queue has run */
+enum { ZR_MOVES = -1, ZR_WORKS = -2 }; /* zr_note.kind of commands that move data; of functions */
+typedef struct zr_note {               /* a command that a queue has run */
     const char *name;
-    int64_t begin, end;  /* ns: zr_now's; on a GPU, of its events */
-    int64_t step, bytes; /* moved by it: received from peers, or copied */
-    int32_t queue, kind; /* kind: ZR_MOVES ..., or the queue that a wait is for */
+    int64_t begin, end;  /* ns of zr_now(); on a GPU from events */
+    int64_t step, bytes; /* bytes received from peers or copied */
+    int32_t queue, kind; /* kind: ZR_MOVES, ZR_WORKS, or the queue that a wait waits for */
 } zr_note;
 
-typedef struct zr_row { /* of the table */
+typedef struct zr_row { /* a row of the table */
     const char *name;
     int64_t calls, bytes;
     double seconds;
@@ -172,117 +180,121 @@ typedef struct zr_row { /* of the table */
 } zr_row;
 
 typedef struct zr_profile {
-    zr_note *note; /* [room]; NULL: not asked for */
+    zr_note *note; /* [room]; NULL: --profile was not given */
     int64_t room;
     _Atomic int64_t used;
-    double (*wall)[2]; /* [steps] begin, end */
+    double (*wall)[2]; /* [steps] times of start and end */
     zr_row *row;
-    int rows, on; /* on: in a step that is profiled */
+    int rows, on; /* on: the current step is profiled */
 } zr_profile;
 
 /* ---- progress and log (zr_progress.c, zr_log.c) */
-enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS }; /* what a run writes beside weights */
+enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS }; /* outputs of a run other than weights */
 typedef struct zr_log {
-    int file;                    /* JSONL, -1: none; only rank 0 has it */
-    int lost[ZR_SINKS];          /* errno of its first failure: no more goes there; or 0 */
-    int tty;                     /* stderr is a terminal */
-    double busy, validated;      /* seconds in steps so far, in the last validation */
-    double shown, shown_busy;    /* zr_now() and busy at the last line of a step */
-    int64_t shown_step, skipped; /* its step; steps that changed no weight */
-    int64_t untargeted;          /* steps without a target since the start */
+    int file; /* JSONL file; -1: none. Only rank 0 has it */
+    /* errno of the first failed write, after which nothing more is written; or 0 */
+    int lost[ZR_SINKS];
+    int tty;                     /* 1: stderr is a terminal */
+    double busy, validated;      /* seconds spent in steps so far; in the last validation */
+    double shown, shown_busy;    /* zr_now(), and `busy`, at the last line of a step */
+    int64_t shown_step, skipped; /* that step; number of steps that changed no weight */
+    int64_t untargeted;          /* steps since the start in which no token had a target */
 } zr_log;
 
-/* ---- ranks that a launcher has started, on this host or another: a target may have these */
+/* ---- ranks started by a launcher, on this host or others: not every target supports them */
 typedef struct zr_far {
-    void (*tell)(zr *z, void *what, size_t n); /* as zr_tell */
-    void (*total)(zr *z, uint64_t sum[2]);     /* as zr_total */
+    void (*tell)(zr *z, void *what, size_t n); /* zr_tell between them */
+    void (*total)(zr *z, uint64_t sum[2]);     /* zr_total between them */
 } zr_far;
 
 typedef struct zr_net {
-    char host[ZR_HOST_NAME]; /* where rank 0 listens: names and addresses, with commas */
-    int port;                /* 0: nobody has said where; then: */
-    void (*ask)(zr *z);      /* by all ranks: host and port; NULL: there is nobody to ask */
-    const char *rank;        /* what the launcher says; NULL: nothing, or there is none */
-    int own;                 /* 1: nobody has said where, so on this host */
-    uint64_t run;            /* hash of the launcher's name for it */
-    int local;               /* of the lowest rank here on its host; -1: not known */
-    int neighbours;          /* ranks on this host; 0: not known yet */
-    int sharing;             /* and on this rank's CPUs, as far as is known */
-    int *line;               /* [ranks] connections, -1: none; NULL: none at all */
-    char (*end)[ZR_ADDRESS]; /* [ranks] where their other ends are */
-    double until;            /* when ranks must have met; 0: they have */
+    char host[ZR_HOST_NAME]; /* rank 0's host: names and addresses, separated by commas */
+    int port;                /* rank 0's port; 0: not given, then `ask` finds it */
+    void (*ask)(zr *z); /* called by all ranks: sets host and port; NULL: there is nobody to ask */
+    const char *rank;   /* rank as the launcher gives it; NULL: not given, or no launcher */
+    int own;            /* 1: rank 0's address is not given, so it is this host */
+    uint64_t run;       /* hash of the launcher's name of the run */
+    int local;          /* local rank of the lowest rank started here; -1: not known */
+    int neighbours;     /* ranks on this host; 0: not known yet */
+    int sharing;        /* ranks that share this rank's CPUs, as far as is known */
+    int *line;          /* [ranks] sockets, -1: none; NULL: no connections at all */
+    char (*end)[ZR_ADDRESS]; /* [ranks] addresses of the peers' ends */
+    double until;            /* deadline for ranks to meet; 0: they have met */
 } zr_net;
 
-/* ---- what a rank's watchdog looks at (zr_watch.c) */
+/* ---- a rank's watchdog (zr_watch.c) */
 enum { ZR_RECENT = 32 };
 typedef struct zr_watch {
     pthread_t thread;
     pthread_mutex_t lock;
-    int alone, quit;            /* alone: peers may go */
-    void (*look)(zr *z);        /* the target's part; NULL: none */
-    double deadline;            /* by when what is waited for must be done; 0: none */
-    double limit;               /* seconds it was given */
-    double recent[ZR_RECENT];   /* seconds of the last steps */
-    int64_t steps;              /* that have been measured */
-    _Atomic(const char *) what; /* the last thing issued, and on which queue */
+    int alone, quit;            /* alone: do not check whether peers live */
+    void (*look)(zr *z);        /* the target's check; NULL: none */
+    double deadline;            /* when the work waited for must be complete; 0: no deadline */
+    double limit;               /* seconds allowed for it */
+    double recent[ZR_RECENT];   /* seconds of each of the last steps */
+    int64_t steps;              /* number of steps measured */
+    _Atomic(const char *) what; /* name and queue of the last command issued */
     _Atomic int queue;
 } zr_watch;
 
 /* ---- checkpoints (zr_checkpoint.c, zr_run.c) */
 enum { ZR_STORED = 8 };
-typedef struct zr_run { /* run.json */
+typedef struct zr_run { /* contents of run.json */
     char *text;         /* [n] */
     int64_t n;
-    int64_t *number, *sum; /* where in the text the numbers and the checksums stand */
+    int64_t *number, *sum; /* offsets in the text of the numbers and of the checksums */
 } zr_run;
 
 typedef struct zr_checkpoints {
-    int64_t from, last;          /* the step that the run goes on from; of the newest, -1: none */
-    int64_t at;                  /* the step of the one that is written */
-    int beside;                  /* it is, beside the next step */
-    int64_t *kept, nkept;        /* rank 0: those that may go, from the oldest on */
-    int64_t rooms;               /* rank 0: folders that hold room for the next ones */
-    zr_stored stored[ZR_STORED]; /* the files of each */
+    int64_t from, last;   /* step the run resumed from; step of the newest checkpoint, -1: none */
+    int64_t at;           /* step of the checkpoint being written */
+    int beside;           /* 1: it is being written beside the next step */
+    int64_t *kept, nkept; /* rank 0: steps of the checkpoints that may be deleted, oldest first */
+    int64_t rooms; /* rank 0: number of folders that reserve space for the next checkpoints */
+    zr_stored stored[ZR_STORED]; /* files of each checkpoint */
     zr_header header[ZR_STORED];
-    int fd[ZR_STORED + 1]; /* rank 0: while they are written; of run.json, behind theirs */
+    /* rank 0: open files while a checkpoint is written; the last one is run.json */
+    int fd[ZR_STORED + 1];
     int nstored;
-    int64_t tensors, bytes; /* of all files */
-    uint64_t *sums;         /* [tensors] */
+    int64_t tensors, bytes; /* totals of all files */
+    uint64_t *sums;         /* [tensors] checksums */
     zr_chunk *chunk;
     zr_run record;
-    char data[ZR_TOLD];        /* what --data holds */
-    const char *const *recipe; /* [nrecipe] lines: the program's, sources' weights */
+    char data[ZR_TOLD];        /* description of the files of --data */
+    const char *const *recipe; /* [nrecipe] the program's lines, then the weights of the sources */
     int nrecipe;
-    int late;            /* the time to save in has passed (--grace): alike on all ranks */
-    int64_t unsynced;    /* bytes of this rank that may not be on the disk */
-    double turned;       /* zr_now() between the last two steps; 0: there was none yet */
-    double saving;       /* seconds that training stood still for checkpoints since then */
-    double begun, pause; /* zr_now(), and such seconds, of the one that is written */
-    double waited;       /* that an update has waited for it */
-    double turn, save;   /* the longest so far: from one step to the next but for these; of these */
+    int late;         /* 1: the time to save in has passed (--grace), the same on all ranks */
+    int64_t unsynced; /* bytes this rank has written that may not be on the disk yet */
+    double turned;    /* zr_now() between the last two steps; 0: none yet */
+    double saving;    /* seconds since then that training stood still for checkpoints */
+    /* zr_now() when the current checkpoint began; seconds of `saving` it caused */
+    double begun, pause;
+    double waited; /* seconds that an update waited for it */
+    /* longest so far: time from one step to the next without `saving`; `saving` itself */
+    double turn, save;
 } zr_checkpoints;
 
-/* ---- what writes beside a step (zr_writer.c) */
+/* ---- the thread that writes checkpoints beside a step (zr_writer.c) */
 typedef struct zr_writer {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t moved;
     int (*work)(zr *z, char *why);
-    int there, busy, quit, bad; /* bad: what work returned last */
-    _Atomic int stop;           /* nobody waits for it any longer */
-    double patience, ended;     /* seconds that it is waited for; zr_now() when work ended last */
+    int there, busy, quit, bad; /* bad: last result of `work` */
+    _Atomic int stop;           /* 1: nobody waits for it any longer */
+    double patience, ended;     /* seconds to wait for it; zr_now() when `work` last returned */
     char why[ZR_WHY];
 } zr_writer;
 
-/* ---- a group, as this rank sees it (zr_groups.c) */
+/* ---- a group as this rank sees it (zr_groups.c) */
 typedef struct zr_members {
-    int ranks, place, far; /* place: this rank's; far: how many of them are on other hosts */
-    int *rank;             /* [ranks] which has each place */
+    int ranks, place, far; /* place: of this rank; far: members on other hosts */
+    int *rank;             /* [ranks] rank at each place */
 } zr_members;
 
 /* ---- one rank */
-typedef struct zr_target zr_target; /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
-typedef struct zr_disk zr_disk;     /* zr_disk.c */
+typedef struct zr_target zr_target; /* state of the target: cpu/cpu.h, cuda/cuda.h */
+typedef struct zr_disk zr_disk;     /* state of the file arena: zr_disk.c */
 
 struct zr {
     const zr_program *p;
@@ -290,108 +302,116 @@ struct zr {
     zr_shared *shared;
     zr_target *t;
     zr_disk *disk;     /* NULL: there is no file arena */
-    int rank, ranks;   /* rank -1: the parent */
-    int told_to_leave; /* the parent: a signal has asked the run to save and leave */
-    int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
-    int threads;       /* of a queue's kernels */
-    int order; /* of products in bf16, ZR_PAIRS ...; -1: none; on a GPU that of its checkpoint */
-    int cores; /* a rank's part of those that this host allows, 1 at least */
-    zr_seat **seat;    /* [ranks] NULL: of a rank whose memory this one does not see */
-    const zr_far *far; /* how to reach the others; NULL: all ranks are here */
+    int rank, ranks;   /* rank -1: the parent process */
+    int told_to_leave; /* the parent: a signal has asked the run to save and exit */
+    int lowest, here;  /* the parent starts `here` ranks, the first of which is `lowest` */
+    int threads;       /* threads of the kernels of one queue */
+    /* order of bf16 products: ZR_PAIRS ...; -1: none; on a GPU the order of its checkpoint */
+    int order;
+    int cores;         /* cores for one rank of those this host allows, at least 1 */
+    zr_seat **seat;    /* [ranks] NULL: this rank cannot read that rank's memory */
+    const zr_far *far; /* functions to reach the other ranks; NULL: all are on this host */
     zr_members *group; /* [p->ngroups] */
-    int reads_peers;   /* 0: what peers have is sent, pieces to the inbox */
+    int reads_peers;   /* 0: pieces of peers are sent to the inbox */
     zr_net net;
-    int column;           /* in p->columns, and in train.c's launch tables */
-    _Atomic int64_t step; /* training step in work, from 0 */
-    int64_t skips;        /* steps in a row without an effect, but for the search of a scale */
+    int column;           /* index of the target in p->columns and in train.c's launch tables */
+    _Atomic int64_t step; /* current training step, from 0 */
+    /* steps in a row that changed no weight, without those that search a loss scale */
+    int64_t skips;
     zr_mix train, val;
-    int32_t *prompt; /* of --prompt-tokens: [nprompt], room for two samples; NULL: not given */
+    /* [nprompt] tokens of --prompt-tokens, with room for two samples; NULL: not given */
+    int32_t *prompt;
     int64_t nprompt;
-    zr_choices choices; /* --eval's */
-    int64_t tries;      /* evaluations that it takes */
-    int apart;          /* what is summed over all ranks is this one's own: zr_eval.c */
+    zr_choices choices; /* of --eval */
+    int64_t tries;      /* number of evaluations that --eval takes */
+    int apart;          /* 1: all-reduces return this rank's own sums: zr_eval.c */
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
-    char *words; /* of what is verified, where it is copied; NULL: nothing is */
+    char *words; /* buffer to verify states that the host cannot read; NULL: not asked for */
     zr_saving saving;
     zr_writer writer;
     zr_watch watch;
-    double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
+    /* zr_now() when zr_main began, all arenas were in place, the first step began */
+    double started, ready, first;
     zr_queue queue[ZR_QUEUES];
-    void *workspace, *pinned_scratch; /* scratch of the kernels; NULL: the target has none */
-    uint32_t barriers;                /* that this rank has come to */
+    void *workspace, *pinned_scratch; /* scratch memory of the kernels; NULL: the target has none */
+    uint32_t barriers;                /* barriers that this rank has entered */
     double peak;                      /* ZR_PEAK_GFLOPS; 0: not known */
     int64_t timeout;                  /* ZR_TIMEOUT_S; 0: not given */
 };
 
 /* ---- ranks (zr_ranks.c) */
-/* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
+/* Start z->ranks processes, each of which runs body, and watch over them. Returns the exit code. */
 int zr_ranks(zr *z, void (*body)(zr *z));
 
 /* ---- groups (zr_groups.c) */
 void zr_groups_open(zr *z);
 
-/* ---- how a run ends before its time (zr_fail.c) */
-enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of a last word; how long it may take */
-/* "rank 3", of a launcher's ranks "rank 3 on host n7", of a rank of this host; in who[] */
+/* ---- how a run ends early (zr_fail.c) */
+enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of the last message; ms allowed to print it */
+/* Write the name of a rank to who[] and return it: "rank 3", or with a
+ * launcher "rank 3 on host n7". */
 const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME]);
-const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME]); /* this process, as messages name it */
-/* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
+const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME]); /* name of this process in messages */
+/* Print `rank R: message` on stderr unless another rank has failed first, and
+ * exit all ranks with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
-/* Of a file that cannot be used, by errno (0: the file is wrong): ZR_ENVIRONMENT where it is the
- * host's disk or memory, else ZR_USER. */
+/* Return the exit code for a file that cannot be used because of errno `error` (0: its contents are
+ * wrong): ZR_ENVIRONMENT if the host's disk or memory is at fault, else ZR_USER. */
 int zr_code_of(int error);
-/* The line is said, and then everybody leaves: whoever waits for the end of all cannot cut it
- * short. Nothing where another rank was first. */
+/* Print the line, then make all ranks exit; the parent cannot cut the line short. Does nothing if
+ * another rank was first. */
 void zr_end(zr *z, int code, const char *line, int n);
 void zr_leave_if_stopped(zr *z);
-/* Registers a file that this run locks, made or still to be made, to be removed should the run end
- * before the next call of this kind (ZR_SAVING ...); NULL: none. */
+/* Register a temporary file that this run locks. It is removed if the run ends before the next call
+ * for the same user (ZR_SAVING ...). NULL: none. */
 void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                         /* seconds, monotonic */
-void zr_wake(_Atomic uint32_t *word);        /* who sleeps there (zr_seats.c) */
-void *zr_get(zr *z, int64_t n, size_t size); /* memory, all zero */
+void zr_wake(_Atomic uint32_t *word);        /* wake the sleepers on *word (zr_seats.c) */
+void *zr_get(zr *z, int64_t n, size_t size); /* allocate n * size bytes, all zero */
 
-/* ---- the seats of all ranks (zr_seats.c) */
-void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
+/* ---- shared state of all ranks (zr_seats.c) */
+void zr_lives(zr *z, int life); /* set this rank's phase: ZR_BETWEEN ... */
 void zr_set(_Atomic uint32_t *word, uint32_t n);
-/* A peer is not there yet: counted, for the parent (zr_stall.c) */
+/* Count that a peer was not yet there, for the parent (zr_stall.c). */
 static inline void zr_count_wait(zr *z, int queue)
 {
     zr_pulse *p = &z->shared->seat[z->rank].pulse[queue];
     atomic_fetch_add_explicit(&p->waited, 1, memory_order_relaxed);
 }
-/* Until *word, a peer's, has reached n. */
+/* Wait until *word, which a peer sets, reaches n. */
 void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
-uint32_t zr_arrive(zr *z, int queue, uint32_t *turn); /* the next turn; returns it */
+/* Begin the next turn and return its number. */
+uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
-/* From the rank's own thread only, on all ranks alike: */
+/* Collectives of the ranks' own threads; all ranks call them in the same order. */
 void zr_barrier(zr *z);
-void zr_tell(zr *z, void *what, size_t n); /* what[n] = rank 0's; n <= ZR_TOLD */
-void zr_total(zr *z, uint64_t sum[2]);     /* the sum over all ranks */
+void zr_tell(zr *z, void *what, size_t n); /* broadcast what[n] from rank 0, n <= ZR_TOLD */
+void zr_total(zr *z, uint64_t sum[2]);     /* sum over all ranks */
 
-/* ---- the handshake (zr_handshake.c): fails where ranks have another program than rank 0; then,
- * when kernels are open, other kernels, options or data */
+/* ---- the handshake (zr_handshake.c): fails where a rank's program differs from rank 0's, and,
+ * once kernels are open, where kernels, options or data differ */
 void zr_same_program(zr *z);
 void zr_handshake(zr *z);
-/* Files, their size, a hash of samples; "" where there are none */
+/* Describe the data: files, their sizes, a hash of samples; "" without data. */
 void zr_data_text(const zr_mix *m, char text[ZR_TOLD]);
-extern const char zr_digest[];  /* of the sources, 64 hex digits, by runtime/digest */
-extern const char zr_release[]; /* what VERSION has */
+extern const char zr_digest[];  /* digest of the sources, 64 hex digits, from runtime/digest */
+extern const char zr_release[]; /* contents of VERSION */
 
 /* ---- ranges (zr_range.c) */
-void zr_find_column(zr *z); /* z->column; fails where the program has none */
+void zr_find_column(zr *z); /* sets z->column; fails if the program lacks this target */
 const char *zr_queue_name(int queue);
-/* Each fails, naming the command, where it leaves its arena. */
+/* Check the operands of a command. Each function fails, naming the command, if
+ * one is outside its arena. */
 void zr_check_queue(zr *z, const char *what, int queue);
 void zr_check_event(zr *z, const char *what, int queue, int event);
 void zr_check_call(zr *z, const char *name, int queue, int n);
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes);
-/* The number of the slot of the inbox that begins at `to`; fails where none does. */
+/* Return the number of the inbox slot at `to`; fails if there is none. */
 int zr_inbox(zr *z, const char *what, int64_t to);
 void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                        int64_t bytes);
@@ -400,95 +420,102 @@ void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t ste
 void zr_check_done(zr *z, int queue, int group, int64_t at);
 void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 void zr_check_batch(zr *z, int64_t micro_batch, int64_t at);
-void zr_check_states(zr *z); /* rows of zr_program: each master is in one */
+void zr_check_states(zr *z); /* each master must be in one row of zr_program.states */
 
-/* ---- what is dead (zr_range.c): nothing in mode eager; in others NaN */
+/* ---- dead slots (zr_range.c): filled with NaN, except in mode eager */
 #define ZR_LAST zr_last(0)
-/* Takes zr_last off operands of the command `what`; a bit for each that had it. Fails where that is
- * in no slot. */
+/* Remove zr_last from the operands of command `what` and return a bit for each that had it. Fails
+ * if such an operand is in no slot. */
 uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n);
-void zr_poison(zr *z, int queue, int64_t at, int64_t bytes); /* of the target's queue */
-/* Takes a mark off `last`; where that operand's slot lies. 0: none is left, or mode eager. */
+void zr_poison(zr *z, int queue, int64_t at, int64_t bytes); /* queue a fill with NaN */
+/* Take one mark from `last` and return 1 with the slot of that operand in *at and *bytes. Returns 0
+ * if none is left, or in mode eager. */
 int zr_dying(zr *z, const char *what, int queue, const int64_t *i, uint32_t *last, int64_t *at,
              int64_t *bytes);
-/* Behind the command `what`: the slots of the operands that were marked. */
+/* After command `what`, poison the slots of its operands that are marked in `last`. */
 static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i, uint32_t last)
 {
     int64_t at, bytes;
     while (zr_dying(z, what, queue, i, &last, &at, &bytes)) zr_poison(z, queue, at, bytes);
 }
 
-/* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
-void zr_refuse_launcher(zr *z);      /* fails where one has started us */
-const char *zr_launched(int all);    /* a launcher's name of this rank of `all`; NULL: it has none,
-                                        or is the only task's or that of a pod of several ranks */
-void zr_find_launcher(zr *z);        /* lowest, here, net, far; fails where they disagree */
-int zr_port_of(zr *z, uint64_t run); /* in ZR_PORTS; else none that Linux gives to who asks */
-uint64_t zr_host(void);              /* this host's name, hashed */
-void zr_meet(zr *z);                 /* by every rank of a launcher; net.local, .neighbours */
-extern const zr_far zr_plane;        /* zr_plane.c */
-void zr_plane_move(zr *z, int rank, void *at, size_t n, int out); /* n bytes from or to it */
-int zr_plane_late(const zr *z);                                   /* is the time to meet over? */
-void zr_plane_lost(zr *z, int rank);                              /* fails */
-void zr_plane_grace(zr *z); /* whoever knows why a peer is gone has time to say it first */
-void zr_plane_look(zr *z);  /* fails when a rank is gone */
-void zr_plane_beat(zr *z);  /* this rank lives, to all that may wait for it */
-/* All fail where two say the same of what each must have for itself; "": nothing. By all. */
+/* ---- the launcher (zr_launcher.c), how ranks meet (zr_meet.c) and talk (zr_plane.c) */
+void zr_refuse_launcher(zr *z); /* fails if a launcher started this process */
+/* Return the rank that the launcher gave this process, of `all`; NULL without a launcher, or if it
+ * started only one task, or a pod of several ranks. */
+const char *zr_launched(int all);
+void zr_find_launcher(zr *z);        /* sets lowest, here, net, far; fails if variables disagree */
+int zr_port_of(zr *z, uint64_t run); /* a port in ZR_PORTS that Linux gives to nobody else */
+uint64_t zr_host(void);              /* hash of this host's name */
+void zr_meet(zr *z);          /* called by every rank of a launcher; sets net.local, .neighbours */
+extern const zr_far zr_plane; /* zr_plane.c */
+/* Send n bytes to the rank if `out`, else receive them from it. */
+void zr_plane_move(zr *z, int rank, void *at, size_t n, int out);
+int zr_plane_late(const zr *z);      /* has the deadline to meet passed? */
+void zr_plane_lost(zr *z, int rank); /* fails: the rank is gone */
+void zr_plane_grace(zr *z); /* give a rank that knows why a peer is gone time to report it first */
+void zr_plane_look(zr *z);  /* fails if a rank is gone */
+void zr_plane_beat(zr *z);  /* tell all ranks that may wait for this one that it lives */
+/* Fail on all ranks if two give the same `what`, which each must have for itself; "" is
+ * not checked. All ranks call it. */
 void zr_plane_alone(zr *z, const char *what, const char *advice);
 
-/* ---- how long is too long; a rank's watchdog (zr_watch.c) */
+/* ---- timeouts; a rank's watchdog (zr_watch.c) */
 enum { ZR_TIMES = 10, ZR_UNKNOWN = -1 };
-double zr_limit(const zr *z, double usual); /* seconds; usual: what it takes else */
+/* Return a timeout in seconds. usual: the time that the work usually takes. */
+double zr_limit(const zr *z, double usual);
 void zr_watch_start(zr *z);
-void zr_watch_also(zr *z, void (*look)(zr *z)); /* calls this, too, from here on */
-void zr_watch_alone(zr *z); /* looks at no peer from here on, but at its clock */
+void zr_watch_also(zr *z, void (*look)(zr *z)); /* also call look from now on */
+void zr_watch_alone(zr *z);                     /* stop checking peers, but not the clock */
 void zr_watch_stop(zr *z);
-static inline void zr_issued(zr *z, int queue,
-                             const char *what) /* what is told of where it hangs */
+/* Note the last command issued; a watchdog names it if it hangs. */
+static inline void zr_issued(zr *z, int queue, const char *what)
 {
     atomic_store_explicit(&z->watch.what, what, memory_order_relaxed);
     atomic_store_explicit(&z->watch.queue, queue, memory_order_relaxed);
 }
-void zr_expect(zr *z);                  /* what is waited for must be done in time */
-void zr_met(zr *z);                     /* it is */
-void zr_measure(zr *z, double seconds); /* what a step took */
+void zr_expect(zr *z);                  /* start the clock: the work must complete in time */
+void zr_met(zr *z);                     /* stop the clock */
+void zr_measure(zr *z, double seconds); /* record the time of a step */
 
-/* ---- ranks that stand still (zr_stall.c) */
-/* What the parent keeps of a rank, and of all. */
+/* ---- detection of ranks that make no progress (zr_stall.c) */
+/* The parent's records of one rank, and of all. */
 typedef struct zr_watched {
-    pid_t pid;   /* 0: it has ended */
-    int stopped; /* by a signal, and not continued */
-    double cpu;  /* seconds, half-way through a quiet time; so: */
+    pid_t pid;   /* 0: the process has ended */
+    int stopped; /* 1: stopped by a signal and not continued */
+    double cpu;  /* CPU seconds half-way through a quiet period, as is `waited` */
     uint32_t waited[ZR_QUEUES + 1];
 } zr_watched;
 typedef struct zr_stall {
-    double looked;         /* when */
-    double quiet, longest; /* seconds without the end of a command: now, so far */
-    uint32_t moves;        /* of all ranks, when last looked */
+    double looked;         /* time of the last look */
+    double quiet, longest; /* seconds without a completed command: now, longest so far */
+    uint32_t moves;        /* commands completed by all ranks at the last look */
     zr_watched *rank;      /* [here] */
 } zr_stall;
-int zr_stalled(zr *z, zr_stall *s, char *why); /* is it time to end the run? why[ZR_WHY] */
+/* Return whether it is time to end the run, with the reason in why[ZR_WHY]. */
+int zr_stalled(zr *z, zr_stall *s, char *why);
 
 /* ---- the target: memory */
-/* Before the ranks start: z->t, and what can be found out about room for them. */
+/* Make z->t before the ranks start, and check whether there is room for them. */
 void zr_prepare(zr *z);
-void zr_open(zr *z);  /* a rank's device; what its kernels are opened with */
-void zr_arena(zr *z); /* this rank's arena, all zero, and what peers share */
-/* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
- * to their places in the arena, or `at` behind these, before what is issued next; so do positions
- * and keys, where the program has them. first: of the samples' numbers in the run; ZR_NO_SAMPLE of
- * those that are none to train on. */
+void zr_open(zr *z);  /* open a rank's device and what its kernels need */
+void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map what peers share */
+/* Find the place for the next tokens and targets, int32 [B,T] each, which the rank's own thread
+ * fills. zr_batch_filled then copies them to their places in the arena, or `at` bytes after these,
+ * before any command issued later; with them go positions and keys, if the program has them. first:
+ * number of the first sample in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
 void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
 void zr_batch_filled(zr *z, int64_t at, int64_t first);
-/* Of tokens [B, T] in their documents: a sample begins one, and so does what follows `end`. */
+/* Compute each token's position in its document. A document begins with each sample
+ * and after each token `end`. */
 static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
 {
     for (int64_t i = 0; i < p->batch * p->sequence; i++)
         positions[i] = i % p->sequence && tokens[i - 1] != p->end ? positions[i - 1] + 1 : 0;
 }
 
-/* Of the samples from `first` on, int64 [B]; 0: nothing is drawn */
+/* Compute the random keys of the samples from `first` on, int64 [B]; 0: no dropout. */
 static inline void zr_keys(const zr_program *p, int64_t first, int64_t *keys)
 {
     for (int64_t b = 0; b < p->batch; b++) {
@@ -500,62 +527,63 @@ static inline void zr_keys(const zr_program *p, int64_t first, int64_t *keys)
 /* ---- the target: queues */
 void zr_queues_start(zr *z);
 void zr_queues_stop(zr *z);
-void zr_step_begin(zr *z); /* around program->step: lets test modes run ahead */
-/* ZR_MAIN is empty after it; others may still do what the next step waits for. */
+void zr_step_begin(zr *z); /* around program->step: test modes run ahead in it */
+/* Wait until ZR_MAIN is empty. Other queues may still run work that the next step waits for. */
 void zr_step_end(zr *z);
-/* What zr_replay will play, made before the first step: memory that it takes is taken then. */
+/* Make the graph that zr_replay will launch before the first step, so that its
+ * memory is allocated then. */
 void zr_ready(zr *z, int graph, void (*issue)(zr *z));
-void zr_finish(zr *z, int queue);                    /* this queue is empty after it */
-void zr_drain(zr *z);                                /* all are */
-void zr_push(zr *z, int queue, const zr_command *c); /* runs at once where the queue is inline */
-extern const int zr_is_gpu;                          /* 0: the target has no options of GPUs */
-void zr_epilogue(zr *z); /* what is left to say of the target, after training */
+void zr_finish(zr *z, int queue);                    /* wait until the queue is empty */
+void zr_drain(zr *z);                                /* wait until all queues are empty */
+void zr_push(zr *z, int queue, const zr_command *c); /* runs c at once if the queue is inline */
+extern const int zr_is_gpu;                          /* 0: the target lacks a GPU's options */
+void zr_epilogue(zr *z);                             /* print the target's report after training */
 
-/* ---- beside a step (zr_writer.c); nothing where there is no writer */
+/* ---- writing beside a step (zr_writer.c); these do nothing if there is no writer */
 void zr_writer_start(zr *z);
 void zr_writer_stop(zr *z);
-void zr_writer_begin(zr *z, int (*work)(zr *z, char *why)); /* on its own thread */
-double zr_writer_wait(zr *z); /* until it is done, or given up; the seconds that took */
-/* By all ranks, where the update of a step is issued: what is saved beside the step must not
- * change. A rank that waits here hangs neither to its parent nor to a watchdog. */
+void zr_writer_begin(zr *z, int (*work)(zr *z, char *why)); /* start work on its thread */
+double zr_writer_wait(zr *z); /* wait until it ends or is given up; returns the seconds */
+/* Wait for the writer before an update is issued, on all ranks: data being saved must not change.
+ * Neither the parent nor a watchdog takes a rank that waits here for a hang. */
 void zr_writer_before_update(zr *z);
 
 /* ---- evaluations and multiple choice (zr_eval.c) */
-/* tokens, targets int32 [B, T]: nothing from element `first` on */
+/* Make tokens and targets, int32 [B,T], empty from element `first` on. */
 void zr_blank(const zr *z, int64_t first, int32_t *tokens, int32_t *targets);
-void zr_all_dead(zr *z);              /* when all is done: poisons all slots of what dies */
-double zr_mean(zr *z, double *valid); /* the loss of all that was evaluated since `clear` */
+void zr_all_dead(zr *z);              /* poison all slots that can die, once all work is done */
+double zr_mean(zr *z, double *valid); /* mean loss of all batches evaluated since `clear` */
 static inline int64_t zr_address(void *p) { return (int64_t)(intptr_t)p; } /* as an operand */
-void zr_eval_open(zr *z);          /* fails where the file is wrong */
-void zr_eval(zr *z, int64_t step); /* nothing where --eval was not given; so many steps are done */
+void zr_eval_open(zr *z);          /* fails if the file is wrong */
+void zr_eval(zr *z, int64_t step); /* does nothing without --eval; step: steps done */
 
-/* ---- the order of a CPU's products in bf16 (zr_checkpoint.c) */
-/* Settles z->order: the spec's, or --products, or that of the run that goes on, or the fastest. */
+/* ---- the order of a CPU's bf16 products (zr_checkpoint.c) */
+/* Set z->order: the spec's, that of --products, that of the resumed run, or the faster one. */
 void zr_settle_order(zr *z);
 static inline const char *zr_order_name(int order) { return order == ZR_TILES ? "tiles" : "pairs"; }
-/* Of the recipe; NULL: none beside the program's */
+/* Return the recipe's line for the order; NULL if the program's recipe has it or there is none. */
 static inline const char *zr_order_line(const zr *z)
 {
     if (z->order < 0 || z->p->order >= 0) return NULL;
     return z->order == ZR_TILES ? "train.products: \"tiles\"" : "train.products: \"pairs\"";
 }
 
-/* ---- hashes (zr_verify.c); all queues are empty */
-/* The exact hash of the masters, the same however they are split. */
+/* ---- hashes (zr_verify.c); all queues must be empty */
+/* Compute the exact hash of the masters, which does not depend on how they are sharded. */
 void zr_hash_weights(zr *z, uint64_t sum[2]);
 void zr_verify_open(zr *z);
-int zr_verify_due(const zr *z, int64_t steps); /* after so many steps */
-/* Logs that hash; fails where a rank has another copy of what all ranks have. */
+int zr_verify_due(const zr *z, int64_t steps); /* is a check due after this number of steps? */
+/* Log that hash. Fails if a rank's copy of replicated data differs. */
 void zr_verify(zr *z);
 
-/* ---- --profile (zr_profile.c); all of it does nothing where it was not asked for */
-int64_t zr_profile_bytes(const zr *z); /* that a rank's notes take */
-void zr_profile_open(zr *z);           /* fails where the file cannot be written */
+/* ---- --profile (zr_profile.c); these do nothing if it is not given */
+int64_t zr_profile_bytes(const zr *z); /* bytes of a rank's notes */
+void zr_profile_open(zr *z);           /* fails if the file cannot be written */
 void zr_profile_start(zr *z);
-int zr_profile_apart(const zr *z);       /* this step is profiled, or the next one */
-void zr_profile_step(zr *z, int begins); /* 1: the step begins; 0: it is over */
-void zr_profile_end(zr *z);              /* after the last of its steps: the table, the file */
-/* Around a command of a queue. NULL: it is not noted */
+int zr_profile_apart(const zr *z);       /* is this step or the next one profiled? */
+void zr_profile_step(zr *z, int begins); /* begins 1: the step begins; 0: it has ended */
+void zr_profile_end(zr *z);              /* after the last profiled step: write table and file */
+/* Return a new note for a command of a queue; NULL: the command is not noted. */
 zr_note *zr_note_make(zr *z, int queue, const char *name, int kind);
 void zr_note_done(zr *z, zr_note *note);
 static inline zr_note *zr_note_begin(zr *z, int queue, const char *name, int kind)
@@ -566,76 +594,80 @@ static inline void zr_note_end(zr *z, zr_note *note)
 {
     if (note) zr_note_done(z, note);
 }
-/* The target's clocks: for n notes at most; a profiled step begins with empty queues; the note's
- * begin or end is now, on its queue; all queues are empty: begin and end are there. */
+/* The target's clocks. zr_clocks_start: room for n notes. zr_clocks_step: a profiled step begins,
+ * queues are empty. zr_clock: record the note's start or end on its queue. zr_clocks_end: queues
+ * are empty; fill in start and end of all notes. */
 void zr_clocks_start(zr *z, int64_t n);
 void zr_clocks_step(zr *z);
 void zr_clock(zr *z, zr_note *note, int end);
 void zr_clocks_end(zr *z);
 
 /* ---- the file arena (zr_disk.c) */
-void zr_disk_open(zr *z); /* all of its room, all zero; fails where there is none */
-/* ZR_LOAD, ZR_FETCH: bytes from `there` in the file on come to `at`; ZR_STORE: the other way. */
+void zr_disk_open(zr *z); /* allocate it, all zero; fails if the disk has no room */
+/* Move bytes between `at` in memory and offset `there` of the file. ZR_LOAD, ZR_FETCH: read;
+ * ZR_STORE: write. */
 void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes);
 int64_t zr_disk_moved(const zr *z, int queue); /* bytes so far */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
-void zr_choose_threads(zr *z); /* z->threads: as told, else a part of the host's cores */
-/* Those that all ranks must be given alike, in one order, each as `--steps 3`. */
+void zr_choose_threads(zr *z); /* sets z->threads: as given, else a share of the host's cores */
+/* Write the options that all ranks must be given alike, in a fixed order, each as `--steps 3`. */
 void zr_options_text(const zr *z, char *text, size_t n);
 void zr_help(zr *z, const char *program);
 void zr_version(zr *z);
-/* A setting in the environment; 0 where there is none. */
+/* Return a number from the environment, at most `most`; 0 if the variable is not set. */
 int64_t zr_setting(zr *z, const char *name, int64_t most);
 
-/* splitmix64 */
+/* splitmix64: return the next random number */
 static inline uint64_t zr_random(uint64_t *state) { return zr_mixed(*state += 0x9e3779b97f4a7c15); }
 
-/* Does the program use this queue? */
+/* Return whether the program uses this queue. */
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
-/* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
-/* On stdout and stderr what is no text becomes '?', as do ends of lines that an operand has. */
+/* ---- log (zr_log.c); only rank 0 prints. A failed write does not end the run. */
+/* Print to stdout or stderr. Bytes that are no text, and line ends within operands, become '?'. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void zr_print_byte(zr *z, char byte); /* on stdout, as it is */
-/* On stderr, whichever rank it is. */
+void zr_print_byte(zr *z, char byte); /* to stdout, unchanged */
+/* Print to stderr, on any rank. */
 void zr_print_any(zr *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A line on stderr; on a terminal another may take its place: of ZR_RESULT, of ZR_PROGRESS. */
+/* Print a line to stderr. On a terminal a line of kind ZR_RESULT or ZR_PROGRESS
+ * may later be overwritten. */
 void zr_show(zr *z, int kind, const char *line);
 int64_t zr_parameters(const zr_program *p);
 static inline double zr_rate(double n, double of) { return of > 0 ? n / of : 0; }
 static inline double zr_gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 double zr_step_tokens(const zr *z);       /* of all ranks */
-int64_t zr_samples(const zr_mix *m);      /* of an epoch of all sources */
-void zr_lose(zr *z, int sink, int error); /* says that no more goes to ZR_TO_... */
-/* Fails where s, the file `name` of `option`, is one that the run reads. */
+int64_t zr_samples(const zr_mix *m);      /* in an epoch of all sources */
+void zr_lose(zr *z, int sink, int error); /* report once that output to sink ZR_TO_... has failed */
+/* Fail if s, the file `name` of `option`, is one that the run reads. */
 struct stat;
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
-/* Fails where it is what --save writes. */
+/* Fail if it is a file that --save writes. */
 void zr_refuse_saved(zr *z, const char *option, const char *name);
-/* Returns `text`: a mean loss, "none" where it is of no targets. */
+/* Format a mean loss into `text` and return it; "none" if no token had a target. */
 enum { ZR_LOSS_TEXT = 352 };
 const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, double targets);
-void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's */
-void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
-void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
+void zr_log_open(zr *z);  /* fails if the log file is an input or another run's log */
+void zr_log_begin(zr *z); /* write the run's record, once it is sure to start */
+/* seconds: time of the step. */
+void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples);
-/* seconds from its begin to its end; that training stood still for it */
+/* seconds: from its start to its end; pause: seconds that training stood still for it */
 void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause);
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
-/* Says again what was lost; fails where that is what the run was for. */
+/* Report once more what output was lost. Fails if that output was the purpose of the run. */
 void zr_log_close(zr *z);
 
-/* ---- what stderr shows (zr_progress.c) */
-void zr_show_start(zr *z); /* what the run is, before its first step */
+/* ---- progress on stderr (zr_progress.c) */
+void zr_show_start(zr *z); /* describe the run before its first step */
 void zr_show_step(zr *z, const double report[ZR_REPORT]);
-void zr_show_validated(zr *z, int64_t steps, double seconds); /* it took so long */
-/* This rank is at `what` from here on, which has so many parts; NULL: at nothing that takes long */
+void zr_show_validated(zr *z, int64_t steps, double seconds); /* seconds: time of the validation */
+/* Record that this rank begins task `what` of so many parts; NULL: no long task. */
 void zr_progress(zr *z, const char *what, const char *unit, int64_t parts);
-void zr_progress_look(zr *z); /* the parent, often: shows what takes long */
+void zr_progress_look(zr *z); /* called often by the parent: shows the task */
 
 #endif

@@ -40,7 +40,8 @@ int zr_json_more(zr_json *j, char open, int64_t *n)
 }
 
 /* ---- strings */
-/* Four hex digits at s; -1: not. The NUL at the end stops it in time. */
+/* Return the value of four hex digits at s, or -1. The NUL at the end of
+ * the text stops it in time. */
 static int32_t hex4(const char *s)
 {
     int32_t x = 0;
@@ -65,7 +66,7 @@ static char *put_utf8(char *to, int32_t x)
     return to;
 }
 
-/* What follows a backslash, to `to`. It is never longer than its escape. */
+/* Decode the escape after a backslash to `to`; the result is never longer than the escape. */
 static char *unescape(zr_json *j, char *to)
 {
     static const char from[] = "\"\\/bfnrt", into[] = "\"\\/\b\f\n\r\t";
@@ -78,7 +79,7 @@ static char *unescape(zr_json *j, char *to)
     }
     int32_t x = c == 'u' ? hex4(j->at + 1) : -1;
     j->at += x < 0 ? 0 : 5;
-    if (x >= 0xd800 && x < 0xdc00) { /* the first half of a surrogate pair */
+    if (x >= 0xd800 && x < 0xdc00) { /* first half of a surrogate pair */
         int32_t low = j->at[0] == '\\' && j->at[1] == 'u' ? hex4(j->at + 2) : -1;
         x = low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((x - 0xd800) << 10) + (low - 0xdc00) : -1;
         j->at += x < 0 ? 0 : 6;
@@ -104,7 +105,7 @@ char *zr_json_text(zr_json *j)
             while (n--) *to++ = *j->at++;
     }
     if (j->error) return NULL;
-    j->at++; /* the closing quote; `to` is before or on it */
+    j->at++; /* the closing quote; `to` is at or before it */
     *to = 0;
     return text;
 }
@@ -151,7 +152,7 @@ static void pass_number(zr_json *j)
     }
 }
 
-/* A value that is neither object nor array. */
+/* Skip a value that is neither object nor array. */
 static void scalar(zr_json *j)
 {
     static const char *const words[] = {"true", "false", "null"};

@@ -1,16 +1,15 @@
-/* zr_launcher.c -- who has started this process: its rank among all, and where rank 0 is to be
- * found.
+/* zr_launcher.c -- the launcher of this process: this rank's number, and the address of rank 0.
  *
- * The first of the sources below that has a rank and a number of ranks counts; without any the
- * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT; where that is not
- * given, at what the launcher says.
+ * The first of the sources below that gives a rank and a number of ranks is used; without any, the
+ * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT, or, if that is not
+ * set, at the address that the launcher gives.
  *
- * Kubernetes counts pods, not GPUs: where a rank comes without one on its host, and the program
- * has a multiple of the launcher's ranks, each of these is a pod and starts as many ranks, a GPU
- * each.
+ * Kubernetes counts pods, not GPUs. If a launcher gives no local rank, and the program's number of
+ * ranks is a multiple of the launcher's, each of the launcher's ranks is a pod. Every pod then
+ * starts the same number of ranks, with a GPU each.
  *
  * Invariants
- *  1. Only the environment is looked at.
+ *  1. Only the environment is read.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -19,23 +18,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* From 32768 on Linux gives ports to whoever asks for any. */
+/* Linux assigns ports from 32768 on to programs that ask for any. */
 enum { PORT = 29411, LOW = 20000, SPAN = 12000, STEP = 977, MOST_PORT = 65535 };
 
-/* What names the rank, the ranks, the rank among those of this host, and how many these are; and
- * what names the run, alike on all ranks ("": nothing; Slurm's port is made of job and step). */
+/* Variables that give the rank, the number of ranks, the rank on this host and the number of
+ * ranks there, and the name of the run, the same on all ranks ("": none; Slurm's port is
+ * derived from job and step). */
 static const struct source {
     const char *rank, *ranks, *local, *neighbours, *run;
     int pods;  /* without `local` a rank may be a pod */
-    int whole; /* without `local` this is another launcher's */
+    int whole; /* without `local` the variables are another launcher's */
 } sources[] = {
     {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", "", 1, 0},
     /* torchrun, deepspeed, PyTorchJob */
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", 1, 0},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", 0, 0},
-    /* Hydra (MPICH, Intel MPI), also within Slurm, whose numbers are then the proxies'; PALS.
-     * Slurm's own pmi2 plugin sets the first two alone: what it says besides is below. */
+    /* Hydra (MPICH, Intel MPI), also within Slurm, whose own numbers are then those of the proxies;
+     * PALS. Slurm's pmi2 plugin sets only the first two; its other variables are below. */
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", 0, 1},
     {"PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", "PMI_JOBID", 0, 1},
     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "", 0, 0},
@@ -53,7 +53,7 @@ static int number_of(zr *z, const char *name) { return (int)zr_setting(z, name, 
 
 /* ---- where rank 0 listens */
 
-/* The first host of Slurm's list: n1,n2 or n[03-17,20]-ib or r[1-2]n[1-8]. */
+/* Return the first host of Slurm's list: n1,n2 or n[03-17,20]-ib or r[1-2]n[1-8]. */
 static void first_host(const char *list, char *host, size_t n)
 {
     size_t length = 0;
@@ -71,7 +71,7 @@ static void first_host(const char *list, char *host, size_t n)
     host[length] = 0;
 }
 
-/* HOST:PORT, [ADDRESS]:PORT */
+/* Parse HOST:PORT or [ADDRESS]:PORT. */
 static void take_address(zr *z, const char *text)
 {
     const char *colon = strrchr(text, ':'), *host = text;
@@ -88,7 +88,8 @@ static void take_address(zr *z, const char *text)
     z->net.port = (int)port;
 }
 
-/* torchrun's own store has MASTER_PORT: the one beside it is taken. */
+/* Take MASTER_ADDR and a port. torchrun's own store uses MASTER_PORT, so
+ * the adjacent port is taken. */
 static void take_master(zr *z)
 {
     int port = (int)zr_setting(z, "MASTER_PORT", MOST_PORT);
@@ -109,8 +110,9 @@ int zr_port_of(zr *z, uint64_t run)
     return first + (int)(run % (uint64_t)(last - first + 1));
 }
 
-/* Steps of one job may run side by side: each has a port of its own. An mpirun's ranks are of
- * several: on its own host of the job's, elsewhere of those that it has begun there. */
+/* Take host and port from Slurm. Steps of one job may run at the same time, so each has its own
+ * port. The ranks of an mpirun belong to several steps: on mpirun's own host to the job's,
+ * elsewhere to those it started there. */
 static void take_slurm(zr *z, const char *list)
 {
     int alike = !strcmp(list, "SLURM_STEP_NODELIST");
@@ -128,7 +130,7 @@ static void name_run(zr *z, const struct source *s)
         if (names[i]) zr_add_hash(&z->net.run, names[i], strlen(names[i]) + 1);
 }
 
-/* All are here. Runs side by side have ports of their own where MPI names them. */
+/* All ranks are on this host. Where MPI names runs, each has its own port. */
 static void take_own(zr *z)
 {
     z->net.own = 1;
@@ -169,7 +171,7 @@ void zr_refuse_launcher(zr *z)
         const char *text = getenv(s->ranks);
         if (!text || !*text) continue;
         long size = strtol(text, NULL, 10);
-        if (size == 1) continue; /* one task: as if there were none */
+        if (size == 1) continue; /* one task: the same as no launcher */
         if (size != z->ranks) unlike(z, text, s->ranks);
         zr_fail(z, ZR_DISAGREE,
                 "%s=%s: this program starts its %d ranks itself; start it once, without a launcher",
@@ -184,7 +186,8 @@ static const struct source *find_source(void)
     return NULL;
 }
 
-/* May each of the launcher's be a pod, which starts as many ranks as any other? */
+/* Return whether each of the launcher's ranks may be a pod that starts as
+ * many ranks as every other. */
 static int are_pods(const struct source *s, int ranks, int all)
 {
     return s->pods && !is_set(s->local) && ranks > 0 && all % ranks == 0;
@@ -201,7 +204,7 @@ void zr_find_launcher(zr *z)
 {
     const struct source *s = find_source();
     int ranks = s ? number_of(z, s->ranks) : 1;
-    if (!s || (ranks == 1 && z->ranks > 1)) return; /* one task: as if there were no launcher */
+    if (!s || (ranks == 1 && z->ranks > 1)) return; /* one task: the same as no launcher */
     int pods = are_pods(s, ranks, z->ranks);
     if (ranks != z->ranks && !pods) unlike(z, getenv(s->ranks), s->ranks);
     z->here = pods ? z->ranks / ranks : 1;

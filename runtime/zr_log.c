@@ -1,11 +1,11 @@
-/* zr_log.c -- where a run's words go, its log of JSON lines, its summary.
+/* zr_log.c -- output of a run: the terminal, its log of JSON lines, its summary.
  *
  * Invariants
- *  1. A line is written by one write, so no reader of the log meets half a line. From the first
- *     step on it is put together on the stack: nothing is allocated.
- *  2. Numbers in the log have all their digits: equal lines are equal bits.
- *  3. What was in the log stays. Only a run that has passed all its checks writes to it.
- *  4. Output that fails never ends training: it is said at once, and again at the end.
+ *  1. A line is written by one write, so no reader of the log sees half a line. From the first step
+ *     on it is formatted on the stack: nothing is allocated.
+ *  2. Numbers in the log have all their digits: equal lines mean equal bits.
+ *  3. Existing lines of the log stay. Only a run that has passed all its checks writes to it.
+ *  4. Output that fails never ends training: it is reported at once, and again at the end.
  */
 #include "zr_int.h"
 #include "zr_json.h"
@@ -43,24 +43,24 @@ void zr_lose(zr *z, int sink, int error)
              z->rank < 0 ? "" : "; the run goes on without it");
 }
 
-/* Takes the part of a line that was written out of a file again. */
+/* Remove the written part of a line from a file again. */
 static void take_back(int file, size_t n)
 {
     struct stat s;
     off_t end = lseek(file, 0, SEEK_CUR);
     int bad = n == 0 || end < (off_t)n || fstat(file, &s) || !S_ISREG(s.st_mode) ||
               ftruncate(file, end - (off_t)n);
-    (void)bad; /* then it stays */
+    (void)bad; /* on failure it stays */
 }
 
-/* 0, or errno */
+/* Write all bytes. Returns 0, or errno. */
 static int put_all(zr *z, int file, const char *text, size_t n)
 {
     for (size_t at = 0; at < n;) {
         ssize_t done = write(file, text + at, n - at);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0 && file == STDERR_FILENO) return 0;
-        if (done < 0 && errno == EAGAIN) { /* others of the pipe want no waits */
+        if (done < 0 && errno == EAGAIN) { /* another user of the pipe made it non-blocking */
             poll(&(struct pollfd){file, POLLOUT, 0}, 1, -1);
             continue;
         }
@@ -80,8 +80,8 @@ static void put(zr *z, int file, const char *text, size_t n)
     if (error) zr_lose(z, sink_of(file), error);
 }
 
-/* Rank 0 and the parent write to one terminal by turns: what stands on its last line, `live`, is
- * true in a turn. The parent waits for none: 0. */
+/* Begin to write to the terminal, which rank 0 and the parent share in turns. `live`, the kind of
+ * its last line, is only valid in a turn. Returns 0 for the parent if it would have to wait. */
 static int begin_turn(zr *z)
 {
     while (z->shared && atomic_exchange(&z->shared->writing, 1)) {
@@ -96,7 +96,7 @@ static void end_turn(zr *z)
     if (z->shared) atomic_store(&z->shared->writing, 0);
 }
 
-/* A live line makes room: a step's stays above what comes. */
+/* Clear a progress line, or end the line of a step, before other output. */
 static void make_room(zr *z)
 {
     int live = z->shared ? atomic_exchange(&z->shared->live, ZR_NO_LINE) : ZR_NO_LINE;
@@ -110,7 +110,7 @@ void zr_show(zr *z, int kind, const char *line)
     if (!begin_turn(z)) return;
     if (z->log.tty && kind == ZR_PROGRESS && atomic_load(&z->shared->live) == ZR_RESULT)
         make_room(z);
-    /* 7l, 7h: what has no room at the right is cut; folded, it could not be written over */
+    /* 7l, 7h: cut a line that is too long, as a wrapped line could not be overwritten */
     int n = snprintf(text, TEXT, z->log.tty ? "\r\033[?7l%s\033[K\033[?7h" : "%s\n", line);
     put(z, STDERR_FILENO, text, (size_t)n);
     atomic_store(&z->shared->live, z->log.tty ? kind : ZR_NO_LINE);
@@ -125,8 +125,8 @@ static int ends_of_lines(const char *text)
     return n;
 }
 
-/* Masks control codes, which names of users and files may have. Where a name has line ends of its
- * own, all but the format's last are masked, too. */
+/* Mask control codes, which names of users and files may contain. If an operand contains line ends,
+ * mask all but the format's last. */
 static void make_printable(char *text, const char *format)
 {
     size_t n = strlen(text);
@@ -183,7 +183,7 @@ void zr_log_close(zr *z)
         zr_fail(z, ZR_ENVIRONMENT, "what was asked for could not be written");
 }
 
-/* ---- begin */
+/* ---- start */
 
 static int same(const struct stat *a, const struct stat *b)
 {
@@ -202,7 +202,7 @@ static int is_open(const struct stat *s, int fd)
     return fd >= 0 && !fstat(fd, &file) && same(s, &file);
 }
 
-/* A token file, or what tells what it holds */
+/* Return whether it is a token file or a file that describes one. */
 static int is_data(const struct stat *s, const zr_mix *m)
 {
     char file[ZR_FILE];
@@ -221,8 +221,8 @@ static int is_in(const struct stat *s, const char *dir, const char *name)
     return !zr_path(file, dir, name, why) && is_at(s, file);
 }
 
-/* Is it a file that --load opens, or --save copies? Where that cannot be told, loading will say
- * what is wrong. */
+/* Return whether it is a file that --load opens or --save copies. If that cannot be determined,
+ * loading will report the error. */
 static int is_weights(const struct stat *s, const char *dir)
 {
     char why[ZR_WHY];
@@ -236,7 +236,7 @@ static int is_weights(const struct stat *s, const char *dir)
     return found;
 }
 
-/* The folder that a file lies in */
+/* Get the folder of a file. */
 static int folder_of(const char *name, struct stat *s)
 {
     char folder[ZR_FILE];
@@ -270,7 +270,7 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
                     inputs[i].of);
 }
 
-/* Two runs must not write one log. */
+/* Lock the log against other runs. */
 static void lock(zr *z)
 {
     if (!flock(z->log.file, LOCK_EX | LOCK_NB)) return;
@@ -323,7 +323,7 @@ const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, doubl
     return text;
 }
 
-/* A number as JSON: NaN and infinities have none. */
+/* Format a number as JSON, which has no NaN or infinities. */
 static const char *number_text(char text[NUMBER], double x)
 {
     if (isfinite(x)) snprintf(text, NUMBER, "%.17g", x);
@@ -340,7 +340,7 @@ static void quoted(FILE *to, const char *name, const char *text)
     fprintf(to, ", ");
 }
 
-/* A list of the sources of --data */
+/* Write the list of the sources of --data. */
 static void write_data_files(zr *z, FILE *to)
 {
     const zr_mix *m = &z->train;
@@ -357,7 +357,7 @@ static void write_data_files(zr *z, FILE *to)
     }
 }
 
-/* What the run is, as a line of JSON. */
+/* Describe the run as a line of JSON. */
 static void write_run(zr *z, FILE *to)
 {
     char host[ZR_HOST_NAME] = "", now[NUMBER];
@@ -393,7 +393,7 @@ static void write_run(zr *z, FILE *to)
             z->ranks, z->threads, zr_parameters(z->p), zr_step_tokens(z), z->p->flops);
 }
 
-/* A line that another run left unfinished is not continued. */
+/* End a line that another run left unfinished. */
 static void end_line(zr *z)
 {
     char last = '\n';

@@ -1,10 +1,10 @@
-/* zr_looks.c -- what a file that says nothing of itself looks like: another program's file, text,
- * or tokens of another type than it is taken for.
+/* zr_looks.c -- what a file without a description looks like: another program's file, text, or
+ * tokens of another type than expected.
  *
  * Invariants
- *  1. A rule refuses what tokenizers hardly ever write; each says why. A file that tells what it
- *     holds is not judged: one that a meta.json or Megatron's index names, one with llm.c's header
- *     or llm.q's.
+ *  1. A rule refuses only data that tokenizers hardly ever write, and says why. A file with a
+ *     description is not judged: one named by a meta.json or Megatron's index, or with the header
+ *     of llm.c or llm.q.
  */
 #include "zr_file.h"
 #include <errno.h>
@@ -14,27 +14,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 16-bit words (a MiB) that are looked at; fewer than some tell nothing. MARK: UTF-16's byte order
- * mark. SMALL: the upper half of an id is below it, in any vocabulary up to 2^20. */
+/* 16-bit words to look at (a MiB), and the fewest that allow a judgement. MARK: UTF-16's byte order
+ * mark. SMALL: upper halves of tokens are below it, for any vocabulary up to 2^20. */
 enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff, SMALL = 16 };
 
 const char *zr_foreign_file(int fd, int64_t size)
 {
     char head[264];
     int64_t n = zr_least(size, sizeof head);
-    if (zr_read_at(fd, head, n, 0)) return NULL; /* who reads on will hear of it */
+    if (zr_read_at(fd, head, n, 0)) return NULL; /* reading on will report the error */
     return zr_foreign(head, n);
 }
 
-/* ---- numbers of another type. A file is looked at as 16-bit words w[n], n a multiple of 4. */
+/* ---- numbers of another type. A file is read as 16-bit words w[n], n a multiple of 4. */
 
 typedef struct looks {
     const uint16_t *w;
     int64_t n;
-    int small; /* the upper half of an id is below it */
+    int small; /* upper halves of tokens are below it */
 } looks;
 
-/* Zeros among every second word from `first` on */
+/* Count the zeros among every second word from `first` on. */
 static int64_t zeros(const looks *l, int first)
 {
     int64_t found = 0;
@@ -44,14 +44,15 @@ static int64_t zeros(const looks *l, int first)
 
 static int swapped(unsigned x) { return (int)((x & 0xff) << 8 | x >> 8); }
 
-/* The upper half of an id, or of -1 and -100, which are often no targets? */
+/* Return whether it may be the upper half of a token, or of -1 or -100, which
+ * often mark ignored targets. */
 static int is_upper(const looks *l, uint16_t word, int big)
 {
     int x = big ? swapped(word) : word;
     return x < l->small || x == UINT16_MAX;
 }
 
-/* As zeros: how many are that */
+/* Count such words among every second word from `first` on. */
 static int64_t uppers(const looks *l, int first, int big)
 {
     int64_t found = 0;
@@ -59,8 +60,8 @@ static int64_t uppers(const looks *l, int first, int big)
     return found;
 }
 
-/* Every second 32-bit word is 0 or -1, the others are ids, and of these more than a quarter is
- * neither: in uint32 every second token would have to be token 0. big: big endian */
+/* Return whether every second 32-bit word is 0 or -1, the others are tokens, and more than a
+ * quarter of these is neither 0 nor -1: as uint32, every second token would have to be token 0. */
 static int is_int64(const looks *l, int big)
 {
     int64_t pairs = l->n / 4, other = 0;
@@ -74,9 +75,9 @@ static int is_int64(const looks *l, int big)
     return 4 * other > pairs;
 }
 
-/* Of every second 16-bit word 99 of 100 are upper halves of ids, and half of the others are not; or
- * they are zeros, and a quarter of the others is not. In uint16 every second token would have to be
- * one of the first 16, or token 0. */
+/* Return whether 99 of 100 of every second 16-bit word are upper halves of tokens and half of the
+ * others are not, or 99 of 100 are zeros and a quarter of the others are not. As uint16, every
+ * second token would have to be one of the first 16, or token 0. */
 static int is_uint32(const looks *l, int big)
 {
     int64_t pairs = l->n / 2;
@@ -95,11 +96,10 @@ static double float_at(const uint16_t *w, int words)
     return words == 4 ? x : narrow;
 }
 
-/* As floats of so many words (of one: bfloat16) half and more are not 0, and 99 of 100 are whole
- * numbers, which tokens are, or of the size of weights, of which a quarter and more have either
- * sign. In uint16 one token of so many would have to be of 16256 to 19327, or of two bands
- * around 14000 and 47000, none of which has the frequent ones; in uint32 they are beyond any
- * vocabulary. */
+/* Return whether, as floats of so many words (1: bfloat16), at least half are not 0 and 99 of 100
+ * are integers, as tokens are, or of the size of weights with at least a quarter of either sign. As
+ * uint16, one of every `words` tokens would have to be in 16256 .. 19327 or in two bands around
+ * 14000 and 47000, where no frequent tokens are; as uint32 they are beyond any vocabulary. */
 static int is_float(const looks *l, int words)
 {
     int64_t all = l->n / words, whole = 0, sized = 0, other = 0, negative = 0;
@@ -115,8 +115,9 @@ static int is_float(const looks *l, int words)
     return 100 * sized >= 99 * all && 4 * negative > other && 4 * negative < 3 * other;
 }
 
-/* No lower byte is above 127, and as many upper ones as lower ones have each value, three at least,
- * but for one of 8. In uint16 lower bytes have all values, or the upper ones are the least. */
+/* Return whether no lower byte is above 127, and the lower and the upper bytes have nearly the same
+ * counts of each value (one in 8 may differ), with at least three values. In uint16, lower bytes
+ * take all values, or upper ones are mostly the smallest. */
 static int is_uint8(const looks *l)
 {
     int64_t lower[256] = {0}, upper[256] = {0}, apart = 0;
@@ -145,7 +146,7 @@ static const char *as_floats(const looks *l)
                             : NULL;
 }
 
-/* What w looks like that is no array of uint16; NULL: nothing */
+/* Return what w looks like instead of uint16; NULL: nothing. */
 static const char *no_uint16(const looks *l, char text[NARROWER])
 {
     const char *floats = as_floats(l);
@@ -161,8 +162,8 @@ static const char *no_uint16(const looks *l, char text[NARROWER])
     return text;
 }
 
-/* The same of uint32. But for int64, where more than one of 10 upper halves is that of no id: as
- * they are beyond any vocabulary, nothing is refused that would train. */
+/* The same for uint32. Except for int64, only if more than one in 10 upper halves is that of no
+ * token: these are beyond any vocabulary, so no file that could be trained on is refused. */
 static const char *no_uint32(const looks *l)
 {
     if (is_int64(l, 0)) return INT64 AGAIN;
@@ -177,8 +178,8 @@ static const char *no_uint32(const looks *l)
 
 /* ---- text */
 
-/* Bytes of x[n] that are no letter of any text: codes below the space but for white space, and 255,
- * of which tokens that are no targets are made */
+/* Count the bytes of x[n] that occur in no text: control codes other than white space, and 255, of
+ * which ignored targets are made. */
 static int64_t control_codes(const unsigned char *x, int64_t n)
 {
     int64_t codes = 0;
@@ -187,11 +188,11 @@ static int64_t control_codes(const unsigned char *x, int64_t n)
     return codes;
 }
 
-/* What kind of text x[n] is; NULL: none. Of bytes of tokens a tenth and more are control codes, for
- * both halves of 16 bits take all values and the upper ones are small more often; of text, whatever
- * its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its begin says so,
- * which as a uint16 token is one of the last 600 of 65536, and as the lower half of a uint32 has no
- * letter behind it. */
+/* Return the kind of text of x[n]; NULL: none. At least a tenth of the bytes of tokens are control
+ * codes, because both halves of 16 bits take all values and the upper ones are mostly small. Text
+ * of any alphabet has hardly any, except with 16-bit letters, which a mark at the beginning shows.
+ * As a uint16 token the mark is one of the last 600 of 65536; as the lower half of a uint32 no
+ * letter follows it. */
 static const char *kind_of_text(const unsigned char *x, int64_t n, int width)
 {
     int first = x[0] | x[1] << 8, second = x[2] | x[3] << 8;
@@ -206,7 +207,7 @@ static const char *kind_of_text(const unsigned char *x, int64_t n, int width)
 static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int width, char *why)
 {
     char text[NARROWER];
-    /* Beside a prompt, which has no samples, no meta.json is read. */
+    /* a prompt has no samples, and no meta.json is read for it */
     const char *way = d->T ? "; if these are tokens, a meta.json beside them says so" : "";
     looks l = {w, n / 4 * 4, SMALL};
     while (l.small <= d->vocab >> 16) l.small *= 2;

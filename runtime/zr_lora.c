@@ -1,10 +1,12 @@
-/* zr_lora.c -- adapters of low rank: whether a folder's are the program's; adding them to weights
+/* zr_lora.c -- LoRA adapters: whether a folder's adapters are the program's; adding them to weights
  * (--merge).
  *
+ *   w += scale * B A, scale = alpha / rank; A [rank,in], B [out,rank]
+ *
  * Invariants
- *  1. w + scale * B A: each element's products are summed in ascending order in doubles and rounded
- *     once, so the bits depend on no rank. An element to which 0 is added keeps its bits.
- *  2. A merge needs no memory but what zr_merge_new gets.
+ *  1. The products of each element are summed in ascending order in doubles and rounded once, so
+ *     the bits do not depend on ranks. An element to which 0 is added keeps its bits.
+ *  2. A merge uses only the memory that zr_merge_new allocates.
  */
 #define _GNU_SOURCE
 #include "zr_json.h"
@@ -44,19 +46,19 @@ int zr_adapter_base(char *to, const char *name)
 
 /* ---- adapter_config.json */
 
-/* Are linears [in,out], as GPT-2's? */
+/* Return whether linears are [in,out], as in GPT-2. */
 static int turned(const zr_program *p)
 {
     return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
 }
 
-/* Keys that do not change what is added to weights; of any other but those below the value must be
- * empty. */
+/* Keys that do not change the sum added to weights. Other keys, except
+ * those below, must be empty. */
 static const char *const harmless[] = {
     "auto_mapping",  "ensure_weight_tying", "inference_mode",    "layers_pattern",
     "megatron_core", "peft_version",        "qalora_group_size", "revision"};
 
-/* And those that may have some values alone. */
+/* Keys that may have only these values. */
 static const struct {
     const char *key, *values[3];
 } limited[] = {
@@ -66,7 +68,7 @@ static const struct {
     {"task_type", {"\"CAUSAL_LM\"", "null"}},
 };
 
-/* What a file has there; of a string what it says, decoded */
+/* A value in the file; of a string, its decoded text. */
 typedef struct value {
     const char *at;
     size_t n;
@@ -83,7 +85,7 @@ static value read_value(zr_json *j)
     return (value){at, quoted ? strlen(at) : (size_t)(j->at - at), quoted};
 }
 
-/* text: as JSON has it */
+/* text: in JSON's notation */
 static int is(value v, const char *text)
 {
     if (!text) return 0;
@@ -91,7 +93,7 @@ static int is(value v, const char *text)
     return strlen(text) == v.n && !memcmp(text, v.at, v.n);
 }
 
-/* null, false, "", {}, [] */
+/* Return whether it is null, false, "", {} or []. */
 static int is_empty(value v)
 {
     if (v.quoted) return v.n == 0;
@@ -106,8 +108,8 @@ static int is_one(const char *key, const char *const *of, size_t n)
     return 0;
 }
 
-/* A linear, embedding or norm of the base as PEFT names it, whether the program has an adapter
- * beside it, and whether the lists of target_modules and exclude_modules name it */
+/* A linear, embedding or norm of the base, by PEFT's name. adapted: the program has an adapter for
+ * it; named: target_modules and exclude_modules name it. */
 typedef struct module {
     char name[NAME];
     int adapted, named[2];
@@ -116,15 +118,15 @@ typedef struct module {
 enum { TARGETS = 0, EXCLUDED = 1 };
 static const char *const lists[2] = {"target_modules", "exclude_modules"};
 
-/* What a file says; r and lora_alpha are PEFT's own where they are not there. */
+/* Contents of a file. r and lora_alpha default to PEFT's own defaults. */
 typedef struct given {
     const zr_program *p;
-    const char *base; /* what --load names, or NULL */
+    const char *base; /* argument of --load, or NULL */
     double r, alpha;
     module *modules; /* [n] */
     int n;
-    int is_list[2], is_pattern[2]; /* of `lists` */
-    char note[ZR_WHY / 2];         /* what is told and not refused */
+    int is_list[2], is_pattern[2]; /* for each of `lists` */
+    char note[ZR_WHY / 2];         /* differences that are reported, not refused */
 } given;
 
 static void add_note(given *g, const char *what, const char *is)
@@ -133,8 +135,8 @@ static void add_note(given *g, const char *what, const char *is)
     snprintf(g->note + at, sizeof g->note - at, "%s%.150s %.200s", at ? "; " : "", what, is);
 }
 
-/* Instance i of a tensor without the last `end` bytes of its name, as PEFT names the module;
- * returns to[NAME]. */
+/* Write PEFT's name of the module of a tensor's instance i to to[NAME] and return it. end: last
+ * part of the tensor's name, which is removed. */
 static char *module_name(char *to, const zr_program *p, const zr_tensor *t, int i, const char *end)
 {
     const char *lead = of_head(t->name) ? "" : p->lead + strlen(whole);
@@ -155,7 +157,7 @@ static void mark_adapted(given *g, const zr_tensor *t)
     }
 }
 
-/* All modules of the base that have a weight; -1: no memory */
+/* List all modules of the base that have a weight; -1: out of memory. */
 static int find_modules(given *g)
 {
     const zr_tensor *end = g->p->tensors + g->p->ntensors;
@@ -171,7 +173,8 @@ static int find_modules(given *g)
     return 0;
 }
 
-/* An entry of a list names modules of this name, and those whose last parts it is, as in PEFT. */
+/* Mark the modules that an entry of a list names: those of this name, and those whose last parts it
+ * is, as in PEFT. */
 static void read_name(given *g, int list, const char *name)
 {
     size_t n = strlen(name);
@@ -195,7 +198,7 @@ static void read_modules(given *g, zr_json *j, int list)
     g->is_list[list] = 1;
 }
 
-/* A list that is none: a pattern, or nothing */
+/* Accept a value other than a list: a pattern, or nothing. */
 static int takes_pattern(given *g, int list, value v)
 {
     g->is_pattern[list] = v.quoted && v.n;
@@ -203,7 +206,7 @@ static int takes_pattern(given *g, int list, value v)
     return v.quoted || is_empty(v);
 }
 
-/* The number of a key among `lists`; -1: it is none of them. */
+/* Return the index of a key among `lists`; -1: none of them. */
 static int list_of(const char *key)
 {
     int list = 1;
@@ -211,7 +214,7 @@ static int list_of(const char *key)
     return list;
 }
 
-/* Are adapters where the lists say? */
+/* Check that adapters are where the lists say. */
 static int check_lists(const given *g, const char *file, char *why)
 {
     for (const module *m = g->modules; m < g->modules + g->n; m++) {
@@ -228,8 +231,8 @@ static int check_lists(const given *g, const char *file, char *why)
     return 0;
 }
 
-/* Is the base that the file names what --load names? A folder may have another name than the hub's
- * model, so that is told. */
+/* Report if the base that the file names differs from the argument of --load. It is not refused,
+ * because a folder may have another name than the hub's model. */
 static void compare_base(given *g, value v)
 {
     char name[NAME], is[2 * NAME];
@@ -244,7 +247,8 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
-/* A dropout of adapters changes training and not what is added to weights: the program has none. */
+/* Accept a dropout. It changes training, not the sum added to weights; the program's adapters
+ * have none. */
 static int takes_dropout(given *g, value v)
 {
     char is[NAME];
@@ -255,7 +259,7 @@ static int takes_dropout(given *g, value v)
     return 1;
 }
 
-/* May it have this key? If not, `allowed` says what is. */
+/* Return whether a key may have this value; if not, *allowed says what may. */
 static int takes(given *g, const char *key, value v, const char **allowed)
 {
     *allowed = "null, false or nothing in it";
@@ -309,7 +313,7 @@ static int read_config(given *g, zr_json *j, const char *file, char *why)
     return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j->at - text), j->error);
 }
 
-/* The rank of the program's adapters */
+/* Return the rank of the program's adapters. */
 static int64_t rank_of(const zr_program *p)
 {
     const zr_tensor *t = p->tensors;
@@ -326,7 +330,7 @@ static int check_scale(const given *g, const char *file, char *why)
                   g->p->lora);
 }
 
-/* What a folder without a file of adapters may be */
+/* Report what a folder without a file of adapters may be. */
 static int say_no_adapters(const char *dir, const char *name, char *why)
 {
     char file[ZR_FILE];
@@ -364,12 +368,12 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
 
 /* ---- merging */
 struct zr_merge {
-    zr_table table; /* of the adapters' file */
+    zr_table table; /* of the file of adapters */
     const zr_program *p;
     int turned;
     float *of[2];          /* A [rank,in], B [out,rank] */
-    int64_t room[2];       /* bytes of these, at most */
-    int64_t rank, in, out; /* of the tensor that is taken */
+    int64_t room[2];       /* bytes allocated for each */
+    int64_t rank, in, out; /* of the tensor taken last */
 };
 
 static int64_t most(const zr_program *p, const char *end)
@@ -422,10 +426,10 @@ int zr_merge_take(zr_merge *m, const char *name)
         if (!(e[i] = zr_table_find(&m->table, full))) return 0;
         int fd = m->table.files[e[i]->file].fd;
         int64_t bytes = e[i]->end - e[i]->begin;
-        errno = EINVAL; /* it is not what was written there */
+        errno = EINVAL; /* the file's contents have changed since they were written */
         if (bytes > m->room[i] || zr_read_at(fd, m->of[i], bytes, e[i]->begin)) return -1;
     }
-    m->turned = turned(m->p) && !of_head(name); /* which is [V,C] in every family */
+    m->turned = turned(m->p) && !of_head(name); /* the head is [V,C] in every family */
     m->rank = e[0]->shape[0];
     m->in = e[0]->shape[1];
     m->out = e[1]->shape[0];
@@ -441,6 +445,6 @@ void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n)
         double sum = 0;
         for (int64_t j = 0; j < m->rank; j++)
             sum += (double)m->of[1][out * m->rank + j] * m->of[0][j * m->in + in];
-        if (sum != 0) w[i] = (float)(w[i] + m->p->lora * sum); /* else -0 would become 0 */
+        if (sum != 0) w[i] = (float)(w[i] + m->p->lora * sum); /* otherwise -0 would become 0 */
     }
 }

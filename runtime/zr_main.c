@@ -1,11 +1,12 @@
 /* zr_main.c -- the whole run: options, then on every rank kernels, data, arena, steps, results.
  *
  * Invariants
- *  1. Every rank goes the same way through this file; only printing and files differ by rank.
- *  2. What can be found wrong is found before the first step: options, files, memory, the launcher.
- *     Of the tokens behind the first 64 MiB that is a sample; the rest are looked at as they come.
- *  3. Sample order: micro-batch g of step s holds samples (s*G + g)*B + b of the stream, whatever
- *     the ranks.
+ *  1. Every rank takes the same path through this file; only printing and files differ by rank.
+ *  2. Errors that can be found before the first step are found then: options, files, memory, the
+ *     launcher. Of the tokens after the first 64 MiB only a sample is checked; the rest are checked
+ *     as they are read.
+ *  3. Order of samples: micro-batch g of step s, of G micro-batches of all ranks, has samples (s*G
+ *     + g)*B + b of the stream, however many ranks there are.
  */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
@@ -22,14 +23,15 @@
 #include <unistd.h>
 
 enum { PROMPT = 16, STACK_KIB = 128 };
-static const int64_t shard_bytes = 5000000000; /* of a file of weights: transformers' own */
+/* Bytes of tensors in a file of weights: transformers' default. */
+static const int64_t shard_bytes = 5000000000;
 
 int zr_rank(const zr *z) { return z->rank; }
 
 /* ---- tokens */
 
-/* tokens, targets int32 [B, T] in the arena, `at` behind their places: `rows` samples from `first`
- * on, below them nothing */
+/* Read tokens, targets int32 [B,T] into the arena, `at` bytes after their places: `rows` samples
+ * from `first` on, then empty rows. */
 static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows)
 {
     char why[ZR_WHY];
@@ -46,7 +48,8 @@ static void run_batch(zr *z, int queue, const zr_command *c)
 {
     int64_t nth = c->i[0], at = c->i[1];
     (void)queue;
-    if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0); /* they go together */
+    /* several at once: no progress by parts */
+    if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0);
     int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + nth;
     load_batch(z, at, &z->train, micro_batch * z->p->batch, z->p->batch);
 }
@@ -70,14 +73,14 @@ static void open_tokens(zr *z, zr_mix *to, const char *option, const zr_given *g
     if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s %s", option, why);
 }
 
-/* used: samples that the run looks at */
+/* used: number of samples that the run reads. */
 static void check_tokens(zr *z, const zr_mix *m, int64_t used)
 {
     char why[ZR_WHY];
     if (zr_mix_check(m, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
 }
 
-/* Validation takes the first so many samples, of one file. */
+/* Open --data and --val. Validation uses the first samples of one file. */
 static void open_data(zr *z)
 {
     const char *file = z->o->val;
@@ -91,7 +94,7 @@ static void open_data(zr *z)
             zr_least(z->val.of->data.samples, z->o->val_tokens / z->p->sequence);
 }
 
-/* The last tokens of --prompt-tokens, as many as the model sees */
+/* Read the last tokens of --prompt-tokens, as many as the model's sequence holds. */
 static void open_prompt(zr *z)
 {
     char beyond[ZR_BEYOND], why[ZR_WHY];
@@ -116,7 +119,7 @@ static void open_prompt(zr *z)
     z->nprompt = n;
 }
 
-/* ---- a rank's beginnings */
+/* ---- start of a rank */
 
 static void open_kernels(zr *z)
 {
@@ -132,7 +135,7 @@ static void open_kernels(zr *z)
     }
 }
 
-/* The table of a GPU's algorithms: what is to be done with it now. */
+/* Use or make the table of a GPU's algorithms (zk_gemms). */
 static void gemms(zr *z, int what)
 {
     char why[ZR_WHY];
@@ -142,7 +145,7 @@ static void gemms(zr *z, int what)
     if (told > 0) zr_print(z, STDERR_FILENO, "--gemms %s\n", why);
 }
 
-/* In a file of weights */
+/* Return the number of tensors in a file of weights. */
 static int64_t tensors(const zr *z)
 {
     int64_t n = 0;
@@ -150,7 +153,7 @@ static int64_t tensors(const zr *z)
     return n;
 }
 
-/* Of each tensor, where --load has it and --save-dtype does not say another; else NULL. */
+/* Return the type of each tensor in --load, unless --save-dtype gives another; else NULL. */
 static const uint8_t *loaded_types(zr *z)
 {
     char why[ZR_WHY];
@@ -161,7 +164,8 @@ static const uint8_t *loaded_types(zr *z)
     return types;
 }
 
-/* Makes the files of --save with all their room: training must not end without a place for them. */
+/* Create the files of --save with all their space, so that training does not
+ * end without space for them. */
 static void begin_save(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
@@ -173,11 +177,12 @@ static void begin_save(zr *z)
         zr_fail(z, ZR_USER, "--save %s", why);
     if (z->rank != 0) return;
     if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
-    zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
+    zr_temp(z, ZR_SAVING, path); /* it is removed only if this run holds its lock: clear_temps() */
     if (zr_save_begin(&z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
-/* What is loaded is all of the masters: nothing else is needed then, in an arena that is zero. */
+/* Set the masters: resume, or initialise, load weights and load adapters. --load reads all masters,
+ * so it needs no initialisation of the zeroed arena. */
 static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
@@ -185,7 +190,7 @@ static void first_weights(zr *z)
         zr_checkpoint_load(z);
         return;
     }
-    if (!z->o->load || z->p->adapter) { /* which begin anew */
+    if (!z->o->load || z->p->adapter) { /* adapters start from initial values */
         z->p->init(z);
         zr_drain(z);
     }
@@ -206,10 +211,10 @@ static void first_weights(zr *z)
     if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, z->o->load, note, why))
         zr_fail(z, zr_code_of(errno), "--adapter %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "--adapter %s\n", note);
-    zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
+    zr_barrier(z); /* no log records the run before all ranks have their weights */
 }
 
-/* Ranks know each other, and have one program. */
+/* Meet the other ranks, check that all have the same program, and open the device and kernels. */
 static void meet(zr *z)
 {
     zr_progress(z, "start", NULL, 0);
@@ -221,7 +226,7 @@ static void meet(zr *z)
     open_kernels(z);
 }
 
-/* --check-launch: arenas are taken, queues connected; then of each rank a line, in order */
+/* Run --check-launch: allocate arenas, connect queues, and print a line for each rank, in order. */
 static void tell_launch(zr *z)
 {
     enum { ROUNDS = 10 };
@@ -270,7 +275,7 @@ static void begin(zr *z)
     zr_profile_open(z);
     begin_save(z);
     zr_disk_open(z);
-    zr_barrier(z); /* no rank takes memory for a run that will not be */
+    zr_barrier(z); /* no rank allocates memory for a run that will not start */
     zr_arena(z);
     zr_queues_start(z);
     zr_profile_start(z);
@@ -288,8 +293,8 @@ static void begin(zr *z)
 
 /* ---- validation */
 
-/* Every whole sample of the file once, in order; micro-batch g of them belongs to rank g % ranks.
- * `step`: how many have been made. */
+/* Validate: evaluate each whole sample of the file once, in order; micro-batch g belongs to rank g
+ * % ranks. step: steps done. */
 static void validate(zr *z, int64_t step)
 {
     int64_t B = z->p->batch, turn = B * z->ranks;
@@ -305,7 +310,7 @@ static void validate(zr *z, int64_t step)
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_all_dead(z);
     }
-    zr_barrier(z); /* who is long at what each does alone is heard here */
+    zr_barrier(z); /* so that rank 0 names a rank that is slow in its own work */
     double loss = zr_mean(z, &valid);
     zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
@@ -315,8 +320,8 @@ static void validate(zr *z, int64_t step)
 
 /* ---- training */
 
-/* moved += times * what this rank has moved so far: in training steps, as the plan has it. All
- * queues are empty. */
+/* moved += times * the bytes and collectives so far of this rank's training steps, counted as in
+ * the plan. All queues must be empty. */
 static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
@@ -328,7 +333,7 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
     moved[ZR_STORES] += times * zr_disk_moved(z, ZR_STORE);
 }
 
-/* apart: nothing of it goes on beside what comes next. Returns its seconds. */
+/* Run a training step and return its seconds. apart: wait for all its work. */
 static double train_step(zr *z, double *report, int apart)
 {
     double begun = zr_now();
@@ -349,13 +354,14 @@ static double train_step(zr *z, double *report, int apart)
     return zr_now() - begun;
 }
 
-/* After a step: how many are skipped in a row, but for those that a lower scale comes after. Fails
- * where that, or the scale, says that training leads nowhere: every rank has the same report. */
+/* Count the steps skipped in a row, without those that only lower the loss scale. Fails, with the
+ * same report on every rank, if there are too many or the scale cannot drop further. */
 static void go_on(zr *z, const double *report)
 {
     int why = (int)report[ZR_SKIPPED];
     int64_t skips = z->skips = why == ZR_APPLIED ? 0 : z->skips + (why == ZR_FAULTY);
-    if (why == ZR_LOWEST || skips >= z->p->skips) zr_barrier(z); /* rank 0 has logged it */
+    /* so that rank 0 has logged the step */
+    if (why == ZR_LOWEST || skips >= z->p->skips) zr_barrier(z);
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
                 "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
@@ -369,19 +375,20 @@ static void go_on(zr *z, const double *report)
                 skips, z->step + 1, report[ZR_SCALE] > 0 ? " or the loss scale" : "");
 }
 
-/* What comes between two steps, or behind the last; z->step are done. */
+/* Verify, validate and save after z->step steps, as asked. */
 static void between(zr *z, int last, int verifies, int validates, int saves,
                     int64_t moved[ZR_MOVED])
 {
     if (!verifies && !validates && !saves) return;
     count_moved(z, moved, 1);
-    if (verifies) zr_verify(z); /* what is damaged is not saved */
+    if (verifies) zr_verify(z); /* first, so that damaged weights are not saved */
     if (saves) zr_checkpoint_save(z, !last);
     if (validates) validate(z, z->step);
     count_moved(z, moved, -1);
 }
 
-/* Returns whether the run leaves before its end: asked to, and that is not there, or not saved. */
+/* Train. Returns whether the run exits early: it was asked to, and steps are left
+ * or the last are not saved. */
 static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t every = z->o->val_every;
@@ -409,14 +416,15 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     return asked && (z->step < z->o->steps || z->checkpoints.late);
 }
 
-/* Saves what there is, if there is time, and leaves with 75: the run can go on from there. */
+/* Save a checkpoint if there is something new and time for it; the run then exits with code 75 and
+ * can be resumed. */
 static void save_and_leave(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     int is_new = z->step > c->from;
     if (is_new && !zr_checkpoint_save(z, 0) && !c->late) {
         zr_checkpoint_close(z);
-        zr_barrier(z); /* who fails first ends the others */
+        zr_barrier(z); /* so that no rank ends the others with its failure */
         zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
     }
     const char *saved = c->late  ? "which is not saved"
@@ -431,7 +439,8 @@ static void save_and_leave(zr *z)
     atomic_store(&z->shared->left, 1);
 }
 
-/* Who takes the run to be finished would begin anew from what there is. */
+/* Fail if the last checkpoint is missing, because a caller that takes the run for complete could
+ * not resume it. */
 static void check_saved(zr *z)
 {
     const zr_checkpoints *c = &z->checkpoints;
@@ -440,8 +449,8 @@ static void check_saved(zr *z)
             (int64_t)z->step);
 }
 
-/* What was moved must be what the plan says: a program or a runtime at fault does not end as a run
- * that is right. */
+/* Fail unless the bytes and collectives counted are the plan's, so that a faulty program or runtime
+ * does not end like a correct run. */
 static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
 {
     static const char *const what[] = {"bytes received", "collectives",
@@ -468,7 +477,8 @@ static void say_token(zr *z, int32_t token)
     }
 }
 
-/* context int32 [n] goes to row 0; the next token is drawn from the last's logits. */
+/* Return the next token: context int32 [n] becomes row 0, and the logits of
+ * its last token are sampled. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
     int32_t *tokens, *targets;
@@ -486,7 +496,7 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     return draw.token;
 }
 
-/* The first tokens of a sample, which are said, too */
+/* Read the first tokens of a sample into context, and print them. */
 static int64_t begin_of_data(zr *z, int32_t *context)
 {
     char why[ZR_WHY];
@@ -498,13 +508,14 @@ static int64_t begin_of_data(zr *z, int32_t *context)
     return n;
 }
 
-/* Every rank draws the same tokens: the same logits, the same random numbers. */
+/* Sample --sample tokens. Every rank draws the same ones, from the same
+ * logits and random numbers. */
 static void sample(zr *z)
 {
     int64_t T = z->p->sequence;
     uint64_t state = z->o->sample_seed < 0 ? 0 : (uint64_t)z->o->sample_seed;
     if (!z->o->sample) return;
-    /* [T], and targets of no use */
+    /* [T], followed by targets that are not used */
     int32_t *context = z->prompt ? z->prompt : zr_get(z, 2 * T, sizeof *context);
     int64_t n = z->prompt ? z->nprompt : begin_of_data(z, context);
     for (int64_t i = 0; i < z->o->sample; i++) {
@@ -527,7 +538,7 @@ static void save(zr *z)
     if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
-        zr_temp(z, ZR_SAVING, NULL); /* they are whole */
+        zr_temp(z, ZR_SAVING, NULL); /* they are complete */
         if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     }
     zr_save_close(&z->saving);
@@ -578,8 +589,8 @@ static void run_rank(zr *z)
     zr_log_close(z);
 }
 
-/* No file may come to stand where a closed stdin, stdout or stderr was: what goes there would be
- * written into it. */
+/* Open /dev/null for closed stdin, stdout and stderr. Otherwise a file could get one of their
+ * numbers, and output would be written into it. */
 static void hold_places(void)
 {
     int fd = open("/dev/null", O_RDONLY);
@@ -587,7 +598,8 @@ static void hold_places(void)
     if (fd >= 0) close(fd);
 }
 
-/* A rank, and each of its threads, has some tens of KiB in place: it would die of less, unheard. */
+/* Check the limit of the stack: a rank and each of its threads has some tens of KiB of arrays, and
+ * would crash without a message. */
 static void check_stack(zr *z)
 {
     struct rlimit limit;
@@ -616,8 +628,8 @@ int zr_main(int argc, char **argv, const zr_program *p)
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
     if (o.help || o.version) return z.log.lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
-    signal(SIGXFSZ, SIG_IGN); /* then a file too large is an error of write, */
-    signal(SIGPIPE, SIG_IGN); /* and so is a pipe that nobody reads */
+    signal(SIGXFSZ, SIG_IGN); /* so that a file too large is an error of write */
+    signal(SIGPIPE, SIG_IGN); /* and a pipe without a reader too */
     zr_prepare(&z);
     int code = zr_ranks(&z, run_rank);
     free(z.t);

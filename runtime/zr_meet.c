@@ -1,12 +1,13 @@
-/* zr_meet.c -- how a launcher's ranks meet: rank 0 listens, the others connect and greet.
+/* zr_meet.c -- how a launcher's ranks meet: rank 0 listens, the others connect and send a hello.
  *
- * Where a launcher names rank 0's host, rank 0 listens on all of its addresses: to rank 0 itself
- * the name may be localhost (PyTorchJob) or a loopback address of /etc/hosts (Debian).
+ * If a launcher names rank 0's host, rank 0 listens on all of its addresses, because on that host
+ * the name may be localhost (PyTorchJob) or a loopback address in /etc/hosts (Debian).
  *
  * Invariants
- *  1. No wait is longer than the time to meet (ZR_MEET_S), or the run. A rank's begins anew when it
- *     has reached rank 0, whose time is then over first: rank 0 knows who is missing, and says it.
- *  2. Nobody at the door, silent or not, keeps rank 0 from the others: all are looked at at once.
+ *  1. No wait is longer than the time to meet (ZR_MEET_S), or the run. A rank's time starts again
+ *     when it has reached rank 0. Rank 0's time then ends first: it knows which ranks are missing,
+ *     and reports them.
+ *  2. No connection, silent or not, keeps rank 0 from the others: all are polled together.
  */
 #define _GNU_SOURCE
 #include "zr_cores.h"
@@ -26,17 +27,18 @@
 #include <unistd.h>
 
 enum { MAGIC = 0x7a72706e, SLICE_MS = 100, HELLO_MS = 5000, REACH_MS = 5000, MEET_S = 300 };
-enum { BEHIND_S = 2 };            /* by so much rank 0's time to meet is over first */
-enum { GUESTS = 32, SPARE = 64 }; /* at the door at once; descriptors beside connections */
+enum { BEHIND_S = 2 }; /* a rank's time to meet ends this much after rank 0's */
+/* Most connections without a hello; file descriptors besides those of ranks. */
+enum { GUESTS = 32, SPARE = 64 };
 
 typedef struct hello {
     uint32_t magic, rank, ranks, padding;
-    uint64_t run, host, cpus; /* equal in one run, on one host, on its CPUs */
+    uint64_t run, host, cpus; /* equal within a run, a host, a set of CPUs */
 } hello;
 
-/* What rank 0 answers: this rank is number `local` of the `neighbours` on its host, and `sharing`
- * of them may run where it may: a launcher that binds its ranks gives each CPUs of its own. No
- * neighbours, not even itself: it is of another run. */
+/* Rank 0's answer: this rank is number `local` of `neighbours` ranks on its host, and `sharing` of
+ * them may use the same CPUs (a launcher that binds ranks gives each its own). neighbours 0: the
+ * rank belongs to another run. */
 typedef struct welcome {
     uint32_t magic;
     int32_t local, neighbours, sharing;
@@ -48,25 +50,26 @@ static void begin_time(zr *z)
     z->net.until = zr_now() + (double)(patience ? patience : MEET_S);
 }
 
-/* A host that loses power says nothing, and firewalls forget connections that are idle for some
- * minutes: the system asks every minute, and gives a peer up after two. */
+/* Set a connection's options. A host without power sends nothing, and firewalls drop
+ * connections that are idle for some minutes. So the system probes every minute and
+ * gives a peer up after two. */
 static void keep_alive(int fd)
 {
     static const struct {
         int level, name, value;
     } options[] = {
-        {IPPROTO_TCP, TCP_NODELAY, 1},           /* no wait for more to send */
-        {SOL_SOCKET, SO_KEEPALIVE, 1},           /* the system asks */
-        {IPPROTO_TCP, TCP_KEEPIDLE, 60},         /* after so many seconds, */
-        {IPPROTO_TCP, TCP_KEEPINTVL, 15},        /* then every so many, */
-        {IPPROTO_TCP, TCP_KEEPCNT, 4},           /* so often */
-        {IPPROTO_TCP, TCP_USER_TIMEOUT, 120000}, /* ms without an answer to what was sent */
+        {IPPROTO_TCP, TCP_NODELAY, 1},           /* send at once */
+        {SOL_SOCKET, SO_KEEPALIVE, 1},           /* probe idle connections */
+        {IPPROTO_TCP, TCP_KEEPIDLE, 60},         /* after this many seconds, */
+        {IPPROTO_TCP, TCP_KEEPINTVL, 15},        /* then at this interval, */
+        {IPPROTO_TCP, TCP_KEEPCNT, 4},           /* this many times */
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, 120000}, /* ms without an acknowledgement */
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
 
-/* Where the other end of a connection is; ::ffff: stands before IPv4's addresses of IPv6. */
+/* Get the address of a connection's peer, without the prefix ::ffff: of IPv4 addresses. */
 static void name_end(int fd, char name[ZR_ADDRESS])
 {
     static const char mapped[] = "::ffff:";
@@ -80,8 +83,8 @@ static void name_end(int fd, char name[ZR_ADDRESS])
         memmove(name, name + k, strlen(name + k) + 1);
 }
 
-/* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
- * its own. */
+/* Hash this host's name and, as two hosts may share one, its kernel's boot
+ * id. A pod has its own name. */
 uint64_t zr_host(void)
 {
     char text[ZR_HOST_NAME + 64] = "";
@@ -110,13 +113,13 @@ static hello this_rank(const zr *z)
 
 /* ---- rank 0 */
 
-/* -1: errno says why */
+/* Listen at an address. Returns -1 and errno on failure. */
 static int listen_at(const struct sockaddr *at, socklen_t n, int most)
 {
     int yes = 1, no = 0, fd;
     fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    if (at->sa_family == AF_INET6) /* and IPv4 */
+    if (at->sa_family == AF_INET6) /* IPv4 too */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     if (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) && !bind(fd, at, n) &&
         !listen(fd, most))
@@ -127,7 +130,7 @@ static int listen_at(const struct sockaddr *at, socklen_t n, int most)
     return -1;
 }
 
-/* At an address of this host alone, by its number */
+/* Listen at one address of this host, given as a number. */
 static int listen_bound(zr *z, const char *address)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *at;
@@ -140,7 +143,7 @@ static int listen_bound(zr *z, const char *address)
     return fd;
 }
 
-/* On this host alone where all ranks are here, else on all addresses */
+/* Listen on this host alone if all ranks are here, else on all addresses. */
 static int listen_open(const zr *z)
 {
     in_port_t port = htons((in_port_t)z->net.port);
@@ -163,8 +166,8 @@ static int listen_there(zr *z)
     return fd;
 }
 
-/* Room for a connection to each rank, and what libraries open besides: the soft limit is 1024 in
- * most places. */
+/* Raise the limit of open files for a connection to each rank and what libraries open; the soft
+ * limit is often 1024. */
 static void raise_limit(zr *z)
 {
     struct rlimit limit;
@@ -178,22 +181,22 @@ static void raise_limit(zr *z)
                 (uint64_t)need, z->ranks, (uint64_t)limit.rlim_max);
 }
 
-/* Somebody at the door, of whom `said` bytes have come: a rank, or not, as ports are tried. */
+/* A connection of which `said` bytes have arrived: a rank, or somebody who probes ports. */
 typedef struct guest {
-    int fd; /* -1: nobody */
+    int fd; /* -1: free */
     size_t said;
-    double until; /* for the rest; then it goes where others want its place */
+    double until; /* deadline for the rest; later it may be closed to make room */
     hello h;
 } guest;
 
 typedef struct hall {
-    int door, missing; /* ranks that have not come yet */
-    hello *all;        /* [ranks] what those said that have */
+    int door, missing; /* missing: ranks that have not connected yet */
+    hello *all;        /* [ranks] hellos received */
     guest guests[GUESTS];
-    struct pollfd *seen; /* [ranks + GUESTS] the door, lines of ranks, guests */
+    struct pollfd *seen; /* [ranks + GUESTS] the listening socket, connections of ranks, guests */
 } hall;
 
-/* The numbers of the ranks that have not come, the first of them, as text. */
+/* Write the numbers of the first missing ranks as text. */
 static const char *missing_ranks(const zr *z, char *text, size_t n)
 {
     size_t length = 0;
@@ -220,7 +223,7 @@ static void look_around(const zr *z, hall *h)
     poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
 }
 
-/* What else accept() may say is the end of a connection that is not taken yet (accept(2)). */
+/* Other errors of accept() concern a connection that ended before it was accepted (accept(2)). */
 static int out_of_room(int error)
 {
     return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
@@ -243,16 +246,16 @@ static void let_go(guest *g)
     g->fd = -1;
 }
 
-/* A guest is a rank of another run, whose rank 0 is not here: it is told so, and let go. */
+/* Tell a rank of another run that its rank 0 is not here, and close the connection. */
 static void turn_away(guest *g)
 {
     const welcome none = {.magic = MAGIC};
     ssize_t sent = send(g->fd, &none, sizeof none, MSG_NOSIGNAL);
-    (void)sent; /* who does not hear it sees its connection's end */
+    (void)sent; /* a rank that misses it sees its connection close */
     let_go(g);
 }
 
-/* A guest is a rank. */
+/* Accept a guest as a rank. */
 static void seat(zr *z, hall *h, guest *g)
 {
     uint32_t rank = g->h.rank, ranks = g->h.ranks;
@@ -288,7 +291,7 @@ static void check_time(zr *z, const hall *h)
             h->missing > 30 ? " ..." : "");
 }
 
-/* all[rank] = what those say that come */
+/* Accept all ranks. all[rank] = its hello. */
 static void accept_all(zr *z, hello *all)
 {
     hall h = {listen_there(z), z->ranks - 1, all, {{0}}, NULL};
@@ -315,7 +318,7 @@ static void take_place(zr *z, welcome w)
     if (z->net.local < 0) z->net.local = w.local - (z->rank - z->lowest);
 }
 
-/* Tells every rank where it is among those of its host. */
+/* Tell every rank its number on its host. */
 static void welcome_all(zr *z, const hello *all)
 {
     for (int r = 0; r < z->ranks; r++) {
@@ -331,7 +334,7 @@ static void welcome_all(zr *z, const hello *all)
     }
 }
 
-/* The first rank on another host than the first of the `local` ranks it is among; -1: none */
+/* Return the first rank on another host than the first of its `local` ranks; -1: none. */
 static int stray(const zr *z, const hello *all, int local)
 {
     for (int r = 0; r < z->ranks; r++)
@@ -339,7 +342,7 @@ static int stray(const zr *z, const hello *all, int local)
     return -1;
 }
 
-/* The plan takes each p->local ranks in a row to be of one host. */
+/* Fail unless each p->local consecutive ranks are on one host, as the plan assumes. */
 static void check_hosts(zr *z, const hello *all)
 {
     int local = z->p->local, at = local ? stray(z, all, local) : -1, fits = z->ranks;
@@ -367,8 +370,9 @@ static void receive(zr *z)
 
 /* ---- the other ranks */
 
-/* Where nobody listens at a port that Linux may give to who connects, it may give that very one:
- * the connection is then to itself, and keeps rank 0 from the port. It goes without a trace. */
+/* Return an error if a socket is connected to itself. If nobody listens at a port that Linux may
+ * assign, a connecting socket may get that very port; the connection is then to itself and would
+ * keep rank 0 from the port. It is closed with a reset, which leaves no trace. */
 static int refuse_oneself(int fd)
 {
     const struct linger reset = {1, 0};
@@ -382,7 +386,7 @@ static int refuse_oneself(int fd)
     return ECONNREFUSED;
 }
 
-/* Connects within some seconds. 0, or an error number */
+/* Connect within some seconds. Returns 0, or an error number. */
 static int try_address(int fd, const struct addrinfo *a)
 {
     int error = 0;
@@ -394,7 +398,7 @@ static int try_address(int fd, const struct addrinfo *a)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) ? errno : error;
 }
 
-/* One more of those that do not answer, as far as there is room: a last word has more to say */
+/* Add an address that does not answer to why, as far as there is space for it in a message. */
 enum { REASONS = 512 };
 static void add_reason(char why[REASONS], const char *where, const char *what)
 {
@@ -404,7 +408,7 @@ static void add_reason(char why[REASONS], const char *where, const char *what)
     if ((size_t)m >= room) memcpy(why + REASONS - sizeof more, more, sizeof more);
 }
 
-/* A connection to the first of the addresses that answers; -1: none, and why. */
+/* Connect to the first address that answers. Returns -1 and why on failure. */
 static int reach(const struct addrinfo *a, char why[REASONS])
 {
     for (; a; a = a->ai_next) {
@@ -420,8 +424,8 @@ static int reach(const struct addrinfo *a, char why[REASONS])
     return -1;
 }
 
-/* Rank 0's name is looked up for every attempt: on Kubernetes it has an address only some seconds
- * after the pods have begun, and another one when its pod begins anew. */
+/* Look up rank 0's name and try to connect. It is looked up anew every time: on Kubernetes it gets
+ * an address only some seconds after the pods start, and another when its pod restarts. */
 static int try_name(zr *z, const char *name, char why[REASONS])
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
@@ -447,7 +451,7 @@ static int try_to_reach(zr *z, char why[REASONS])
     return fd;
 }
 
-/* Rank 0 may not be there yet. */
+/* Connect to rank 0, which may not be there yet, and exchange hellos. */
 static void connect_there(zr *z)
 {
     const struct timespec pause = {0, 1000000 * SLICE_MS};

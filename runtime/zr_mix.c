@@ -1,11 +1,11 @@
-/* zr_mix.c -- samples of one or several token files: in turn by their weights, each file from
- * its begin again when it is through, its samples in order or shuffled.
+/* zr_mix.c -- samples of one or more token files, mixed by their weights. Each file starts again at
+ * its end; its samples come in order or shuffled.
  *
  * Invariants
- *  1. Which sample comes is a function of its number alone (zr_order.h): nothing is kept.
- *  2. Of the first m samples a source with the share w of all weights has m*w, two more or less:
- *     the two lightest are joined first, so on a way to the root weights double every second
- *     time, and each fork adds at most half a sample times the share of it that goes this way.
+ *  1. A sample is a function of its number alone (zr_order.h); no state is kept.
+ *  2. Of the first m samples, a source with share w of the weights has m*w, plus or minus two. The
+ *     two lightest are joined first, so on the way to the root weights double at every second fork,
+ *     and each fork adds at most half a sample times the share that goes this way.
  */
 #include "zr_file.h"
 #include "zr_order.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The lightest of those that are left (weight above 0) */
+/* Return the lightest of those left (weight above 0). */
 static int lightest(const int64_t *weight, int n)
 {
     int found = -1;
@@ -25,7 +25,7 @@ static int lightest(const int64_t *weight, int n)
     return found;
 }
 
-/* fork[n-1] from weight[n] */
+/* Make fork[n-1] from weight[n]. */
 static void pair_up(zr_mix *s)
 {
     int64_t weight[2 * ZR_SOURCES] = {0};
@@ -42,7 +42,7 @@ static void pair_up(zr_mix *s)
     }
 }
 
-/* Weights by their ratio, in the least whole numbers */
+/* Reduce the weights to their ratio in smallest integers. */
 static void reduce(zr_mix *s)
 {
     int64_t divisor = 0;
@@ -54,7 +54,7 @@ static void reduce(zr_mix *s)
     for (int i = 0; i < s->n; i++) s->of[i].weight /= divisor;
 }
 
-/* A folder stands for its file `name`. */
+/* Open a source. A folder stands for its file `name`. */
 static int take_file(zr_dataset *to, const zr_given *given, const char *name, const zr_form *f,
                      char *why)
 {

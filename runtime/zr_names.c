@@ -1,9 +1,9 @@
-/* zr_names.c -- finds tensors of a folder under their other names, and tells the usual cause where
- * one is missing or does not fit; see zr_names.h.
+/* zr_names.c -- finds tensors of a folder under their other names, and explains why one is missing
+ * or does not fit; see zr_names.h.
  *
  * Invariants
- *  1. A tensor under its own name comes before one under any other.
- *  2. A cause is told, never acted on: what does not fit is refused whatever its cause.
+ *  1. A tensor under its own name is preferred to one under another.
+ *  2. An explanation has no effect: a misfit is refused whatever its cause.
  */
 #define _GNU_SOURCE
 #include "zr_names.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* ---- other names */
-/* Of names in the files of a whole model; those of its base alone have none. */
+/* Prefixes of names in files of a whole model; files of the base alone have none. */
 enum { PREFIXES = 2, PREFIX = 16, NAME = 256 };
 static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model."};
 static const char head[] = "lm_head.weight";
@@ -51,7 +51,7 @@ static int is_embedding(const char *name)
     return *known != NULL;
 }
 
-/* Has the program a head of its own? */
+/* Return whether the program has a head of its own. */
 static int has_head(const zr_program *p)
 {
     int k = 0;
@@ -102,7 +102,7 @@ int zr_is_used_as(const zr_table *t, const zr_entry *e)
 }
 
 /* ---- why a folder does not fit */
-/* The first number between points, which is a layer's, and 1; 0: there is none. */
+/* Return the first number between dots, which is a layer's, plus 1; 0: there is none. */
 static int64_t layers_up_to(const char *name)
 {
     for (const char *at = name; (at = strchr(at, '.')); at++) {
@@ -128,7 +128,7 @@ static void put_extent(FILE *to, zr_extent e)
             e.elements, e.layers);
 }
 
-/* The program and the folder, each with its size: whoever runs the wrong one sees it. */
+/* Write the sizes of the program and of the folder, so that a user of the wrong one notices. */
 static void put_sides(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t)
 {
     zr_extent theirs = {0};
@@ -140,7 +140,7 @@ static void put_sides(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
     put_extent(to, theirs);
 }
 
-/* What names of another format, or of a model inside another, have at the beginning of a part */
+/* Parts of names that show another format, or a model inside another. */
 static const struct {
     const char *mark, *whose;
 } marks[] = {
@@ -161,7 +161,7 @@ static const struct {
     {"tok_embeddings.", "Meta's format: the folder in transformers' format is needed"},
 };
 
-/* Is the mark in the name, at the beginning of a part of it? */
+/* Return whether a part of the name begins with the mark. */
 static int is_marked(const char *name, const char *mark)
 {
     const char *at = strstr(name, mark);
@@ -169,7 +169,7 @@ static int is_marked(const char *name, const char *mark)
     return at != NULL;
 }
 
-/* Returns whether names of the folder have a mark that the name which is looked for has not. */
+/* Return whether, and write that, names in the folder have a mark that the wanted name lacks. */
 static int put_mark(FILE *to, const zr_table *t, const char *wanted)
 {
     for (size_t m = 0; m < sizeof marks / sizeof *marks; m++) {
@@ -183,7 +183,7 @@ static int put_mark(FILE *to, const zr_table *t, const char *wanted)
     return 0;
 }
 
-/* Is the model of the folder tied, and the program's not? */
+/* Return whether the folder's model is tied and the program's is not. */
 static int is_tied_there(const zr_program *p, const zr_table *t, const char *missing)
 {
     return has_head(p) && ((is_head(missing) && locate_embedding(t)) ||
@@ -199,7 +199,7 @@ static void put_missing(FILE *to, const zr_program *p, zr_extent ours, const zr_
     put_sides(to, p, ours, t);
 }
 
-/* More rows, or fewer, are another vocabulary or another context. */
+/* Explain another shape: more or fewer rows mean another vocabulary or context. */
 static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t,
                       const zr_tensor *wanted, const zr_entry *e)
 {
@@ -219,7 +219,7 @@ static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
     else put_sides(to, p, ours, t);
 }
 
-/* A head that is not the embedding is no tied model's. */
+/* Explain unused tensors: a head that differs from the embedding is not of a tied model. */
 static void put_unused(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t)
 {
     const zr_entry *e = has_head(p) ? NULL : zr_locate(t, head);

@@ -1,33 +1,31 @@
-/* zr_names.h -- the tensors of a folder under the names that a program has for them, and why one is
- * not there.
- */
+/* zr_names.h -- finds tensors of a folder by the program's names, and says why one is missing. */
 #ifndef ZR_NAMES_H
 #define ZR_NAMES_H
 #include "zr_safetensors.h"
 
-/* A name without the prefix of a whole model, `model.` or `transformer.` */
+/* Return a name without the prefix of a whole model, `model.` or `transformer.`. */
 const char *zr_unprefixed(const char *name);
-/* A tensor as it is named, else with a prefix taken off or put on; NULL: it is not there. */
+/* Find a tensor by its name, or else with a prefix removed or added; NULL: not there. */
 zr_entry *zr_locate(const zr_table *t, const char *name);
-/* The same of a program's tensor: the embedding of a tied model may be there as its head alone. */
+/* The same for a program's tensor: the embedding of a tied model may be stored only as its head. */
 zr_entry *zr_locate_for(const zr_program *p, const zr_table *t, const char *name);
-/* Is the entry a mask or frequencies of attention, which older files carry? */
+/* Return whether it is a mask or the frequencies of attention, which older files contain. */
 int zr_is_buffer(const char *name);
-/* Is it the head of a tied model, whose embedding is there? */
+/* Return whether it is the head of a tied model whose embedding is there. */
 int zr_is_tied_head(const zr_table *t, const zr_entry *e);
-/* Has it the data of an entry that is used, under another name? */
+/* Return whether it has the same data as a used entry of another name. */
 int zr_is_used_as(const zr_table *t, const zr_entry *e);
 
-/* The size of a model, by which two are told apart */
+/* The size of a model, to tell two apart. */
 typedef struct zr_extent {
     int64_t tensors, layers;
     uint64_t elements;
 } zr_extent;
 void zr_extent_add(zr_extent *to, const char *name, const int64_t *shape, int ndim);
 
-/* to[ZR_WHY]: the usual cause of a message, from "; " on. wanted: the program's tensor `name` that
- * is missing, or has another shape in entry e unless that is NULL; NULL: tensors that the program
- * has no place for. ours: all that it loads. */
+/* Write the likely cause of an error to to[ZR_WHY], beginning with "; ". wanted: the program's
+ * tensor `name`, which is missing (e NULL) or has another shape in entry e; NULL: the folder has
+ * tensors without a place in the program. ours: size of all tensors that the program loads. */
 void zr_tell_misfit(char *to, const zr_program *p, zr_extent ours, const zr_table *t,
                     const zr_tensor *wanted, const char *name, const zr_entry *e);
 

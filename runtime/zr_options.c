@@ -1,7 +1,7 @@
-/* zr_options.c -- the command line and the settings in the environment.
+/* zr_options.c -- the command line and settings in the environment.
  *
  * Invariants
- *  1. What is wrong with an option alone is found here, before anything is done; exit code 2.
+ *  1. Errors in options alone are found here, before anything else is done; exit code 2.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -17,14 +17,15 @@
 enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 enum { MOST_TIME = 1000000000 }; /* seconds */
 
-/* All ranks must be given the same, of a PATH only whether it is; OWN: each may have its own. */
+/* Kinds of operands. All ranks must be given the same value; of a PATH it only matters whether it
+ * is given; OWN: each rank may have its own. */
 enum { TEXT, NUMBER, TIME, FLAG, PATH, SOURCE, OWN_TEXT, OWN_NUMBER };
 
 #define AT(field) offsetof(zr_options, field)
 static const struct option {
     const char *name, *operand, *help;
     int kind;
-    size_t at; /* in zr_options */
+    size_t at; /* offset in zr_options */
     int64_t least, most;
 } options[] = {
     {"--data", "FILE", "tokens to train on; several: FILE:WEIGHT, once for each", SOURCE, AT(data),
@@ -104,7 +105,8 @@ static const struct option {
      FLAG, AT(tune), 0, 0},
 };
 
-enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 }; /* the last ones */
+/* OF_GPUS: the number of options, at the end of the table, that are only for GPUs. */
+enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 };
 
 static size_t offered(void) { return zr_is_gpu ? ALL : ALL - OF_GPUS; }
 
@@ -119,7 +121,8 @@ static int64_t number(zr *z, const struct option *o, const char *text)
     return n;
 }
 
-/* In seconds: days, hours, minutes and seconds, each at most once, in this order. */
+/* Return the seconds of a time: days, hours, minutes and seconds, each at
+ * most once, in this order. */
 static int64_t time_of(zr *z, const struct option *o, const char *text)
 {
     static const struct {
@@ -141,7 +144,8 @@ static int64_t time_of(zr *z, const struct option *o, const char *text)
 
 static int smaller(int a, int b) { return a < b ? a : b; }
 
-/* Letters to change, to leave out and to put in, from a[n] to b; LONG: a is too long to tell. */
+/* Return the number of letters to change, remove and add between a[n] and
+ * b; LONG if a is too long. */
 enum { LONG = 32 };
 
 static int distance(const char *a, size_t n, const char *b)
@@ -161,8 +165,8 @@ static int distance(const char *a, size_t n, const char *b)
     return row[n];
 }
 
-/* Of at most two letters' difference and less than half, rather one with the same first letter; or
- * NULL */
+/* Return an option that differs in at most two letters and less than half, preferably with the same
+ * first letter; or NULL. */
 static const char *nearest_option(const char *name, size_t length)
 {
     const char *found = NULL;
@@ -177,7 +181,7 @@ static const char *nearest_option(const char *name, size_t length)
     return found;
 }
 
-/* The row of a word, -h or --NAME or --NAME=VALUE; value: what stands behind the =, or NULL. */
+/* Find the row of a word: -h, --NAME or --NAME=VALUE. value: the text after the =, or NULL. */
 static const struct option *find_option(zr *z, const char *word, const char **value)
 {
     const char *name = strcmp(word, "-h") ? word : "--help";
@@ -195,7 +199,8 @@ static const struct option *find_option(zr *z, const char *word, const char **va
             near ? near : "", near ? "? " : "");
 }
 
-/* In 1/ZR_WEIGHT: digits with at most four behind a point. 0: out of range; -1: no number */
+/* Return a weight in 1/ZR_WEIGHT: digits with at most four after a point. 0: out of
+ * range; -1: not a number. */
 static int64_t weight_of(const char *text)
 {
     size_t whole = strspn(text, "0123456789"), behind = 0;
@@ -208,7 +213,7 @@ static int64_t weight_of(const char *text)
     return weight <= 1000 * ZR_WEIGHT ? weight : 0;
 }
 
-/* FILE[:WEIGHT]; a file that has all of it as its name comes first. */
+/* Take FILE[:WEIGHT]; a file whose name is all of it is preferred. */
 static void take_source(zr *z, zr_options *to, const char *text)
 {
     const char *colon = strrchr(text, ':');
@@ -224,7 +229,7 @@ static void take_source(zr *z, zr_options *to, const char *text)
     to->data[to->ndata++] = (zr_given){text, weight < 0 ? ZR_WEIGHT : weight, (int)length};
 }
 
-/* Takes one option and its operand; returns how many words that were. */
+/* Take one option and its operand; returns the number of words. */
 static int take_option(zr *z, zr_options *to, char **argv)
 {
     const char *joined, *value;
@@ -275,7 +280,7 @@ int64_t zr_setting(zr *z, const char *name, int64_t most)
     return text && *text ? number(z, &o, text) : 0;
 }
 
-/* A number from 0 to `most`; without a text `usual` */
+/* Return a number from 0 to `most`, or `usual` without a text. */
 static double real_number(zr *z, const char *name, const char *text, double most, double usual)
 {
     char *end = "";
@@ -308,7 +313,7 @@ static void set_sample(zr *z, zr_options *o)
     o->share = real_number(z, "--top-p", o->top_p, 1, 1);
 }
 
-/* --tune runs one step, launch by launch: what it computes is of no use. */
+/* Set up --tune, which runs one step without graphs; its result is discarded. */
 static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
@@ -322,7 +327,7 @@ static void set_tune(zr *z, zr_options *o)
     o->no_graph = 1;
 }
 
-/* --resume's step, too */
+/* Set the defaults of checkpoints, and the step of --resume. */
 static void set_checkpoints(zr *z, zr_options *o)
 {
     const struct option step = {.name = "--resume", .least = 1, .most = MOST_STEPS};
@@ -353,7 +358,7 @@ static void check_checkpoints(zr *z, const zr_options *o)
         zr_fail(z, ZR_USER, "--load and --resume STEP both say where to begin; give one of them");
 }
 
-/* What options must say together. */
+/* Check combinations of options. */
 static void check_options(zr *z, const zr_options *o)
 {
     if (o->check_launch) return;
@@ -381,7 +386,7 @@ static void check_options(zr *z, const zr_options *o)
         zr_fail(z, ZR_USER, "--sample needs --val FILE, --data FILE or --prompt-tokens FILE");
 }
 
-/* Without --profile-steps: 2 to 4, or what there is of them. */
+/* Set the profiled steps; the default is 2 to 4, as far as they exist. */
 static void set_profile(zr *z, zr_options *o)
 {
     int64_t *first = &o->profile_first, *last = &o->profile_last;
@@ -399,7 +404,8 @@ static void set_profile(zr *z, zr_options *o)
                 text, o->steps);
 }
 
-/* The kernels of the CPU, and of the host beside a GPU, ask the environment. */
+/* Select kernels through the environment, which the kernels of a CPU, and of
+ * the host of a GPU, read. */
 static void set_isa(zr *z, const zr_options *o)
 {
     if (!o->isa) return;
@@ -438,9 +444,9 @@ void zr_choose_threads(zr *z)
     z->threads = (int)(z->o->threads ? z->o->threads : part);
 }
 
-/* ---- what a program says of itself */
+/* ---- the program's description of itself */
 
-/* " --steps 3" into to[n]; "" where it was not given or counts for this rank alone */
+/* Write " --steps 3" to to[n], or "" if the option is not given or may differ between ranks. */
 static void write_option(const zr_options *from, const struct option *o, char *to, size_t n)
 {
     const void *at = (const char *)from + o->at;

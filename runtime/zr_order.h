@@ -1,32 +1,34 @@
-/* zr_order.h -- integer functions of a sample's number: from which source it comes, and which of
- * that source's samples it is. Nothing is kept from sample to sample.
+/* zr_order.h -- integer functions of a sample's number: its source, and which of that source's
+ * samples it is. No state is kept from sample to sample.
+ *
+ *   zr_turns(f, m) = round(m * weight[0] / (weight[0] + weight[1]))
  *
  * Invariants
- *  1. Integers alone, none beyond 64 bits: the same on every host.
- *  2. zr_turns(f, m) grows by 0 or 1 with m, and is never half a sample or more off m times the
- *     share of f's first branch, but for halves, which go up.
+ *  1. Only integers of at most 64 bits are used, so results are the same on every host.
+ *  2. zr_turns(f, m) grows by 0 or 1 with m, and differs from m times the share of f's first branch
+ *     by less than half a sample, or by exactly half when it rounds up.
  *  3. zr_permuted is a permutation of 0 .. n-1 for every key.
  */
 #ifndef ZR_ORDER_H
 #define ZR_ORDER_H
 #include <stdint.h>
 
-/* Samples go one of two ways, as their weights say; both together below 2^31. A way that is
- * negative ends at source ~way, any other is the number of a fork. */
+/* A fork sends each sample one of two ways, by their weights, whose sum is below 2^31. A negative
+ * way is source ~way; any other is the number of a fork. */
 typedef struct zr_fork {
     int64_t weight[2];
     int way[2];
 } zr_fork;
 
-/* Of the first m samples so many go the first way: m * weight[0] / sum, rounded. */
+/* Return how many of the first m samples go the first way: m * weight[0] / sum, rounded. */
 static inline int64_t zr_turns(const zr_fork *f, int64_t m)
 {
     int64_t sum = f->weight[0] + f->weight[1], rest = m % sum;
     return m / sum * f->weight[0] + (2 * rest * f->weight[0] + sum) / (2 * sum);
 }
 
-/* The source of sample *at, which becomes its number among the source's own. root: of the fork
- * that all samples come to, or ~0: there is one source. */
+/* Return the source of sample *at, and set *at to its number within the source. root: the fork that
+ * all samples enter, or ~0 with one source. */
 static inline int zr_source_of(const zr_fork *fork, int root, int64_t *at)
 {
     int way = root;
@@ -40,7 +42,7 @@ static inline int zr_source_of(const zr_fork *fork, int root, int64_t *at)
     return ~way;
 }
 
-/* splitmix64's finalizer (Steele, Lea, Flood 2014) */
+/* The finalizer of splitmix64 (Steele, Lea, Flood 2014). */
 static inline uint64_t zr_mixed(uint64_t x)
 {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -48,14 +50,14 @@ static inline uint64_t zr_mixed(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* The key of an order of samples */
+/* Return the key of an order of samples. */
 static inline uint64_t zr_order_key(uint64_t seed, uint64_t source, uint64_t epoch)
 {
     return zr_mixed(zr_mixed(zr_mixed(seed + 0x9e3779b97f4a7c15) + source) + epoch);
 }
 
-/* Where 0 <= at < n goes: a Feistel network over two halves of as many bits as hold n, walked on
- * while it leads to n or beyond: less than four times on average (Black, Rogaway 2002). */
+/* Return the image of 0 <= at < n: a Feistel network over two halves, with just enough bits for n,
+ * repeated while the result is n or more: less than four times on average (Black, Rogaway 2002). */
 static inline int64_t zr_permuted(uint64_t key, int64_t n, int64_t at)
 {
     enum { ROUNDS = 8 };

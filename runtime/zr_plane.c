@@ -1,16 +1,16 @@
-/* zr_plane.c -- what a launcher's ranks tell each other beside their data: a star of connections.
+/* zr_plane.c -- messages between a launcher's ranks besides their data, over a star of connections.
  *
- * Every rank but rank 0 has a connection to it (zr_meet.c). A call goes from all ranks to rank 0
- * and back. Who ends closes its connections, which the others see.
+ * Every rank except rank 0 has a connection to it (zr_meet.c). A call sends messages from all ranks
+ * to rank 0 and back. A rank that ends closes its connections, which the others notice.
  *
  * Invariants
- *  1. Every rank makes the same calls in the same order; no call says which it is.
- *  2. From when all arenas are there (z->ready) what is said begins with WORD. Before it any number
- *     of BEATs may come: that rank lives. It sends none amid what it says, and none
- *     behind its last words, as a connection that is closed with something unread in it is reset.
- *  3. No wait is longer than the run: it looks at the stop flag several times a second. Until all
- *     have met and compared programs no wait is longer than the time for that (ZR_MEET_S); from
- *     then on a peer that is gone is seen by its connection's end.
+ *  1. Every rank makes the same calls in the same order; messages do not name the call.
+ *  2. Once all arenas are allocated (z->ready), a message begins with WORD. Before WORD any number
+ *     of BEATs may arrive, which mean that the rank lives. No BEAT is sent within a message, nor
+ *     after a rank's last one, as a connection closed with unread data is reset.
+ *  3. No wait is longer than the run: it checks the stop flag several times a second. Until all
+ *     ranks have met and compared programs, no wait is longer than ZR_MEET_S; later a peer that is
+ *     gone is noticed by the end of its connection.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -44,9 +44,8 @@ void zr_plane_lost(zr *z, int rank)
 
 int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.until; }
 
-/* Nothing has come to rank 0 from a rank for a while: is another one gone? The parent tells of the
- * wait. A rank may leave when it was told the last thing, while rank 0 still tells others: then
- * nobody looks. */
+/* While rank 0 waits for a rank, check whether another one is gone; the parent reports the wait.
+ * While sending nobody checks, as a rank may exit once it has the last message. */
 static void idle(zr *z, int rank, int out)
 {
     zr_count_wait(z, ZR_MAIN);
@@ -86,7 +85,7 @@ static void send_word(zr *z, int rank, const void *at, size_t n)
     pthread_mutex_unlock(&z->watch.lock);
 }
 
-/* BEATs that have come already: many, where a rank was long in a step */
+/* Return the number of BEATs that have already arrived; they are many after a long step. */
 static size_t more_beats(zr *z, int rank, char *some, size_t n)
 {
     size_t beats = 0;
@@ -95,7 +94,7 @@ static size_t more_beats(zr *z, int rank, char *some, size_t n)
     return beats;
 }
 
-/* A BEAT is a move, for the parent (zr_stall.c). */
+/* Receive a message. A BEAT counts as progress for the parent (zr_stall.c). */
 static void take_word(zr *z, int rank, void *at, size_t n, int life)
 {
     char c = BEAT, some[1024];
@@ -136,7 +135,7 @@ static void tell(zr *z, void *what, size_t n)
         zr_plane_move(z, 0, what, n, 0);
     }
     for (int r = 1; !z->rank && r < z->ranks; r++) zr_plane_move(z, r, theirs, n, 0);
-    /* rank 0's own host last: what these are told may make them stop rank 0 with them */
+    /* ranks on rank 0's host last: on this message they may stop, and stop rank 0 with them */
     for (int r = z->ranks - 1; !z->rank && r > 0; r--) zr_plane_move(z, r, what, n, 1);
 }
 
@@ -153,7 +152,7 @@ static void total(zr *z, uint64_t sum[2])
 
 const zr_far zr_plane = {tell, total};
 
-/* ---- what every rank has for itself */
+/* ---- resources of which every rank needs its own */
 
 typedef struct claim {
     char what[64], host[ZR_HOST_NAME];
@@ -167,14 +166,14 @@ static int compare_claims(const void *a, const void *b)
     return order ? order : x->rank - y->rank;
 }
 
-/* why[ZR_WHY]: which two ranks have one; "" where there are none. By rank 0. */
+/* On rank 0: write to why[ZR_WHY] which two ranks have the same one; "" if there are none. */
 static void settle(zr *z, claim mine, const char *advice, char *why)
 {
     claim *all = zr_get(z, z->ranks, sizeof *all);
     all[0] = mine;
     for (int r = 1; r < z->ranks; r++) {
         zr_plane_move(z, r, all + r, sizeof *all, 0);
-        all[r].what[sizeof all->what - 1] = 0; /* it has come over a network */
+        all[r].what[sizeof all->what - 1] = 0; /* it came over a network */
         all[r].host[sizeof all->host - 1] = 0;
     }
     qsort(all, (size_t)z->ranks, sizeof *all, compare_claims);
@@ -199,7 +198,7 @@ void zr_plane_alone(zr *z, const char *what, const char *advice)
     if (*why) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
 }
 
-/* Who is gone, seen from the watchdog and by who waits for another. */
+/* Check whether a rank is gone; called by the watchdog and by ranks that wait. */
 void zr_plane_look(zr *z)
 {
     for (int r = 0; z->far && r < z->ranks; r++) {

@@ -1,15 +1,15 @@
-/* zr_profile.c -- when the commands of some steps began and ended (--profile): a table and a file.
+/* zr_profile.c -- start and end of each command in some steps (--profile): a table and a file.
  *
  * A command of a queue (a function, a collective, a copy, a wait) makes a note in memory that is
- * taken at the start: the plan says how many commands a step has. When the last of these steps is
- * over, rank 0 prints a table of its own, and all ranks write their notes into one file, one after
- * the other: complete events in the JSON that Perfetto and chrome://tracing read, a process for
- * each rank, a thread for each queue.
+ * allocated at the start: the plan gives the number of commands in a step. After the last of these
+ * steps rank 0 prints a table of its own commands, and all ranks write their notes to one file, one
+ * after the other: complete events in the JSON that Perfetto and chrome://tracing read, with a
+ * process per rank and a thread per queue.
  *
  * Invariants
- *  1. Nothing is computed otherwise: without notes a queue does the same in the same order.
- *  2. The file is made under another name and gets its own when it is whole. That it cannot be
- *     written does not end training.
+ *  1. Results do not change: without notes a queue does the same work in the same order.
+ *  2. The file is written under a temporary name and renamed when complete. A failed write does not
+ *     end training.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -41,7 +41,7 @@ static void part_name(const zr *z, char *path)
     snprintf(path, ZR_FILE, "%s.part", z->o->profile);
 }
 
-/* The file that is written until it is whole: made now, locked while this process lives. */
+/* Create the temporary file, locked while this process lives. */
 static void make_part(zr *z, const char *part)
 {
     char why[ZR_WHY];
@@ -82,7 +82,7 @@ void zr_profile_start(zr *z)
     f->note = zr_get(z, f->room, sizeof *f->note);
     f->wall = zr_get(z, steps(z), sizeof *f->wall);
     f->row = zr_get(z, z->p->commands, sizeof *f->row);
-    memset(f->note, 0, bytes); /* its pages are taken now */
+    memset(f->note, 0, bytes); /* allocates its pages now */
     zr_clocks_start(z, f->room);
     zr_print(z, STDERR_FILENO,
              "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes of each rank for notes\n",
@@ -118,7 +118,7 @@ void zr_note_done(zr *z, zr_note *note)
     note->bytes += moved(&z->queue[note->queue]);
 }
 
-/* step: from 0 */
+/* step: from 0. */
 static int profiles(const zr *z, int64_t step)
 {
     return z->profile.note && step + 1 >= z->o->profile_first && step + 1 <= z->o->profile_last;
@@ -136,7 +136,7 @@ void zr_profile_step(zr *z, int begins)
     if (begins) zr_clocks_step(z);
 }
 
-/* ---- the table, of rank 0 */
+/* ---- the table of rank 0 */
 
 static const zr_function *function(const zr *z, const char *name)
 {
@@ -147,7 +147,7 @@ static const zr_function *function(const zr *z, const char *name)
 
 static double seconds(const zr_note *note) { return 1e-9 * (double)(note->end - note->begin); }
 
-/* The row of a name, made where there is none yet: no step has more of them than commands. */
+/* Return the row of a name, adding it if needed; a step has at most as many rows as commands. */
 static zr_row *row_of(zr *z, const char *name, int queue)
 {
     zr_profile *f = &z->profile;
@@ -163,7 +163,7 @@ static void print_row(zr *z, const zr_row *r, double wall)
     char bytes[32] = "", rate[32] = "", work[32] = "", peak[32] = "", line[LINE];
     double n = (double)steps(z), flops = fn ? fn->flops * (double)r->calls : 0;
     double gflops = r->seconds > 0 ? 1e-9 * flops / r->seconds : 0;
-    /* else whoever uses an all-to-all's pieces reads them, where they lie */
+    /* otherwise the pieces of an all-to-all are read later, by their users */
     int itself = !z->reads_peers || strcmp(r->name, "alltoall");
     if (r->bytes) snprintf(bytes, sizeof bytes, "%.0f", (double)r->bytes / n);
     if (r->bytes && itself && r->seconds > 0)
@@ -202,7 +202,7 @@ static void add_notes(zr *z, const char *(*name)(zr *z, const zr_note *note))
     qsort(z->profile.row, (size_t)z->profile.rows, sizeof *z->profile.row, descending);
 }
 
-/* What a queue's time went to, above its rows. */
+/* Print the totals of a queue above its rows. */
 static void print_queue(zr *z, int queue, double wall)
 {
     double sum[2] = {0}, n = (double)steps(z);
@@ -223,7 +223,7 @@ static const char *waiting_for(int queue)
     return names[queue];
 }
 
-/* Which line of the table a note belongs to; and what ZR_MAIN's time went to. */
+/* Return the line of the table for a note; part_of_main: the line for ZR_MAIN's time. */
 static const char *line_name(zr *z, const zr_note *note)
 {
     (void)z;
@@ -272,7 +272,7 @@ static void print_table(zr *z)
 /* ---- the file */
 
 struct out {
-    int fd, error; /* errno of the first that failed; 0: none has */
+    int fd, error; /* errno of the first failed write; 0: none */
     int64_t at;
     int n;
     char text[TEXT];
@@ -294,7 +294,8 @@ __attribute__((format(printf, 2, 3))) static void emit(struct out *o, const char
     va_end(args);
 }
 
-/* Nanoseconds, whole, as microseconds: what does not overlap here does not in the file. */
+/* Print nanoseconds as microseconds without rounding, so that events overlap in the
+ * file only if they do here. */
 #define US "%" PRId64 ".%03d"
 #define OF_NS(ns) (ns) / 1000, (int)((ns) % 1000)
 
@@ -317,7 +318,7 @@ static void write_names(const zr *z, struct out *o)
                  z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
 }
 
-/* A function's name and, where there are several, the number of the unit that its call is for. */
+/* Write a function's name and, if it is called for several units, the number of the call's unit. */
 static void unit_name(const zr *z, char name[LINE / 2], const zr_note *note, int64_t call)
 {
     const zr_function *fn = function(z, note->name);
@@ -352,7 +353,7 @@ static void write_notes(zr *z, struct out *o)
     }
 }
 
-/* This rank's part, behind those of the ranks before it. Returns 0 or errno. */
+/* Write this rank's part after those of the ranks before it. Returns 0 or errno. */
 static int write_part(zr *z, const char *part)
 {
     struct out o = {.fd = open(part, O_WRONLY | O_CLOEXEC)};
@@ -368,7 +369,7 @@ static int write_part(zr *z, const char *part)
 void zr_profile_end(zr *z)
 {
     char part[ZR_FILE];
-    uint64_t error[2] = {0}; /* errno of the first that failed */
+    uint64_t error[2] = {0}; /* errno of the first failure */
     if (!profiled(z) || z->step + 1 != z->o->profile_last) return;
     zr_clocks_end(z);
     print_table(z);

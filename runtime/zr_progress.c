@@ -1,12 +1,12 @@
-/* zr_progress.c -- what stderr shows: the start block, a line for steps, how far long work is.
+/* zr_progress.c -- output on stderr: the start block, lines for steps, progress of long tasks.
  *
- * Rank 0 notes in shared memory what it is at, and its parent shows what takes long: so a rank that
- * waits for a kernel, a disk or a peer is told of, too, and needs no thread for that.
+ * Rank 0 notes its current task in shared memory, and its parent shows tasks that take long. So a
+ * rank that waits for a kernel, a disk or a peer is shown too, and needs no thread for that.
  *
  * Invariants
- *  1. The parent waits for nobody who reads stderr: where there is no room it shows nothing.
- *  2. On a terminal a line of progress is written over by what comes next; a step's line is not
- *     written over by progress: rank 0 and the parent write by turns.
+ *  1. The parent never waits for a reader of stderr: if the pipe is full it shows nothing.
+ *  2. On a terminal the next line overwrites a line of progress, but progress does not overwrite
+ *     the line of a step: rank 0 and the parent write in turns.
  *  3. Nothing is allocated.
  */
 #include "zr_int.h"
@@ -18,27 +18,27 @@
 #include <unistd.h>
 
 enum { SHORT = 32, LINE = 256 };
-/* Seconds between two lines of progress: on a terminal, and in a file or a pipe; between two lines
- * of steps. */
+/* Seconds between two lines of progress, on a terminal and in a file or pipe; the same for two
+ * lines of steps. */
 static const double soon = 2, late = 10, steps_soon = 0.1, steps_late = 2;
-/* Bytes a second with which a time that is left counts what is still to be saved. */
+/* Bytes per second assumed for saving in the estimated time. */
 static const double saving = 1e9;
 
-/* GFLOP/s of a thread, where no peak is given. avx512: what GPT-2 124M reaches, rounded down
+/* Usual GFLOP/s of a thread, if no peak is given. avx512: reached by GPT-2 124M, rounded down
  * (docs/performance.md); avx2: a step took 1.4 times as long on a busy machine. */
 static const struct {
     const char *object;
     double gflops;
 } usual[] = {
-    {"amx", 80},        /* in bf16 by tiles about three times as many */
-    {"avx512bf16", 80}, /* in bf16 about twice as many */
+    {"amx", 80},        /* about three times as much in bf16 with tiles */
+    {"avx512bf16", 80}, /* about twice as much in bf16 */
     {"avx512", 80},
     {"avx2", 55},
 };
 
 /* ---- numbers as text */
 
-/* m:ss; h:mm:ss from an hour on */
+/* Format as m:ss, or h:mm:ss from an hour on. */
 static const char *clock_text(char text[SHORT], double seconds)
 {
     int64_t s = seconds > 0 ? (int64_t)(seconds < 1e15 ? seconds : 1e15) : 0;
@@ -56,9 +56,9 @@ static const char *bytes_text(char text[SHORT], int64_t bytes)
     return text;
 }
 
-/* ---- what rank 0 is at */
+/* ---- the task of rank 0 */
 
-/* Commands of its queues so far; a GPU counts none. */
+/* Return the commands that rank 0's queues have completed; a GPU counts none. */
 static uint32_t ended(zr *z)
 {
     uint32_t n = 0;
@@ -80,7 +80,7 @@ void zr_progress(zr *z, const char *what, const char *unit, int64_t parts)
     atomic_store(&t->what, what);
 }
 
-static _Thread_local int beside; /* this thread's work is not what rank 0 is at */
+static _Thread_local int beside; /* this thread's work is not rank 0's task */
 
 void zr_progress_beside(void) { beside = 1; }
 
@@ -92,9 +92,9 @@ void zr_progress_next(zr *z)
         atomic_fetch_add_explicit(&z->shared->task.part, 1, memory_order_relaxed);
 }
 
-/* ---- the time that is left */
+/* ---- the remaining time */
 
-/* Validations behind step `from` and those after it, the last one's included */
+/* Return the number of validations after step `from` and later, including the last one. */
 static double validations(const zr *z, int64_t from)
 {
     int64_t every = z->o->val_every, last = z->o->steps - 1;
@@ -102,8 +102,8 @@ static double validations(const zr *z, int64_t from)
     return (double)(1 + (every ? last / every - (from - 1) / every : 0));
 }
 
-/* Of so many micro-batches that are evaluated: by what the last validation took; before there is
- * one, the forward of a step, a third of its time, for as many micro-batches. */
+/* Estimate the seconds to evaluate micro-batches: from the last validation, or, before there is
+ * one, as the forward pass of a step, a third of its time. */
 static double evaluation_seconds(const zr *z, double step, int64_t micro_batches)
 {
     int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
@@ -118,7 +118,8 @@ static double validation_seconds(const zr *z, double step)
     return evaluation_seconds(z, step, turns);
 }
 
-/* So many steps are done, and validations before the one behind step `from`. */
+/* Estimate the end of the run. steps: steps done; from: first step whose
+ * validation is still to come. */
 static void foresee(zr *z, int64_t steps, int64_t from)
 {
     double step = zr_rate(z->log.busy, (double)(steps - z->checkpoints.from));
@@ -154,7 +155,7 @@ static void show_data(zr *z)
     }
 }
 
-/* At which the learning rate comes to its last value; 0: no step */
+/* Return the step at which the learning rate reaches its last value; 0: none. */
 static int64_t schedule_end(const zr_program *p)
 {
     static const char *const keys[] = {"train.schedule.steps: ",
@@ -175,7 +176,7 @@ static void show_schedule(zr *z)
              steps, steps < end ? "ends before it" : "goes on with its last rate");
 }
 
-/* What of a rank lies in a file is told where that is made. */
+/* Print a rank's memory; the file arena is reported when it is made. */
 static void show_memory(zr *z)
 {
     char arena[SHORT], host[SHORT], beside[2 * SHORT] = "";
@@ -275,7 +276,7 @@ void zr_show_validated(zr *z, int64_t steps, double seconds)
     if (z->rank == 0) foresee(z, steps, steps + 1);
 }
 
-/* ---- the parent: how far rank 0 is */
+/* ---- the parent: progress of rank 0 */
 
 static void progress_line(zr *z, char line[LINE], const char *what, double now)
 {

@@ -1,12 +1,12 @@
-/* zr_range.c -- what a command may touch: places within its arenas, numbers that there are; their
- * names; what a run keeps; what is dead behind a command.
+/* zr_range.c -- checks of commands: offsets within arenas, valid numbers; names of queues; states
+ * of a run; dead slots.
  *
- * A program that was changed by hand, or made by a generator that errs, ends here, naming the
- * command, and not with a fault of memory or with wrong weights.
+ * A program changed by hand, or made by a faulty generator, ends here with a message that names the
+ * command, instead of a memory fault or wrong weights.
  *
  * Invariants
- *  1. A command is looked at before it is issued, an operand of a function before it is used.
- *  2. Both targets look at the same: each begins every function of zr.h with one of these.
+ *  1. A command is checked before it is issued, an operand of a function before it is used.
+ *  2. Both targets make the same checks: each begins every function of zr.h with one of these.
  */
 #include "zr_file.h"
 #include "zr_int.h"
@@ -41,14 +41,14 @@ const char *zr_queue_name(int queue)
     return names[queue];
 }
 
-/* ---- places */
+/* ---- ranges */
 
 enum { ARENA, SHARED, HOSTED, FILED };
 
 static const char *const names[] = {"the arena", "the part of the arena that peers read",
                                     "the host arena", "the file arena"};
 
-typedef struct place { /* `count` pieces of `bytes`, one every `step` */
+typedef struct place { /* `count` pieces of `bytes`, `step` apart */
     const char *name;
     int arena;
     int64_t at, bytes, count, step;
@@ -60,7 +60,8 @@ static int64_t size_of(const zr *z, int arena)
     return (const int64_t[]){p->columns[z->column].arena, p->shared, p->hosted, p->filed}[arena];
 }
 
-/* No sum or product here can overflow: each factor is compared with a size first. */
+/* Return whether all pieces are within `size`. No sum or product can overflow, because each factor
+ * is compared with a size first. */
 static int lies_within(const place *p, int64_t size)
 {
     int64_t last = p->count - 1;
@@ -134,7 +135,7 @@ void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     check(z, "copy", queue, (place){"to", ways[queue].to, to, bytes, 1, 0});
 }
 
-/* Groups meet on the first so many queues. */
+/* Check queue and group of a collective, which only the first `queues` queues may have. */
 static void check_group(zr *z, const char *what, int queue, int queues, int group)
 {
     zr_check_queue(z, what, queue);
@@ -142,7 +143,8 @@ static void check_group(zr *z, const char *what, int queue, int queues, int grou
     check_number(z, what, queue, "group", group, z->p->ngroups);
 }
 
-/* What peers read; a rank alone has none, and its pieces may lie anywhere. */
+/* Return the range that peers read. With one rank there are no peers,
+ * and pieces may be anywhere. */
 static int given(const zr *z) { return z->ranks > 1 ? SHARED : ARENA; }
 
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
@@ -165,7 +167,7 @@ int zr_inbox(zr *z, const char *what, int64_t to)
             z->step + 1, what, to);
 }
 
-/* What comes to a slot must not reach into the next one. */
+/* Check that received pieces do not reach into the next slot. */
 static void check_slot(zr *z, const char *what, int queue, int64_t count, int64_t bytes)
 {
     int64_t room = z->p->inbox_step;
@@ -181,7 +183,7 @@ void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, in
 {
     check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
     check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->group[group].ranks, step});
-    if (z->reads_peers || z->ranks == 1) return; /* pieces are read where they lie */
+    if (z->reads_peers || z->ranks == 1) return; /* pieces are read in place */
     check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, bytes});
     check_slot(z, "alltoall", queue, z->group[group].ranks, bytes);
 }
@@ -226,10 +228,10 @@ void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
         check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});
 }
 
-/* ---- what a run keeps */
+/* ---- states */
 
-/* The rows of a tensor's masters have every element of a shard once, in order, of all instances:
- * what no row has would be saved as zeros, and would not be hashed. */
+/* Return whether the rows of a tensor's masters cover every element of a shard once, in order, for
+ * all instances. Elements without a row would be saved as zeros and not hashed. */
 static int has_masters(const zr *z, const zr_tensor *t)
 {
     const zr_program *p = z->p;
@@ -267,9 +269,9 @@ void zr_check_states(zr *z)
                     z->step + 1, t->name);
 }
 
-/* ---- what is dead */
+/* ---- dead slots */
 
-/* The slot around a place. */
+/* Return the slot around an offset. */
 static void slot_of(zr *z, const char *what, int queue, int64_t *at, int64_t *bytes)
 {
     for (int k = 0; k < z->p->nslots; k++) {

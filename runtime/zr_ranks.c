@@ -1,11 +1,12 @@
 /* zr_ranks.c -- the ranks of one host: starting, watching and stopping them.
  *
- * The program forks a process for every rank and stays behind as the parent, which owns no arena,
- * touches no token and only waits for children and signals.
+ * The program forks a process for every rank and remains as the parent, which owns no arena, reads
+ * no data, and only waits for children and signals.
  *
  * Invariants
- *  1. A rank never outlives the parent; the parent returns only when every rank is gone.
- *  2. A file registered with zr_temp is removed unless the run got past it or another run has it.
+ *  1. A rank never outlives the parent; the parent returns only when every rank has ended.
+ *  2. A file registered with zr_temp is removed, unless the run has unregistered it or another
+ *     run has locked it.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -21,21 +22,21 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GRACE_MS = 300 }; /* how long ranks may take to leave by themselves */
+enum { GRACE_MS = 300 }; /* time for ranks to exit by themselves */
 
 /* ---- signals */
 
-/* What ends a run. Such a signal often goes to the whole group; the parent decides for all. */
+/* Signals that end a run. They often go to the whole process group; the parent decides for all. */
 static const int endings[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM};
 enum { ENDINGS = sizeof endings / sizeof *endings };
 
-/* What asks a run with checkpoints to save and leave, the first time. */
+/* Return whether a signal asks a run with checkpoints to save and exit, the first time it comes. */
 static int asks(const zr *z, int signal)
 {
     return z->o->checkpoints && (signal == SIGTERM || signal == SIGINT || signal == SIGUSR1);
 }
 
-static zr_shared *asked; /* of this rank's run */
+static zr_shared *asked; /* shared state of this rank's run */
 
 static void ask(int signal)
 {
@@ -43,7 +44,8 @@ static void ask(int signal)
     zr_ask(asked, zr_now());
 }
 
-/* A rank leaves endings to the parent, but passes on what asks to leave. */
+/* Set a rank's signal handlers: it ignores the signals above, but passes on those
+ * that ask to save and exit. */
 static void take_signals(zr *z)
 {
     asked = z->shared;
@@ -56,12 +58,13 @@ static void take_signals(zr *z)
     }
 }
 
-/* What the parent waits for. A signal that is ignored when it starts stays so (nohup, a script's
- * `&`), but SIGTERM. */
+/* Choose the signals for which the parent waits. Except for SIGTERM, a signal ignored at the start
+ * stays ignored (nohup, a script's `&`). */
 static void choose_signals(sigset_t *set)
 {
     struct sigaction was;
-    signal(SIGCHLD, SIG_DFL); /* ignored, ranks end before that can be seen */
+    /* if ignored, ranks would end before the parent could wait for them */
+    signal(SIGCHLD, SIG_DFL);
     sigemptyset(set);
     sigaddset(set, SIGCHLD);
     for (int i = 0; i < ENDINGS; i++)
@@ -71,7 +74,7 @@ static void choose_signals(sigset_t *set)
 
 /* ---- the parent */
 
-/* A rank's whole life. */
+/* Run a rank's process. */
 static void live(zr *z, int rank, pid_t parent, const sigset_t *before, void (*body)(zr *z))
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -95,15 +98,15 @@ static void share(zr *z)
     for (int r = 0; r < z->ranks; r++) z->seat[r] = &z->shared->seat[r];
 }
 
-/* Whether a rank that ends by itself with this code has said what is wrong: kernels, too, end it so
- * where a device or a library does not do. */
+/* Return whether a rank that exits with this code has reported the error itself. Kernels also exit
+ * this way if a device or a library fails. */
 static int own(int code)
 {
     return code == ZR_USER || code == ZR_ENVIRONMENT || code == ZR_DISAGREE || code == ZR_DIED ||
            code == ZR_STUCK;
 }
 
-/* Rank `rank` has ended: what that means for the rest. */
+/* Stop the run if rank `rank` ended with an error. */
 static void judge(zr *z, int rank, int status)
 {
     char line[ZR_LINE], who[ZR_HOST_NAME];
@@ -120,18 +123,18 @@ static void judge(zr *z, int rank, int status)
     if (n) zr_end(z, own(code) ? code : ZR_DIED, line, n);
 }
 
-/* Takes in every rank that has ended, and which are stopped. Returns how many are left. */
+/* Wait for ranks that have ended, and note which are stopped. Returns the number still running. */
 static int reap(zr *z, zr_watched *rank)
 {
     int left = 0;
     for (int r = 0; r < z->here; r++) {
-        int status = ZR_DIED << 8; /* for one that somebody else has taken in */
+        int status = ZR_DIED << 8; /* for a rank that somebody else has waited for */
         if (rank[r].pid <= 0) continue;
         pid_t seen = waitpid(rank[r].pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
         if (seen > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status)))
             rank[r].stopped = WIFSTOPPED(status);
         else if (seen != 0) {
-            rank[r].pid = 0; /* the number may be another's from here on */
+            rank[r].pid = 0; /* the number may belong to another process from now on */
             judge(z, z->lowest + r, status);
             continue;
         }
@@ -167,7 +170,7 @@ static void stalled(zr *z, zr_stall *s)
     zr_end(z, ZR_STUCK, line, snprintf(line, ZR_LINE, "%s: %s\n", z->p->name, why));
 }
 
-/* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
+/* Wait until all ranks have ended. After a failure, kill those that do not exit in time. */
 static void watch_ranks(zr *z, const sigset_t *signals, zr_stall *s)
 {
     double deadline = 0;
@@ -186,7 +189,8 @@ static void watch_ranks(zr *z, const sigset_t *signals, zr_stall *s)
     }
 }
 
-/* All ranks are gone, and their locks: a file that is locked is another run's. */
+/* Remove temporary files. All ranks have ended, and so have their locks: a
+ * locked file is another run's. */
 static void clear_temps(zr *z)
 {
     char why[ZR_WHY];

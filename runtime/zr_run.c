@@ -1,8 +1,8 @@
-/* zr_run.c -- run.json of a checkpoint: what a run was, how far it had come, checksums.
+/* zr_run.c -- run.json of a checkpoint: the recipe, the progress of the run, checksums.
  *
  * Invariants
- *  1. The text is laid out at the start; from then on only fields of a fixed width change.
- *  2. Nothing of a file that is read is trusted: it may be anything.
+ *  1. The text is formatted at the start; later only fields of fixed width change.
+ *  2. No contents of a file are trusted.
  */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
@@ -20,7 +20,7 @@
 
 enum { FORMAT = 1, WIDTH = 32, HEX = 16 };
 
-/* ---- what is laid out */
+/* ---- formatting */
 
 static void put_text(FILE *to, const char *name, const char *text)
 {
@@ -29,7 +29,7 @@ static void put_text(FILE *to, const char *name, const char *text)
     fprintf(to, ",\n");
 }
 
-/* Room for a number; returns its place. */
+/* Write space for a number, and return its offset. */
 static int64_t put_field(FILE *to, const char *name, const char *end)
 {
     fprintf(to, "\"%s\": ", name);
@@ -41,7 +41,7 @@ static int64_t put_field(FILE *to, const char *name, const char *end)
 typedef struct layout {
     FILE *to;
     zr_run *r;
-    int64_t n; /* sums so far */
+    int64_t n; /* number of sums so far */
     const char *comma;
 } layout;
 
@@ -99,7 +99,7 @@ static void put_run(zr *z, layout *l)
     fprintf(to, "},\n%*s", ZR_SEAL, "");
 }
 
-/* ---- the checksum of all before it, which ends the text */
+/* ---- the checksum of the text before it, at the end */
 
 static void make_seal(char to[ZR_SEAL + 1], const char *text, int64_t n)
 {
@@ -135,7 +135,7 @@ void zr_run_open(zr *z, zr_run *r, int64_t sums)
     r->n = (int64_t)n;
 }
 
-/* ---- what changes */
+/* ---- fields that change */
 
 static void set_text(zr_run *r, int64_t at, const char *text, int width)
 {
@@ -181,13 +181,13 @@ int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd)
 
 /* ---- reading */
 
-/* Does `key: ` begin a line? */
+/* Return whether a line begins with `key: `. */
 static int is_key(const char *line, const char *key, size_t n)
 {
     return !strncmp(line, key, n) && line[n] == ':';
 }
 
-/* Where keys, which commas part, have key[n]; NULL: they have not. */
+/* Return the position of key[n] in a list separated by commas; NULL: not there. */
 static const char *key_in(const char *keys, const char *key, size_t n)
 {
     while (keys && *keys) {
@@ -205,7 +205,7 @@ static const char *accepted(const zr *z, const char *key, size_t n)
 
 int zr_accepts(const zr *z, const char *key) { return !!accepted(z, key, strlen(key)); }
 
-/* The number of this run's line of the same key; nrecipe: it has none. */
+/* Return the number of this run's line with that key; nrecipe: it has none. */
 static int line_of(const zr_checkpoints *c, const char *key, size_t n)
 {
     int i = 0;
@@ -213,7 +213,8 @@ static int line_of(const zr_checkpoints *c, const char *key, size_t n)
     return i;
 }
 
-/* The order of a CPU's products, which a GPU and older programs did not note */
+/* Return whether a line is the order of a CPU's products, which GPUs and
+ * older programs did not write. */
 static int is_order(const char *line) { return is_key(line, "train.products", 14); }
 
 enum { OTHER = 1 };
@@ -224,8 +225,8 @@ static int other(char *why, const char *file, const char *key, const char *their
     return OTHER;
 }
 
-/* Every key of --accept-change is somebody's, or was: a run goes on again and again by one command.
- * known: 1 where one begins that the checkpoint has */
+/* Check that every key of --accept-change belongs to this run, or to an earlier one, as a run is
+ * often resumed with the same command. known: 1 where a key begins that the checkpoint has. */
 static int check_accepted(const zr *z, const char *known, const zr_past *past, const char *file,
                           char *why)
 {
@@ -245,7 +246,8 @@ static int check_accepted(const zr *z, const char *known, const zr_past *past, c
     return 0;
 }
 
-/* Every line is this run's, in whatever order. seen[nrecipe + 1], known (see check_accepted): 0 */
+/* Compare the recipe's lines with this run's, in any order. seen[nrecipe + 1], known (see
+ * check_accepted): 0 at first. */
 static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past *past,
                       const char *file, char *why)
 {
@@ -349,7 +351,7 @@ static void find_name(void *to, const char *name)
     s->n++;
 }
 
-/* {FILE: {NAME: HEX}}, each where this program has it */
+/* Read {FILE: {NAME: HEX}} into this program's order of sums. */
 static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
@@ -387,7 +389,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
 {
     const struct {
         const char *key;
-        int64_t *count; /* it is that, or read */
+        int64_t *count; /* destination of a number, or NULL with `read` */
         int (*read)(zr *z, zr_json *j, const char *file, zr_past *to, char *why);
     } fields[] = {
         {"format", NULL, read_format},   {"steps", &to->steps, NULL},
@@ -422,11 +424,11 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     return bad;
 }
 
-/* Damage is for zr_run_read to tell. */
+/* Ignores damage, which zr_run_read will report. */
 int zr_run_order(const char *file, int *order, char *why)
 {
     int64_t length, n = 0;
-    int by_kernels = -1, bf16 = 0; /* of a record that has no line of it */
+    int by_kernels = -1, bf16 = 0; /* for a record without a line on it */
     char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};

@@ -1,9 +1,9 @@
 /* zr_safetensors.c -- reads the headers of safetensors files; see zr_safetensors.h.
  *
  * Invariants
- *  1. What is accepted is at most what the format's own library accepts: names once, every byte of
- *     data in exactly one tensor, sizes equal to dtype times shape.
- *  2. Every entry of an open table lies inside its file as it was when opened.
+ *  1. A file that is accepted is also accepted by the format's own library: names are unique, every
+ *     byte of data belongs to exactly one tensor, sizes equal dtype times shape.
+ *  2. Every entry of an open table lies within its file as it was when opened.
  */
 #include "zr_safetensors.h"
 #include "zr_json.h"
@@ -79,7 +79,7 @@ char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim)
 }
 
 /* ---- one header */
-/* Bytes of a tensor, -1 if they are no whole number below 2^63. */
+/* Return the bytes of a tensor; -1 if they are not an integer below 2^63. */
 static int64_t bytes(const zr_entry *e)
 {
     int64_t n = 1;
@@ -124,7 +124,7 @@ static int read_offsets(zr_json *j, zr_entry *e, char *why, const char *file)
     return j->error ? -1 : 0;
 }
 
-/* {dtype, shape, data_offsets}; -1 with j->error or with why set */
+/* Read {dtype, shape, data_offsets}. Returns -1 with j->error or with why set. */
 static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
 {
     int seen = 0;
@@ -156,15 +156,15 @@ static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
     return 0;
 }
 
-/* A list of n elements with room for one more, which grows as n reaches a power of two; NULL: no
- * memory, and the list is as it was. */
+/* Return a list of n elements with space for one more; it grows when n reaches a power of two.
+ * NULL: out of memory; the list is unchanged. */
 static void *grown(void *list, int64_t n, size_t size)
 {
     return n & (n - 1) ? list : realloc(list, (n ? 2 * (size_t)n : 1) * size);
 }
 
-/* string to string: of a tensor that safetensors' save_model left out, the one that it shares its
- * memory with, and whatever else was noted */
+/* Read metadata, a map of strings. safetensors' save_model notes there, for each tensor that it
+ * leaves out, the tensor that shares its memory; other entries are possible. */
 static int read_metadata(zr_table *t, zr_json *j)
 {
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
@@ -213,8 +213,8 @@ static int by_place(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Entries [first, n) of a table fill the `size` bytes from file offset `start` on without holes;
- * from here on they count from the start of the file. */
+/* Check that entries [first, n) of a table fill the `size` bytes from file offset `start` on
+ * without holes, and make their offsets count from the start of the file. */
 static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size, char *why,
                         const char *file)
 {
@@ -239,7 +239,7 @@ static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size,
 }
 
 /* ---- files */
-/* The n bytes of a header and a 0 behind them; NULL on failure, why set */
+/* Read the n bytes of a header, followed by a 0. Returns NULL on failure, with why set. */
 static char *slurp(int fd, int64_t n, char *why, const char *file)
 {
     char *text = malloc((size_t)n + 1);
@@ -254,7 +254,7 @@ static char *slurp(int fd, int64_t n, char *why, const char *file)
     return NULL;
 }
 
-/* A regular file's descriptor and size; -1 on failure, why set. */
+/* Open a regular file and get its size. Returns -1 on failure, with why set. */
 static int open_file(const char *file, int64_t *size, char *why)
 {
     struct stat s;
@@ -268,7 +268,7 @@ static int open_file(const char *file, int64_t *size, char *why)
     return zr_why(why, "%s: not a regular file", file);
 }
 
-/* The header of the newest file of the table. */
+/* Read the header of the table's last file. */
 static int read_header(zr_table *t, int64_t size, char *why, const char *file)
 {
     struct zr_source *f = &t->files[t->nfiles - 1];
@@ -291,7 +291,7 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     return bad ? bad : check_places(t, first, 8 + n, size - 8 - n, why, file);
 }
 
-/* Why a header could not be read; where the file is of a known other kind, that. */
+/* Report why a header could not be read: if the file is of another known kind, that. */
 static int say_foreign(int fd, int64_t size, char *why, const char *file)
 {
     char begin[32] = "";
@@ -300,7 +300,7 @@ static int say_foreign(int fd, int64_t size, char *why, const char *file)
     return is && begin[8] != '{' ? zr_why(why, "%s: is %s", file, is) : -1;
 }
 
-/* `name` must live as long as t */
+/* Add a file; `name` must live as long as t. */
 static int add_file(zr_table *t, const char *dir, const char *name, char *why)
 {
     char file[4096];
@@ -338,7 +338,7 @@ static int is_there(const char *dir, const char *name)
     return !stat(file, &s) || errno != ENOENT;
 }
 
-/* Why a file of the index could not be opened */
+/* Report why a file of the index could not be opened. */
 static int say_missing(const char *dir, const char *name, char *why)
 {
     if (is_there(dir, name)) return -1;
@@ -348,14 +348,14 @@ static int say_missing(const char *dir, const char *name, char *why)
                   dir, name);
 }
 
-/* weight_map: {tensor: file}; every file once, at its first mention */
+/* Read weight_map: {tensor: file}; each file is opened at its first mention. */
 static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const char *index)
 {
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         int64_t k = 0;
         const char *tensor = zr_json_key(j), *name = tensor ? zr_json_text(j) : NULL;
         if (!name) return -1;
-        /* no path out of the directory */
+        /* no path may lead out of the directory */
         if (strchr(name, '/') || !*name)
             return zr_why(why, "%s: %.200s is no name of a file", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
@@ -384,7 +384,8 @@ static int read_index(zr_table *t, const char *dir, char *why, const char *file)
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
-/* Why a folder without weights that are read has none: the first of these patterns that it has */
+/* Report why a folder has no weights that can be read: the first of these
+ * patterns that it matches. */
 static int say_other(const char *dir, char *why)
 {
     static const struct {
@@ -419,7 +420,7 @@ static int say_other(const char *dir, char *why)
     return zr_why(why, "%s: has neither " ZR_SINGLE " nor " ZR_INDEX, dir);
 }
 
-/* The single file, else the index. */
+/* Read the single file, or else the index. */
 static int read_files(zr_table *t, const char *dir, char *why)
 {
     char file[4096];
@@ -438,7 +439,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const zr_entry *)a)->name, ((const zr_entry *)b)->name);
 }
 
-/* Every tensor of the index is in the file that it says. */
+/* Check that every tensor of the index is in its file. */
 static int check_map(const zr_table *t, const char *dir, char *why)
 {
     for (const struct zr_mapped *m = t->map; m < t->map + t->nmap; m++) {
@@ -450,7 +451,7 @@ static int check_map(const zr_table *t, const char *dir, char *why)
     return 0;
 }
 
-/* Among the first n entries, which are in order */
+/* Find a name among the first n entries, which are sorted. */
 static zr_entry *find_among(const zr_table *t, int64_t n, const char *name)
 {
     zr_entry key = {.name = name};
@@ -462,7 +463,7 @@ static void sort(zr_table *t)
     if (t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
 }
 
-/* A tensor that shares its memory with one of the same file gets an entry of its own. */
+/* Add an entry for each tensor that shares its memory with another of the same file. */
 static int add_aliases(zr_table *t, const char *dir, char *why)
 {
     int64_t named = t->n;
@@ -478,7 +479,7 @@ static int add_aliases(zr_table *t, const char *dir, char *why)
     return 0;
 }
 
-/* By name, each once; bad: reading has failed. */
+/* Sort by name, and refuse duplicates. bad: reading has failed. */
 static int order(zr_table *t, int bad, const char *dir, char *why)
 {
     if (!bad) sort(t);
@@ -519,7 +520,7 @@ void zr_table_close(zr_table *t)
 
 zr_entry *zr_table_find(const zr_table *t, const char *name) { return find_among(t, t->n, name); }
 
-enum { EQUAL = 16384 }; /* bytes that are read at a time */
+enum { EQUAL = 16384 }; /* bytes read at a time */
 
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_table *u, const zr_entry *b)
 {

@@ -1,14 +1,15 @@
-/* zr_save.c -- the folder of --save: weights in files as transformers names them, and what it reads
- * beside them: config.json, the tokenizer's files.
+/* zr_save.c -- the folder of --save: files of weights as transformers names them, and the files
+ * that it reads beside them: config.json, the tokenizer's.
  *
  * Invariants
- *  1. Every file is written under the name of zr_save_temp, from the second on with .1, .2 ...
- *     behind it, and renamed when all are whole, from the last to the first: what is left of a
- *     save that was killed has no gap, and zr_save_clear finds all of it.
- *  2. At no moment does an index or a name say that files belong together which do not.
- *  3. Of what was there goes what gets a new content, and shards that the old index names.
- *  4. Whoever removes or renames zr_save_temp's file holds a lock on it.
- *  5. Weights that are whole are not removed: what gets no name stays under its first one.
+ *  1. Every file is written under the name of zr_save_temp, followed by .1, .2 ... from the second
+ *     on. When all are complete they are renamed, from the last to the first. So the remains of a
+ *     save that was killed have no gap, and zr_save_clear finds all of them.
+ *  2. At no moment does an index or a name suggest that files belong together which do not.
+ *  3. Of the old files only those that are replaced, and shards that the old index names, are
+ *     removed.
+ *  4. A process that removes or renames zr_save_temp's file holds a lock on it.
+ *  5. Complete weights are never removed: a file that cannot be renamed keeps its temporary name.
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
@@ -24,7 +25,7 @@
 #include <unistd.h>
 
 /* ---- the files of a save */
-/* Takes h; NULL: no memory. */
+/* Add a file with header h, which it owns. Returns NULL if out of memory. */
 static struct zr_saved *add_saved(zr_saving *s, const char *name, zr_header h)
 {
     struct zr_saved *more = realloc(s->file, (size_t)(s->n + 1) * sizeof *more);
@@ -39,11 +40,11 @@ static struct zr_saved *add_saved(zr_saving *s, const char *name, zr_header h)
     return more;
 }
 
-/* Who writes the index: through the tensors of all shards in their order. */
+/* State of writing the index: goes through the tensors of all shards in order. */
 typedef struct walk {
     FILE *to;
     const zr_saving *s;
-    int64_t n; /* tensors so far */
+    int64_t n; /* number of tensors so far */
     int shard;
 } walk;
 
@@ -57,7 +58,7 @@ static void put_place(void *of, const char *name)
     fprintf(w->to, ": \"%s\"", w->s->file[w->shard].name);
 }
 
-/* The index comes first of all files. */
+/* Make the index, the first of all files. */
 static int add_index(zr_saving *s)
 {
     size_t length = 0;
@@ -96,14 +97,14 @@ static int add_shards(zr_saving *s, int64_t most)
     return add_index(s);
 }
 
-/* ---- adapters, as PEFT's */
+/* ---- adapters, as PEFT writes them */
 static int add_adapters(zr_saving *s, const zr_stored *f, const char *name)
 {
     zr_header h;
     return zr_stored_open(&h, s->p, f, 0, INT64_MAX) || !add_saved(s, name, h);
 }
 
-/* The program's text, with the folder of the base: what a key says that is null there. */
+/* Write the program's text, with the base's folder as the value of a key that is null in it. */
 static int add_adapter_config(zr_saving *s, const char *from)
 {
     static const char key[] = "\"base_model_name_or_path\": ";
@@ -123,8 +124,8 @@ static int add_adapter_config(zr_saving *s, const char *from)
 /* ---- config.json */
 static const char *const type_names[] = {"float32", "bfloat16", "float16"};
 
-/* text[n] with a type of the weights in place of those that it names, else with one more; copy:
- * the same, to read from: strings are decoded in place. Returns what is wrong, NULL: nothing. */
+/* Copy text[n], replacing the types of the weights that it names, or adding one. copy: another copy
+ * to parse, as strings are decoded in place. Returns an error, or NULL. */
 static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, int type)
 {
     zr_json j = {copy, copy + n, NULL};
@@ -147,7 +148,8 @@ static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, i
     return NULL;
 }
 
-/* The text, which is freed, with another type of the weights; NULL: it is no JSON, or no memory. */
+/* Return the text with another type of the weights, and free the old one. NULL:
+ * not JSON, or out of memory. */
 static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
 {
     size_t length = 0;
@@ -168,7 +170,7 @@ static char *retyped(char *text, int64_t *n, int type, const char *file, char *w
     return NULL;
 }
 
-/* Of the loaded folder, else what the program knows to be its own; note: there is none. */
+/* Add the config.json of the loaded folder, or else the program's own. note: there is none. */
 static int add_config(zr_saving *s, const char *from, int type, char *note, char *why)
 {
     char file[ZR_FILE];
@@ -206,7 +208,8 @@ static int add_copies(zr_saving *s, const char *from, char *why)
     return 0;
 }
 
-/* Whole weights beside adapters: who loads the folder would add these once more. */
+/* Refuse to save whole weights beside adapters, because loading the
+ * folder would add these again. */
 static int refuse_adapters(const zr_saving *s, char *why)
 {
     char file[ZR_FILE];
@@ -258,7 +261,7 @@ void zr_save_close(zr_saving *s)
     *s = (zr_saving){0};
 }
 
-/* ---- their names on the way */
+/* ---- temporary names */
 int zr_save_temp(char *to, const char *dir, char *why) { return zr_path(to, dir, ZR_PART, why); }
 
 static int temp_of(char *to, const zr_saving *s, int i, char *why)
@@ -268,8 +271,8 @@ static int temp_of(char *to, const zr_saving *s, int i, char *why)
     return i ? zr_path(to, s->dir, name, why) : zr_save_temp(to, s->dir, why);
 }
 
-/* ---- begin, write */
-/* The first stays open: the lock goes with the process. */
+/* ---- begin and write */
+/* Create a file. The first stays open, so that its lock lasts as long as the process. */
 static int begin_file(const zr_saving *s, int i, char *why)
 {
     char temp[ZR_FILE];
@@ -279,7 +282,7 @@ static int begin_file(const zr_saving *s, int i, char *why)
     return fd < 0 ? -1 : 0;
 }
 
-/* From file `last` on down; all of them are this run's. */
+/* Remove the files from `last` down; all are this run's. */
 static void remove_temps(const zr_saving *s, int last)
 {
     char temp[ZR_FILE], why[ZR_WHY];
@@ -287,7 +290,7 @@ static void remove_temps(const zr_saving *s, int last)
         if (!temp_of(temp, s, i, why)) unlink(temp);
 }
 
-/* What no file can take the place of is found before training, not at its end. */
+/* Refuse folders in the place of files before training, not at its end. */
 static int refuse_folders(const zr_saving *s, char *why)
 {
     char file[ZR_FILE];
@@ -301,7 +304,7 @@ static int refuse_folders(const zr_saving *s, char *why)
     return 0;
 }
 
-/* Nor is an old index that cannot be read: its shards would stay behind. */
+/* Refuse an old index that cannot be read, because its shards would be left behind. */
 static int refuse_index(const zr_saving *s, char *why)
 {
     char index[ZR_FILE];
@@ -354,7 +357,7 @@ static int is_saved(const zr_saving *s, const char *name)
     return 0;
 }
 
-/* What the old index, text[n], names and this save does not have. */
+/* Remove the shards that the old index, text[n], names and this save does not have. */
 static void remove_shards(const zr_saving *s, char *text, int64_t n)
 {
     char file[ZR_FILE], why[ZR_WHY];
@@ -384,7 +387,7 @@ static int sync_path(const char *file)
     return bad;
 }
 
-/* All are on the disk before one gets its name. */
+/* Sync all files to the disk before one is renamed. */
 static int sync_temps(const zr_saving *s, char *why)
 {
     char temp[ZR_FILE];
@@ -394,7 +397,7 @@ static int sync_temps(const zr_saving *s, char *why)
     return 0;
 }
 
-/* left: of the files, those that have no name yet */
+/* Rename the files. left: number of files not renamed yet. */
 static int rename_temps(const zr_saving *s, int *left, char *why)
 {
     char temp[ZR_FILE], file[ZR_FILE];
@@ -407,8 +410,9 @@ static int rename_temps(const zr_saving *s, int *left, char *why)
     return 0;
 }
 
-/* index, other: paths in the folder. Shards of one name may be another save's until all are
- * there: an index goes first, a single file, which comes before an index, last. */
+/* Replace the old files. index, other: paths in the folder. Shards may have the names of another
+ * save until all are there. So an old index is removed first, and an old single file, which readers
+ * prefer to an index, last. */
 static int replace_old(const zr_saving *s, int *left, const char *index, const char *other,
                        char *why)
 {
@@ -423,7 +427,7 @@ static int replace_old(const zr_saving *s, int *left, const char *index, const c
     return bad;
 }
 
-/* What went wrong, in `why`; and which files beside that have no name yet: the first `left` */
+/* Add to the error in `why` which files are not renamed yet: the first `left`. */
 static int say_left(const zr_saving *s, int left, char *why)
 {
     char error[ZR_WHY], last[96] = "";

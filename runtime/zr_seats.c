@@ -1,11 +1,12 @@
-/* zr_seats.c -- how ranks that see each other's memory wait for each other: counters in it.
+/* zr_seats.c -- how ranks that see each other's memory wait for each other: by counters in it.
  *
- * seat[r].turn[q].arrived = n says: rank r has come to turn n of q; read = n: and is done with it.
- * Every rank counts turns for itself, alike on all ranks. Counters only grow, and wrap together.
+ * seat[r].turn[q].arrived = n: rank r has arrived at turn n of queue q; read = n: it is done with
+ * that turn. Every rank counts turns itself, the same on all ranks. Counters only grow, and wrap
+ * together.
  *
  * Invariants
  *  1. A rank writes only its own seat.
- *  2. Who waits sleeps in the kernel: ranks may outnumber cores. A sleeper looks at the stop flag
+ *  2. A waiting rank sleeps in the kernel, as ranks may outnumber cores. It checks the stop flag
  *     several times a second.
  */
 #define _GNU_SOURCE

@@ -1,19 +1,19 @@
-/* zr_stall.c -- how the parent finds a rank that stands still: stopped, or at a command that does
- * not end.
+/* zr_stall.c -- how the parent finds a rank that makes no progress: stopped, or in a command that
+ * does not end.
  *
- * In a step or an evaluation commands end all the time, on some rank at least. When none has for
- * too long, every rank but the culprit waits for a peer, and counts that in its seat several times
- * a second; the culprit has a command that is no such wait, or counts nothing at all.
+ * In a step or an evaluation commands complete all the time on at least one rank. If none has for
+ * too long, every rank except the culprit is waiting for a peer, and counts that in its seat
+ * several times a second. The culprit has a command that is not such a wait, or counts nothing at
+ * all.
  *
- * Of another host's rank nothing is seen. So it says several times a second that it lives
- * (zr_plane.c), which counts as the end of a command of the rank that waits to hear from it.
+ * Ranks of other hosts cannot be seen. So they report several times a second that they live
+ * (zr_plane.c), which counts as a completed command of the rank that waits for them.
  *
  * Invariants
- *  1. Where a rank is in no step and no evaluation, nor waits to hear from another host's (it
- *     starts, loads, saves, prints), nothing is asked of any but one that a signal has stopped:
- *     that may take as long as it does.
- *  2. Time in which the parent itself did not run counts for nothing: all were stopped.
- *  3. A rank that uses a processor works: it has ZR_TIMES as long.
+ *  1. A rank outside of steps and evaluations that does not wait for another host's rank (it
+ *     starts, loads, saves, prints) may take as long as it needs, unless a signal has stopped it.
+ *  2. Time in which the parent itself did not run does not count: all processes were stopped.
+ *  3. A rank that uses a processor is working: it has ZR_TIMES as long.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -33,13 +33,13 @@ static const char *doing(zr *z, int r, int queue)
     return atomic_load_explicit(&seat_of(z, r)->pulse[queue].doing, memory_order_relaxed);
 }
 
-/* Does it wait for another queue, if it does anything? */
+/* Return whether a queue's command waits for another queue. */
 static int is_held(zr *z, int r, int queue)
 {
     return atomic_load_explicit(&seat_of(z, r)->pulse[queue].held, memory_order_relaxed);
 }
 
-/* Seconds that a rank had a processor for */
+/* Return the CPU seconds of a process. */
 static double cpu_of(pid_t pid)
 {
     clockid_t clock;
@@ -48,8 +48,8 @@ static double cpu_of(pid_t pid)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Must something move: do all step or wait to hear, or is one stopped? *moves: what ranks have done
- * so far */
+/* Return whether something must make progress: all ranks are in steps or wait for a message, or one
+ * is stopped. *moves: commands that ranks have completed so far. */
 static int must_move(zr *z, const zr_stall *s, uint32_t *moves)
 {
     int all = 1, stopped = 0;
@@ -68,7 +68,7 @@ static double limit(zr *z, const zr_stall *s)
     return zr_limit(z, atomic_load(&seat_of(z, 0)->step) < 2 ? ZR_UNKNOWN : s->longest);
 }
 
-/* The queue at which a rank stands still; -1: it waits for others. */
+/* Return the queue on which a rank is stuck; -1: it waits for others. */
 static int culprit(zr *z, const zr_stall *s, int r)
 {
     int waits = 0;
@@ -78,8 +78,8 @@ static int culprit(zr *z, const zr_stall *s, int r)
     return waits ? -1 : ZR_MAIN;
 }
 
-/* The rank that stands still, and its queue; -1: all wait for each other. One that a signal has
- * stopped comes before all. */
+/* Return the rank that is stuck, and its queue; -1: all wait for each other. A rank stopped by a
+ * signal comes first. */
 static int find_culprit(zr *z, const zr_stall *s, int *queue)
 {
     for (int r = 0; r < z->here; r++)
@@ -93,13 +93,13 @@ static int find_culprit(zr *z, const zr_stall *s, int *queue)
     return -1;
 }
 
-/* Has a rank had a processor for a tenth of the time since half of the limit? */
+/* Return whether a rank used a processor for a tenth of the time since half of the limit. */
 static int works(const zr_stall *s, int r, double half)
 {
     return cpu_of(s->rank[r].pid) - s->rank[r].cpu > 0.1 * (s->quiet - half);
 }
 
-/* Ranks of this host that wait for others, of another most likely: one of them tells. */
+/* Describe ranks of this host that wait, most likely for ranks of another, by one of them. */
 static void describe_far(zr *z, const zr_stall *s, char *why)
 {
     int r = z->here - 1, awaits = 0;
@@ -139,7 +139,7 @@ static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
            what ? "at " : "between two commands", what ? what : "");
 }
 
-/* Half-way through a quiet time: what comes is compared with this. */
+/* Note the state half-way through a quiet period, for comparison at its end. */
 static void note(zr *z, zr_stall *s)
 {
     for (int r = 0; r < z->here; r++) {
@@ -150,13 +150,13 @@ static void note(zr *z, zr_stall *s)
 
 int zr_stalled(zr *z, zr_stall *s, char *why)
 {
-    const double most = 0.2; /* of one look: it comes every 0.05 s */
+    const double most = 0.2; /* most seconds counted for one look, which comes every 0.05 s */
     double now = zr_now(), passed = now - s->looked < most ? now - s->looked : most;
     double before = s->quiet, half = limit(z, s) / 2;
     int queue = -1;
     uint32_t moves;
     s->looked = now;
-    if (zr_is_gpu) return 0; /* a rank there watches itself: zr_watch.c */
+    if (zr_is_gpu) return 0; /* on a GPU the ranks' own watchdogs do this: zr_watch.c */
     if (!must_move(z, s, &moves) || moves != s->moves) {
         if (before > s->longest) s->longest = before;
         s->moves = moves;

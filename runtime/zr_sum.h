@@ -1,11 +1,14 @@
-/* zr_sum.h -- the checksum of a tensor in a checkpoint: what its elements, as they are stored, add
- * to it. The same whatever the partition, another where two change places. */
+/* zr_sum.h -- the checksum of a tensor in a checkpoint, a sum over its stored elements. It does not
+ * depend on sharding, but changes if two elements are swapped.
+ *
+ *   sum over i of mix((i + 1) * constant ^ bits[i]), modulo 2^64
+ */
 #ifndef ZR_SUM_H
 #define ZR_SUM_H
 #include <stdint.h>
 #include <string.h>
 
-/* What element i adds. */
+/* Return the term of element i. */
 static inline uint64_t zr_sum_one(int64_t i, uint64_t bits)
 {
     uint64_t x = (uint64_t)(i + 1) * 0x9e3779b97f4a7c15 ^ bits;
@@ -13,7 +16,8 @@ static inline uint64_t zr_sum_one(int64_t i, uint64_t bits)
     return x ^ x >> 29;
 }
 
-/* Of n elements of `width` bytes, 4 or 2, the first of which is its tensor's element `first`. */
+/* Return the sum of n elements of `width` bytes, 4 or 2; the first is
+ * element `first` of its tensor. */
 static inline __attribute__((always_inline)) uint64_t zr_sum_plain(const char *from, int64_t width,
                                                                    int64_t first, int64_t n)
 {
@@ -31,7 +35,7 @@ static inline __attribute__((always_inline)) uint64_t zr_sum_plain(const char *f
     return sum;
 }
 
-/* The same, eight at once: AVX-512 multiplies 64 bits by 64 in one instruction. */
+/* The same with eight elements at once: AVX-512 multiplies 64 by 64 bits in one instruction. */
 __attribute__((target("avx512f,avx512dq,avx512vl"))) static inline uint64_t
 zr_sum_avx512(const char *from, int64_t width, int64_t first, int64_t n)
 {

@@ -1,9 +1,10 @@
-/* zr_text.h -- UTF-8, and what of it a terminal may be shown. */
+/* zr_text.h -- UTF-8, and which of it may be shown on a terminal. */
 #ifndef ZR_TEXT_H
 #define ZR_TEXT_H
 #include <string.h>
 
-/* The length of the UTF-8 sequence at s, 0 if it is none (overlong, surrogate, beyond 10FFFF). */
+/* Return the length of the UTF-8 sequence at s; 0 if it is none (overlong,
+ * surrogate, beyond 10FFFF). */
 static inline int zr_utf8(const unsigned char *s)
 {
     int n = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
@@ -15,8 +16,8 @@ static inline int zr_utf8(const unsigned char *s)
     return n;
 }
 
-/* Is the sequence of n bytes at s a control code: C0, DEL or C1, or one that ends a line or turns
- * its direction (U+061C, U+200E and F, U+2028 to E, U+2066 to 9)? */
+/* Return whether the sequence of n bytes at s is a control code: C0, DEL or C1, or one that ends a
+ * line or changes its direction (U+061C, U+200E and F, U+2028 to E, U+2066 to 9). */
 static inline int zr_is_control(const unsigned char *s, int n)
 {
     if (n == 1) return *s < ' ' || *s == 0x7f;
@@ -26,8 +27,8 @@ static inline int zr_is_control(const unsigned char *s, int n)
            (s[1] == 0x81 && s[2] >= 0xa6 && s[2] <= 0xa9);
 }
 
-/* In texts of users and of files, a terminal's control codes and what is not UTF-8 become '?', each
- * byte; `but`: these stay. */
+/* Replace control codes and bytes that are not UTF-8 by '?', in texts of users and files. but:
+ * control codes that stay. */
 static inline void zr_printable(char *text, const char *but)
 {
     for (char *s = text; *s;) {

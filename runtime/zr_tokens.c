@@ -1,15 +1,15 @@
-/* zr_tokens.c -- what a token file holds, and where: by the meta.json of its folder, by Megatron's
- * index beside it, by its own header, by what the user says, by its looks.
+/* zr_tokens.c -- where a token file has its tokens, and of which type: from the meta.json of its
+ * folder, Megatron's index beside it, its own header, the user's option, or its looks.
  *
- * llm.c's header is int32[256]: magic, version, number of tokens, zeros. llm.q's has 1024 bytes,
- * too: "BIN.TOK\n", then int32 version, bytes of a token, number of tokens, vocabulary, whether a
- * mask lies behind them: a bit for each token, the lowest of a byte first, 1 where it is a target.
- * An index of Megatron-LM (indexed_dataset.py) is "MMIDIDX\0\0", uint64 version, uint8 type, uint64
- * number of sequences n and of entries m, int32 length[n], int64 offset[n], int64 entry[m]; what
- * may stand behind them is of no use here. Its arrays begin at byte 34.
+ * llm.c's header is int32[256]: magic, version, number of tokens, zeros. llm.q's also has 1024
+ * bytes: "BIN.TOK\n", then int32 version, bytes of a token, number of tokens, vocabulary, and
+ * whether a mask follows the tokens: a bit per token, the lowest bit of a byte first, 1 for a
+ * target. An index of Megatron-LM (indexed_dataset.py) is "MMIDIDX\0\0", uint64 version, uint8
+ * type, uint64 number of sequences n and of entries m, int32 length[n], int64 offset[n], int64
+ * entry[m]; data after these is ignored. Its arrays begin at byte 34.
  *
  * Invariants
- *  1. Where the tokens, their labels and their mask lie, there the files are long enough for them.
+ *  1. Files are long enough for the tokens, labels and mask found in them.
  */
 #include "zr_file.h"
 #include "zr_json.h"
@@ -29,8 +29,8 @@ static const struct {
     int width;
 } headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};
 
-/* `count` tokens of `width` bytes from `at` on, and `behind` more bytes, are all of the file; what:
- * that says so */
+/* Set the tokens: `count` tokens of `width` bytes from `at` on, and `behind` more bytes, must be
+ * the whole file. what: the source of these numbers. */
 static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t count,
                       int64_t behind, const char *what, char *why)
 {
@@ -45,7 +45,7 @@ static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t c
                   d->path, what, count, width, size);
 }
 
-/* Tokens from the first byte on: what is told of them is held against their looks, too. */
+/* Set tokens that begin at the first byte. The type given for them is compared with their looks. */
 static int headerless(zr_data *d, int64_t size, int width, char *why)
 {
     if (zr_looks(d, size, width, why)) return -1;
@@ -81,8 +81,7 @@ static int of_llmq(zr_data *d, int64_t size, const int32_t head[8], char *why)
     return 0;
 }
 
-/* Sets where the tokens lie and how many there are, by what the file begins with; 1: it says
- * nothing. */
+/* Set the tokens from the header of the file. Returns 1 if it has none. */
 static int by_header(zr_data *d, int64_t size, char *why)
 {
     int32_t head[8] = {0};
@@ -113,11 +112,11 @@ static uint64_t number_at(const unsigned char *from)
     return x;
 }
 
-/* Bytes of a token of a type; 0: it is none of ours. */
+/* Return the bytes of a token of a type; 0: not supported. */
 static int megatron_width(unsigned type) { return type == 8 ? 2 : type == 4 ? 4 : 0; }
 
-/* file: its name, fd: open, `size` bytes long. Sequences that end where the .bin ends are all of
- * it. */
+/* Read the index `file`, open as fd with `size` bytes. Its sequences must
+ * end where the .bin ends. */
 static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int64_t size, char *why)
 {
     unsigned char head[INDEX];
@@ -160,8 +159,8 @@ int zr_index_path(char *to, const char *path)
     return 0;
 }
 
-/* fairseq's and Megatron-LM's index before MMIDIDX ("lazy", "cached") has "TNTIDX\0\0", uint64
- * version and the same types, as uint64. */
+/* Refuse the index that fairseq and Megatron-LM used before MMIDIDX ("lazy", "cached"):
+ * "TNTIDX\0\0", uint64 version, and the same types as uint64. */
 static int refuse_old(const char *file, int fd, char *why)
 {
     unsigned char head[24];
@@ -179,7 +178,7 @@ static int refuse_old(const char *file, int fd, char *why)
                   file, 8 * width);
 }
 
-/* As by_header, by the index that lies beside the file. */
+/* Set the tokens from the index beside the file. Returns 1 if there is none. */
 static int by_index(zr_data *d, int64_t bin, char *why)
 {
     char file[ZR_FILE], magic[9] = "";
@@ -198,7 +197,7 @@ static int by_index(zr_data *d, int64_t bin, char *why)
 
 /* ---- meta.json in the file's folder */
 
-/* What it says of this file; -1, NULL: nothing. ours: it has a key of ours */
+/* Entries for this file; -1, NULL: not given. ours: the text has a key of ours. */
 typedef struct meta {
     int64_t format, vocab, ignore, end, tokens;
     const char *dtype, *labels;
@@ -264,7 +263,7 @@ static void read_meta(zr_json *j, const char *name, meta *m)
     }
 }
 
-/* The file of labels beside the tokens, as long as theirs */
+/* Open the file of labels beside the tokens, which must be as long. */
 static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size, char *why)
 {
     const char *path = d->labels_path;
@@ -313,7 +312,8 @@ int zr_meta_path(char *to, const char *path)
     return zr_beside(to, path, "meta.json", why);
 }
 
-/* As by_header. What is not ours, whatever it is, says nothing. */
+/* Set the tokens from meta.json. Returns 1 if it does not describe this file; another program's
+ * file is ignored. */
 static int by_meta(zr_data *d, int64_t size, const zr_form *f, char *why)
 {
     char file[ZR_FILE];

@@ -1,9 +1,9 @@
-/* zr_verify.c -- hashes of what a run keeps: of the weights, however they are split, and of what
- * every rank has whole, which is compared (--verify-every).
+/* zr_verify.c -- hashes of a run's states: of the weights, however they are sharded, and of
+ * replicated states, which are compared (--verify-every).
  *
  * Invariants
- *  1. Between two steps alone, all queues empty: then copies agree, and nothing that is dead is
- *     looked at.
+ *  1. They run only between two steps, with all queues empty: then copies agree, and no dead slot
+ *     is read.
  *  2. Nothing is allocated after zr_verify_open.
  */
 #include "zr_int.h"
@@ -16,19 +16,18 @@ enum { BYTES = 65536, LANES = 4 };
 
 /* ---- the weights */
 
-/* Where a function finds elements of a state: in its arena, or in the tile's place, to which they
- * come from the file. */
+/* Return where a function finds elements of a state: in its arena, or in the tile's place, to which
+ * they are read from the file. */
 static int64_t brought(zr *z, const zr_state *s, int64_t at, int64_t n)
 {
     if (s->queue != ZR_STORE) return at;
-    zr_drain(z); /* what came before is read */
+    zr_drain(z); /* earlier contents have been used */
     zr_copy(z, ZR_LOAD, at, z->p->brought, zr_width(s) * n);
     zr_drain(z);
     return z->p->brought;
 }
 
-/* Instance i of a state, all at once, of which a function knows where it begins and how much it is;
- * or, from the file, tile by tile. */
+/* Hash instance i of a state: in one call, or from the file tile by tile. */
 static void hash_instance(zr *z, const zr_state *s, int64_t i, uint64_t *sum)
 {
     int filed = s->queue == ZR_STORE;
@@ -50,10 +49,10 @@ void zr_hash_weights(zr *z, uint64_t sum[2])
     zr_total(z, sum);
 }
 
-/* ---- what every rank has whole */
+/* ---- replicated states */
 
-/* from[BYTES]. Each lane takes every 32nd word. A word that differs makes another lane, whatever
- * follows. */
+/* Add from[BYTES]. Each lane takes every 32nd word. A changed word changes
+ * its lane, whatever follows. */
 static inline __attribute__((always_inline)) void add_plain(words lane[LANES], const char *from)
 {
     for (int i = 0; i < BYTES; i += sizeof(words) * LANES)
@@ -76,7 +75,7 @@ static void add_words(words lane[LANES], const char *from)
     zr_has_avx512() ? add_avx512(lane, from) : add_plain(lane, from);
 }
 
-/* In place where the host can; behind the last there is 0. */
+/* Add bytes of a state, in place if the host can read them; the last block is padded with 0. */
 static void add_bytes(zr *z, const zr_state *s, words lane[LANES], int64_t at, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += BYTES) {
@@ -91,7 +90,7 @@ static void add_bytes(zr *z, const zr_state *s, words lane[LANES], int64_t at, i
     }
 }
 
-/* A row's elements, [first, first + n) of every shard */
+/* Hash a row's elements, [first, first + n) of every shard. */
 static uint64_t hash_row(zr *z, const zr_state *s)
 {
     words lane[LANES] = {0};
@@ -104,7 +103,7 @@ static uint64_t hash_row(zr *z, const zr_state *s)
     return sum;
 }
 
-/* A tensor that lies there, to tell where; instance %d of it, if it has several. */
+/* Return the name of a tensor in the state, for a message; with %d if it has several instances. */
 static const char *tensor_of(const zr *z, const zr_state *s)
 {
     for (int t = 0; t < z->p->ntensors; t++)
@@ -121,8 +120,9 @@ static void differs(zr *z, const zr_state *s, const char *how)
             (int64_t)z->step, s->what, tensor_of(z, s), how);
 }
 
-/* What every rank has is compared with rank 0's. Where the ranks of a group share it, those
- * at the same place have copies: two places at a time, hashes are added over all ranks. */
+/* Compare copies of a state. If every rank has all of it, with rank 0's copy. If the ranks of a
+ * group share it, ranks at the same place have copies: their hashes are added over all ranks, two
+ * places at a time. */
 static void compare_copies(zr *z, const zr_state *s)
 {
     int places = s->over < 0 ? 1 : z->p->groups[s->over].ranks, copies = z->ranks / places;
@@ -159,7 +159,7 @@ void zr_verify(zr *z)
     zr_progress(z, "verification", NULL, 0);
     for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
         if (z->ranks > 1) compare_copies(z, s);
-    zr_barrier(z); /* no rank goes on where one has failed */
+    zr_barrier(z); /* no rank continues if one has failed */
     zr_hash_weights(z, sum);
     zr_progress(z, NULL, NULL, 0);
     zr_log_verified(z, z->step, sum, zr_now() - begun);

@@ -1,16 +1,15 @@
-/* zr_watch.c -- how long is too long; a rank's watchdog, which ends a run that hangs, saying where.
+/* zr_watch.c -- timeouts, and a rank's watchdog, which ends a run that hangs and reports where.
  *
- * A rank that waits for a device, or for a peer that is gone, waits for ever. So where there is a
- * device, or where a launcher has started the ranks, a thread looks several times a second whether
- * the run was stopped, whether a peer has left, what else the target wants looked at, and whether
- * the rank has waited longer than it should. How long a CPU's ranks wait is the parent's to watch
- * (zr_stall.c).
+ * A rank that waits for a device, or for a peer that is gone, waits for ever. So if there is a
+ * device, or a launcher has started the ranks, a thread checks several times a second whether the
+ * run was stopped, whether a peer is gone, whether the target's own check fails, and whether the
+ * rank has waited too long. On a CPU the parent checks how long ranks wait (zr_stall.c).
  *
  * Invariants
- *  1. The thread ends the process, or says that the rank lives, or does nothing.
- *  2. What it reads is written under its lock, but for `what`, `queue` and the rank's `step` and
- *     `life`: those change with everything that is issued, are atomic, and are only told.
- *  3. Under the lock no byte of its goes amid what the rank says.
+ *  1. The thread ends the process, or reports that the rank lives, or does nothing.
+ *  2. It reads data written under its lock, except `what`, `queue` and the rank's `step` and
+ *     `life`: these change with every command, are atomic, and only appear in messages.
+ *  3. It sends bytes only under the lock, so that none gets into a message of the rank.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -19,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- how long is too long */
+/* ---- timeouts */
 
 enum { FIRST_S = 600, LEAST_S = 60 };
 
@@ -37,7 +36,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of the last steps. */
+/* Return the median of the last steps. */
 static double usual_step(const zr_watch *w)
 {
     double sorted[ZR_RECENT];
@@ -53,7 +52,7 @@ static double usual_step(const zr_watch *w)
 void zr_expect(zr *z)
 {
     zr_watch *w = &z->watch;
-    if (!zr_is_gpu) return; /* its parent looks at the clock */
+    if (!zr_is_gpu) return; /* the parent checks the clock */
     pthread_mutex_lock(&w->lock);
     if (w->deadline == 0) {
         w->limit = zr_limit(z, usual_step(w));
@@ -96,7 +95,7 @@ static void look_at_clock(zr *z)
             z->step + 1, w->limit, what ? what : "nothing", zr_queue_name(w->queue));
 }
 
-/* At every so many looks this rank says that it lives: the system keeps more than a day of that for
+/* Checks between two reports that this rank lives. The system buffers more than a day of these for
  * a peer that does not read. */
 enum { EVERY = 5 };
 
@@ -120,7 +119,7 @@ static void *watch(void *arg)
     return NULL;
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 void zr_watch_start(zr *z)
 {

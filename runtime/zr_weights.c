@@ -1,11 +1,12 @@
-/* zr_weights.c -- states of a program as safetensors files, out and in: the masters as floats of
- * model.safetensors, or what a checkpoint has of each.
+/* zr_weights.c -- writes and reads states of a program as safetensors files: the masters as
+ * model.safetensors, or each state of a checkpoint.
  *
  * Invariants
- *  1. A file is a function of the state, the plan and the layout, not of time. Its length and
- *     the place of every element follow from zr_program alone, so each rank finds its own.
+ *  1. The contents of a file depend on the state, the plan and the layout, not on time. Its length
+ *     and the offset of every element follow from zr_program alone, so each rank can compute its
+ *     own.
  *  2. Elements [r*shard, (r+1)*shard) of a flat are written by the rank at place r of p->owners;
- *     all ranks cover it once.
+ *     together the ranks cover a flat once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
  */
 #define _GNU_SOURCE
@@ -28,12 +29,12 @@ enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE};
 const zr_stored zr_adapters = {.file = "adapter_model", .what = "master", .part = ZR_ADAPTERS};
 
-/* ---- where things lie */
-/* A state's type is told as a file's. */
+/* ---- places of elements */
+/* states and files number types alike */
 _Static_assert((int)F32 == ZR_F32 && (int)BF16 == ZR_BF16 && (int)F16 == ZR_F16, "types");
 
-/* What a rank holds of a tensor instance: n elements from its element `skip` on, at `at` in the
- * arena. */
+/* A rank's part of a tensor instance: n elements from its element `skip`
+ * on, at `at` in the arena. */
 typedef struct piece {
     int64_t at, skip, n;
 } piece;
@@ -43,8 +44,8 @@ static int64_t elements(const zr_tensor *t)
     return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
 }
 
-/* The row of a tensor's state behind s, the first where s is NULL, each again for every slice of
- * the tensor, an instance of the flat; NULL: there is none. */
+/* Return the next row of a tensor's state after s, or the first if s is NULL. A row comes again for
+ * every slice of the tensor, an instance of the flat. NULL: there are no more. */
 static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_tensor *t,
                            const zr_state *s, int *slice)
 {
@@ -56,7 +57,7 @@ static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_ten
     return NULL;
 }
 
-/* Does a file have this tensor? */
+/* Return whether a file has this tensor. */
 static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
     int slice = 0;
@@ -64,8 +65,9 @@ static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t
     return row(p, f, t, NULL, &slice) != NULL;
 }
 
-/* Of a row. all = 1: what lies in this rank's memory; 0: what it owns. Where a rank has several
- * shards, one begins `shard` elements behind the other, whatever a row has of each. */
+/* Return the part of a tensor instance in a row: with all = 1 the part in this rank's
+ * memory, with 0 the part that it owns. Consecutive shards are `shard` elements apart,
+ * whatever part of each the row has. */
 static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, int i, int slice,
                   int rank, int all)
 {
@@ -73,7 +75,7 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
     int64_t end = begin + elements(t);
     int from = zr_first_part(p, s, rank), to = from + zr_parts(p, s) - 1; /* its shards */
     int own = zr_place_of(p, p->owners, rank);
-    int64_t held = from * s->shard + s->first; /* the first element in memory */
+    int64_t held = from * s->shard + s->first; /* first element in memory */
     int64_t lo = (all ? from : own) * s->shard + s->first;
     int64_t hi = (all ? to : own) * s->shard + s->first + s->n;
     lo = lo < begin ? begin : lo;
@@ -83,7 +85,7 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
     return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
-/* The name of instance i in a file; returns to[NAME]. */
+/* Write the name of instance i in a file to to[NAME] and return it. */
 static char *instance(char *to, const zr_program *p, const zr_stored *f, const zr_tensor *t, int i)
 {
     const char *lead = f->part == ZR_ADAPTERS ? p->lead : "";
@@ -96,12 +98,12 @@ static char *instance(char *to, const zr_program *p, const zr_stored *f, const z
     return to;
 }
 
-/* Elements on their way: too much for a small stack (ulimit -s). */
+/* A buffer for elements, which is too large for a small stack (ulimit -s). */
 struct zr_chunk {
     float whole[CHUNK];
     uint16_t half[CHUNK];
-    /* Of what is loaded for training: the least magnitude, as bits of an f32, that is refused, 0:
-     * none; then the element that has it, and its value */
+    /* When loading for training: smallest magnitude, as bits of an f32, that is refused (0: none);
+     * the element that has it, and its value */
     uint32_t limit;
     int64_t beyond;
     float value;
@@ -116,13 +118,13 @@ zr_chunk *zr_chunk_new(void)
 
 static int64_t width_of(int type) { return type == ZR_F32 ? 4 : 2; }
 
-/* Where a chunk has elements of a type */
+/* Return the part of a chunk for elements of a type. */
 static void *elements_of(zr_chunk *c, int type)
 {
     return type == ZR_F32 ? (void *)c->whole : (void *)c->half;
 }
 
-/* Elements of one type become those of another. Of two types of 16 bits each is widened first. */
+/* Convert elements from one type to another; between two 16-bit types they are widened first. */
 static void convert(zr_chunk *c, int from, int to, int64_t n)
 {
     if (from == to) return;
@@ -141,10 +143,11 @@ static void put_string(FILE *f, const char *s)
     fputc('"', f);
 }
 
-/* The type that the n-th of a file's tensors is stored in */
+/* Return the type in which the n-th of a file's tensors is stored. */
 static int type_of(const zr_stored *f, int64_t n) { return f->types ? f->types[n] : f->type; }
 
-/* The n-th tensor's entry, unless with it the file has more than `most` bytes of data: 0. */
+/* Write the n-th tensor's entry. Returns 0 if the file would then have more
+ * than `most` bytes of data. */
 static int put_entry(FILE *to, zr_header *h, const zr_program *p, const zr_stored *f, int64_t n,
                      const zr_tensor *t, int i, int64_t most)
 {
@@ -200,7 +203,7 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
 {
     int fd = open(file, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
-    if (zr_lock(fd, file, why)) { /* it is another run's */
+    if (zr_lock(fd, file, why)) { /* another run has it */
         close(fd);
         return -1;
     }
@@ -213,8 +216,8 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
     return -1;
 }
 
-/* n elements of a state, at `at` of its arena, to a chunk as a file has them. merge: what is added
- * to them, the tensor's elements from `first` on, or NULL. Returns where they are. */
+/* Read n elements of a state, at `at` of its arena, into a chunk in the file's type, and return
+ * their address. merge: adapters to add to the tensor's elements from `first` on, or NULL. */
 static const void *made_of(zr *z, const zr_state *s, int64_t at, zr_chunk *c, int type,
                            const zr_merge *merge, int64_t first, int64_t n)
 {
@@ -227,8 +230,8 @@ static const void *made_of(zr *z, const zr_state *s, int64_t at, zr_chunk *c, in
     return elements_of(c, type);
 }
 
-/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`; from
- * where it lies, if nothing is done to it. merge: see made_of; sum: see zr_sum.h. */
+/* Write a piece of a state to its tensor in the file, whose data begin at `at` and are of `type`.
+ * It is written from the arena if it needs no conversion. merge: see made_of; sum: see zr_sum.h. */
 static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                        const zr_merge *merge, uint64_t *sum)
 {
@@ -242,13 +245,14 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
                                : made_of(z, s, q.at + zr_width(s) * i, c, type, merge, first, some);
         if (sum) *sum += zr_sum_of(from, width, first, some);
         if (zr_write_at(fd, from, bytes, to)) return -1;
-        sync_file_range(fd, to, bytes, SYNC_FILE_RANGE_WRITE); /* a sync says what became of it */
-        if (sum && zr_wrote(z, fd, bytes)) return -1;          /* only a checkpoint has sums */
+        /* errors are reported by the later sync */
+        sync_file_range(fd, to, bytes, SYNC_FILE_RANGE_WRITE);
+        if (sum && zr_wrote(z, fd, bytes)) return -1; /* only checkpoints have sums */
     }
     return 0;
 }
 
-/* Of instance i of a tensor, what this rank answers for. */
+/* Write this rank's part of instance i of a tensor. */
 static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type, int rank, int fd,
                         int64_t at, const zr_tensor *t, int i, zr_chunk *c, uint64_t *sum)
 {
@@ -262,7 +266,7 @@ static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type
     return 0;
 }
 
-/* This rank's pieces of every tensor of a file. */
+/* Write this rank's part of every tensor of a file. */
 static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, const zr_header *h,
                         int rank, int fd, zr_chunk *c, uint64_t *sums)
 {
@@ -293,14 +297,15 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
 }
 
 /* ---- loading */
-/* By type: what an f32 has to be below in magnitude to be rounded to a finite number, as bits */
+/* for each type the bits of the smallest f32 that is not rounded to a finite number */
 static const uint32_t limits[] = {
     [ZR_F32] = 0x7f800000,
     [ZR_BF16] = 0x7f7f8000,
     [ZR_F16] = 0x477ff000,
 };
 
-/* Is an element's magnitude, as bits, at or beyond the limit? One pass without branches. */
+/* Return whether an element's magnitude, as bits, is at or above the limit:
+ * one pass without branches. */
 static int any_beyond32(const char *from, int64_t n, uint32_t limit)
 {
     uint32_t any = 0, x;
@@ -328,7 +333,7 @@ static int any_beyond(const char *from, int type, int64_t n, uint32_t limit)
     return any_beyond16(from, n, type == ZR_F16 ? 0x7c00 : (uint16_t)((limit + 0xffff) >> 16));
 }
 
-/* Returns -1 where one of n elements of a tensor, from `first` on, may not be loaded: c has it. */
+/* Return -1 if one of n elements of a tensor, from `first` on, may not be loaded; c then has it. */
 static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
 {
     int64_t i = 0, width = width_of(type);
@@ -341,16 +346,16 @@ static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, 
     return -1;
 }
 
-/* A piece of a state from the file of its tensor, whose data begin at `at` and are of `type`; to
- * where it lies, if nothing is done to it. own: the part of the piece that this rank answers for;
- * sum: see zr_sum.h, of that. */
+/* Read a piece of a state from its tensor in the file, whose data begin at `at` and are of `type`.
+ * It is read into the arena if it needs no conversion. own: the part of the piece that this rank
+ * owns; sum: its checksum, see zr_sum.h. */
 static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                       piece own, uint64_t *sum)
 {
     int64_t width = width_of(type);
     char *lies = type == s->type ? zr_reach(z, s->queue, q.at) : NULL;
-    /* the disk is read while what has come is converted */
-    if (q.n > 0) /* a length of 0 is all of the file */
+    /* read ahead from the disk while elements are converted */
+    if (q.n > 0) /* a length of 0 would mean the whole file */
         posix_fadvise(fd, at + width * q.skip, width * q.n, POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = zr_least(q.n - i, CHUNK), first = q.skip + i;
@@ -367,7 +372,7 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-/* All that a file of the program has */
+/* Return the size of all tensors in a file. */
 static zr_extent extent_of(const zr_program *p, const zr_stored *f)
 {
     char name[NAME];
@@ -380,7 +385,7 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
     return all;
 }
 
-/* The entry of instance i; NULL and `why` unless it is as the model needs it. */
+/* Return the entry of instance i; NULL and `why` unless it is as the model needs it. */
 static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_tensor *t, int i, const char *dir, char *why)
 {
@@ -418,7 +423,7 @@ static int match_all(const zr_program *p, const zr_stored *f, const zr_table *ta
     return 0;
 }
 
-/* Instance i of a tensor, to all rows of its state. */
+/* Read instance i of a tensor into all rows of its state. */
 static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_entry *e, zr *z, const zr_tensor *t, int i, int rank, zr_chunk *c,
                        uint64_t *sum)
@@ -432,7 +437,7 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
     return 0;
 }
 
-/* Why a tensor was not read */
+/* Report why a tensor was not read. */
 static void say_unread(const zr_program *p, const zr_table *table, const zr_entry *e,
                        const zr_chunk *c, const char *dir, char *why)
 {
@@ -452,7 +457,7 @@ static void say_unread(const zr_program *p, const zr_table *table, const zr_entr
     errno = ERANGE;
 }
 
-/* sums: of each tensor; NULL: of weights to train, which must be finite */
+/* Read all tensors. sums: of each tensor; NULL: for training, so elements must be finite. */
 static int read_all(const zr_program *p, const zr_stored *f, const zr_table *table, zr *z, int rank,
                     const char *dir, uint64_t *sums, char *why)
 {
@@ -473,9 +478,9 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     return bad;
 }
 
-/* ---- what the model does not use */
-/* What is no buffer and no tied head is an error, for a model without it is another one. drop: it
- * is left out. */
+/* ---- tensors that the model does not use */
+/* Judge unused tensors: unless they are buffers or a tied head they are an error, because without
+ * them it is another model. drop: leave them out. */
 static int judge_unused(const zr_program *p, const zr_table *t, const char *dir, int drop,
                         char *note, char *why)
 {
@@ -522,7 +527,7 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     return bad ? -1 : 0;
 }
 
-/* Whether an entry is a weight of the base, with the bits that it has in the folder `base` */
+/* Return whether an entry is a weight of the base with the same bits as in the folder `base`. */
 static int is_base(const zr_table *t, const zr_entry *e, const char *base, char *why)
 {
     char name[NAME];
@@ -534,7 +539,7 @@ static int is_base(const zr_table *t, const zr_entry *e, const char *base, char 
     return same;
 }
 
-/* Nothing else may be there: an adapter that is left out is another model. */
+/* Refuse all other tensors: leaving out an adapter would make another model. */
 static int all_used(const zr_table *t, const char *dir, const char *base, char *why)
 {
     char bare[NAME];
@@ -563,8 +568,8 @@ int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, cons
     return bad ? -1 : 0;
 }
 
-/* ---- a checkpoint's file */
-/* It has the type that it is stored in, and no other tensor. */
+/* ---- files of checkpoints */
+/* Refuse tensors of another type than the one stored, and tensors that are not the model's. */
 static int judge_stored(const zr_table *t, const zr_stored *f, const char *dir, char *why)
 {
     for (int64_t i = 0; i < t->n; i++) {

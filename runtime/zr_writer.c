@@ -1,12 +1,12 @@
-/* zr_writer.c -- a thread that writes a checkpoint beside the next step, up to its update.
+/* zr_writer.c -- a thread that writes a checkpoint beside the next step, until its update.
  *
- * Nothing but an update changes what a run keeps (the checker proves it of each plan), so from one
- * update to the next a thread may read it where it lies. Who is about to issue an update waits for
- * the thread; not for ever: then the checkpoint is given up.
+ * Only an update changes a run's states (the checker proves that for each plan), so between two
+ * updates a thread may read them in place. The rank waits for the thread before it issues an
+ * update, but not for ever: at the end of its patience the checkpoint is given up.
  *
  * Invariants
- *  1. While an update is under way the thread reads nothing.
- *  2. The thread is made before the first step; from then on nothing is allocated.
+ *  1. While an update runs the thread reads nothing.
+ *  2. The thread is started before the first step; later nothing is allocated.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -76,7 +76,7 @@ void zr_writer_begin(zr *z, int (*work)(zr *z, char *why))
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A slice of time, or until the thread is done. */
+/* Wait a slice of time, or until the thread is done. */
 static void wait_some(zr_writer *w)
 {
     struct timespec until;
@@ -112,6 +112,6 @@ void zr_writer_before_update(zr *z)
     zr_lives(z, ZR_BETWEEN);
     z->checkpoints.waited += zr_writer_wait(z);
     zr_lives(z, ZR_STEPS);
-    zr_barrier(z); /* no peer's watchdog counts it either */
+    zr_barrier(z); /* so that no peer's watchdog counts the wait either */
     zr_expect(z);
 }

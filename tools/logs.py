@@ -1,4 +1,4 @@
-"""logs.py -- reads a log of out/train as it grows: docs/reference.md, The log.
+"""logs.py -- reads a log of out/train as it grows: docs/running.md, The log.
 
 A run's training steps replace the log's older records from its first step on. So a run that resumes
 from a checkpoint keeps the steps before it, and a new one keeps none.

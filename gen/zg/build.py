@@ -108,13 +108,49 @@ def _groups(
     return tuple(g for g in shards.grid.groups() if g.name in used)
 
 
+def _head(
+    spec: Spec, graph: Graph, shards: Shards, schedule: sched.Schedule
+) -> plan.Head:
+    t, z = spec.train, spec.zero
+    params = sum(
+        k.count * sum(x.params for x in k.tensors) for k in graph.kinds
+    )
+    return plan.Head(
+        spec=spec.name,
+        ranks=spec.cluster.ranks,
+        zero=z.stage,
+        prefetch=schedule.prefetch,
+        overlap=int(z.overlap_comm),
+        real=t.precision,
+        micro_batches=spec.micro_batches,
+        order=shards.sums.order,
+        block=spec.block,
+        reduction=t.reduction,
+        batch=t.micro_batch,
+        sequence=t.sequence,
+        width=spec.model.width,
+        vocab=spec.model.vocab,
+        ignore=-1 if spec.data.ignore is None else spec.data.ignore,
+        seed=t.seed,
+        params=params,
+        live=schedule.live,
+        bound=z.stage3_max_live_parameters or schedule.live,
+        targets=spec.targets,
+        margin=t.sm_margin,
+        shuffle=int(spec.data.shuffle),
+        end=-1 if spec.data.end is None else spec.data.end,
+        keyed=int(spec.keyed),
+        local=spec.cluster.local if spec.cluster.ranks > 1 else 0,
+        products=t.products,
+    )
+
+
 @unsearched
 def _built(spec: Spec) -> Built:
-    t, z = spec.train, spec.zero
     graph = slices.graph(spec)
     shards = shard.split(spec, graph)
     kept = stores.plan(spec, shards)
-    bodies = place.bodies(graph, ops.BYTES[t.precision])
+    bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
     saves = {k: v.size for k, v in bodies.save.items()}
     schedule = sched.schedule(spec, graph, shards, kept, saves)
     fns, launches, runs = launch.functions(
@@ -125,58 +161,29 @@ def _built(spec: Spec) -> Built:
             spec, graph, shards, bodies, schedule, kept.states, runs
         )
     )
-    params = sum(
-        k.count * sum(x.params for x in k.tensors) for k in graph.kinds
-    )
-    head = plan.Head(
-        spec.name,
-        spec.cluster.ranks,
-        z.stage,
-        schedule.prefetch,
-        int(z.overlap_comm),
-        t.precision,
-        spec.micro_batches,
-        shards.sums.order,
-        spec.block,
-        t.reduction,
-        t.micro_batch,
-        t.sequence,
-        spec.model.width,
-        spec.model.vocab,
-        -1 if spec.data.ignore is None else spec.data.ignore,
-        t.seed,
-        params,
-        schedule.live,
-        z.stage3_max_live_parameters or schedule.live,
-        spec.targets,
-        t.sm_margin,
-        int(spec.data.shuffle),
-        -1 if spec.data.end is None else spec.data.end,
-        int(spec.keyed),
-        spec.cluster.local if spec.cluster.ranks > 1 else 0,
-        t.products,
-    )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)
         for n, x in enumerate(graph.tables)
     )
     made = plan.Plan(
-        head,
-        recipe.made(spec),
-        stated.lines(spec),
-        _groups(shards, kept, fns, schedule),
-        tuple(f.plain for f in shards.flats),
-        tuple(s.plain for s in kept.states),
-        shards.tensors,
-        classes,
-        tables,
-        launches,
-        runs,
-        fns,
-        _events(schedule.sections),
-        schedule.sections,
-        tuple(_files(spec) if any(c.arena == "file" for c in classes) else ()),
-        shards.grid.axes,
+        head=_head(spec, graph, shards, schedule),
+        recipe=recipe.made(spec),
+        stated=stated.lines(spec),
+        groups=_groups(shards, kept, fns, schedule),
+        flats=tuple(f.plain for f in shards.flats),
+        stores=tuple(s.plain for s in kept.states),
+        tensors=shards.tensors,
+        classes=classes,
+        tables=tables,
+        launches=launches,
+        runs=runs,
+        fns=fns,
+        events=_events(schedule.sections),
+        sections=schedule.sections,
+        files=tuple(
+            _files(spec) if any(c.arena == "file" for c in classes) else ()
+        ),
+        axes=shards.grid.axes,
     )
     return Built(
         made,

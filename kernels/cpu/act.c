@@ -1,16 +1,20 @@
-/* act.c -- elementwise: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.c -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+ *
+ *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
+ *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
+ *   dropout(x) = x / (1 - p) if kept, else 0
  *
  * Invariants
- *  1. An element's result depends on that element alone: a whole register or a ragged tail, the
- *     same bits.
- *  2. A task reads a register's elements before it writes them: an output may be an input where
- *     zk.h says so.
+ *  1. The result for an element depends on that element alone, with the same bits in a whole
+ *     register and in the ragged tail.
+ *  2. A task reads the elements of a register before it writes them, so an output may be an input
+ *     where zk.h allows it.
  */
 #include "../drop.h"
 #include "part.h"
 #include "philox.h"
 
-enum { PIECE = 1 << 14, ROWS = 16 }; /* a task's elements, rows, by default */
+enum { PIECE = 1 << 14, ROWS = 16 }; /* elements and rows of a task, by default */
 
 typedef struct act {
     real *y; /* or dx */
@@ -21,9 +25,9 @@ typedef struct act {
 
 ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
 
-/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
- * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
- * x is clamped there and u stays finite. */
+/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy
+ * where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped
+ * there and u stays finite. */
 static const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 
@@ -38,7 +42,7 @@ ZK_INLINE lanes gelu(lanes x, int kind)
     return x * sigmoid(lanes_set(ROOT) * lanes_fma(lanes_set(CUBE) * t, t * t, t));
 }
 
-/* its derivative */
+/* derivative of gelu */
 ZK_INLINE lanes slope_of(lanes x, int kind)
 {
     if (kind == ZK_GELU_ERF) {
@@ -92,7 +96,7 @@ void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const 
     zk_for(k, zk_pieces(n, a.piece), gelu_bwd_task, &a);
 }
 
-/* ---- squared ReLU; what is no number stays so */
+/* ---- squared ReLU; NaN stays NaN */
 ZK_INLINE lanes relu(lanes x) { return lanes_max(lanes_set(0), x); }
 
 static void relu2_fwd_task(void *arg, int64_t task, int thread)
@@ -130,7 +134,7 @@ void ZK(zk_relu2_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const
     zk_for(k, zk_pieces(n, a.piece), relu2_bwd_task, &a);
 }
 
-/* ---- SwiGLU: silu(g) = g * sigmoid(g); its derivative is s + g s (1 - s) */
+/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s (1 - s) */
 static void swiglu_fwd_task(void *arg, int64_t task, int thread)
 {
     const act *a = arg;
@@ -178,12 +182,12 @@ void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, cons
     zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
 }
 
-/* ---- dropout. A task has elements of one sample, from a multiple of GROUP on. */
+/* ---- dropout. A task has elements of one sample and starts at a multiple of GROUP. */
 typedef struct dropout {
     real *y;
     const real *x;
     const int64_t *key; /* [B] */
-    int64_t n, piece;   /* of a sample, of a task */
+    int64_t n, piece;   /* elements of a sample, of a task */
     drop d;
     int dtype;
 } dropout;

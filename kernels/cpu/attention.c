@@ -1,38 +1,43 @@
 /* attention.c -- causal attention by blocks of 64 queries and 64 keys; no buffer grows with T x T.
- * Blocks that documents or a window hide altogether are passed over.
+ * Blocks that documents or a window hide completely are skipped.
+ *
+ *   s = scale * q . k^T; lse = logsumexp(s); p = exp(s - lse); y = p . v
+ *   dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot) * scale
+ *   dq = ds . k; dk = ds^T . q; dv = p^T . dy
  *
  * Invariants
- *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order: forward over
- *     keys ascending; dq over regions (256 keys) descending, keys ascending within one; dk and dv
- *     over query blocks ascending, then heads of the group, then queries. The widths of tiles do
- *     not matter.
- *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to lse's own
- *     rounding.
- *  3. Scores lie transposed, [key][query]: a register has queries, so that maxima and sums over
- *     keys need no sum across lanes, and only queries (never keys or values) are transposed.
- *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to
- *     16. A thread's scratch holds D <= 1024.
+ *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order. Forward:
+ *     keys ascending. dq: regions (256 keys) descending, keys ascending within a region. dk and dv:
+ *     query blocks ascending, then heads of the group, then queries. The widths of tiles have no
+ *     effect.
+ *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to the
+ *     rounding of lse.
+ *  3. Scores are stored transposed, [key][query]. A register holds queries, so maxima and sums over
+ *     keys need no sum across lanes, and only queries are transposed, never keys or values.
+ *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end; pad is D rounded up
+ *     to a multiple of 16. The scratch of a thread holds D <= 1024.
  */
 #include "part.h"
 #include <float.h>
 
-enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
-enum { WIDEST = 1024 };          /* elements of a head: zgen lets no wider one pass */
+enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks per side of a backward task */
+enum { WIDEST = 1024 };          /* largest head size, which zgen enforces */
 _Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
-enum { ROWS = LANES / 2 }; /* of a tile of a product in registers: ROWS x 2 vectors */
+enum { ROWS = LANES / 2 }; /* a register tile of a product is ROWS x 2 vectors */
 
 typedef struct attention {
     zk *k;
     real *out;                /* y [M, H*D] or dqkv [M, stride] */
     const real *qkv, *y, *dy; /* [M, stride], [M, H*D], [M, H*D] */
-    const int32_t *position;  /* [B, T] or NULL: a sample is one document */
-    float *lse, *dot;         /* [B, H, T]; dot: sums of dy*y */
-    float *sum;               /* gradient of qkv, not rounded yet [M, stride] */
-    int64_t B, T, H, G, D, window, stride, pad, blocks, apart; /* apart: see backward_task */
+    const int32_t *position;  /* [B,T], or NULL: each sample is one document */
+    float *lse, *dot;         /* [B,H,T]; dot: row sums of dy * y */
+    float *sum;               /* gradient of qkv before rounding, [M, stride] */
+    /* apart: distance of regions, see backward_task */
+    int64_t B, T, H, G, D, window, stride, pad, blocks, apart;
     float scale;
 } attention;
 
-/* A matrix read by element: (i, k) at p[i * row + k * column]. */
+/* A strided matrix: element (i, k) is at p[i * row + k * column]. */
 typedef struct view {
     const float *p;
     int64_t row, column;
@@ -65,8 +70,8 @@ ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, 
         for (int v = 0; v < vectors; v++) lanes_store(c + i * ldc + v * LANES, sum[i][v]);
 }
 
-/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]; M is rounded up to ROWS, N is a multiple of 16;
- * rows of c and b lie ldc and ldb apart */
+/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]. M is rounded up to ROWS, N is a multiple of 16, and
+ * rows of c and b are ldc and ldb apart. */
 static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
                      int64_t N, int64_t K, int add)
 {
@@ -79,7 +84,8 @@ static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
 }
 
 /* ---- blocks of rows */
-/* block [64][pad] from `rows` rows of D elements, `stride` apart, the first at element `at` */
+/* Load block [64][pad] from `rows` rows of D elements, `stride` apart,
+ * the first at element `at`. */
 static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at,
                       int64_t stride, int64_t rows)
 {
@@ -99,7 +105,7 @@ static void store_rows(const attention *a, const float *block, real *p, int dtyp
 
 typedef float v8 __attribute__((vector_size(32)));
 
-/* 8 x 8: three rounds that interleave row i with row i + 4 */
+/* Transpose 8 x 8 elements by three rounds that interleave row i with row i + 4. */
 static inline void turn8(float *to, const float *from, int64_t pad)
 {
     v8 x[8], z[8];
@@ -114,7 +120,7 @@ static inline void turn8(float *to, const float *from, int64_t pad)
     for (int i = 0; i < 8; i++) memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
 }
 
-/* to [pad][64] from a block [64][pad] */
+/* Transpose a block [64][pad] into to[pad][64]. */
 static void transpose(const attention *a, float *to, const float *block)
 {
     for (int64_t d = 0; d < a->pad; d += 8)
@@ -122,29 +128,29 @@ static void transpose(const attention *a, float *to, const float *block)
             turn8(to + d * BLOCK + i, block + i * a->pad + d, a->pad);
 }
 
-/* to [64] from n floats, the rest 0 */
+/* Fill to[64] with n floats and zeros. */
 static void load_line(float *to, const float *from, int64_t n)
 {
     memset(to, 0, BLOCK * sizeof(float));
     memcpy(to, from, (size_t)n * sizeof(float));
 }
 
-/* ---- which keys a query sees: those of rows t - reach .. t */
+/* ---- the keys that a query sees: rows t - reach .. t */
 static int64_t reach(const attention *a, int64_t b, int64_t t)
 {
     return zk_least(a->position ? a->position[b * a->T + t] : t, a->window - 1);
 }
 
-/* The first key that row t sees: no later row sees an earlier one */
+/* Return the first key that row t sees; no later row sees an earlier one. */
 static int64_t first_key(const attention *a, int64_t b, int64_t t) { return t - reach(a, b, t); }
 
-/* Query block i before key block j: what each query sees of it */
+/* The keys of a block that each query of another block sees. */
 typedef struct sight {
-    const int32_t *reach; /* [64], NULL: all */
-    int64_t ahead;        /* rows from the first key to the first query */
+    const int32_t *reach; /* [64] reach of each query; NULL: they see all keys of the block */
+    int64_t ahead;        /* distance in rows from the first key to the first query */
 } sight;
 
-/* line: int32 [64], for what the sight points to */
+/* Return which keys of key block j query block i sees. line: int32 [64], storage for `reach`. */
 static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, int64_t j)
 {
     int64_t from = i * BLOCK, end = zk_least(from + BLOCK, a->T);
@@ -154,7 +160,8 @@ static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, i
     return (sight){line, from - j * BLOCK};
 }
 
-/* x, but -infinity where queries c .. c+LANES-1 do not see key j of its block */
+/* Return x with -infinity for those of queries c .. c+LANES-1 that do
+ * not see key j of its block. */
 ZK_INLINE lanes hide(lanes x, sight s, int64_t j, int64_t c)
 {
     static const int32_t number[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -165,7 +172,7 @@ ZK_INLINE lanes hide(lanes x, sight s, int64_t j, int64_t c)
     return lanes_select((back < 0) | (back > reach), lanes_set(-__builtin_inff()), x);
 }
 
-/* The scaled score of key j (of its block) and queries c .. c+LANES-1 (of theirs) */
+/* Return the scaled scores of key j of its block and queries c .. c+LANES-1 of theirs. */
 ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
 {
     lanes x = lanes_load(p + j * BLOCK + c) * lanes_set(a->scale);
@@ -176,7 +183,7 @@ ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, 
 typedef struct forward {
     float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
     float *p;                              /* [64 keys][64 queries] */
-    float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor of old sums */
+    float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor for the old sums */
     int32_t *reach;                        /* [64] */
 } forward;
 
@@ -196,7 +203,8 @@ static forward forward_space(const attention *a, int thread)
                      .reach = (int32_t *)(lines + 3 * BLOCK)};
 }
 
-/* Products of `keys` keys and queries c .. c+LANES-1 become exp(score - top); top is finite */
+/* Replace the products of `keys` keys and queries c .. c+LANES-1 by exp(score - top), and update
+ * top and the sums. top is finite. */
 static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
 {
     lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0);
@@ -216,7 +224,7 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
     lanes_store(f->shrink + c, shrink);
 }
 
-/* rows of block [64][pad] times factor[64] */
+/* Multiply the rows of block [64][pad] by factor[64]. */
 static void scale_rows(const attention *a, float *block, const float *factor, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
@@ -225,7 +233,8 @@ static void scale_rows(const attention *a, float *block, const float *factor, in
                         lanes_load(block + i * a->pad + d) * lanes_set(factor[i]));
 }
 
-/* y and lse of head h, queries from .. from+rows-1 of sequence b, from the sums over all keys */
+/* Write y and lse of head h, queries from .. from+rows-1 of sequence b,
+ * from the sums over all keys. */
 static void finish(const attention *a, const forward *f, int64_t b, int64_t h, int64_t from,
                    int64_t rows)
 {
@@ -241,7 +250,8 @@ static void finish(const attention *a, const forward *f, int64_t b, int64_t h, i
     memcpy(a->lse + (b * a->H + h) * a->T + from, lse, (size_t)rows * sizeof(float));
 }
 
-/* Task: (b, h, query block); one head after the other, so that its keys stay in the cache */
+/* Task (b, h, query block). Tasks of a head follow each other, so that
+ * its keys stay in the cache. */
 static void forward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
@@ -335,7 +345,8 @@ static backward backward_space(const attention *a, int thread)
                       .reach = (int32_t *)(lines + 2 * BLOCK)};
 }
 
-/* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
+/* Compute p = exp(score - lse) and ds = p * (dp - dot) * scale in place of
+ * the products q.k and dy.v. */
 static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
     lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c);
@@ -349,7 +360,8 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
 
 static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / REGION; }
 
-/* What head h and query block i add to dq, dkey and dvalue through key block j, which is loaded */
+/* Add the part of head h and query block i to dq, dkey and dvalue for key
+ * block j, which is loaded. */
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
                           int64_t j, int first)
 {
@@ -373,14 +385,14 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
 }
 
-/* Of the query blocks i .. end-1, where those end that see anything of key block j */
+/* Return the end of those of the query blocks i .. end-1 that see a key of block j. */
 static int64_t end_of_sight(const attention *a, int64_t b, int64_t i, int64_t end, int64_t j)
 {
     while (end > i && first_key(a, b, (end - 1) * BLOCK) >= (j + 1) * BLOCK) end--;
     return end;
 }
 
-/* What the query blocks i .. end-1 add to dkey and dvalue of key block j of group g */
+/* Add the part of query blocks i .. end-1 to dkey and dvalue of key block j of group g. */
 static void backward_key(const attention *a, const backward *s, int64_t b, int64_t g, int64_t i,
                          int64_t end, int64_t j, int first)
 {
@@ -397,8 +409,8 @@ static void backward_key(const attention *a, const backward *s, int64_t b, int64
     store_rows(a, s->dvalue, a->sum, ZK_F32, value, a->stride, keys);
 }
 
-/* Task: (b, group, square of REGION x REGION blocks), `apart` regions below the diagonal. At one
- * distance no two tasks share a query or a key, so none writes what another does. */
+/* Task (b, group, square of REGION x REGION blocks), `apart` regions below the diagonal. Tasks at
+ * the same distance share no query and no key, so no two of them write the same element. */
 static void backward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
@@ -406,13 +418,13 @@ static void backward_task(void *arg, int64_t task, int thread)
     int64_t g = task / n % a->G, b = task / n / a->G, end = zk_least(i + REGION, a->blocks);
     backward s = backward_space(a, thread);
     for (int64_t last = j + REGION; j < last && j < end; j++) {
-        /* at the diagonal all blocks: a query's first of them begins its dq */
+        /* on the diagonal take all blocks: the first block of a query starts its dq */
         int64_t from = i > j ? i : j, to = a->apart ? end_of_sight(a, b, from, end, j) : end;
         if (from < to) backward_key(a, &s, b, g, from, to, j, a->apart == 0);
     }
 }
 
-/* dot of every head of one row */
+/* Compute dot for all heads of one row. */
 static void dot_task(void *arg, int64_t m, int thread)
 {
     const attention *a = arg;
@@ -427,7 +439,7 @@ static void dot_task(void *arg, int64_t m, int thread)
     }
 }
 
-/* one row of the gradient, rounded */
+/* Round one row of the gradient. */
 static void round_row(void *arg, int64_t m, int thread)
 {
     const attention *a = arg;

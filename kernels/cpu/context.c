@@ -1,7 +1,7 @@
-/* context.c -- the CPU target: every kernel's plain name, and a context of the host's processor.
+/* context.c -- the CPU target: the plain name of every kernel, and its kernel context.
  *
  * Invariants
- *  1. A plain name and its zk_host_ twin run the same object.
+ *  1. A plain name and its zk_host_ twin run code of the same object.
  */
 #include "cpu.h"
 

@@ -1,9 +1,11 @@
-/* cpu.h -- what the CPU kernels share: the context, work split over threads, an object per ISA.
+/* cpu.h -- the parts that CPU kernels share: the context, work split over threads, one object per
+ * ISA.
  *
- * Every file here but context.c, host.c and threads.c is compiled once for each ISA with ZK_SUFFIX
- * (_avx2, _avx512; _avx512bf16 and _amx for what multiplies matrices alone) set: define a kernel
- * as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names and host.c those that begin
- * with zk_host_; they jump to the object that cpuid allows (environment ZK_ISA names a lower one).
+ * Every file here except context.c, host.c and threads.c is compiled once per ISA with ZK_SUFFIX
+ * set (_avx2, _avx512; the files that multiply matrices also _avx512bf16 and _amx). Define a kernel
+ * as `void ZK(zk_add)(zk *k, ...)`. context.c defines the plain names and host.c those that begin
+ * with zk_host_; both jump to the best object that cpuid allows. The environment variable ZK_ISA
+ * selects a lower one.
  */
 #ifndef ZK_CPU_H
 #define ZK_CPU_H
@@ -13,22 +15,23 @@
 #define ZK_PASTE(a, b) ZK_PASTE_(a, b)
 #define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
 
-enum { ZK_SCRATCH = 5 << 19 }; /* bytes of packing space for each thread, 4096-byte aligned */
+enum { ZK_SCRATCH = 5 << 19 }; /* bytes of packing space for each thread, aligned to 4096 */
 
-/* Every kernel's plain name once: X(zk_add) ... */
+/* The list of kernels by plain name: X(zk_add) ... */
 #include "kernels.def"
 
-/* An object's kernels have the types of the plain ones: the compiler compares them. */
+/* Let the compiler check that an object's kernels have the types of the plain ones. */
 #ifdef ZK_SUFFIX
 #define ZK_SAME_TYPE(name) __typeof__(name) ZK(name);
 ZK_KERNELS(ZK_SAME_TYPE)
 #endif
 
-const char *zk_host_object(void); /* as zk_object and zk_overhead */
-int zk_host_products(void);       /* the order that is faster here */
+const char *zk_host_object(void); /* zk_object and zk_overhead of the host's processor */
+int zk_host_products(void);       /* order of bf16 products that is faster here */
 int64_t zk_host_overhead(int threads);
 
-/* `name` jumps through a pointer, jump_NAME, to `kernel` of one of the objects. */
+/* Define `name` as a jump through the pointer jump_NAME, which is set to
+ * `kernel` of one of the objects. */
 #define ZK_POINTER(name, kernel)                                                                   \
     void kernel##_avx2(void);                                                                      \
     void kernel##_avx512(void);                                                                    \
@@ -47,11 +50,13 @@ static inline void *zk_scratch(const zk *k, int thread)
     return k->scratch + (int64_t)thread * ZK_SCRATCH;
 }
 
-/* Runs f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads; returns when all are
- * done. Which thread runs which task is not fixed, so f's result must not depend on `thread`. */
+/* Run f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads, and
+ * return when all are done. Which thread runs a task is not fixed, so the result of f
+ * must not depend on `thread`. */
 void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg);
 
-/* The threads of a context, whose k->pool has its room: 1, or 0 and some may have started. */
+/* Start and stop the threads of a context; k->pool already has its memory. zk_pool_start returns 1,
+ * or 0 after an error, when some threads may be running. zk_pool_bytes: size of the pool. */
 enum { ZK_STACK = 1 << 20, ZK_MXCSR = 0x1f80 };
 int zk_pool_start(zk *k);
 void zk_pool_stop(zk *k);

@@ -1,20 +1,23 @@
 /* embed.c -- token and position embedding, forward and backward.
  *
+ *   y[m] = w[token[m]] + p[position[m]]; dw[v] = sum of dy[m] over m with token[m] = v
+ *
  * Invariants
- *  1. A row of a gradient is written by one task, once; its summands are added in f32 in token
- *     order (batch order for positions) and rounded once.
+ *  1. A row of a gradient is written once, by one task. Its terms are added in f32 in token order
+ *     (batch order for positions), and the sum is rounded once.
  */
 #include "part.h"
 
-enum { ROWS = 16, WORDS = 64 }; /* a task's rows by default: of tokens, of the vocabulary */
+enum { ROWS = 16, WORDS = 64 }; /* rows of a task by default: of tokens, of the vocabulary */
 
 typedef struct embed {
-    real *y;                    /* [M,C] forward, [V,C] or [P,C] backward */
-    const real *w, *p;          /* [V,C], [T,C] */
-    const real *dy;             /* [M,C] */
-    const int32_t *token;       /* [M] */
-    const int32_t *position;    /* [M], or NULL: those of rows in their samples */
-    const int32_t *end, *place; /* [V]: ends of rows' places; [M]: positions by token */
+    real *y;                 /* [M,C] forward, [V,C] or [P,C] backward */
+    const real *w, *p;       /* [V,C], [T,C] */
+    const real *dy;          /* [M,C] */
+    const int32_t *token;    /* [M] */
+    const int32_t *position; /* [M], or NULL: each row's position in its sample */
+    /* [V]: ends of the tokens' runs in `place`; [M]: rows sorted by token */
+    const int32_t *end, *place;
     int64_t B, T, P, M, V, C, rows;
     int dtype, add;
 } embed;
@@ -58,8 +61,8 @@ void ZK(zk_embed_packed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *
 
 /* ---- backward */
 
-/* Counting sort: place [M] gets the positions in order of token, then of position; afterwards
- * row v's places end at end[v] and begin where row v-1's end. end: [V + 1]. */
+/* Counting sort: fill place[M] with the rows in order of token, then of row. Afterwards the rows of
+ * token v end at end[v] and begin where those of token v-1 end. end: [V + 1]. */
 static void sort(int32_t *end, int32_t *place, const int32_t *token, int64_t M, int64_t V)
 {
     memset(end, 0, (V + 1) * sizeof *end);

@@ -1,11 +1,11 @@
-/* host.c -- a context on the host's processor: its memory, the object in use; and the kernels
- * zk_host_* of any target.
+/* host.c -- a context on the host's processor: its memory and the object in use; the kernels
+ * zk_host_* of every target.
  *
  * Invariants
- *  1. A context is one mapping: zk, pool, threads' handles, then threads * ZK_SCRATCH. Nothing is
- *     mapped, and no page of it taken, after zk_host_open.
- *  2. The object is chosen once in a process, by cpuid and ZK_ISA; zk_host_open refuses what this
- *     processor cannot run.
+ *  1. A context is one mapping: zk, the pool, thread handles, then threads * ZK_SCRATCH. Nothing is
+ *     mapped or paged in after zk_host_open.
+ *  2. The object is chosen once per process, by cpuid and ZK_ISA; zk_host_open fails if this
+ *     processor cannot run it.
  */
 #include "cpu.h"
 
@@ -19,11 +19,11 @@
 
 enum { PAGE = 4096, MOST_THREADS = 1024 };
 
-/* ---- zk_host_*: each jumps through a pointer that choose() sets */
+/* ---- zk_host_*: each jumps through a pointer that choose_object() sets */
 #define HOST_POINTER(name) ZK_POINTER(zk_host_##name, zk_##name)
 ZK_HOST_KERNELS(HOST_POINTER)
 
-static const char *object; /* NULL: refused, `reason` says why */
+static const char *object; /* NULL: there is none, for `reason` */
 static const char *reason;
 
 static int runs_avx2(void)
@@ -42,18 +42,19 @@ static int runs_avx512(void)
 
 static int runs_avx512bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-/* vdpbf16ps has twice the rate of an FMA's terms on AMD's Zen, and less than it on Intel's, where
- * the object avx512 is faster (docs/decisions.md) */
+/* On AMD's Zen vdpbf16ps computes terms at twice the rate of an FMA; on Intel's processors it is
+ * slower, and object avx512 is faster (docs/decisions.md). */
 static int favors_avx512bf16(void) { return runs_avx512bf16() && __builtin_cpu_is("amd"); }
 
-/* Of the object of AMX, which a program of the CPU has: whether this process may use tiles */
+/* Return whether this process may use AMX. Only programs of the CPU
+ * target contain the AMX object. */
 int zk_tiles_amx(void) __attribute__((weak));
 static int runs_amx(void) { return runs_avx512bf16() && zk_tiles_amx && zk_tiles_amx(); }
 
-/* The slower first */
+/* Kernel objects, slowest first. */
 static const struct {
     const char *name, *lacking;
-    int (*runs)(void), (*favored)(void); /* can it run here; is it taken where none is named */
+    int (*runs)(void), (*favored)(void); /* can it run here; is it chosen by default */
 } objects[] = {
     {"avx2", "AVX2, FMA, BMI2 or F16C", runs_avx2, runs_avx2},
     {"avx512", "AVX-512 (F, BW, CD, DQ, VL)", runs_avx512, runs_avx512},
@@ -100,7 +101,8 @@ const char *zk_host_object(void)
     return object ? object : "none";
 }
 
-/* Of the processor, whatever object is named. Tiles by FMAs take two steps more for 32. */
+/* Return the faster order on this processor, whatever object is chosen. Emulating tiles by FMAs
+ * takes two more steps per 32 elements. */
 int zk_host_products(void) { return runs_amx() ? ZK_TILES : ZK_PAIRS; }
 
 /* ---- the context */
@@ -125,7 +127,7 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
     else if (dtype < ZK_F32 || dtype > ZK_F16) *why = "the kernels on a CPU store f32, bf16 or f16";
     else if (threads < 1 || threads > MOST_THREADS) *why = "threads must be 1 to 1024";
     if (*why) return NULL;
-    /* Taken whole now: a rank's memory does not grow with its model, nor in its first steps. */
+    /* Page in everything now, so that a rank's memory does not grow in its first steps. */
     char *p = mmap(NULL, (size_t)mapped(threads), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (p == MAP_FAILED) {

@@ -1,14 +1,14 @@
-/* lanes.h -- as many floats as a register of this object holds, and their functions.
+/* lanes.h -- vectors of as many floats as a register of this object holds, and functions of them.
  *
- * The 16 floats of vec.h are two registers of AVX2; gcc takes such pairs through memory between one
- * operation and the next. So products, and what is done to every element of a tensor, go by
- * registers; 16 lanes are for sums whose order they are. The bits are the same.
+ * The 16 floats of vec.h are two AVX2 registers, and gcc passes such pairs through memory between
+ * operations. Products and elementwise work therefore use single registers; 16 lanes are used for
+ * sums, whose order they define. The bits are the same.
  *
  * Invariants
- *  1. The same bits on AVX2 and AVX-512, gcc and clang: IEEE operations and written-out FMA only,
- *     no libm. Everything is compiled with -ffp-contract=off.
- *  2. lanes_exp, lanes_log, lanes_erf are within 2 ulp of the exact value over all floats. NaN
- *     gives NaN, infinities give the limits.
+ *  1. AVX2 and AVX-512, gcc and clang give the same bits: only IEEE operations and explicit FMAs
+ *     are used, no libm, and everything is compiled with -ffp-contract=off.
+ *  2. lanes_exp, lanes_log and lanes_erf are within 2 ulp of the exact value for all floats. NaN
+ *     gives NaN; infinities give the limits.
  */
 #ifndef ZK_LANES_H
 #define ZK_LANES_H
@@ -16,7 +16,7 @@
 #include <immintrin.h>
 
 #define ZK_INLINE static inline __attribute__((always_inline))
-#define ZK_LANES ZK_INLINE /* what begins a function of update.h */
+#define ZK_LANES ZK_INLINE /* qualifiers of a function in update.h */
 
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -24,7 +24,8 @@ enum { LANES = 16 };
 enum { LANES = 8 };
 #endif
 typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t lanes_mask __attribute__((vector_size(4 * LANES))); /* 0 or -1, as of comparisons */
+/* 0 or -1, as from comparisons. */
+typedef int32_t lanes_mask __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lanes_bits __attribute__((vector_size(4 * LANES)));
 
 #ifdef __AVX512F__
@@ -37,7 +38,7 @@ ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 ZK_INLINE lanes lanes_sqrt(lanes x) { return (lanes)_mm512_sqrt_ps((__m512)x); }
-/* a > b ? a : b, so b where either is NaN; lanes_min likewise */
+/* a > b ? a : b, so b if either is NaN; lanes_min likewise */
 ZK_INLINE lanes lanes_max(lanes a, lanes b) { return (lanes)_mm512_max_ps((__m512)a, (__m512)b); }
 ZK_INLINE lanes lanes_min(lanes a, lanes b) { return (lanes)_mm512_min_ps((__m512)a, (__m512)b); }
 ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
@@ -54,7 +55,7 @@ ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
     return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 ZK_INLINE lanes lanes_sqrt(lanes x) { return (lanes)_mm256_sqrt_ps((__m256)x); }
-/* a > b ? a : b, so b where either is NaN; lanes_min likewise */
+/* a > b ? a : b, so b if either is NaN; lanes_min likewise */
 ZK_INLINE lanes lanes_max(lanes a, lanes b) { return (lanes)_mm256_max_ps((__m256)a, (__m256)b); }
 ZK_INLINE lanes lanes_min(lanes a, lanes b) { return (lanes)_mm256_min_ps((__m256)a, (__m256)b); }
 ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
@@ -69,8 +70,8 @@ ZK_INLINE lanes lanes_sign(lanes x)
     return lanes_select(x > 0.0f, lanes_set(1), below);
 }
 
-/* x made a bf16 by chance: up where the 16 bits that it drops and those of `chance` (below 2^16)
- * carry, so that its mean is x. What is not finite stays. */
+/* Round x to bf16 stochastically: up if the 16 bits that are dropped and `chance` (below 2^16)
+ * carry, so the expected value is x. Values that are not finite stay. */
 ZK_INLINE lanes lanes_dither(lanes x, lanes_bits chance)
 {
     lanes_bits u = (lanes_bits)x, made = (u + chance) & 0xffff0000;
@@ -78,9 +79,9 @@ ZK_INLINE lanes lanes_dither(lanes x, lanes_bits chance)
 }
 
 /* ---- functions */
-/* exp by 2^n * e^r, |r| <= ln 2 / 2; Taylor to r^7, the next term is below 0.1 ulp. Below -104 the
- * result rounds to 0, above 89 to infinity; 2^n in two steps where there is no instruction for it:
- * subnormals are rounded once. */
+/* exp(x) = 2^n * e^r, |r| <= ln 2 / 2, with a Taylor series to r^7 whose next term is below 0.1
+ * ulp. Below -104 the result rounds to 0, above 89 to infinity. Without an instruction for it 2^n
+ * is applied in two steps, so that subnormals are rounded once. */
 ZK_INLINE lanes lanes_exp(lanes x)
 {
     const lanes shift = lanes_set(0x1.8p23f);
@@ -103,8 +104,8 @@ ZK_INLINE lanes lanes_exp(lanes x)
 #endif
 }
 
-/* log by x = 2^e * (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); with s = f / (2 + f), log(1 + f) =
- * 2 atanh(s) = f - s * (f - r), r = 2 s^2 / 3 + 2 s^4 / 5 ...; s^2 < 0.03 */
+/* log(x) for x = 2^e * (1 + f), 1 + f in [sqrt(1/2), sqrt(2)). With s = f / (2 + f): log(1 + f) = 2
+ * atanh(s) = f - s * (f - r), r = 2 s^2 / 3 + 2 s^4 / 5 ..., s^2 < 0.03. */
 ZK_INLINE lanes lanes_log(lanes x)
 {
     lanes_mask small = x < 0x1p-126f;
@@ -124,8 +125,9 @@ ZK_INLINE lanes lanes_log(lanes x)
     return lanes_select(x > 0.0f, lanes_select(x == infinity, x, log), zero_or_none);
 }
 
-/* |x| < 0.875: the Taylor series to x^19. Else 1 - exp(p(|x|)) with x's sign, p a minimax fit of
- * log(erfc) on [0.875, 4] weighted by erfc (error 6e-9); erfc(4) is below half an ulp of 1. */
+/* erf(x). |x| < 0.875: Taylor series to x^19. Else 1 - exp(p(|x|)) with the sign of x,
+ * where p is a minimax fit of log(erfc) on [0.875, 4] weighted by erfc (error 6e-9);
+ * erfc(4) is below half an ulp of 1. */
 ZK_INLINE lanes lanes_erf(lanes x)
 {
     static const float series[] = {

@@ -1,74 +1,79 @@
 /* linear.c -- the products of a linear layer and its gradients, by one packed and blocked GEMM.
  *
+ *   y[M,N] = x[M,K] . w + b; dx = dy . w^T; dw = x^T . dy; db = sum of the rows of dy
+ *
  * Invariants
- *  1. In f32 and f16 an output element is one FMA chain in ascending k that starts at 0, or, to
- *     carry on, at the output, which holds it from one depth block to the next. In bf16 denormals
- *     are 0 in products and sums, elements past the end are 0, and the order is the context's.
- *     ZK_PAIRS: the chain goes by pairs from an even k on, the odd element of a pair first, as
- *     AVX512_BF16 has it. ZK_TILES: groups of 32 elements, as AMX has them (tiles.h). Each object
- *     computes both. Halves widen exactly. The bias is added to the finished chain, rounded once;
- *     f32 scratch carries the chain of halves, and the result is rounded once. So no tile, thread
- *     or other object changes a bit. What is scaled or added to the output lies in scratch, too:
- *     out + scale * chain is one FMA.
- *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
+ *  1. An output element is a sum in a fixed order, so no tile, thread or other object changes a
+ *     bit. f32 and f16: one FMA chain in ascending k, which starts at 0, or at the old output with
+ *     `carry`; between depth blocks the sum is kept exactly. bf16: denormals are 0 in products and
+ *     sums, elements past the end are 0, and the order is the context's. ZK_PAIRS: the chain runs
+ *     over pairs from an even k, the odd element of a pair first, as AVX512_BF16 does. ZK_TILES:
+ *     groups of 32 elements, as AMX does (tiles.h). Every object computes both orders. Halves are
+ *     widened exactly; their sums are kept in f32 scratch. The bias is added to the finished chain,
+ *     and the result is rounded once. A result that is scaled or added to the output is also kept
+ *     in scratch: out + scale * chain is one FMA.
+ *  2. A task is one tile of the output. No element outside the matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
- *  3. Panels hold words: an f32, or a pair of bf16 where an instruction multiplies these. A matrix
- *     whose words lie along the chain as they are is not packed but for its edge.
- *  4. Scratch of a thread: an edge block [mr][nr], B panel [depth][nr], A panel
- *     [rows/mr][depth][mr], for AMX in tiles of 1 KB, and, where the chain of what is no f32 comes
- *     in several blocks, the tile's sums [rows][cols], in whole blocks.
+ *  3. Panels hold words: one f32, or a pair of bf16 if an instruction multiplies pairs. A matrix
+ *     whose words already lie along the chain is not packed, except its edge.
+ *  4. The scratch of a thread holds an edge block [mr][nr], the B panel [depth][nr], the A panel
+ *     [rows/mr][depth][mr] (for AMX in tiles of 1 KB), and, if sums are not kept in the output and
+ *     the chain takes several depth blocks, the sums of the tile [rows][cols] in whole blocks.
  */
 #include "pack.h"
 
-/* A tile at most; sums of halves lie in scratch, so their tiles are narrower. Depths in words. */
+/* Largest tiles. Tiles of halves are narrower, as their sums are in
+ * scratch. Depths are in words. */
 enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
-enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 }; /* where smaller tiles would feed more threads */
+/* Below these sizes tiles are not split to feed more threads. */
+enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };
 enum { PAIRS_DEPTH = 512, PLACE_DEPTH = 2048, PLACE_COLS = 384 };
-/* For AMX: up to 3072 elements whole, for the block of sums then leaves its registers once; an A
- * panel of 1.25 MB, for it stays in the second-level cache. */
+/* For AMX. Depth: up to 3072 elements at once, so that a block of sums leaves its registers once. A
+ * panel: 1.25 MB, which stays in the second-level cache. */
 enum { TILES_DEPTH = 1536, TILES_PANEL = 5 << 16 };
-enum { ROOM = ZK_SCRATCH / 4 }; /* words of a thread's scratch */
-enum { FLUSH = 0x8040 };        /* MXCSR: denormals are 0, as AVX512_BF16 has them anyway */
+enum { ROOM = ZK_SCRATCH / 4 }; /* words of scratch per thread */
+enum { FLUSH = 0x8040 };        /* MXCSR: denormals are 0, as in AVX512_BF16 */
 _Static_assert(ROWS % MR == 0 && HALF_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
 _Static_assert(PLACE_COLS % NR == 0, "whole blocks");
 
 typedef struct product {
     zk *k;
     matrix a, b;      /* [M,K], [K,N] */
-    void *out;        /* [M,N] of `dtype`, rows `stride` apart; 0: N */
+    void *out;        /* [M,N] of `dtype`, rows `stride` apart; stride 0: N */
     const real *bias; /* [N] of the context's dtype, or NULL */
     int64_t M, N, K, stride;
-    int64_t rows, cols, depth;         /* of a tile; depth in elements of the chain */
-    int unit;                          /* elements that go together */
-    int dtype, carry;                  /* carry: the chain goes on from the output */
-    int place;                         /* words of a lie along the chain as they are */
-    enum { PLAIN, SCALED, ADDED } end; /* the output is the chain, or scale * chain, or + that */
+    int64_t rows, cols, depth; /* size of a tile; depth in elements of the chain */
+    int unit;                  /* elements of the chain that must stay together */
+    int dtype, carry;          /* carry: start from the old output */
+    int place;                 /* a is read in place: its words lie along the chain */
+    /* output = chain, scale * chain, or output + scale * chain */
+    enum { PLAIN, SCALED, ADDED } end;
     float scale;
 } product;
 
 static inline int by_tiles(const product *g) { return TILES && paired(&g->a); }
-/* Rows and columns of the block of sums: constants, but in the object of AMX */
+/* Rows and columns of the block of sums; they are constants except in the AMX object. */
 static inline int mr(const product *g) { return by_tiles(g) ? BLOCK : MR; }
 static inline int nr(const product *g) { return by_tiles(g) ? BLOCK : NR; }
 
-/* Finished sums that are no output yet, rows `stride` apart, from (i, j) of the tile on */
+/* Finished sums that still must become output; rows are `stride` apart, from (i, j) of the tile. */
 typedef struct ready {
     const float *sum;
     int64_t stride, i, j, rows, cols;
 } ready;
 
-/* One tile at work. */
+/* A tile being computed. */
 typedef struct tile {
     const product *g;
     float *a, *b, *edge; /* [rows/mr][depth][mr], [depth][nr], [mr][nr] */
-    float *sum;          /* [rows][cols], `stride` apart: the output, or scratch; NULL: edge */
+    float *sum;          /* [rows][cols], `stride` apart: the output or scratch; NULL: use edge */
     int64_t m, n, rows, cols, stride;
-    int64_t placed; /* rows that are read where they lie */
-    ready ready;    /* for AMX: what is stored while the next block multiplies */
+    int64_t placed; /* number of rows of a that are read in place */
+    ready ready;    /* for AMX: sums to store while the next block multiplies */
 } tile;
 
-/* ---- the block in registers */
-/* sum + a * b of words */
+/* ---- the block of sums in registers */
+/* Return sum + a * b, for words. */
 static inline lanes step(lanes a, lanes b, lanes sum, const int pairs)
 {
 #ifdef __AVX512BF16__
@@ -78,7 +83,7 @@ static inline lanes step(lanes a, lanes b, lanes sum, const int pairs)
     return lanes_fma(a, b, sum);
 }
 
-/* s carries on its chains by every `each`-th of `depth` words: of a, rows `row` bytes and words
+/* Continue the chains s by every `each`-th of `depth` words of a, with rows `row` bytes and words
  * `next` bytes apart, and of b[depth][NR]. */
 ZK_INLINE void chain(lanes s[MR][VECTORS], const char *a, int64_t row, int64_t next, const float *b,
                      int64_t depth, const int each, const int pairs)
@@ -98,9 +103,9 @@ ZK_INLINE void chain(lanes s[MR][VECTORS], const char *a, int64_t row, int64_t n
     }
 }
 
-/* sum[MR][NR], rows `stride` apart, carries on (first: begins) its chains by the words of a, rows
- * `row` bytes and words `next` bytes apart, and b[depth][NR]; the block below is fetched
- * meanwhile. */
+/* Continue the chains sum[MR][NR], rows `stride` apart, or start them if `first`, by the
+ * words of a, with rows `row` bytes and words `next` bytes apart, and of b[depth][NR].
+ * Prefetches the block below. */
 ZK_INLINE void multiply_words(float *sum, int64_t stride, const char *a, int64_t row, int64_t next,
                               const float *b, int64_t depth, int first, const int pairs)
 {
@@ -119,7 +124,7 @@ ZK_INLINE void multiply_words(float *sum, int64_t stride, const char *a, int64_t
         for (int v = 0; v < VECTORS; v++) lanes_store(sum + i * stride + v * LANES, s[i][v]);
 }
 
-/* By a[depth][MR] */
+/* The same with a[depth][MR]. */
 static __attribute__((noinline)) void multiply_block(float *sum, int64_t stride, const float *a,
                                                      const float *b, int64_t depth, int first)
 {
@@ -133,7 +138,7 @@ static __attribute__((noinline)) void multiply_pairs(float *sum, int64_t stride,
     multiply_words(sum, stride, a, row, next, b, depth, first, 1);
 }
 
-/* s begins with one chain of every second word of a group, from its first or its second on. */
+/* Set s to one chain over every second word of a group, starting at its first or second word. */
 ZK_INLINE void half_group(lanes s[MR][VECTORS], const float *a, const float *b)
 {
 #pragma GCC unroll 8
@@ -143,7 +148,7 @@ ZK_INLINE void half_group(lanes s[MR][VECTORS], const float *a, const float *b)
     chain(s, (const char *)a, sizeof *a, MR * sizeof *a, b, GROUP, 2, 0);
 }
 
-/* By a[depth][MR] in groups */
+/* The same with a[depth][MR], in groups (ZK_TILES). */
 static __attribute__((noinline)) void multiply_groups(float *sum, int64_t stride, const float *a,
                                                       const float *b, int64_t depth, int first)
 {
@@ -171,7 +176,7 @@ static void copy(float *to, int64_t to_stride, const float *from, int64_t from_s
         memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof(float));
 }
 
-/* Rows and columns from (i, j) of the tile: finished sums, rows `stride` apart, become output. */
+/* Turn finished sums into output: rows and columns from (i, j) of the tile, sums `stride` apart. */
 static void finish_sums(const tile *t, const float *sum, int64_t stride, int64_t i, int64_t j,
                         int64_t rows, int64_t cols)
 {
@@ -190,7 +195,7 @@ static void finish_sums(const tile *t, const float *sum, int64_t stride, int64_t
         }
 }
 
-/* The next rows of what is ready */
+/* Store the next rows of the finished sums. */
 static void store_ready(void *with, int64_t rows)
 {
     tile *t = with;
@@ -203,17 +208,17 @@ static void store_ready(void *with, int64_t rows)
     r->rows -= n;
 }
 
-/* Whether sums lie in the output as they grow */
+/* Return whether sums are accumulated in the output itself. */
 static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
 
-/* Whether a chain comes in several blocks: an end that is no whole unit is packed even where a is
- * not. */
+/* Return whether a chain takes several depth blocks. An end that is not a whole unit is packed even
+ * if a is read in place. */
 static inline int in_blocks(const product *g)
 {
     return g->depth < g->K || (g->place && g->K % g->unit && g->K > g->unit);
 }
 
-/* The block at (i, j) of a tile carries on by elements [k, k + depth) of the chain */
+/* Continue the block at row i of a tile by elements [k, k + depth) of the chain. */
 static void carry_on(tile *t, float *sum, int64_t stride, int64_t i, int64_t k, int64_t depth)
 {
     const product *g = t->g;
@@ -235,7 +240,7 @@ static void carry_on(tile *t, float *sum, int64_t stride, int64_t i, int64_t k, 
     }
 }
 
-/* One block of registers over elements [k, k + depth) of the chain. */
+/* Compute one block of sums over elements [k, k + depth) of the chain. */
 static void block(tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
 {
     const product *g = t->g;
@@ -276,12 +281,12 @@ static __attribute__((noinline)) void fill_tile(tile *t)
     store_ready(t, BLOCK);
 }
 
-/* Words of the packed panels; a store may run on by LANES */
+/* Return the words of the packed panels; a store may write up to LANES words past them. */
 static int64_t panel_b(const product *g) { return nr(g) * taken(&g->b, g->depth) + LANES; }
 static int64_t panel_a(const product *g)
 {
     int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, mr(g)) * mr(g);
-    int64_t end = g->K % g->unit ? taken(&g->a, 1) : 0; /* is packed whole */
+    int64_t end = g->K % g->unit ? taken(&g->a, 1) : 0; /* the end, which is packed whole */
     return (g->place ? zk_most(mr(g) * n, rows * end) : rows * n) + LANES;
 }
 
@@ -316,7 +321,7 @@ static void tile_task(void *arg, int64_t task, int thread)
 }
 
 /* ---- choosing tiles */
-/* n in equal pieces of at most `most`, in whole units */
+/* Return the size of equal pieces of n, each at most `most`, in whole units. */
 static int64_t even(int64_t n, int64_t most, int64_t unit)
 {
     return zk_pieces(zk_pieces(n, zk_pieces(n, most)), unit) * unit;
@@ -333,10 +338,10 @@ static int64_t tasks(const product *g)
     return zk_pieces(g->M, g->rows) * zk_pieces(g->N, g->cols);
 }
 
-/* Half of a number of units */
+/* Return half of n, in whole units. */
 static int64_t half(int64_t n, int64_t unit) { return zk_pieces(n / 2, unit) * unit; }
 
-/* Of an A panel for AMX, in whole blocks */
+/* Return the rows of an A panel for AMX, in whole blocks. */
 static int64_t tiles_rows(const product *g)
 {
     int64_t blocks = TILES_PANEL / taken(&g->a, g->depth) / mr(g);
@@ -414,7 +419,7 @@ void ZK(zk_linear_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, co
     multiply_all(&g, L);
 }
 
-/* dw[K,N] = x^T . dy or dw[N,K] = dy^T . x: the chain runs over rows */
+/* dw[K,N] = x^T . dy, or dw[N,K] = dy^T . x; the chain runs over the M rows */
 void ZK(zk_linear_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
                          int64_t M, int64_t N, int64_t K, int layout, int full, int carry)
 {
@@ -433,7 +438,7 @@ void ZK(zk_linear_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, co
     multiply_all(&g, L);
 }
 
-/* ---- kernels of a slice: columns [at, at + n) of y and dy are rows of w */
+/* ---- slices: columns [at, at + n) of y and dy are rows of w */
 static real *from(const real *p, int64_t at, int dtype)
 {
     return (char *)p + at * (dtype == ZK_F32 ? 4 : 2);
@@ -484,7 +489,7 @@ void ZK(zk_slice_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, con
     multiply_all(&g, L);
 }
 
-/* ---- kernels of an adapter, on columns [at, at + n) of y and dy */
+/* ---- LoRA adapters on columns [at, at + n) of y and dy */
 typedef struct copies {
     void *to;
     const void *from;
@@ -552,7 +557,7 @@ void ZK(zk_lora_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, cons
     multiply_all(&g, L);
 }
 
-/* ---- gradient of the bias: a task sums the rows of BIAS_COLS columns */
+/* ---- gradient of the bias: a task sums BIAS_COLS columns over all rows */
 enum { BIAS_VECTORS = 4, BIAS_COLS = BIAS_VECTORS * LANES };
 
 typedef struct bias {
@@ -578,7 +583,7 @@ static void bias_task(void *arg, int64_t task, int thread)
         store16rn(g->db, n + i, g->k->dtype, load16(out + i), (int)zk_least(16, left - i));
 }
 
-/* Always in tasks of BIAS_COLS columns: the rows of a tile would be the summed index. */
+/* The launch's tile is ignored: its rows would split the summed index. */
 void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N)
 {
     bias g = {.k = k, .db = db, .dy = plain(dy, N, k->dtype), .M = M, .N = N};

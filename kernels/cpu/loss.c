@@ -1,27 +1,32 @@
-/* loss.c -- cross-entropy, its sums, and what a run reports of them.
+/* loss.c -- cross-entropy, its sums, and the numbers that a run reports.
+ *
+ *   loss = log(sum(exp(x - top))) - (x[target] - top), top = max(x)
+ *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
  *
  * Invariants
- *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending,
- *     folded by sum16. The largest logit's exponential is 1, so no sum is below 1, no loss below 0.
- *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond V.
+ *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, and
+ *     sum16 folds them. The largest logit contributes 1, so a sum is at least 1 and a loss at least
+ *     0.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits; columns beyond V have gradient
+ *     0.
  */
 #include "../draw.h"
 #include "../step.h"
 #include "part.h"
 
-enum { ROWS = 4 }; /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 4 }; /* rows of a task by default */
 
 typedef struct entropy {
     float *loss;           /* [M] */
     real *d;               /* [M,R], or NULL */
-    const real *x;         /* [M,R], V of each row */
+    const real *x;         /* [M,R], of which V columns count */
     const int32_t *target; /* [M] */
-    float each;            /* what a row's gradient is multiplied by */
+    float each;            /* factor of each gradient: scale / rows */
     int64_t M, V, R, rows;
     int dtype;
 } entropy;
 
-/* ---- cross-entropy. x [V] from element `at` on. */
+/* ---- cross-entropy. A row x[V] starts at element `at`. */
 static float largest(const real *x, int64_t at, int64_t V, int dtype)
 {
     v16 top = set16(-__builtin_inff());
@@ -36,7 +41,7 @@ static float largest(const real *x, int64_t at, int64_t V, int dtype)
     return most;
 }
 
-/* Sum of exp(x - top) */
+/* Return the sum of exp(x - top). */
 static float exponentials(const real *x, int64_t at, int64_t V, int dtype, float top)
 {
     v16 sum = set16(0);
@@ -50,14 +55,14 @@ static float exponentials(const real *x, int64_t at, int64_t V, int dtype, float
     return sum16(sum);
 }
 
-/* n elements from d's element `at` on */
+/* Set n elements of d from element `at` on to 0. */
 static void zero(const entropy *a, int64_t at, int64_t n)
 {
     int64_t width = a->dtype == ZK_F32 ? 4 : 2;
     memset((char *)a->d + at * width, 0, n * width);
 }
 
-/* d [V] = (exp(x - top) / sum - [i = target]) * each */
+/* Compute d[V] = (exp(x - top) / sum - [i = target]) * each. */
 static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
 {
     lanes share = lanes_set(1 / sum), each = lanes_set(a->each);

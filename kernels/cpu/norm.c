@@ -1,40 +1,44 @@
 /* norm.c -- layer norm, RMS norm and the RMS norm of query and key heads, forward and backward.
  *
+ *   y = hat * w + b, hat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps)
+ *   dx = rstd * (g - mean(g) - hat * mean(g * hat)), g = dy * w; dw = sum(dy * hat); db = sum(dy)
+ *   RMS norm: the same without mean, mean(g) and b. stat holds mean and rstd; r is rstd.
+ *
  * Invariants
- *  1. A row's sum has 16 lanes: element i is added to lane i % 16, ascending; lanes past the end
- *     hold 0; sum16 folds them.
- *  2. An element of dw or db is one f32 chain over rows ascending (heads ascending within a row),
- *     so it needs no scratch here; other targets use it.
- *  3. Backward recomputes the normalised value from x and the f32 statistics.
+ *  1. A sum over a row has 16 lanes: element i is added to lane i % 16, ascending; lanes past the
+ *     end hold 0; sum16 folds them.
+ *  2. An element of dw or db is one f32 chain over ascending rows (and ascending heads within a
+ *     row). It needs no scratch here; other targets do.
+ *  3. Backward recomputes the normalized value from x and the f32 mean and rstd.
  */
 #include "part.h"
 
-enum { ROWS = 16 };            /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 16 };            /* rows of a task by default */
 enum { WIDE = 64, HEAD = 16 }; /* columns of a task: of a whole row, of one head */
 
-/* What a task sees. A row of `stride` elements holds `heads` runs of C elements from element `at`;
- * a plain norm has one head of C = stride. stat has `stats` floats a row. */
+/* Operands of a task. A row of `stride` elements holds `heads` runs of C elements from element
+ * `at`; a plain norm has one run of C = stride. stat has `stats` floats per row. */
 typedef struct norm {
     int dtype;
     real *y, *dw, *db;          /* y or dx [M, stride]; dw, db [C] */
-    real *sum;                  /* [M, C]: x, where it is the sum of `left` and `more` */
+    real *sum;                  /* [M,C]: receives left + more, and is then x */
     float *stat;                /* [M, stats] */
     const real *x, *dy, *w, *b; /* x, dy [M, stride]; w, b [C] */
-    const real *left, *more;    /* [M, C]; more: NULL for none */
-    int64_t M, C, stride, heads, at, rows, stats, first; /* first: of our heads' stats */
+    const real *left, *more;    /* [M,C]; more: NULL if there is none */
+    /* first: index of the first of these heads in a row of stat */
+    int64_t M, C, stride, heads, at, rows, stats, first;
     int64_t span;
     float eps;
 } norm;
 
-/* x with lanes n .. 15 set to 0 */
+/* Set lanes n .. 15 of x to 0. */
 ZK_INLINE v16 first_lanes(v16 x, int64_t n)
 {
     const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return select16(lane < (int32_t)zk_least(n, 16), x, set16(0));
 }
 
-/* to = x + more, for the row of C elements that begins at `at` and is in the cache; rounds to what
- * zk_add gives */
+/* to = x + more for the row of C elements at `at`, which is in the cache; rounds as zk_add does. */
 static void add_row(const norm *a, real *to, const real *x, int64_t at)
 {
     for (int64_t c = 0; c < a->C; c += LANES) {
@@ -284,8 +288,8 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
     if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
-/* ---- RMS norm of runs of query and of key heads: a norm each, of rows that hold q, k and as much
- * of v as of k, which is copied */
+/* ---- RMS norm of query and of key heads: two norms over rows that hold q, k and v. Values, as
+ * many as keys, are copied. */
 static void copy_values(const norm *keys, int64_t m, const real *from)
 {
     int64_t size = keys->dtype == ZK_F32 ? 4 : 2, n = keys->heads * keys->C;
@@ -319,7 +323,8 @@ static void heads_bwd_task(void *arg, int64_t task, int thread)
     }
 }
 
-/* both [2]: H runs of Q elements, then G of K; wk, dwk: of these */
+/* Describe both norms: H runs of Q elements with w and dw, then G runs of K
+ * elements with wk and dwk. */
 static void lie(norm *both, int64_t H, int64_t Q, int64_t G, int64_t K, const real *wk, real *dwk)
 {
     both->stride = H * Q + 2 * G * K;

@@ -1,19 +1,22 @@
-/* optimizer.c -- a step's constants, the update, initial values and the weights' hash.
+/* optimizer.c -- the constants of a step, the update (formulas in update.h), initial values, and
+ * the hash of the weights.
  *
  * Invariants
- *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
- *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
- *  2. The update's bits are those of any target (update.h); a step's constants are made in f64.
+ *  1. The result for an element depends on the element alone, so any sharding of a flat buffer
+ *     gives the same bits. Gaps between tensors are 0 from the start and are not read or written
+ *     again.
+ *  2. The bits of the update are the same on every target (update.h); the constants of a step are
+ *     computed in f64.
  */
 #include "../digest.h"
 #include "../step.h"
 #include "part.h"
 #include "philox.h"
-#include "../update.h" /* after part.h: it is written over lanes */
+#include "../update.h" /* after part.h, which defines lanes */
 
-enum { BLOCKS = 32 }; /* blocks a task, unless the launch says otherwise */
+enum { BLOCKS = 32 }; /* blocks of a task by default */
 
-/* A flat buffer cut into tasks: f sees the parts of each, with the kernel's own operands. */
+/* A flat buffer split into tasks: f is called for the part of each tensor in a task. */
 typedef struct flat {
     const zk_span *spans; /* [nspans] */
     int64_t nspans, first, n, piece;
@@ -36,7 +39,7 @@ static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans
     zk_for(k, zk_pieces(n, a.piece), flat_task, &a);
 }
 
-/* ---- a step's constants */
+/* ---- constants of a step */
 
 void ZK(zk_clear)(zk *k, int64_t *sums)
 {
@@ -60,16 +63,17 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
 /* ---- the update */
 typedef struct flat_update {
     real *w;        /* [n], or NULL */
-    float *p;       /* [n]; NULL: w is what moves */
-    void *m, *v;    /* [n]; NULL where the rule has none */
+    float *p;       /* [n]; NULL: w is updated itself */
+    void *m, *v;    /* [n]; NULL if the rule has none */
     const float *g; /* [n] */
     int dtype, moments;
-    uint64_t seed; /* of chance */
+    uint64_t seed; /* of stochastic rounding */
     step s;
     const zk_ctl *ctl;
 } flat_update;
 
-/* x made a bf16 by chance: by the lower half of a word for each of its elements, or the upper */
+/* Round x to bf16 stochastically, by the lower (shift 0) or upper (16)
+ * half of a word per element. */
 ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
 {
     lanes_bits all;
@@ -77,15 +81,15 @@ ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
     return lanes_dither(x, all >> shift & 0xffff);
 }
 
-/* Words of the elements i .. i + 63 of a part; second: ZK_SECOND or 0 */
+/* Draw the words of elements i .. i + 63 of a part. second: ZK_SECOND or 0. */
 ZK_INLINE void draw_words(uint32_t out[GROUP], const flat_update *a, const zk_part *part, int64_t i,
                           uint64_t second)
 {
     words(out, 4, 1, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4 | second);
 }
 
-/* Elements i .. i + n - 1 of a part, at most LANES of them. chance: first and second words of
- * elements i / 64 * 64 and on, drawn here with the first of these. */
+/* Update elements i .. i + n - 1 of a part, n <= LANES. chance: first and second words of the 64
+ * elements from i / 64 * 64; they are drawn when i is the first of these. */
 ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pull *own, int moments,
                             int64_t i, int n, uint32_t chance[2][GROUP])
 {
@@ -146,17 +150,17 @@ typedef struct initial {
 
 static const float TURN = 6.28318530717958647692f;
 
-/* Box and Muller: two normals from two words. The radius' uniform is (a/2 + 1/2) / 2^31 in (0, 1];
- * the angle is b / 2^32 turns, reduced exactly to within an eighth of one. */
+/* Box-Muller: compute two normals from two words. The uniform for the radius is (a/2 + 1/2) / 2^31
+ * in (0, 1]; the angle is b / 2^32 turns, reduced exactly to within an eighth of a turn. */
 static void normals(v16 z[2], v16u a, v16u b)
 {
     v16u quarter = (b + (1u << 29)) >> 30;
     v16 u = fma16(__builtin_convertvector((v16i)(a >> 1), v16), set16(0x1p-31f), set16(0x1p-32f));
     v16 x = __builtin_convertvector((v16i)(b - (quarter << 30)), v16) * set16(TURN * 0x1p-32f);
     v16 xx = x * x, radius = sqrt16(set16(-2) * log16(u));
-    v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f)); /* Taylor, to x^9 */
+    v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f)); /* Taylor series to x^9 */
     s = fma16(xx, fma16(xx, s, set16(8.33333333e-3f)), set16(-0.166666667f));
-    v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f)); /* and to x^10 */
+    v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f)); /* Taylor series to x^10 */
     c = fma16(xx, fma16(xx, c, set16(-1.38888889e-3f)), set16(4.16666667e-2f));
     c = radius * fma16(xx, fma16(xx, c, set16(-0.5f)), set16(1));
     s = radius * fma16(xx * x, s, x);
@@ -165,7 +169,7 @@ static void normals(v16 z[2], v16u a, v16u b)
     z[1] = (v16)((v16u)select16(odd, c, s) ^ (quarter & 2) << 30);
 }
 
-/* 16 words as numbers in [-1, 1] */
+/* Map 16 words to numbers in [-1, 1]. */
 static v16 uniform(v16u word) { return __builtin_convertvector((v16i)word, v16) * set16(0x1p-31f); }
 
 static void init_part(void *arg, const zk_part *part)
@@ -189,7 +193,8 @@ static void init_part(void *arg, const zk_part *part)
     }
 }
 
-/* Between tensors, 0: units are gathered whole, and kernels read rows that pad a vocabulary. */
+/* Set the gaps between tensors to 0: units are gathered whole, and kernels read
+ * rows that pad a vocabulary. */
 static void init_task(void *arg, int64_t task, int thread)
 {
     const flat *a = arg;
@@ -215,7 +220,8 @@ typedef struct digest {
     int dtype;
 } digest;
 
-/* As digest_block, of eight whole ones, a lane each: a word waits for the one before it. */
+/* digest_block of eight whole blocks, one per lane, because each word
+ * depends on the one before it. */
 static void digest_eight(uint64_t sum[2], uint64_t key, uint64_t block, const real *p, int64_t at,
                          int dtype)
 {
@@ -226,7 +232,7 @@ static void digest_eight(uint64_t sum[2], uint64_t key, uint64_t block, const re
         b[l] = digest_mix(~start);
     }
     for (int64_t i = 0; i < ZK_BLOCK; i += 16) {
-        v8u word[8]; /* of a block each */
+        v8u word[8]; /* of one block each */
         for (int l = 0; l < 8; l++) word[l] = (v8u)zk_get(p, at + ZK_BLOCK * l + i, dtype, 16);
         for (int w = 0; w < 8; w++) {
             v8u x = {word[0][w], word[1][w], word[2][w], word[3][w],
@@ -248,7 +254,7 @@ static void hash_part(void *arg, const zk_part *part)
     const digest *a = arg;
     uint64_t own[2] = {0, 0};
     int64_t i = 0;
-    /* AVX2 has no products of 64 bits: one by one is faster there */
+    /* AVX2 has no 64-bit products; one block at a time is faster there */
     for (; LANES == 16 && part->n - i >= 8 * ZK_BLOCK; i += 8 * ZK_BLOCK)
         digest_eight(own, (uint64_t)part->key, (uint64_t)((part->elem + i) / ZK_BLOCK), a->p,
                      part->at + i, a->dtype);

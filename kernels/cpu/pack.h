@@ -1,12 +1,11 @@
-/* pack.h -- panels of words: the elements of a matrix that a product reads, in the order in which
- * it multiplies them.
+/* pack.h -- packing of panels: the elements of a matrix in the order in which a product reads them.
  *
- * A word is an f32, or, where an instruction multiplies these, a pair of bf16, the even element in
- * the lower half.
+ * A word is one f32, or, if an instruction multiplies pairs, two bf16 with the even element in the
+ * lower half.
  *
  * Invariants
  *  1. No element outside the matrix is read: lines past the last and elements past the end are 0.
- *  2. Elements of a bf16 chain that go together, group() of them, come whole.
+ *  2. The group() elements of a bf16 chain that belong together are packed whole.
  */
 #ifndef ZK_PACK_H
 #define ZK_PACK_H
@@ -14,7 +13,7 @@
 #include "tiles.h"
 
 /* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B
- * panel for the first and second. */
+ * panel for the first and second levels. */
 #ifdef __AVX512F__
 enum { MR = 8, NR = 48 };
 static inline lanes lanes_part(const float *p, int n) { return load16n(p, n); }
@@ -26,7 +25,7 @@ static inline lanes lanes_widen(halves x, int dtype)
     return dtype == ZK_F16 ? (lanes)_mm512_cvtph_ps(x)
                            : (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
 }
-/* a0 b0 a1 b1 ... and the same of the upper halves */
+/* Return a0 b0 a1 b1 ...; lanes_high: the same for the upper halves. */
 static inline lanes lanes_low(lanes a, lanes b)
 {
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -50,7 +49,7 @@ static inline lanes lanes_widen(halves x, int dtype)
     return dtype == ZK_F16 ? (lanes)_mm256_cvtph_ps(x)
                            : (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
 }
-/* a0 b0 a1 b1 ... and the same of the upper halves */
+/* Return a0 b0 a1 b1 ...; lanes_high: the same for the upper halves. */
 static inline lanes lanes_low(lanes a, lanes b)
 {
     return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
@@ -62,15 +61,15 @@ static inline lanes lanes_high(lanes a, lanes b)
 #endif
 enum { VECTORS = NR / LANES };
 
-/* The order of products that this object multiplies by pairs; -1: none */
+/* Order of products for which this object multiplies pairs; -1: none. */
 #ifdef __AVX512BF16__
 enum { PAIRED = TILES ? ZK_TILES : ZK_PAIRS };
 #else
 enum { PAIRED = -1 };
 #endif
 
-/* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. Of bf16:
- * the order of its products. */
+/* A strided matrix: element (i, j) is at p[i * row + j * column], where row or column is 1. order:
+ * of the products of a bf16 matrix. */
 typedef struct matrix {
     const real *p;
     int64_t row, column;
@@ -79,31 +78,31 @@ typedef struct matrix {
 
 static inline int64_t element(const matrix *x) { return x->dtype == ZK_F32 ? 4 : 2; }
 
-/* Elements of a chain that go together */
+/* Return the number of elements of a chain that belong together. */
 static inline int group(const matrix *x)
 {
     return x->dtype != ZK_BF16 ? 1 : x->order == ZK_TILES ? GROUP : 2;
 }
 
-/* Whether a word is a pair */
+/* Return whether a word is a pair. */
 static inline int paired(const matrix *x) { return x->dtype == ZK_BF16 && x->order == PAIRED; }
 
-/* n elements of a chain, and what is missing in its last group */
+/* Return n elements of a chain, padded to whole groups. */
 static inline int64_t padded(const matrix *x, int64_t n)
 {
     return zk_pieces(n, group(x)) * group(x);
 }
 
-/* The words of n elements of a chain */
+/* Return the words of n elements of a chain. */
 static inline int64_t taken(const matrix *x, int64_t n) { return padded(x, n) >> paired(x); }
 
-/* Where words of f32 are pairs' elements, the odd one of each comes first. */
+/* Return whether f32 words hold the elements of pairs, the odd element of each first. */
 static inline int odd_first(const matrix *x)
 {
     return x->dtype == ZK_BF16 && x->order == ZK_PAIRS && !paired(x);
 }
 
-/* LANES elements from `at`, 0 from the n-th on */
+/* Load LANES elements from `at`, with 0 from the n-th on. */
 static inline lanes get(const matrix *x, int64_t at, int64_t n)
 {
     if (x->dtype == ZK_F32) {
@@ -114,7 +113,7 @@ static inline lanes get(const matrix *x, int64_t at, int64_t n)
     return lanes_widen(n >= LANES ? half_load(p) : half_part(p, (int)n), x->dtype);
 }
 
-/* The words of a line's next n elements, 0 past them */
+/* Load the words of the next n elements of a line, with 0 past them. */
 static inline lanes get_words(const matrix *x, int64_t at, int64_t n)
 {
 #ifdef __AVX512BF16__
@@ -127,8 +126,8 @@ static inline lanes get_words(const matrix *x, int64_t at, int64_t n)
     return get(x, at, n);
 }
 
-/* r[i] lane j becomes r[j] lane i: with an element's address written as row bits, lane bits, each
- * round moves the first bit to the end. */
+/* Transpose: lane j of r[i] becomes lane i of r[j]. With the address of an element written as row
+ * bits, lane bits, each round moves the first bit to the end. */
 static inline void transpose_lanes(lanes r[LANES])
 {
     lanes t[LANES];
@@ -144,11 +143,12 @@ static inline void transpose_lanes(lanes r[LANES])
     }
 }
 
-/* Lines that lie side by side: element i of line v at p[at + v + i * step]. */
+/* Pack lines that lie side by side: element i of line v is at p[at + v + i * step]. */
 static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                         int64_t n, int width)
 {
-    const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
+    /* lines that are packed next */
+    const char *next = (const char *)x->p + (at + width) * element(x);
     for (int64_t i = 0; i < taken(x, n); i++) {
         int64_t from = i ^ odd_first(x), some = from < n ? lines : 0;
         for (int v = 0; v < width; v += LANES) {
@@ -158,11 +158,12 @@ static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, in
     }
 }
 
-/* The same, of words that are pairs */
+/* The same for words that are pairs. */
 static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                        int64_t n, int width)
 {
-    const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
+    /* lines that are packed next */
+    const char *next = (const char *)x->p + (at + width) * element(x);
     for (int64_t i = 0; i < n; i += 2)
         for (int v = 0; v < width; v += LANES) {
             int64_t from = at + i * step + v;
@@ -176,8 +177,8 @@ static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int
         lanes_store(to + i, lanes_set(0));
 }
 
-/* Of up to LANES lines, `step` apart, the next n elements become rows of words, `width` apart, of
- * which there are `rows`; further lines and elements 0 */
+/* Transpose the next n elements of up to LANES lines, `step` apart, into `rows` rows of words,
+ * `width` apart. Missing lines and elements are 0. */
 static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                        int64_t n, int64_t rows, int width)
 {
@@ -206,7 +207,7 @@ static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int
     }
 }
 
-/* Lines of adjacent elements: element i of line v at p[at + v * step + i]. */
+/* Pack lines of adjacent elements: element i of line v is at p[at + v * step + i]. */
 static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                        int64_t n, int width)
 {
@@ -217,8 +218,9 @@ static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int
                        n - (i << paired(x)), words - i, width);
 }
 
-/* to[words of n][width] = `lines` lines of n elements, lines past the last one 0. Element i of line
- * v is at p[at + v * across + i * along]. A store may write LANES words past the end of `to`. */
+/* Pack `lines` lines of n elements into to[words of n][width], with 0 for missing lines.
+ * Element i of line v is at p[at + v * across + i * along]. A store may write LANES
+ * words past the end of `to`. */
 static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
                  int64_t lines, int64_t n, int width)
 {
@@ -228,8 +230,8 @@ static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t
 }
 
 #ifdef ZK_AMX
-/* to[words of n / 16][height / 16][16][16]: a tile is 16 words of 16 lines, those of a line side by
- * side; lines past the last and elements past the end are 0 */
+/* Pack into to[words of n / 16][height / 16][16][16]. A tile holds 16 words of 16 lines, with the
+ * words of a line side by side; missing lines and elements are 0. */
 static void pack_tiles(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
                        int64_t lines, int64_t n, int height)
 {

@@ -1,7 +1,7 @@
-/* part.h -- cutting elementwise work into tasks, and a flat buffer into its tensors.
+/* part.h -- splitting of elementwise work into tasks, and of a flat buffer into its tensors.
  *
  * Tensors of a flat buffer start at multiples of ZK_BLOCK elements, and so does every piece of it
- * that a kernel is given: a block of a tensor is never split.
+ * that a kernel is given, so a block of a tensor is never split.
  */
 #ifndef ZK_PART_H
 #define ZK_PART_H
@@ -11,13 +11,14 @@
 
 static inline int64_t zk_pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
-/* Entry i of this target's tile, or `otherwise` where the launch says nothing. */
+/* Return entry i of this target's tile, or `otherwise` if the launch does not set it. */
 static inline int64_t zk_tile(const zk *k, const zk_launch *L, int i, int64_t otherwise)
 {
     return L && L[k->column].tile[i] > 0 ? L[k->column].tile[i] : otherwise;
 }
 
-/* Up to 16 elements from i on, where n are left; lanes past them read 0 and are not written. */
+/* Load or store up to 16 elements from i on, of which n are left; lanes past them
+ * read 0 and are not written. */
 static inline v16 zk_get(const real *p, int64_t i, int dtype, int64_t n)
 {
     return load16rn(p, i, dtype, (int)zk_least(n, 16));
@@ -28,7 +29,7 @@ static inline void zk_put(real *p, int64_t i, int dtype, v16 x, int64_t n)
     store16rn(p, i, dtype, x, (int)zk_least(n, 16));
 }
 
-/* Up to LANES elements from i on, likewise */
+/* The same for up to LANES elements. */
 #ifdef __AVX512F__
 ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int64_t n)
 {
@@ -40,7 +41,7 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
     zk_put(p, i, dtype, x, n);
 }
 #else
-/* As narrow16: the 16 bits of each that a bf16 keeps, in its upper half */
+/* narrow16 for lanes: the 16 bits of each bf16 in the upper half. */
 ZK_INLINE lanes_bits lanes_narrow(lanes x)
 {
     lanes_bits u = (lanes_bits)x, even = u + 0x7fff + ((u >> 16) & 1);
@@ -82,13 +83,15 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
 }
 #endif
 
-/* Elements [elem, elem + n) of one tensor, which lie at `at` of the piece of the flat buffer. */
+/* Elements [elem, elem + n) of one tensor, which are at `at` of the given
+ * piece of the flat buffer. */
 typedef struct zk_part {
     const zk_span *span;
     int64_t key, elem, at, n;
 } zk_part;
 
-/* Calls f for what each tensor has of flat elements [lo, hi); `first` is the piece's element 0. */
+/* Call f for the part of each tensor in flat elements [lo, hi). first: element
+ * at which the piece starts. */
 static inline void zk_each_part(const zk_span *spans, int64_t nspans, int64_t first, int64_t lo,
                                 int64_t hi, void (*f)(void *arg, const zk_part *part), void *arg)
 {

@@ -6,7 +6,7 @@
 
 typedef uint64_t v8u __attribute__((vector_size(64)));
 
-/* x * by, of the lanes' lower halves */
+/* x * by, for the lower halves of the lanes */
 static inline v8u low_product(v8u x, uint32_t by)
 {
 #ifdef __AVX512F__
@@ -22,7 +22,8 @@ static inline v8u low_product(v8u x, uint32_t by)
 #endif
 }
 
-/* Words 0 .. 3 of 8 counters become their random words; a lane's upper half has no meaning. */
+/* Replace words 0 .. 3 of 8 counters by their random words; the upper
+ * half of a lane is undefined. */
 static inline void philox(v8u c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -37,10 +38,10 @@ static inline void philox(v8u c[4], uint64_t key)
     }
 }
 
-/* ---- words by chance, for 64 elements */
+/* ---- random words for 64 elements */
 enum { GROUP = 64 };
 
-/* Word i of counter first + lane, 16 lanes, goes to out[lane * by_lane + i * by_word]. */
+/* Write word i of counter first + lane, for 16 lanes, to out[lane * by_lane + i * by_word]. */
 static inline __attribute__((always_inline)) void
 words(uint32_t out[GROUP], int by_lane, int by_word, uint64_t seed, uint64_t key, uint64_t first)
 {

@@ -1,12 +1,17 @@
-/* rope.c -- rotary positions: the table of cosines and sines, and turning query and key heads.
+/* rope.c -- rotary position embedding: the table of cosines and sines, and the rotation of query
+ * and key heads.
+ *
+ *   y1 = x1 cos(a) - x2 sin(a); y2 = x2 cos(a) + x1 sin(a); a = position * freq[i]
+ *   x1, x2: elements i and i + D/2 of a head
  *
  * Invariants
- *  1. Angles are f64 products position * frequency, rounded to f32 only after sine and cosine.
- *  2. A task owns whole rows (b, t), so y may be in.
+ *  1. Angles are products position * frequency in f64; only their sine and cosine are rounded to
+ *     f32.
+ *  2. A task has whole rows (b, t), so y may be `in`.
  */
 #include "part.h"
 
-enum { ROWS = 16 }; /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 16 }; /* rows of a task by default */
 
 typedef struct rope {
     zk *k;
@@ -14,7 +19,7 @@ typedef struct rope {
     const real *in;          /* the same */
     float *table;            /* [T, half, 2] */
     const double *freq;      /* [half] */
-    const int32_t *position; /* [B*T], or NULL: those of rows in their samples */
+    const int32_t *position; /* [B*T], or NULL: each row's position in its sample */
     int64_t rows, M, T, H, G, D, half;
     float sign;
 } rope;
@@ -43,8 +48,7 @@ void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *fr
     zk_for(k, (T + a.rows - 1) / a.rows, table_task, &a);
 }
 
-/* One head of a row, at element `at`: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
- * cosine, sine [half rounded up to 16] */
+/* Rotate one head of a row at element `at`. cosine, sine: [half rounded up to 16]. */
 static void turn(const rope *a, int64_t at, const float *cosine, const float *sine)
 {
     int dtype = a->k->dtype;

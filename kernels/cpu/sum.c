@@ -1,40 +1,41 @@
-/* sum.c -- sums over gradients: leaves by canonical trees, squares exactly.
+/* sum.c -- sums of gradients: gradients ("leaves") by a binary counter of pending nodes (zk_push in
+ * zk.h), squares exactly.
  *
  * Invariants
- *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
- *     sum of whole blocks and the next; which calls, pieces or threads did it never shows.
- *  2. An element of a node is written only when that element of every source has been read, so one
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves; the sum of
+ *     whole blocks is extended likewise. Calls, pieces and threads have no effect on it.
+ *  2. An element of a node is written only after that element of every source has been read, so one
  *     source of floats may be the first node buffer.
- *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
- *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
+ *  3. The square of an f32 is exact in f64. The squares of a block are added in 16 lanes, element i
+ *     to lane i % 16 ascending, which are folded 8, 4, 2, 1; block sums are added as integers.
  */
 #include "../limbs.h"
 #include "part.h"
 
-enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
-enum { STREAMED = 1 << 18 };      /* a node of so many elements or more goes past the caches */
-enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
+enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; most levels of a tree */
+enum { STREAMED = 1 << 18 };      /* larger nodes are written past the caches */
+enum { BLOCKS = 64 };             /* blocks of squares of a task by default */
 
 typedef struct push {
     zk *k;
     float *node;            /* [buffers][stride] */
     const void *const *src; /* count pointers to [n] */
     int64_t stride, count, n, lo, mask, block, tile;
-    int dtype, ends, streams; /* ends: with these leaves all are there; streams: see place */
+    int dtype, ends, streams; /* ends: these are the last leaves; streams: see place */
 } push;
 
-/* ---- leaves. A tile is at most TILE elements, here n from element `at` on. */
+/* ---- leaves. A tile is n <= TILE elements from element `at` on. */
 
-/* What is summed of a tile: [n]; p NULL: nothing */
+/* A term of a sum, for one tile: [n]; p NULL: none. */
 typedef struct addend {
     const real *p;
     int dtype;
 } addend;
 
-/* Where a sum of a tile goes: [n] */
+/* Destination of a tile's sum: [n]. */
 typedef struct place {
     float *p;
-    int streams; /* by non-temporal stores */
+    int streams; /* use non-temporal stores */
 } place;
 
 static addend leaf(const push *a, int64_t i, int64_t at)
@@ -75,20 +76,20 @@ static void keep(place to, addend from, int64_t n)
     lanes_put(to.p, whole, ZK_F32, load_addend(from, whole, rest), rest);
 }
 
-/* The nodes that are pending after so many leaves, a bit each */
+/* Return the nodes that are pending after so many leaves, a bit each. */
 static uint64_t pending(const push *a, int64_t leaves)
 {
     return (uint64_t)((leaves & (a->block - 1)) | (leaves < a->block ? 0 : a->block));
 }
 
-/* The pending node of 2^b leaves, or of all whole blocks */
+/* Return the buffer of the pending node of 2^b leaves, or of the sum of whole blocks. */
 static float *buffer(const push *a, int b)
 {
     return a->node + a->stride * __builtin_popcountll((uint64_t)a->mask & ((1ull << b) - 1));
 }
 
-/* Where the node of level b lies after the last leaf: in its buffer, or, where it is the whole sum,
- * in the first. */
+/* Return where the node of level b is stored after the last leaf: in its buffer, or in the first
+ * buffer if it is the complete sum. */
 static place destination(const push *a, int b, int64_t at)
 {
     return (place){(a->ends ? a->node : buffer(a, b)) + at, a->streams};
@@ -104,7 +105,7 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
         int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
         place to = last ? destination(a, b, at) : (place){tile[b], 0};
         addend sum = leaf(a, i, at);
-        /* the carry: all nodes up to there; of the last leaf of all, every node */
+        /* the nodes to carry: all up to that level; after the very last leaf, all nodes */
         uint64_t carry = pending(a, a->lo + i) & (last && a->ends ? ~0ull : (2ull << b) - 1);
         for (; carry; carry &= carry - 1) {
             addend *older = level + __builtin_ctzll(carry);
@@ -147,7 +148,7 @@ void ZK(zk_count)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
     ctl->leaves += leaves;
 }
 
-/* ---- squares. The 16 lanes are registers of doubles. */
+/* ---- squares, in 16 lanes of doubles */
 #ifdef __AVX512F__
 typedef __m512d doubles;
 static inline doubles widen_floats(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
@@ -169,7 +170,7 @@ typedef struct piece {
     int64_t limb[ZK_LIMBS], bad;
 } piece;
 
-/* lane[16] += the squares of g[16] */
+/* Add the squares of g[16] to lane[16]. */
 static inline void add_squares(doubles *lane, const float *g)
 {
     for (int v = 0; v < REGISTERS; v++) {
@@ -178,7 +179,7 @@ static inline void add_squares(doubles *lane, const float *g)
     }
 }
 
-/* Sum of the squares of a block, g [n], n <= ZK_BLOCK */
+/* Return the sum of the squares of a block g[n], n <= ZK_BLOCK. */
 static double square_block(const float *g, int64_t n)
 {
     doubles lane[REGISTERS] = {0};

@@ -1,10 +1,10 @@
-/* threads.c -- the threads of a context, and the jobs that they do.
+/* threads.c -- the threads of a context and their jobs.
  *
  * Invariants
- *  1. Where the process may use a core for each thread, who waits watches for a moment: the next
- *     job mostly comes at once. Then, and elsewhere, a thread without work waits in the kernel:
- *     ranks may outnumber cores.
- *  2. A job is published by `job`, and taken apart only after every worker has left it.
+ *  1. If the process may use a core for each thread, a waiting thread first spins for a moment,
+ *     because the next job usually comes at once. After that, or with fewer cores, it sleeps in the
+ *     kernel: ranks may outnumber cores.
+ *  2. A job is published by `job`, and changed only after every worker has left it.
  */
 #define _GNU_SOURCE
 #include "cpu.h"
@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { LOOKS = 1000 }; /* at a word; 25 us on a Zen 5 */
+enum { LOOKS = 1000 }; /* polls of a word; 25 us on a Zen 5 */
 
 typedef struct worker {
     zk *k;
@@ -29,12 +29,12 @@ struct zk_pool {
     void (*f)(void *arg, int64_t task, int thread);
     void *arg;
     int64_t tasks;
-    _Atomic uint32_t job; /* number of the job; waited on by workers */
-    int started;          /* workers that exist */
-    int looks;            /* at a word before its waiter sleeps */
-    /* on cache lines of their own, as others watch what stands above */
-    _Alignas(64) _Atomic int64_t next;  /* first task that nobody has taken */
-    _Alignas(64) _Atomic uint32_t busy; /* workers in the job; waited on by zk_for */
+    _Atomic uint32_t job; /* number of the job; workers wait on it */
+    int started;          /* workers started */
+    int looks;            /* polls of a word before its waiter sleeps */
+    /* on cache lines of their own, because other threads poll the words above */
+    _Alignas(64) _Atomic int64_t next;  /* first task not taken yet */
+    _Alignas(64) _Atomic uint32_t busy; /* workers in the job; zk_for waits on it */
     worker workers[];                   /* [threads - 1] */
 };
 
@@ -62,7 +62,7 @@ static void take_tasks(struct zk_pool *pool, int thread)
     }
 }
 
-/* A job without a function ends the thread. */
+/* Run jobs; a job without a function ends the thread. */
 static void *work(void *arg)
 {
     worker *me = arg;
@@ -101,7 +101,7 @@ void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread)
     for (int64_t task = 0; task < tasks; task++) f(arg, task, 0);
 }
 
-/* Whether this process may use a core for each thread */
+/* Return whether this process may use a core for each thread. */
 static int has_cores(int threads)
 {
     cpu_set_t cores;

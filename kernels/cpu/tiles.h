@@ -1,14 +1,15 @@
 /* tiles.h -- blocks of bf16 products by AMX, in the object that is compiled with ZK_AMX.
  *
- * An instruction multiplies 16 x 32 by 32 x 16 elements: from 0 on it sums the products of even k
- * and those of odd k, each a chain of fused multiply-adds in ascending k, then adds the two, and
- * their sum to the block's. Denormals are 0 (tdpbf16ps in Intel's manual; tests/kernels/pairs.c).
- * Other objects do the same by FMAs (linear.c).
+ * An instruction multiplies 16 x 32 by 32 x 16 elements. Starting from 0 it sums the products of
+ * even k and those of odd k, each as a chain of FMAs in ascending k, adds the two sums, and adds
+ * the result to the block's sum. Denormals are 0 (tdpbf16ps in Intel's manual;
+ * tests/kernels/pairs.c). Other objects do the same with FMAs (linear.c).
  *
  * Invariants
- *  1. Groups of 32 elements begin at the chain's first, so no depth of a panel changes a bit.
- *  2. A thread has tiles from tiles_begin to tiles_end alone: what it would have to keep of them at
- *     a switch to another thread is 8 KB.
+ *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a panel
+ *     changes no bit.
+ *  2. A thread has tiles configured only from tiles_begin to tiles_end; otherwise a switch to
+ *     another thread would have to save 8 KB.
  */
 #ifndef ZK_TILES_H
 #define ZK_TILES_H
@@ -24,11 +25,12 @@ typedef void beside(void *with, int64_t rows);
 #include <unistd.h>
 
 enum { TILES = 1, TILE = 16, BLOCK = 2 * TILE };
-enum { GRANT = 0x1023, TILE_DATA = 18 };          /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 }; /* of cpuid's leaf 7; compilers differ in names */
+enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+/* Bits of cpuid leaf 7; compilers name them differently. */
+enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
 
-/* Whether the processor has them, and the system lets this process use them, as it must be asked
- * to before any thread does */
+/* Return whether the processor has AMX and the system lets this process use it. The system must be
+ * asked before any thread uses tiles. */
 int ZK(zk_tiles)(void)
 {
     unsigned a, b, c, d = 0;
@@ -40,7 +42,7 @@ static void tiles_begin(void)
 {
     static const struct {
         uint8_t palette, start, zero[14];
-        uint16_t bytes[16]; /* of a row */
+        uint16_t bytes[16]; /* bytes of a row */
         uint8_t rows[16];
     } eight = {.palette = 1, .bytes = {[0 ... 7] = 4 * TILE}, .rows = {[0 ... 7] = TILE}};
     _tile_loadconfig(&eight);
@@ -48,11 +50,11 @@ static void tiles_begin(void)
 
 static void tiles_end(void) { _tile_release(); }
 
-/* sum[BLOCK][BLOCK], rows `stride` apart, carries on (first: begins) its chains by
- * a[depth / TILE][2][TILE][TILE] and b[depth][BLOCK]; depth in words, a multiple of TILE. A tile
- * of a is a run of 1 KB: rows that lie an even number of cache lines apart load slower. Between
- * instructions f(with, rows) works on BLOCK rows of something else, which may lie in sum: all of
- * them before the block is stored. */
+/* Continue the chains sum[BLOCK][BLOCK], rows `stride` apart, or start them if `first`, by a[depth
+ * / TILE][2][TILE][TILE] and b[depth][BLOCK]. depth is in words, a multiple of TILE. A tile of a is
+ * contiguous, 1 KB: rows an even number of cache lines apart load slower. Between instructions
+ * f(with, rows) works on BLOCK rows of other data, which may overlap sum: they are complete before
+ * the block is stored. */
 static void multiply_tiles(float *sum, int64_t stride, const float *a, const float *b,
                            int64_t depth, int first, beside *f, void *with)
 {

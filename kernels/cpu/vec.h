@@ -1,8 +1,8 @@
-/* vec.h -- 16 floats at a time, bf16 and f16.
+/* vec.h -- vectors of 16 floats, bf16 and f16.
  *
  * Invariants
- *  1. The bits are those of lanes.h: the same on AVX2 and AVX-512, gcc and clang.
- *  2. The ...n forms touch n elements (0 <= n <= 16; more counts as 16), other lanes are 0.
+ *  1. The bits are those of lanes.h: the same with AVX2 and AVX-512, gcc and clang.
+ *  2. Functions ...n touch n elements (0 <= n <= 16; more counts as 16); other lanes are 0.
  */
 #ifndef ZK_VEC_H
 #define ZK_VEC_H
@@ -20,7 +20,7 @@ ZK_INLINE v16 set16(float x) { return (v16){x, x, x, x, x, x, x, x, x, x, x, x, 
 ZK_INLINE v16 load16(const float *p) { return *(const v16_loose *)p; }
 ZK_INLINE void store16(float *p, v16 x) { *(v16_loose *)p = x; }
 
-/* mask ? a : b; a mask lane is 0 or -1, as comparisons give */
+/* Return mask ? a : b; a mask lane is 0 or -1, as from comparisons. */
 ZK_INLINE v16 select16(v16i mask, v16 a, v16 b)
 {
     return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
@@ -84,7 +84,8 @@ ZK_INLINE void store16n(float *p, v16 x, int n)
     _mm256_maskstore_ps(p, first8(n), (__m256)a.h[0]);
     _mm256_maskstore_ps(p + 8, first8(n - 8), (__m256)a.h[1]);
 }
-/* 8 halves, 0 from the n-th on: AVX2 has masks for pairs, an odd one comes by itself. */
+/* Load 8 halves, with 0 from the n-th on. AVX2 has masks for pairs only; an odd
+ * last half is loaded alone. */
 ZK_INLINE __m128i load8hn(const uint16_t *p, int n)
 {
     n = n < 0 ? 0 : n < 8 ? n : 8;
@@ -105,7 +106,7 @@ ZK_INLINE v16h load16hn(const uint16_t *p, int n)
 }
 #endif
 
-/* lanes folded 8, 4, 2, 1 */
+/* Return the sum of the lanes, folded 8, 4, 2, 1. */
 ZK_INLINE float sum16(v16 x)
 {
     for (int half = 8; half; half /= 2)
@@ -113,7 +114,7 @@ ZK_INLINE float sum16(v16 x)
     return x[0];
 }
 
-/* ---- bf16: the upper half of a float; rounded to nearest even, NaN stays NaN */
+/* ---- bf16: the upper half of a float; rounds to nearest even, NaN stays NaN */
 ZK_INLINE v16 widen16(v16h x) { return (v16)(__builtin_convertvector(x, v16u) << 16); }
 
 ZK_INLINE v16h narrow16(v16 x)
@@ -125,7 +126,7 @@ ZK_INLINE v16h narrow16(v16 x)
     return __builtin_convertvector(kept >> 16, v16h);
 }
 
-/* ---- f16: IEEE's half, by F16C; rounded to nearest even, NaN stays NaN */
+/* ---- f16: IEEE half, by F16C; rounds to nearest even, NaN stays NaN */
 #ifdef __AVX512F__
 ZK_INLINE v16 widen16_f16(v16h x) { return (v16)_mm512_cvtph_ps((__m256i)x); }
 ZK_INLINE v16h narrow16_f16(v16 x)

@@ -1,18 +1,22 @@
-/* act.cu -- elementwise: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.cu -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+ *
+ *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
+ *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
+ *   dropout(x) = x / (1 - p) if kept, else 0
  *
  * Invariants
- *  1. An element's result depends on that element alone: 16 bytes at a time or a ragged end, the
- *     same bits. Those of a CPU have all but the tanh form and SwiGLU; the sigmoid
- *     has the processor's own exponential and quotient: good to (|x| + 6) 2^-24, at half of the
- *     instructions.
- *  2. A thread reads its elements before it writes them: an output may be an input where zk.h says
- *     so.
+ *  1. The result for an element depends on that element alone, with the same bits in a pack of 16
+ *     bytes and in the ragged end. All have the bits of a CPU except the tanh form and SwiGLU:
+ *     their sigmoid uses the GPU's own exponential and quotient, which halves the instructions and
+ *     is accurate to (|x| + 6) 2^-24.
+ *  2. A thread reads its elements before it writes them, so an output may be an input where zk.h
+ *     allows it.
  */
 #include "functions.h"
 #include "pack.h"
 #include "philox.h"
 
-#include "../drop.h" /* after cuda.h, which has zk.h */
+#include "../drop.h" /* after cuda.h, which includes zk.h */
 
 namespace {
 
@@ -20,9 +24,9 @@ const float LOG2_E = 1.44269504088896340736f;
 
 __device__ inline float sigmoid(float x) { return inverse(1.0f + power2(-LOG2_E * x)); }
 
-/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
- * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
- * x is clamped there and u stays finite. */
+/* ---- GELU. The tanh form is computed as x * sigmoid(2u), which keeps its relative accuracy
+ * where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so x is clamped
+ * there and u stays finite. */
 const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 const float CUBE = 0.044715f;
 const float HALF_ROOT = 0.70710678118654752440f;
@@ -60,7 +64,7 @@ struct gelu_erf_slope {
     }
 };
 
-/* ---- squared ReLU; what is no number stays so */
+/* ---- squared ReLU; NaN stays NaN */
 __device__ inline float relu(float x) { return 0.0f > x ? 0.0f : x; }
 
 struct relu2 {
@@ -75,7 +79,7 @@ struct identity {
     __device__ float operator()(float x) const { return x; }
 };
 
-/* ---- of n elements, one or two at a place */
+/* ---- kernels of n elements with one or two inputs */
 template <int V> __device__ inline int64_t first_here(void)
 {
     return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
@@ -109,7 +113,8 @@ template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z,
     }
 }
 
-/* ---- SwiGLU: silu(g) = g * sigmoid(g); its derivative is s + g s (1 - s). x [M, 2F], y [M, F] */
+/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s
+ * (1 - s). x [M,2F], y [M,F] */
 template <class T, int V>
 __global__ void swiglu_fwd(T *y, const T *x, int64_t M, int64_t F)
 {

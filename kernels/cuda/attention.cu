@@ -1,27 +1,30 @@
-/* attention.cu -- causal attention on tensor cores, forward: no buffer grows with T x T. LOCAL: a
+/* attention.cu -- causal attention on tensor cores, forward; no buffer grows with T x T. LOCAL: a
  * row does not see all rows before it (attention.h).
  *
+ *   s = scale * q . k^T; top = running max(s); p = exp(s - top)
+ *   y = sum(p * v) / sum(p); lse = top + log(sum(p)); old sums *= exp(old top - top)
+ *
  * Invariants
- *  1. A block has ROWS queries of one head, a warp 16 * M of them; keys come in tiles of N,
- *     ascending, two tiles in shared memory: one at work, one on its way.
+ *  1. A block has ROWS queries of one head, a warp 16 * M of them. Keys come in tiles of N,
+ *     ascending; shared memory holds two tiles, one in use and one being copied.
  *  2. Products are of halves with f32 sums; scores, maxima and sums over keys are f32; p is rounded
- *     to one before it meets v. What a query gives depends on no later token.
- *  3. exp is 2^x by the processor's own instruction, whose relative error of 2^-22 vanishes behind
- *     p's rounding; it gives the same bits in every run, in forward as in backward.
- *  4. Scores are multiplied by scale after the maximum is taken: scale > 0.
+ *     to a half before its product with v. The result of a query depends on no later token.
+ *  3. exp is 2^x by the GPU's own instruction. Its relative error of 2^-22 is hidden by the
+ *     rounding of p, and it gives the same bits in every run, in forward and in backward.
+ *  4. Scores are multiplied by scale after the maximum is taken, so scale must be positive.
  */
 #include "attention.h"
 #include "mma.h"
 
 namespace {
 
-/* Running maximum and sum of exp of a lane's rows: row 16m + 8r + lane / 4 of the warp, [m][r].
- * `total` is of the lane's own columns. */
+/* Running maximum and sum of exp for a lane's rows: row 16m + 8r + lane / 4 of the warp is [m][r].
+ * `total` covers the lane's own columns only. */
 template <int M> struct running {
     float top[M][2], total[M][2];
 };
 
-/* What the rows of `running` see: reach_of each */
+/* Reach of the rows of `running`: reach_of each. */
 template <int M> struct sight {
     int reach[M][2];
 };
@@ -35,7 +38,8 @@ template <int M> __device__ inline void look(sight<M> *see, const heads &a, int 
             see->reach[m][r] = reach_of(a, b, query + 16 * m + 8 * r + lane_of() / 4);
 }
 
-/* -infinity for keys that a query does not see, as hide */
+/* Set the scores of keys that a query does not see to -infinity; the
+ * arguments are those of hide. */
 template <int M, int N>
 __device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const sight<M> &see)
 {
@@ -50,7 +54,8 @@ __device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, con
                     s[m][n][i] = -INFINITY;
 }
 
-/* -infinity for keys beyond their query; key, query: the first of the tile and of the warp */
+/* Set the scores of keys after their query to -infinity. key, query: first key of the tile, first
+ * query of the warp. */
 template <int M, int N>
 __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
 {
@@ -64,8 +69,8 @@ __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
                 if (column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8) s[m][n][i] = -INFINITY;
 }
 
-/* Maxima over the tile's scores, too; shrink: what sums made with the older ones are multiplied
- * by. LOCAL: a row may have seen no key yet. */
+/* Update the running maxima with the tile's scores. shrink: factor for sums made with the old
+ * maxima. LOCAL: a row may have seen no key yet. */
 template <bool LOCAL, int M, int N>
 __device__ inline void raise(const float (&s)[M][N / 8][4], float (&shrink)[M][2], running<M> *w,
                              float scale2)
@@ -86,8 +91,8 @@ __device__ inline void raise(const float (&s)[M][N / 8][4], float (&shrink)[M][2
         }
 }
 
-/* Products of q and k become p = exp(score - top). Where no row of the warp has a new maximum,
- * which is most of the time, nothing needs to be multiplied by 1. */
+/* Replace the products of q and k by p = exp(score - top), and add p to the totals. The old sums
+ * are rescaled only if a row of the warp has a new maximum, which is rare. */
 template <bool LOCAL, int M, int N, int C>
 __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4], running<M> *w,
                              float scale2)
@@ -120,7 +125,7 @@ __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4],
             }
 }
 
-/* y = sum / total, still in registers; lse of the warp's `rows` rows */
+/* Compute y = sum / total, in registers, and store lse of the warp's `rows` rows. */
 template <int M, int C>
 __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> *w, int rows,
                               float scale)
@@ -143,7 +148,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
         }
 }
 
-/* Grid: blocks of queries (the last, which have most to do, first), H, B */
+/* Grid: blocks of queries (from the last, which has the most keys), H, B. */
 template <class T, int D, int M, int WARPS, int N, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         wait_copies();
         __syncthreads();
         if (j + 1 < tiles) copy_keys(j + 1);
-        int query = first + warp_of() * 16 * M; /* registers are too few to hold it */
+        int query = first + warp_of() * 16 * M; /* not kept: registers are too few */
         if (j * N >= query + 16 * M) continue;
         float s[M][N / 8][4];
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
@@ -210,7 +215,7 @@ template <class T> const instance<T> causal[] = {
     {256, 32, 256, forward<T, 256, 1, 8, 32, false>},
 };
 
-/* 128 wide with 64 keys it would spill */
+/* width 128 with 64 keys would spill registers */
 template <class T> const instance<T> local[] = {
     {64, 64, 128, forward<T, 64, 2, 4, 64, true>},
     {128, 32, 128, forward<T, 128, 2, 4, 32, true>},

@@ -1,16 +1,17 @@
-/* attention.h -- what the attention kernels share: shapes, exponentials, and how a call finds its
- * kernels.
+/* attention.h -- the parts that the attention kernels share: shapes, which keys a row sees, and how
+ * a call finds its kernel.
  *
- * There are two sets of kernels. Those of attention.cu and attention_bwd.cu use tensor cores; they
- * take bf16 or f16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128
- * or 256: the launch's tile[0]. Those of attention_plain.cu (tile[0] = 0) take all others, and f32.
+ * There are two sets of kernels. attention.cu and attention_bwd.cu use tensor cores. They take bf16
+ * or f16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128 or 256:
+ * the launch's tile[0]. attention_plain.cu (tile[0] = 0) takes all other heads, and f32.
  */
 #ifndef ZK_ATTENTION_H
 #define ZK_ATTENTION_H
 #include "cuda.h"
 
-/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. position
- * [B, T], NULL: a sample is one document; without either, window is T. */
+/* Shapes of a call. Query head h reads key and value head h / each. A row of qkv has H query, G key
+ * and G value heads of D elements. position: [B,T], or NULL: each sample is one document. Without a
+ * window, `window` is T. */
 struct heads {
     int T, H, G, D, each;
     float scale;
@@ -24,8 +25,8 @@ static inline heads heads_of(int64_t T, int64_t H, int64_t G, int64_t D, float s
     return {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale, position, (int)window};
 }
 
-/* Row t sees the keys of rows t - reach .. t; rows past the end as the last. No later row sees an
- * earlier key. */
+/* Return the reach of row t: it sees the keys of rows t - reach .. t. Rows past the end are treated
+ * as the last row. No later row sees an earlier key. */
 __device__ inline int reach_of(const heads &a, int b, int t)
 {
     t = min(t, a.T - 1);
@@ -38,7 +39,7 @@ __device__ inline int first_key(const heads &a, int b, int t)
     return t - reach_of(a, b, t);
 }
 
-/* Behind which row, from `start` on, no block of `by` rows begins that sees a key before `key` */
+/* Return the first row from `start` on, in steps of `by`, whose block sees no key before `key`. */
 __device__ inline int end_of_sight(const heads &a, int b, int start, int by, int key)
 {
     int end = start + by;
@@ -46,24 +47,25 @@ __device__ inline int end_of_sight(const heads &a, int b, int start, int by, int
     return end;
 }
 
-/* Whether a query that is `back` rows behind a key does not see it */
+/* Return whether a query `back` rows after a key does not see it. */
 __device__ inline bool beyond(int back, int reach) { return (unsigned)back > (unsigned)reach; }
 
 __device__ inline int qkv_stride(const heads &a) { return (a.H + 2 * a.G) * a.D; }
 
-/* qkv and its gradient, from row t of sequence b and head `head` on (k heads after q, v after k) */
+/* Return the address in qkv or its gradient of row t of sequence b and head `head`; key heads
+ * follow query heads, and value heads follow key heads. */
 template <class R> __device__ inline R *qkv_at(R *qkv, const heads &a, int b, int64_t t, int head)
 {
     return qkv + ((int64_t)b * a.T + t) * qkv_stride(a) + head * a.D;
 }
 
-/* y and its gradient */
+/* The same in y or its gradient. */
 template <class R> __device__ inline R *y_at(R *y, const heads &a, int b, int64_t t, int head)
 {
     return y + (((int64_t)b * a.T + t) * a.H + head) * a.D;
 }
 
-/* a number per query, [B, H, T] */
+/* The same in an array of one number per query, [B,H,T]. */
 template <class R> __device__ inline R *line_at(R *line, const heads &a, int b, int64_t t, int head)
 {
     return line + ((int64_t)b * a.H + head) * a.T + t;
@@ -72,7 +74,8 @@ template <class R> __device__ inline R *line_at(R *line, const heads &a, int b, 
 static const float LOG2E = 1.44269504f;
 static const float LN2 = 0.693147181f;
 
-/* Backward's scratch begins with two lines: dot = sum of dy * y, and lse in powers of two. */
+/* Compute the two lines at the start of backward's scratch: dot = sum of dy * y,
+ * and lse in powers of two. */
 void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
                      const real *y, const float *lse, int64_t B, const heads &a);
 
@@ -81,7 +84,7 @@ void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const r
 void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                          const float *lse, const float *lines, const heads &a);
 
-/* The launch table asks for what is not compiled. */
+/* Exit with a message: the launch table asks for a kernel that is not compiled. */
 [[noreturn]] inline void no_attention(const zk_launch *l, const heads &a)
 {
     fprintf(stderr, "attention: no kernel with tile %dx%dx%d for heads of %d elements, scale %g\n",

@@ -1,23 +1,26 @@
 /* attention_bwd.cu -- causal attention on tensor cores, backward, without atomics.
  *
+ *   p = exp(scale * q . k^T - lse); dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot)
+ *   dv = p^T . dy; dk = scale * ds^T . q; dq = scale * ds . k
+ *
  * Invariants
- *  1. p is recomputed from scores and lse by two kernels: `keys_bwd` sums dk and dv over heads of
- *     the group and, for each, over queries, `queries_bwd` sums dq over keys, all ascending, each
- *     sum in one warp's registers. No sum depends on how blocks run.
+ *  1. Two kernels recompute p from scores and lse. `keys_bwd` sums dk and dv over the heads of the
+ *     group and, for each head, over queries; `queries_bwd` sums dq over keys. All sums are
+ *     ascending, each in the registers of one warp, so no sum depends on how blocks are scheduled.
  *  2. keys_bwd holds scores as [key][query], so that p and ds in registers are left operands of the
  *     products with dy and q; queries_bwd holds them as [query][key] for the product with k.
- *  3. p and ds are rounded to halves before those products; ds from p as it was before rounding.
- *  4. What a warp multiplies again and again (its keys and values, its queries and dy) stays in
- *     registers as far as these go: HELD steps of 16 columns. No order depends on it.
- *  5. Rows past T are zeros: they add p * 0 with a finite p, and what they sum is not stored.
+ *  3. p and ds are rounded to halves before those products; ds is computed from p before rounding.
+ *  4. Operands that a warp uses in every product (its keys and values, its queries and dy) are kept
+ *     in registers as far as possible: HELD steps of 16 columns. No order depends on HELD.
+ *  5. Rows past T are zeros: they add p * 0 with a finite p, and their own sums are not stored.
  */
 #include "attention.h"
 #include "mma.h"
 
 namespace {
 
-/* The gradient of a score, over scale, in place of dp; `hidden`: the query does not see the key. dot
- * and lse2 are the query's lines. */
+/* Replace a score by p and dp by the gradient of the score without scale. hidden: the query does
+ * not see the key. dot, lse2: the query's values of the two lines. */
 __device__ inline void gradient(float *s, float *dp, float lse2, float dot, float scale2,
                                 bool hidden)
 {
@@ -37,7 +40,7 @@ template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], fl
 }
 
 /* ---- dk and dv */
-/* p and ds of a warp's 16 * M keys and N queries, from s = k . q and dp = v . dy, in their place */
+/* Replace s = k . q and dp = v . dy of a warp's 16 * M keys and N queries by p and ds. */
 template <bool LOCAL, int M, int N>
 __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4], place dots,
                                      place lse2s, place reaches, int key, int query, float scale2)
@@ -62,9 +65,9 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
     }
 }
 
-/* The queries of one round in shared memory: q, dy [R][D], dot, lse2, reach [R] */
+/* The queries of one round in shared memory: q, dy: [R][D]; dot, lse2, reach: [R]. */
 template <int D, int R> struct round_of {
-    static constexpr int BYTES = 2 * R * D * 2 + 1024; /* tiles begin at multiples of 1024 */
+    static constexpr int BYTES = 2 * R * D * 2 + 1024; /* tiles start at multiples of 1024 */
     place q, dy, dot, lse2, reach;
     __device__ explicit round_of(place at)
         : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R), reach(lse2 + 4 * R)
@@ -73,7 +76,7 @@ template <int D, int R> struct round_of {
     }
 };
 
-/* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
+/* Grid: blocks of keys, parts of D times G, B. A block sums C of the D columns, from `part` on. */
 template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     ZK_SHARED(T, shared);
     int first = (int)blockIdx.x * KEYS, key = first + warp_of() * 16 * M;
     int part = D == C ? 0 : (int)blockIdx.y % (D / C) * C;
-    /* made anew instead of held */
+    /* computed again instead of kept in registers */
     auto group = [] { return block_y() / (D / C); };
     auto keys_of = [&](auto *all, int t) { return qkv_at(all, a, block_z(), t, a.H + group()); };
     int stride = qkv_stride(a);
@@ -161,7 +164,7 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
             }
 }
 
-/* Grid: blocks of queries, the last first, H, B */
+/* Grid: blocks of queries from the last, H, B. */
 template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
@@ -220,12 +223,12 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
 
 template <class T> struct instance {
     typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
-    int width, block[2]; /* tile[0]; threads of either kernel */
+    int width, block[2]; /* tile[0]; threads of each kernel */
     kernel *keys, *queries;
 };
 
-/* HELD: the most that spills on no target. With keys of 64 columns it would be 3, and N 16 to make
- * room for it, which saves a sixth of the reads but spills on sm_100. */
+/* HELD is the largest value that spills registers on no target. keys_bwd at width 64 could have 3,
+ * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. */
 template <class T, bool LOCAL> const instance<T> instances[] = {
     {64,
      {128, 128},
@@ -241,7 +244,7 @@ template <class T, bool LOCAL> const instance<T> instances[] = {
      queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL>},
 };
 
-/* line: numbers in each of `lines` */
+/* line: numbers in each of the two `lines`. */
 template <class T, bool LOCAL>
 void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
             const float *lines, int64_t line, const heads &a)

@@ -1,14 +1,18 @@
-/* attention_plain.cu -- causal attention in f32, for heads of any size; and what backward makes of
- * y and lse first, for all kernels.
+/* attention_plain.cu -- causal attention in f32 for heads of any size, and, for all kernels, the
+ * lines of y and lse that backward starts from.
+ *
+ *   s = scale * q . k^T; p = exp(s - lse); y = p . v; lse = logsumexp(s)
+ *   dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot)
+ *   dv = p^T . dy; dk = scale * ds^T . q; dq = scale * ds . k
  *
  * Invariants
- *  1. Tiles are SIDE x SIDE scores, 4 x 4 of a thread: rows ty + 16i, columns tx + 16j, so that a
- *     row's 16 threads are half a warp. Every sum is one FMA chain over keys, or over heads of the
- *     group and then queries, ascending.
+ *  1. Tiles are SIDE x SIDE scores, 4 x 4 per thread: rows ty + 16i, columns tx + 16j, so that the
+ *     16 threads of a row are half a warp. Every sum is one ascending FMA chain over keys, or over
+ *     heads of the group and then queries.
  *  2. A head wider than C is read C elements at a time, and a block sums C columns of its gradients
- *     or of y: shared memory holds two tiles [SIDE][C] and two of scores whatever D is.
- *  3. A score is rounded to f32 after scaling, in backward as in forward. Hidden scores
- *     are -infinity. Rows and columns past the end are 0.
+ *     or of y. Shared memory holds two tiles [SIDE][C] and two of scores for any D.
+ *  3. A score is rounded to f32 after scaling, in backward as in forward. Hidden scores are
+ *     -infinity. Rows and columns past the end are 0.
  */
 #include "attention.h"
 #include "functions.h"
@@ -26,7 +30,8 @@ struct alignas(16) four {
 
 __device__ inline four four_at(const float *p) { return *reinterpret_cast<const four *>(p); }
 
-/* Thread (ty, tx) of a block; the block's shared memory: two tiles [SIDE][C + 4], two of scores */
+/* Thread (ty, tx) of a block, and the block's shared memory: two tiles
+ * [SIDE][C + 4] and two of scores. */
 template <int C> struct plain {
     static constexpr int PAD = C + 4; /* rows 4 banks apart */
     int ty, tx;
@@ -37,7 +42,7 @@ template <int C> struct plain {
     {
     }
 
-    /* tile [SIDE][C] from `rows` rows of `columns` elements */
+    /* Copy `rows` rows of `columns` elements into a tile [SIDE][C]. */
     template <class R>
     __device__ void copy(float *to, const R *from, int64_t stride, int rows, int columns) const
     {
@@ -62,7 +67,7 @@ template <int C> struct plain {
         }
     }
 
-    /* to += x [SIDE][SIDE] . from [SIDE][C]; columns 4 tx + 64 j + e */
+    /* to += x[SIDE][SIDE] . from[SIDE][C]; a thread has columns 4 tx + 64 j + e */
     __device__ void add_product(float (&to)[4][C / SPLIT], const float *x, const float *from) const
     {
         for (int n = 0; n < SIDE; n++)
@@ -75,7 +80,7 @@ template <int C> struct plain {
             }
     }
 
-    /* x * factor, rounded, to `rows` rows of `columns` elements */
+    /* Store x * factor, rounded, to `rows` rows of `columns` elements. */
     template <class R>
     __device__ void store(R *to, int64_t stride, int rows, int columns,
                           const float (&x)[4][C / SPLIT], const float *factor) const
@@ -88,7 +93,8 @@ template <int C> struct plain {
     }
 };
 
-/* s = rows x . rows z, over all of a head; rows of `x_stride` and `z_stride`, C at a time */
+/* s = rows of x . rows of z over a whole head, C elements at a time; x_stride and z_stride are
+ * elements from one row to the next. */
 template <int C, class R>
 __device__ inline void head_dots(const plain<C> &w, float (&s)[4][4], const R *x, int64_t x_stride,
                                  int x_rows, const R *z, int64_t z_stride, int z_rows, int d)
@@ -104,7 +110,7 @@ __device__ inline void head_dots(const plain<C> &w, float (&s)[4][4], const R *x
     }
 }
 
-/* the highest or the sum over a row's 16 threads */
+/* Return the maximum, or the sum, over the 16 threads of a row. */
 __device__ inline float row_max(float x)
 {
     for (int apart = SPLIT / 2; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
@@ -118,8 +124,8 @@ __device__ inline float row_sum(float x)
 }
 
 /* ---- forward */
-/* Products of q and k become p = exp(score - top), in w.p; what was summed shrinks; top is finite.
- * back: rows from the tile's first key to its first query. */
+/* Write p = exp(score - top) to w.p for the products s of q and k, and rescale the old sums. top is
+ * finite. back: rows from the tile's first key to its first query. */
 template <int C>
 __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4][C / SPLIT],
                              float (&top)[4], float (&total)[4], float scale, int back,
@@ -145,7 +151,7 @@ __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4
     }
 }
 
-/* Grid: blocks of queries, the last first; parts of D times H; B */
+/* Grid: blocks of queries from the last; parts of D times H; B. */
 template <class R, int C>
 __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R *qkv, heads a)
 {
@@ -180,10 +186,10 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
 }
 
 /* ---- backward */
-/* Lines of one head and 64 queries: 0 past the end */
+/* Return element i of a line, or 0 past the end. */
 __device__ inline float line_or_0(const float *line, int i, int n) { return i < n ? line[i] : 0; }
 
-/* p and ds / scale of query (dot, lse) and key, from q . k and dy . v */
+/* Compute p and ds / scale of a query (dot, lse) and a key from q . k and dy . v. */
 __device__ inline void gradient(float *p, float *ds, float s, float dp, float dot, float lse,
                                 float scale, bool hidden)
 {
@@ -191,7 +197,7 @@ __device__ inline void gradient(float *p, float *ds, float s, float dp, float do
     *ds = *p * (dp - dot);
 }
 
-/* Grid: blocks of keys; parts of D times G; B */
+/* Grid: blocks of keys; parts of D times G; B. */
 template <class R, int C>
 __global__ void __launch_bounds__(BLOCK)
     plain_keys_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse, heads a)
@@ -233,7 +239,7 @@ __global__ void __launch_bounds__(BLOCK)
     w.store(to + a.G * a.D, stride, left, a.D - column, dv, one);
 }
 
-/* Grid: blocks of queries, the last first; parts of D times H; B */
+/* Grid: blocks of queries from the last; parts of D times H; B. */
 template <class R, int C>
 __global__ void __launch_bounds__(BLOCK)
     plain_queries_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse,
@@ -270,8 +276,8 @@ __global__ void __launch_bounds__(BLOCK)
     w.store(qkv_at(dqkv, a, b, first, h) + column, stride, left, a.D - column, dq, by);
 }
 
-/* lines[0] = sum of dy * y of each query, lines[1] = lse in powers of two; a warp for a query of
- * a head */
+/* Compute lines[0] = sum of dy * y for each query and lines[1] = lse in powers of two, with a warp
+ * per query and head. */
 template <class R>
 __global__ void query_lines(float *lines, const R *dy, const R *y, const float *lse, int64_t n,
                             heads a)
@@ -294,7 +300,7 @@ __global__ void query_lines(float *lines, const R *dy, const R *y, const float *
 
 }
 
-/* tile[1]: C */
+/* C is the launch's tile[1]. */
 void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                          const heads &a)
 {

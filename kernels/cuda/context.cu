@@ -1,8 +1,9 @@
-/* context.cu -- the kernels' context on a GPU, and which GPU it is.
+/* context.cu -- the kernel context on a GPU, and which GPU it is.
  *
  * Invariants
- *  1. A context takes no memory of the device: its scratch is given by the plan.
- *  2. What a kernel's bits depend on beside its operands is named by zk_object: ranks compare it.
+ *  1. A context allocates no device memory: the plan gives it its scratch.
+ *  2. zk_object names everything except operands that the bits of a kernel depend on; ranks compare
+ *     it.
  */
 #include "cuda.h"
 #include "tune.h"
@@ -11,10 +12,10 @@
 
 struct device_facts {
     int major, minor, processors;
-    char name[40]; /* the first of it */
+    char name[40]; /* the beginning of the name */
 };
 
-/* of the present device; NULL, or why there is none */
+/* Look up the current device. Returns NULL, or why there is none. */
 static const char *look(device_facts *d)
 {
     int device = 0;
@@ -31,7 +32,7 @@ static const char *look(device_facts *d)
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
 
-/* Code for sm_100 runs on all of its major version: sm_103 is a B300. */
+/* Code for sm_100 runs on every device of that major version: sm_103 is a B300. */
 const char *zk_target(void)
 {
     static char name[16];
@@ -54,7 +55,7 @@ const char *zk_object(void)
     return name;
 }
 
-/* Of a GPU its launches decide. */
+/* On a GPU the launches fix the order. */
 int zk_products(zk *k, int order)
 {
     (void)k, (void)order;

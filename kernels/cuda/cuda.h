@@ -1,12 +1,15 @@
-/* cuda.h -- what the GPU kernels share: the context, storage types, launches, block reductions.
+/* cuda.h -- the parts that GPU kernels share: the context, storage types, launches, block
+ * reductions.
  *
  * Invariants
- *  1. A file of kernels is CUDA C++ that a plain C++ compiler accepts, too: launches, dynamic
- *     shared memory and inline PTX are written through the macros and wrappers of this file, whose
- *     other half for a CPU is tests/emulation/shim.h.
- *  2. Grids, blocks and shared bytes come from the launch table: ZK_LAUNCH alone launches.
- *  3. A reduction's order depends on the number of threads alone: every run gives the same bits.
+ *  1. A file of kernels is CUDA C++ that a plain C++ compiler accepts too. Launches, dynamic shared
+ *     memory and inline PTX go through the macros and wrappers of this file, whose other half, for
+ *     a CPU, is tests/emulation/shim.h.
+ *  2. Grids, blocks and bytes of shared memory come from the launch table; only ZK_LAUNCH launches.
+ *  3. The order of a reduction depends only on the number of threads, so every run gives the same
+ *     bits.
  *  4. Warp collectives name all 32 lanes; blocks are whole warps.
+ *  5. An error of CUDA or cuBLASLt ends the process with a message and exit code 3.
  */
 #ifndef ZK_CUDA_H
 #define ZK_CUDA_H
@@ -26,8 +29,8 @@ extern "C" {
 }
 #include "../scalar.h"
 
-struct gemms;               /* linear.cu: products that were run, each with its algorithm */
-gemms *zk_gemms_open(void); /* NULL: no memory */
+struct gemms;               /* linear.cu: products that have run, with their algorithms */
+gemms *zk_gemms_open(void); /* NULL: out of memory */
 void zk_gemms_close(gemms *all);
 
 struct zk {
@@ -38,7 +41,7 @@ struct zk {
     struct gemms *gemms;
 };
 
-/* ---- storage types: float; bf16, the upper half of a float; f16, IEEE's half */
+/* ---- storage types: float; bf16, the upper half of a float; f16, IEEE half */
 struct bf16 {
     uint16_t u;
 };
@@ -64,7 +67,7 @@ __device__ inline float get(f16 x)
 
 __device__ inline void put(float *to, float x) { *to = x; }
 
-/* to nearest, ties to even, from 65520 on to infinity; NaN stays NaN */
+/* Round to nearest even, 65520 and above to infinity; NaN stays NaN. */
 __device__ inline void put(f16 *to, float x)
 {
 #ifdef __CUDA_ARCH__
@@ -74,7 +77,7 @@ __device__ inline void put(f16 *to, float x)
 #endif
 }
 
-/* to nearest, ties to even; NaN stays NaN */
+/* Round to nearest even; NaN stays NaN. */
 __device__ inline void put(bf16 *to, float x)
 {
     uint32_t u = __float_as_uint(x);
@@ -82,7 +85,7 @@ __device__ inline void put(bf16 *to, float x)
     to->u = (uint16_t)(nan ? u >> 16 | 0x40 : (u + (0x7fff + (u >> 16 & 1))) >> 16);
 }
 
-/* ---- what the host does */
+/* ---- functions of the host */
 inline void zk_must(cudaError_t error, const char *what)
 {
     if (error == cudaSuccess) return;
@@ -91,7 +94,7 @@ inline void zk_must(cudaError_t error, const char *what)
     _exit(3);
 }
 
-/* to: host memory, written on return, after all work before it */
+/* Copy to host memory after all earlier work of the stream, and wait for it. */
 inline void zk_to_host(zk *k, void *to, const void *from, size_t bytes)
 {
     zk_must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, k->stream), "copy to host");
@@ -99,8 +102,8 @@ inline void zk_to_host(zk *k, void *to, const void *from, size_t bytes)
 }
 
 /* ---- launches */
-/* A launch is known to have been accepted before the next one is made. Its own result tells: what
- * cudaGetLastError has may be another's, and harmless. */
+/* Exit with a message if a launch was not accepted. The launch's own result is checked, because
+ * cudaGetLastError may report another, harmless error. */
 inline void zk_launched(cudaError_t error, const char *kernel, const zk_grid *g)
 {
     if (error == cudaSuccess) return;
@@ -110,7 +113,7 @@ inline void zk_launched(cudaError_t error, const char *kernel, const zk_grid *g)
     _exit(3);
 }
 
-/* More dynamic shared memory than every kernel may have must be allowed kernel by kernel. */
+/* Dynamic shared memory above this limit must be allowed for each kernel. */
 enum { ZK_SHARED_PLAIN = 48 << 10 };
 
 template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
@@ -120,7 +123,7 @@ template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
                                    cudaFuncAttributeMaxDynamicSharedMemorySize, g->shared);
 }
 
-/* ZK_LAUNCH(k, L, 0, (add<T>), y, a, b, n): launch `part` of a call, in the context's column */
+/* ZK_LAUNCH(k, L, 0, (add<T>), y, a, b, n): launch `part` of a call, in the context's column. */
 #define ZK_LAUNCH(k, L, part_, kernel, ...)                                                        \
     do {                                                                                           \
         const zk_grid *g_ = &(L)[(k)->column].part[part_];                                         \
@@ -128,7 +131,7 @@ template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
         zk_launched(ZK_START(kernel, g_, (k)->stream, __VA_ARGS__), #kernel, g_);                  \
     } while (0)
 
-/* ZK_SHARED(float, row): the launch's dynamic shared memory, as an array of that type */
+/* ZK_SHARED(float, row): declare the launch's dynamic shared memory as an array of that type. */
 #ifdef __CUDACC__
 extern __shared__ __align__(1024) char zk_shared[];
 #define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(zk_shared)
@@ -151,7 +154,7 @@ inline cudaError_t zk_start(const zk_grid *g, cudaStream_t stream, void (*kernel
                 __VA_ARGS__)
 #endif
 
-/* ZK_REAL(k, T, statement): the statement with T as the context's storage type */
+/* ZK_REAL(k, T, statement): run the statement with T as the context's storage type. */
 #define ZK_REAL(k, T, ...)                                                                         \
     do {                                                                                           \
         if ((k)->dtype == ZK_BF16) {                                                               \
@@ -177,7 +180,7 @@ struct max_of {
     template <class T> __device__ T operator()(T a, T b) const { return a > b ? a : b; }
 };
 
-/* lanes 16 apart, then 8, 4, 2, 1 */
+/* Fold lanes 16 apart, then 8, 4, 2, 1. */
 template <class T, class Of> __device__ inline T warp_fold(T x, Of of)
 {
     for (int apart = ZK_WARP / 2; apart; apart /= 2)
@@ -185,13 +188,13 @@ template <class T, class Of> __device__ inline T warp_fold(T x, Of of)
     return x;
 }
 
-/* Each warp, then the warps' results in the same way; `none` is what leaves a value as it is. */
+/* Fold each warp, then the warps' results in the same way. none: the neutral element. */
 template <class T, class Of> __device__ inline T block_fold(T x, Of of, T none)
 {
     __shared__ T part[ZK_WARP];
     int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
     x = warp_fold(x, of);
-    __syncthreads(); /* all have read what the last use left in `part` */
+    __syncthreads(); /* all threads have read the values of the last call in `part` */
     if (lane == 0) part[warp] = x;
     __syncthreads();
     return warp_fold(lane < (int)(blockDim.x / ZK_WARP) ? part[lane] : none, of);
@@ -203,7 +206,7 @@ template <class T> __device__ inline T warp_max(T x) { return warp_fold(x, max_o
 
 template <class T> __device__ inline T block_sum(T x) { return block_fold(x, add_of(), (T)0); }
 
-/* never below `least` */
+/* Return the maximum, at least `least`. */
 template <class T> __device__ inline T block_max(T x, T least)
 {
     return block_fold(x, max_of(), least);
@@ -211,7 +214,7 @@ template <class T> __device__ inline T block_max(T x, T least)
 
 /* ---- wrappers of PTX: the instruction on a GPU, the same arithmetic in C elsewhere */
 
-/* global memory at `to` = x, in one store */
+/* Store x to global memory at `to` with one instruction. */
 __device__ inline void store16(void *to, uint4 x)
 {
 #ifdef __CUDA_ARCH__
@@ -224,10 +227,10 @@ __device__ inline void store16(void *to, uint4 x)
 #endif
 }
 
-/* A result below 2^-126 is 0; NaN stays. */
+/* Flush results below 2^-126 to 0; NaN stays. */
 __device__ inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? 0 : x; }
 
-/* 2^x, relative error at most 2^-22 */
+/* 2^x, with a relative error of at most 2^-22 */
 __device__ inline float power2(float x)
 {
 #ifdef __CUDA_ARCH__
@@ -239,7 +242,7 @@ __device__ inline float power2(float x)
 #endif
 }
 
-/* 1 / x, relative error at most 2^-23 */
+/* 1 / x, with a relative error of at most 2^-23 */
 __device__ inline float inverse(float x)
 {
 #ifdef __CUDA_ARCH__

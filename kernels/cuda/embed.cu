@@ -1,17 +1,19 @@
 /* embed.cu -- token and position embedding, forward and backward.
  *
+ *   y[m] = w[token[m]] + p[position[m]]; dw[v] = sum of dy[m] over m with token[m] = v
+ *
  * Invariants
- *  1. An element of a gradient is summed by one thread; its summands are added in f32 in token
- *     order (batch order for positions) and rounded once: the bits are those of a CPU.
- *  2. The positions of a token stand in their own order, whatever the blocks' order: a block places
- *     all positions of its own range of tokens.
+ *  1. An element of a gradient is summed by one thread. Its terms are added in f32 in token order
+ *     (batch order for positions), and the sum is rounded once: the bits are those of a CPU.
+ *  2. The rows of a token keep their order, whatever the order of blocks: one block places all rows
+ *     of its own range of tokens.
  */
 #include "pack.h"
 
 namespace {
 
-/* ---- forward. y [M,C], w [V,C], p or NULL: its row position[m] or, where position is NULL, that
- * of row m in its sample */
+/* ---- forward. y [M,C], w [V,C]; p: NULL, or its row position[m], or, without position, the row of
+ * m in its sample */
 template <class T, int V>
 __global__ void gather(T *y, const int32_t *token, const int32_t *position, const T *w, const T *p,
                        int64_t M, int64_t length, int64_t C)
@@ -31,11 +33,12 @@ __global__ void gather(T *y, const int32_t *token, const int32_t *position, cons
     }
 }
 
-/* ---- backward: a counting sort. place [M] gets the positions in order of token, then of position;
- * token v's places end at end[v] and begin where token v-1's end. A block has the tokens from `low`
- * on: `next` [size], in shared memory, is first their number, then the place of the next one. */
+/* ---- backward: a counting sort. place [M] receives the rows in order of token, then of
+ * row; the rows of token v end at end[v] and begin where those of token v-1 end. A block
+ * sorts the tokens from `low` on. next [size] in shared memory first counts them, then holds
+ * the place of the next row. */
 
-/* Counts the own tokens; returns how many tokens lie below them. */
+/* Count the rows of this block's tokens; returns how many rows have a smaller token. */
 __device__ inline int count(int32_t *next, const int32_t *token, int M, int low, int size)
 {
     int below = 0;
@@ -49,7 +52,7 @@ __device__ inline int count(int32_t *next, const int32_t *token, int M, int low,
     return block_sum(below);
 }
 
-/* next[i] = from + next[0] + ... + next[i-1]; by the first warp, a run of tokens a lane */
+/* next[i] = from + next[0] + ... + next[i-1], by the first warp, with a run of tokens per lane */
 __device__ inline void scan(int32_t *next, int size, int from)
 {
     int lane = (int)threadIdx.x, each = (size + ZK_WARP - 1) / ZK_WARP, sum = 0;
@@ -68,7 +71,8 @@ __device__ inline void scan(int32_t *next, int size, int from)
     }
 }
 
-/* How many of the block's tokens before this thread's are the same; mine: a bit for each own one */
+/* Count the threads before this one in the block that have the same token. mine: a bit per thread
+ * whose token is this block's. */
 __device__ inline int same_before(const int32_t *all, const unsigned *mine)
 {
     int t = (int)threadIdx.x, same = 0;
@@ -105,8 +109,8 @@ __global__ void sort(int32_t *end, int32_t *place, const int32_t *token, int M, 
     for (int i = t; i < size; i += (int)blockDim.x) end[low + i] = next[i];
 }
 
-/* A warp sums a row of dw, V columns a lane; the positions come 32 at a time. dw [V,C]: W is T, or
- * float where it is added to. */
+/* Sum rows of dw, one per warp, V columns per lane, 32 rows of dy at a time. dw [V,C]: W is T, or
+ * float if it is added to. */
 template <class W, class T, int V, int ADD>
 __global__ void sum_rows(W *dw, const T *dy, const int32_t *end, const int32_t *place, int words,
                          int64_t C)

@@ -1,14 +1,14 @@
-/* functions.h -- exp and erf of a float on a GPU, step by step those of kernels/cpu/lanes.h.
+/* functions.h -- exp and erf of a float on a GPU, computed step by step as in kernels/cpu/lanes.h.
  *
  * Invariants
- *  1. exponential and error give the bits of lanes_exp and lanes_erf, over all floats.
- *  2. NaN gives NaN: bounds are set by comparisons that are false for it.
+ *  1. exponential and error give the bits of lanes_exp and lanes_erf for all floats.
+ *  2. NaN gives NaN: bounds are set by comparisons that are false for NaN.
  */
 #ifndef ZK_CUDA_FUNCTIONS_H
 #define ZK_CUDA_FUNCTIONS_H
 #include "cuda.h"
 
-/* exp(r), |r| <= ln 2 / 2: Taylor to r^7 */
+/* exp(r), |r| <= ln 2 / 2, with a Taylor series to r^7 */
 __device__ inline float exp_rest(float r)
 {
     float p = 1.0f / 5040;
@@ -20,9 +20,9 @@ __device__ inline float exp_rest(float r)
     return fmaf(p * r, r, r) + 1.0f;
 }
 
-static const float EXP_SHIFT = 0x1.8p23f; /* added to n, leaves n in the low bits */
+static const float EXP_SHIFT = 0x1.8p23f; /* added to n it leaves n in the low bits */
 
-/* x = n ln 2 + r; returns n + EXP_SHIFT */
+/* Split x = n ln 2 + r; returns n + EXP_SHIFT. */
 __device__ inline float exp_split(float x, float *r)
 {
     float shifted = fmaf(x, 0x1.715476p0f, EXP_SHIFT), n = shifted - EXP_SHIFT;
@@ -39,8 +39,8 @@ __device__ inline float exponential(float x)
     return p * __int_as_float((half + 127) << 23) * __int_as_float((e - half + 127) << 23);
 }
 
-/* exp(x), x <= 0, in fewer steps: the bits of `exponential` where that is 2^-126 or more, and 0
- * from exp(-88) = 2^-127 down */
+/* exp(x) for x <= 0 in fewer steps: the bits of `exponential` where the result is 2^-126 or more,
+ * and 0 from exp(-88) = 2^-127 down */
 __device__ inline float exp_below(float x)
 {
     x = x < -88.0f ? -88.0f : x;
@@ -48,7 +48,7 @@ __device__ inline float exp_below(float x)
     return exp_rest(r) * __uint_as_float((__float_as_uint(shifted) << 23) + (127u << 23));
 }
 
-/* |x| < 0.875: a Taylor series; else 1 - exp(p(|x|)): see lanes_erf */
+/* erf(x). |x| < 0.875: a Taylor series; else 1 - exp(p(|x|)): see lanes_erf. */
 __device__ inline float error(float x)
 {
     float a = fabsf(x), z = a * a, t = 4.0f < a ? 4.0f : a;

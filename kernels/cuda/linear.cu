@@ -1,14 +1,17 @@
-/* linear.cu -- the products of a linear layer and its gradients, by cuBLASLt; the bias' gradient.
+/* linear.cu -- the products of a linear layer and its gradients by cuBLASLt; the gradient of the
+ * bias.
+ *
+ *   y[M,N] = x[M,K] . w + b; dx = dy . w^T; dw = x^T . dy; db = sum of the rows of dy
  *
  * Invariants
- *  1. cuBLASLt sees columns first: a row-major [M,N] is its N x M with leading dimension N. So
- *     y = x . w is asked for as y^T = w^T . x^T, and the other products alike; nothing is copied.
- *  2. Sums are f32: no TF32, and where a product is split over k its parts are added in f32.
- *  3. A product's algorithm depends on its shape, types and alignment (16 bytes or less, so never
- *     on where in memory a plan put it) and on the launch's margin: it is what a table
- *     has for the product (tune.h), else the heuristic's first choice for so many processors. It is
- *     looked for once; a product of the same kind later uses what was made then.
- *  4. The bias' gradient is partial sums of stripes of rows, folded in order.
+ *  1. cuBLASLt is column-major: a row-major [M,N] is its N x M with leading dimension N. So y = x .
+ *     w is computed as y^T = w^T . x^T, and the other products likewise; nothing is copied.
+ *  2. Sums are f32: no TF32, and the parts of a product that is split over k are added in f32.
+ *  3. The algorithm of a product depends on its shape, types, alignment (at most 16 bytes, so never
+ *     on where in memory a plan put it) and the launch's margin. It is the table's entry for the
+ *     product (tune.h), or else the heuristic's first choice for that number of SMs. It is looked
+ *     up once and reused for products of the same kind.
+ *  4. The gradient of the bias is made of partial sums of stripes of rows, folded in order.
  */
 #include "part.h"
 #include "tune.h"
@@ -16,7 +19,7 @@
 #include <stdlib.h>
 
 enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
-enum { SAMPLES = 7, TURNS = 4 }; /* what is timed: so many times, so many products */
+enum { SAMPLES = 7, TURNS = 4 }; /* timing: number of samples, products per sample */
 
 static void must(cublasStatus_t status, const char *what)
 {
@@ -26,14 +29,14 @@ static void must(cublasStatus_t status, const char *what)
     _exit(3);
 }
 
-/* ---- a product d = a . b (+ bias), as cuBLASLt sees it: d m x n, a m x k, b k x n, columns first;
- * a turned operand lies in memory as its transpose */
+/* ---- a product d = a . b (+ bias) as cuBLASLt sees it, column-major: d is m x n, a is m x k, b is
+ * k x n. An operand marked `turned` is stored transposed. */
 struct shape {
-    int64_t m, n, k, b_wide, d_wide; /* wide: a leading dimension; 0: its own */
-    int64_t target;                  /* processors; 0: all */
+    int64_t m, n, k, b_wide, d_wide; /* wide: leading dimensions; 0: the matrix's own */
+    int64_t target;                  /* SMs; 0: all */
     int32_t a_turned, b_turned;
     cudaDataType_t in, out;
-    uint32_t a_align, b_align, d_align, bias_align; /* bytes; 0: there is no bias */
+    uint32_t a_align, b_align, d_align, bias_align; /* bytes; bias_align 0: no bias */
 };
 static_assert(sizeof(shape) == 80, "no bytes between, so that shapes can be compared as bytes");
 
@@ -42,7 +45,7 @@ static const char *type_name(cudaDataType_t type)
     return type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "f16" : "f32";
 }
 
-/* A shape in words. */
+/* Write a shape in words. */
 static void name(const shape *s, char key[TUNE_KEY])
 {
     int n = snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
@@ -55,8 +58,8 @@ static void name(const shape *s, char key[TUNE_KEY])
     if (s->target) snprintf(key + n, TUNE_KEY - (size_t)n, " on %lld SMs", (long long)s->target);
 }
 
-/* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot
- * be timed; scale: of a . b. */
+/* The operands of a product. bias NULL: none. carry: add to d; such a product cannot be timed.
+ * scale: factor of a . b. */
 struct places {
     void *d;
     const void *a, *b, *bias;
@@ -89,7 +92,7 @@ void zk_gemms_close(gemms *all)
     free(all);
 }
 
-/* ---- making one */
+/* ---- describing a product */
 static void set(gemm *g, cublasLtMatmulDescAttributes_t name, const void *value, size_t bytes)
 {
     must(cublasLtMatmulDescSetAttribute(g->how, name, value, bytes), "a product's attribute");
@@ -106,7 +109,7 @@ static void describe(gemm *g)
     set(g, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
     set(g, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
     if (target) set(g, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target);
-    /* An address that is aligned as the bias is stands for it while an algorithm is chosen. */
+    /* an address with the bias's alignment stands for it while an algorithm is chosen */
     const void *bias = (const void *)(uintptr_t)s->bias_align;
     if (bias) {
         set(g, CUBLASLT_MATMUL_DESC_EPILOGUE, &end, sizeof end);
@@ -130,7 +133,7 @@ static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttribu
     must(cublasLtMatmulPreferenceSetAttribute(p, name, value, bytes), "a preference");
 }
 
-/* The heuristic's choices, `wanted` or fewer of them */
+/* Ask the heuristic for up to `wanted` algorithms. */
 static int ask(zk *k, gemm *g, int wanted, cublasLtMatmulHeuristicResult_t found[])
 {
     cublasLtMatmulPreference_t p;
@@ -159,8 +162,8 @@ static cublasStatus_t issue(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *al
                           at->d, g->d, algo, k->device, WORKSPACE, k->stream);
 }
 
-/* ---- timing choices */
-/* The same bits every time, and within the workspace */
+/* ---- timing algorithms */
+/* Return whether an algorithm gives the same bits every time and fits into the workspace. */
 static bool fit(const cublasLtMatmulHeuristicResult_t *r)
 {
     uint32_t split = CUBLASLT_REDUCTION_SCHEME_MASK;
@@ -179,12 +182,12 @@ static int longer(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Microseconds of a product: the median; 0: it cannot be run */
+/* Return the median microseconds of a product; 0 if it cannot run. */
 static float time_one(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo, const places *at)
 {
     cudaEvent_t from, to;
     float ms[SAMPLES];
-    if (issue(k, g, algo, at) != CUBLAS_STATUS_SUCCESS) /* and warms */
+    if (issue(k, g, algo, at) != CUBLAS_STATUS_SUCCESS) /* also warms up */
         return 0;
     zk_must(cudaEventCreate(&from), "timing");
     zk_must(cudaEventCreate(&to), "timing");
@@ -201,7 +204,8 @@ static float time_one(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo, co
     return ms[SAMPLES / 2] * 1000 / TURNS;
 }
 
-/* The quickest of the choices, which the table gets; the first unless one gains 2 % or more. */
+/* Return the fastest algorithm and add it to the table. The first one wins unless
+ * another gains 2 % or more. */
 static cublasLtMatmulAlgo_t quickest(zk *k, gemm *g, const cublasLtMatmulHeuristicResult_t found[],
                                      int n, const places *at)
 {
@@ -223,8 +227,8 @@ static cublasLtMatmulAlgo_t quickest(zk *k, gemm *g, const cublasLtMatmulHeurist
     return found[best].algo;
 }
 
-/* ---- choosing */
-/* An algorithm of the table: one that this library takes */
+/* ---- choosing an algorithm */
+/* Return an algorithm of the table, which this library must accept. */
 static cublasLtMatmulAlgo_t restore(zk *k, const gemm *g, const uint64_t words[TUNE_WORDS])
 {
     cublasLtMatmulHeuristicResult_t r = {};
@@ -251,7 +255,7 @@ static void choose(zk *k, gemm *g, const places *at)
     g->algo = timing ? quickest(k, g, found, n, at) : found[0].algo;
 }
 
-/* The one made for this shape, now or before */
+/* Return the gemm of this shape, making it if it is new. */
 static gemm *look_up(zk *k, const shape *s, const places *at)
 {
     gemms *all = k->gemms;
@@ -265,15 +269,15 @@ static gemm *look_up(zk *k, const shape *s, const places *at)
     return g;
 }
 
-/* ---- running one */
+/* ---- running a product */
 static uint32_t alignment(const void *p)
 {
     uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
     return (uint32_t)zk_least((int64_t)low, ALIGNED);
 }
 
-/* d = scale * a . b (+ bias, or + d where it carries on); full: d is float; wide: of columns of b
- * and d */
+/* d = scale * a . b (+ bias; + d with carry). full: d is float. b_wide, d_wide:
+ * leading dimensions of b and d. */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
                      int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0, float scale = 1)
@@ -293,7 +297,7 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     must(issue(k, g, &g->algo, &at), "a product");
 }
 
-/* ---- kernels. [M,N] row by row is N x M columns first. */
+/* ---- kernels. A row-major [M,N] is a column-major N x M. */
 /* y^T [N,M] = w^T [N,K] . x^T [K,M] */
 void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
                    int64_t M, int64_t N, int64_t K, int layout)
@@ -316,7 +320,7 @@ void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const 
     else multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full, carry);
 }
 
-/* ---- kernels of a slice */
+/* ---- slices */
 static real *from(zk *k, const real *p, int64_t at)
 {
     return (char *)p + at * (k->dtype == ZK_F32 ? 4 : 2);
@@ -341,7 +345,7 @@ void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const r
     multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N);
 }
 
-/* ---- kernels of an adapter, on columns [at, at + n) of y and dy */
+/* ---- LoRA adapters on columns [at, at + n) of y and dy */
 void zk_lora_fwd(zk *k, const zk_launch *L, real *y, const real *base, const real *x, const real *w,
                  int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale)
 {
@@ -365,8 +369,8 @@ void zk_lora_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const re
     multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, full, carry, N, 0, scale);
 }
 
-/* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;
- * stripes are folded by another launch */
+/* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps taking
+ * rows in turn; a second launch folds the stripes */
 enum { WARPS = 8 };
 
 /* part[stripes][N] */

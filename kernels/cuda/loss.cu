@@ -1,14 +1,17 @@
-/* loss.cu -- cross-entropy, and a micro-batch's sum of it.
+/* loss.cu -- cross-entropy, and its sum over a micro-batch.
+ *
+ *   loss = log(sum(exp(x - top))) - (x[target] - top), top = max(x)
+ *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
  *
  * Invariants
- *  1. A block has a row, and reads it twice, the second time backwards: what was read last is still
- *     near. A thread adds up exponentials of what lies below its own largest logit so far; sums
- *     are brought to the row's largest and folded in one order. That one's exponential is 1, so no
- *     sum is below 1, no loss below 0.
- *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond C. A
- *     row is read in packs up to there and element by element behind the last whole one.
- *  3. Logits may be written over: a thread reads its own again before it writes them, and the
- *     target's was read by all before any is written.
+ *  1. A block has one row and reads it twice, the second time backwards while its end is still
+ *     cached. A thread adds exponentials relative to its own largest logit so far; these sums are
+ *     rescaled to the largest of the row and folded in one order. The largest logit contributes 1,
+ *     so a sum is at least 1 and a loss at least 0.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits; columns beyond C have gradient
+ *     0. A row is read in packs, and element by element after the last whole pack before C.
+ *  3. dlogits may be logits: a thread reads its logits again before it overwrites them, and all
+ *     threads have read the target's before any is written.
  */
 #include "functions.h"
 #include "pack.h"
@@ -17,13 +20,14 @@
 
 namespace {
 
-const float LOWEST = -3.402823466e+38f; /* of finite numbers: an infinity minus it is one */
+/* Lowest finite float; subtracting it from an infinity gives an infinity. */
+const float LOWEST = -3.402823466e+38f;
 
 struct exponentials {
-    float top, sum; /* sum of exp(x - top) */
+    float top, sum; /* sum: of exp(x - top) */
 };
 
-/* Adds this thread's part of x [C], V elements at a time */
+/* Add this thread's part of x [C], V elements at a time. */
 template <class T, int V>
 __device__ inline void add_up(exponentials &e, const T *x, int C)
 {
@@ -39,7 +43,7 @@ __device__ inline void add_up(exponentials &e, const T *x, int C)
     }
 }
 
-/* The whole row's, in every thread */
+/* Combine the threads' results into that of the row, in every thread. */
 __device__ inline exponentials together(const exponentials &mine)
 {
     exponentials e;
@@ -48,7 +52,7 @@ __device__ inline exponentials together(const exponentials &mine)
     return e;
 }
 
-/* d [R] = (exp(x - top) / sum - [i = target]) * each, 0 from C on; hot: the target's logit */
+/* d [R] = (exp(x - top) / sum - [i = target]) * each, and 0 from C on. hot: the target's logit. */
 template <class T, int V>
 __device__ inline void slope(T *d, const T *x, int C, int R, const exponentials &e, int target,
                              float hot, float each)
@@ -74,7 +78,7 @@ template <class T, int V> __device__ inline void zero(T *d, int C)
     for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) stow(d + i, none);
 }
 
-/* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
+/* loss [M]; d [M,R] or NULL; x [M,R], of which C columns count. */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
     entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M,
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(512, 3)
     }
 }
 
-/* y [C], x [M,C]; one block */
+/* y [C], x [M,C]; one block. */
 template <class T>
 __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t C)
 {
@@ -110,7 +114,8 @@ __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t
     for (int64_t c = threadIdx.x; c < C; c += blockDim.x) y[c] = x[last * C + c];
 }
 
-/* One block: the sums are few, and their order is to be one. */
+/* Add the losses of a micro-batch in one block, as the terms are few and
+ * their order must be fixed. */
 __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M)
 {
     double sum = 0;

@@ -1,20 +1,21 @@
-/* mma.h -- warp-wide products of halves (bf16 or f16), and copies into shared memory: PTX, and the
- * same in C.
+/* mma.h -- warp-wide products of halves (bf16 or f16) and copies into shared memory, in PTX and in
+ * C.
  *
  * Invariants
- *  1. Every function is called by all 32 lanes of a warp at once, except copies and lone stores.
- *  2. Fragments lie as the PTX manual says (matrix fragments for mma.m16n8k16). With g = lane / 4
- *     and t = lane % 4, a register holds the elements of columns (A, C) or rows (B) 2t, 2t+1, the
- *     lower half first:
+ *  1. Every function is called by all 32 lanes of a warp at once, except copies and stores of one
+ *     lane.
+ *  2. Fragments are laid out as in the PTX manual (matrix fragments for mma.m16n8k16). With g =
+ *     lane / 4 and t = lane % 4, a register holds the elements of columns (A, C) or rows (B) 2t,
+ *     2t+1, the lower half first:
  *         A 16x16: a[0] row g, a[1] row g+8, a[2] row g columns +8, a[3] row g+8 columns +8
  *         B 16x8:  b0 column g, b1 column g rows +8
  *         C 16x8:  c[0], c[1] row g; c[2], c[3] row g+8
- *  3. A tile in shared memory has rows of `D` halves (64, 128 or 256) in chunks of 16 bytes;
- *     chunk c of row r lies at chunk c ^ (r % 8): eight rows of one chunk, or eight chunks of one
- *     row, touch all 32 banks once. A tile begins at a multiple of its rows' bytes.
+ *  3. A tile in shared memory has rows of `D` halves (64, 128 or 256) in chunks of 16 bytes. Chunk
+ *     c of row r is stored at chunk c ^ (r % 8), so that eight rows of one chunk, or eight chunks
+ *     of one row, touch all 32 banks once. A tile starts at a multiple of the bytes of its rows.
  *  4. A copy has arrived only after wait_copies() and a barrier. In C, half of the chunks are
- *     copied when asked for and half when waited for, so that neither a read that comes too soon
- *     nor one that comes too late goes unseen.
+ *     copied at the request and half at the wait, so that a read of the new data too soon, or
+ *     of the old data too late, is noticed.
  */
 #ifndef ZK_MMA_H
 #define ZK_MMA_H
@@ -23,13 +24,13 @@
 #ifdef __CUDACC__
 typedef uint32_t place; /* an address in shared memory */
 
-/* ---- the instructions */
+/* ---- instructions */
 __device__ inline place place_of(const void *shared)
 {
     return (place)__cvta_generic_to_shared(shared);
 }
 
-/* 16 or 4 bytes; zeros, and nothing is read, where not `some` */
+/* Copy 16 or 4 bytes; if not `some`, write zeros and read nothing. */
 __device__ inline void copy16(place to, const void *from, bool some)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -44,15 +45,15 @@ __device__ inline void copy4(place to, const void *from, bool some)
                  : "memory");
 }
 
-/* x, but of a value unknown to the compiler: addresses made from it are made when they are needed,
- * instead of all being held in registers */
+/* Return x as a value that the compiler does not know, so that addresses made from it are computed
+ * when needed instead of being kept in registers. */
 __device__ inline place again(place x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* blockIdx.y and .z, read anew instead of held */
+/* Return blockIdx.y and .z, read again instead of kept in a register. */
 __device__ inline int block_y(void)
 {
     unsigned y;
@@ -71,11 +72,11 @@ __device__ inline int lane_of(void) { return (int)(again(threadIdx.x) % ZK_WARP)
 
 __device__ inline int warp_of(void) { return (int)(again(threadIdx.x) / ZK_WARP); }
 
-/* this thread's copies have arrived */
+/* Wait until this thread's copies have arrived. */
 __device__ inline void wait_copies(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/* four 8x8 matrices; lane 8i + r gives the address of row r of matrix i. Lane (g, t) gets of each
- * row g, elements 2t and 2t+1 */
+/* Load four 8x8 matrices. Lane 8i + r gives the address of row r of matrix i; lane (g, t) gets
+ * elements 2t and 2t+1 of row g of each. */
 __device__ inline void load_matrices(uint32_t (&m)[4], place row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -84,7 +85,7 @@ __device__ inline void load_matrices(uint32_t (&m)[4], place row)
                  : "memory");
 }
 
-/* lane (g, t) gets of each column g, rows 2t and 2t+1 */
+/* The same transposed: lane (g, t) gets rows 2t and 2t+1 of column g of each. */
 __device__ inline void load_turned(uint32_t (&m)[4], place row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -112,7 +113,7 @@ __device__ inline void multiply(f16, float (&c)[4], const uint32_t (&a)[4], uint
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* two floats to halves, to nearest even, x in the lower one */
+/* Round two floats to halves, to nearest even, with x in the lower half. */
 __device__ inline uint32_t pack(bf16, float x, float y)
 {
     uint32_t both;
@@ -152,31 +153,31 @@ __device__ inline float2 load_pair(place from)
 #include "mma_plain.h"
 #endif
 
-/* ---- tiles, on both */
-/* where chunk `chunk` of row `row` lies in a tile */
+/* ---- tiles, on a GPU and in C */
+/* Return the offset of chunk `chunk` of row `row` in a tile. */
 template <int D> __device__ inline place chunk_at(int row, int chunk)
 {
     return (place)(row * D * 2 + ((chunk ^ (row & 7)) << 4));
 }
 
-/* A lane's place in a tile for load_matrices of 16 rows x 16 columns as A, or for load_turned as
- * two B (rows summed over) side by side; then column block k is at ^ (k << 5), row block i is at
- * + i * 16 rows. */
+/* Return a lane's offset in a tile for load_matrices of 16 rows x 16 columns as A, or for
+ * load_turned as two B (rows summed over) side by side. Column block k is then at ^ (k << 5), row
+ * block i at + i * 16 rows. */
 template <int D> __device__ inline place lane_of_rows(void)
 {
     int lane = lane_of();
     return chunk_at<D>(lane & 15, lane >> 4);
 }
 
-/* the same for load_matrices as two B (columns summed over), the upper 8 rows and the lower 8 */
+/* The same for load_matrices as two B (columns summed over): the upper 8 rows and the lower 8. */
 template <int D> __device__ inline place lane_of_columns(void)
 {
     int lane = lane_of();
     return chunk_at<D>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
 }
 
-/* Tile [ROWS][D] from `rows` rows of `d` elements, `stride` elements apart; the rest 0. d and
- * stride are multiples of 8, `from` is a multiple of 16 bytes. */
+/* Copy `rows` rows of `d` elements, `stride` elements apart, into a tile [ROWS][D], with 0 for the
+ * rest. d and stride are multiples of 8; `from` is aligned to 16 bytes. */
 template <int D, int ROWS, int THREADS, class T>
 __device__ inline void copy_tile(place to, const T *from, int stride, int rows, int d)
 {
@@ -191,8 +192,8 @@ __device__ inline void copy_tile(place to, const T *from, int stride, int rows, 
         copy16(to + chunk_at<D>(row + i, chunk), p, row + i < rows);
 }
 
-/* A warp's 16*M rows of D as left operands, `at` by lane_of_rows: the first HELD steps of 16
- * columns stay in registers, the others are read for each product. */
+/* A warp's 16*M rows of D as left operands; `at` comes from lane_of_rows. The first HELD steps of
+ * 16 columns are kept in registers, the others are read for each product. */
 template <int D, int M, int HELD> struct left_rows {
     place at;
     uint32_t held[HELD ? HELD : 1][M][4];
@@ -208,7 +209,7 @@ template <int D, int M, int HELD> struct left_rows {
         for (int m = 0; m < M; m++)
             load_matrices(to[m], (from ^ (place)(k << 5)) + (place)(m * 16 * D * 2));
     }
-    /* step k; from: `at` */
+    /* Get step k. from: `at`. */
     __device__ void take(uint32_t (&to)[M][4], place from, int k) const
     {
         if (k >= HELD) return load(to, from, k);
@@ -219,7 +220,7 @@ template <int D, int M, int HELD> struct left_rows {
     }
 };
 
-/* to = rows of a . rows of b: 16*M rows x N rows of D; b by lane_of_columns */
+/* to = rows of a . rows of b: 16*M rows by N rows of D; b comes from lane_of_columns. */
 template <class T, int D, int M, int N8, int HELD>
 __device__ inline void dot_rows(float (&to)[M][N8][4], const left_rows<D, M, HELD> &a, place b)
 {
@@ -247,8 +248,9 @@ __device__ inline void dot_rows(float (&to)[M][N8][4], const left_rows<D, M, HEL
     }
 }
 
-/* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b by lane_of_rows. x is
- * rounded to T: a sum's registers are the next product's left operand. */
+/* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b comes
+ * from lane_of_rows. x is rounded to T, because the registers of one sum are the left
+ * operand of the next product. */
 template <class T, int D, int C, int M, int N>
 __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M][N / 8][4], place b,
                                    int first)
@@ -276,8 +278,8 @@ __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M]
     }
 }
 
-/* A warp's sums, 16*M x C, rounded, to `rows` rows of `d` elements; `through` is [16*M][D] of
- * shared memory that no other warp reads. */
+/* Round a warp's sums, 16*M x C, and store them to `rows` rows of `d` elements. through: [16*M][D]
+ * of shared memory that no other warp reads. */
 template <int D, int C, int M, class T>
 __device__ inline void store_tile(T *to, int64_t stride, int rows, int d, place through,
                                   const float (&x)[M][C / 8][4])

@@ -1,8 +1,8 @@
-/* mma_plain.h -- what mma.h does by PTX, in C: for the emulation, which looks at every access.
+/* mma_plain.h -- the PTX half of mma.h in C, for the emulation, which checks every access.
  *
  * Invariants
- *  1. As in mma.h, of which it is a part.
- *  2. An address that a GPU would fault on is a mistake here, too.
+ *  1. Those of mma.h, of which this is a part.
+ *  2. An address on which a GPU would fault is an error here too.
  */
 #ifndef ZK_MMA_PLAIN_H
 #define ZK_MMA_PLAIN_H
@@ -24,7 +24,7 @@ __device__ inline void copy_now(const late_copy &c)
     else memset((void *)c.to, 0, c.bytes);
 }
 
-/* what a thread of the running block has asked for */
+/* Return the copies that a thread of the running block has requested. */
 __device__ inline std::vector<late_copy> &late_copies(void)
 {
     static thread_local std::vector<late_copy> all[1024];
@@ -39,7 +39,8 @@ __device__ inline void copy(const late_copy &c)
 
 __device__ inline place place_of(const void *shared) { return (place)shared; }
 
-/* The address of a PTX instruction's operand of n bytes; a GPU faults where it is not aligned. */
+/* Return the address of a PTX instruction's operand of n bytes. A GPU
+ * faults if it is not aligned. */
 __device__ inline place operand_at(const char *instruction, place at, size_t n)
 {
     if (at % n) shim_fail("%s: an address that is no multiple of %zu", instruction, n);
@@ -105,8 +106,8 @@ struct lane_matrices {
     float a[8], b[4];
 };
 
-/* The two numbers of each register; all in registers, as what follows: nothing that threads share
- * is looked for here. */
+/* Widen the two halves of each register. All data is in registers here and below, so the thread
+ * sanitizer need not look at it. */
 template <class T, size_t N>
 __attribute__((no_sanitize("thread"))) inline void widen(float (&to)[2 * N],
                                                          const uint32_t (&from)[N])

@@ -1,17 +1,22 @@
 /* norm.cu -- layer norm, RMS norm and the RMS norm of query and key heads, forward and backward.
  *
+ *   y = hat * w + b, hat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps)
+ *   dx = rstd * (g - mean(g) - hat * mean(g * hat)), g = dy * w; dw = sum(dy * hat); db = sum(dy)
+ *   RMS norm (CENTRED = 0): the same without mean, mean(g) and b. stat: mean and rstd; r is rstd.
+ *
  * Invariants
- *  1. A run of C elements is the work of a team: a power of two of a warp's lanes, or a whole
- *     block. The launch's tile says which: {threads of a team, packs of a row that a thread keeps}.
- *     A run is read once and kept; with no packs kept, as for wide or odd rows, it is read again.
- *  2. Teams of a warp walk together: one without a run left has no elements, and comes to every
- *     sum.
- *  3. dw and db: a team adds its runs in ascending order, a block its teams' sums, and leaves them
- *     in device scratch, lines [2][blocks][C]; a second launch adds the blocks' in one order. So
- *     bits depend on shapes and the launch table alone.
- *  4. Backward recomputes the normalised value from x and the f32 statistics.
- *  5. What is added to a run, before or after, is read once, and is added to what would be stored:
- *     the bits are those of zk_add.
+ *  1. A run is C elements that are normalized together, by one team: the threads of a part of a
+ *     warp (a power of two), or of a whole block. The launch's tile is {threads of a team, packs of
+ *     a row that a thread keeps}. A run is read once and kept; without kept packs, as for wide or
+ *     odd rows, it is read again.
+ *  2. All teams of a warp iterate the same number of times; an idle team joins every shuffle with
+ *     zero elements.
+ *  3. dw and db: a team adds its runs in ascending order, and a block adds its teams' sums and
+ *     stores them to device scratch, lines [2][blocks][C]. A second launch adds the blocks' sums in
+ *     one order. So bits depend only on shapes and the launch table.
+ *  4. Backward recomputes the normalized value from x and the f32 mean and rstd.
+ *  5. A tensor that is added to a run, before or after the norm, is read once and added to the
+ *     rounded value: the bits are those of zk_add.
  */
 #include "pack.h"
 
@@ -19,20 +24,21 @@ namespace {
 
 enum { KEPT = 4, COLUMNS = 32, FOLD_THREADS = 1024 };
 
-/* Most threads of a block, and the blocks of a processor that registers are to suffice for */
+/* Limits for the compiler: threads of a block, and blocks of an SM that
+ * registers must suffice for. */
 constexpr int most_threads(int N) { return N ? 256 : 512; }
 constexpr int most_back(int N, int centred) { return N == KEPT && centred ? 192 : most_threads(N); }
 constexpr int blocks_back(int N) { return N ? 2 : 1; }
 
-/* Where runs lie. A row of `stride` elements holds H, then G, then G runs of C: of query, key and
- * value; a plain norm has one. Kind blockIdx.y of them is a block's. */
+/* The runs of a row. A row of `stride` elements holds H query, G key and G value runs of C
+ * elements; a plain norm has one run. blockIdx.y selects the kind of run of a block. */
 struct layout {
     int64_t M, stride;
     int C, H, G;
 };
 
 struct place {
-    int64_t at, stat; /* first element; number among the runs that have statistics */
+    int64_t at, stat; /* offset of the first element; index in stat */
     int C;            /* 0: no run */
 };
 
@@ -46,7 +52,7 @@ __device__ inline place find(const layout &l, int64_t run)
     return {m * l.stride + (int64_t)h * l.C, m * (l.H + l.G) + h, m < l.M ? l.C : 0};
 }
 
-/* A row holds a run of C, then two of K, which is at most C. */
+/* A row that holds a query run of C elements, then a key and a value run of K elements, K <= C. */
 struct uneven : layout {
     int K;
 };
@@ -63,7 +69,7 @@ __device__ inline place find(const uneven &l, int64_t run)
 
 /* ---- teams */
 struct team {
-    int threads, rank, lane, teams; /* rank: of the team in its block */
+    int threads, rank, lane, teams; /* rank: number of the team in its block */
 };
 
 __device__ inline team my_team(int threads)
@@ -80,7 +86,8 @@ __device__ inline float team_sum(const team &t, float x)
     return x;
 }
 
-/* f(j, c) for each pack of this thread: the j-th one kept, elements c .. c + V - 1 of the run */
+/* Call f(j, c) for each pack of this thread: the j-th kept pack, elements c
+ * .. c + V - 1 of the run. */
 template <int V, int N, class F> __device__ inline void each(const team &t, int C, F f)
 {
     if (N) {
@@ -104,7 +111,7 @@ __device__ inline pack<T, V> sum_of(const pack<T, V> &a, const pack<T, V> &b)
     return sum;
 }
 
-/* This thread's packs of a run: N kept, or found again at p */
+/* This thread's packs of a run: N kept ones, or read again from p. */
 template <class T, int V, int N> struct line {
     pack<T, V> kept[N ? N : 1];
     const T *p = nullptr;
@@ -126,7 +133,7 @@ template <class T, int V, int N> struct line {
         for (int i = 0; i < V; i++) x[i] = get(all, i);
     }
 
-    /* becomes its sum with `more` [C], which is left at `to` [C] */
+    /* Add `more` [C] to the run, and store the sum to `to` [C]. */
     __device__ inline void add(const team &t, T *to, const T *more, int C)
     {
         line other;
@@ -145,7 +152,7 @@ __device__ inline void copy_run(const team &t, T *to, const T *from, int C)
     each<V, N>(t, C, [&](int, int c) { stow(to + c, load<V>(from + c)); });
 }
 
-/* ---- forward. w, b of kind 0, wk of kind 1; kind 2 is copied */
+/* ---- forward. w and b are for kind 0, wk for kind 1; kind 2 is copied */
 template <int V, int N, class T>
 __device__ inline float mean_of(const team &t, const line<T, V, N> &row, int C)
 {
@@ -211,8 +218,8 @@ __global__ void __launch_bounds__(most_threads(N), 2)
 
 /* ---- backward: dx = r * (g - mean(g) - hat * mean(g * hat)), g = dy * w; RMS norm: no mean(g) */
 
-/* This thread's packs of its team's sums over runs: dw of dy * hat, db of dy. They are kept, or lie
- * in scratch, at to [C] and to + apart [C]. */
+/* This thread's packs of its team's sums over runs: dw of dy * hat, db of dy. They are kept in
+ * registers, or in scratch at to [C] and to + apart [C]. */
 template <int V, int N, int CENTRED> struct sums {
     float dw[N ? N : 1][V], db[CENTRED && N ? N : 1][V];
     float *to = nullptr;
@@ -241,8 +248,8 @@ template <int V, int N, int CENTRED> struct sums {
     }
 };
 
-/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C];
- * one team alone has no shared memory */
+/* Add the teams' sums of one array in order of teams, in shared memory, and store them to `to` [C].
+ * A single team needs no shared memory. */
 template <int V, int N>
 __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N][V], int C)
 {
@@ -261,7 +268,7 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
     }
 }
 
-/* What one run gives: its part of the sums, and dx (+ more) */
+/* Add one run's part to the sums, and compute its dx (+ more). */
 template <class T, int V, int N, int CENTRED>
 __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more, const T *x,
                                 const T *w, sums<V, N, CENTRED> &sum, int C, float width,
@@ -304,7 +311,7 @@ __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
              const T *w, const T *wk, A l, int threads)
 {
     team t = my_team(threads);
-    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C; /* lines' distance */
+    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C; /* distance of lines */
     float *to = part + blockIdx.y * apart + (int64_t)blockIdx.x * l.C;
     sums<V, N, CENTRED> sum;
     if (blockIdx.y < 2) sum.start(t, to, apart, width_here(l));
@@ -326,8 +333,8 @@ __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
     }
 }
 
-/* dw [C], second [K] = the sum over blocks of a line of `part` [2][blocks][C]. COLUMNS threads side by
- * side have a column each; the rows of such threads take blocks by turns. */
+/* dw [C], second [K] = the sums over blocks of the lines of `part` [2][blocks][C]. COLUMNS adjacent
+ * threads have one column each; rows of such threads take blocks in turn. */
 template <class T>
 __global__ void __launch_bounds__(FOLD_THREADS)
     norm_fold(T *dw, T *second, const float *part, int C, int K, int blocks)
@@ -349,7 +356,8 @@ __global__ void __launch_bounds__(FOLD_THREADS)
 
 /* ---- calls */
 
-/* the statement with N as the packs of V elements that the launch keeps; one alone is not kept */
+/* Run the statement with N as the number of packs of V elements that the launch keeps;
+ * with V = 1 none is kept. */
 #define NORM_KEPT(V, N, packs, ...)                                                                \
     do {                                                                                           \
         if ((packs) == KEPT) {                                                                     \
@@ -380,7 +388,7 @@ void forward(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const r
                                 (const T *)b, l, tile[0], eps)));
 }
 
-/* second: db or dwk */
+/* second: db or dwk. */
 template <class T, int CENTRED, class A>
 void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const real *dy,
               const real *more, const real *x, const float *stat, const real *w, const real *wk,

@@ -1,11 +1,13 @@
-/* optimizer.cu -- a step's constants, the update, initial values and the weights' hash.
+/* optimizer.cu -- the constants of a step, the update (formulas in update.h), initial values, and
+ * the hash of the weights.
  *
  * Invariants
- *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
- *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
- *  2. The bits are those of a CPU: a step's constants are made in f64, and the update in f32, by
- *     the same functions.
- *  3. A warp takes a block of a tensor at a time.
+ *  1. The result for an element depends on the element alone, so any sharding of a flat buffer
+ *     gives the same bits. Gaps between tensors are 0 from the start and are not read or written
+ *     again.
+ *  2. The bits are those of a CPU: the constants of a step are computed in f64 and the update in
+ *     f32, by the same functions.
+ *  3. A warp works on one block of a tensor at a time.
  */
 #include "part.h"
 
@@ -13,7 +15,7 @@
 #include "../step.h"
 #include "philox.h"
 
-/* ---- one element, for update.h */
+/* ---- one element at a time, for update.h */
 typedef float lanes;
 #define ZK_LANES static __device__ inline
 ZK_LANES float lanes_set(float x) { return x; }
@@ -24,7 +26,7 @@ ZK_LANES float lanes_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f;
 
 enum { PACK = 4, ROW = PACK * ZK_WARP }; /* elements of a thread and of a warp at a time */
 
-/* ---- a step's constants */
+/* ---- constants of a step */
 void zk_clear(zk *k, int64_t *sums)
 {
     zk_must(cudaMemsetAsync(sums, 0, ZK_SUMS * sizeof *sums, k->stream), "zk_clear");
@@ -51,8 +53,8 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
     ZK_LAUNCH(k, L, 0, factor, ctl, sums, *r);
 }
 
-/* ---- words by chance */
-/* As lanes_dither of kernels/cpu/lanes.h */
+/* ---- stochastic rounding */
+/* lanes_dither of kernels/cpu/lanes.h for one element. */
 static __device__ float dither(float x, uint32_t chance)
 {
     uint32_t u = __float_as_uint(x);
@@ -61,14 +63,14 @@ static __device__ float dither(float x, uint32_t chance)
 
 /* ---- the update */
 struct flat_update {
-    float *p;       /* [n]; NULL: w is what moves */
-    void *m, *v;    /* [n]; NULL where the rule has none */
+    float *p;       /* [n]; NULL: w is updated itself */
+    void *m, *v;    /* [n]; NULL if the rule has none */
     const float *g; /* [n] */
     zk_recipe r;
 };
 
-/* Elements i .. i + 3, `left` of them or fewer; key, elem: of the first of them. S: how states are
- * stored; P: of what type the masters are, float or, without any, T */
+/* Update elements i .. i + 3, of which `left` exist. key, elem: of the first one. S: type of the
+ * states; P: type of the masters, float, or T without masters. */
 template <class T, class S, class P>
 static __device__ void update_pack(const flat_update &a, T *w, const step &s, const pull &own,
                                    uint64_t seed, int64_t key, int64_t elem, int64_t i, int left)
@@ -150,7 +152,7 @@ void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r,
  * 16, 32, 48 of a tensor */
 enum { GROUP = 64, LANES = 16 };
 
-/* log of a normal number by lanes_log of kernels/cpu/lanes.h, which says what it does */
+/* log of a normal number, computed as lanes_log of kernels/cpu/lanes.h, which explains it */
 static __device__ float log_one(float x)
 {
     int bits = __float_as_int(x) - 0x3f3504f3;
@@ -164,7 +166,7 @@ static __device__ float log_one(float x)
     return fmaf(e, 0x1.62e430p-1f, f + tail);
 }
 
-/* Two normals from two words, as normals() of kernels/cpu/optimizer.c */
+/* Compute two normals from two words, as normals() of kernels/cpu/optimizer.c does. */
 static __device__ void normals(float z[2], uint32_t a, uint32_t b)
 {
     const float turn = 6.28318530717958647692f;
@@ -183,7 +185,7 @@ static __device__ void normals(float z[2], uint32_t a, uint32_t b)
     z[1] = __uint_as_float(__float_as_uint(odd ? c : s) ^ (quarter & 2) << 30);
 }
 
-/* Words 0 .. 3 of counter `counter` as four normals, or as numbers in [-1, 1] */
+/* Draw words 0 .. 3 of counter `counter` as four normals, or as numbers in [-1, 1]. */
 static __device__ void draw_four(float z[4], uint64_t seed, uint64_t key, uint64_t counter,
                                  bool uniform)
 {
@@ -220,7 +222,8 @@ template <class T>
 static void init_all(zk *k, const zk_launch *L, T *p, const zk_span *spans, int64_t nspans,
                      int64_t first, int64_t n, uint64_t seed)
 {
-    /* Between tensors, 0: units are gathered whole, and kernels read rows that pad a vocabulary. */
+    /* set the gaps between tensors to 0: units are gathered whole, and kernels read
+     * rows that pad a vocabulary */
     zk_must(cudaMemsetAsync(p, 0, (size_t)n * sizeof *p, k->stream), "zk_init");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
         ZK_LAUNCH(k, L, 0, initial<T>, p, some_spans(spans + i, nspans - i), first, n, seed);
@@ -233,7 +236,7 @@ void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t n
     else ZK_REAL(k, T, init_all(k, L, (T *)p, spans, nspans, first, n, seed));
 }
 
-/* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
+/* ---- the hash: a warp looks up 32 blocks, and each lane hashes one */
 static __global__ void __launch_bounds__(128)
     digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
            int64_t n)
@@ -267,6 +270,6 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
         ZK_LAUNCH(k, L, 0, digest, all, p, full ? ZK_F32 : k->dtype,
                   some_spans(spans + i, nspans - i), first, n);
     zk_to_host(k, found, all, 2 * sizeof *all);
-    for (int i = 0; i < 2; i++) /* the host's may add at the same time */
+    for (int i = 0; i < 2; i++) /* kernels of the host may add at the same time */
         __atomic_fetch_add(&sum[i], (uint64_t)found[i], __ATOMIC_RELAXED);
 }

@@ -1,9 +1,9 @@
-/* pack.h -- several elements of an array at a time: loads and stores of 16 bytes.
+/* pack.h -- packs: several elements of an array at a time, with loads and stores of 16 bytes.
  *
  * Invariants
- *  1. What is packed lies at a multiple of its size, or of 16 bytes: slots of a class and tensors
- *     do, and rows whose width is a multiple of what is packed.
- *  2. A pack is held as it is stored: two elements of bf16 or f16 take one register.
+ *  1. A pack is aligned to its size, or to 16 bytes. Slots of a class and tensors are, and so are
+ *     rows whose width is a multiple of the pack.
+ *  2. A pack is held as it is stored: two elements of bf16 or f16 share a register.
  */
 #ifndef ZK_CUDA_PACK_H
 #define ZK_CUDA_PACK_H
@@ -14,7 +14,7 @@ template <class T> constexpr int wide = 16 / (int)sizeof(T);
 
 constexpr int pack_align(int bytes) { return bytes < 16 ? bytes : 16; }
 
-/* of halves T */
+/* A pack of halves T. */
 template <class T, int V> struct __attribute__((may_alias, aligned(pack_align(2 * V)))) pack {
     uint32_t v[V / 2];
 };
@@ -31,7 +31,7 @@ template <int V> struct alignas(pack_align(4 * V)) pack<float, V> {
     float v[V];
 };
 
-/* the upper half of a register, or the lower */
+/* Return the upper or the lower half of a register. */
 __device__ inline float get(bf16, uint32_t both, int upper)
 {
     return __uint_as_float(upper ? both & 0xffff0000u : both << 16);
@@ -79,8 +79,8 @@ template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p
     for (int j = 0; j < V; j++) x[j] = get(all, j);
 }
 
-/* p[0 .. V-1] = x. Compilers take some stores of a pack apart again, so those of 16 bytes are made
- * by hand; they are to global memory. */
+/* p[0 .. V-1] = x. Compilers split some stores of a pack, so 16-byte stores use store16, which
+ * writes to global memory. */
 template <int V, class T> __device__ inline void stow(T *p, const pack<T, V> &x)
 {
     if constexpr (sizeof x % 16 == 0) {
@@ -100,7 +100,7 @@ template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V])
     stow(p, all);
 }
 
-/* The same of the first `left` elements, others 0 */
+/* The same for the first `left` elements; the others read 0. */
 template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p, int64_t left)
 {
     if (left >= V) fetch(x, p);
@@ -115,8 +115,8 @@ template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V],
         for (int j = 0; j < V && j < left; j++) put(p + j, x[j]);
 }
 
-/* ZK_WIDE(T, V, C, statement): the statement with V as many elements as 16 bytes hold where rows of
- * C elements allow that, else 1 */
+/* ZK_WIDE(T, V, C, statement): run the statement with V as the elements in 16 bytes if rows of C
+ * elements allow that, else with V = 1. */
 #define ZK_WIDE(T, V, C, ...)                                                                      \
     do {                                                                                           \
         if ((C) % wide<T> == 0) {                                                                  \

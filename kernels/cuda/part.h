@@ -1,8 +1,8 @@
-/* part.h -- flat buffers on a GPU: the tensor of each block.
+/* part.h -- flat buffers on a GPU: finding the tensor of each block.
  *
  * Tensors of a flat buffer start at multiples of ZK_BLOCK elements, and so does every piece of it
- * that a kernel is given: a block lies in one tensor or between tensors. A warp looks its block up
- * together, each lane in a span of its own.
+ * that a kernel is given, so a block lies in one tensor or between tensors. The lanes of a warp
+ * look up a block together, each in its own span.
  */
 #ifndef ZK_CUDA_PART_H
 #define ZK_CUDA_PART_H
@@ -10,12 +10,12 @@
 
 #include "../scalar.h"
 
-/* ---- spans, as a kernel's parameter */
+/* ---- spans as a kernel parameter */
 struct span_list {
     zk_span span[ZK_WARP];
 };
 
-/* The first of n spans; the lanes past them own empty ones. */
+/* Return the first of n spans, one per lane; lanes past the end get empty spans. */
 static inline span_list some_spans(const zk_span *spans, int64_t n)
 {
     span_list list = {};
@@ -23,13 +23,15 @@ static inline span_list some_spans(const zk_span *spans, int64_t n)
     return list;
 }
 
-/* ---- what a block is of: elements elem .. elem + n - 1 of tensor `key`; `lane` owns its span */
+/* ---- the part of a block in a tensor: elements elem .. elem + n - 1 of tensor
+ * `key`; `lane` owns its span */
 struct block_part {
     int64_t key, elem;
     int lane, n;
 };
 
-/* The part at element `e` of the flat buffer, the same in every lane; 0 between tensors. */
+/* Find the part at element `e` of the flat buffer, the same in every lane.
+ * Returns 0 between tensors. */
 __device__ inline int find_part(block_part *part, const zk_span &own, int64_t e)
 {
     int64_t past = e - own.at, i = past > 0 && own.stride > 0 ? past / own.stride : 0;
@@ -45,7 +47,7 @@ __device__ inline int find_part(block_part *part, const zk_span &own, int64_t e)
     return 1;
 }
 
-/* ---- warps of the launch: which one this is, and how many there are */
+/* ---- warps of the launch: number of this warp, number of all */
 __device__ inline int lane_here(void) { return (int)(threadIdx.x % ZK_WARP); }
 
 __device__ inline int64_t warp_here(void)

@@ -3,7 +3,7 @@
 #define ZK_CUDA_PHILOX_H
 #include <stdint.h>
 
-/* The counter becomes its random words. */
+/* Replace the counter by its random words. */
 static __device__ inline void philox(uint32_t c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -18,7 +18,7 @@ static __device__ inline void philox(uint32_t c[4], uint64_t key)
     }
 }
 
-/* counter, of a tensor's: becomes its words 0 .. 3 */
+/* Set c to words 0 .. 3 of a tensor's counter `counter`. */
 static __device__ inline void words(uint32_t c[4], uint64_t seed, uint64_t key, uint64_t counter)
 {
     c[0] = (uint32_t)counter, c[1] = (uint32_t)(counter >> 32);

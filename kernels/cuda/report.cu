@@ -1,7 +1,7 @@
-/* report.cu -- what a run reads back of the device: reports, means, a token drawn.
+/* report.cu -- results that a run reads back from the device: reports, means, a sampled token.
  *
- * Each of these waits for all work before it on the stream; none belongs to a step. What is read
- * passes through the pinned scratch, and the host works it out by the functions of a CPU.
+ * Each function waits for all earlier work of the stream; none is part of a step. The data passes
+ * through the pinned scratch, and the host computes the result with the functions of a CPU.
  */
 #include "cuda.h"
 

@@ -1,9 +1,13 @@
-/* rope.cu -- rotary positions: the table of cosines and sines, and turning query and key heads.
+/* rope.cu -- rotary position embedding: the table of cosines and sines, and the rotation of query
+ * and key heads.
+ *
+ *   y1 = x1 cos(a) - x2 sin(a); y2 = x2 cos(a) + x1 sin(a); a = position * freq[i]
+ *   x1, x2: elements i and i + D/2 of a head
  *
  * Invariants
- *  1. Angles are f64 products position * frequency, rounded to f32 only after sine and cosine; the
- *     bits are those of a CPU, here and when heads are turned.
- *  2. A thread reads both elements of its pairs before it writes them: y may be in.
+ *  1. Angles are products position * frequency in f64; only their sine and cosine are rounded to
+ *     f32. The bits of table and rotation are those of a CPU.
+ *  2. A thread reads both elements of its pairs before it writes them, so y may be `in`.
  */
 #include "pack.h"
 
@@ -11,13 +15,13 @@
 
 namespace {
 
-enum { SOME = 256 }; /* frequencies that a launch takes as its parameter */
+enum { SOME = 256 }; /* frequencies per launch, passed as a kernel parameter */
 
 struct frequencies {
     double of[SOME];
 };
 
-/* of pairs from .. from + n - 1; table [T, half, 2] */
+/* Fill the table [T, half, 2] for pairs from .. from + n - 1. */
 __global__ void fill_table(float *table, frequencies some, int64_t T, int half, int from, int n)
 {
     int64_t all = T * n, step = (int64_t)gridDim.x * blockDim.x;
@@ -31,7 +35,7 @@ __global__ void fill_table(float *table, frequencies some, int64_t T, int half, 
     }
 }
 
-/* (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), V pairs; angle [V, 2] */
+/* Rotate V pairs: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). angle: [V,2]. */
 template <int V>
 __device__ inline void turn(float (&x1)[V], float (&x2)[V], const float (&angle)[2 * V], float sign)
 {
@@ -42,8 +46,8 @@ __device__ inline void turn(float (&x1)[V], float (&x2)[V], const float (&angle)
     }
 }
 
-/* y, in [M, (H + 2*G) * 2*half]; H + G = turned, G = copied; by row position[m] of the table or,
- * where position is NULL, that of row m in its sample */
+/* y, in: [M, (H + 2*G) * 2*half]; turned = H + G, copied = G. The table's row is position[m], or,
+ * without position, the row of m in its sample. */
 template <class T, int V>
 __global__ void turn_heads(T *y, const T *in, const float *table, const int32_t *position,
                            int64_t M, int64_t length, int turned, int copied, int half, float sign)

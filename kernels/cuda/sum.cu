@@ -1,12 +1,13 @@
-/* sum.cu -- sums over gradients: leaves by canonical trees, squares exactly.
+/* sum.cu -- sums of gradients: gradients ("leaves") by a binary counter of pending nodes (zk_push
+ * in zk.h), squares exactly.
  *
  * Invariants
- *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
- *     sum of whole blocks and the next, as on a CPU: the bits are the same.
- *  2. A thread reads all it needs of its elements before it writes any of them, so a source may lie
- *     on the first node buffer.
- *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
- *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves; the sum of
+ *     whole blocks is extended likewise, as on a CPU: the bits are the same.
+ *  2. A thread reads all it needs of its elements before it writes any of them, so a source may be
+ *     the first node buffer.
+ *  3. The square of an f32 is exact in f64. The squares of a block are added in 16 lanes, element i
+ *     to lane i % 16 ascending, which are folded 8, 4, 2, 1; block sums are added as integers.
  */
 #include "part.h"
 
@@ -16,32 +17,32 @@
 struct push {
     float *node;       /* [buffers][stride] */
     const char *src;   /* leaf i: [n] at src + i * step */
-    const zk_ctl *ctl; /* counts the leaves that went before; NULL: none did */
+    const zk_ctl *ctl; /* has the number of earlier leaves; NULL: there are none */
     int64_t stride, step, count, n, total, mask, block;
 };
 
-enum { AHEAD = 4 }; /* leaves under way to a thread at a time */
-/* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves or blocks of
- * up to 2048. */
+enum { AHEAD = 4 }; /* leaves that a thread loads at a time */
+/* Levels of a counter, for pushes of up to 8 leaves; of blocks of up to 32; of up to 4096 leaves or
+ * blocks of up to 2048. */
 enum { SHALLOW = 3, MIDDLE = 6, DEEPEST = 12 };
 
-/* The nodes that are pending after so many leaves, a bit each */
+/* Return the nodes that are pending after so many leaves, a bit each. */
 static __device__ int64_t pending(const push &a, int64_t leaves)
 {
     return (leaves & (a.block - 1)) | (leaves < a.block ? 0 : a.block);
 }
 
-/* The pending node of 2^b leaves, or of all whole blocks */
+/* Return the buffer of the pending node of 2^b leaves, or of the sum of whole blocks. */
 static __device__ float *buffer(const push &a, int b)
 {
     return a.node + a.stride * __popcll((uint64_t)a.mask & ((1ull << b) - 1));
 }
 
-/* The binary counter of pending nodes for V elements from `at` on. Of blocks of less than 2^DEEP
- * leaves, or of `count` <= 2^DEEP leaves, only nodes below level DEEP are both made and used up
- * here: they are `level`, those of `made`. At most one is made above, `high` of level `top`: the
- * next would come 2^DEEP leaves later. Every other node is in its buffer. Levels are walked without
- * a way out: so they stay in registers. */
+/* The binary counter of pending nodes for V elements from `at` on. With blocks of less than 2^DEEP
+ * leaves, or count <= 2^DEEP leaves, only nodes below level DEEP can be both made and used by this
+ * push. They are `level`, and `made` says which exist. At most one node is made above, `high` of
+ * level `top`, because the next would come 2^DEEP leaves later. All other nodes are in their
+ * buffers. Loops over levels have no early exit, so that levels stay in registers. */
 template <int DEEP, int V> struct counter {
     float level[DEEP][V], high[V];
     uint32_t made;
@@ -58,7 +59,7 @@ static __device__ void start(counter<DEEP, V> &c, int64_t at, int64_t left)
     c.made = 0, c.top = 0, c.at = at, c.left = left;
 }
 
-/* The node of level b < DEEP, from wherever it is */
+/* Get the node of level b < DEEP from the counter or its buffer. */
 template <int DEEP, int V>
 static __device__ void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
 {
@@ -72,12 +73,13 @@ template <int V> static __device__ void join(float (&x)[V], const float (&older)
     for (int j = 0; j < V; j++) x[j] = older[j] + x[j];
 }
 
-/* Leaf number `leaf`, whose elements are x; x is used up. */
+/* Add leaf number `leaf`, whose elements are x; x is overwritten. */
 template <int DEEP, int V>
 static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
     int stop = __ffsll(~leaf | a.block) - 1, b = DEEP; /* the level where the carry stops */
-    int joins = stop + (leaf >= a.block && a.block >> stop == 1); /* whole blocks lie there */
+    /* one more if that is the level of whole blocks */
+    int joins = stop + (leaf >= a.block && a.block >> stop == 1);
     float older[V];
 #pragma unroll
     for (int i = 0; i < DEEP; i++) {
@@ -97,7 +99,7 @@ static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, fl
     c.top = stop;
 }
 
-/* Of all leaves some are still to come: what was made here goes to its buffer. */
+/* Store the nodes made by this push to their buffers, as more leaves will come. */
 template <int DEEP, int V> static __device__ void keep(const counter<DEEP, V> &c, const push &a)
 {
 #pragma unroll
@@ -106,8 +108,8 @@ template <int DEEP, int V> static __device__ void keep(const counter<DEEP, V> &c
     if (c.top) stow(buffer(a, c.top) + c.at, c.high, c.left);
 }
 
-/* All leaves are there: the pending nodes `have`, newest first, become one in the first buffer.
- * The newest is the first that is found: nothing is added to it. */
+/* After the last leaf, add the pending nodes `have`, newest first, into the first buffer. The
+ * newest is taken as it is. */
 template <int DEEP, int V>
 static __device__ void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
 {
@@ -150,7 +152,8 @@ template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256
     }
 }
 
-/* Leaves of the largest tree that a push may make a node of: its own, or less than two blocks */
+/* Return the leaves of the largest tree of which a push may make a node: its own leaves, or less
+ * than two blocks. */
 static int64_t deepest(int64_t count, int64_t block) { return zk_least(count, 2 * block - 1); }
 
 template <class T, int V>
@@ -170,8 +173,8 @@ template <class T> static void push_leaves(zk *k, const zk_launch *L, const push
     else push_packs<T, 4>(k, L, a);
 }
 
-/* Bytes from each source to the next; a sum of others than evenly spaced ones, or of more than the
- * levels hold, would be wrong. */
+/* Return the bytes from each source to the next. Exits if the sources are not evenly spaced or
+ * exceed the levels, as the sum would be wrong. */
 static int64_t spacing(const void *const *src, int64_t count, int64_t block)
 {
     int64_t step = count > 1 ? (const char *)src[1] - (const char *)src[0] : 0, even = 1;
@@ -205,10 +208,12 @@ void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
     ZK_LAUNCH(k, L, 0, count_leaves, ctl, leaves);
 }
 
-/* ---- squares. Four threads add up a block, four lanes each; a warp takes EIGHT blocks at once. */
+/* ---- squares. Four threads sum a block, with four lanes each; a warp
+ * takes EIGHT blocks at once. */
 enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
 
-/* Sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads; this is `quarter` */
+/* Return the sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads, of which this
+ * is number `quarter`. */
 static __device__ double square_block(const float *g, int n, int quarter)
 {
     double lane[FOUR] = {0, 0, 0, 0};
@@ -223,7 +228,7 @@ static __device__ double square_block(const float *g, int n, int quarter)
     return lane[0] + lane[2] + (lane[1] + lane[3]);
 }
 
-/* Adds s to the thread block's limbs; what cannot be split is counted after them. */
+/* Add s to the thread block's limbs; the entry after them counts values that cannot be split. */
 static __device__ void add_limbs(unsigned long long *limb, double s)
 {
     uint32_t digit[3];

@@ -1,13 +1,13 @@
 /* tune.cu -- the table of algorithms for cuBLASLt's products: found by timing, kept in a file.
  *
- * A file is lines of text: which GPU and library it is for; a line for every product, with the
+ * A file is text: a line with the GPU and the library that it is for; a line per product, with the
  * eight words of its cublasLtMatmulAlgo_t ("can be trivially serialized and later restored for use
- * with the same version of cuBLAS library", cublasLt.h); and the sum of all bytes before.
+ * with the same version of cuBLAS library", cublasLt.h); and a checksum of all bytes before.
  *
  * Invariants
- *  1. A process has one GPU and one table. What is not in the table is the library's own choice.
- *  2. A table is used as it stands or not at all, and only by the GPU and library that it names.
- *  3. No file with its final name is ever half-written.
+ *  1. A process has one GPU and one table. For products not in the table the library chooses.
+ *  2. A table is used unchanged or not at all, and only by the GPU and library that it names.
+ *  3. No file is ever half-written under its final name.
  */
 #include "cuda.h"
 #include "tune.h"
@@ -21,7 +21,7 @@ enum { MOST_PRODUCTS = 256, MOST_BYTES = 1 << 20, LINE = 512 };
 
 static struct {
     bool timing, used;
-    int n, found, other; /* products; found in the table, or not, since */
+    int n, found, other; /* products; lookups that were found or not */
     uint64_t sum;
     tuned row[MOST_PRODUCTS];
 } table;
@@ -46,8 +46,8 @@ const uint64_t *tune_find(const char *key)
     return NULL;
 }
 
-/* ---- the file's text */
-/* FNV-1a of n bytes */
+/* ---- the text of the file */
+/* Return the FNV-1a hash of n bytes. */
 static uint64_t sum_of(const char *text, size_t n)
 {
     uint64_t sum = 0xcbf29ce484222325ull;
@@ -55,7 +55,7 @@ static uint64_t sum_of(const char *text, size_t n)
     return sum;
 }
 
-/* What a table is for: the present GPU and library */
+/* Describe the device that a table is for: the current GPU and the library. */
 static void describe_device(char line[LINE])
 {
     int device = 0;
@@ -106,7 +106,7 @@ static int say(int result, char *why, size_t n, const char *format, ...)
     return result;
 }
 
-/* The whole file; the caller frees it. NULL: errno says why */
+/* Return the whole file, which the caller frees, or NULL with errno set. */
 static char *load(const char *path, size_t *n)
 {
     FILE *f = fopen(path, "re");
@@ -121,7 +121,7 @@ static char *load(const char *path, size_t *n)
     return NULL;
 }
 
-/* Whole: lines, the last of them the sum of the others, which is cut off */
+/* Check that the text is complete: its last line is the sum of the others. Cuts that line off. */
 static bool whole(char *text, size_t n)
 {
     char *last = n && text[n - 1] == '\n' ? text + n - 1 : text;

@@ -1,4 +1,4 @@
-/* clock.c -- the times of --profile on a CPU, which a queue's thread takes itself. */
+/* clock.c -- the times of --profile on a CPU: the thread of a queue reads the clock itself. */
 #include "cpu.h"
 
 const int zr_is_gpu = 0;

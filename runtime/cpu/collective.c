@@ -1,14 +1,14 @@
-/* collective.c -- the collectives of CPUs: what peers of this host have is read where it lies, what
- * others have comes over a wire, whole pieces into their final places; sums are made here.
+/* collective.c -- collectives on CPUs. Data of peers on this host is read in place; data of other
+ * hosts comes over a wire, as whole pieces into their final places. Sums are computed here.
  *
  * A collective is a turn of its queue (zr_seats.c): rank r has arrived at it when its pieces can be
  * read, and is done with it when it has read all it needs. The end of an all-to-all is a turn of
- * its own, maybe of another queue: rank r has arrived at it when it has read.
+ * its own, possibly on another queue: rank r arrives at it after it has read.
  *
  * Invariants
  *  1. A rank writes only its own arena.
- *  2. What is moved is bytes; what is summed is integers: no result depends on where peers are.
- *  3. What goes over the wire has gone when the command is over: its source may be written then.
+ *  2. Only bytes are moved and only integers are summed, so no result depends on where peers are.
+ *  3. Data to be sent has been sent when the command ends: its source may be overwritten then.
  */
 #define _GNU_SOURCE
 #include "cpu.h"
@@ -18,12 +18,12 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { SPINS = 200, NAP_NS = 50000 }; /* looks at the wire before it sleeps between them */
-enum { STREAMED = 1 << 20 };          /* a piece of so many bytes or more goes past the caches */
+enum { SPINS = 200, NAP_NS = 50000 }; /* polls of the wire before it sleeps between them */
+enum { STREAMED = 1 << 20 }; /* pieces of at least this many bytes are written past the caches */
 
 static uint32_t arrive(zr *z, int queue) { return zr_arrive(z, queue, &z->t->lane[queue].turn); }
 
-/* Until every peer of this host has come to turn n. */
+/* Wait until every peer on this host has arrived at turn n. */
 static void all_arrived(zr *z, int queue, int group, uint32_t n)
 {
     const zr_members *of = z->group + group;
@@ -33,7 +33,8 @@ static void all_arrived(zr *z, int queue, int group, uint32_t n)
     }
 }
 
-/* This rank has read what it needs; until every peer of this host has, too. */
+/* Announce that this rank has read its pieces, and wait until every
+ * peer on this host has too. */
 static void all_read(zr *z, int queue, int group, uint32_t n)
 {
     zr_set(&z->seat[z->rank]->turn[queue].read, n);
@@ -53,8 +54,9 @@ static void count_pieces(zr *z, int queue, int group, int64_t bytes)
 
 /* ---- the wire */
 
-/* To every rank r of another host the piece at from + r * step, from it the piece for to + r *
- * to_step; first those that come, so that a place is known when they do. */
+/* For every rank of another host, start to receive the piece for to + place * to_step
+ * and to send the piece at from + place * step. Receives come first, so that a piece has
+ * its place when it arrives. */
 static void begin_exchange(zr *z, int queue, int group, const char *from, int64_t step, char *to,
                            int64_t to_step, int64_t bytes)
 {
@@ -67,12 +69,13 @@ static void begin_exchange(zr *z, int queue, int group, const char *from, int64_
         if (!z->t->peer[r]) w->receive(z, queue, r, to + m * to_step, bytes);
     }
     for (int i = 1; w && i < ranks; i++) {
-        int m = (mine + i) % ranks, r = of->rank[m]; /* not all to the same at once */
+        /* not all ranks send to the same one at once */
+        int m = (mine + i) % ranks, r = of->rank[m];
         if (!z->t->peer[r]) w->send(z, queue, r, from + m * step, bytes);
     }
 }
 
-/* Until what goes and comes over the wire has gone and come */
+/* Wait until all pieces on the wire have been sent and received. */
 static void await(zr *z, int queue)
 {
     const struct timespec nap = {0, NAP_NS};
@@ -85,7 +88,7 @@ static void await(zr *z, int queue)
     }
 }
 
-/* ---- ZR_UNMAP_PEERS: peers' arenas can be read only while a collective is in progress */
+/* ---- ZR_UNMAP_PEERS: peers' arenas can only be read during a collective */
 
 static void protect(zr *z, int protection)
 {
@@ -95,7 +98,7 @@ static void protect(zr *z, int protection)
             zr_fail(z, ZR_ENVIRONMENT, "changing the protection of rank %d's arena", r);
 }
 
-/* by: +1 at a collective's begin, -1 at its end; queues overlap. */
+/* by: +1 when a collective begins, -1 when it ends; queues may overlap. */
 static void readable(zr *z, int by)
 {
     if (!z->t->unmap) return;
@@ -108,8 +111,8 @@ static void readable(zr *z, int by)
 
 /* ---- gather */
 
-/* Large pieces are written with non-temporal stores: no line is fetched only to be overwritten, and
- * what is written evicts nothing. */
+/* Copy a piece. Large pieces are written with non-temporal stores, which neither fetch lines that
+ * are overwritten nor evict others. */
 static void copy_piece(char *to, const char *from, int64_t bytes)
 {
     enum { LINE = 4 * sizeof(__m128i) };
@@ -156,7 +159,7 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
         &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes, group}});
 }
 
-/* ---- all to all: read in place, or from the inbox */
+/* ---- all-to-all: pieces are read in place, or from the inbox */
 
 static const void **sources_in(zr *z, const char *what, int64_t to)
 {
@@ -188,7 +191,7 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes, to, group}});
 }
 
-/* A program that has these is not made for a CPU. */
+/* Never reached in a correct program: the generator refuses the CPU target with fast reductions. */
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type)
 {
@@ -217,15 +220,15 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 
 /* ---- allreduce */
 
-/* sum[n] += what lies there */
+/* Add n integers to sum[n]. */
 static void add_ints(uint64_t *sum, const void *there, int64_t n)
 {
     const uint64_t *x = there;
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* to[n] = sum over ranks of from[n], n <= ZR_PART; all have read before anything is written, so
- * that `to` may be `from`. */
+/* to[n] = the sum of from[n] over ranks, n <= ZR_PART. All ranks have read before anything is
+ * written, so `to` may be `from`. */
 static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
     uint64_t sum[ZR_PART] = {0}, *theirs = z->t->theirs[queue];

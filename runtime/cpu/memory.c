@@ -1,10 +1,11 @@
-/* memory.c -- a rank's arenas: is there room on its host, taking their pages, copies in and out.
+/* memory.c -- a rank's arenas: whether its host has room for them, allocating their pages, copies
+ * in and out.
  *
- * What peers read of them lies in memory files that have no name, so that nothing is left behind
+ * The parts that peers read are in memory files without a name, so that nothing is left behind
  * however a run ends.
  *
  * Invariants
- *  1. Memory that is promised is taken at the start: a lack of it shows here and not in a step.
+ *  1. Memory is allocated in full at the start, so that a shortage shows here and not in a step.
  */
 #define _GNU_SOURCE
 #include "cpu.h"
@@ -20,10 +21,10 @@
 
 enum { PAGE = 4096, HUGE = 2 << 20 }; /* a huge page */
 
-/* ---- is there room */
+/* ---- room */
 
-/* Less in *left, if the memory group at `path` allows less; -1: no limit. Pages of files that were
- * not used for a while can be had back. */
+/* Lower *left (-1: no limit) to the bytes that the memory group at `path` still allows. Pages of
+ * files not used for a while count as free. */
 static void look_at_limit(const char *path, int version, int64_t *left)
 {
     char file[2 * ZR_FILE];
@@ -66,10 +67,10 @@ void zr_check_memory(zr *z, int ranks)
                 zr_gib(ranks * each), ranks, each, zr_gib(group));
 }
 
-/* ---- near its cores */
+/* ---- keeping ranks near their memory */
 
-/* Where the cores allowed share no cache, one of `ranks` that share them keeps to its part: its
- * arena is then near it. */
+/* Pin one of `ranks` that share the allowed cores to its part of them, if these share no cache. Its
+ * arena is then close to it. */
 void zr_keep_apart(int rank, int ranks)
 {
     zr_cpus allowed, mine;
@@ -81,7 +82,7 @@ void zr_keep_apart(int rank, int ranks)
 
 int64_t zr_pages(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-/* Takes the pages now, so that a lack of memory shows here and not in a step. */
+/* Allocate the pages now, so that a shortage of memory shows here and not in a step. */
 static int populate(char *at, int64_t bytes)
 {
     if (!madvise(at, (size_t)bytes, MADV_POPULATE_WRITE)) return 0;
@@ -90,8 +91,8 @@ static int populate(char *at, int64_t bytes)
     return 0;
 }
 
-/* In huge pages where the system has them: they are quicker to take and reach. A core dump without
- * arenas is a small one. */
+/* Check a mapping. Huge pages, where the system has them, are faster to allocate and to access.
+ * Core dumps leave arenas out, to stay small. */
 static char *mapped(zr *z, void *at, int64_t bytes)
 {
     if (at == MAP_FAILED)
@@ -125,7 +126,7 @@ char *zr_common(zr *z, int file, int64_t offset, char *at, int protection)
     return mapped(z, mmap(at, (size_t)z->t->common, protection, flags, file, offset), z->t->common);
 }
 
-typedef struct slice { /* of an arena, for a thread to take */
+typedef struct slice { /* a part of an arena for one thread to allocate */
     char *at;
     int64_t bytes;
     int started, error;
@@ -139,7 +140,8 @@ static void *take_slice(void *arg)
     return NULL;
 }
 
-/* By all of the rank's threads; what none can be started for, by this one. */
+/* Allocate pages with all of the rank's threads; this thread does the parts for
+ * which none can be started. */
 void zr_take_pages(zr *z, char *at, int64_t bytes)
 {
     int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;
@@ -197,6 +199,6 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
     zr_progress_next(z);
 }
 
-/* ---- what this target does not have */
+/* ---- functions that this target does not need */
 
 void zr_epilogue(zr *z) { (void)z; }

@@ -1,6 +1,5 @@
-/* near.c -- ranks that this program starts, all on this host: each can read what is common of the
- * others' arenas.
- */
+/* near.c -- ranks that this program starts, all on this host: each can read the common part of the
+ * others' arenas. */
 #define _GNU_SOURCE
 #include "cpu.h"
 #include <sys/mman.h>
@@ -28,7 +27,7 @@ void zr_arena(zr *z)
 {
     zr_target *t = z->t;
     t->peer = zr_get(z, z->ranks, sizeof *t->peer);
-    /* one range: the common part from the memory file, the rest private */
+    /* one range of addresses: the common part from the memory file, the rest private */
     t->arena = zr_common(z, t->memory, z->rank * t->common, zr_private(z, t->room),
                          PROT_READ | PROT_WRITE);
     t->host = zr_private(z, z->p->hosted);

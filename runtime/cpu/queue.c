@@ -1,19 +1,19 @@
-/* queue.c -- the queues of one rank: who runs which command when.
+/* queue.c -- the queues of one rank: which thread runs which command, and when.
  *
- * A queue is a ring of commands and a thread that runs them in order. An event is a place in a
- * queue: zr_record notes how many commands that queue had, zr_wait makes a queue wait until the
- * other has finished that many. So nothing runs for a record, and one event may be recorded anew,
- * on any queue, while older waits for it are pending.
+ * A queue is a ring of commands and a thread that runs them in order. An event is a position in a
+ * queue: zr_record notes how many commands that queue has been issued, and zr_wait makes a queue
+ * wait until the other has finished that many. So a record runs no command, and an event may be
+ * recorded again, on any queue, while older waits for it are pending.
  *
- * Modes. eager: ZR_MAIN's commands run at once on the rank's own thread, the others as soon as
- * they can. late: inside a step every queue has its thread, and a command runs only when somebody
- * demands it: a wait, a full ring, or whoever drains. shuffled: a seeded coin says for each command
- * whether it is held like that or not, a drain empties the queues in a seeded order, and threads
- * pause at random. In late and shuffled what is dead is filled with NaN.
+ * Modes. eager: ZR_MAIN's commands run at once on the rank's own thread, those of other queues as
+ * soon as possible. late: inside a step every queue has its thread, and a command runs only when it
+ * is demanded by a wait, a full ring or a drain. shuffled: a seeded coin decides for each command
+ * whether it is held like that, a drain empties the queues in a seeded order, and threads pause at
+ * random. In late and shuffled, dead slots are filled with NaN.
  *
  * Invariants
- *  1. What is held and what is demanded depends on the seed and the program alone, never on the
- *     rank or on time: as one rank alone cannot block itself, ranks together cannot.
+ *  1. Which commands are held and demanded depends only on the seed and the program, never on the
+ *     rank or on time. One rank alone cannot block itself, and so ranks together cannot either.
  *  2. No queue's thread holds the lock while it runs a command.
  */
 #define _GNU_SOURCE
@@ -23,9 +23,9 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- demanding */
+/* ---- demand */
 
-/* Whoever waits for the first n commands of a queue says so here; the lock is held. */
+/* Demand the first n commands of a queue and wait for them. The lock is held. */
 static void demand(zr *z, zr_lane *q, int64_t n)
 {
     if (q->demanded < n) {
@@ -56,7 +56,7 @@ void zr_drain(zr *z)
 {
     int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP,  ZR_HOST,   ZR_DOWN,
                             ZR_LOAD, ZR_FETCH, ZR_SUM, ZR_REDUCE, ZR_GATHER};
-    /* late: who takes before who gives */
+    /* for mode late: consumers before producers */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
         order[i] = order[j];
@@ -110,7 +110,7 @@ void zr_wait(zr *z, int queue, int event)
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
     if (graph == ZR_UPDATE) zr_writer_before_update(z);
-    issue(z); /* which costs little beside the work */
+    issue(z); /* issuing costs little compared with the work */
 }
 
 void zr_ready(zr *z, int graph, void (*issue)(zr *z)) { (void)z, (void)graph, (void)issue; }
@@ -133,7 +133,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 static void run_poison(zr *z, int queue, const zr_command *c)
 {
     int64_t at = c->i[0], bytes = c->i[1];
-    memset(zr_arena_of(z, queue) + at, 0xff, (size_t)bytes); /* NaN in f32 and in halves */
+    memset(zr_arena_of(z, queue) + at, 0xff, (size_t)bytes); /* NaN in f32, bf16 and f16 */
 }
 
 void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
@@ -168,13 +168,13 @@ static void pause_a_little(zr_lane *q)
     if (zr_random(&q->pause) % 4 == 0) nanosleep(&t, NULL);
 }
 
-/* Is the next command held until it is demanded? */
+/* Return whether the next command is held until it is demanded. */
 static int held(zr *z, zr_lane *q)
 {
     return z->o->mode == ZR_LATE || (z->o->mode == ZR_SHUFFLED && zr_random(&q->coin) % 2);
 }
 
-/* Runs the next command; the lock is held before and after. */
+/* Run the next command. The lock is held before and after. */
 static void run_next(zr *z, zr_lane *q)
 {
     int hold = held(z, q);
@@ -201,14 +201,14 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 static void start(zr *z, int queue)
 {
     zr_lane *q = &z->t->lane[queue];
     q->z = z;
     q->ring = zr_get(z, ZR_RING, sizeof *q->ring);
-    memset(q->ring, 0, ZR_RING * sizeof *q->ring); /* its pages are taken now */
+    memset(q->ring, 0, ZR_RING * sizeof *q->ring); /* allocates its pages now */
     q->coin = z->o->seed * ZR_QUEUES + (uint64_t)queue;
     q->pause = q->coin ^ (uint64_t)(z->rank + 1) << 32;
     int error = pthread_create(&q->thread, NULL, work, q);

@@ -1,14 +1,15 @@
-/* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers.
+/* collective.c -- collectives on GPUs: NCCL moves whole pieces and adds integers.
  *
- * A group has a communicator for each queue that it meets on, so that queues may overlap. The first
- * is that of all ranks on ZR_MAIN; all others are split from it, and a rank's number in one is its
- * place in the group.
+ * A group has one communicator for each queue on which it has collectives, so that queues may
+ * overlap. The first communicator is that of all ranks on ZR_MAIN; the others are split from it. A
+ * rank's number in a communicator is its place in the group.
  *
  * Invariants
- *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm, but
- *     that of zr_reducescatter (train.reduction: fast), whose algorithm is fixed (device.c).
- *  2. No call blocks: whoever waits can be stopped, and the watchdog can speak.
- *  3. A rank's piece of its own does not go through NCCL.
+ *  1. Only bytes are moved and only int64 are summed, so no result depends on NCCL's algorithm,
+ *     except that of zr_reducescatter (train.reduction: fast), whose algorithm is fixed (device.c).
+ *  2. No call blocks, so that a rank that waits can be stopped, and the watchdog can report.
+ *  3. The own piece of an all-to-all, and all pieces of a group of one rank, are copied
+ *     without NCCL.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -26,7 +27,7 @@ static ncclComm_t *comm_of(const zr *z, int queue, int group)
     return z->t->comm + queue * z->p->ngroups + group;
 }
 
-/* What a message adds where it is not of all ranks */
+/* Return the text that a message adds for a group other than all ranks. */
 static const char *whose(const zr *z, int group, char text[ZR_WHOSE])
 {
     text[0] = 0;
@@ -34,9 +35,9 @@ static const char *whose(const zr *z, int group, char text[ZR_WHOSE])
     return text;
 }
 
-/* ---- NCCL's answers */
+/* ---- results of NCCL */
 
-/* A peer's end is an error of NCCL, too. */
+/* Check for ranks that have died, because NCCL reports that as an error too. */
 static void ask_for_deaths(zr *z)
 {
     zr_plane_grace(z);
@@ -60,13 +61,13 @@ static void must(zr *z, int queue, int group, ncclResult_t result, const char *w
             ncclGetLastError(comm));
 }
 
-/* The watchdog asks no questions from here on, and again from there on. */
+/* Keep the watchdog from calling NCCL between enter and leave. */
 static void enter(zr *z) { pthread_mutex_lock(&z->t->within); }
 
 static void leave(zr *z) { pthread_mutex_unlock(&z->t->within); }
 
-/* What the watchdog asks. A question ends a call that went on by itself, which two threads must not
- * do at once: while the rank's own thread is within NCCL, it asks. */
+/* The watchdog's check of NCCL. Asking for an error completes a pending call, which two threads
+ * must not do at once; while the rank's own thread is inside NCCL, that thread asks instead. */
 static void look(zr *z)
 {
     if (pthread_mutex_trylock(&z->t->within)) return;
@@ -85,16 +86,16 @@ static void look(zr *z)
     leave(z);
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
-/* Does a group have collectives on a queue? */
+/* Return whether a group has collectives on a queue. */
 static int meets(const zr *z, int queue, int group)
 {
     if (z->group[group].ranks == 1) return 0;
     return z->p->meets ? (int)(z->p->meets[group] >> queue & 1) : zr_uses(z, queue);
 }
 
-/* A group's instances are of one colour each: that of their first rank. */
+/* Split a group's communicator. Each instance of a group has its own color: its first rank. */
 static void split(zr *z, int queue, int group, ncclConfig_t *config)
 {
     static const char what[] = "making a communicator";
@@ -120,8 +121,8 @@ void zr_communicators(zr *z)
     _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
     if (z->p->blocks) config.maxCTAs = config.nvlsCTAs = z->p->blocks;
-    /* beside other communicators the first adds some hundred bytes: one block, and no buffers of
-     * switches */
+    /* with other communicators present the first one only adds a few hundred bytes:
+     * one block, no NVLS buffers */
     ncclConfig_t small = config;
     t->comm = zr_get(z, communicators(z), sizeof(ncclComm_t));
     if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE) || z->p->meets)
@@ -153,9 +154,9 @@ void zr_part(zr *z)
     }
 }
 
-/* ---- pieces */
+/* ---- moving pieces */
 
-/* The communicator for what is issued now */
+/* Return the communicator for a collective; fails if the group has none on this queue. */
 static ncclComm_t on(zr *z, int queue, int group, const char *what)
 {
     ncclComm_t comm = *comm_of(z, queue, group);
@@ -167,7 +168,7 @@ static ncclComm_t on(zr *z, int queue, int group, const char *what)
     return comm;
 }
 
-/* A piece of the rank's own, from one place of the arena to another. */
+/* Copy the rank's own piece from one place of the arena to another. */
 static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t bytes)
 {
     if (to == from) return;
@@ -177,8 +178,9 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
             "copying a piece");
 }
 
-/* Every rank's piece, this rank's from `mine`, to to + its place * to_step: a ring each, issued at
- * once. Sends to every peer would pass a node's wire once for each. */
+/* Gather every rank's piece to to + place * to_step, with this rank's at `mine`: one
+ * broadcast ring for each piece, issued together. Sends to every peer would cross a node's
+ * link once for each of them. */
 static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t mine, int64_t to,
                       int64_t to_step, int64_t bytes)
 {
@@ -196,7 +198,8 @@ static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t 
     leave(z);
 }
 
-/* To the peer at every place p the piece at from + p*step; from it the piece for to + p*bytes. */
+/* Send the piece at from + p*step to the peer at every place p, and receive
+ * its piece to to + p*bytes. */
 static void exchange(zr *z, int queue, int group, cudaStream_t stream, int64_t from, int64_t step,
                      int64_t to, int64_t bytes)
 {
@@ -225,7 +228,7 @@ static void counted(zr *z, int queue, int group, int64_t bytes)
     z->queue[queue].messages++;
 }
 
-/* Of a ring, which leaves a host once, whatever the ranks there */
+/* Count the bytes of a ring, which leaves a host only once, however many ranks that host has. */
 static void counted_ring(zr *z, int queue, int group, int64_t bytes)
 {
     const zr_members *of = z->group + group;
@@ -260,7 +263,7 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
     zr_note_end(z, note);
 }
 
-/* What a slot of the inbox has of each place. */
+/* Return the sources of an inbox slot, one for each place. */
 static const void **sources_of(zr *z, const char *what, int64_t to)
 {
     return z->t->sources + (int64_t)zr_inbox(z, what, to) * z->ranks;
@@ -274,7 +277,7 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     int ranks = z->group[group].ranks, place = z->group[group].place;
     int64_t mine = at + place * step;
     const void **sources = sources_of(z, "alltoall", to);
-    if (ranks == 1) to = mine; /* where it lies */
+    if (ranks == 1) to = mine; /* read it in place */
     exchange(z, queue, group, stream, at, step, to, bytes);
     keep(z, stream, to + place * bytes, mine, bytes);
     for (int m = 0; m < ranks; m++) sources[m] = z->t->arena + to + m * bytes;
@@ -282,8 +285,8 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     zr_note_end(z, note);
 }
 
-/* A whole shard is a reduce-scatter. Pieces of it do not lie side by side: each rank's is reduced
- * to its owner. */
+/* A whole shard is one reduce-scatter. Pieces of shards are not adjacent, so each
+ * is reduced to its owner. */
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type)
 {
@@ -315,7 +318,8 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
 
 const void *const *zr_sources(zr *z, int64_t to) { return sources_of(z, "sources", to); }
 
-/* The exchange was complete on its stream when every peer had this rank's pieces. */
+/* Nothing to wait for: the exchange completed on its stream when every
+ * peer had this rank's pieces. */
 void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
     uint32_t last = zr_unmark(z, "done", queue, &at, 1);

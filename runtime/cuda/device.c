@@ -1,8 +1,8 @@
 /* device.c -- a rank's GPU: which one, its arenas in device and in pinned memory, copies.
  *
  * Invariants
- *  1. There is one allocation of device memory and one of pinned memory, both made at the start;
- *     the first, and the host arena in the second, are all zero.
+ *  1. There is one allocation of device memory and one of pinned memory, both made at the start.
+ *     The device arena, and the host arena in pinned memory, are all zero.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -14,7 +14,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* ---- before the ranks start: nothing of CUDA, which does not survive a fork */
+/* ---- before the ranks start: no CUDA, which does not survive a fork */
 
 void zr_prepare(zr *z)
 {
@@ -22,12 +22,12 @@ void zr_prepare(zr *z)
     zr_find_launcher(z);
 }
 
-/* ---- which device */
+/* ---- choice of the device */
 
 static void set(const char *name, const char *value) { setenv(name, value, 0); }
 
-/* Up to 2.31, buffers that a graph registers may hang NCCL on InfiniBand, without an error
- * (nccl#2389): between hosts they are registered with later versions only. */
+/* Before NCCL 2.32, buffers registered for graphs may hang NCCL on InfiniBand without an error
+ * (nccl#2389). Between hosts they are registered with later versions only. */
 enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
 
 static void set_up_hosts(zr *z)
@@ -41,13 +41,13 @@ static void set_up_hosts(zr *z)
              z->t->nccl);
 }
 
-/* Are steps launched anew, with peers' collectives between their kernels? */
+/* Return whether steps are launched anew, with collectives between their kernels. */
 static int unrecorded(const zr *z)
 {
     return z->ranks > 1 && (z->o->no_graph || z->o->profile || zr_uses(z, ZR_HOST));
 }
 
-/* By these NCCL takes more or less than the plan counts beside the arena. */
+/* Report NCCL variables that change NCCL's memory from the amount that the plan counts. */
 static void tell_taken(zr *z)
 {
     static const char *const names[] = {
@@ -62,26 +62,26 @@ static void tell_taken(zr *z)
                      getenv(names[i]));
 }
 
-/* What the libraries read when they start; what the user has set stays. */
+/* Set the variables that libraries read when they start. Variables that the user has set stay. */
 static void set_up_libraries(zr *z, int shared)
 {
     char host[16], channels[16];
     tell_taken(z);
-    /* A kernel that is loaded at its first launch waits for the device, where a collective may wait
-     * for a peer that waits likewise; graphs are recorded before anything waits. */
+    /* A kernel that is loaded at its first launch waits for the device, where a collective may be
+     * waiting for a peer that waits likewise. Graphs are captured before anything waits. */
     set("CUDA_MODULE_LOADING", unrecorded(z) ? "EAGER" : "LAZY");
     set("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
     if (!z->o->no_graph) set("NCCL_GRAPH_MIXING_SUPPORT", "0");
-    /* an all-to-all takes 12 MiB for each channel and peer, up to 32 channels where nobody bounds
-     * them; 8 hide behind backward (gen/zg/facts/reserve.py counts them), fewer within a margin */
+    /* An all-to-all takes 12 MiB per channel and peer, with up to 32 channels if not limited. 8 are
+     * hidden behind backward (gen/zg/facts/reserve.py counts them); a margin allows fewer. */
     snprintf(channels, sizeof channels, "%d", z->p->margin ? z->p->channels : 8);
     set("NCCL_MAX_P2P_NCHANNELS", channels);
     set_up_hosts(z);
-    /* sums of floats have one order; nothing else of these two functions is used */
+    /* sums of floats must have one order; these two functions are used for nothing else */
     set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
     set("NCCL_PROTO", "reducescatter:simple;reduce:simple");
     if (!shared) return;
-    /* Ranks of one device pass for ranks of as many hosts. */
+    /* ranks on one device pretend to be on as many hosts */
     snprintf(host, sizeof host, "rank%d", z->rank);
     set("NCCL_HOSTID", host);
     set("NCCL_NET", "Socket");
@@ -90,10 +90,11 @@ static void set_up_libraries(zr *z, int shared)
     set("NCCL_P2P_DISABLE", "1");
 }
 
-/* Two tasks that each see a device may see the same one: only its UUID tells. Of an instance of a
- * GPU (MIG) the driver's cuDeviceGetUuid gives its own, which the runtime's documentation does not
- * promise; were it the GPU's, ranks on two instances of one would be refused here, as NCCL 2.28
- * refuses them itself (it goes by PCI addresses). */
+/* Fail if two ranks have the same device. Two tasks that each see one device may see the same;
+ * only its UUID tells. For an instance of a GPU (MIG) the driver's cuDeviceGetUuid returns its
+ * own UUID, which the runtime's documentation does not promise. If it returned the GPU's, ranks
+ * on two instances of one GPU would be refused here, as NCCL 2.28 refuses them itself (it
+ * compares PCI addresses). */
 static void claim_device(zr *z, int share)
 {
     char text[48] = "";
@@ -110,7 +111,7 @@ static void claim_device(zr *z, int share)
                    "fewer cluster.ranks, or set ZR_SHARE_GPU=1 for a test");
 }
 
-/* Can each of the first n devices reach the others' memory? */
+/* Return whether each of the first n devices can access the others' memory. */
 static int direct(zr *z, int n)
 {
     int can = 1;
@@ -120,8 +121,8 @@ static int direct(zr *z, int n)
     return can;
 }
 
-/* Else NCCL's pieces go through files in /dev/shm: where these have no room, and containers have
- * 64 MiB, its error does not say so. */
+/* Warn if GPUs cannot access each other's memory. NCCL then moves pieces through files in /dev/shm,
+ * which has 64 MiB in containers, and NCCL's error does not say when it is full. */
 static void tell_indirect(zr *z, int alone, int ranks)
 {
     struct statvfs shm;
@@ -139,8 +140,8 @@ static void tell_indirect(zr *z, int alone, int ranks)
              zr_gib((int64_t)bytes));
 }
 
-/* Rank r takes device r; fails where there is none for it. A launcher may show each task one
- * device alone. */
+/* Choose a device: rank r takes device r. Fails if there is none. A launcher may show
+ * each task one device only. */
 static void choose(zr *z)
 {
     int devices = 0, share = zr_setting(z, "ZR_SHARE_GPU", 1) != 0;
@@ -152,7 +153,7 @@ static void choose(zr *z)
                 "one with cuda-compat), shows one (nvidia-smi), or build out/train, which needs "
                 "none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
-    int alone = z->far && devices == 1; /* what is visible is this task's own */
+    int alone = z->far && devices == 1; /* the visible device is this task's own */
     int ranks = z->far ? z->net.neighbours : z->here;
     if (devices < ranks && !share && !alone)
         zr_fail(z, ZR_ENVIRONMENT,
@@ -160,7 +161,7 @@ static void choose(zr *z)
                 "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test",
                 devices, ranks);
     z->t->device = (z->net.local + z->rank - z->lowest) % devices;
-    if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0) /* before anything makes its context */
+    if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0) /* before any call makes the context */
         zr_cuda(z,
                 cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,
                                cudaInitDeviceFlagsAreValid),
@@ -170,7 +171,7 @@ static void choose(zr *z)
     if (!share) tell_indirect(z, alone, ranks);
 }
 
-/* Of a device's processors some must be left to products. */
+/* Fail unless the margin leaves SMs to products. */
 static void check_margin(zr *z)
 {
     int all = 0;
@@ -193,8 +194,8 @@ static int64_t free_bytes(zr *z, int64_t *all)
     return (int64_t)some;
 }
 
-/* Memory of NCCL's own allocator is registered where a graph's collectives use it: peers then read
- * and write it in place. Every rank has the same offsets in it. */
+/* Allocate device memory. NCCL's allocator registers it if a graph's collectives use it, so that
+ * peers read and write it in place. Every rank has the same offsets in it. */
 static int take(const zr *z, void **at, size_t bytes)
 {
     return z->ranks > 1 ? ncclMemAlloc(at, bytes) == ncclSuccess
@@ -230,7 +231,7 @@ static void take_arenas(zr *z)
     t->after = free_bytes(z, NULL);
 }
 
-/* Kernels are opened with streams and scratch: both are made before anything else of the rank. */
+/* Open the device. Kernels are opened with streams and scratch, so both are made first. */
 void zr_open(zr *z)
 {
     zr_target *t = z->t;
@@ -239,7 +240,7 @@ void zr_open(zr *z)
     zr_find_column(z);
     check_margin(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        int priority = queue == ZR_MAIN ? 0 : -1; /* what others wait for */
+        int priority = queue == ZR_MAIN ? 0 : -1; /* other queues wait for these */
         zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking, priority),
                 "making a stream");
         z->queue[queue].stream = t->stream[queue];
@@ -256,11 +257,13 @@ void zr_open(zr *z)
 
 void zr_arena(zr *z) { (void)z; }
 
-/* ---- copies: through pinned memory, on ZR_MAIN's stream, or that of who saves beside a step */
+/* ---- copies through pinned memory, on ZR_MAIN's stream or that of the thread
+ * that saves beside a step */
 
 static cudaStream_t stream_beside(zr *z)
 {
-    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device"); /* each thread has one */
+    /* each thread sets its own device */
+    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
     return z->t->beside;
 }
 
@@ -302,7 +305,7 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
     }
 }
 
-/* ---- tokens: a ring of places in pinned memory; each is free when its copy is done */
+/* ---- tokens: a ring of slots in pinned memory; a slot is free once its copy is complete */
 
 static int64_t rows(const zr *z) { return z->p->batch * z->p->sequence; }
 
@@ -316,7 +319,8 @@ void zr_batches(zr *z, int64_t n)
     }
 }
 
-/* The next one's tokens, which targets and positions follow; before them lie keys, int64 [B] */
+/* Return the next slot's tokens. Targets and positions follow them; keys,
+ * int64 [B], precede them. */
 static int32_t *next_place(const zr *z)
 {
     char *at = z->t->host + z->p->pinned_batch +
@@ -359,7 +363,7 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
     t->filled++;
 }
 
-/* ---- what a run says of its device */
+/* ---- the report on the device */
 
 void zr_epilogue(zr *z)
 {

@@ -1,15 +1,15 @@
-/* queue.c -- the queues of one rank: streams and events, and the graphs that are made of them.
+/* queue.c -- the queues of one rank: streams and events, and the graphs captured from them.
  *
- * zr_call runs a function at once; what it launches goes to its queue's stream. Between the begin
- * and the end of a recording all streams belong to the graph: the others follow from ZR_MAIN's, and
- * lead back to it.
+ * zr_call runs a function at once; its launches go to its queue's stream. Between the start and the
+ * end of a capture all streams belong to the graph: the others fork from ZR_MAIN's and join it
+ * again.
  *
- * Modes. eager and the others differ in one thing only: in late and shuffled what is dead is
- * filled with NaN. The order of execution is the device's own.
+ * Modes. late and shuffled differ from eager only in that dead slots are filled with NaN. The
+ * device decides the order of execution.
  *
  * Invariants
- *  1. A wait for what another recording, or nobody, has recorded is none: graphs follow each other,
- *     and what is issued outside of them waits for the last one (zr_on).
+ *  1. A wait for an event of another capture, or one never recorded, has no effect: graphs follow
+ *     each other, and work issued outside of them waits for the last one (zr_on).
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -25,7 +25,7 @@ static void follow(zr *z, int queue, cudaEvent_t event)
     zr_cuda(z, cudaStreamWaitEvent(z->t->stream[queue], event, 0), "waiting for an event");
 }
 
-/* ZR_MAIN waits for all that has been issued on the other queues. */
+/* Make ZR_MAIN wait for all work issued on these other queues. */
 static void join(zr *z, unsigned queues)
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
@@ -37,7 +37,7 @@ static void join(zr *z, unsigned queues)
 
 /* ---- issuing */
 
-/* A function of the host, called by the stream when it is its turn. */
+/* A host function, which the stream calls in its turn. */
 struct zr_work {
     zr *z;
     zr_fn *fn;
@@ -50,7 +50,7 @@ static void CUDART_CB run_work(void *work)
     w->fn(w->z, w->z->queue[ZR_HOST].k, w->z->t->host, w->i);
 }
 
-/* A place for one more in a pool; it stays where it is. */
+/* Return the place for one more entry of a pool; entries never move. */
 static zr_work *place(zr *z, zr_pool *pool)
 {
     int64_t chunk = pool->used / ZR_CHUNK;
@@ -146,7 +146,7 @@ void zr_wait(zr *z, int queue, int event)
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
-    const char *member = strrchr(name, '>'); /* of the program: z->p->report */
+    const char *member = strrchr(name, '>'); /* z->p->report: a member of the program */
     if (member) name = member + 1;
     zr_check_call(z, name, queue, n);
     int64_t own[ZR_OPERANDS];
@@ -167,7 +167,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 /* ---- graphs */
 
-/* What all queues have moved, into counts[3][ZR_QUEUES] */
+/* Copy the counters of all queues into counts[3][ZR_QUEUES]. */
 static void count(const zr *z, int64_t counts[3][ZR_QUEUES])
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
@@ -177,7 +177,7 @@ static void count(const zr *z, int64_t counts[3][ZR_QUEUES])
     }
 }
 
-/* What was issued since `before` is in the graph, and has not been moved yet. */
+/* Move the counts since `before` to the graph, because its capture moved no data. */
 static void take_counts(zr *z, zr_graph *g, int64_t before[3][ZR_QUEUES])
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
@@ -207,7 +207,7 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     join(z, z->p->queues);
     t->recording = 0;
     zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "ending a graph");
-    /* each node keeps its stream's priority; else all have that of the launch's stream */
+    /* nodes keep their stream's priority; otherwise all get that of the launching stream */
     zr_cuda(z, cudaGraphInstantiate(&g->ready, graph, cudaGraphInstantiateFlagUseNodePriority),
             "making a graph ready");
     zr_cuda(z, cudaGraphDestroy(graph), "freeing a graph's record");
@@ -232,7 +232,7 @@ static void play(zr *z, zr_graph *g)
     }
 }
 
-/* Are graphs played but in steps that are profiled? */
+/* Return whether graphs are launched, except in profiled steps. */
 static int plays(const zr *z) { return !z->o->no_graph && !zr_uses(z, ZR_HOST); }
 
 void zr_ready(zr *z, int graph, void (*issue)(zr *z))
@@ -248,7 +248,7 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
     if (graph == ZR_UPDATE && z->checkpoints.beside) {
-        zr_finish(z, ZR_MAIN); /* until then the device does not wait for the writer */
+        zr_finish(z, ZR_MAIN); /* so far the device need not wait for the writer */
         zr_writer_before_update(z);
     }
     zr_begins(names[graph]);
@@ -290,7 +290,8 @@ void zr_step_begin(zr *z)
     zr_expect(z);
 }
 
-/* When the step before this one has ended on all queues, its host functions' places are free. */
+/* When the step before this one has ended on all queues, reuse the
+ * entries of its host functions. */
 static void take_turn(zr *z)
 {
     zr_target *t = z->t;
@@ -315,7 +316,7 @@ void zr_step_end(zr *z)
     z->t->first = (int64_t)some;
 }
 
-/* ---- begin and end */
+/* ---- start and end */
 
 static cudaEvent_t make_event(zr *z)
 {
@@ -347,7 +348,7 @@ void zr_queues_start(zr *z)
     t->nccl_took = (int64_t)before - (int64_t)after;
 }
 
-/* NCCL does not let go of a communicator that a graph names. */
+/* Destroy the graphs; NCCL cannot destroy a communicator that a graph refers to. */
 static void drop_graphs(zr *z)
 {
     for (zr_graph *g = z->t->graph; g < z->t->graph + ZR_GRAPHS; g++)
@@ -361,7 +362,7 @@ void zr_queues_stop(zr *z)
     zr_watch_alone(z);
     zr_issued(z, ZR_MAIN, "NCCL's end");
     zr_expect(z);
-    zr_barrier(z); /* nobody takes another's end for a death */
+    zr_barrier(z); /* so that no rank takes another's exit for a death */
     if (z->ranks > 1) zr_part(z);
     zr_met(z);
     zr_watch_stop(z);

@@ -1,5 +1,5 @@
-/* range.h -- names for a profiler: what NVTX shows above the kernels. Without one they cost a jump
- * each; without NVTX's headers in the toolkit, nothing. */
+/* range.h -- names for a profiler, which NVTX shows above the kernels. Without a profiler each
+ * costs a jump; without NVTX's headers in the toolkit, nothing. */
 #ifndef ZR_RANGE_H
 #define ZR_RANGE_H
 #include <cuda_runtime_api.h>

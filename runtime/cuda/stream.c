@@ -1,6 +1,5 @@
-/* stream.c -- what a GPU's files stand on: CUDA's answers, the streams of queues, marks on them,
- * and the times of --profile.
- */
+/* stream.c -- the base of a GPU's files: CUDA's results, the streams of queues, events on them, and
+ * the times of --profile. */
 #include "cuda.h"
 #include <inttypes.h>
 
@@ -35,11 +34,11 @@ void zr_mark(zr *z, cudaEvent_t event, int queue)
 
 void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
 {
-    cudaStream_t stream = zr_on(z, queue, "poison"); /* 0xff: NaN in f32 and in halves */
+    cudaStream_t stream = zr_on(z, queue, "poison"); /* NaN in f32, bf16 and f16 */
     zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "poisoning");
 }
 
-/* ---- --profile: events around each command; a step's are timed from one at its begin */
+/* ---- --profile: events around each command, timed from an event at the start of the step */
 
 void zr_clocks_start(zr *z, int64_t n)
 {

@@ -1,12 +1,13 @@
-/* far.c -- ranks that a launcher has started, on this host or another. Those of one host read what
- * is common of each other's arenas, through the files that /proc has of a process; to others there
- * is a wire. What comes over it to be added waits in the inbox, which is behind a CPU's arena.
+/* far.c -- ranks that a launcher has started, on this host or others. Ranks of one host read the
+ * common part of each other's arenas, through the files that /proc shows of a process; to others
+ * there is a wire. Pieces that arrive over it wait to be added in the inbox, which follows a CPU's
+ * arena.
  *
  * Environment, for tests
- *   ZR_RANKS_PER_HOST=N    only so many ranks in a row see each other's memory
+ *   ZR_RANKS_PER_HOST=N    only groups of N consecutive ranks see each other's memory
  *
  * Invariants
- *  1. Ranks see each other, both of two or none.
+ *  1. Of two ranks either both see each other or neither does.
  */
 #define _GNU_SOURCE
 #include "wire.h"
@@ -20,20 +21,20 @@
 
 enum { MOST_RANKS = 1 << 24 };
 
-/* Behind what is common of the arena in the memory file. token: in no other file */
+/* The page after the common part of an arena in the memory file. token: different in every file. */
 typedef struct lobby {
     zr_seat seat;
     uint64_t token;
 } lobby;
 
-/* Where a rank's memory file is */
+/* How to find a rank's memory file. */
 typedef struct door {
     int32_t pid, file;
     uint64_t host, token;
-    char name[ZR_ADDRESS]; /* of the host */
+    char name[ZR_ADDRESS]; /* name of the host */
 } door;
 
-/* The program, whose arena here reaches to the end of the inbox. */
+/* Copy the program, with this target's arena extended to the end of the inbox. */
 static void add_inbox(zr *z)
 {
     const zr_program *p = z->p;
@@ -62,7 +63,7 @@ void zr_prepare(zr *z)
     z->t->common = zr_pages(z->p->shared);
 }
 
-/* Ranks have met: those of this host are known. */
+/* Called when ranks have met, so that those of this host are known. */
 void zr_open(zr *z)
 {
     int here = z->far ? z->net.neighbours : 1;
@@ -71,7 +72,7 @@ void zr_open(zr *z)
     if (z->far && z->net.sharing == here) zr_keep_apart(z->net.local, here);
 }
 
-/* ---- who sees whom */
+/* ---- which ranks see each other */
 
 static lobby *map_lobby(int file, int64_t at, int protection)
 {
@@ -79,7 +80,7 @@ static lobby *map_lobby(int file, int64_t at, int protection)
     return there == MAP_FAILED ? NULL : there;
 }
 
-/* This rank's file is there for others. */
+/* Describe this rank's memory file to the others. */
 static door open_door(zr *z, lobby *own)
 {
     uint64_t token = ZR_HASH;
@@ -92,7 +93,7 @@ static door open_door(zr *z, lobby *own)
     return d;
 }
 
-/* The memory file of a rank, and its seat; -1: it is not to be seen from here. */
+/* Return a rank's memory file and set its seat; -1 if it cannot be seen from here. */
 static int enter(zr *z, int rank, const door *d)
 {
     char path[64];
@@ -110,7 +111,7 @@ static int enter(zr *z, int rank, const door *d)
     return -1;
 }
 
-/* file[r] = -1 where only one of two sees the other */
+/* Set file[r] = -1 if only one of two ranks sees the other. */
 static void know_each_other(zr *z, int *file)
 {
     char *mine = zr_get(z, z->ranks, 1), *all = zr_get(z, z->ranks, (size_t)z->ranks);
@@ -122,7 +123,8 @@ static void know_each_other(zr *z, int *file)
     free(all);
 }
 
-/* peer and seat of all that see each other; of others a wire's end, room for what it brings */
+/* Map the arenas of all ranks that see each other; for the others set up the wire
+ * and memory for its data. */
 static void find_peers(zr *z, lobby *own)
 {
     zr_target *t = z->t;

@@ -1,11 +1,11 @@
-/* wire.c -- the wire is MPI's: Issend and Irecv, and Testsome.
+/* wire.c -- a wire over MPI: Issend, Irecv and Testsome.
  *
  * Invariants
- *  1. MPI is called under one lock, and nothing is waited for under it: queues do not hold each
- *     other up, and MPI_THREAD_SERIALIZED is enough.
- *  2. A queue has a communicator of its own: its pieces meet no other queue's.
- *  3. A message has less than 2 GiB, which is what MPI counts in.
- *  4. What was sent has come: who sends need not call MPI again for it (Issend).
+ *  1. MPI is called under one lock and never waits under it, so queues do not delay each other and
+ *     MPI_THREAD_SERIALIZED is enough.
+ *  2. Each queue has a communicator of its own, so its pieces meet those of no other queue.
+ *  3. A message has less than 2 GiB, the limit of MPI's counts.
+ *  4. A completed send has been received (Issend), so the sender need not call MPI again for it.
  */
 #define _GNU_SOURCE
 #include "wire.h"
@@ -20,16 +20,17 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST = 1 << 30 }; /* bytes of a message */
+enum { MOST = 1 << 30 }; /* most bytes of a message */
 
 struct zr_mpi {
     pthread_mutex_t lock;
     struct {
         MPI_Comm comm;
-        MPI_Request *request; /* [room]; those that are under way come first */
-        MPI_Status *status; /* [room] of them: gcc takes MPICH's "none" for an array without room */
-        int *peer, *ended;  /* [room]: with whom each is; MPI's answer */
-        int at, used, room; /* at: those before it have ended */
+        MPI_Request *request; /* [room] requests, those in progress first */
+        /* [room] statuses: gcc takes MPICH's "none" for an array without room */
+        MPI_Status *status;
+        int *peer, *ended;  /* [room] peer of each request; results of MPI_Testsome */
+        int at, used, room; /* at: all requests before it have ended */
     } of[ZR_QUEUES];
 };
 
@@ -45,8 +46,9 @@ static void must(zr *z, int error, const char *what)
             z->step + 1, what, text);
 }
 
-/* By its "put" Open MPI asks for what comes behind what goes: where ranks are not in step, a link
- * that has both ways goes one way at a time. */
+/* Tell Open MPI not to use its "put", with which a receiver asks for the rest of a
+ * message behind data that it sends. With ranks out of step, a link with two directions
+ * then carries one at a time. */
 static void choose_ways(void) { setenv("OMPI_MCA_btl_tcp_flags", "send", 0); }
 
 static void join_world(zr *z)
@@ -68,14 +70,14 @@ static void join_world(zr *z)
                 rank, ranks, z->rank, z->ranks);
 }
 
-/* An address that means nothing on another host: its interface's alone */
+/* Return whether an address means nothing on another host: it is local to its interface. */
 static int is_local(const struct sockaddr *at)
 {
     return at->sa_family == AF_INET6 &&
            IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)at)->sin6_addr);
 }
 
-/* This host's name, and its addresses, as far as there is room */
+/* Write this host's name, and as many of its addresses as fit. */
 static void name_host(char names[ZR_HOST_NAME])
 {
     struct ifaddrs *all, *a;
@@ -96,7 +98,7 @@ static void name_host(char names[ZR_HOST_NAME])
     freeifaddrs(all);
 }
 
-/* Where rank 0 is, and by what it knows its run */
+/* Rank 0's address, and the hash by which it knows its run. */
 typedef struct place {
     char names[ZR_HOST_NAME];
     uint64_t run;
@@ -124,7 +126,7 @@ void zr_mpi_tell_all(zr *z, const void *mine, void *all, size_t n)
          "telling all ranks");
 }
 
-/* Of one collective: to each peer and from it, in messages of MOST bytes */
+/* Return the requests of one collective: to and from each peer, in messages of MOST bytes. */
 static int requests(const zr *z) { return 2 * (z->ranks - 1) * (int)(z->t->room / MOST + 1); }
 
 void zr_mpi_open(zr *z)
@@ -179,7 +181,7 @@ static void receive_piece(zr *z, int queue, int rank, void *at, int64_t bytes)
     move(z, queue, rank, at, bytes, begin_receive, "receiving");
 }
 
-/* The parent, where nothing moves, tells for whom. */
+/* Test the requests of a queue. If a run hangs, the parent reports the peer noted here. */
 static int test_pieces(zr *z, int queue)
 {
     struct zr_mpi *m = z->t->mpi;

@@ -44,7 +44,13 @@ def text(family: str, *keys: str) -> str:
         ("llama", (LAYERS,), "l:9,40 0", "9 0", "of another shape"),
         ("llama", (LAYERS,), "l:9,40 0.25", "l:9,40 l:1,2", "no such number"),
         ("llama", (LAYERS,), "flops l:3768192", "flops l:3768193", "flops"),
-        ("llama", (LAYERS,), "dx,dp ints l", "dx,dp ints -", "which unit"),
+        (
+            "llama",
+            (LAYERS,),
+            "dp:persistent ints l",
+            "dp:persistent ints -",
+            "which unit",
+        ),
     ],
 )
 def test_refused(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import mutants
 import pytest
+import test_mutants
 from plans import planned
 from zg.check import check, effects
 from zg.facts.grids import Grid
@@ -321,3 +322,33 @@ def test_pending_sums_are_nobody_elses() -> None:
         assert said in outcome(
             mutants.changed(p, micro_batch, [*micro_batch.steps, stray])
         )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("zero.stage=3", "zero.stage3_max_live_parameters=20000"),
+        ('train.optimizer.groups=[{match: ["*attn*"], frozen: true}]',),
+    ],
+)
+def test_a_formal_of_another_flat_is_refused(keys: tuple[str, ...]) -> None:
+    """A function with a formal of another flat, or of none, is always refused."""
+    p = test_mutants.planned(
+        "gpt-tiny", "cluster.ranks=2", "train.global_batch=8", *keys
+    )
+    check.check(p)
+    tried = 0
+    for n, fn in enumerate(p.fns):
+        for at, (formal, flat) in enumerate(fn.flats):
+            others = [f.name for f in p.flats if f.name != flat]
+            made = [mutants.put(fn.flats, at, (formal, f)) for f in others]
+            for flats in (*made, mutants.without(fn.flats, at)):
+                wrong = dataclasses.replace(fn, flats=flats)
+                fns = mutants.put(p.fns, n, wrong)
+                assert mutants.refused(dataclasses.replace(p, fns=fns)), (
+                    fn.name,
+                    flats,
+                )
+                tried += 1
+    assert tried > 10

@@ -261,7 +261,7 @@ def quarter(
         small = re.sub(r"\bsteps: \d+", f"steps: {steps}", small)
     spec.write_text(small)
     text = own.parent / "a text"
-    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 6)
+    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 13)
     return text
 
 

@@ -134,7 +134,7 @@ def test_what_prints_otherwise_is_no_plan(word: str) -> None:
 @pytest.mark.parametrize(
     "start,old,new",
     [
-        ("plan", "plan 3", "plan 2"),
+        ("plan", "plan 4", "plan 3"),
         ("head", "ranks 2", "ranks two"),
         ("head", " zero 3", ""),
         ("head", "zero 3", "zeros 3"),

@@ -403,7 +403,7 @@ def test_kubernetes(home: Path, start: Start, undisturbed: list[str]) -> None:
 
 
 def test_kubernetes_does_what_the_exit_codes_say() -> None:
-    page = (ROOT / "docs" / "reference.md").read_text()
+    page = (ROOT / "docs" / "running.md").read_text()
     rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", page, re.M)
     advice = {int(code): text for code, text in rows if code != "0"}
     words = {"queue again": "Ignore", "stop": "FailJob", "retry": "Count"}

@@ -253,7 +253,7 @@ def test_help_of_a_program() -> None:
     done = program.run(built(), "--help")
     assert done.code == 0 and done.err == ""
     assert "Trains gpt-tiny on 2 ranks" in done.out
-    page = (trainer.ROOT / "docs/reference.md").read_text()
+    page = (trainer.ROOT / "docs/running.md").read_text()
     line = re.search(r"`out/train (--data.*?)` \|", page)[1].replace(
         "\\|", "|"
     )

@@ -177,6 +177,8 @@ class Graph:
     acc: int  # elements of the f32 sum of a gradient, 0 if none is needed
     tied: str
     ops: frozenset[str]  # words of train.recompute that occur in blocks
+    # tensors that every rank keeps whole: pass slices finds them
+    persistent: frozenset[str] = frozenset()
 
     @property
     def still(self) -> int:

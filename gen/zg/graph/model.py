@@ -370,13 +370,13 @@ def _middle(
     names.pop("", None)
     if y not in bwd.alive:
         return Kind(
-            name,
-            count,
-            tuple(b.tensors),
-            {"fwd": _rename(fwd.body(), names)},
-            (),
-            "x" if x else "",
-            "y",
+            name=name,
+            count=count,
+            tensors=tuple(b.tensors),
+            bodies={"fwd": _rename(fwd.body(), names)},
+            saved=(),
+            x="x" if x else "",
+            y="y",
         )
     bwd.values["dy"] = Value("dy", "real", b.values[y].elems)
     bwd.grads[y] = "dy"
@@ -395,13 +395,13 @@ def _middle(
     back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
     saved = tuple(v for v in forward.values if v.name in kept - {x, y})
     return Kind(
-        name,
-        count,
-        tuple(b.tensors),
-        {"fwd": forward, "bwd": back},
-        saved,
-        "x" if x else "",
-        "y",
+        name=name,
+        count=count,
+        tensors=tuple(b.tensors),
+        bodies={"fwd": forward, "bwd": back},
+        saved=saved,
+        x="x" if x else "",
+        y="y",
     )
 
 
@@ -459,7 +459,16 @@ def _head(
         "train": _rename(train.body(), names),
         "eval": _rename(plain.body(), names),
     }
-    return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
+    return Kind(
+        name="head",
+        count=1,
+        tensors=tuple(b.tensors),
+        bodies=bodies,
+        saved=(),
+        x="x",
+        y="",
+        tied=tied,
+    )
 
 
 def _draw(calls: _Calls, low: Sequence[Node], wide: Sequence[Node]) -> None:
@@ -591,5 +600,10 @@ def build(spec: Spec) -> Graph:
             places += unit.repeat * len(b.places)
             blocks += 1
     return Graph(
-        tuple(kinds), tuple(tables), dims, acc, tied, frozenset(words)
+        kinds=tuple(kinds),
+        tables=tuple(tables),
+        dims=dims,
+        acc=acc,
+        tied=tied,
+        ops=frozenset(words),
     )

@@ -207,7 +207,13 @@ class _Way:
                 )
                 continue
             hop = Hop(
-                "down", some.ref, there, False, True, some.waits, some.recs
+                queue="down",
+                src=some.ref,
+                dst=there,
+                takes=False,
+                fills=True,
+                after=some.waits,
+                then=some.recs,
             )
             m.copy(hop, self.unit, n.bytes(some.width))
             push = Hop("host", there, to, fills=False)

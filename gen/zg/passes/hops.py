@@ -70,7 +70,15 @@ def move(
     then: Events = (),
 ) -> Hop:
     """Between places that are no slots."""
-    return Hop(queue, src, dst, False, False, after, then)
+    return Hop(
+        queue=queue,
+        src=src,
+        dst=dst,
+        takes=False,
+        fills=False,
+        after=after,
+        then=then,
+    )
 
 
 def full(slot: Ref) -> Event:

@@ -18,7 +18,7 @@ from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
 from .levels import Phase
-from .operands import formal
+from .operands import Formals, formal
 from .place import Bodies
 from .sched import Schedule
 from .shard import Flat, Shards
@@ -78,12 +78,12 @@ class _Table:
                     else 0
                 )
                 yield plan.Run(
-                    row.name,
-                    tuple(alike),
-                    how.tile,
-                    how.workspace,
-                    how.grids,
-                    left,
+                    launch=row.name,
+                    targets=tuple(alike),
+                    tile=how.tile,
+                    workspace=how.workspace,
+                    grids=how.grids,
+                    margin=left,
                 )
 
 
@@ -94,7 +94,7 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    formals: dict[tuple[str, str, int], Formals]
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
@@ -162,16 +162,17 @@ class _Maker:
                     c.rounds,
                 )
             )
-        ins, outs = self.formals[kind.name, name, part.number]
+        ins, outs, flats = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(
             plan.Fn(
-                f"{name}.{kind.name}{number}",
-                ins,
-                outs,
-                part.ints,
-                total([c.flops for c in part.calls]),
-                tuple(calls),
+                name=f"{name}.{kind.name}{number}",
+                ins=ins,
+                outs=outs,
+                ints=part.ints,
+                flats=flats,
+                flops=total([c.flops for c in part.calls]),
+                calls=tuple(calls),
             )
         )
 
@@ -191,7 +192,16 @@ class _Maker:
             kernel = str(word)
             launch = self.table.name(kernel, shape)
             made.append(plan.Call(kernel, launch, tuple(args)))
-        self.fns.append(plan.Fn(name, ins, outs, ints, 0, tuple(made)))
+        self.fns.append(
+            plan.Fn(
+                name=name,
+                ins=ins,
+                outs=outs,
+                ints=ints,
+                flops=0,
+                calls=tuple(made),
+            )
+        )
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
@@ -444,14 +454,14 @@ def functions(
 ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Every function, the launches, and how each runs on the spec's targets."""
     m = _Maker(
-        spec,
-        graph,
-        shards,
-        kept,
-        bodies,
-        dict(schedule.formals),
-        schedule.tile,
-        schedule.piece,
+        spec=spec,
+        graph=graph,
+        shards=shards,
+        kept=kept,
+        bodies=bodies,
+        formals=dict(schedule.formals),
+        tile=schedule.tile,
+        piece=schedule.piece,
     )
     for kind in graph.kinds:
         for name in kind.bodies:

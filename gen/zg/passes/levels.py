@@ -225,7 +225,11 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
     """A phase for each level; a rank's own micro-batches are added by the level before them."""
     A, out, inner = spec.micro_batches, [], 1
     if found.step == 0:
-        out.append(Phase("own", None, 1, True, 1, 0))
+        out.append(
+            Phase(
+                fn="own", level=None, sources=1, counted=True, inner=1, depth=0
+            )
+        )
         inner = A
     exact = spec.train.reduction == "exact"
     for n, x in enumerate(found.levels):
@@ -234,7 +238,16 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
         last = n == len(found.levels) - 1
         fn = "sum" if leaves else "join" if last else "node"
         sources = x.ranks if exact else 1
-        out.append(Phase(fn, x, sources, counted, inner, x.hi))
+        out.append(
+            Phase(
+                fn=fn,
+                level=x,
+                sources=sources,
+                counted=counted,
+                inner=inner,
+                depth=x.hi,
+            )
+        )
         inner *= sources * (A if counted else 1)
     return tuple(out)
 

@@ -388,15 +388,15 @@ def _update(m: Steps, t: Tile) -> Work:
     recs += () if filed else new
     states = [_place(m, c, t) for c in f.states]
     return Work(
-        f"update.{f.name}",
-        _read(m, f),
-        writes,
-        (sum_,),
-        (*_made(m, t), *states),
-        t.ints,
-        waits,
-        recs,
-        new if filed else (),
+        op=f"update.{f.name}",
+        reads=_read(m, f),
+        writes=writes,
+        ins=(sum_,),
+        outs=(*_made(m, t), *states),
+        ints=t.ints,
+        waits=waits,
+        recs=recs,
+        new=new if filed else (),
     )
 
 
@@ -425,12 +425,12 @@ def _cast(m: Steps, t: Tile) -> Work:
     if m.real == 4:
         return Work("mark", reads=("master",), waits=waits, recs=recs)
     return Work(
-        f"cast.{t.flat.name}",
-        ("master",),
-        ("param",),
-        (_place(m, "master", t),),
-        _made(m, t),
-        (Int("n", t.n),),
-        waits,
-        recs,
+        op=f"cast.{t.flat.name}",
+        reads=("master",),
+        writes=("param",),
+        ins=(_place(m, "master", t),),
+        outs=_made(m, t),
+        ints=(Int("n", t.n),),
+        waits=waits,
+        recs=recs,
     )

@@ -15,9 +15,13 @@ from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
 from ..plan.size import Size
 from ..read.spec import Spec
+from .flats import PAGE, persists, stem
 from .rings import Leaf, Use
-from .shard import PAGE, Shards, persists, stem
+from .shard import Shards
 from .stores import Kept
+
+# A function's inputs and outputs, and the flats of those that are parameters.
+Formals = tuple[Names, Names, tuple[tuple[str, str], ...]]
 
 
 def formal(kind: Kind, flat: str) -> str:
@@ -158,7 +162,7 @@ class Operands:
             f = leaf[0]
             grad = replace(self.grad_slot(leaf, g), at=self.begin(f, u))
             named[f"d{formal(kind, f)}"] = grad
-        ins, outs = self.formals[kind.name, u.body, u.part.number]
+        ins, outs, _ = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
@@ -219,7 +223,7 @@ class Operands:
         """A unit's backward reads its input x, or its output y."""
         return any(
             name in ins
-            for (k, body, _), (ins, _) in self.formals.items()
+            for (k, body, _), (ins, _, _) in self.formals.items()
             if (k, body) == (kind.name, "bwd")
         )
 
@@ -236,7 +240,7 @@ class Operands:
         each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
         return (each * u.index).bytes(self.real)
 
-    def names(self, kind: Kind, body: str, part: Part) -> tuple[Names, Names]:
+    def names(self, kind: Kind, body: str, part: Part) -> Formals:
         """Of the operands a function really has."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
@@ -267,6 +271,8 @@ class Operands:
             **{f"d{w}": f in writes for w, f in formals.items()},
             "acc": "acc" in fixed and bool(self.graph.tied),
         }
-        return tuple(n for n, yes in has.items() if yes), tuple(
-            n for n, yes in made.items() if yes
+        return (
+            tuple(n for n, yes in has.items() if yes),
+            tuple(n for n, yes in made.items() if yes),
+            tuple(sorted(formals.items())),
         )

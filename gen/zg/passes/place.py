@@ -172,13 +172,13 @@ def classes(wanted: Sequence[Wanted]) -> tuple[plan.Class, ...]:
     for c in sorted(wanted, key=order):
         stride = ops.up(c.size, PAGE)
         made = plan.Class(
-            c.name,
-            c.arena,
-            c.readers,
-            c.targets,
-            c.slots,
-            stride,
-            ends[c.arena],
+            name=c.name,
+            arena=c.arena,
+            readers=c.readers,
+            targets=c.targets,
+            slots=c.slots,
+            stride=stride,
+            at=ends[c.arena],
         )
         ends[c.arena] += made.bytes
         out.append(made)

@@ -32,7 +32,15 @@ def _line(
     end: float,
     stairs: int = 0,
 ) -> Phase:
-    return Phase(until, origin, span, "line", stairs, begin, end)
+    return Phase(
+        until=until,
+        origin=origin,
+        span=span,
+        curve="line",
+        stairs=stairs,
+        begin=begin,
+        end=end,
+    )
 
 
 def _held(x: float, until: int = 0) -> Phase:
@@ -63,7 +71,13 @@ def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
     """linear and cosine: from lr after the warm-up to min_lr at `steps`"""
     curve = "line" if s.type == "linear" else s.type
     fall = Phase(
-        s.steps, s.warmup, s.steps - s.warmup, curve, 0, o.lr, s.min_lr
+        until=s.steps,
+        origin=s.warmup,
+        span=s.steps - s.warmup,
+        curve=curve,
+        stairs=0,
+        begin=o.lr,
+        end=s.min_lr,
     )
     return [*_up(o, s), fall, _held(s.min_lr)]
 
@@ -82,7 +96,15 @@ def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
 def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
     """The first step, before DeepSpeed's scheduler has stepped; its warm-up."""
     N = max(2, s.warmup_num_steps)
-    up = Phase(N + 2, 1, N, "log", 0, low, high)
+    up = Phase(
+        until=N + 2,
+        origin=1,
+        span=N,
+        curve="log",
+        stairs=0,
+        begin=low,
+        end=high,
+    )
     return [
         _held(first, 2),
         up if s.warmup_type == "log" else _line(N + 2, 2, N, low, high),
@@ -113,7 +135,15 @@ def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
     )
     return [
         *_ramp(s, 0.0, o.lr * s.warmup_min_ratio, o.lr),
-        Phase(T + 1, N + 1, T - N, "cosine", 0, o.lr, low),
+        Phase(
+            until=T + 1,
+            origin=N + 1,
+            span=T - N,
+            curve="cosine",
+            stairs=0,
+            begin=o.lr,
+            end=low,
+        ),
         _held(low),
     ]
 
@@ -139,13 +169,13 @@ def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
     decays = s.decay_step_size and s.decay_lr_rate
     tail = (
         Phase(
-            0,
-            cycle[1].origin,
-            s.decay_step_size,
-            "inverse",
-            0,
-            s.cycle_min_lr,
-            s.decay_lr_rate,
+            until=0,
+            origin=cycle[1].origin,
+            span=s.decay_step_size,
+            curve="inverse",
+            stairs=0,
+            begin=s.cycle_min_lr,
+            end=s.decay_lr_rate,
         )
         if decays
         else _held(s.cycle_min_lr)
@@ -190,13 +220,13 @@ def made(spec: Spec) -> Recipe:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
         momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
     return Recipe(
-        rule(o),
-        o.moments,
-        _used(_RATES[s.type](o, s)),
-        _used(momentum),
-        beta2,
-        o.eps or 1.0,
-        o.clip,
-        _scaler(spec),
-        spec.train.max_skips,
+        optimizer=rule(o),
+        moments=o.moments,
+        rate=_used(_RATES[s.type](o, s)),
+        momentum=_used(momentum),
+        beta2=beta2,
+        eps=o.eps or 1.0,
+        clip=o.clip,
+        scaler=_scaler(spec),
+        skips=spec.train.max_skips,
     )

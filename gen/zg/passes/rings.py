@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from ..graph.graph import Kind, Part
 from ..plan.plan import Ref
 from ..read.spec import Spec
-from .shard import Shards, persists, stem
+from .flats import persists, stem
+from .shard import Shards
 
 Key = tuple[str, int]  # a flat and its instance
 Leaf = tuple[

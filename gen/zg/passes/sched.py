@@ -20,22 +20,15 @@ from ..facts.commands import of_group
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
-from . import (
-    activations,
-    climb,
-    device,
-    last,
-    layers,
-    micro_batch,
-    offload,
-    rings,
-)
+from . import climb, device, last, offload, rings
+from . import uses as uses_
+from .flats import persists
 from .hops import UPDATED, crossing, end, free, full, route
+from .operands import Formals
 from .rings import Gathered, Key, Use
-from .shard import Shards, persists
+from .shard import Shards
 from .steps import SUMS, Steps
 from .stores import Kept
 
@@ -54,7 +47,7 @@ class Schedule:
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # of a leaf that go to the host's sum at a time; 0: it has none
     # (kind, body, number of its part) -> ins, outs
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    formals: dict[tuple[str, str, int], Formals]
 
 
 @dataclass
@@ -128,6 +121,7 @@ class _Maker(Steps):
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
+        turns = 1 if uses[-1].body == "eval" else self.together
         self.fetched.clear()
         self.loaded = False
         for i in range(min(self.ahead, len(gathered))):
@@ -140,22 +134,7 @@ class _Maker(Steps):
             waits = (*self.wholes(u), *come)
             begun = [x for x in u.leaves if first[x[:2]] == n]
             whole = [x for x in u.leaves if last[x[:2]] == n]
-            if self.together > 1 and uses[-1].body != "eval":
-                layers.use(self, u, waits, begun, whole)
-            else:
-                more, recs = activations.before(self, u)
-                micro_batch.one(
-                    self,
-                    u,
-                    0,
-                    waits + more,
-                    begun,
-                    whole,
-                    recs + micro_batch.release(u),
-                )
-                activations.after(self, u)
-                for x in whole:
-                    climb.leaf_done(self, u, x, 0)
+            uses_.use(self, u, turns, waits, begun, whole)
         left = [g.ref for u in uses for g in u.gathered if g.stays]
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
@@ -232,9 +211,14 @@ def schedule(
     kept: Kept,
     saves: Mapping[str, int],
 ) -> Schedule:
-    layers.few(spec, graph)
+    uses_.few(spec, graph)
     m = _Maker(
-        spec, graph, shards, kept, ops.BYTES[spec.train.precision], saves
+        spec=spec,
+        graph=graph,
+        shards=shards,
+        kept=kept,
+        real=ops.BYTES[spec.train.precision],
+        saves=saves,
     )
     uses = m.bind(m.chain("train"))
     written = Counter(f for u in uses for f, _, _ in u.leaves)
@@ -282,13 +266,13 @@ def schedule(
     m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
     return Schedule(
-        crossing(last.sections(sections)),
-        m.ring,
-        m.grad,
-        m.staging,
-        m.ahead,
-        live,
-        offload.tile(m),
-        climb.piece(m) if m.sums.host else 0,
-        m.formals,
+        sections=crossing(last.sections(sections)),
+        ring=m.ring,
+        grad=m.grad,
+        staging=m.staging,
+        prefetch=m.ahead,
+        live=live,
+        tile=offload.tile(m),
+        piece=climb.piece(m) if m.sums.host else 0,
+        formals=m.formals,
     )

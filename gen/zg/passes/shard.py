@@ -8,39 +8,23 @@ flat `embed`. Where a part of a flat is frozen, that part is a flat of its own: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from ..facts import ops
-from ..graph.graph import Graph, Kind, Tensor
+from ..graph.graph import Graph
 from ..plan import plan
 from ..plan.operand import Names
 from ..plan.size import Size
 from ..read.spec import Spec
 from . import grid, levels, recipe
+from .flats import BLOCK, FROZEN, PAGE, persists, whole
 from .grid import Grid
 from .levels import Sums
-
-BLOCK = 1024  # elements: tensors start at multiples; norms and hashes use it
-PAGE = 4096  # bytes: a shard is a multiple, in the narrowest stored type
-FROZEN = (
-    ".frozen"  # what the name of a flat ends with, of which the rest trains
-)
 
 Places = dict[str, tuple[str, int]]  # of tensors: a flat, and the offset in it
 Distances = dict[
     tuple[str, str], int
 ]  # of a flat in a kind: from unit to unit
-
-
-def stem(flat: str) -> str:
-    """What a flat was before its frozen part was taken out."""
-    return flat.removesuffix(FROZEN)
-
-
-def persists(flat: str) -> bool:
-    """Every rank keeps it whole at stage 3, too."""
-    return stem(flat) == "persistent"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +59,13 @@ class Flat(plan.Flat):
     @property
     def plain(self) -> plan.Flat:
         return plan.Flat(
-            self.name,
-            self.count,
-            self.elems,
-            self.shard,
-            self.nodes,
-            self.mask,
-            self.owners,
+            name=self.name,
+            count=self.count,
+            elems=self.elems,
+            shard=self.shard,
+            nodes=self.nodes,
+            mask=self.mask,
+            owners=self.owners,
         )
 
 
@@ -111,24 +95,6 @@ class Shards:
             return f.shard
         word = f"share.{self.grid.over(depth)}" if depth else "flat"
         return Size.of(f"{word}.{f.name}", n, f.name)
-
-
-def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
-    """Every rank keeps it whole."""
-    if spec.zero.stage < 3:
-        return False
-    names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
-    hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}
-    if len(hits) > 1:
-        raise spec.wrong(
-            "zero.replicate",
-            f"matches {t.name} in part",
-            "patterns that name all layers of a tensor, and all that share its "
-            "linear, or none",
-        )
-    return t.params <= spec.zero.stage3_param_persistence_threshold or all(
-        hits
-    )
 
 
 def _near(spec: Spec, flat: str, shard: int) -> Size:
@@ -173,26 +139,15 @@ def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
     )
 
 
-def unit(spec: Spec) -> int:
-    """Elements of which a shard is a multiple."""
-    return max(PAGE // ops.BYTES[spec.train.precision], BLOCK)
-
-
-def whole(spec: Spec, elems: int) -> int:
-    """Elements of a flat that holds so many, with what fills its shards."""
-    return ops.up(elems, spec.cluster.ranks * unit(spec))
-
-
-def _flats(spec: Spec, graph: Graph) -> Places:
+def _flats(graph: Graph) -> Places:
     """Of each tensor its flat, and in how many slices it is there."""
     found: Places = {}
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
         for t in kind.tensors:
             cut = kind.flats.get(t.name, (own, 1))
-            found[t.name] = (
-                ("persistent", 1) if persistent(spec, kind, t) else cut
-            )
+            whole_ = t.name in graph.persistent
+            found[t.name] = ("persistent", 1) if whole_ else cut
     frozen = {
         t.name for kind in graph.kinds for t in kind.tensors if t.group[2]
     }
@@ -240,19 +195,21 @@ def _tensors(
             )
             out.append(
                 plan.Tensor(
-                    t.name,
-                    flat,
-                    at,
-                    steps.get((kind.name, flat), 0),
-                    slices if count > 1 else 0,
-                    kind.count,
-                    t.shape,
-                    tuple(f"{n}={r}" for n, r in t.parts),
-                    key + i,
-                    len(kind.tensors),
-                    t.mean,
-                    t.std,
-                    *t.group,
+                    name=t.name,
+                    flat=flat,
+                    offset=at,
+                    offset_step=steps.get((kind.name, flat), 0),
+                    flat_step=slices if count > 1 else 0,
+                    count=kind.count,
+                    shape=t.shape,
+                    parts=tuple(f"{n}={r}" for n, r in t.parts),
+                    key=key + i,
+                    key_step=len(kind.tensors),
+                    mean=t.mean,
+                    std=t.std,
+                    rate=t.group[0],
+                    decay=t.group[1],
+                    frozen=t.group[2],
                 )
             )
         for flat in sorted(within, key=persists):
@@ -285,7 +242,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
     owned = ranks.shared if spec.zero.replicates else ranks.depth
     states = owned if stage else 0
     sums = levels.sums(spec, ranks, states)
-    flats = _flats(spec, graph)
+    flats = _flats(graph)
     steps = _steps(graph, flats)
     found, sizes, counts = _tensors(graph, flats, steps)
     if all(t.frozen for t in found):

@@ -20,7 +20,7 @@ from ..graph import model
 from ..graph.graph import Body, Call, Graph, Kind, Part, Tensor, Value
 from ..plan.operand import Names, whole
 from ..read.spec import Spec
-from . import shard
+from . import flats
 
 MOST = 64  # slices of a linear
 PARTS = 4096  # of all blocks: each is some lines of the plan
@@ -31,25 +31,19 @@ def graph(spec: Spec) -> Graph:
     """The graph of a spec, its blocks cut where they must be, into PARTS at most; with accumulate
     layers none is, for each part would be gathered for every micro-batch."""
     made = model.build(spec)
+    made = replace(made, persistent=flats.persistent(spec, made))
     bound = spec.zero.stage3_max_live_parameters
     if spec.zero.stage < 3 or not bound or spec.together > 1:
         return made
-    kept = _whole(
-        spec,
-        (
-            (t, k.count)
-            for k in made.kinds
-            for t in k.tensors
-            if shard.persistent(spec, k, t)
-        ),
-    )
-    room = bound - kept
+    every = ((t, k.count) for k in made.kinds for t in k.tensors)
+    kept = [(t, n) for t, n in every if t.name in made.persistent]
+    room = bound - _whole(spec, kept)
     kinds = _kinds(spec, made, room)
     if _parted(kinds) > PARTS:
         rooms = range(
             room,
             max(
-                shard.whole(spec, sum(t.elems for t in k.tensors))
+                flats.whole(spec, sum(t.elems for t in k.tensors))
                 for k in made.kinds
             )
             + 1,
@@ -63,7 +57,7 @@ def graph(spec: Spec) -> Graph:
 
 def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
     return tuple(
-        _cut(spec, k, room) if k.x and "fwd" in k.bodies else k
+        _cut(spec, made, k, room) if k.x and "fwd" in k.bodies else k
         for k in made.kinds
     )
 
@@ -72,8 +66,8 @@ def _whole(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
     """Elements of the flats of so many instances of tensors: what trains has its own."""
     sizes = [0, 0]
     for t, count in tensors:
-        sizes[t.group[2]] += ops.up(t.elems, shard.BLOCK) * count
-    return sum(shard.whole(spec, n) for n in sizes)
+        sizes[t.group[2]] += ops.up(t.elems, flats.BLOCK) * count
+    return sum(flats.whole(spec, n) for n in sizes)
 
 
 def _parted(kinds: Iterable[Kind]) -> int:
@@ -87,14 +81,14 @@ def notes(spec: Spec, made: Graph) -> Names:
     """What is cut."""
     out = []
     for k in (k for k in made.kinds if k.flats):
-        flats = len({f for f, _ in k.flats.values()})
+        parts = len({f for f, _ in k.flats.values()})
         many = ", ".join(
             f"{name} in {n} slices"
             for name, (_, n) in k.flats.items()
             if n > 1
         )
         out.append(
-            f"zero.stage3_max_live_parameters: {k.name} is gathered in {flats} parts"
+            f"zero.stage3_max_live_parameters: {k.name} is gathered in {parts} parts"
             + (f", of which {many}" if many else "")
         )
         if many and set(spec.targets) - {"cpu"}:
@@ -108,17 +102,15 @@ def notes(spec: Spec, made: Graph) -> Names:
 # ---- flats
 
 
-def _cut(spec: Spec, kind: Kind, room: int) -> Kind:
-    own = {
-        t.name: t for t in kind.tensors if not shard.persistent(spec, kind, t)
-    }
+def _cut(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
+    own = {t.name: t for t in kind.tensors if t.name not in made.persistent}
 
     def size(names: Iterable[str]) -> int:
         return _whole(spec, ((own[n], 1) for n in names))
 
     if size(own) <= room:
         return kind
-    flats: list[tuple[list[str], int]] = []  # tensors, slices
+    cut: list[tuple[list[str], int]] = []  # tensors, slices
     for call in kind.bodies["fwd"].calls:
         names = [
             str(a) for k, a in call.args if k == "param" and str(a) in own
@@ -127,16 +119,16 @@ def _cut(spec: Spec, kind: Kind, room: int) -> Kind:
         n = _slices(spec, call, own[names[0]], room) if alone else 1
         if (
             names
-            and flats
-            and n == flats[-1][1] == 1
-            and size(flats[-1][0] + names) <= room
+            and cut
+            and n == cut[-1][1] == 1
+            and size(cut[-1][0] + names) <= room
         ):
-            flats[-1][0].extend(names)
+            cut[-1][0].extend(names)
         elif names:
-            flats.append((names, n))
+            cut.append((names, n))
     of = {
         name: (f"{kind.name}_{i}", n)
-        for i, (names, n) in enumerate(flats)
+        for i, (names, n) in enumerate(cut)
         for name in names
     }
     bodies = {
@@ -153,7 +145,7 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
     """The fewest slices of a linear that fit; where none does, the most that there can be."""
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
-    full = spec.cluster.ranks * shard.unit(spec)
+    full = spec.cluster.ranks * flats.unit(spec)
     rows = max(ROWS, ops.TERMS[spec.train.precision])
     found = 1
     for n in range(2, MOST + 1):
@@ -220,11 +212,11 @@ def _slice(call: Call, slices: int) -> Call:
     )
 
 
-def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
+def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[Part]:
     """Runs of calls that touch one flat; those on slices keep to themselves."""
     runs: list[tuple[list[Call], str, int]] = []
     for c in body.calls:
-        flat, n = flats.get(_weight(c, flats), ("", 1))
+        flat, n = of.get(_weight(c, of), ("", 1))
         calls, old, slices = runs[-1] if runs else ([], "", 0)
         alike = flat == old
         if n == 1 and "" in (flat, old):

@@ -10,12 +10,13 @@ from ..facts import ops
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from ..plan.size import Size
 from . import pieces
+from .flats import BLOCK, PAGE
 from .grid import Level
 from .hops import Hop, Ring, end
 from .operands import Operands
 from .pieces import Moved, Span
 from .rings import Gathered, Use
-from .shard import BLOCK, PAGE, Flat
+from .shard import Flat
 
 # Of keys of `zero`: the names of their pieces.
 PIECES = {
@@ -106,7 +107,14 @@ class Steps(Operands):
             for part in kind.parts(body):
                 for s in range(part.slices):
                     out.append(
-                        Use(kind, l, body, n - 1 - self.passing, part, s)
+                        Use(
+                            kind=kind,
+                            index=l,
+                            body=body,
+                            x=n - 1 - self.passing,
+                            part=part,
+                            slice=s,
+                        )
                     )
 
         for n, (kind, _) in enumerate(units):

@@ -34,13 +34,13 @@ class State(Store):
     @property
     def plain(self) -> Store:
         return Store(
-            self.what,
-            self.flat,
-            self.dtype,
-            self.first,
-            self.n,
-            self.cls,
-            self.over,
+            what=self.what,
+            flat=self.flat,
+            dtype=self.dtype,
+            first=self.first,
+            n=self.n,
+            cls=self.cls,
+            over=self.over,
         )
 
     @property
@@ -96,28 +96,28 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
         where = "host" if f.name in shards.held else "file"
     out = [
         State(
-            "params",
-            f.name,
-            spec.train.precision,
-            0,
-            f.shard,
-            f"param.{f.name}",
-            over(f.depth),
-            where,
+            what="params",
+            flat=f.name,
+            dtype=spec.train.precision,
+            first=0,
+            n=f.shard,
+            cls=f"param.{f.name}",
+            over=over(f.depth),
+            arena=where,
         )
     ]
     updated = ARENAS[spec.zero.offload_optimizer.device]
     for state in f.states:
         out.append(
             State(
-                state,
-                f.name,
-                _type(spec, state),
-                f.near,
-                f.far,
-                f"{state}.{f.name}",
-                over(shards.states),
-                updated,
+                what=state,
+                flat=f.name,
+                dtype=_type(spec, state),
+                first=f.near,
+                n=f.far,
+                cls=f"{state}.{f.name}",
+                over=over(shards.states),
+                arena=updated,
             )
         )
     for state in (
@@ -125,26 +125,26 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
     ):
         out.append(
             State(
-                state,
-                f.name,
-                _type(spec, state),
-                0,
-                f.near,
-                f"{NEAR}{state}.{f.name}",
-                over(shards.states),
+                what=state,
+                flat=f.name,
+                dtype=_type(spec, state),
+                first=0,
+                n=f.near,
+                cls=f"{NEAR}{state}.{f.name}",
+                over=over(shards.states),
             )
         )
     if f.moves:
         out.append(
             State(
-                "sum",
-                f.name,
-                "f32",
-                0,
-                f.shard,
-                f"sum.{f.name}",
-                over(shards.sums.depth),
-                "host" if shards.sums.host else "device",
+                what="sum",
+                flat=f.name,
+                dtype="f32",
+                first=0,
+                n=f.shard,
+                cls=f"sum.{f.name}",
+                over=over(shards.sums.depth),
+                arena="host" if shards.sums.host else "device",
             )
         )
     return out

@@ -310,7 +310,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Fn:
-    """A function of train.c: its inputs, outputs, numbers, and kernel calls in order."""
+    """A function of train.c: its inputs, outputs, numbers, and kernel calls in order. flats: the
+    flat of each formal that is a flat's parameters; dF is the gradient of formal F. In text such a
+    formal is FORMAL:FLAT."""
 
     name: str
     ins: Names
@@ -318,6 +320,12 @@ class Fn:
     ints: Names
     flops: int | Layers  # of one call of the function
     calls: tuple[Call, ...]
+    flats: tuple[tuple[str, str], ...] = ()
+
+    def flat(self, formal: str) -> str:
+        """Return the flat of a formal of parameters or of a gradient; '' for any other."""
+        of = dict(self.flats)
+        return of.get(formal) or of.get(formal.removeprefix("d"), "")
 
     @property
     def body(self) -> str:

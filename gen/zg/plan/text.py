@@ -41,7 +41,7 @@ from .plan import (
 )
 from .recipe import Recipe, Stated, Turn
 
-FORMAT = 3
+FORMAT = 4
 _WORD = {
     Head: "head",
     Recipe: "recipe",
@@ -82,6 +82,13 @@ def _record(r: object) -> str:
     )
 
 
+def _formals(fn: Fn, names: Names) -> str:
+    said = ((name, fn.flat(name)) for name in names)
+    return _show(
+        tuple(f"{name}:{flat}" if flat else name for name, flat in said)
+    )
+
+
 def _step(s: Step) -> str:
     parts = ["step", s.queue, s.op, s.unit or "-", *map(str, s.ins)]
     group = (s.group,) if s.group else ()
@@ -115,8 +122,8 @@ def print_plan(p: Plan) -> str:
         lines += [_record(r) for r in part]
     for fn in p.fns:
         lines.append(
-            f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-            f"ints {_show(fn.ints)}"
+            f"fn {fn.name} flops {fn.flops} ins {_formals(fn, fn.ins)} "
+            f"outs {_formals(fn, fn.outs)} ints {_show(fn.ints)}"
         )
         lines += [
             " ".join(
@@ -241,7 +248,14 @@ def arg(text: str) -> Arg:
     if m := _OPERAND.match(text):
         by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
         group = _group(m[3])
-        return Operand(m[1], int(m[2]), by_rank, by_round, m[6] or "", group)
+        return Operand(
+            base=m[1],
+            at=int(m[2]),
+            by_rank=by_rank,
+            by_round=by_round,
+            name=m[6] or "",
+            group=group,
+        )
     if m := _INDEX.match(text):
         group = _group(m[2])
         by_rank, at = int(m[3] or 0), int(m[4] or 0)
@@ -263,7 +277,14 @@ def _ref(text: str) -> Ref:
     if not m:
         raise ValueError(text)
     slot, at, by_rank = int(m[2]), int(m[3] or 0), int(m[5] or 0)
-    return Ref(m[1], slot, at, bool(m[6]), by_rank, _group(m[4]))
+    return Ref(
+        cls=m[1],
+        index=slot,
+        at=at,
+        last=bool(m[6]),
+        by_rank=by_rank,
+        group=_group(m[4]),
+    )
 
 
 def _event(text: str) -> Event:
@@ -295,16 +316,32 @@ def _parse_step(words: list[str]) -> Step:
             lists[where].append(word)
     unit = "" if words[3] == "-" else words[3]
     return Step(
-        words[1],
-        words[2],
-        unit,
-        tuple(map(_ref, lists["ins"])),
-        tuple(map(_ref, lists[">"])),
-        tuple(map(_int, lists["with"])),
-        tuple(map(_event, lists["wait"])),
-        tuple(map(_event, lists["rec"])),
-        "".join(lists["over"]),
+        queue=words[1],
+        op=words[2],
+        unit=unit,
+        ins=tuple(map(_ref, lists["ins"])),
+        outs=tuple(map(_ref, lists[">"])),
+        ints=tuple(map(_int, lists["with"])),
+        waits=tuple(map(_event, lists["wait"])),
+        recs=tuple(map(_event, lists["rec"])),
+        group="".join(lists["over"]),
     )
+
+
+Formal = tuple[str, str]  # its name, and its flat or ''
+
+
+def _formal(text: str) -> Formal:
+    name, _, flat = text.partition(":")
+    return name, flat
+
+
+def _flats(ins: list[Formal], outs: list[Formal]) -> tuple[Formal, ...]:
+    """Return the Fn.flats of formals. A gradient among the outputs is named d and its parameters'
+    formal."""
+    of = [(name, flat) for name, flat in ins if flat]
+    of += [(name.removeprefix("d"), flat) for name, flat in outs if flat]
+    return tuple(sorted(set(of)))
 
 
 def parse(text: str) -> Plan:
@@ -326,8 +363,19 @@ def parse(text: str) -> Plan:
                     _read(words, by_word[words[0]])
                 )
             elif words[0] == "fn":
-                ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
-                fns.append(Fn(words[1], ins, outs, ints, _flops(words[3]), ()))
+                formals = (map(_formal, _names(words[n])) for n in (5, 7))
+                ins, outs = ([*x] for x in formals)
+                fns.append(
+                    Fn(
+                        name=words[1],
+                        ins=tuple(name for name, _ in ins),
+                        outs=tuple(name for name, _ in outs),
+                        ints=_names(words[9]),
+                        flops=_flops(words[3]),
+                        calls=(),
+                        flats=_flats(ins, outs),
+                    )
+                )
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
@@ -349,22 +397,22 @@ def parse(text: str) -> Plan:
     if not lists[Head] or not lists[Recipe]:
         raise PlanError("no head or no recipe")
     p = Plan(
-        lists[Head][0],
-        lists[Recipe][0],
-        tuple(lists[Stated]),
-        tuple(lists[Group]),
-        tuple(lists[Flat]),
-        tuple(lists[Store]),
-        tuple(lists[Tensor]),
-        tuple(lists[Class]),
-        tuple(lists[Table]),
-        tuple(lists[Launch]),
-        tuple(lists[Run]),
-        tuple(fns),
-        events,
-        tuple(Section(n, r, tuple(s)) for n, r, s in sections),
-        tuple(lists[File]),
-        tuple(lists[Axis]),
+        head=lists[Head][0],
+        recipe=lists[Recipe][0],
+        stated=tuple(lists[Stated]),
+        groups=tuple(lists[Group]),
+        flats=tuple(lists[Flat]),
+        stores=tuple(lists[Store]),
+        tensors=tuple(lists[Tensor]),
+        classes=tuple(lists[Class]),
+        tables=tuple(lists[Table]),
+        launches=tuple(lists[Launch]),
+        runs=tuple(lists[Run]),
+        fns=tuple(fns),
+        events=events,
+        sections=tuple(Section(n, r, tuple(s)) for n, r, s in sections),
+        files=tuple(lists[File]),
+        axes=tuple(lists[Axis]),
     )
     printed = print_plan(p)
     for number, (a, b) in enumerate(

@@ -728,15 +728,15 @@ def load(
         dotted(key) if key else "": node.where for key, node in _all(root)
     }
     made = Spec(
-        keys.name,
-        model or Model(m.vocab, m.width, m.names, ()),
-        keys.zero,
-        train,
-        keys.cluster,
-        keys.targets,
-        data,
-        (*notes, *grouped, *told),
-        places,
+        name=keys.name,
+        model=model or Model(m.vocab, m.width, m.names, ()),
+        zero=keys.zero,
+        train=train,
+        cluster=keys.cluster,
+        targets=keys.targets,
+        data=data,
+        notes=(*notes, *grouped, *told),
+        places=places,
     )
     for check, reads in AGREE:
         mistakes.check(reads, check, made)

@@ -142,13 +142,14 @@ def played(p: Plan) -> list[Bar]:
                 last[step.queue] = len(bars)
                 bars.append(
                     Bar(
-                        section.name,
-                        turn,
-                        step,
-                        begin,
-                        free[step.queue],
-                        cause,
-                        step.op in COLLECTIVES and cost.far(p, step.group) > 0,
+                        section=section.name,
+                        turn=turn,
+                        step=step,
+                        begin=begin,
+                        end=free[step.queue],
+                        cause=cause,
+                        far=step.op in COLLECTIVES
+                        and cost.far(p, step.group) > 0,
                     )
                 )
             for e in step.recs:

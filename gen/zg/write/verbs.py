@@ -490,13 +490,13 @@ class Verbs:
     ) -> Verb:
         found = _Numbers(alike, self.sizes, core)
         self.verbs[name] = Verb(
-            name,
-            alike[0],
-            found.split,
-            found.ordered,
-            found.grows,
-            core.name if core else "",
-            last,
+            name=name,
+            steps=alike[0],
+            values=found.split,
+            parameters=found.ordered,
+            grows=found.grows,
+            core=core.name if core else "",
+            last=last,
         )
         return self.verbs[name]
 
