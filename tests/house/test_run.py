@@ -74,6 +74,13 @@ def call(
     )
 
 
+def test_a_set_of_tests_that_is_none_is_refused(root: pathlib.Path) -> None:
+    """Before anything is set up, with the names of the sets."""
+    done = call(root, "test", "quik", path=os.environ["PATH"])
+    assert done.returncode == 2 and not done.stdout
+    assert "run: test quik: no such file; quick, all, or files" in done.stderr
+
+
 # ---- set-up
 
 

@@ -40,6 +40,18 @@ def test_a_byte_decides() -> None:
     )
 
 
+def test_processors_alone_are_named_where_they_fit() -> None:
+    """A plan for GPUs and CPUs that is too large for a GPU names the target cpu, if that fits."""
+    p = planned("gpt-tiny")
+    least = p.arena("cpu")
+    hint = f"; without a GPU targets=[cpu], which needs {least:,} bytes"
+    for limit, named in ((least, True), (least - 1, False)):
+        with pytest.raises(spec.SpecError) as e:
+            planned("gpt-tiny", f"cluster.memory.device={limit}")
+        assert str(e.value).endswith(hint) == named
+    planned("gpt-tiny", f"cluster.memory.device={least}", "targets=[cpu]")
+
+
 def test_the_ways_that_are_named_fit() -> None:
     """Every way that a refusal names fits, at any limit."""
     least = planned(
