@@ -1,5 +1,5 @@
-"""test_range.py -- a command that leaves its arena, or names what is not there, ends the run before
-it does harm: in a train.c that was changed, on both targets."""
+"""test_range.py -- tests that a command that leaves its arena, or names a thing that does not
+exist, ends the run before it does harm: in an edited train.c, on both targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = (
     "zero.offload_optimizer.nvme_path=/tmp",
     "train.precision=bf16",
 )
-# what is found in train.c, what stands there instead, and what is said of it
+# text in train.c, its replacement, and the message
 WRONG = {
     "gather from": (
         r"(zr_gather\(z, ZR_GATHER, ALL, )",
@@ -171,7 +171,7 @@ WRONG = {
         r"batch on queue main: micro_batch -\d; there are 4;",
     ),
 }
-# tables: what no row has would be saved as zeros
+# tables: elements without a row would be saved as zeros
 ONCE = "the rows of its masters do not have each of its elements once;"
 MASTER = (
     r'    (\{"master", MASTER_BLOCK\(0\), SIZE\(MASTER_BLOCK\), SHARD_BLOCK, )0, '

@@ -1,6 +1,7 @@
-"""text.py -- a plan's text: printed, parsed, and hashed.
+"""text.py -- prints, parses and hashes a plan's text.
 
-parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
+parse(print_plan(p)) == p. The text is the dump, the golden file, the diff and the input of the
+hash.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _show(v: object) -> str:
 
 
 def _record(r: object) -> str:
-    """`word name field value ...`; a field that has a default, where it is another."""
+    """Return `word name field value ...`. A field equal to its default is left out."""
     names = [
         f.name
         for f in dataclasses.fields(r)  # type: ignore[arg-type]
@@ -143,12 +144,12 @@ def print_plan(p: Plan) -> str:
 
 
 def digest(p: Plan) -> str:
-    """SHA-256 of the text, 64 hex digits."""
+    """Return the SHA-256 of the text, 64 hex digits."""
     return hashlib.sha256(print_plan(p).encode()).hexdigest()
 
 
 def layout_digest(p: Plan) -> str:
-    """SHA-256 of where every parameter lies and who owns it, nothing else."""
+    """Return the SHA-256 of the location and owner of every parameter."""
     lines = [_record(g) for g in p.groups]
     states = "whole" if p.head.zero == 0 else "shard"
     lines += [_record(a) for a in p.axes]
@@ -176,7 +177,7 @@ def layout_digest(p: Plan) -> str:
 
 
 class PlanError(Exception):
-    """A text that is no plan; names the line."""
+    """Raised for a text that is no plan; names the line."""
 
 
 def _number(text: str) -> int | float:
@@ -209,7 +210,7 @@ def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
-# Of a record's fields, found once for all of its lines
+# Types of a record's fields, looked up once per record type.
 _hints = functools.cache(typing.get_type_hints)
 
 
@@ -243,7 +244,7 @@ def _group(text: str | None) -> str:
 
 
 def arg(text: str) -> Arg:
-    """An operand of a call."""
+    """Parse an operand of a call."""
     if m := _OPERAND.match(text):
         by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
         group = _group(m[3])
@@ -336,14 +337,16 @@ def _formal(text: str) -> Formal:
 
 
 def _flats(ins: list[Formal], outs: list[Formal]) -> tuple[Formal, ...]:
-    """Fn.flats of its formals: a gradient among the outputs has its parameters' name behind d."""
+    """Return the Fn.flats of formals. A gradient among the outputs is named d and its parameters'
+    formal."""
     of = [(name, flat) for name, flat in ins if flat]
     of += [(name.removeprefix("d"), flat) for name, flat in outs if flat]
     return tuple(sorted(set(of)))
 
 
 def parse(text: str) -> Plan:
-    """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
+    """Parse a plan's text. Raises PlanError, which names the first line that is malformed or would
+    print differently."""
     lists: dict[type, list[Any]] = {cls: [] for cls in _WORD}
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
