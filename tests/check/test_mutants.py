@@ -19,6 +19,7 @@ import mutants
 import numpy as np
 import pytest
 import trainer
+from covering import covering
 from patience import LIMIT
 from zg.check import check
 from zg.plan.plan import Plan, Section, Step
@@ -450,19 +451,7 @@ def test_nothing_is_updated_twice(name: str, apart: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision",
-    [
-        ("gpt-tiny", "f32"),
-        ("llama-tiny", "bf16"),
-        ("qwen3-tiny", "f32"),
-        *(
-            pytest.param(name, precision, marks=pytest.mark.exhaustive)
-            for name, precision in (
-                ("gpt-tiny", "bf16"),
-                ("llama-tiny", "f32"),
-                ("qwen3-tiny", "bf16"),
-            )
-        ),
-    ],
+    covering(("gpt-tiny", "llama-tiny", "qwen3-tiny"), ("f32", "bf16")),
 )
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     p = planned(name, f"train.precision={precision}")

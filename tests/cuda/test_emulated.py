@@ -15,6 +15,7 @@ import numpy as np
 import plans
 import pytest
 import trainer
+from covering import covering
 from patience import LIMIT
 
 BIG = 500_000_000  # elements: more than any unit has
@@ -638,23 +639,12 @@ OFF = {
     "f16": (2**-17, 2**-13),
 }
 # Each family and each type.
-EACH = [("gpt", "f32"), ("llama", "bf16"), ("qwen3", "f16")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family,precision",
-    [
-        pytest.param(
-            family,
-            precision,
-            marks=[]
-            if (family, precision) in EACH
-            else pytest.mark.exhaustive,
-        )
-        for family in FAMILIES
-        for precision in OFF
-    ],
+    covering(FAMILIES, [*OFF]),
 )
 def test_losses_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str

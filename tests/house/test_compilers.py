@@ -12,6 +12,7 @@ import program
 import pytest
 import trainer
 import zk
+from covering import covering
 from patience import LIMIT
 
 SPECS = sorted(
@@ -143,17 +144,7 @@ def test_the_largest_train_c_takes_a_second(
 )
 @pytest.mark.parametrize(
     "family,isa",
-    [
-        pytest.param(
-            family,
-            isa,
-            marks=()
-            if (n - k) % len(zk.ISAS) == 0
-            else pytest.mark.exhaustive,
-        )
-        for n, family in enumerate(law.FAMILIES)
-        for k, isa in enumerate(zk.ISAS)
-    ],
+    covering(law.FAMILIES, zk.ISAS),
 )
 def test_clang_gives_the_same_bits(
     tmp_path: pathlib.Path, family: str, isa: str

@@ -18,6 +18,7 @@ import sys
 import numpy as np
 import pytest
 import zk
+from covering import covering
 from patience import LIMIT
 
 # Unit roundoffs: the largest relative error of one rounding.
@@ -482,24 +483,15 @@ def local(
 
 
 # Each shape with each object and one type in turn; the other types in exhaustive tests.
-TURNS = [
-    pytest.param(
-        *row,
-        isa,
-        dtype,
-        marks=[] if (i + 2 * j) % 3 == k else pytest.mark.exhaustive,
-    )
-    for i, row in enumerate(LOCAL)
-    for j, isa in enumerate(OBJECTS)
-    for k, dtype in enumerate(DTYPES)
-]
+TURNS = covering(LOCAL, OBJECTS, DTYPES, budget=len(LOCAL) * len(OBJECTS))
 
 
-@pytest.mark.parametrize("shape,mean,window,isa,dtype", TURNS)
+@pytest.mark.parametrize("local_,isa,dtype", TURNS)
 def test_local(
-    shape: tuple[int, ...], mean: int, window: int, isa: str | None, dtype: int
+    local_: tuple[tuple[int, ...], int, int], isa: str | None, dtype: int
 ) -> None:
     """Documents and windows match float64; one key more or less in any row is out of bounds."""
+    shape, mean, window = local_
     B, T, H, G, D = shape
     (qkv, QKV), (dy, DY) = (
         drawn(1, dtype, B, T, H + 2 * G, D),

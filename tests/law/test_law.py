@@ -22,6 +22,7 @@ import pytest
 import test_mutants
 import trainer
 import zk
+from covering import covering
 from safetensors.numpy import load_file, save_file
 from zg.read import spec as reader
 from zg.search import search
@@ -913,15 +914,7 @@ RAGGED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case,precision",
-    [
-        pytest.param(
-            case,
-            precision,
-            marks=() if n % 2 == half % 2 else pytest.mark.exhaustive,
-        )
-        for n, case in enumerate(RAGGED)
-        for half, precision in enumerate(("f32", "bf16"))
-    ],
+    covering([*RAGGED], ("f32", "bf16")),
 )
 def test_ragged_shapes(
     tmp_path: pathlib.Path, case: str, precision: str

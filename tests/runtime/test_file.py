@@ -18,6 +18,7 @@ import program
 import pytest
 import test_mutants
 import trainer
+from covering import covering
 from patience import LIMIT, patient
 from plans import planned
 from zg import build
@@ -879,15 +880,7 @@ def test_what_stays_on_the_host_is_noted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision",
-    [
-        pytest.param(
-            name,
-            precision,
-            marks=[] if n % 2 == m else pytest.mark.exhaustive,
-        )
-        for n, name in enumerate(MIXED | ALONE)
-        for m, precision in enumerate(("f32", "bf16"))
-    ],
+    covering([*MIXED, *ALONE], ("f32", "bf16")),
 )
 @test_mutants.OF
 def test_a_broken_move_is_refused(
