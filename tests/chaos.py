@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""chaos.py -- runs that are broken off anywhere, and go on until they have ended with the bits of
-one that nobody disturbed.
+"""chaos.py -- breaks off runs at arbitrary points and restarts them until they end, with the bits
+of an undisturbed run.
 
-Each life is of a recipe, each start takes another program of it (stage, ranks, what lies where)
-and, drawn from FAULTS, what befalls it. A run may end with its hash, or as its fault has it; its ranks are gone
-then, and no checkpoint that was there is lost. One line tells what was done, or what went wrong.
+Each life has a recipe. Each start takes another program of it (stage, ranks, offloading) and a
+fault drawn from FAULTS. A run may end with its hash or in the way of its fault; then its ranks must
+be gone, and every earlier checkpoint must be there. One line reports the events of a life, or an
+error.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ import trainer  # noqa: E402
 from patience import LIMIT  # noqa: E402
 
 STEPS = 60
-# Of each type, with each kind of states; their ways meet all of stages, ranks and offloading.
+# Recipes of each type and each kind of states; their ways combine all stages, ranks and offloads.
 RECIPES = ("AdamW", "frozen, bf16", "f16, a scale that falls", "Adagrad")
 DIED, ASKED, WRONG, UNSAVED = 5, 75, 2, 3  # exit codes
 KILLED = -signal.SIGKILL
-# Where a process kills itself, and its highest call there that is drawn.
+# Places where a process kills itself, each with the highest call that is drawn.
 PLACES = {"collective": 4000, "write": 2000, "sync": 100, "rename": 60}
-# Where the disk fails from a call on, and the highest that is drawn; what the run says of it.
+# Places where the disk fails from a call on, with the highest call that is drawn and the run's
+# message.
 DISK = {"write": 2000, "sync": 100, "rename": 60, "folder": 30}
 SAYS = {
     "write": "No space left on device",
@@ -49,11 +51,11 @@ SAYS = {
     "rename": "Read-only file system",
     "folder": "Read-only file system",
 }
-STRUCK = "chaos: struck"  # of faults/chaos.c, when the disk has failed
+STRUCK = "chaos: struck"  # printed by faults/chaos.c when the disk has failed
 
 
 class Lost(AssertionError):
-    """Something that must not happen."""
+    """Raised for an outcome that must not happen."""
 
 
 @dataclass
@@ -66,18 +68,18 @@ class Chaos:
     befell: Counter[str] = field(default_factory=Counter)
 
     def prepare(self) -> None:
-        """Tokens, and a library that kills."""
+        """Make tokens, and a library that kills."""
         trainer.write_tokens(self.folder / "tokens", law.tokens(256, 24000))
         program.chaos_library(self.folder)
 
     def drawn(self) -> pathlib.Path:
-        """A program of the recipe."""
+        """Return a program of the recipe."""
         return made(
             self.recipe, self.rnd.choice(test_resume.ways(self.recipe))
         )
 
     def begin(self) -> None:
-        """A recipe, and the hash of its undisturbed run."""
+        """Draw a recipe and find the hash of its undisturbed run."""
         self.recipe = self.rnd.choice(self.recipes)
         if self.recipe in self.wanted:
             return
@@ -94,7 +96,7 @@ class Chaos:
     def running(
         self, binary: pathlib.Path, **settings: object
     ) -> Iterator[subprocess.Popen[str]]:
-        """A run in a process group of its own, of which nothing is left behind."""
+        """Yield a run in a process group of its own. Assert that nothing is left of it."""
         command = [binary, "--data", self.folder / "tokens", "--hash"]
         command += ["--steps", STEPS, "--checkpoints", self.checkpoints]
         command += ["--save-every", self.rnd.choice([1, 1, 3, 7])]
@@ -124,7 +126,7 @@ class Chaos:
         return lines[0]
 
     def wait(self, run: subprocess.Popen[str]) -> tuple[int, str, str]:
-        """Its end, and that of all its ranks."""
+        """Wait for the end of a run and of all its ranks. Return the result."""
         out, err = run.communicate(timeout=LIMIT)
         until = time.monotonic() + LIMIT
         while alive(run.pid):
@@ -134,7 +136,7 @@ class Chaos:
         return run.returncode, out, err
 
     def life(self) -> None:
-        """From the beginning to an end with the hash."""
+        """Run a life from its beginning to an end with the hash."""
         self.begin()
         want, ended = self.wanted[self.recipe], False
         while not ended:
@@ -166,7 +168,7 @@ def made(recipe: str, way: test_resume.Way) -> pathlib.Path:
 
 
 def alive(group: int) -> bool:
-    """A process of the group; a zombie, whose parent is gone, will not be one for long."""
+    """Return whether a process of the group is alive; a zombie without a parent is soon gone."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -174,7 +176,7 @@ def alive(group: int) -> bool:
     return True
 
 
-# ---- what befalls a run: (exit code, stdout, stderr)
+# ---- faults of a run, each returning (exit code, stdout, stderr)
 
 Ended = tuple[int, str, str]
 
@@ -182,7 +184,8 @@ Ended = tuple[int, str, str]
 def at(
     what: str, places: Mapping[str, int], place: str
 ) -> Callable[[Chaos, pathlib.Path], Ended]:
-    """KILL or FAIL at a call of a place; few are as likely as many."""
+    """Return a fault that sets KILL or FAIL at a call of a place; few calls are as likely as
+    many."""
 
     def fault(c: Chaos, binary: pathlib.Path) -> Ended:
         n = int(places[place] ** c.rnd.random())
@@ -194,7 +197,7 @@ def at(
 
 
 def bad(place: str) -> Callable[[Chaos, pathlib.Path], Ended]:
-    """A disk that fails is told; the run goes on."""
+    """Return a fault of the disk that is reported while the run goes on."""
     run = at("FAIL", DISK, place)
 
     def fault(c: Chaos, binary: pathlib.Path) -> Ended:
@@ -207,7 +210,7 @@ def bad(place: str) -> Callable[[Chaos, pathlib.Path], Ended]:
 
 
 def slow(c: Chaos, binary: pathlib.Path) -> Ended:
-    """A slow disk, and killed where it may well be writing."""
+    """Run with a slow disk, and kill while it probably writes."""
     library = {"LD_PRELOAD": c.folder / "chaos.so"}
     with c.running(binary, **library, SLOW=c.rnd.choice([100, 3000])) as run:
         time.sleep(c.rnd.uniform(0.1, 2))
@@ -216,7 +219,7 @@ def slow(c: Chaos, binary: pathlib.Path) -> Ended:
 
 
 def two(c: Chaos, binary: pathlib.Path) -> Ended:
-    """Two runs in one folder; one is killed, maybe before it had its turn."""
+    """Start two runs in one folder and kill one, perhaps before its turn."""
     other = c.drawn()
     with c.running(binary) as first, c.running(other) as second:
         time.sleep(c.rnd.uniform(0.01, 0.5))
@@ -226,8 +229,8 @@ def two(c: Chaos, binary: pathlib.Path) -> Ended:
 
 
 def sent(*signals: int) -> Callable[[Chaos, pathlib.Path], Ended]:
-    """Signals at any time, each a while after the one before, to the program or one of its
-    ranks."""
+    """Return a fault that sends signals at any time, each a while after the one before, to the
+    program or one of its ranks."""
 
     def fault(c: Chaos, binary: pathlib.Path) -> Ended:
         with c.running(binary) as run:
@@ -243,14 +246,14 @@ def sent(*signals: int) -> Callable[[Chaos, pathlib.Path], Ended]:
 
 
 def ranks(pid: int) -> list[int]:
-    """Those that there are: none yet, or none any more."""
+    """Return the existing ranks, which may be none yet or no more."""
     with contextlib.suppress(OSError):
         return program.children(pid)
     return []
 
 
 def damage(c: Chaos, binary: pathlib.Path) -> Ended:
-    """Of the newest checkpoint, which is refused, and removed by hand."""
+    """Damage the newest checkpoint, which is refused and removed by hand."""
     folder = c.checkpoints / f"step-{c.newest():08d}"
     path = c.rnd.choice(sorted(folder.glob("*.safetensors")))
     data = bytearray(path.read_bytes())
@@ -280,10 +283,10 @@ FAULTS: dict[str, Callable[[Chaos, pathlib.Path], Ended]] = {
     "damage": damage,
 }
 KILLS = ("step", *PLACES, "slow disk")
-# How a run may end that has not come to its end; those that are not here must.
+# Allowed ends of a run that is not complete; faults that are missing here must complete it.
 ENDS = {
     **dict.fromkeys(KILLS, {KILLED, DIED}),
-    # before it waits for signals, and a rank's own
+    # before it handles signals, and a rank's own
     "asked": {ASKED, -signal.SIGTERM, 128 + signal.SIGTERM, DIED},
     "damage": {WRONG},
     # of the last checkpoint

@@ -1,5 +1,5 @@
-"""conftest.py -- what all tests share: their order, hypothesis without chance or clocks, the tally
-for `run`."""
+"""conftest.py -- shared settings of all tests: their order, hypothesis without chance or clocks,
+the tally for `run`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import zk
 from hypothesis import settings
 from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
 
-# The same examples in every run: a failure can be repeated, a pass means the same.
+# The same examples in every run: a failure can be repeated, and a pass means the same.
 settings.register_profile(
     "fixed", derandomize=True, database=None, deadline=None
 )
 settings.load_profile("fixed")
 
-# Programs run as on the class of processors that is named: an Intel one with AMX takes avx512.
+# Programs run as on the named class of processors: an Intel one with AMX takes avx512.
 named = os.environ.get("ZR_TEST_ISA")
 if named:
     if named not in zk.CLASSES or not zk.runs(
@@ -32,7 +32,8 @@ if named:
         )
     os.environ["ZK_ISA"] = "avx512" if named == "amx" else named
 
-# A shell's background job ignores these, and what it starts would, too: tests send them.
+# A background job of a shell ignores these signals, and so would the programs that tests start and
+# signal.
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         usual = number == signal.SIGINT
@@ -42,7 +43,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Kernels are compiled for one processor, and for all of them where exhaustive tests run."""
+    """Compile kernels for one processor, or for all of them if exhaustive tests run."""
     if "ZR_TEST_DEVICE" not in os.environ:
         few = "not exhaustive" in config.option.markexpr
         targets = ("sm_90a",) if few else ()
@@ -51,8 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first, so that those at the end are short ones; tests that wait are spread
-    among them. Quick is the first row of a test that is short and needs no machine of its own."""
+    """Sort long tests to the front, so that those at the end are short, and spread tests that wait
+    among them. `quick` marks the first row of a test that is short and needs no machine of its
+    own."""
 
     def marked(item, *names):
         return any(item.get_closest_marker(name) for name in names)
@@ -79,15 +81,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: Python's search for dead cycles passes over it."""
+    """Exempt existing objects from the cycle collector, because they stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Appends to the file that `run` names: "passed failed", where an error of set-up counts as
-    failed, and a line for each skipped test with its reason."""
+    """Append to the file that `run` names: "passed failed", counting an error of set-up as failed,
+    and a line for each skipped test with its reason."""
     path = os.environ.get("ZR_TALLY")
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if not path or reporter is None or hasattr(config, "workerinput"):
@@ -117,7 +119,7 @@ def isas() -> list[str]:
 
 @pytest.fixture(params=[*zk.ISAS, zk.EMULATED])
 def target(request: pytest.FixtureRequest) -> str:
-    """an object of a CPU's kernels, or a GPU's kernels under emulation"""
+    """Return an object of a CPU's kernels, or a GPU's kernels under emulation."""
     zk.need(request.param)
     return request.param
 

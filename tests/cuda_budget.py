@@ -1,10 +1,10 @@
-"""cuda_budget.py -- what every GPU kernel takes of a processor, as ptxas tells it.
+"""cuda_budget.py -- lists the resources of every GPU kernel, as ptxas reports them.
 
     .venv/bin/python tests/cuda_budget.py > tests/cuda_budget.txt     writes the table anew
 
-The table's first line names the compiler. The logs are those of the objects of out/train-cuda; how
-many threads a block may have (__launch_bounds__) stands in PTX alone, which objects have where they
-are made for tests.
+The table's first line names the compiler. The logs are those of the objects of out/train-cuda. The
+largest number of threads per block (__launch_bounds__) is in PTX alone; objects made for tests
+contain it.
 """
 
 import os
@@ -24,15 +24,15 @@ MOST = 1024  # threads of any block
 class Use:
     kernel: str  # with its template's arguments
     target: str
-    registers: int  # of a thread
-    shared: int  # bytes of a block, known to the compiler
-    threads: int  # of a block, at most
-    stack: int  # bytes of a thread in memory
-    spilled: int  # bytes of a thread written for want of registers
+    registers: int  # per thread
+    shared: int  # static bytes per block
+    threads: int  # largest number per block
+    stack: int  # bytes per thread in memory
+    spilled: int  # bytes per thread written for lack of registers
 
 
 def names(mangled: set[str]) -> dict[str, str]:
-    """mangled -> name<arguments>, without the parameters and nameless namespaces"""
+    """Return mangled -> name<arguments>, without parameters and nameless namespaces."""
     listed = sorted(mangled)
     done = subprocess.run(
         ["c++filt", "-p"],
@@ -50,14 +50,14 @@ def names(mangled: set[str]) -> dict[str, str]:
 
 
 def bounds(ptx: str) -> dict[str, int]:
-    """threads of a block, by mangled name, of the kernels that are bounded"""
+    """Return the largest number of threads per block by mangled name, for kernels with a bound."""
     heads = re.findall(r"\.entry (\w+)\(.*?\)([^{]*)\{", ptx, re.S)
     said = {name: re.search(r"\.maxntid (\d+)", head) for name, head in heads}
     return {name: int(bound[1]) for name, bound in said.items() if bound}
 
 
 def uses(log: str, ptx: str) -> list[Use]:
-    """every kernel of a log of nvcc -Xptxas -v"""
+    """Return every kernel of a log of nvcc -Xptxas -v."""
     bound = bounds(ptx)
     found = []
     for part in log.split("Compiling entry function ")[1:]:
@@ -113,7 +113,7 @@ def read(text: str) -> list[Use]:
 
 
 def objects() -> list[pathlib.Path]:
-    """of each source of kernels"""
+    """Return the object of each source of kernels."""
     stems = sorted(
         path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")
     )
@@ -121,14 +121,14 @@ def objects() -> list[pathlib.Path]:
 
 
 def ptx(made: pathlib.Path) -> str:
-    """that an object has"""
+    """Return the PTX of an object."""
     raw = made.read_bytes()
     at = raw.index(b"\n.version ")
     return raw[at : raw.index(b"\0", at)].decode()
 
 
 def all_uses() -> list[Use]:
-    """of what ninja has made"""
+    """Return the uses of all kernels that ninja has built."""
     return [
         use
         for made in objects()
@@ -137,7 +137,7 @@ def all_uses() -> list[Use]:
 
 
 def wanted() -> list[str]:
-    """what ninja is to make"""
+    """Return the targets for ninja to build."""
     return [str(made.relative_to(ROOT)) for made in objects()]
 
 

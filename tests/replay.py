@@ -1,12 +1,11 @@
-"""replay.py -- what another commit generates, beside what the working tree does: for refactors.
+"""replay.py -- compares another commit's outputs with the working tree's, for refactors.
 
     .venv/bin/python tests/replay.py BASE [--only WORD] [--no-weights]
 
-Every spec of model_specs is spread in every way of plans.py, and in those below, by BASE and by the
-working tree. Compared byte for byte: plan, train.c, memory, explain, config, and
-notes or errors. The tiny specs train two steps as well, and the hashes of their weights are
-compared. Exit code 1: something differs, a program failed or nothing is compared; the texts lie in
-out/replay.
+BASE and the working tree spread every spec of model_specs in every way of plans.py and of the list
+below. Plan, train.c, memory, explain, config, and notes or errors are compared byte for byte. The
+tiny specs also train two steps, and the hashes of their weights are compared. Exit code 1: a
+difference, a failed program, or nothing to compare; the texts are in out/replay.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ EMITS = ("plan", "c", "memory", "explain", "config")
 TINY = "gpt-tiny", "llama-tiny", "qwen3-tiny"
 STEPS = 2
 
-# settings beside plans.WAYS; what a spec refuses is compared, too
+# Settings beside plans.WAYS; refusals are compared, too.
 MORE = {
     "activations and the optimizer on the host": (
         "train.offload_activations=true",
@@ -41,6 +40,7 @@ MORE = {
         "zero.stage=1",
         'train.optimizer.groups=[{match: ["*attn*", "*mlp*"], frozen: true}]',
     ),
+    # norm, ln_
     "norms alone train, parameters in a file": (
         "zero.stage=3",
         "zero.offload_param.device=nvme",
@@ -48,7 +48,7 @@ MORE = {
         "train.precision=bf16",
         "train.optimizer.groups="
         '[{match: ["*[rn][m_]*"]}, {match: ["*"], frozen: true}]',
-    ),  # norm, ln_
+    ),
     "a linear in slices": (
         "zero.stage=3",
         "zero.stage3_param_persistence_threshold=0",
@@ -74,11 +74,11 @@ MORE = {
 }
 
 
-# ---- in a tree
+# ---- in one tree
 
 
 def cases(only: str) -> list[list]:
-    """Name, way and settings, by the working tree: the same for both trees."""
+    """Return name, way and settings of each case, by the working tree: the same for both trees."""
     sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
     import plans
 
@@ -91,7 +91,7 @@ def cases(only: str) -> list[list]:
 
 
 def replay(chosen: list[list], weights: bool) -> None:
-    """Writes OUT/<case>/<emit> in the tree that is the working directory."""
+    """Write OUT/<case>/<emit> in the tree that is the working directory."""
     sys.path[:0] = ["tests/lib", "tests", "gen"]
     import gc
 
@@ -151,11 +151,11 @@ def trained(trainer, source: pathlib.Path, tokens: pathlib.Path) -> str:
     return "\n".join([*told, f"exit {done.returncode}\n"])
 
 
-# ---- of two trees
+# ---- with two trees
 
 
 def tree(name: str, ref: str) -> pathlib.Path:
-    """A commit's files in a folder of their own."""
+    """Return a folder with a commit's files."""
     made = OUT / name
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
@@ -167,7 +167,7 @@ def tree(name: str, ref: str) -> pathlib.Path:
 
 
 def working() -> str:
-    """The working tree as an object of git's: whatever git does not ignore."""
+    """Return the working tree as an object of git, with all files that git does not ignore."""
     env = {**os.environ, "GIT_INDEX_FILE": str(OUT / "index")}
 
     def git(*words):
@@ -182,9 +182,8 @@ def working() -> str:
 
     git("read-tree", "HEAD")
     git("add", "--all", "--", ".")
-    git(
-        "rm", "--cached", "--quiet", "--ignore-unmatch", ".venv"
-    )  # a link may be there
+    # A link may exist
+    git("rm", "--cached", "--quiet", "--ignore-unmatch", ".venv")
     return git("write-tree")
 
 
@@ -195,9 +194,8 @@ def files(made: pathlib.Path) -> dict[str, str]:
         for path in sorted(there.rglob("*"))
         if path.is_file()
     }
-    for name in [
-        name for name in found if name.endswith("/c")
-    ]:  # a plan is compared itself
+    # A plan is compared as a whole
+    for name in [name for name in found if name.endswith("/c")]:
         plan = found[f"{name.removesuffix('/c')}/plan"]
         found[name] = found[name].replace(
             hashlib.sha256(plan.encode()).hexdigest(), "PLAN"
@@ -220,8 +218,8 @@ def difference(name: str, old: str | None, new: str | None) -> str:
 
 
 def compare(old: dict[str, str], new: dict[str, str]) -> int:
-    """Prints what differs and a count for each kind of text; returns how many differ, or are of a
-    program that failed, alike or not."""
+    """Print differences and a count for each kind of text. Return the number of texts that differ
+    or belong to a failed program, equal or not."""
     wrong = [
         name
         for name in sorted(old.keys() | new.keys())

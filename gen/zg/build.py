@@ -1,4 +1,4 @@
-"""build.py -- Spec to Plan: calls the passes in order."""
+"""build.py -- turns a Spec into a Plan by calling the passes in order."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .read.spec import Spec
 
 
 class Built(NamedTuple):
-    """A plan and what the user should hear about it; spec: with what a memory budget chose, and the
-    bound on live parameters that the plan keeps; choices: a table of what it chose from."""
+    """A plan with notes for the user. spec: the spec with the choices of a memory budget and the
+    bound on live parameters that the plan keeps; choices: table of the alternatives."""
 
     plan: plan.Plan
     notes: Names
@@ -48,7 +48,7 @@ def _files(spec: Spec) -> list[plan.File]:
 
 
 def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
-    """Every event's name and how many there are."""
+    """Return every event's name and count."""
     most: dict[str, int] = {}
     for s in sections:
         for step in s.steps:
@@ -58,7 +58,8 @@ def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
 
 
 def _idle(spec: Spec, graph: Graph) -> Names:
-    """Ops to recompute that no block has; `full` names them all."""
+    """Return a note for each op to recompute that no block has; `full` names all ops and gets
+    none."""
     named = set(spec.train.recompute)
     idle = (
         sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
@@ -67,8 +68,8 @@ def _idle(spec: Spec, graph: Graph) -> Names:
 
 
 def build(spec: Spec) -> Built:
-    """Of a spec as it is: what a memory budget may choose, and whether it fits, see search. A bound
-    on live parameters that no plan keeps is raised to the least that one does."""
+    """Build the plan of a spec. A bound on live parameters that no plan can keep is raised to the
+    least possible one. Memory budgets are handled by search."""
     made, built = spec, _built(spec)
     while built.plan.head.live > built.plan.head.bound:
         bound = built.plan.head.live
@@ -92,7 +93,8 @@ def _groups(
     fns: Sequence[plan.Fn],
     schedule: sched.Schedule,
 ) -> tuple[plan.Group, ...]:
-    """The groups that anything names: of all ranks, of owners, of stores, operands and steps."""
+    """Return the groups that are used: all ranks, owners, and those of stores, operands and
+    steps."""
     steps = [x for s in schedule.sections for x in s.steps]
     args = [a for fn in fns for c in fn.calls for a in c.args]
     used = {

@@ -1,7 +1,8 @@
-"""main.py -- zgen's command line: reads a spec, makes and checks its plan, writes what is asked.
+"""main.py -- zgen's command line: reads a spec, makes and checks its plan, and writes the requested
+output.
 
-Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
-zgen), or the output cannot be written; 130 interrupted.
+Exit codes: 0 done; 2 bad input, nothing written; 3 the checker refuses the plan (a defect of zgen),
+or the output cannot be written; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def text(args: argparse.Namespace) -> str:
-    """What a command line asks for. SpecError: bad input; CheckError: a plan that is wrong."""
+    """Return the text that a command line asks for. Raises SpecError for bad input, CheckError for
+    a wrong plan."""
     from .check import check
     from .plan.text import print_plan
     from .read import spec
@@ -160,7 +162,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def new_folder(path: str | None) -> bool:
-    """Not there yet, or a folder with nothing in it."""
+    """Return whether a path does not exist yet or is an empty folder."""
     return path is not None and (
         not os.path.lexists(path)
         or os.path.isdir(path)
@@ -169,7 +171,7 @@ def new_folder(path: str | None) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The exit code of a command line."""
+    """Run a command line and return its exit code."""
     config = os.path.join(args.folder, "config.json") if args.folder else None
     over = args.out and output.is_one_of(
         args.out, [f for f in (args.spec, args.zero, config) if f]
@@ -225,6 +227,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def console() -> int:
-    """The command that pip installs. A plan is many records, and none in a cycle: no collector."""
+    """Entry point that pip installs. The cycle collector is off: a plan has many records and no
+    cycles."""
     gc.disable()
     return main(sys.argv[1:])

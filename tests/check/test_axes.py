@@ -1,6 +1,5 @@
-"""test_axes.py -- plans whose ranks are a grid: one axis told as two is the same plan, and what meets
-along the wrong axis is refused.
-"""
+"""test_axes.py -- tests plans whose ranks are a grid: one axis written as two is the same plan, and
+a meeting along the wrong axis is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ def planned(name: str, ranks: int) -> Plan:
 
 
 def grid(p: Plan, near: int, far: int) -> Plan:
-    """Its ranks as `far` rows of `near` in a row; a group has all of them in another order."""
+    """Return the plan with its ranks as `far` rows of `near` neighbours; group `turned` has all
+    ranks in another order."""
     axes = Axis("near", near, 1), Axis("far", far, near)
     rows = Group("rows", near, ("near",))
     turned = Group("turned", near * far, ("near", "far"))
@@ -36,7 +36,7 @@ def grid(p: Plan, near: int, far: int) -> Plan:
 
 
 def moved(p: Plan, group: str) -> Plan:
-    """What ranks meet for, but for the sums of a step, over another group."""
+    """Return the plan with every meeting, except those for a step's sums, in another group."""
     sections = tuple(
         replace(
             section,
@@ -54,8 +54,8 @@ def moved(p: Plan, group: str) -> Plan:
 
 @pytest.mark.parametrize("name", FLAT)
 def test_one_axis_told_as_two(name: str) -> None:
-    """Six ranks as 2 x 3 and as 3 x 2; what meets in another group, or in another order, is refused,
-    and so are axes of other ranks."""
+    """Six ranks pass as 2 x 3 and as 3 x 2. A meeting in another group or order is refused, and so
+    are axes of another number of ranks."""
     p = planned(name, 6)
     assert not p.axes
     for near, far in ((2, 3), (3, 2)):
@@ -69,7 +69,8 @@ def test_one_axis_told_as_two(name: str) -> None:
 
 
 def test_hosts_end_where_axes_do() -> None:
-    """Twelve ranks as 2 x 2 x 3: hosts of 3 or of 6 cut an axis, of 5 the ranks."""
+    """Twelve ranks as 2 x 2 x 3 pass only with hosts that end where axes do: hosts of 3 or 6 ranks
+    cut an axis, hosts of 5 do not divide the ranks."""
     name = "three sets of two hosts, states on the host"
     p = test_mutants.planned(*test_mutants.PLANS[name])
     assert [a.size for a in p.axes] == [2, 2, 3] and p.head.local == 2
@@ -94,7 +95,8 @@ def test_hosts_end_where_axes_do() -> None:
     ],
 )
 def test_calls_by_rank(name: str) -> None:
-    """Of the plan's own functions: a part of another size, or of another group, without exception."""
+    """Every call of the plan's own functions with a part of another size, or of another group, is
+    refused."""
     p = test_mutants.planned(*test_mutants.PLANS[name])
     refused = [
         (m.what, mutants.refused(m.plan))

@@ -1,7 +1,8 @@
-"""test_bytes.py -- what the checker says that a slot holds, against the memories of all ranks.
+"""test_bytes.py -- compares the content that the checker finds in a slot with the memories of all
+ranks.
 
-The checker writes a slot down once for all ranks. Here every rank has bytes of its own, and the
-same writes are done one by one: what the checker finds in a place must be there, on each of them.
+The checker stores a slot's content once for all ranks. Here every rank has bytes of its own, and
+the same writes are done one by one. The checker's answer for a place must hold on each rank.
 """
 
 import itertools
@@ -19,17 +20,18 @@ from zg.check.memory import Run, Slot
 from zg.plan.mesh import Along, Members, plain
 from zg.plan.plan import Step
 
-WIDTH, PART = 4, 64  # bytes of an element, of the least of a rank's parts
+WIDTH, PART = 4, 64  # bytes of an element, and of a rank's smallest part
 Bytes = list[object]
 
 
 class Ranks:
-    """A grid of ranks along two axes: the places of each, and the groups that there are."""
+    """A grid of ranks along two axes: the places of each rank, and the groups of the grid."""
 
     def __init__(self, x: int, y: int) -> None:
         self.places = [*itertools.product(range(x), range(y))]
         every = x * y
-        self.ways = [  # a group, and the bytes from one of its parts to the next
+        # a group, and the bytes from one of its parts to the next
+        self.ways = [
             (Members("x,y", every, (y, 1)), PART),
             (Members("y,x", every, (1, x)), PART),
             *((Members("x", x, (1, 0)), PART * n) for n in {1, y}),
@@ -47,7 +49,7 @@ def dot(a: Along, b: Along) -> int:
 def element(
     run: Run, n: int, places: Along, part: int
 ) -> tuple[object, int, int]:
-    """A byte: of which element, and which of its bytes."""
+    """Return a byte's content: its array, element, and byte within the element."""
     first = run.first + dot(run.by_rank, places) + part * run.by_part
     return run.array, first + n // run.width, n % run.width
 
@@ -78,7 +80,7 @@ class Write:
 
 
 def write(slot: Slot, memories: list[Bytes], ranks: Ranks, one: Write) -> None:
-    """In the checker's slot and on every rank."""
+    """Do a write in the checker's slot and on every rank."""
     at, step, size, run, group = (
         one.at,
         one.step,
@@ -106,18 +108,19 @@ def write(slot: Slot, memories: list[Bytes], ranks: Ranks, one: Write) -> None:
 def agree(
     slot: Slot, memories: list[Bytes], ranks: Ranks, at: int, size: int
 ) -> int:
-    """What the slot says of a place is so; how much it says."""
+    """Assert that the slot's answers for a place are right. Return how many answers it gave."""
     said = 0
     whole = slot.read(at, size)
     for r, memory in enumerate(memories):
         assert not whole or holds(memory, at, size, whole, ranks.places[r])
     for group, step in ranks.ways:
         end = at + step * (group.ranks - 1) + size
+        # not in the first part of its page
         if (
             at // step % group.ranks
             or at % step + size > step
             or end > len(memories[0])
-        ):  # in the first part of its page
+        ):
             continue
         own = slot.read_own(at, step, size, group)
         parts = slot.read_parts(at, step, size, group)
@@ -144,7 +147,7 @@ MORE = st.integers(0, 4).map(lambda n: n * PART // WIDTH)
 
 @st.composite
 def writes(draw: st.DrawFn, ranks: Ranks, size: int) -> Write:
-    """Mostly what goes on with what others write."""
+    """Draw a write that mostly continues the runs of other writes."""
     how = draw(st.sampled_from(["whole", "own", "parts"]))
     group, step = draw(st.sampled_from(ranks.ways))
     at, n = draw(PLACES)
@@ -177,7 +180,8 @@ def writes(draw: st.DrawFn, ranks: Ranks, size: int) -> Write:
 def test_a_slot_says_what_every_rank_holds(
     x: int, y: int, pages: int, data: st.DataObject
 ) -> None:
-    """Whole runs, own parts and all parts of any group, over each other in any order."""
+    """After writes of whole runs, own parts and all parts of any group, in any order and
+    overlapping, the slot's answers hold on every rank."""
     ranks, size = Ranks(x, y), pages * x * y * PART
     slot, memories = Slot(), [[None] * size for _ in range(x * y)]
     for _ in range(data.draw(st.integers(1, 6))):
@@ -189,13 +193,13 @@ def test_a_slot_says_what_every_rank_holds(
 
 
 def row(ranks: int) -> Members:
-    """All ranks along one axis."""
+    """Return the group of all ranks along one axis."""
     return Members("all", ranks, (1,))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 16384])
 def test_what_a_gather_brings_is_one_run(ranks: int) -> None:
-    """Shards in two pieces: nothing is said of the whole before the last one."""
+    """Shards gathered in two pieces are one run, but only after the last piece."""
     slot, every = Slot(), row(ranks)
     first = Run("w", 0, WIDTH, by_part=PART // WIDTH)
     slot.write_parts(0, PART, PART // 2, first, every)
@@ -209,8 +213,8 @@ def test_what_a_gather_brings_is_one_run(ranks: int) -> None:
 
 
 def test_what_two_gathers_bring_is_one_run() -> None:
-    """From other hosts first: of 6 ranks, 2 of each host, a rank's own host has every third pair of
-    shards."""
+    """Two all-gathers make one run: the first over hosts, of 6 ranks with 2 on each host, brings
+    every third pair of shards."""
     slot = Slot()
     between, inside = Members("hosts", 3, (1, 0)), Members("local", 2, (0, 1))
     shard = PART // WIDTH
@@ -248,7 +252,8 @@ def test_an_element_that_is_cut_is_gone() -> None:
 
 
 def test_checking_knows_no_feature() -> None:
-    """Where bytes lie and how they come there is the plan's matter, not the checker's."""
+    """The checker's source names no feature: the location and the way of bytes are the plan's
+    matter."""
     words = re.compile(
         r"\b(tiles?|shel(f|ves)|ratio|tiers?|stages?|offload\w*|activations?|ring"
         r"|pinned_batch|near)\b",
@@ -263,7 +268,7 @@ def test_checking_knows_no_feature() -> None:
 
 
 def unmarked(s: Step, cls: str) -> Step:
-    """nothing of the class dies with it"""
+    """Remove the marks of last uses of a class from a step."""
     return replace(
         s, ins=tuple(replace(r, last=r.last and r.cls != cls) for r in s.ins)
     )
@@ -303,7 +308,8 @@ def unmarked(s: Step, cls: str) -> Step:
 def test_what_an_error_says(
     name: str, op: str, broken: object, said: str
 ) -> None:
-    """The place, what it holds and what it should hold, where a step of a sort is changed."""
+    """An error names the place, its content and the expected content, for a change in each kind of
+    step."""
     p = test_mutants.planned(*test_mutants.PLANS[name])
     for section in p.sections:
         steps = [
@@ -319,7 +325,7 @@ def test_what_an_error_says(
 
 @pytest.mark.parametrize("name", ["begin", "micro_batch", "eval"])
 def test_what_is_saved_changes_in_an_update_alone(name: str) -> None:
-    """Beside all other sections it may be read."""
+    """Saved states change only during an update, so all other sections may run beside a save."""
     p = test_mutants.planned(*test_mutants.PLANS["stage 2"])
     again = p.section("init").steps[0]
     section = p.section(name)
@@ -331,7 +337,7 @@ def test_what_is_saved_changes_in_an_update_alone(name: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64])
 def test_ranks_of_any_number(ranks: int) -> None:
-    """The play is of all of them; the same step left out is found at each number."""
+    """The checker plays all ranks: a missing step is found with any number of them."""
     p = test_mutants.planned(
         "gpt-tiny",
         "zero.stage=3",

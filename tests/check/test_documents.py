@@ -1,5 +1,5 @@
-"""test_documents.py -- a plan whose documents end tells every kernel that goes by a sample's rows so,
-and no other plan does; windows are those that are stated."""
+"""test_documents.py -- tests that a plan with ends of documents, and no other, passes positions to
+every kernel that works on a sample's rows, and that windows are the stated ones."""
 
 import law
 import pytest
@@ -44,7 +44,13 @@ def text(family: str, *keys: str) -> str:
         ("llama", (LAYERS,), "l:9,40 0", "9 0", "of another shape"),
         ("llama", (LAYERS,), "l:9,40 0.25", "l:9,40 l:1,2", "no such number"),
         ("llama", (LAYERS,), "flops l:3768192", "flops l:3768193", "flops"),
-        ("llama", (LAYERS,), "dx,dp ints l", "dx,dp ints -", "which unit"),
+        (
+            "llama",
+            (LAYERS,),
+            "dp:persistent ints l",
+            "dp:persistent ints -",
+            "which unit",
+        ),
     ],
 )
 def test_refused(
@@ -58,7 +64,7 @@ def test_refused(
 
 
 def test_kernels_that_know_no_documents() -> None:
-    """Those of a plan that joins them, where they end"""
+    """The kernels of a plan that joins documents are refused in a plan that separates them."""
     plan = text("llama", "cluster.ranks=1", "zero.stage=0")
     head, rest = plan.split("\n", 2)[1], plan
     with pytest.raises(CheckError, match="positions"):

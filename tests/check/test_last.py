@@ -1,5 +1,5 @@
-"""test_last.py -- what is dead is not read: a plan whose slot dies before its last use is refused,
-and runs of its program show it. For each class that ever dies."""
+"""test_last.py -- tests that dead slots are not read: a plan whose slot dies before its last use is
+refused, and runs of its program show the error. This covers each class that ever dies."""
 
 import pathlib
 import re
@@ -39,12 +39,12 @@ CLASSES = {
 
 
 def calls(p: Plan, s: Step) -> bool:
-    """What runs a function or copies down may end what it uses."""
+    """Return whether a step may end a slot: it calls a function, or copies to the host."""
     return s.queue == "down" or s.op in {f.name for f in p.fns}
 
 
 def sooner(p: Plan, cls: str) -> Plan:
-    """A slot of the class dies with the use before its last."""
+    """Return the plan with a slot of the class dying at the use before its last."""
     section = p.section("micro_batch")
     steps = list(section.steps)
     ways = (
@@ -76,11 +76,12 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+# Classes that are tried on an emulated GPU, one of each plan.
 EACH_PLAN = (
     "dx",
     "near.x",
     "ring.block",
-)  # what dies on a GPU: one class of each plan
+)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,8 @@ EACH_PLAN = (
 def test_what_is_read_dead(
     cls: str, kind: trainer.Kind, data: pathlib.Path
 ) -> None:
-    """Refused; a run that poisons nothing is none the worse, and one that does shows it."""
+    """The plan is refused. An eager run, which poisons nothing, is unaffected; late and shuffled
+    runs show the error."""
     p = planned(*CLASSES[cls])
     mutant = sooner(p, cls)
     assert mutants.refused(mutant)
@@ -116,8 +118,8 @@ def test_what_is_read_dead(
         assert told(program, data, queue) != want
 
 
-# what a train.c reads behind its death, whatever ends it: copied down again; ended before it is
-# sent
+# Changes of train.c that read a slot after its death, by the command that ends it: copied to the
+# host again; ended before it is sent.
 BEHIND = {
     "copy": (
         MOVED,
@@ -153,7 +155,8 @@ def test_each_command_ends_what_is_marked(
 def test_what_an_evaluation_leaves(
     data: pathlib.Path, kind: trainer.Kind
 ) -> None:
-    """The next one, of no embedding, would read it: of a validation, of a sample's next letter."""
+    """The next evaluation, of validation or sampling, would read a dead slot if its embedding were
+    missing."""
     p = planned(*SMALL)
     section = p.section("eval")
     steps = [s for s in section.steps if s.op != "fwd.embed"]
@@ -176,8 +179,8 @@ def test_what_an_evaluation_leaves(
 
 
 def test_a_mark_where_nothing_can_die() -> None:
-    """Of what a gather reads and fills, of what is sent and comes, of tokens: by every step of a
-    sort."""
+    """Last-use marks are refused on the operands of gathers, sends and tokens, tried on every such
+    step."""
     p = planned(*SMALL)
     section = p.section("micro_batch")
 
@@ -196,9 +199,8 @@ def test_a_mark_where_nothing_can_die() -> None:
     changes += [
         (op, ins, "cannot end here") for op in ("alltoall", "done", "sum")
     ]
-    changes.append(
-        ("gather", ins, "param.embed.* still holds p of embed")
-    )  # a state never dies
+    # a state never dies
+    changes.append(("gather", ins, "param.embed.* still holds p of embed"))
     for op, change, said in changes:
         mine = [s.op.partition(".")[0] == op for s in section.steps]
         assert any(mine)
@@ -212,7 +214,7 @@ def test_a_mark_where_nothing_can_die() -> None:
 
 
 def test_a_mark_of_what_has_no_slot(data: pathlib.Path) -> None:
-    """The run ends: of a program that was changed by hand."""
+    """A run ends with an error if a hand-edited program marks an address that is no slot."""
     text = source(planned(*SMALL))
     program = trainer.build(
         text.replace("next, CTL(0)", "next, zr_last(CTL(0))")

@@ -1,8 +1,10 @@
-"""test_mutants.py -- broken plans: the checker refuses them, or they are no worse than the plan.
+"""test_mutants.py -- tests broken plans: the checker refuses them, or they do no harm.
 
-A mutant is refused, or the same program (canonical form: mutants.py), or harmless: its program
-gives the same losses and the same weights in eager, late and shuffled runs (FEW, or MANY in what is
-exhaustive), where what is dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
+A mutant is refused, or is the same program (canonical form: mutants.py), or is harmless: its
+program gives the same losses and weights in eager, late and shuffled runs (FEW, or MANY in
+exhaustive tests), with dead slots filled with NaN. There is no list of exceptions, and fewer than
+SHARE may be harmless.
+"""
 
 import itertools
 import pathlib
@@ -17,6 +19,7 @@ import mutants
 import numpy as np
 import pytest
 import trainer
+from covering import covering
 from patience import LIMIT
 from zg.check import check
 from zg.plan.plan import Plan, Section, Step
@@ -24,7 +27,8 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-FEW, MANY, SHARE = 3, 20, 0.05  # runs that are shuffled; mutants
+# shuffled runs, FEW or MANY; largest share of harmless mutants
+FEW, MANY, SHARE = 3, 20, 0.05
 VALIDATED = "520"  # tokens: two rounds of an evaluation, or more
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (
@@ -265,7 +269,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
-    """Losses and the weights' hash of three steps; how the run ended where it did not."""
+    """Return the losses and the weights' hash of three steps, and the end of a run that failed."""
     done = subprocess.run(
         [
             program,
@@ -307,8 +311,8 @@ def judge(
     data: pathlib.Path,
     shuffles: int = FEW,
 ) -> None:
-    """Every mutant is refused, the same program or harmless; in few runs every second of the
-    last."""
+    """Assert that every mutant is refused, the same program or harmless. With FEW shuffles only
+    every second of the remaining ones is run."""
     refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
     count, open_ = Counter(), []
@@ -354,8 +358,8 @@ def test_steps(name: str, of: Choice, data: pathlib.Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_sample_meets_every_rule() -> None:
-    """The rules that refuse mutants of `test_steps`, with what they say, are those that refuse any
-    mutant of its plans."""
+    """The rules that refuse the sample of `test_steps`, by their messages, are all rules that
+    refuse any mutant of its plans."""
     some, every = set(), set()
     for name in PLANS:
         p = planned(*PLANS[name])
@@ -367,7 +371,7 @@ def test_the_sample_meets_every_rule() -> None:
 
 
 def some_steps(section: Section) -> list[int]:
-    """The first of each queue and operation."""
+    """Return the first step of each queue and operation."""
     first = {}
     for n, x in enumerate(section.steps):
         first.setdefault((x.queue, x.op.partition(".")[0]), n)
@@ -390,8 +394,8 @@ def all_steps(section: Section) -> list[int]:
 def test_steps_done_twice(
     name: str, of: Callable[[Section], list[int]]
 ) -> None:
-    """Right away; no harm comes of what writes only what it does not read, as what comes from other
-    hosts on its way."""
+    """A step done twice in a row is refused, except for steps that may repeat: they write only
+    places that they do not read, as transfers from other hosts do."""
     p, harmless = (
         planned(*PLANS[name]),
         {"mark", "batch", "copy", "cast", "allreduce", "turn", "inter"},
@@ -429,7 +433,7 @@ def test_steps_done_twice(
     "apart", [3, pytest.param(1, marks=pytest.mark.exhaustive)]
 )
 def test_nothing_is_updated_twice(name: str, apart: int) -> None:
-    """Anywhere in the section."""
+    """A second update is refused anywhere in the section."""
     p = planned(*PLANS[name])
     (section,) = (x for x in p.sections if x.name == "update")
     updates = [x for x in section.steps if "update." in x.op]
@@ -447,19 +451,7 @@ def test_nothing_is_updated_twice(name: str, apart: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision",
-    [
-        ("gpt-tiny", "f32"),
-        ("llama-tiny", "bf16"),
-        ("qwen3-tiny", "f32"),
-        *(
-            pytest.param(name, precision, marks=pytest.mark.exhaustive)
-            for name, precision in (
-                ("gpt-tiny", "bf16"),
-                ("llama-tiny", "f32"),
-                ("qwen3-tiny", "bf16"),
-            )
-        ),
-    ],
+    covering(("gpt-tiny", "llama-tiny", "qwen3-tiny"), ("f32", "bf16")),
 )
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     p = planned(name, f"train.precision={precision}")
@@ -480,7 +472,7 @@ def test_calls_of_what_is_frozen(
 def judge_calls(
     p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path
 ) -> None:
-    """As `judge`; calls have no canonical form."""
+    """Judge mutants as `judge` does, but without a canonical form, because calls have none."""
     all_ = list(made)
     open_ = [m for m in all_ if not mutants.refused(m.plan)]
     print(
@@ -549,8 +541,8 @@ def judge_calls(
     ],
 )
 def test_tables(keys: tuple[str, ...]) -> None:
-    """A wrong size, offset or key of a class, flat or tensor, another group or level is refused,
-    without exception."""
+    """A wrong size, offset or key of a class, flat or tensor, and another group or level, are
+    always refused."""
     p = planned("gpt-tiny", *keys)
     assert [
         m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
@@ -563,8 +555,8 @@ def test_tables(keys: tuple[str, ...]) -> None:
 )
 @pytest.mark.slow
 def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
-    """No CPU runs these plans: every mutant of a reduction, what sums it and what says of which
-    sort it is, is refused or the same program."""
+    """Every mutant of a reduction by NCCL, its sum and its stated kind is refused or the same
+    program. No CPU runs these plans."""
     p = planned("gpt-tiny", *keys, "train.reduction=fast", "targets=[sm_90]")
     exact = planned("gpt-tiny", *keys, "targets=[sm_90]")
     check.check(p)
@@ -613,7 +605,7 @@ def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
 )
 @pytest.mark.slow
 def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
-    """Between the queues `reduce` and `sum`: what is broken is refused or the same program."""
+    """Mutants of steps between the queues `reduce` and `sum` are refused or the same program."""
     p = planned("gpt-tiny", *keys)
     refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
@@ -664,7 +656,7 @@ def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
     ],
 )
 def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
-    """Without exception: another group, none, or one where no rank meets another."""
+    """A meeting with another group, no group, or a group of single ranks is always refused."""
     p = planned("gpt-tiny", *keys)
     refused = mutants.refusal(p)
     tried = [m for m in mutants.mutants(p) if ": group " in m.what]
@@ -678,8 +670,8 @@ def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
     "name", ["stage 2", "all micro-batches through a unit"]
 )
 def test_batches(name: str) -> None:
-    """train.c fetches tokens before all else of a micro-batch, to slots of one number: a plan that
-    says otherwise is refused, without exception."""
+    """train.c fetches tokens before the rest of a micro-batch, into fixed slots: a plan that
+    contradicts this is always refused."""
     p = planned(*PLANS[name])
     check.check(p)
     tried = list(mutants.of_batches(p))
@@ -691,7 +683,7 @@ def test_batches(name: str) -> None:
     "name", ["the optimizer on the host", "all in a file", "f16"]
 )
 def test_kernels_of_the_host(name: str) -> None:
-    """A call runs where its queue does: on the host just the twins, without exception."""
+    """A kernel must run where its queue does; on the host only host twins are accepted."""
     p = planned(*PLANS[name])
     tried = list(mutants.of_twins(p))
     assert sum(": zk_host_" in m.what for m in tried) > 10
@@ -701,7 +693,8 @@ def test_kernels_of_the_host(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_lists(precision: str) -> None:
-    """Without exception. On a CPU, whose launches have no grids that would be others."""
+    """Mutants of lists are always refused. The plan is for a CPU, whose launches have no grids to
+    change."""
     p = planned(
         "llama-tiny",
         f"train.precision={precision}",
@@ -715,8 +708,9 @@ def test_lists(precision: str) -> None:
 
 
 def test_pieces_in_another_order(data: pathlib.Path) -> None:
-    """Of three pieces of a leaf: from another slot, ended too early or on another queue, one more
-    on the wire than there are slots. The second may be added first: it has other elements."""
+    """Plans with three pieces of a gradient are refused if a piece comes from another slot, ends
+    too early or on another queue, or if one more is in flight than there are slots. The second
+    piece may be added first: its elements are others."""
     p = planned("gpt-tiny", "zero.stage=3", *PIECES)
     section = p.section("micro_batch")
     steps = list(section.steps)
@@ -782,8 +776,8 @@ def test_pieces_in_another_order(data: pathlib.Path) -> None:
 
 
 def test_runs_see_a_race(data: pathlib.Path) -> None:
-    """The control: a backward that does not wait for its weights gives other weights in some run,
-    so that equal runs mean something."""
+    """A backward that does not wait for its weights gives other weights in some run, so equal runs
+    are evidence."""
     p = planned(*SMALL)
     micro_batch = p.section("micro_batch")
     n, s = next(
@@ -803,7 +797,8 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_the_same_program() -> None:
-    """The canonical form knows a commuting pair, a wait that another implies, and a real change."""
+    """The canonical form recognises a commuting pair, a wait implied by another, and a real
+    change."""
     p = planned(*SMALL)
     works = mutants.played(p)
     pairs = mutants.forced(works)
@@ -839,8 +834,8 @@ def test_what_is_the_same_program() -> None:
 
 @pytest.mark.slow
 def test_checking_does_not_grow_with_ranks() -> None:
-    """405B on 16,384 ranks: as many lines as on 32, but for those of a tree of ranks; and no more
-    than in a second or so."""
+    """Checking 405B on 16,384 ranks executes hardly more lines than on 32, and few enough for a
+    second or so."""
 
     def checked(ranks):
         p = planned("llama3-405b", f"cluster.ranks={ranks}", "zero.stage=3")
@@ -848,13 +843,14 @@ def test_checking_does_not_grow_with_ranks() -> None:
 
     few, many = checked(32), checked(16384)
     print(f"{few} lines, {many}")
-    assert many < 1.1 * few and many < 8_300_000  # a tenth above what it is
+    # a tenth above the measured count
+    assert many < 1.1 * few and many < 8_300_000
 
 
 @pytest.mark.slow
 def test_the_largest_train_c_takes_few_lines() -> None:
-    """Of the generator, from the spec to the text, but for the checker's."""
+    """The generator executes few lines from the spec to the text, not counting the checker."""
     keys = ("cluster.ranks=16384", "train.global_batch=16384")
     took = count.lines(lambda: source(planned("llama3-405b", *keys)))
     print(f"{took} lines")
-    assert took < 11_900_000  # a tenth above what it takes
+    assert took < 11_900_000  # a tenth above the measured count

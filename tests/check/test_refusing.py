@@ -1,8 +1,8 @@
-"""test_refusing.py -- broken plans, whatever is broken in them, are refused in the checker's own
-words.
+"""test_refusing.py -- tests that broken plans of any kind are refused in the checker's own words.
 
 A text is a plan or a PlanError; a plan passes or is a CheckError. Golden plans are changed at
-random, from a seed: numbers, names, words and lines of their texts; fields of their records."""
+random, from a seed: numbers, names, words and lines of their texts, and fields of their records.
+"""
 
 import dataclasses
 import pathlib
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import mutants
 import pytest
+import test_mutants
 from plans import planned
 from zg.check import check, effects
 from zg.facts.grids import Grid
@@ -66,7 +67,8 @@ def swapped(items: list, rnd: random.Random) -> list:
 
 
 def of_text(text: str, rnd: random.Random) -> str:
-    """One thing changed in one line, or lines in another order or number."""
+    """Return a text with one thing changed in one line, or with lines reordered, dropped or
+    repeated."""
     lines = text.split("\n")[:-1]
     n = rnd.randrange(len(lines))
     kind = rnd.choice(["number", "name", "word", "gone", "twice", "swapped"])
@@ -92,7 +94,7 @@ def of_text(text: str, rnd: random.Random) -> str:
 
 
 def of_value(value: object, rnd: random.Random) -> object:
-    """A record or a list with one thing changed somewhere below; another number or name."""
+    """Return a value with one change: somewhere inside a record or list, or to a number or name."""
     if isinstance(value, int):
         return rnd.choice(
             [0, 1, -1, value + 1, value - 1, value * 2, 2**31, 2**63, 10**20]
@@ -125,7 +127,8 @@ def of_value(value: object, rnd: random.Random) -> object:
 
 
 def outcome(p: Plan) -> str:
-    """'' for a plan that passes; anything but a CheckError goes on."""
+    """Return '' if a plan passes, else the message of its CheckError. Other exceptions
+    propagate."""
     try:
         check.check(p)
     except check.CheckError as e:
@@ -213,7 +216,8 @@ def golden(name: str) -> Plan:
 def test_a_fault_of_the_checker_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is no plan's: a name that the checker itself lacks, a call that it makes wrongly."""
+    """An error of the checker itself, such as a missing name or a wrong call, is not turned into a
+    CheckError."""
     p = golden("stage3-ahead")
     for fault, kind in (
         (lambda self, *rest: self.nothing, AttributeError),
@@ -232,7 +236,7 @@ def with_first(p: Plan, part: str, **changes: object) -> Plan:
 
 
 def with_run(p: Plan, **changes: object) -> Plan:
-    """Of the first launch that has grids on a GPU."""
+    """Return the plan with changes to the first launch that has grids on a GPU."""
     n = next(n for n, r in enumerate(p.runs) if r.grids)
     run = dataclasses.replace(p.runs[n], **changes)
     return dataclasses.replace(p, runs=(*p.runs[:n], run, *p.runs[n + 1 :]))
@@ -289,7 +293,7 @@ def test_a_frequency_for_each_pair() -> None:
 
 
 def test_pending_sums_are_nobody_elses() -> None:
-    """A step that writes behind the first node of a tree, in its turn or not."""
+    """A step that writes into the pending nodes of a tree, in its turn or not, is refused."""
     p = planned(
         "gpt-tiny",
         "zero.stage=2",
@@ -318,3 +322,33 @@ def test_pending_sums_are_nobody_elses() -> None:
         assert said in outcome(
             mutants.changed(p, micro_batch, [*micro_batch.steps, stray])
         )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("zero.stage=3", "zero.stage3_max_live_parameters=20000"),
+        ('train.optimizer.groups=[{match: ["*attn*"], frozen: true}]',),
+    ],
+)
+def test_a_formal_of_another_flat_is_refused(keys: tuple[str, ...]) -> None:
+    """A function with a formal of another flat, or of none, is always refused."""
+    p = test_mutants.planned(
+        "gpt-tiny", "cluster.ranks=2", "train.global_batch=8", *keys
+    )
+    check.check(p)
+    tried = 0
+    for n, fn in enumerate(p.fns):
+        for at, (formal, flat) in enumerate(fn.flats):
+            others = [f.name for f in p.flats if f.name != flat]
+            made = [mutants.put(fn.flats, at, (formal, f)) for f in others]
+            for flats in (*made, mutants.without(fn.flats, at)):
+                wrong = dataclasses.replace(fn, flats=flats)
+                fns = mutants.put(p.fns, n, wrong)
+                assert mutants.refused(dataclasses.replace(p, fns=fns)), (
+                    fn.name,
+                    flats,
+                )
+                tried += 1
+    assert tried > 10

@@ -1,7 +1,6 @@
-"""test_cuda.py -- the program for GPUs on a machine without one: it compiles for every processor,
-keeps within registers, links, and says what it lacks; and how ranks are started and stopped, under
-emulation. What it computes is in test_emulated.py.
-"""
+"""test_cuda.py -- tests the program for GPUs on a machine without one: it compiles for every
+processor, keeps within registers, links, and reports missing devices and libraries. Under emulation
+it tests how ranks start and stop. test_emulated.py tests its results."""
 
 import contextlib
 import os
@@ -25,7 +24,7 @@ SMALL = ("train.micro_batch=1", "train.global_batch=2", "cluster.ranks=2")
 
 
 def code(path) -> str:
-    """a source without its comments"""
+    """Return a source without its comments."""
     return re.sub(r"/\*.*?\*/|//[^\n]*", "", path.read_text(), flags=re.S)
 
 
@@ -33,7 +32,8 @@ def code(path) -> str:
 
 
 def test_launches_come_from_the_plan() -> None:
-    """cuda.h alone launches, with the grid it is given: no other file has a size of its own."""
+    """Only cuda.h launches kernels, with the grid that it is given: no other file has a size of its
+    own."""
     kernels = sorted(CUDA.glob("*.cu"))
     assert "cudaLaunchKernelEx" in code(CUDA / "cuda.h") and len(kernels) >= 10
     for path in [*kernels, *CUDA.glob("*.h")]:
@@ -44,7 +44,7 @@ def test_launches_come_from_the_plan() -> None:
 
 
 def test_ptx_is_written_in_one_place() -> None:
-    """Inline assembly stands where a plain C++ compiler does not look."""
+    """Inline assembly stands only where a plain C++ compiler does not look."""
     for path in CUDA.glob("*.cu"):
         assert not re.search(r"\basm\b", code(path)), path.name
 
@@ -187,7 +187,8 @@ def test_a_launcher_starts_the_same_run(emulated, tokens, launcher) -> None:
 def test_each_rank_has_a_device_of_its_own(
     emulated, tokens, devices, settings, codes
 ) -> None:
-    """Tasks that are shown one device each: by its UUID it is another's, or not."""
+    """Tasks that see one device each are compared by its UUID: two tasks on one device are
+    refused."""
     port = free_port()
     ranks = [
         start(
@@ -230,7 +231,8 @@ def test_each_rank_has_a_device_of_its_own(
 def test_gpus_that_do_not_reach_each_other(
     emulated, tokens, settings, told
 ) -> None:
-    """NCCL goes through /dev/shm then: its size is told once, at the start."""
+    """GPUs without peer access use /dev/shm through NCCL; a message at the start gives its size
+    once."""
     running = start(emulated, tokens, 0, **settings)
     error = running.communicate(timeout=LIMIT)[1]
     shm = os.statvfs("/dev/shm")
@@ -253,8 +255,8 @@ def test_a_launcher_of_another_size(emulated, tokens) -> None:
 
 @pytest.mark.slow
 def test_rank_0_hears_its_own_name_otherwise(emulated, tokens) -> None:
-    """PyTorchJob tells rank 0 that it is localhost, and the others its service's name; strangers
-    who try the port are let go."""
+    """Ranks connect under PyTorchJob, which tells rank 0 that it is localhost and the others its
+    service's name. Strangers who try the port are dropped."""
     port = free_port()
     first = start(
         emulated, tokens, 1, **torchrun(port, 0) | {"MASTER_ADDR": "localhost"}
@@ -301,9 +303,8 @@ def test_pods_start_a_rank_for_each_gpu(tokens) -> None:
     assert [run.returncode for run in runs] == [0, 0, 0], said
     weights = [re.findall(r"^weights \w+$", out, re.M) for out, _ in said]
     assert weights[0] and weights == [weights[0], [], weights[0]]
-    wrong = start(
-        program, tokens, 1, **torchrun(port, 0)
-    )  # a rank of its host: no pod
+    # A single rank of a host, not a pod
+    wrong = start(program, tokens, 1, **torchrun(port, 0))
     assert "the launcher has 2 ranks" in wrong.communicate(timeout=LIMIT)[1]
     assert wrong.returncode == 4
 
@@ -329,8 +330,8 @@ def test_a_launchers_rank_that_dies_ends_the_others(
 
 @pytest.mark.slow
 def test_an_error_of_nccl(emulated, tokens) -> None:
-    """In a rank's own thread, as in its watchdog's, it is what a hang is; the others see a
-    death."""
+    """An error of NCCL in a rank's own thread is handled as in its watchdog's, like a hang; the
+    other ranks see a death."""
     port = free_port()
     runs = [
         start(
@@ -348,8 +349,8 @@ def test_an_error_of_nccl(emulated, tokens) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-graph",)])
 def test_an_error_that_only_nccl_knows_of(emulated, tokens, options) -> None:
-    """A rank's network is gone: its collective never ends, and its watchdog asks why, unless the
-    next collective is told before."""
+    """A rank whose network is gone has a collective that never ends. Its watchdog asks NCCL for the
+    error, unless the next collective reports it before."""
     port = free_port()
     runs = [
         start(emulated, tokens, 3, *options, **torchrun(port, rank), **more)
@@ -367,7 +368,7 @@ def test_an_error_that_only_nccl_knows_of(emulated, tokens, options) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
-    """A rank is stopped, and the other's watchdog says where it waits."""
+    """The watchdog of the other rank names the place where a stopped rank hangs."""
     running = start(emulated, tokens, 1000, ZR_TIMEOUT_S=20)
     wait_for_step(running, 1)
     listed = f"/proc/{running.pid}/task/{running.pid}/children"
@@ -386,7 +387,7 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_nccl_hangs_at_the(emulated, tokens, at: str) -> None:
-    """Communicators are made and end under the watchdog's clock."""
+    """Making and ending communicators is under the watchdog's clock."""
     running = start(
         emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=at
     )
@@ -406,7 +407,7 @@ def test_nccl_hangs_at_the(emulated, tokens, at: str) -> None:
 
 
 def ranges(program, tokens, folder, *options: str) -> list[str]:
-    """NVTX's ranges of rank 0 in two steps, as tests/emulation/ranges.c writes them"""
+    """Return NVTX's ranges of rank 0 in two steps, as tests/emulation/ranges.c writes them."""
     library = folder / "ranges.so"
     trainer.sh(
         "gcc",
@@ -440,7 +441,8 @@ def ranges(program, tokens, folder, *options: str) -> list[str]:
 
 @pytest.mark.slow
 def test_ranges_are_named_after_the_plan(emulated, tokens, tmp_path) -> None:
-    """Steps hold graphs; functions lie in a graph's while it is recorded, without graphs always."""
+    """Steps contain graphs. Functions have ranges while a graph is recorded, and always without
+    graphs."""
     p = plans.planned("gpt-tiny", *SMALL)
     fns = {f.name for f in p.fns}
     names = {
@@ -487,7 +489,7 @@ def uses() -> list[cuda_budget.Use]:
 
 
 def wrong_atomics(ptx: str) -> list[str]:
-    """instructions that add floats to memory in an order of chance"""
+    """Return instructions that add floats to memory in an arbitrary order."""
     return re.findall(
         r"^.*\b(?:atom|red)\.[\w.:]*\.(?:f16|f32|f64|bf16|f16x2|bf16x2)\b.*$",
         ptx,
@@ -536,8 +538,8 @@ def test_no_kernel_spills(uses) -> None:
 
 @pytest.mark.slow
 def test_kernels_keep_to_their_budget(uses) -> None:
-    """Equal to the table with the compiler that made it, and the same kernels with any other, of
-    the processors that they are compiled for."""
+    """Registers equal the table with the compiler that made it. With any other compiler the kernels
+    are the same, for the processors that they are compiled for."""
     text = cuda_budget.TABLE.read_text()
     targets = {use.target for use in uses}
     listed = [x for x in cuda_budget.read(text) if x.target in targets]

@@ -1,7 +1,6 @@
-"""test_emulated.py -- the program for GPUs on a CPU: it trains as the CPU's program does, obeys the
-bitwise law, and no access of any queue races with another's (tests/emulation/race.cpp looks at all
-of them in every run here).
-"""
+"""test_emulated.py -- tests the program for GPUs on a CPU: it trains like the CPU's program, obeys
+the bitwise law, and no access of any queue races with another's (tests/emulation/race.cpp checks
+all of them in every run here)."""
 
 from __future__ import annotations
 
@@ -16,13 +15,14 @@ import numpy as np
 import plans
 import pytest
 import trainer
+from covering import covering
 from patience import LIMIT
 
 BIG = 500_000_000  # elements: more than any unit has
 FAMILIES = law.FAMILIES
 
-# What a row chooses: how work is spread, and in which order the emulation runs it. `queue` other
-# than eager fills what is dead with NaN; `order` is ZR_EMULATE.
+# Choices of a row: how work is spread, and in which order the emulation runs it. `queue` other than
+# eager fills dead slots with NaN; `order` is ZR_EMULATE.
 WAYS = {
     "family": FAMILIES,
     "stage": [0, 1, 2, 3],
@@ -127,7 +127,7 @@ def recipe(precision: str, leaves: int = 4) -> tuple[str, ...]:
     )
 
 
-# ---- the law within the target: so many micro-batches, however they are spread
+# ---- the law within the target: the same micro-batches, spread in several ways
 
 HALVES = {"precision": ["f32", "bf16"]}
 GROUPS = [
@@ -144,8 +144,8 @@ BY_TURNS = [GROUPS[n] for n in (0, 3, 4, 6)]  # each family once, each type
 @pytest.mark.slow
 @pytest.mark.parametrize("family,precision", BY_TURNS)
 def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
-    """The types share the rows: any two choices meet, the type and each other choice, too; f16 has
-    every second of those of bf16."""
+    """A part of the rows has one hash. The types share the rows, so any two choices meet, also the
+    type and each other choice; f16 has every second row of bf16."""
     all_rows = (
         *law.covering(WAYS | HALVES, 1),
         *law.covering(OFFLOADED | HALVES, 2),
@@ -162,7 +162,7 @@ def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
 def test_one_hash_of_all_rows(
     folder: pathlib.Path, family: str, precision: str
 ) -> None:
-    """Each type has all."""
+    """All rows have one hash for each type."""
     one_hash(
         folder,
         family,
@@ -196,7 +196,8 @@ def one_hash(
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["80", "90", "100", "103"])
 def test_every_column_obeys_the_law(folder: pathlib.Path, device: str) -> None:
-    """Each device takes its own column of the launch tables, a B300 (103) that of sm_100."""
+    """Each device obeys the law with its own column of the launch tables; a B300 (103) takes that
+    of sm_100."""
     ways = (
         {"family": "llama", **PLAIN},
         {
@@ -249,7 +250,7 @@ def test_a_device_that_the_plan_does_not_list(folder: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
-    """the controls: what the bits may depend on, they do"""
+    """Changes of the recipe change the hash (controls)."""
     way = {"family": "gpt", **PLAIN}
     hashes = {
         run(
@@ -278,7 +279,8 @@ def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
 def test_each_rule_of_sums_has_one_hash(
     folder: pathlib.Path, every: bool
 ) -> None:
-    """Its own: 16 leaves are four blocks of four, of which a rank of four has one."""
+    """Each rule of sums has one hash of its own. 16 gradients are four blocks of four, one on each
+    of four ranks."""
     two = [{}, {"stage": 3, "ranks": 2, "order": "late"}]
     four = [
         {"stage": 1, "ranks": 4, "graph": True},
@@ -349,7 +351,8 @@ def in_grids(
     recipe: tuple[str, ...],
     rows: list[tuple[dict, tuple[dict | str, ...]]],
 ) -> None:
-    """They have the hash of one group. Runs count what they move, and by whom, as plans do."""
+    """Assert that grids have the hash of one group, and that runs count bytes by group as plans
+    do."""
     found = {}
     for row, grid in [({"ranks": 4}, ()), *rows]:
         way = {"family": family, **PLAIN, "stage": 3, **row}
@@ -391,7 +394,7 @@ def in_four(
     *options: str,
     **settings: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A step of two hosts of two, whose program is changed once"""
+    """Run a step of two hosts of two ranks, with one change to the program."""
     way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4, "overlap": True}
     made, found = re.subn(
         was or "$^",
@@ -456,12 +459,12 @@ def test_what_a_program_says_of_groups_is_checked(
 def test_an_error_names_its_group(
     folder: pathlib.Path, settings: dict[str, str], said: str
 ) -> None:
-    """In a rank's own thread, as in its watchdog's."""
+    """An error names its group, in a rank's own thread as in its watchdog's."""
     done = in_four(folder, "", "", "--no-graph", **settings)
     assert done.returncode == 7 and re.search(said, done.stderr), done.stderr
 
 
-# ---- a piece on the wire beside the sum of the one before
+# ---- a piece on the wire beside the sum of the piece before
 
 BESIDE = {
     "family": "gpt",
@@ -475,7 +478,7 @@ BESIDE = {
 
 @pytest.mark.slow
 def test_pieces_that_come_beside_sums(folder: pathlib.Path) -> None:
-    """The bits of whole leaves on one queue."""
+    """Pieces summed beside transfers have the bits of whole gradients on one queue."""
     rows = [
         {},
         {"order": "late", "queue": "late", "graph": True},
@@ -552,8 +555,8 @@ FAST = "train.reduction=fast", "targets=[sm_90]"
 def test_nccl_sums_two_ranks_exactly(
     folder: pathlib.Path, way: law.Way
 ) -> None:
-    """Two f32 numbers have one sum, rounded once: the tree's first nodes. In bf16 that is rounded
-    to bf16, and the tree's is not."""
+    """NCCL's sum of two f32 numbers is exact up to one rounding, so it is the tree's first node. In
+    bf16 it is rounded to bf16, and the tree's is not."""
     way = {"family": "gpt", **PLAIN, **way, "graph": True}
     exact, fast = (
         run(
@@ -585,7 +588,8 @@ def test_nccl_sums_two_ranks_exactly(
 
 @pytest.mark.slow
 def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
-    """Four ranks: other bits than the tree's, the same in every run, whatever the order of work."""
+    """NCCL's sums over four ranks have other bits than the tree's, but the same in every run,
+    whatever the order of work."""
     way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4}
     ways = [
         way,
@@ -622,11 +626,11 @@ def losses(result: law.Result) -> np.ndarray:
     return np.array([json.loads(line)["loss"] for line in result.steps])
 
 
-# Both programs do the same arithmetic and differ in the order of sums alone: of a norm's row, of
+# Both programs do the same arithmetic and differ only in the order of sums: of a norm's row, of
 # attention's keys, of a softmax. In f32 such a sum of n <= 256 terms is off by at most n * 2^-24
 # and far less on average, and a loss is a mean over hundreds of tokens that are off to either side:
 # 2^-20 of it in the first step. In bf16 a sum that is off may fall to the other side of a rounding,
-# 2^-8 of one activation; in f16 that is 2^-11, and the bounds are as much lower. Later the weights
+# 2^-8 of one activation; in f16 that is 2^-11, with bounds lower by as much. Later the weights
 # differ, too, where a gradient is as small as its error: Adam moves those by up to lr in either
 # direction.
 OFF = {
@@ -634,24 +638,13 @@ OFF = {
     "bf16": (2**-14, 2**-10),
     "f16": (2**-17, 2**-13),
 }
-# Each family and each type
-EACH = [("gpt", "f32"), ("llama", "bf16"), ("qwen3", "f16")]
+# Each family and each type.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family,precision",
-    [
-        pytest.param(
-            family,
-            precision,
-            marks=[]
-            if (family, precision) in EACH
-            else pytest.mark.exhaustive,
-        )
-        for family in FAMILIES
-        for precision in OFF
-    ],
+    covering(FAMILIES, [*OFF]),
 )
 def test_losses_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str
@@ -680,8 +673,8 @@ def test_losses_are_the_cpus(
 def test_documents_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str
 ) -> None:
-    """Three ways have one hash; the losses are a CPU's, and not those of documents that are
-    joined."""
+    """Three ways have one hash. The losses are a CPU's, and differ from those of joined
+    documents."""
     keys = recipe(precision, leaves=4)
     ways = [
         {"family": family, **PLAIN, **way}

@@ -1,7 +1,6 @@
-"""test_emulation.py -- the stand-in for GPUs: threads, barriers, warps, launches, streams, graphs,
-collectives, and that it finds mistakes. What is tried lies in tests/emulation: demo.cu (kernels),
-mistakes.cu (streams), ranks.cu (collectives).
-"""
+"""test_emulation.py -- tests the stand-in for GPUs: threads, barriers, warps, launches, streams,
+graphs, collectives, and that it finds mistakes. The tested programs are in tests/emulation: demo.cu
+(kernels), mistakes.cu (streams), ranks.cu (collectives)."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ MISTAKE = 86
 
 
 class Context(ctypes.Structure):
-    """struct zk of kernels/cuda/cuda.h"""
+    """struct zk of kernels/cuda/cuda.h."""
 
     _fields_ = [
         ("stream", ctypes.c_void_p),
@@ -45,7 +44,7 @@ def built() -> ctypes.CDLL:
 def call(
     name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32
 ) -> None:
-    """demo_NAME with a launch of grid (x, y, z, block, shared) in column 1"""
+    """Call demo_NAME with a launch of grid (x, y, z, block, shared) in column 1."""
     launches = (zk.Launch * 2)()
     launches[1].part[0] = zk.Grid(*grid)
     context = Context(dtype=dtype, column=1)
@@ -100,7 +99,8 @@ def warp_barrier() -> None:
 
 
 def block_sums(dtype: int) -> None:
-    """the order of cuda.h, followed here: strided partial sums, lanes folded, warps folded"""
+    """Compare a sum with the order of cuda.h: strided partial sums, then lanes folded, then warps
+    folded."""
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     stored = zk.to_bf16(x) if dtype == zk.BF16 else x
     x = zk.from_bf16(stored) if dtype == zk.BF16 else x
@@ -160,7 +160,7 @@ RIGHT = {
 def other_process(
     body: str, order: str = "eager"
 ) -> subprocess.CompletedProcess:
-    """`body` run with this file's names in a new process, as ZR_EMULATE is read once"""
+    """Run `body` with this file's names in a new process, because ZR_EMULATE is read once."""
     built()
     code = f"import numpy as np\nimport test_emulation as t\n{body}"
     return subprocess.run(
@@ -277,7 +277,7 @@ def test_an_unknown_order_is_refused() -> None:
     )
 
 
-# ---- streams, events, graphs, and who may touch which memory when
+# ---- streams, events, graphs, and which memory each may touch
 
 
 @functools.cache
@@ -336,7 +336,7 @@ def test_ordered_work_is_accepted(case: str, order: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# What is said whatever came first: the two pieces of work, and where they ran.
+# Messages that must come whatever ran first: the two pieces of work, and their places.
 FILL, TWICE = "a write by fill on stream 1", "a read by twice on stream 2"
 COPIED = "a read by cudaMemcpyAsync on stream 1"
 RACES = [

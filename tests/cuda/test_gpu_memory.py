@@ -1,6 +1,5 @@
-"""test_gpu_memory.py -- device memory, under emulation: the plan's arena and what libraries take at
-the start, no byte more with more steps or layers.
-"""
+"""test_gpu_memory.py -- tests device memory under emulation: the plan's arena and the libraries'
+share are taken at the start, and more steps or layers take not a byte more."""
 
 import os
 import pathlib
@@ -22,13 +21,12 @@ KEYS = (
     "cluster.ranks=2",
     "zero.stage=3",
 )
-PAGE = 2 << 20  # bytes that the emulated device takes at a time, as a GPU does
-LIBRARIES = (
-    2 + 3 * 3
-) * PAGE  # two handles of cuBLASLt; three communicators and their connections
-GRAPHS = (
-    3 * PAGE
-)  # of a step: begin, micro-batch, update; a validation's is one more
+# Bytes that the emulated device allocates at a time, like a GPU
+PAGE = 2 << 20
+# Two handles of cuBLASLt; three communicators and their connections
+LIBRARIES = (2 + 3 * 3) * PAGE
+# Of a step: begin, micro-batch, update; a validation has one more
+GRAPHS = 3 * PAGE
 
 
 FEW = ("--val-tokens", "64")
@@ -41,7 +39,7 @@ def taken(
     *options: str,
     **settings: str,
 ) -> dict[str, int]:
-    """what a run says, and its plan's arena"""
+    """Return the memory that a run reports, and its plan's arena."""
     spec, tokens = folder / f"{blocks}.yaml", folder / "tokens"
     spec.write_text(SPEC.read_text().replace("blocks: 3", f"blocks: {blocks}"))
     trainer.write_tokens(tokens, [i * i % 251 for i in range(3000)])
@@ -95,7 +93,8 @@ def taken(
 def test_nothing_grows(
     tmp_path: pathlib.Path, options: tuple[str, ...], graphs: int
 ) -> None:
-    """A graph that is played later takes its memory before the first step, too."""
+    """Memory does not grow with steps; a graph that is played later takes its memory before the
+    first step, too."""
     options = tuple(
         str(tmp_path / o) if o in ("tokens", "ck") else o for o in options
     )
@@ -113,7 +112,7 @@ def test_nothing_grows(
 def test_a_communicator_for_each_queue_and_group(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Those that the plan uses, and no other."""
+    """There is a communicator for each queue and group that the plan uses, and no other."""
     keys = (
         *(*KEYS, "cluster.ranks=4", "cluster.local=2"),
         *("zero.stage3_param_persistence_threshold=0",),
@@ -143,11 +142,10 @@ def test_a_communicator_for_each_queue_and_group(
 
 @pytest.mark.slow
 def test_growth_is_seen(tmp_path: pathlib.Path) -> None:
-    """The control: an emulated NCCL that keeps a page in every collective."""
+    """An emulated NCCL that keeps a page in every collective is detected (a control)."""
     found = taken(tmp_path, 3, 3, ZR_EMULATE_LEAK="1")
-    assert (
-        found["lost"] > 0 and found["lost"] % (2 * PAGE) == 0
-    )  # two steps after the first
+    # Two steps after the first
+    assert found["lost"] > 0 and found["lost"] % (2 * PAGE) == 0
 
 
 @pytest.mark.slow
@@ -164,8 +162,8 @@ def test_layers_cost_what_the_plan_says(tmp_path: pathlib.Path) -> None:
 def test_memory_that_cannot_be_pinned(
     tmp_path: pathlib.Path, more: tuple[str, ...]
 ) -> None:
-    """All ranks end at the start, with the documented code and what to do; with a byte more room
-    they run, and save beside steps."""
+    """All ranks end at the start with the documented code and advice if memory cannot be pinned.
+    With a byte more room they run, and save beside steps."""
     trainer.write_tokens(
         tmp_path / "tokens", [i * i % 251 for i in range(3000)]
     )
@@ -195,7 +193,8 @@ def test_memory_that_cannot_be_pinned(
 
 @pytest.mark.slow
 def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
-    """Its buffers come after the arena: room for them is looked for before either is taken."""
+    """A device too full for NCCL is refused before the arena is taken, because NCCL's buffers come
+    after it."""
     trainer.write_tokens(
         tmp_path / "tokens", [i * i % 251 for i in range(3000)]
     )

@@ -1,5 +1,5 @@
-"""test_libraries.py -- what the runtime tells CUDA and NCCL in their environment, and which of
-NCCL's functions it calls, under emulation."""
+"""test_libraries.py -- tests the settings that the runtime makes in the environment of CUDA and
+NCCL, and the NCCL functions that it calls, under emulation."""
 
 import os
 import pathlib
@@ -51,7 +51,8 @@ int gethostname(char *name, size_t n)
 
 @pytest.fixture(scope="module")
 def spy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What a program sets in its environment it says on stderr, too; SPY_HOST names its host."""
+    """Build a library that prints a program's changes of its environment on stderr; SPY_HOST names
+    its host."""
     folder = tmp_path_factory.mktemp("spy")
     (folder / "spy.c").write_text(SPY)
     subprocess.run(
@@ -90,7 +91,7 @@ def run(
     *options: str,
     **settings: str,
 ) -> subprocess.Popen[str]:
-    """without what this machine has set for the libraries"""
+    """Start a program without this machine's settings for the libraries."""
     plain = {
         name: text for name, text in os.environ.items() if not READ.match(name)
     }
@@ -104,7 +105,7 @@ def run(
 
 
 def told(runs: list[subprocess.Popen[str]]) -> list[str]:
-    """what the libraries of all ranks find, each line as often as it is set"""
+    """Return the settings that the libraries of all ranks find, each line as often as it is set."""
     texts = [one.communicate(timeout=LIMIT)[1] for one in runs]
     assert [one.returncode for one in runs] == [0] * len(runs), texts
     return sorted(re.findall("^set ((?:NCCL|CUDA)_.*)$", "".join(texts), re.M))
@@ -127,7 +128,7 @@ SHARED = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_P2P_DISABLE": "1",
 }
-HOSTID = "NCCL_HOSTID"  # a rank's own
+HOSTID = "NCCL_HOSTID"  # differs by rank
 
 
 def lines(found: dict[str, str], ranks: int) -> list[str]:
@@ -180,7 +181,8 @@ def test_what_the_libraries_find(
     settings: dict[str, str],
     found: dict[str, str],
 ) -> None:
-    """The whole list: kernels are loaded eagerly only where several ranks launch step by step."""
+    """The list of settings is complete. Kernels are loaded eagerly only if several ranks launch
+    step by step."""
     done = run(built(ranks, *keys), tokens, spy, *options, **settings)
     assert told([done]) == lines(found, ranks)
 
@@ -231,7 +233,7 @@ def test_what_they_find_on_two_hosts(
     settings: dict[str, str],
     more: dict[str, str],
 ) -> None:
-    """Buffers of graphs are not registered there, up to NCCL 2.31."""
+    """Buffers of graphs are not registered on two hosts, up to NCCL 2.31."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -261,7 +263,8 @@ def test_what_they_find_on_two_hosts(
 def test_what_is_counted_no_longer(
     tokens: pathlib.Path, spy: pathlib.Path
 ) -> None:
-    """Where NCCL's buffers or channels are the user's, rank 0 says so."""
+    """Rank 0 reports if the user sets NCCL's buffers or channels, because the allowance no longer
+    holds."""
     one = run(built(2), tokens, spy, NCCL_BUFFSIZE="65536", NCCL_DEBUG="WARN")
     said = one.communicate(timeout=LIMIT)[1]
     assert one.returncode == 0, said
@@ -281,20 +284,21 @@ def test_what_is_counted_no_longer(
 def test_the_allowance_is_what_the_runtime_bounds(
     tokens: pathlib.Path, spy: pathlib.Path, margin: int
 ) -> None:
-    """Channels that NCCL may use for sends and receives, as every rank sets them."""
+    """The allowance counts the channels for sends and receives to which every rank limits NCCL."""
     found = told([run(built(2, f"train.sm_margin={margin}"), tokens, spy)])
     channels = reserve.channels(margin)
     assert found.count(f"NCCL_MAX_P2P_NCHANNELS={channels}") == 2
 
 
-# ---- by which functions pieces move
+# ---- NCCL functions that move pieces
 
 NAMES = {"alltoall": "ncclSend/ncclRecv", "allreduce": "ncclAllReduce"}
 
 
 def function(step: Step) -> str:
-    """A whole unit's gather is one; pieces of a cut one do not lie side by side, and sends to every
-    peer would pass a node's wire once for each."""
+    """Return the NCCL function of a gather. A whole unit takes one all-gather. Pieces of a cut unit
+    are not consecutive, and sends to every peer would pass a node's wire once for each, so they are
+    broadcast."""
     numbers = {i.name: i.value for i in step.ints}
     whole = step.op == "gather" and numbers["step"] == numbers["bytes"]
     return NAMES.get(step.op) or (
@@ -305,7 +309,7 @@ def function(step: Step) -> str:
 def begun(
     program: pathlib.Path, tokens: pathlib.Path, steps: int
 ) -> Counter[str]:
-    """rank 0's collectives"""
+    """Return the collectives of rank 0."""
     done = subprocess.run(
         [program, "--data", tokens, "--steps", str(steps)],
         text=True,
@@ -324,7 +328,7 @@ def begun(
 def test_pieces_of_a_cut_unit_are_broadcast(
     tokens: pathlib.Path, keys: tuple[str, ...], cut: bool
 ) -> None:
-    """Two training steps more are twice the plan's collectives, by their names."""
+    """Two more training steps have twice the plan's collectives, by name."""
     program, p = (
         built(2, *keys),
         plans.planned(str(SPEC), *KEYS, "cluster.ranks=2", *keys),

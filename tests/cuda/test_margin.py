@@ -1,8 +1,6 @@
-"""test_margin.py -- train.sm_margin: SMs that a GPU's GEMMs leave to NCCL. Under emulation the
-first
-choice of a product for a number of SMs is another than for all of them, and a product that NCCL's
-communicators do not leave what it counts on ends the program.
-"""
+"""test_margin.py -- tests train.sm_margin: SMs that a GPU's GEMMs leave to NCCL. In the emulation a
+product's first choice depends on the number of SMs, and a product that gets fewer SMs than it
+counts on, because of NCCL's communicators, ends the program."""
 
 from __future__ import annotations
 
@@ -94,7 +92,7 @@ SPREAD = {
 
 @pytest.mark.slow
 def test_one_hash_over_ranks(folder: pathlib.Path) -> None:
-    """Each margin its own, whatever the number of ranks."""
+    """Each margin has one hash of its own, whatever the number of ranks."""
     found = {
         name: weights(folder, emulated(*keys)) for name, keys in SPREAD.items()
     }
@@ -118,7 +116,7 @@ def test_a_cpu_has_the_same_bits(folder: pathlib.Path) -> None:
     assert with_it == without
 
 
-# ---- what NCCL takes
+# ---- SMs that NCCL takes
 
 
 @pytest.mark.slow
@@ -139,7 +137,8 @@ def test_nccl_takes_no_more(folder: pathlib.Path, margin: int) -> None:
 def test_what_takes_more_is_seen(
     folder: pathlib.Path, was: str, becomes: str, held: int
 ) -> None:
-    """The control: a block more, or channels that NCCL rounds up to eight."""
+    """A communicator with a block too many, or with channels that NCCL rounds up to eight, is
+    detected (a control)."""
     text = source(*SPREAD["stage 3"])
     assert text.count(was) == 1
     done = attempt(
@@ -153,8 +152,8 @@ def test_what_takes_more_is_seen(
 
 
 def test_its_parts() -> None:
-    """A communicator's blocks are half of it; its channels are the largest power of two within
-    them, and no more than without a margin."""
+    """A communicator has blocks for half of the margin. Its channels are the largest power of two
+    within them, and no more than without a margin."""
     assert reserve.channels(0) == reserve.CHANNELS == 8
     for margin in range(2, 65, 2):
         blocks, channels = reserve.blocks(margin), reserve.channels(margin)
@@ -171,7 +170,8 @@ def test_its_parts() -> None:
 
 
 def test_the_allowance_counts_them() -> None:
-    """Of a plan's device memory, and of what the program looks for before it starts NCCL."""
+    """The allowance is part of the plan's device memory, and of the memory that the program
+    requires before it starts NCCL."""
     keys = "cluster.ranks=2", "zero.stage=3"
     some, none = (
         plans.planned("gpt-tiny", *keys, f"train.sm_margin={n}")
@@ -194,7 +194,8 @@ def test_the_allowance_counts_them() -> None:
 
 @pytest.mark.slow
 def test_a_device_of_few_processors(folder: pathlib.Path) -> None:
-    """A slice of a GPU: refused before anything starts where products would have none left."""
+    """A device with too few SMs for products, such as a slice of a GPU, is refused before anything
+    starts."""
     program = emulated(*SPREAD["stage 3"], margin=16)
     for processors, code in ((16, 3), (18, 0)):
         done = attempt(program, folder, ZR_EMULATE_SMS=processors)
@@ -207,17 +208,19 @@ def test_a_device_of_few_processors(folder: pathlib.Path) -> None:
         assert bool(said) == bool(code)
 
 
-# ---- what says it
+# ---- places that state the margin
 
 
 def test_the_plan_says_it() -> None:
-    """Of every product on every GPU, of nothing else; and so does what is made of the plan."""
+    """The plan states the margin for every product on every GPU and for nothing else, and so do
+    outputs made from the plan."""
+    # Some linears are in slices
     keys = (
         "cluster.ranks=2",
         "zero.stage=3",
         "zero.stage3_param_persistence_threshold=64",
         "zero.stage3_max_live_parameters=23000",
-    )  # some linears are in slices
+    )
     p = plans.planned("llama-tiny", *keys, f"train.sm_margin={MARGIN}")
     assert p.head.margin == MARGIN and text.parse(text.print_plan(p)) == p
     assert any(r.launch.startswith("slice_") for r in p.runs)
@@ -289,7 +292,8 @@ IDLE = {
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_where_it_buys_nothing(name: str) -> None:
-    """No collective runs beside a product: a note says so, and NCCL has what it has without."""
+    """A note says that a margin without collectives beside products buys nothing, and NCCL is not
+    limited."""
     keys = *SPREAD[name], f"train.sm_margin={MARGIN}"
     notes, idle = spec.load(str(SPEC), [*RECIPE, *keys]).notes, name in IDLE
     said = [n for n in notes if "train.sm_margin: GEMMs leave SMs unused" in n]
@@ -301,7 +305,7 @@ def test_where_it_buys_nothing(name: str) -> None:
         in text
     )
     room = reserve.device(p, "sm_90") - p.arena("sm_90")
-    if not p.axes:  # of several groups: test_gpu_memory.py
+    if not p.axes:  # with several groups: test_gpu_memory.py
         without = reserve.bytes_of(
             "sm_90", p.head.ranks, 0 if idle else MARGIN
         )
@@ -328,8 +332,8 @@ def test_ranks_of_other_margins_do_not_mix(folder: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_table_is_of_a_margin(folder: pathlib.Path) -> None:
-    """Its products say for how many SMs they were timed: those for others are not taken. The
-    emulated library refuses an algorithm that was made for another number of them."""
+    """A table's products state the number of SMs for which they were timed, and others are not
+    used. The emulated library refuses an algorithm made for another number."""
     keys, margin = {}, 16
     for n in (0, margin):
         tuned = tune(

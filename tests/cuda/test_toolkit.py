@@ -1,6 +1,6 @@
-"""test_toolkit.py -- kernels compile where nvcc and the libraries' headers lie apart, as on an
-image with a toolkit of its own and PyTorch's wheels: seen from a mount namespace that shows no
-others."""
+"""test_toolkit.py -- tests that kernels compile if nvcc and the libraries' headers lie in different
+places, as on an image with a toolkit of its own and PyTorch's wheels. A mount namespace hides all
+other headers."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ import trainer
 from patience import LIMIT
 
 # $1: the toolkit; $2: a scratch folder; $3: a checkout. The toolkit loses cuBLAS' headers, and the
-# compiler's own search path all that a distribution may have put there.
+# compiler's own search path all headers that a distribution may have put there.
 APART = r"""
 set -eu
 toolkit=$1 scratch=$2 checkout=$3 farm=$2/farm
@@ -73,15 +73,15 @@ def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
 def test_libraries_are_where_the_toolkit_found_them(
     tmp_path: pathlib.Path, where: str
 ) -> None:
-    """NVIDIA's installers have lib64 alone, its wheels lib: both products name that place, and no
-    other."""
+    """Both products name the libraries' folder that was found, lib64 of NVIDIA's installers or lib
+    of its wheels, and no other."""
     parts = trainer.objects(trainer.CUDA)
     toolkit = (trainer.ROOT / "out/cuda/root").resolve()
     farm = tmp_path / "farm"
     farm.mkdir()
     for name in ("bin", "nvvm", "include"):
         (farm / name).symlink_to(toolkit / name)
-    (farm / where).mkdir()  # not a link: its own name stays
+    (farm / where).mkdir()  # not a link, so its own name stays
     for path in (trainer.ROOT / "out/cuda/lib").resolve().iterdir():
         (farm / where / path.name).symlink_to(path)
     checkout = trainer.checkout(tmp_path / "checkout")
@@ -119,7 +119,8 @@ def test_libraries_are_where_the_toolkit_found_them(
 
 
 def test_other_processors_are_another_object(tmp_path: pathlib.Path) -> None:
-    """What depends on their names is made anew where these change, and else not."""
+    """Objects that depend on the names of processors are compiled anew when these change, and only
+    then."""
     checkout = trainer.checkout(tmp_path / "checkout")
     named = "out/o/cuda/processors"
 

@@ -1,7 +1,6 @@
-"""test_tune.py -- tables of algorithms for a GPU's products, under emulation: --tune writes one of
-the quickest repeatable choices, --gemms takes it (zk_gemms), and what is not for this GPU is told
-or refused.
-"""
+"""test_tune.py -- tests tables of algorithms for a GPU's products, under emulation: --tune writes
+one of the fastest repeatable choices, --gemms uses it (zk_gemms), and tables for another GPU are
+reported or refused."""
 
 import os
 import pathlib
@@ -13,16 +12,16 @@ import test_cuda
 import trainer
 from patience import LIMIT
 
-pytestmark = (
-    pytest.mark.slow
-)  # a table takes every product eight times and more
+# A table that lists every product eight times and more
+pytestmark = pytest.mark.slow
 
 SPEC = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
 SMALL = ("train.micro_batch=1", "train.global_batch=2", "train.sequence=16")
+# cublasLtReductionScheme_t: parts of k added in f32, or in place
 SPLIT, IN_PLACE = (
     2,
     1,
-)  # cublasLtReductionScheme_t: parts of k added in f32, or in place
+)
 
 
 def program(*keys: str, kind: trainer.Kind = trainer.EMULATED) -> pathlib.Path:
@@ -76,7 +75,7 @@ def table(one, folder) -> pathlib.Path:
 
 
 def sealed(text: str) -> str:
-    """a table with its sum"""
+    """Return a table with its checksum."""
     total = 0xCBF29CE484222325
     for byte in text.encode():
         total = (total ^ byte) * 0x100000001B3 % 2**64
@@ -87,8 +86,8 @@ def sealed(text: str) -> str:
 
 
 def test_the_quickest_that_is_repeatable(table) -> None:
-    """In the emulation two parts of k added in place are the quickest, which may not be taken; two
-    that are added in f32 are next."""
+    """The fastest repeatable choice is taken. In the emulation two parts of k added in place are
+    the fastest, which is not repeatable; two parts added in f32 come next."""
     first, *rows, last = table.read_text().splitlines()
     assert re.fullmatch(
         r"gemms of emulated sm_90, 132 SMs, cuBLASLt \d+", first
@@ -123,7 +122,7 @@ def test_a_table_of_some_products(one, table, folder, tmp_path) -> None:
     )
 
 
-# ---- what is not for this GPU, or no table
+# ---- tables for another GPU, and broken ones
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_another_gpu_or_library(
 
 
 def broken() -> dict[str, object]:
-    """ways to damage a table, and what is said"""
+    """Return ways to damage a table, each with its message."""
     damaged = "not a table of algorithms, or damaged; write it with --tune"
     return {
         "cut": (lambda text: text[:-30], damaged),
@@ -201,16 +200,17 @@ def test_damaged(one, table, folder, tmp_path, how) -> None:
 def test_an_algorithm_that_the_library_refuses(
     one, table, folder, tmp_path
 ) -> None:
-    """A table that is whole, and has what no library made."""
+    """A table that is intact but has an algorithm that the library never made is refused."""
     text = "".join(table.read_text().splitlines(True)[:-1]).replace(
         "656d756c", "656d756d"
     )
     (tmp_path / "bad").write_text(sealed(text))
     done = run(one, folder, "--steps", 1, "--gemms", tmp_path / "bad")
+    # Not a crash
     assert (
         done.returncode == 3
         and "an algorithm of the table (--gemms)" in done.stderr
-    )  # no death
+    )
 
 
 def test_no_file(one, folder, tmp_path) -> None:

@@ -1,8 +1,8 @@
-/* amx.h -- a processor with AMX, for the object of kernels/cpu/tiles.h where there is none: the
- * intrinsics of tiles, number by number as tests/kernels/pairs.c has them. Linux says yes, and so
- * does cpuid, unless ZR_TEST_CPU lists features without "amx" (cpuid.h).
+/* amx.h -- emulates AMX for the object of kernels/cpu/tiles.h on processors without it: the
+ * intrinsics of tiles, one number after the other, as in tests/kernels/pairs.c. Linux grants the
+ * permission, and cpuid reports AMX unless ZR_TEST_CPU lists features without "amx" (cpuid.h).
  *
- * A tile that was not configured, or is used with another shape than its own, ends the program.
+ * The use of a tile that is not configured, or with another shape than its own, ends the program.
  */
 #ifndef AMX_H
 #define AMX_H
@@ -64,9 +64,9 @@ static float amx_float(uint32_t bits)
     return x;
 }
 
-/* The 64 rows of sums that one instruction adds to: MXCSR flushes denormals meanwhile, as the
- * instruction does whatever it says. A product of two bf16 that is no denormal is exact, or below
- * the least normal number by itself; fmaf rounds once. */
+/* The 64 rows of sums that one instruction adds to. MXCSR flushes denormals meanwhile, because the
+ * instruction does so whatever MXCSR says. A product of two bf16 that are no denormals is exact, or
+ * is itself below the least normal number; fmaf rounds once. */
 static void amx_multiply(int c, int a, int b)
 {
     amx *now = amx_whole(c);

@@ -1,7 +1,7 @@
-/* cpuid.h -- a processor of the tests' choice, for kernels/cpu/host.c: it has the features that the
- * environment variable ZR_TEST_CPU lists, or the real ones where that is not set.
+/* cpuid.h -- a processor of the tests' choice for kernels/cpu/host.c: it has the features that the
+ * environment variable ZR_TEST_CPU lists, or the real ones if that is not set.
  *
- * Features are named as __builtin_cpu_supports and __builtin_cpu_is name them; f16c is one more.
+ * Features are named as __builtin_cpu_supports and __builtin_cpu_is name them; f16c is added.
  */
 #ifndef EMULATED_CPUID_H
 #define EMULATED_CPUID_H

@@ -1,16 +1,16 @@
 /* cublaslt.cpp -- cuBLASLt's products on a CPU: f32, bf16 or f16, f32 sums, optionally a bias.
  *
  * Invariants
- *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has
- *     parts of k, added in order; then alpha, beta and the bias; it is rounded once. Two parts are
- *     said to be the quickest, and a reduction in place quicker still. For a number of processors
- *     the first choice has 2, 3 or 4 parts, by that number.
- *  2. What a product reads from its descriptors is what they hold when it is issued.
+ *  1. An element of a product is one FMA chain in ascending k, or as many chains as its algorithm
+ *     has parts of k, added in order; then alpha, beta and the bias follow, and it is rounded once.
+ *     Two parts are reported as the fastest, and a reduction in place as faster still. With a
+ *     number of processors the first choice has 2, 3 or 4 parts, depending on that number.
+ *  2. A product uses the contents of its descriptors at the time of issue.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
- *  4. An algorithm serves matrices that are aligned as was said when it was asked for (256 bytes,
- *     where nothing was) and as many processors, and needs workspace for its parts' sums. A product
+ *  4. An algorithm serves matrices with the alignment (256 bytes by default) and the number of
+ *     processors given when it was requested, and needs workspace for its parts' sums. A product
  *     that leaves processors to NCCL leaves as many as its communicators hold.
- *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are
+ *  5. A handle takes a page of device memory. A product owns its whole workspace: both ends are
  *     checked as written.
  */
 #include "queue.h"
@@ -39,7 +39,7 @@ struct preference {
     uint32_t reductions, align[4]; /* of a, b, c and d, in bytes */
 };
 
-/* the words of an algorithm: parts of k, how they are added (cublasLtReductionScheme_t) */
+/* The words of an algorithm: parts of k, and how they are added (cublasLtReductionScheme_t). */
 enum { MAGIC = 0x656d756c, MOST_PARTS = 4, ALIGNED = 256 };
 struct algorithm {
     uint64_t magic, parts, reduction;
@@ -47,7 +47,7 @@ struct algorithm {
     int64_t target;
 };
 
-/* the descriptors' own words, within the opaque ones of the library */
+/* Returns the descriptors' own words, inside the library's opaque ones. */
 template <class T, class Opaque> T *in(Opaque *o)
 {
     static_assert(sizeof(T) <= sizeof(Opaque), "fits");
@@ -93,7 +93,7 @@ void check(const void *p, const layout &l, bool write)
                    (size_t)l.rows * bytes(l.type), write);
 }
 
-/* The matrix as floats, [rows] of `cols` each, turned if its operand is. */
+/* Returns the matrix as floats, [rows] of `cols` each, transposed if its operand is. */
 std::vector<float> unpack(const void *p, const layout &l, bool turned, int64_t outer, int64_t inner)
 {
     std::vector<float> x((size_t)(outer * inner));
@@ -144,7 +144,7 @@ void multiply(const product &p)
     }
 }
 
-/* The shape of a product, or that it is none. */
+/* Finds the shape of a product, or that it is none. */
 cublasStatus_t fit(product *p)
 {
     bool ta = p->how.a != CUBLAS_OP_N, tb = p->how.b != CUBLAS_OP_N;
@@ -163,7 +163,7 @@ cublasStatus_t fit(product *p)
                     : CUBLAS_STATUS_SUCCESS;
 }
 
-/* seconds that a product is said to take */
+/* the seconds that a product is reported to take */
 double time_of(const algorithm &a)
 {
     bool in_place = a.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE;
@@ -325,8 +325,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 /* ---- products */
-/* 1 part of k (more for a number of processors), 2 that are added in place if that is allowed, then
- * 2 and more */
+/* Choices in order: 1 part of k (more with a number of processors), 2 added in place if that is
+ * allowed, then 2 and more. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,

@@ -1,10 +1,10 @@
 /* cudart.cpp -- the CUDA runtime's calls on a CPU: one device, its memory, streams and events.
  *
  * Invariants
- *  1. Prototypes are the toolkit's own; what is not here is not emulated, and does not link.
+ *  1. Prototypes are the toolkit's own; a call that is not emulated does not link.
  *  2. A call that CUDA refuses is refused with CUDA's error, also during a capture.
- *  3. A copy from memory that is not pinned reads it when it is issued, one to such memory has
- *     been made when the call returns, as CUDA does.
+ *  3. A copy from memory that is not pinned reads it at issue, and a copy to such memory is
+ *     complete when the call returns, as with CUDA.
  */
 #include "queue.h"
 
@@ -19,13 +19,13 @@ namespace {
 
 enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, DEVICES = 8 };
 
-std::map<const void *, size_t> allowed; /* shared memory of kernels that may have more */
+std::map<const void *, size_t> allowed; /* shared memory of kernels that have opted in to more */
 
 int chosen;
 
-/* The device that is emulated: ZR_EMULATE_CC names one by 10 times its compute capability. */
+/* The emulated device: ZR_EMULATE_CC names one by 10 times its compute capability. */
 const struct model {
-    int major, minor, processors, shared; /* shared: bytes that a block may have */
+    int major, minor, processors, shared; /* shared: most bytes of a block */
 } models[] = {{9, 0, 132, 227 << 10},
               {8, 0, 108, 163 << 10},
               {10, 0, 148, 227 << 10},
@@ -40,7 +40,7 @@ const model &device(void)
     return models[0];
 }
 
-/* ZR_EMULATE_SMS: a slice of the device has so many. */
+/* ZR_EMULATE_SMS: the number of processors of a slice of the device. */
 int processors(void)
 {
     const char *word = getenv("ZR_EMULATE_SMS");
@@ -165,7 +165,7 @@ const char *cudaGetErrorName(cudaError_t e)
 }
 
 /* ---- the device */
-/* ZR_EMULATE_DEVICES: so many are visible. */
+/* ZR_EMULATE_DEVICES: the number of visible devices. */
 cudaError_t cudaGetDeviceCount(int *n)
 {
     const char *word = getenv("ZR_EMULATE_DEVICES");
@@ -179,7 +179,7 @@ cudaError_t cudaGetDevice(int *device)
     return cudaSuccess;
 }
 
-/* With ZR_EMULATE_TOLD it says how ranks are to wait. */
+/* With ZR_EMULATE_TOLD it prints how ranks wait. */
 cudaError_t cudaInitDevice(int, unsigned int how, unsigned int valid)
 {
     if (getenv("ZR_EMULATE_TOLD") && valid == cudaInitDeviceFlagsAreValid)
@@ -187,7 +187,7 @@ cudaError_t cudaInitDevice(int, unsigned int how, unsigned int valid)
     return cudaSuccess;
 }
 
-/* A process that emulates has one device, whichever it names. */
+/* An emulating process has one device, whatever number it selects. */
 cudaError_t cudaSetDevice(int device)
 {
     if (device < 0 || device >= DEVICES) return queue_error(cudaErrorInvalidDevice);
@@ -205,7 +205,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
     return *value < 0 ? queue_error(cudaErrorNotSupported) : cudaSuccess;
 }
 
-/* ZR_EMULATE_NO_P2P: no device reaches another's memory. */
+/* ZR_EMULATE_NO_P2P: no device can access another's memory. */
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     if (device < 0 || device >= DEVICES || peer < 0 || peer >= DEVICES)
@@ -214,7 +214,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
     return cudaSuccess;
 }
 
-/* The UUID is the device's number, or what ZR_EMULATE_UUID says. */
+/* The UUID is the device's number, or that of ZR_EMULATE_UUID. */
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int number)
 {
     const char *word = getenv("ZR_EMULATE_UUID");
@@ -234,7 +234,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int number)
     return cudaSuccess;
 }
 
-/* ZR_EMULATE_FREE: bytes that others leave free at most. */
+/* ZR_EMULATE_FREE: the most bytes that other processes leave free. */
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
 {
     locked hold(queue_lock);
@@ -265,7 +265,7 @@ static cudaError_t take(room r, void **p, size_t n)
     locked hold(queue_lock);
     cudaError_t e = forbidden(nullptr);
     if (e != cudaSuccess) return e;
-    const char *most = r == PINNED ? getenv("ZR_EMULATE_PINNED") : nullptr; /* bytes at once */
+    const char *most = r == PINNED ? getenv("ZR_EMULATE_PINNED") : nullptr; /* bytes per call */
     *p = most && n > strtoull(most, nullptr, 10) ? nullptr : race_alloc(r, n);
     return *p || !n ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
 }
@@ -284,7 +284,7 @@ cudaError_t cudaFree(void *p) { return give(DEVICE, p); }
 cudaError_t cudaMallocHost(void **p, size_t n) { return take(PINNED, p, n); }
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
 {
-    const char *slow = getenv("ZR_EMULATE_PINNING_S"); /* as large memory does */
+    const char *slow = getenv("ZR_EMULATE_PINNING_S"); /* pinning is as slow as for large memory */
     if (slow) sleep((unsigned)atoi(slow));
     return take(PINNED, p, n);
 }

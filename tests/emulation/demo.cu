@@ -1,4 +1,4 @@
-/* demo.cu -- kernels that try the emulation: barriers, warps, sums, places, and mistakes. */
+/* demo.cu -- kernels that test the emulation: barriers, warps, sums, places, and mistakes. */
 #include "../../kernels/cuda/cuda.h"
 
 namespace {
@@ -15,7 +15,7 @@ __global__ void places(int *to)
     at[5] = (int)(gridDim.x * 10000 + gridDim.y * 100 + gridDim.z);
 }
 
-/* each thread reads what its neighbour wrote, `times` times over */
+/* each thread reads its neighbour's value, `times` times over */
 __global__ void turn(int *x, int times)
 {
     ZK_SHARED(int, row);
@@ -76,7 +76,7 @@ __global__ void some_in_warp(int *x)
 
 __global__ void half_a_mask(int *x) { x[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 1); }
 
-/* Mistakes within a launch: x lies in device memory or is shared. */
+/* Mistakes within a launch: x is in device memory or shared. */
 __global__ void no_barrier(int *x)
 {
     __shared__ int row[64];
@@ -84,7 +84,7 @@ __global__ void no_barrier(int *x)
     x[threadIdx.x] = row[63 - threadIdx.x];
 }
 
-__global__ void one_barrier(int *x) /* the second is missing: rows are read and overwritten */
+__global__ void one_barrier(int *x) /* the second one is missing: rows are read and overwritten */
 {
     ZK_SHARED(int, row);
     for (int i = 0; i < 2; i++) {

@@ -1,10 +1,10 @@
-/* graph.cpp -- what streams issue, captured into graphs and launched again.
+/* graph.cpp -- captures the work of streams into graphs and launches these again.
  *
  * Invariants
- *  1. A stream joins a capture by waiting for an event that was recorded in it; at the end all work
+ *  1. A stream joins a capture by waiting for an event that was recorded in it. At the end all work
  *     of such streams must come before the end of the stream that began.
- *  2. A graph's parts have tracks of their own: uncaptured work of the same stream is not ordered
- *     with them, but through the stream that the graph is launched in.
+ *  2. A graph's parts have tracks of their own: uncaptured work of the same stream is ordered with
+ *     them only through the stream in which the graph is launched.
  */
 #include "queue.h"
 
@@ -18,14 +18,15 @@ struct item {
 };
 
 struct capture {
-    std::vector<cudaStream_t> streams;   /* of each part; 0 is where it began */
-    std::vector<std::vector<int>> knows; /* of each part: work of each part that comes before */
+    std::vector<cudaStream_t> streams; /* of each part; 0 is where the capture began */
+    /* For each part, how much work of each part comes before */
+    std::vector<std::vector<int>> knows;
     std::vector<int> tracks;
     std::vector<item> items;
     int records;
     bool active, spoiled;
     cudaStreamCaptureMode mode;
-    int graphs; /* that are made of it; events may outlive them */
+    int graphs; /* number of its graphs; events may outlive them */
 };
 
 struct CUgraph_st {
@@ -34,7 +35,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     capture_ref what;
-    void *memory; /* of the device: what its nodes launch with */
+    void *memory; /* of the device, for the launches of its nodes */
 };
 
 namespace {
@@ -75,13 +76,13 @@ bool joined(const capture &c)
     return true;
 }
 
-/* A graph on its way: its lanes live until all of them are empty. */
+/* A running graph: its lanes live until all of them are empty. */
 struct flight {
     std::vector<lane> lanes;
     bool begun;
 };
 
-/* The work that runs a flight from the head of lane `l`. */
+/* Returns the work that runs a flight from the head of lane `l`. */
 progress fly(flight *f, lane *l)
 {
     if (!f->begun) {
@@ -208,7 +209,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode)
     return cudaSuccess;
 }
 
-/* A GPU drops the streams' priorities without the flag, and says nothing. */
+/* Without the flag a GPU silently drops the streams' priorities. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     locked hold(queue_lock);
@@ -242,7 +243,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
     });
 }
 
-/* What the work names is let go of with the last graph. */
+/* The last graph releases the objects that the work names. */
 template <class G> static cudaError_t drop(G *graph)
 {
     locked hold(queue_lock);

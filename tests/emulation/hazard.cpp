@@ -1,4 +1,4 @@
-/* hazard.cpp -- the last accesses of every two bytes that kernels can share. */
+/* hazard.cpp -- records the last accesses of every two bytes that kernels can share. */
 #include "hazard.h"
 #include "shim.h"
 
@@ -6,7 +6,7 @@
 #include <set>
 #include <sys/mman.h>
 
-/* A touch is, from the top: launch (never 0), atomic, block, barriers, meetings, thread. */
+/* A touch has, from the top: launch (never 0), atomic, block, barriers, meetings, thread. */
 typedef uint64_t touch;
 struct hazard_cell {
     touch write, first, last; /* first, last: readers */
@@ -27,7 +27,7 @@ enum {
     AT_LAUNCH = AT_ATOMIC + 1
 };
 
-std::set<std::pair<const void *, uint64_t>> seen; /* kernels, and shapes of launches */
+std::set<std::pair<const void *, uint64_t>> seen; /* kernels, with shapes of launches */
 uint64_t launches;
 bool watched;
 
@@ -77,7 +77,7 @@ void add(hazard_cells *to, const void *p, size_t n, bool shared)
     *to = {(const char *)p, n, (hazard_cell *)cells, shared};
 }
 
-/* The writable segment that holds this file's data holds all that is __shared__. */
+/* All __shared__ data is in the writable segment with this file's data. */
 int find(struct dl_phdr_info *info, size_t, void *)
 {
     for (int i = 0; i < info->dlpi_phnum; i++) {

@@ -1,8 +1,8 @@
-/* mistakes.cu -- a program for every mistake with streams that the emulation is to find, and beside
+/* mistakes.cu -- a program for every mistake with streams that the emulation must find, and beside
  * it the same thing done right: `emulated-mistakes CASE`.
  *
- * A case that is right ends with 0. A race ends with SHIM_MISTAKE, a call that CUDA refuses with
- * REFUSED and the error's name on stdout.
+ * A right case ends with 0. A race ends with SHIM_MISTAKE, a call that CUDA refuses with REFUSED
+ * and the error's name on stdout.
  */
 #include "../../kernels/cuda/mma.h"
 
@@ -49,7 +49,7 @@ __global__ void share(float *x, int from)
     x[threadIdx.x] = all[i ^ 1];
 }
 
-/* `off`: bytes by which each instruction's address is off its own size */
+/* `off`: bytes by which each instruction's address is misaligned */
 __global__ void instructions(float *x, int which, int off)
 {
     ZK_SHARED(char, all);
@@ -66,7 +66,7 @@ __global__ void instructions(float *x, int which, int off)
     if (which == 7) store4(at, 1);
 }
 
-/* Thread 1 of two, when thread 0 has ended */
+/* Thread 1 of two, after thread 0 has ended. */
 __global__ void deep(float *x)
 {
     volatile char all[(128 << 10) + 576];
@@ -151,7 +151,7 @@ void no_wait(void) { ordered(false, w.e); }
 void wrong_event(void) { ordered(true, w.f); }
 void never_recorded(void) { ordered(true, w.g); }
 
-/* The wait is for the newest record before it, whatever is recorded later. */
+/* The wait is for the newest record before it, not for a later one. */
 void record_too_late(void)
 {
     must(cudaEventRecord(w.e, w.a));
@@ -178,7 +178,7 @@ void overwritten(bool wait)
 void right_overwrite(void) { overwritten(true); }
 void early_overwrite(void) { overwritten(false); }
 
-/* Two streams read; the write is behind the last of them, and behind both only if it waits. */
+/* Two streams read. The write comes after the last of them, and after both only if it waits. */
 void read_twice(bool wait)
 {
     launch_fill(w.a, w.x, 3);
@@ -196,7 +196,7 @@ void read_twice(bool wait)
 void right_readers(void) { read_twice(true); }
 void missed_reader(void) { read_twice(false); }
 
-/* The host's wait orders what it issues later. */
+/* The host's wait orders the work that it issues later. */
 void host_between(void)
 {
     launch_fill(w.a, w.x, 3);
@@ -217,7 +217,7 @@ void host_asks(void)
     all_is(w.y, 6);
 }
 
-/* cudaMemset does not wait, and streams that do not block do not wait for the default stream. */
+/* cudaMemset does not wait, and non-blocking streams do not wait for the default stream. */
 void default_memset(bool wait)
 {
     must(cudaMemset(w.x, 0, N * sizeof *w.x));
@@ -339,7 +339,7 @@ void beyond_shared(void) { launch_share(8); }
 void aligned(void) { vectors_at(w.x + 4); }
 void misaligned(void) { vectors_at(w.x + 2); }
 
-/* What nobody wrote is NaN. */
+/* Memory that was never written is NaN. */
 void fresh(void)
 {
     static float got[N];
@@ -394,7 +394,7 @@ void branches(bool wait)
 void right_branches(void) { branches(true); }
 void loose_branches(void) { branches(false); }
 
-/* Nothing runs while it is captured; arguments are what they were then. */
+/* Nothing runs during the capture, and arguments keep their values of then. */
 void captured(void)
 {
     float with = 3;
@@ -410,7 +410,7 @@ void captured(void)
     all_is(w.x, 3);
 }
 
-/* Work of the other stream, issued outside of the graph, knows nothing of it. */
+/* Work of the other stream, issued outside of the graph, is not ordered with it. */
 void beside(bool wait)
 {
     begin(cudaStreamCaptureModeGlobal);

@@ -1,31 +1,31 @@
 /* nccl.cpp -- NCCL's communicators and collectives between processes of one host.
  *
  * Invariants
- *  1. A collective is sends and receives of every pair of ranks; all go on at once, so that no
- *     order of issue that is the same on all ranks can block.
+ *  1. A collective is sends and receives of every pair of ranks. All progress at once, so no order
+ *     of issue that is the same on all ranks can block.
  *  2. Work of one communicator runs in the order of issue, whatever streams it is on.
- *  3. Before a piece of data goes what it is: ranks that do not call the same are told, and end.
+ *  3. A header precedes each piece of data: ranks that make different calls get an error and end.
  *  4. A peer that is gone is an error of the communicator within a second; no collective with it
  *     ends.
- *  5. A communicator that does not block is in progress until it has been asked at least once more,
- *     after initialisation, after a split, and at its first collective. A split is complete when all
- *     ranks of the first communicator, which alone is split here, have come to it.
- *  6. Floats are added as a ring does: the owner's next rank first, its own numbers last, rounded
- *     to their type each time.
+ *  5. A non-blocking communicator is in progress until it has been asked at least once more: after
+ *     initialisation, after a split, and at its first collective. A split is complete when all
+ *     ranks of the first communicator, the only one that is split here, have come to it.
+ *  6. Floats are added as in a ring: the owner's next rank first, its own numbers last, rounded to
+ *     their type each time.
  *  7. A communicator takes a page of device memory, and two more at its first collective; with
- *     ZR_EMULATE_LEAK one in every collective, for ever.
- *  8. Ranks issue work of all their communicators in one order, as their launches may wait for each
- *     other on a GPU: where they do not, that is a mistake, though here nothing would block.
- *     So is work of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1, which keeps it.
+ *     ZR_EMULATE_LEAK also one in every collective, which it never frees.
+ *  8. Ranks issue work of all their communicators in one order, because launches may wait for each
+ *     other on a GPU. Another order is a mistake, though nothing would block here. So is work of a
+ *     second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1, which keeps the order.
  *  9. A communicator of a split holds as many processors as it may have blocks: maxCTAs, and for
- *     sends and receives no more than NCCL_MAX_P2P_NCHANNELS, rounded up to a power of two. Of those
- *     that work on one stream, which do so by turns, the largest counts. Work of the first
- *     communicator is taken to be on the products' own stream, and not beside them.
- * 10. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *     sends and receives at most NCCL_MAX_P2P_NCHANNELS, rounded up to a power of two. Of those
+ *     that work on one stream, in turns, the largest counts. Work of the first communicator is
+ *     taken to be on the products' own stream, and not beside them.
+ * 10. NCCL does not end a communicator that a graph names, and waits without end: here that is a
  *     mistake.
  * 11. With ZR_EMULATE_TOLD every collective is named on stderr when it begins.
  * 12. The keys of a split's color are the numbers of its ranks, from 0 on, in any order. NCCL takes
- *     any keys; who numbers ranks anew knows what they become, and another key is a mistake.
+ *     any keys; a program that renumbers ranks knows the new numbers, and another key is a mistake.
  */
 #include <nccl.h>
 
@@ -56,9 +56,9 @@ struct transfer {
     cudaStream_t stream;
     const char *what;
     std::vector<piece> sends, receives;
-    std::vector<header> heads; /* of receives, as they come */
+    std::vector<header> heads; /* of receives, in order of arrival */
     std::vector<char> room;    /* received, to be added */
-    char *sum;                 /* of a reduction: the result; NULL: here is none */
+    char *sum;                 /* of a reduction: the result; NULL: no result here */
     const char *own;
     size_t bytes;
     ncclDataType_t type; /* ncclInt8: nothing is added */
@@ -71,7 +71,7 @@ typedef std::shared_ptr<transfer> transfer_ref;
 int grouped;
 uint64_t places; /* given to this rank's work so far */
 std::vector<transfer_ref> group;
-wire *present; /* that the executor waits for */
+wire *present; /* the one that the executor waits for */
 
 double seconds(void)
 {
@@ -89,14 +89,14 @@ struct ncclComm {
     int rank, ranks;
     bool blocking;
     ncclResult_t state;
-    int lane = 0, lanes = 1; /* lanes: the root's: how many are given away */
+    int lane = 0, lanes = 1; /* lanes: for the root, the number in use */
     ncclComm_t root = this;
     std::vector<int> member = {}; /* [ranks] their numbers in the root */
-    int color = 0;                /* of the split that it comes of */
+    int color = 0;                /* of the split that made it */
     bool connected = false, aborted = false;
     uint64_t issued = 0, done = 0;               /* tickets */
-    ncclComm_t *child = nullptr, made = nullptr; /* a split in progress: where it goes */
-    /* a share for each piece of work in a graph */
+    ncclComm_t *child = nullptr, made = nullptr; /* a split in progress: its result */
+    /* A share for each piece of work in a graph. */
     std::shared_ptr<int> named = std::make_shared<int>();
     /* of the device: its own, and its connections' */
     void *memory = race_alloc(DEVICE, 1), *more = nullptr;
@@ -106,7 +106,7 @@ struct ncclComm {
 
 namespace {
 
-/* The number in the first communicator of a rank of this one */
+/* The number in the first communicator of a rank of this one. */
 int at(ncclComm_t c, int rank) { return c->member[(size_t)rank]; }
 
 header head_of(const transfer &t, const piece &p)
@@ -165,7 +165,7 @@ bool pull(transfer *t, piece *p, header *h)
     return p->moved != before;
 }
 
-/* Pieces for this rank itself: a send goes to the receive of the same place among them. */
+/* Copies pieces for this rank itself: a send goes to the receive with the same place among them. */
 void copy_own(transfer *t)
 {
     std::vector<piece *> to;
@@ -231,7 +231,7 @@ void add(transfer *t)
     else add_all<uint64_t>(t);
 }
 
-/* A peer of a piece that is not over is gone, and has left nothing to be read. */
+/* Returns whether a peer of an unfinished piece is gone and has left nothing to be read. */
 bool peer_gone(transfer *t)
 {
     ncclComm_t c = t->comm;
@@ -245,14 +245,15 @@ bool peer_gone(transfer *t)
     return false;
 }
 
-/* What waits for a peer that is gone waits for ever, as on a GPU: its communicator knows why. */
+/* Work that waits for a peer that is gone waits without end, as on a GPU: its communicator has the
+ * reason. */
 progress fail(ncclComm_t c)
 {
     if (c->state == ncclSuccess || c->state == ncclInProgress) c->state = ncclRemoteError;
     return NOT_YET;
 }
 
-/* ZR_EMULATE_CUT: number of the rank's collective from which on its network is gone. */
+/* ZR_EMULATE_CUT: the number of the rank's collective from which on its network is gone. */
 bool cut_off(const transfer &t)
 {
     const char *first = getenv("ZR_EMULATE_CUT");
@@ -283,7 +284,7 @@ progress go_on(transfer *t)
     return moved ? MOVED : NOT_YET;
 }
 
-std::vector<ncclComm_t> beside; /* of splits: those that work on a stream */
+std::vector<ncclComm_t> beside; /* communicators of splits that work on a stream */
 
 void count_blocks(void)
 {
@@ -305,7 +306,7 @@ void work_beside(ncclComm_t c, cudaStream_t s)
 ncclResult_t issue(const transfer &t)
 {
     static int issued;
-    const char *last = getenv("ZR_EMULATE_NCCL"); /* number of the one that meets an error */
+    const char *last = getenv("ZR_EMULATE_NCCL"); /* number of the collective that meets an error */
     locked hold(queue_lock);
     if (last && ++issued == atoi(last)) return ncclRemoteError;
     ncclComm_t c = t.comm;
@@ -336,7 +337,7 @@ ncclResult_t issue(const transfer &t)
     return c->state = ncclInProgress;
 }
 
-/* At once, or at the end of the group, with all of the same communicator and stream. */
+/* Submits at once, or at the end of the group, with all of the same communicator and stream. */
 ncclResult_t submit(transfer t)
 {
     locked hold(queue_lock);
@@ -367,8 +368,8 @@ transfer plain(const char *what, ncclComm_t c, cudaStream_t s)
     return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, ncclInt8, 0, 0, 0, false};
 }
 
-/* A reduction of n numbers: `from` of every rank goes to the owners, here at `to` (NULL: here is
- * none); piece p of `from`, of so many bytes each, is owner p's. */
+/* A reduction of n numbers: `from` of every rank goes to the owners, here at `to` (NULL: not here).
+ * Piece p of `from`, with `step` bytes each, is owner p's. */
 void reduce(transfer *t, const void *from, size_t step, int owner, void *to, size_t n,
             ncclDataType_t type)
 {
@@ -464,10 +465,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     return ncclCommInitRankConfig(comm, ranks, id, rank, nullptr);
 }
 
-/* What a rank has posted of its split: 0, or not yet */
+/* the word that a rank has posted for its split: 0, or not yet */
 static uint64_t posted(ncclComm_t c, int rank) { return wire_posted(c->w, c->made->lane, rank); }
 
-/* The ranks of this color in order of their keys; keys are what their numbers become. */
+/* Sorts the ranks of this color by their keys, which become their numbers. */
 static void number(ncclComm_t c)
 {
     ncclComm_t made = c->made;
@@ -487,7 +488,7 @@ static void number(ncclComm_t c)
     made->ranks = (int)found.size();
 }
 
-/* All ranks have come to the split in progress, if there is one. */
+/* Returns whether all ranks have come to the split in progress, if there is one. */
 static bool all_split(ncclComm_t c)
 {
     if (!c->child) return true;
@@ -519,7 +520,7 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made, n
     return asked_until_done(c);
 }
 
-/* A peer's network is gone: what comes `at` "start" or "end" has none. */
+/* A peer's network is gone: the call `at` "start" or "end" never completes. */
 static bool endless(const char *at)
 {
     const char *word = getenv("ZR_EMULATE_ENDLESS");
@@ -528,12 +529,12 @@ static bool endless(const char *at)
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 {
-    if (endless("start")) wire_pause(c->w); /* who asks forever takes no core */
+    if (endless("start")) wire_pause(c->w); /* a caller that polls without end takes no core */
     locked hold(queue_lock);
     *state = c->state;
     if (c->state != ncclInProgress) return ncclSuccess;
     if (!endless("start") && wire_complete(c->w) && all_split(c))
-        c->state = ncclSuccess; /* to be seen by the next question */
+        c->state = ncclSuccess; /* shown by the next query */
     return ncclSuccess;
 }
 
@@ -567,7 +568,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
     return drop(c);
 }
 
-/* What is left of its work never ends. The communicator stays, as that work names it. */
+/* The rest of its work never ends. The communicator stays, because that work names it. */
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     locked hold(queue_lock);

@@ -1,4 +1,4 @@
-/* order.cpp -- ZR_EMULATE read once, and its random numbers. */
+/* order.cpp -- reads ZR_EMULATE once and makes its random numbers. */
 #include "order.h"
 #include "shim.h"
 
@@ -50,7 +50,7 @@ unsigned order_choice(unsigned n)
 
 int order_backwards(void) { return order_now() == ORDER_LATE || order_choice(2); }
 
-/* Forward, backward, or turned: started anywhere and gone round, in either direction. */
+/* Forward, backward, or rotated: started anywhere, in either direction. */
 void order_of(unsigned *order, unsigned n)
 {
     unsigned first = order_choice(n), back = (unsigned)order_backwards();

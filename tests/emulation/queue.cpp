@@ -16,7 +16,7 @@ enum { PAUSE_US = 100, BURST = 4 };
 
 lane first = {DEFAULT_STREAM, {}, {}};
 CUstream_st *streams[STREAMS];
-bool open_now;   /* device memory can be touched */
+bool open_now;   /* whether device memory can be touched */
 uint64_t drives; /* how often the host has run work */
 cudaError_t last;
 
@@ -26,7 +26,7 @@ void add_inner(std::vector<lane *> *to, lane *l)
     for (lane *i : l->inner) add_inner(to, i);
 }
 
-/* all lanes that have work, a graph's parts after the stream that it runs in */
+/* Returns all lanes that have work, a graph's parts after the stream that it runs in. */
 std::vector<lane *> busy(void)
 {
     std::vector<lane *> all;
@@ -50,7 +50,7 @@ progress run(lane *l, op &o)
     return p;
 }
 
-/* The next piece of a lane's work, if it can be done now. */
+/* Does the next piece of a lane's work if it can be done now. */
 progress step(lane *l)
 {
     op &o = l->ops.front();
@@ -73,7 +73,7 @@ progress step(lane *l)
     return p;
 }
 
-/* What must run before `l` can go on; l itself where that is nothing. */
+/* Returns the lane that must run before `l` can go on; l itself if there is none. */
 lane *hurried(lane *l)
 {
     for (;;) {
@@ -87,7 +87,7 @@ lane *hurried(lane *l)
     }
 }
 
-/* One round over all lanes that have work, until `most` have moved. */
+/* Runs one round over all lanes that have work, until `most` have moved. */
 void round_of(bool *moved, bool *broken, unsigned most)
 {
     std::vector<lane *> lanes = busy();
@@ -120,13 +120,13 @@ void let_go(void (*pause)(void))
 
 void pause_plain(void) { usleep(PAUSE_US); }
 
-/* A copy of another thread does not wait until the device has nothing left to do. */
+/* A copy of another thread need not wait until the device has no work left. */
 void give_way(void)
 {
     if (queue_waiting) let_go(pause_plain);
 }
 
-/* Everything that can run without other processes. */
+/* Runs everything that can run without other processes. */
 void run_all(void)
 {
     for (bool moved = true, broken; moved; give_way()) round_of(&moved, &broken, 1);
@@ -140,7 +140,7 @@ void run_some(void)
     close_memory();
 }
 
-/* A GPU goes on when its host does something else: peers may wait for what was issued here. */
+/* A GPU goes on while its host does something else: peers may wait for work issued here. */
 void go_on_alone(void)
 {
     for (uint64_t seen = 0;;) {
@@ -151,7 +151,8 @@ void go_on_alone(void)
     }
 }
 
-/* Work on the default stream comes after all that blocking streams have, and before their next. */
+/* Work on the default stream comes after all work of blocking streams so far, and before their
+ * next. */
 void with_blocking(const std::function<void(lane *l)> &f)
 {
     for (CUstream_st *s : streams)
@@ -195,7 +196,7 @@ cudaStream_t queue_open(bool blocking)
     static bool alone;
     if (!alone) {
         std::thread(go_on_alone).detach();
-        atexit([] { queue_lock.lock(); }); /* it does nothing more from then on */
+        atexit([] { queue_lock.lock(); }); /* the executor does nothing from then on */
         alone = true;
     }
     for (int i = 0; i < STREAMS; i++)

@@ -1,12 +1,12 @@
-/* queue.h -- streams, events and graphs as the stand-ins of all libraries use them.
+/* queue.h -- streams, events and graphs, shared by the stand-ins of all libraries.
  *
  * Invariants
- *  1. A lane runs its work in order; lanes are ordered by records and waits alone. A stream has a
- *     lane, and so has each stream's part of a graph that is running.
- *  2. A wait is for the newest record before it, taken when the wait is issued.
- *  3. All of it is under `queue_lock`, which is let go between two pieces of work: where nothing
- *     can go on, or another thread wants it.
- *  4. Work that was captured is made anew by each launch of its graph.
+ *  1. A lane runs its work in order; only records and waits order lanes. Each stream has a lane,
+ *     and so has each stream's part of a running graph.
+ *  2. A wait is for the newest record before it, chosen when the wait is issued.
+ *  3. `queue_lock` guards everything. It is released between two pieces of work if nothing can go
+ *     on or another thread wants it.
+ *  4. Captured work is made anew by each launch of its graph.
  */
 #ifndef SHIM_QUEUE_H
 #define SHIM_QUEUE_H
@@ -19,9 +19,10 @@
 #include <mutex>
 #include <vector>
 
-enum progress { DONE, MOVED, NOT_YET, BROKEN }; /* MOVED: a part of it; BROKEN: never */
-typedef std::function<progress()> work;         /* called again until it is DONE */
-typedef std::function<work()> maker; /* called at issue: once, or by each launch of a graph */
+/* MOVED: a part is done; BROKEN: it never will be */
+enum progress { DONE, MOVED, NOT_YET, BROKEN };
+typedef std::function<progress()> work; /* called until it returns DONE */
+typedef std::function<work()> maker;    /* called at issue: once, or by each launch of a graph */
 
 struct capture;
 typedef std::shared_ptr<capture> capture_ref;
@@ -31,10 +32,10 @@ struct record {
     bool done;
     clocks after;
     double at;               /* queue_clock when it was done */
-    lane *where;             /* that it waits in */
+    lane *where;             /* the lane that it waits in */
     capture_ref in;          /* NULL: not captured */
-    int id;                  /* captured: its number in the capture, and how much */
-    std::vector<int> covers; /* work of each part comes before it */
+    int id;                  /* if captured: its number in the capture, and the work before it */
+    std::vector<int> covers; /* number of pieces of each part that come before it */
 };
 typedef std::shared_ptr<record> record_ref;
 
@@ -42,14 +43,14 @@ struct op {
     const char *name;
     work run; /* empty: a record or a wait */
     record_ref rec, wait;
-    clocks issued; /* what the host was ordered after */
+    clocks issued; /* clocks of the host at issue */
     bool begun;
 };
 
 struct lane {
     int track;
     std::deque<op> ops;
-    std::vector<lane *> inner; /* of the graph that runs at its head */
+    std::vector<lane *> inner; /* lanes of the graph that runs at its head */
 };
 
 struct CUstream_st {
@@ -65,9 +66,9 @@ struct CUevent_st {
     bool timing;
 };
 
-extern double queue_clock; /* the device's seconds: what work is said to have taken */
+extern double queue_clock; /* the device's seconds: the simulated duration of its work so far */
 extern std::recursive_mutex queue_lock;
-extern std::atomic<int> queue_waiting; /* threads that want it */
+extern std::atomic<int> queue_waiting; /* number of threads that want the lock */
 
 struct locked : std::unique_lock<std::recursive_mutex> {
     explicit locked(std::recursive_mutex &m) : unique_lock(m, std::defer_lock)
@@ -78,11 +79,11 @@ struct locked : std::unique_lock<std::recursive_mutex> {
     }
 };
 
-/* What cudaGetLastError gives next; returns its argument. */
+/* Sets the next result of cudaGetLastError. Returns its argument. */
 cudaError_t queue_error(cudaError_t e);
 
 extern int queue_blocks;       /* processors that communicators hold beside products */
-extern bool queue_in_function; /* a function of cudaLaunchHostFunc runs: it may not call */
+extern bool queue_in_function; /* a function of cudaLaunchHostFunc runs, which may make no call */
 
 /* Issues work, a record or a wait to a stream (NULL: the default stream), or captures it. */
 cudaError_t queue_issue(cudaStream_t s, const char *name, maker make);
@@ -90,11 +91,12 @@ cudaError_t queue_record(cudaStream_t s, cudaEvent_t e);
 cudaError_t queue_wait(cudaStream_t s, cudaEvent_t e);
 
 /* ---- lanes */
-void queue_add(lane *l, op o); /* issues, and runs what the order wants run at once */
-/* Runs work until `enough`; an error where it can never be. target: the lane to hurry, or NULL. */
+void queue_add(lane *l, op o); /* issues, and runs the work that the order wants at once */
+/* Runs work until `enough`; returns an error if that can never be. target: the lane to hurry, or
+ * NULL. */
 cudaError_t queue_drive(lane *target, const std::function<bool()> &enough);
-void queue_nudge(lane *target); /* a query: something may happen, in every order */
-bool queue_empty(void);         /* nothing is left to run */
+void queue_nudge(lane *target); /* a query: any work may happen, in every order */
+bool queue_empty(void);         /* no work is left */
 lane *queue_lane(cudaStream_t s);
 cudaStream_t queue_open(bool blocking); /* NULL: too many */
 void queue_close(cudaStream_t s);
@@ -103,7 +105,8 @@ void queue_close(cudaStream_t s);
 extern void (*queue_pause)(void);
 
 /* ---- captures (graph.cpp) */
-/* A call that no capture allows: spoils that of s, or every one where s is NULL. */
+/* Reports a call that no capture allows: it spoils the capture of s, or all captures if s is
+ * NULL. */
 cudaError_t capture_refuse(cudaStream_t s, cudaError_t e);
 bool capture_any(void);
 cudaError_t capture_issue(cudaStream_t s, const char *name, maker make);

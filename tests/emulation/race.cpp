@@ -1,4 +1,4 @@
-/* race.cpp -- cells of memory, and the calls that -fsanitize=thread puts before every access. */
+/* race.cpp -- cells of memory, and the calls that -fsanitize=thread inserts before every access. */
 #include "race.h"
 #include "hazard.h"
 #include "shim.h"
@@ -22,9 +22,10 @@ enum { CELL_BYTES = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
 const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
-/* live: its memory is allocated, and its page was touched. write, read: track << EPOCH_BITS | epoch.
- * A read that comes behind the last one stands for both. Where reads are not ordered, `shared` is
- * the index in `reads` of all of them, until a write comes behind them; else it is 0. */
+/* live: its memory is allocated, and its page was touched. write, read: track << EPOCH_BITS |
+ * epoch. A read ordered after the last one stands for both. For reads that are not ordered,
+ * `shared` is the index in `reads` of all of them, until a write ordered after them comes; else it
+ * is 0. */
 struct cell {
     uint32_t live, write, read, shared;
 };
@@ -37,8 +38,8 @@ size_t taken;                            /* of the device, in pages, without gap
 std::map<size_t, size_t> allocated;      /* offset in base -> bytes */
 std::vector<const char *> names[TRACKS]; /* by epoch */
 std::deque<clocks> reads(1);             /* each track's last */
-std::vector<uint32_t> spare;             /* of these, what no cell has */
-std::mutex sharing; /* held to take one or give it back, and for what is allocated */
+std::vector<uint32_t> spare;             /* indices of these that no cell has */
+std::mutex sharing;                      /* held to take or return an index, and for `allocated` */
 
 const char *track_name(int track)
 {
@@ -64,7 +65,7 @@ const char *work_name(int track, uint32_t epoch)
 
 int track_of(uint32_t touch) { return (int)(touch >> EPOCH_BITS); }
 uint32_t epoch_of(uint32_t touch) { return touch & ((1u << EPOCH_BITS) - 1); }
-/* before what this thread does just now */
+/* whether a touch is before this thread's present work */
 bool ordered(uint32_t touch) { return epoch_of(touch) <= race_now[race_track][track_of(touch)]; }
 
 struct where {
@@ -96,11 +97,11 @@ where place_of(const cell *c)
               work_name(me, race_now[me][me]), track_name(me), at.byte, at.memory);
 }
 
-/* The first touch of a page finds NaN in device memory: what is never touched takes no memory. */
+/* The first touch of a page fills device memory with NaN; untouched memory takes no pages. */
 void wake(const cell *c)
 {
     std::lock_guard<std::mutex> hold(sharing);
-    if (c->live) return; /* another thread was here */
+    if (c->live) return; /* another thread was faster */
     const size_t page = 4096;
     size_t at = (size_t)(c - cells) * CELL_BYTES;
     auto next = allocated.upper_bound(at);
@@ -112,7 +113,7 @@ void wake(const cell *c)
     for (size_t i = from; i < end; i += CELL_BYTES) cells[i / CELL_BYTES].live = 1;
 }
 
-/* Reads that nothing orders */
+/* Records reads that are not ordered. */
 void share(cell *c, uint32_t mine)
 {
     std::lock_guard<std::mutex> hold(sharing);
@@ -129,7 +130,7 @@ void share(cell *c, uint32_t mine)
     reads[c->shared][track_of(mine)] = epoch_of(mine);
 }
 
-/* What a write that comes behind all reads leaves of them */
+/* Keeps nothing of the reads before a write that is ordered after them all. */
 void forget_reads(cell *c)
 {
     if (c->shared) {
@@ -231,7 +232,7 @@ void race_check(const void *p, size_t n, bool write)
     if (at < room_of_both && n) check_range(at, n, write);
 }
 
-/* ---- memory: never used again once freed, so that what is used too late is found */
+/* ---- memory: addresses are not reused after a free, so a late use is found */
 void *race_alloc(room r, size_t bytes)
 {
     if (!base) reserve();
@@ -277,7 +278,7 @@ void race_open(bool open)
     if (whole) mprotect(base, whole, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-/* ---- what -fsanitize=thread and -fsanitize=alignment call */
+/* ---- calls inserted by -fsanitize=thread and -fsanitize=alignment */
 __attribute__((noinline)) static void look(const void *p, size_t n, bool write)
 {
     race_check(p, n, write);
@@ -285,7 +286,7 @@ __attribute__((noinline)) static void look(const void *p, size_t n, bool write)
 }
 
 /* Nearly all accesses are to neither room, in launches that are not watched: hazard_check does
- * nothing where hazard_thread is 0. */
+ * nothing if hazard_thread is 0. */
 static inline void touch(const void *p, size_t n, bool write)
 {
     if ((size_t)((const char *)p - base) < room_of_both || hazard_thread) look(p, n, write);
@@ -375,7 +376,7 @@ ATOMIC(uint64_t, 64)
 
 void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-/* memcpy, memset and memmove of what is watched are compiled as calls of these */
+/* memcpy, memset and memmove of watched code are compiled as calls of these. */
 void *shim_memcpy(void *to, const void *from, size_t n)
 {
     touch(from, n, false);

@@ -1,5 +1,5 @@
-/* ranges.c -- a profiler for NVTX's ranges: writes their names to the file RANGES.PID, a line each,
- * two blanks deeper within another; `main: ...` names a stream. */
+/* ranges.c -- a profiler for NVTX's ranges: it writes their names to the file RANGES.PID, a line
+ * each, two blanks deeper inside another; `main: ...` names a stream. */
 #include <nvtx3/nvToolsExtCudaRt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static int depth;
 static FILE *file(void)
 {
     static FILE *f;
-    static pid_t owner; /* each process its own */
+    static pid_t owner; /* of each process */
     char path[4096];
     if (f && owner == getpid()) return f;
     snprintf(path, sizeof path, "%s.%d", getenv("RANGES"), (int)(owner = getpid()));

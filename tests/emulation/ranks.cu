@@ -1,6 +1,5 @@
-/* ranks.cu -- collectives between processes, tried: `emulated-ranks CASE RANKS`. The program starts
- * its ranks, and ends with SHIM_MISTAKE where one of them does, else with the greatest status.
- */
+/* ranks.cu -- tests collectives between processes: `emulated-ranks CASE RANKS`. The program starts
+ * its ranks, and ends with SHIM_MISTAKE if one of them does, else with the largest status. */
 #include <nccl.h>
 
 #include "../../kernels/cuda/cuda.h"
@@ -51,12 +50,12 @@ void set(int64_t *device, int pieces)
     must(cudaStreamSynchronize(w.a));
 }
 
-/* Ranks first, first + step and so on */
+/* Ranks first, first + step and so on. */
 struct some {
     int ranks, first, step;
 };
 
-/* to[m] came from the m-th of these, meant for `piece` */
+/* Checks that to[m] came from the m-th of these, meant for `piece`. */
 void check_of(const some &of, const int64_t *device, int piece)
 {
     size_t bytes = (size_t)of.ranks * N * sizeof *device;
@@ -68,7 +67,7 @@ void check_of(const some &of, const int64_t *device, int piece)
                 fail("a wrong number");
 }
 
-/* to[r] of every rank r came from it, meant for `piece` */
+/* Checks that to[r] came from every rank r, meant for `piece`. */
 void check(const int64_t *device, int piece) { check_of({w.ranks, 0, 1}, device, piece); }
 
 void gather(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
@@ -158,7 +157,7 @@ cudaGraphExec_t play_gathers(void)
 
 void graphs(void) { must(cudaGraphExecDestroy(play_gathers())); }
 
-/* The communicator's end comes while the graph is there. */
+/* The communicator ends while the graph exists. */
 void graph_left(void) { (void)play_gathers(); }
 
 /* The result is read on another stream without a wait. */
@@ -170,7 +169,7 @@ void race(void)
     must(cudaDeviceSynchronize());
 }
 
-/* What is sent is changed before it was sent. */
+/* The buffer is changed before it was sent. */
 void changed(void)
 {
     set(w.from, 1);
@@ -193,7 +192,7 @@ void other_size(void)
     must(cudaStreamSynchronize(w.a));
 }
 
-/* The last rank leaves; the others see it, and wait for it no longer. */
+/* The last rank leaves. The others notice it and stop waiting for it. */
 void gone(void)
 {
     ncclResult_t state;
@@ -208,7 +207,7 @@ void gone(void)
     _exit(REMOTE);
 }
 
-/* Two communicators, the last rank in another order. */
+/* Two communicators; the last rank uses another order. */
 void unlike_orders(void)
 {
     bool last = w.rank == w.ranks - 1;
@@ -221,7 +220,7 @@ void unlike_orders(void)
     must(cudaStreamSynchronize(w.b));
 }
 
-/* The ranks of a color, in order of their keys */
+/* The ranks of a color, in order of their keys. */
 ncclComm_t split(int color, int key)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -232,8 +231,8 @@ ncclComm_t split(int color, int key)
     return made;
 }
 
-/* Half of the ranks, neighbours; then every second one, from the last on. The halves exchange and
- * add while those gather. */
+/* Half of the ranks, neighbours; then every second one, starting with the last. The halves exchange
+ * and add while those gather. */
 void groups(void)
 {
     int half = (w.ranks + 1) / 2, place = w.rank % half, first = w.rank - place;
@@ -267,13 +266,13 @@ void groups(void)
     nccl(here, ncclCommDestroy(here));
 }
 
-/* A rank's number among all, where its place in a pair is wanted */
+/* A rank's number among all, in place of its number in a pair. */
 void wrong_key(void) { (void)split(w.rank / 2, w.rank); }
 
 /* The last rank goes to the first pair. */
 void wrong_color(void) { (void)split(w.rank == w.ranks - 1 ? 0 : w.rank / 2, w.rank % 2); }
 
-/* Pairs of neighbours and pairs of others; the last pair of neighbours is in another order. */
+/* Pairs of neighbours and pairs of others; the last pair of neighbours uses another order. */
 void unlike_groups(void)
 {
     ncclComm_t near = split(w.rank / 2, w.rank % 2), far = split(w.rank % 2, w.rank / 2);

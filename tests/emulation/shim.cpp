@@ -1,10 +1,10 @@
 /* shim.cpp -- a block's threads as fibres, and their barriers.
  *
  * Invariants
- *  1. One block is in work at a time; its fibres and their stacks are used again by the next.
- *  2. The scheduler runs a warp's lanes until none can go on, warp by warp; then either all threads
+ *  1. One block runs at a time; the next one reuses its fibres and their stacks.
+ *  2. The scheduler runs a warp's lanes until none can go on, warp by warp. Then either all threads
  *     have ended, or all wait at one barrier, or it is a mistake.
- *  3. A warp's collectives use two sets of slots by turns: a lane cannot come to the next but one
+ *  3. A warp's collectives use two sets of slots in turn: a lane cannot reach the next but one
  *     before all lanes have read this one.
  */
 #include "shim.h"
@@ -18,7 +18,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Saves what a call keeps on the stack and its pointer in *from, goes on where `to` was left. */
+/* Saves the registers that a call preserves on the stack and the stack pointer in *from, and
+ * continues where `to` was left. */
 extern "C" void shim_switch(void **from, void *to);
 asm(".text\n.globl shim_switch\n.type shim_switch,@function\nshim_switch:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -31,7 +32,7 @@ shim_place shim_now;
 namespace {
 
 enum { THREADS = 1024, SAVED = 6, SHARED = 1 << 18, BEYOND = 1 << 15 };
-enum { STACK = (128 << 10) + 576 }; /* not all in the same lines of a cache */
+enum { STACK = (128 << 10) + 576 }; /* so that stacks do not share lines of a cache */
 enum state { READY, AT_BARRIER, AT_MEETING, ENDED };
 const uint64_t CANARY = 0x5afe57ac5afe57ac;
 
@@ -44,7 +45,7 @@ struct fibre {
 
 struct warp {
     int came, turn;
-    uint32_t meetings; /* that order memory */
+    uint32_t meetings; /* those that order memory */
     alignas(16) char slots[2][SHIM_WARP * SHIM_SLOT];
 };
 
@@ -55,14 +56,14 @@ struct block {
     void *scheduler;
     unsigned current;
     uint64_t number;   /* of the block in its grid */
-    uint32_t barriers; /* that it has passed */
+    uint32_t barriers; /* number that it has passed */
     fibre fibres[THREADS];
-    warp *warps; /* [THREADS / SHIM_WARP], not among what is shared */
+    warp *warps; /* [THREADS / SHIM_WARP], outside the shared data */
 };
 
 block now;
 char *stacks;
-alignas(1024) char shared[SHARED + BEYOND]; /* BEYOND: what no kernel may write */
+alignas(1024) char shared[SHARED + BEYOND]; /* BEYOND: bytes that no kernel may write */
 
 char *stack_of(unsigned t) { return stacks + (size_t)t * STACK; }
 
@@ -98,7 +99,7 @@ void go_on(unsigned t)
         shim_fail("kernel %s: thread %u needs a stack of more than %d bytes", now.name, t, STACK);
 }
 
-/* A stack as shim_switch leaves it, with `enter` to return to; aligned as after a call. */
+/* Prepares a stack as shim_switch leaves it, with `enter` to return to; aligned as after a call. */
 void prepare(unsigned t)
 {
     *(uint64_t *)stack_of(t) = CANARY;
@@ -129,7 +130,7 @@ void run_warp(unsigned w)
                             first + j);
 }
 
-/* What lies behind the launch's shared memory is as it was filled. */
+/* Checks that the bytes after the launch's shared memory are as they were filled. */
 void check_beyond(size_t bytes)
 {
     for (size_t i = bytes; i < bytes + BEYOND; i++)

@@ -1,12 +1,12 @@
-/* shim.h -- the device half of CUDA C++ on a CPU: what kernels/cuda/cuda.h needs without nvcc.
+/* shim.h -- the device half of CUDA C++ on a CPU: all that kernels/cuda/cuda.h needs, without nvcc.
  *
  * Invariants
- *  1. Blocks run one after the other, a block's threads as fibres of one system thread: each runs
- *     until it ends or comes to a barrier or to a collective of its warp.
- *  2. A barrier or collective that some threads do not come to, or where they come to different
- *     lines, is reported with its place, and the process ends with SHIM_MISTAKE.
+ *  1. Blocks run one after the other, and a block's threads as fibres of one system thread. Each
+ *     runs until it ends or reaches a barrier or a collective of its warp.
+ *  2. A barrier or collective that some threads do not reach, or reach at different lines, is
+ *     reported with its place, and the process ends with SHIM_MISTAKE.
  *  3. A launch's arguments are copied when it is made, and converted to the kernel's parameters.
- *  4. The order of threads and of blocks is the executor's (queue.h): no result may depend on it.
+ *  4. The executor (queue.h) chooses the order of threads and blocks: no result may depend on it.
  */
 #ifndef SHIM_H
 #define SHIM_H
@@ -40,19 +40,20 @@ struct shim_grid {
     dim3 grid;
     unsigned block;
     size_t shared;
-    uint64_t given; /* a number for what a kernel is given: integers, which pointers are equal */
+    /* A number for the kernel's arguments: the integers, and which pointers are equal */
+    uint64_t given;
 };
 
-/* Queues a launch; its success or failure is also what cudaGetLastError gives next. */
+/* Queues a launch. Its success or failure is also the next result of cudaGetLastError. */
 cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &g,
                          cudaStream_t stream, std::function<void()> thread);
-/* Where it is set, a launch is told to it and neither looked at nor queued. */
+/* If set, it receives each launch, which is then neither watched nor queued. */
 extern "C" void (*shim_told)(const void *kernel, unsigned block, size_t shared);
-const char *shim_kernel(void); /* that runs now */
+const char *shim_kernel(void); /* the running kernel */
 /* Runs all threads of all blocks now. */
 void shim_run(const char *name, const void *kernel, const shim_grid &g,
               const std::function<void()> &thread);
-/* Says what is wrong, and ends the process. */
+/* Reports a mistake and ends the process. */
 [[noreturn]] void shim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 template <class... P> uint64_t shim_given(P... args)
@@ -83,7 +84,7 @@ cudaError_t shim_launch(const char *name, dim3 grid, int block, int shared, cuda
                         stream, [kernel, args] { std::apply(kernel, args); });
 }
 
-/* ---- where a thread is */
+/* ---- the place of a thread */
 struct shim_place {
     uint3 thread, block;
     dim3 block_dim, grid_dim;
@@ -101,12 +102,13 @@ char *shim_shared(void); /* the block's dynamic shared memory, 1024-byte aligned
 void shim_barrier(const char *file, int line);
 char *shim_slots(void); /* of this warp's next collective: SHIM_SLOT * 32 bytes */
 int shim_lane(void);
-/* Returns when all 32 lanes are there. orders: what they did to memory before it is done. */
+/* Returns when all 32 lanes have arrived. orders: whether it orders their accesses to memory. */
 void shim_meet(unsigned mask, bool orders, const char *file, int line);
 
 #define SHIM_FROM const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
-/* What every lane gave, by lane; good until the warp's next collective but one. */
+/* Returns the values of all lanes, by lane. They are valid until the warp's next collective but
+ * one. */
 template <class T> inline const T *shim_warp(unsigned mask, T mine, SHIM_FROM)
 {
     static_assert(sizeof(T) <= SHIM_SLOT && std::is_trivially_copyable<T>::value, "fits a slot");
@@ -167,7 +169,7 @@ inline void __threadfence(void) {}
 inline void __threadfence_block(void) {}
 
 /* ---- atomics, of integers only: sums of floats would depend on the order */
-void shim_atomic(void *p, size_t n); /* one is to happen */
+void shim_atomic(void *p, size_t n); /* an atomic follows */
 
 template <class T> using shim_integer = std::enable_if_t<std::is_integral<T>::value, T>;
 
@@ -186,7 +188,7 @@ SHIM_ATOMIC(atomicMin, old < x ? old : x)
 SHIM_ATOMIC(atomicOr, old | x)
 SHIM_ATOMIC(atomicExch, x)
 
-/* ---- bits and arithmetic; what a GPU approximates is exact here or nearly so */
+/* ---- bits and arithmetic; a GPU's approximations are exact here or nearly so */
 __forceinline__ unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 __forceinline__ int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
 __forceinline__ float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }

@@ -1,5 +1,5 @@
-/* thread.cpp -- the thread that saves beside a step, and what it is ordered after: the lock in
- * runtime/zr_writer.c, whose calls are compiled as calls of these. */
+/* thread.cpp -- the thread that saves beside a step, and the work that it is ordered after: calls
+ * of the lock in runtime/zr_writer.c are compiled as calls of these. */
 #include "queue.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 
 namespace {
 
-clocks passed; /* what all who have let go of the lock were ordered after */
+clocks passed; /* clocks of all threads that have released the lock */
 
 void take(void)
 {

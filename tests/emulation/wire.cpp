@@ -1,4 +1,4 @@
-/* wire.cpp -- the rings of all pairs of ranks in a file that they share. */
+/* wire.cpp -- the rings of all pairs of ranks, in a file that the ranks share. */
 #include "wire.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace {
 
 enum { RING = 1 << 18 };
-const off_t LOCKS = (off_t)1 << 40; /* far behind the end: bytes that are only locked */
+const off_t LOCKS = (off_t)1 << 40; /* far beyond the end: bytes that are only locked */
 
 struct alignas(64) seat {
     std::atomic<uint32_t> bell; /* rung when something moves for this rank */
@@ -45,7 +45,7 @@ void ring_bell(seat *s)
 
 struct wire {
     int file, rank, ranks;
-    uint32_t heard; /* what the bell showed at the last pause */
+    uint32_t heard; /* the bell's value at the last pause */
     size_t bytes;
     std::string path;
     shared *s;
@@ -110,7 +110,7 @@ void wire_close(wire *w)
     delete w;
 }
 
-/* Bytes [at, at + n) of the endless sequence lie in at most two pieces of the ring. */
+/* Bytes [at, at + n) of the endless sequence are in at most two pieces of the ring. */
 static void copy_in(ring *r, uint64_t at, const char *p, size_t n)
 {
     size_t first = std::min(n, (size_t)(RING - at % RING));

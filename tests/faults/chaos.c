@@ -1,9 +1,12 @@
-/* chaos.c -- a library to preload, that breaks a run off. KILL=PLACE:N kills the process at its Nth
- * call there; PLACE is collective (a rank comes to a turn, or waits for a peer), write (to a file of
- * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
- * asked of the disk there fails, where a checkpoint is written: write (it is full), room (it
- * has none to reserve), sync, rename, or folder (both read-only), or where one is read: read, and
- * stderr has STRUCK. SLOW=N: writes there take N us longer; SLOW_WEIGHTS=N: those of --save. */
+/* chaos.c -- a library to preload that breaks off a run.
+ *
+ * KILL=PLACE:N kills the process at its Nth call of a place: collective (a rank reaches a turn, or
+ * waits for a peer), write (to a file of tensors), sync, or rename (before and after: two calls).
+ * FAIL=PLACE:N makes the disk fail there from the Nth call on while a checkpoint is written: write
+ * (no space), room (no space to reserve), sync, rename, or folder (both read-only); or while one is
+ * read: read. stderr then has STRUCK. SLOW=N: writes of checkpoints take N us longer;
+ * SLOW_WEIGHTS=N: writes of --save.
+ */
 #define _GNU_SOURCE
 #include "syscall.h"
 #include <errno.h>
@@ -19,7 +22,7 @@
 
 #define STRUCK "chaos: struck\n"
 
-/* The number of PLACE:N in a setting; 0: it is of another place, or not there. */
+/* Returns the number of PLACE:N in a setting; 0: it names another place, or is not set. */
 static long turn(const char *setting, const char *place)
 {
     const char *text = getenv(setting);
@@ -44,7 +47,7 @@ static int fails(const char *place, int error)
     return 1;
 }
 
-/* Is it a file that is being written, of a checkpoint ("/.step-"), of weights ("/.model.")? */
+/* Returns whether a file is being written for a checkpoint ("/.step-") or weights ("/.model."). */
 static int is_part(int fd, const char *of)
 {
     char link[64], path[4096] = "";

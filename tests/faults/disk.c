@@ -1,6 +1,6 @@
 /* disk.c -- a library to preload: a disk that fails, is full, short or slow, a kernel without
- * io_uring, a terminal that is late. FAULT names what; moves of less than a page, of tokens and the
- * like, stay as they are. */
+ * io_uring, or a slow terminal, as FAULT says. Transfers of less than a page, such as tokens, are
+ * not changed. */
 #define _GNU_SOURCE
 #include "syscall.h"
 #include <errno.h>
@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, GOOD = 40 }; /* moves before the first that fails */
+enum { PAGE = 4096, GOOD = 40 }; /* transfers before the first that fails */
 
 static int has(const char *what)
 {
@@ -34,7 +34,7 @@ static size_t some(size_t n)
     return has("short") && n > PAGE ? PAGE : n;
 }
 
-/* ---- rings, by their descriptors: what goes to the kernel is cut to a page */
+/* ---- rings, by their descriptors: requests to the kernel are cut to a page */
 enum { RINGS = 256 };
 static struct {
     char *sq;

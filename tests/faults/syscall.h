@@ -1,5 +1,5 @@
-/* syscall.h -- for libraries to preload that stand in for syscall(): the operands of a call of it,
- * and the C library's own. */
+/* syscall.h -- for preloaded libraries that replace syscall(): the operands of its calls, and the C
+ * library's own function. */
 #ifndef FAULTS_SYSCALL_H
 #define FAULTS_SYSCALL_H
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
 
 enum { T = 6, VOCAB = 300, AROUND = 4 };
 
-/* Nothing but tokens of the vocabulary is written, and nothing beside the row. */
+/* Checks that only tokens of the vocabulary are written, and none outside the row. */
 static void take_completion(zr_choices *c)
 {
     int32_t tokens[T + AROUND], targets[T + AROUND];
@@ -49,7 +49,7 @@ static int one(const uint8_t *data, size_t size)
     ZEROS_256 ZEROS_256 ZEROS_256 ZEROS_64 ZEROS_64 ZEROS_64 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8       \
         ZEROS_8 ZEROS_8
 #define HEAD(n) "\x8a\xd8\x34\x01\1\0\0\0" n "\0\0\0\x1a\0\0\0" ZEROS_1008
-/* Contexts of two tokens; completions of one and of two; the example's number */
+/* Contexts of two tokens; completions of one and of two; the example's number. */
 #define EXAMPLE(n) "\xff\xff\x1a\0" n "\0\1\0\2\0\2\0\1\0\2\0\1\0\3\0\2\0\4\0\x2b\1"
 #define SMALL "\xff\xff\x12\0\0\0\0\0\1\0\1\0\1\0\1\0\2\0"
 

@@ -1,13 +1,13 @@
-/* data.c -- mutants of token files and of what lies beside them: meta.json, labels, Megatron's
- * index; see mutate.h. An input is four: of the index, of meta.json and of the labels NUMBER\n and
- * so many bytes, then the tokens. */
+/* data.c -- mutants of token files and of the files beside them: meta.json, labels, Megatron's
+ * index; see mutate.h. An input has four parts: for the index, meta.json and the labels NUMBER\n
+ * and as many bytes; then the tokens. */
 #include "mutate.h"
 #include "zr_file.h"
 
 enum { T = 5, VOCAB = 300, ROWS = 3, PARTS = 4 };
 static const char *const names[PARTS] = {"mutant.idx", "meta.json", "labels", "mutant.bin"};
 
-/* What stands behind a line with its length; where there is no such line, nothing. */
+/* Returns the part after a line with its length, or nothing if there is no such line. */
 static bytes part(const uint8_t **at, size_t *left)
 {
     size_t n = 0, i = 0;
@@ -19,7 +19,8 @@ static bytes part(const uint8_t **at, size_t *left)
     return found;
 }
 
-/* The part's file, made once for all; what has no bytes is not there, but for the tokens. */
+/* Fills the part's file, which is made once for all inputs. A part without bytes has no file,
+ * except the tokens. */
 static void put(int k, const bytes *found)
 {
     static char file[PARTS][ZR_FILE], away[PARTS][ZR_FILE];
@@ -37,7 +38,7 @@ static void put(int k, const bytes *found)
     fill_file(fd[k], found->at, found->n);
 }
 
-/* What is read is sound even where the check objects. */
+/* Checks that reading is sound even if the check objects. */
 static int read_some(const zr_mix *m)
 {
     char why[ZR_WHY];
@@ -68,7 +69,7 @@ static int one(const uint8_t *data, size_t size)
 }
 
 #ifndef LIBFUZZER
-/* llm.c's headers of 16 tokens, llm.q's with and without a mask, and the 16 tokens of each type */
+/* llm.c's headers of 16 tokens, llm.q's with and without a mask, and the 16 tokens of each type. */
 #define ZEROS_8 "\0\0\0\0\0\0\0\0"
 #define ZEROS_64 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8
 #define ZEROS_256 ZEROS_64 ZEROS_64 ZEROS_64 ZEROS_64
@@ -80,7 +81,7 @@ static int one(const uint8_t *data, size_t size)
 #define SOME "\1\0\2\0\3\0\4\0\5\0\6\0\x2b\1\xff\xff\1\0\2\0\3\0\4\0\5\0\6\0\7\0\x2b\1"
 #define HOLES "\xff\xff\xff\xff\3\0\4\0\5\0\6\0\x2b\1\xff\xff\xff\xff\2\0\3\0\4\0\5\0\6\0\7\0\x2b\1"
 #define FOUR "\1\0\0\0\2\0\0\0\3\0\0\0\xff\xff\xff\xff\4\0\0\0\5\0\0\0\6\0\0\0\x2b\1\0\0"
-/* Two sequences of 8 tokens of 2 bytes; 16 of 4 bytes in one; two entries */
+/* Two sequences of 8 tokens of 2 bytes; 16 of 4 bytes in one; two entries. */
 #define INDEX(code, n, more)                                                                       \
     "MMIDIDX\0\0\1\0\0\0\0\0\0\0" code n "\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0" more ZEROS_8             \
     "\2\0\0\0\0\0\0\0"

@@ -1,4 +1,4 @@
-"""fuzz.py -- runs one of these fuzzers for as long as one wants, with sanitizers.
+"""fuzz.py -- runs one of these fuzzers for any time, with sanitizers.
 
 fuzz.py choices|data|run|weights MUTANTS [SECONDS [FROM]]
 """

@@ -31,7 +31,7 @@ static const char *workplace = "/tmp";
 
 static int one(const uint8_t *data, size_t size);
 
-/* A file in memory under the name `file`: as fast as a disk is not. */
+/* Makes a file in memory under the name `file`, because a disk is slow. */
 static int make_file(const char *file)
 {
     char target[64];
@@ -68,7 +68,7 @@ static size_t chance(size_t n) /* below n */
     return n ? (size_t)((z ^ z >> 31) % n) : 0;
 }
 
-/* Replaces `old` bytes at `at` of data[n] by those of `with`; returns the new length. */
+/* Replaces `old` bytes at `at` of data[n] by those of `with`. Returns the new length. */
 static size_t replace(uint8_t *data, size_t n, size_t at, size_t old, const void *with,
                       size_t length)
 {

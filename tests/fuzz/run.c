@@ -1,5 +1,5 @@
 /* run.c -- mutants of a checkpoint's run.json; see mutate.h. An input that begins with 'A' is read
- * by a run that accepts another seed and other data. Each gets its checksum. */
+ * by a run that accepts another seed and other data. Each input gets its checksum. */
 #include "mutate.h"
 #include "zr_checkpoint.h"
 #include "zr_json.h"
@@ -33,7 +33,7 @@ static const zr_program program = {.name = "some",
                                    .tensors = tensors,
                                    .ntensors = 2};
 
-/* ---- all that run.json sees of a rank */
+/* ---- the parts of a rank that run.json needs */
 const char zr_digest[] = "d", zr_release[] = "r";
 
 void zr_progress_next(zr *z) { (void)z; }
@@ -67,7 +67,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
 static zr_options options[2] = {{.accept_change = NULL}, {.accept_change = "train.seed,data"}};
 static zr rank = {.p = &program, .o = &options[0], .step = 4};
 
-/* A file that a run has written is what mutants are made of. */
+/* Makes the file of a run, from which mutants are made. */
 static void prepare(void)
 {
     zr_checkpoints *c = &rank.checkpoints;
@@ -96,7 +96,7 @@ static int has(const uint8_t *data, size_t size, const char *text)
     return memmem(data, size, quoted, n) != NULL;
 }
 
-/* What is taken is of this program's recipe and data, and its numbers fit each other. */
+/* Checks that an accepted file has this program's recipe and data, and consistent numbers. */
 static void judge(const uint8_t *data, size_t size, const zr_past *past)
 {
     if (past->steps < 0 || past->skips < 0 || past->skips > past->skipped ||
@@ -139,7 +139,7 @@ static int one(const uint8_t *data, size_t size)
 }
 
 #ifndef LIBFUZZER
-/* A run.json as a run writes it, behind `first`; its seed is `seed`. */
+/* Returns a run.json as a run writes it, after `first`; its seed is `seed`. */
 static bytes written(const char *first, char seed)
 {
     static char text[2][4096];

@@ -1,9 +1,9 @@
-/* weights.c -- mutants of safetensors files, also as a checkpoint's, of their index and of the
+/* weights.c -- mutants of safetensors files, also of a checkpoint, of their index and of the
  * config.json beside them; see mutate.h.
  *
- * An input that begins with 'C' is a config.json, which gets another type of weights; one with 'I'
- * an index, its files beside it whole; any other is the text of a
- * header, to which its length and DATA bytes of data are added, or, beginning with 'R', a raw file.
+ * An input that begins with 'C' is a config.json, which gets another type of weights. One with 'I'
+ * is an index, beside intact files. One with 'R' is a raw file. Any other is the text of a header,
+ * to which its length and DATA bytes of data are added.
  */
 #include "mutate.h"
 #include "zr_file.h"
@@ -48,7 +48,7 @@ static const zr_program program = {.name = "n",
     " \"torch_dtype\": \"float32\"}\n"
 // clang-format on
 
-/* All that loading sees of a rank. */
+/* The parts of a rank that loading needs. */
 struct zr {
     char *arena;
 };
@@ -84,7 +84,7 @@ static void fill_parts(int fd, const uint8_t *header, size_t n)
 static int single, indexed, config; /* files in memory */
 static char single_dir[ZR_FILE - 64], indexed_dir[ZR_FILE - 64], config_dir[ZR_FILE - 64];
 
-/* dir/single holds model.safetensors, dir/indexed an index and two files. */
+/* Makes dir/single with model.safetensors, and dir/indexed with an index and two files. */
 static void prepare(void)
 {
     char file[ZR_FILE];
@@ -106,7 +106,7 @@ static void prepare(void)
     config = make_file(file);
 }
 
-/* What is taken says the type once, and is as long as it says. */
+/* Checks that an accepted file has the type once, and its stated length. */
 static int one_config(const uint8_t *data, size_t size)
 {
     char why[ZR_WHY], note[ZR_WHY];
@@ -149,7 +149,7 @@ static int one(const uint8_t *data, size_t size)
             good |= !zr_stored_read(&z, &program, &zr_masters, rank, dir, sums, why);
             free(sums);
         }
-    /* the bytes before the flat are nobody's */
+    /* the bytes before the flat must not change */
     for (int i = 0; i < 16; i++)
         if (z.arena[i] != 0x55) abort();
     free(z.arena);

@@ -1,6 +1,6 @@
-"""test_bench.py -- bench/gpu.sh on a machine without a GPU: what it says, writes and refuses; that
-its table of kernels fits the kernels; and that operands get to a GPU and back.
-"""
+"""test_bench.py -- tests bench/gpu.sh on a machine without a GPU: its messages, files and refusals;
+its table of kernels against the kernels; copies of operands to a GPU and back; and the arithmetic
+of other benchmarks."""
 
 import argparse
 import json
@@ -19,7 +19,8 @@ from hosts import running
 from patience import LIMIT
 from trainer import ROOT, checkout
 
-SLEEP = 3600 + os.getpid()  # seconds that no other run of this test sleeps
+# a number of seconds that no other run of this test sleeps
+SLEEP = 3600 + os.getpid()
 SCRIPT = ROOT / "bench" / "gpu.sh"
 sys.path.append(str(ROOT / "bench"))
 
@@ -48,7 +49,7 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_every_part_can_begin(part: str) -> None:
-    """It finds what it imports, from a folder of its own."""
+    """Every part of the benchmark finds its imports from inside bench/."""
     done = subprocess.run(
         [sys.executable, "-c", f"import {part}"],
         cwd=ROOT / "bench",
@@ -95,7 +96,7 @@ def test_sources_of_another_generator_are_refused(
 def test_a_signal_ends_the_part_that_runs(
     tmp_path: pathlib.Path, stop: signal.Signals, code: int
 ) -> None:
-    """It comes to the script alone; what the part has started ends, too."""
+    """A signal to the script alone also ends the processes that the running part has started."""
     root = checkout(tmp_path / "sources")
     (root / "bench" / "gpu_cases.py").write_text('print("x")\n')
     left = (
@@ -167,8 +168,8 @@ def test_a_part_that_failed_or_hung_is_recorded(
 
 @pytest.mark.slow
 def test_every_kernel_of_a_step_has_its_row(tmp_path: pathlib.Path) -> None:
-    """The table says which operands a kernel has and how large they are: every kernel of a step of
-    the tiny models runs on operands of just these sizes."""
+    """The table's operands match the kernels: every kernel of a step of the tiny models runs on
+    operands of exactly the sizes that the table says."""
     env = os.environ | {
         "ZR_BENCH_KIND": "emulated",
         "ZR_BENCH_FROM": str(tmp_path),
@@ -187,7 +188,8 @@ def test_every_kernel_of_a_step_has_its_row(tmp_path: pathlib.Path) -> None:
 def test_operands_go_to_the_device_and_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same bits as without copies; sources of a sum may lie in its own buffer."""
+    """Results through copies to the device equal those without, also if the sources of a sum lie in
+    its own buffer."""
     found = []
     for there in (False, True):
         monkeypatch.setattr(zk, "ON_DEVICE", there)
@@ -223,8 +225,8 @@ def test_spans_that_overlap_are_one() -> None:
 
 
 def test_precision_has_bounds() -> None:
-    """f16 may be off by 2^-8 of a fall of one nat at first, and by another seed's way at the
-    end."""
+    """f16 may deviate by 2^-8 of a fall of one nat during training, and by another seed's distance
+    at the end."""
     import precision
 
     def lines(off: float, val: float) -> list[dict]:
@@ -248,7 +250,8 @@ def test_precision_has_bounds() -> None:
 
 
 def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
-    """Of the larger of two, and of the median step: waiting for a late rank is not in it."""
+    """The time of a collective excludes the wait for a late rank; it is that of the larger one of
+    two, in the median step."""
     import mpi
 
     def command(
@@ -285,7 +288,8 @@ def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
 
 
 def test_a_ratio_is_of_one_round() -> None:
-    """The median of ratios, not the ratio of medians: 2, 3 and 1 where a machine slows down."""
+    """The reported ratio is the median of the rounds' ratios (2, 3 and 1 on a machine that slows
+    down), not the ratio of medians."""
     import peers
 
     row, rounds = peers.ROWS[0], []
@@ -387,7 +391,7 @@ def test_others_count_against_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_run_has_started_is_its_own() -> None:
-    """A second of a child's; and a tick or two are not counted yet."""
+    """The processor time of an ended child counts as the run's own, up to a tick or two."""
     import bench
 
     busy, own = bench.clocks()
@@ -400,7 +404,7 @@ def test_what_a_run_has_started_is_its_own() -> None:
 
 
 def test_the_flops_that_a_table_of_speed_has() -> None:
-    """Read from what zgen explains: six a parameter and token, and attention's."""
+    """The flops are those of `--emit explain`: six per parameter and token, plus attention."""
     import bench
 
     found = bench.flops(bench.Case("model_specs/gpt-tiny.yaml", "one", ()))

@@ -1,5 +1,5 @@
-"""test_circles.py -- who calls whom among the C files, read off the objects that a program is
-linked from: none is in a circle."""
+"""test_circles.py -- reads the calls among C files off the objects of a program, and tests that no
+file is in a circle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRAMS = [
     pytest.param(trainer.EMULATED, marks=pytest.mark.slow),
 ]
 
-# What of targets each has whole; of the others it may have some.
+# Folders whose files a target must have completely; of others it may have some.
 OF = {
     trainer.GCC: {"/cpu/"},
     trainer.MPI: {"/mpi/"},
@@ -27,13 +27,13 @@ OF = {
 
 
 def sources() -> dict[pathlib.Path, str]:
-    """Of every object that ninja knows."""
+    """Return the source of every object that ninja knows."""
     known = json.loads(trainer.sh("ninja", "-t", "compdb"))
     return {trainer.ROOT / row["output"]: row["file"] for row in known}
 
 
 def symbols(made: pathlib.Path, *which: str) -> set[str]:
-    """Names of other objects' that one has, or that it asks of them."""
+    """Return the names that an object defines or asks of others."""
     listed = subprocess.run(
         ["nm", "-jP", *which, made], capture_output=True, text=True, check=True
     )
@@ -41,8 +41,8 @@ def symbols(made: pathlib.Path, *which: str) -> set[str]:
 
 
 def calls(objects: dict[pathlib.Path, str]) -> dict[str, set[str]]:
-    """The files, and what each asks of the others: its headers' functions are its own. One that is
-    compiled for several processors is one."""
+    """Return each source with the sources that it calls. Functions of its headers are its own. A
+    source compiled for several processors is one."""
     owner = {
         name: source
         for made, source in objects.items()
@@ -69,7 +69,7 @@ def of_a_program(kind: trainer.Kind) -> dict[str, set[str]]:
 
 
 def circles(of: dict[str, set[str]]) -> list[set[str]]:
-    """What reaches itself by way of others."""
+    """Return the groups of files that reach themselves through others."""
     far = {name: set(needs) for name, needs in of.items()}
     for by in far:
         for name in far:
@@ -83,7 +83,7 @@ def circles(of: dict[str, set[str]]) -> list[set[str]]:
 
 
 def compiled(folder: pathlib.Path, **texts: str) -> dict[pathlib.Path, str]:
-    """Objects of files that ask names of each other."""
+    """Compile files that call each other."""
     for name, text in texts.items():
         (folder / f"{name}.c").write_text(text)
         subprocess.run(["gcc", "-c", f"{name}.c"], cwd=folder, check=True)
@@ -91,7 +91,7 @@ def compiled(folder: pathlib.Path, **texts: str) -> dict[pathlib.Path, str]:
 
 
 def test_calls_are_seen(tmp_path: pathlib.Path) -> None:
-    """By way of a header and of a table, too; what is a file's own is nobody else's."""
+    """Calls through a header or a table are seen; static functions belong to one file alone."""
     (tmp_path / "h.h").write_text(
         "void low(void); static inline void in(void) { low(); }"
     )

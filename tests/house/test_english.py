@@ -24,10 +24,14 @@ KEPT = (
     "gen/zg/graph/*.py",
     "gen/zg/passes/*.py",
     "gen/zg/read/*.py",
+    "gen/zg/build.py",
+    "gen/zg/main.py",
+    "gen/zg/plan/*.py",
     "gen/zg/search/*.py",
+    "gen/zg/write/*.py",
     "tools/*.py",
     "bench/*.py",
-    "tests/lib/*.py",
+    "tests/**/*.py",
 )
 # Words that start no docstring: a sentence that starts with one has its subject last, or none.
 FUNCTION_WORDS = frozenset(

@@ -1,5 +1,5 @@
-"""test_lint.py -- Python and C as their tools want them: formatted, linted, typed. What they are
-told is in pyproject.toml and .clang-format."""
+"""test_lint.py -- formats, lints and type-checks Python and C with the settings of pyproject.toml
+and .clang-format."""
 
 import pathlib
 import subprocess
@@ -11,11 +11,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.prefix) / "bin"
 PYTHON = ("gen", "tools", "bench", "tests")
 C = ("kernels", "runtime", "bench", "tests")
-LIMIT = 120  # seconds, on a machine that is busy
+LIMIT = 120  # seconds, on a busy machine
 
 
 def run(tool: str, *words: str | pathlib.Path) -> str:
-    """What a tool complains of; '' where it is content."""
+    """Return a tool's complaints, or '' if it has none."""
     done = subprocess.run(
         [BIN / tool, *words],
         cwd=ROOT,
@@ -52,7 +52,7 @@ def test_c() -> None:
 
 
 def test_a_tool_that_complains_is_heard(tmp_path: pathlib.Path) -> None:
-    """Of a file that is wrong in each way."""
+    """Each tool complains of a file that is wrong in its way."""
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import os\nx: int = 'text'\n")
     assert "F401" in run("ruff", "check", wrong)

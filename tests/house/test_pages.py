@@ -1,4 +1,5 @@
-"""test_pages.py -- files, links, commands and variables that the pages name are there, and work."""
+"""test_pages.py -- tests that files, links, commands and variables named by the pages exist and
+work."""
 
 import dataclasses
 import json
@@ -30,7 +31,7 @@ def page(name: str) -> str:
 
 
 def anchors(name: str) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page(name), re.M)
     return {
         re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
@@ -68,7 +69,8 @@ def test_the_readme_is_short() -> None:
 
 
 def commands(name: str) -> list[str]:
-    """Lines of gen/zgen in a page's blocks of code, without comments and the use of their output."""
+    """Return the lines of gen/zgen in a page's code blocks, without comments, pipes and
+    redirections."""
     said = page(name)
     values = dict(re.findall(r'^ {4}(\w+)="([^"]*)"$', said, re.M))
     found = []
@@ -81,7 +83,7 @@ def commands(name: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_readmes_commands_say_what_it_shows() -> None:
-    """Lines that stand between fences are among what the commands print."""
+    """The output that the README shows is part of the output of its commands."""
     said = ""
     for command in commands("README.md"):
         done = subprocess.run(
@@ -95,7 +97,7 @@ def test_the_readmes_commands_say_what_it_shows() -> None:
         assert " ".join(text_.split()) in " ".join(said.split())
 
 
-# Of commands that cannot run here, and why.
+# Commands that cannot run here, with the reason.
 SKIPPED = {"model_specs/SPEC.yaml": "letters stand for the columns of a table"}
 # Files and folders of a reader's own.
 THEIRS = {
@@ -130,7 +132,7 @@ FOLDERS = {
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder with the files that the pages' commands name."""
+    """Return a folder with the files that the pages' commands name."""
     here = tmp_path_factory.mktemp("reader")
     (here / "model_specs").symlink_to(ROOT / "model_specs")
     for name, content in THEIRS.items():
@@ -155,7 +157,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     ),
 )
 def test_the_pages_commands_run(command: str, reader: pathlib.Path) -> None:
-    """All but those of the README, which the test above runs."""
+    """All commands of the pages run, except those of the README, which the test above runs."""
     words = shlex.split(command)
     done = subprocess.run(
         [ROOT / words[0], *words[1:]],
@@ -183,7 +185,7 @@ def test_a_word_has_one_meaning() -> None:
 
 
 def test_the_picture_is_what_its_command_draws(tmp_path: pathlib.Path) -> None:
-    """docs/step.svg; docs/design.md has the command."""
+    """docs/step.svg equals the output of the command in docs/design.md."""
     command = re.search(
         r"^    (gen/zgen .*?) -o docs/step\.svg$",
         page("docs/design.md"),
@@ -245,7 +247,8 @@ def test_running_has_every_word_of_emit() -> None:
 
 
 def test_running_has_every_variable() -> None:
-    """That the runtime and the kernels read, or set for a library, but launchers' own."""
+    """docs/running.md lists every variable that the runtime and the kernels read, or set for a
+    library; launchers' own variables are excepted."""
     read = set()
     for folder in ("runtime", "kernels"):
         for path in (ROOT / folder).rglob("*.[ch]"):
@@ -283,7 +286,8 @@ def test_each_key_says_what_it_does() -> None:
 
 
 def test_what_the_page_on_security_says_of_the_sources() -> None:
-    """Who makes sockets, who maps memory, and that no program is started."""
+    """The page's statements on the sources hold: which files make sockets and map memory, and that
+    no program is started."""
     found: dict[str, set[str]] = {}
     calls = r"\b(socket|listen|mmap|system|popen|exec[lv]p?e?|dlopen|chmod)\("
     for folder in ("runtime", "kernels"):
@@ -293,7 +297,7 @@ def test_what_the_page_on_security_says_of_the_sources() -> None:
     assert found == {
         "socket": {"zr_meet.c"},
         "listen": {"zr_meet.c"},
-        # of no file but those that it makes itself
+        # opens only files that it makes itself
         "mmap": {"memory.c", "far.c", "zr_ranks.c", "zr_disk.c", "host.c"},
     }
     page_ = " ".join(page("SECURITY.md").split())

@@ -1,6 +1,5 @@
-"""test_rules.py -- the house's rules, read off the sources: who may import and include what, what a
-template may say, that every kernel has a caller and a test, and the form of files.
-"""
+"""test_rules.py -- tests the house's rules on the sources: allowed imports and includes, the
+content of templates, a caller and a test for every kernel, and the form of files."""
 
 import ast
 import functools
@@ -25,7 +24,7 @@ STANDARD = {"<stddef.h>", "<stdint.h>"}
 
 @functools.cache
 def tracked() -> list[pathlib.Path]:
-    """the repository's files; without git (a copy), the folders that hold sources"""
+    """Return the repository's files; without git (in a copy), the files of the source folders."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True
     )
@@ -64,7 +63,7 @@ def short(path: pathlib.Path) -> str:
 
 
 def parents(name: str) -> set[str]:
-    """The packages that are imported with a module."""
+    """Return the packages that are imported together with a module."""
     words = name.split(".")
     return {".".join(words[:n]) for n in range(1, len(words))}
 
@@ -72,8 +71,8 @@ def parents(name: str) -> set[str]:
 def imports(
     text: str, name: str = "zg.x", known: frozenset[str] = frozenset()
 ) -> set[str]:
-    """What the module `name` imports anywhere in it: of `zg` each module by its whole name and its
-    packages, of others the first word. known: our modules."""
+    """Return the imports of module `name` anywhere in it. Of `zg` these are whole module names with
+    their packages, of others the first word. known: our modules."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -108,7 +107,7 @@ def dotted(path: pathlib.Path) -> str:
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
-    """Our modules, and what each imports of ours."""
+    """Return our modules, each with our modules that it imports."""
     named = {dotted(path): path for path in ZG}
     known = frozenset(named)
     return {
@@ -122,7 +121,7 @@ def graph() -> dict[str, set[str]]:
 
 
 def room(name: str) -> str:
-    """A module's package; of the generator's own modules each is a room."""
+    """Return a module's package. The modules directly in zg have none: ''."""
     return name.split(".")[1] if "." in name else ""
 
 
@@ -136,8 +135,8 @@ def rooms(modules: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def floors(of: dict[str, set[str]]) -> list[set[str]]:
-    """Each has what needs only those below; what is left over after the last is in a circle, or
-    above one."""
+    """Return the floors: each has the modules that need only lower ones. The rest after the last
+    floor is in a circle or above one."""
     left, found = dict(of), []
     while free := {
         name for name, needs in left.items() if not needs & left.keys()
@@ -150,7 +149,7 @@ def floors(of: dict[str, set[str]]) -> list[set[str]]:
 
 
 def circle(of: dict[str, set[str]]) -> set[str]:
-    """What is in no floor."""
+    """Return the modules that are in no floor."""
     last = floors(of)[-1]
     return last if any(of[name] & last for name in last) else set()
 
@@ -194,14 +193,14 @@ def test_circles_are_seen() -> None:
 
 
 def test_no_import_goes_in_a_circle() -> None:
-    """Neither among modules nor among their packages, wherever an import stands."""
+    """No import forms a circle among modules or packages, wherever it stands in a file."""
     assert circle(graph()) == set()
     assert circle(rooms(graph())) == set(), floors(rooms(graph()))
 
 
 def test_every_room_is_told() -> None:
-    """By the table of docs/design.md; who proves a plan and who shows it, only the command
-    calls."""
+    """The table of docs/design.md lists every package; only the command line calls both the checker
+    and the writer."""
     told = re.findall(
         r"^\| (`[^|]+) \|", (ROOT / "docs" / "design.md").read_text(), re.M
     )
@@ -228,8 +227,8 @@ def test_every_room_is_told() -> None:
     ],
 )
 def test_what_a_room_knows(name: str, allowed: set[str]) -> None:
-    """The checker knows no pass, and what shows a plan knows the plan alone (and, to print the
-    keys, what was read; for templates, where they lie)."""
+    """Packages import only the ones they may: the checker knows no pass; the writer knows the plan,
+    the read spec (to print its keys), and the place of templates."""
     assert rooms(graph())[name] <= allowed
 
 
@@ -248,7 +247,7 @@ def test_sole_importers(package: str, sole: set[str]) -> None:
 
 
 def test_nothing_else_is_imported() -> None:
-    """Besides the standard library: what gen/requirements.txt has for the generator."""
+    """The generator imports only the standard library and the packages of gen/requirements.txt."""
     known = set(sys.stdlib_module_names) | {
         "jinja2",
         "yaml",
@@ -266,7 +265,7 @@ def test_nothing_else_is_imported() -> None:
 
 @pytest.mark.slow
 def test_nothing_but_the_input_is_looked_at() -> None:
-    """No time, chance or host name gets into what zgen writes."""
+    """No time, random number or host name gets into the output of zgen."""
     for path in ZG:
         assert not imports(path.read_text()) & {
             "time",
@@ -295,7 +294,7 @@ def test_what_train_c_includes() -> None:
 
 
 def test_headers_stay_in_their_rooms() -> None:
-    """The runtime never sees the kernels' header, nor the kernels the runtime's; CUDA's headers
+    """The runtime never includes the kernels' header, nor the kernels the runtime's; CUDA's headers
     stay in cuda/."""
     for path in RUNTIME:
         assert not [
@@ -314,7 +313,7 @@ def test_headers_stay_in_their_rooms() -> None:
 
 
 def test_kernels_need_no_libm() -> None:
-    """No function of another library decides a bit of a weight."""
+    """Kernels call no function of another library that could decide a bit of a weight."""
     for path in (ROOT / "kernels" / "cpu").glob("*.[ch]"):
         assert "<math.h>" not in includes(
             path
@@ -329,7 +328,7 @@ def test_kernels_need_no_libm() -> None:
 
 
 def test_no_table_of_operations_in_the_runtime() -> None:
-    """No switch at all, and no table of functions that is indexed."""
+    """The runtime has no switch and no indexed table of functions."""
     for path in RUNTIME:
         text = re.sub(
             r'/\*.*?\*/|"(\\.|[^"\\])*"', "", path.read_text(), flags=re.S
@@ -346,7 +345,8 @@ def test_no_table_of_operations_in_the_runtime() -> None:
 
 
 def wrong_in_template(text: str) -> list[str]:
-    """Tags that are more than `for` over ready lines, `include` and a name or its attribute."""
+    """Return the tags that are more than a `for` over ready lines, an `include`, or a name with its
+    attribute."""
     plain = [
         r"{#.*?#}",
         r"{%-? for \w+ in \w+(\.\w+)? -?%}",
@@ -362,7 +362,7 @@ def wrong_in_template(text: str) -> list[str]:
 
 
 def computed_in_template(text: str) -> list[str]:
-    """Numbers of the plan that C would add or multiply: the view does that."""
+    """Return numbers of the plan that C would add or multiply; the view should do that."""
     return re.findall(
         r".*(?:[-+*/%] ?{{ \w+(?:\.\w+)? }} ?[-+*/%]|}} ?[-+*/%] ?{{).*", text
     )
@@ -449,7 +449,7 @@ def emitted() -> dict[tuple[str, tuple[str, ...]], str]:
 
 
 def kernel_names() -> list[str]:
-    """kernels.def's, and those of zk.h that every object shares"""
+    """Return the kernels of kernels.def, and those of zk.h that every object shares."""
     listed = re.findall(
         r"X\((zk_\w+)\)", (ROOT / "kernels/cpu/kernels.def").read_text()
     )
@@ -507,12 +507,14 @@ CODE = [
     ),
     *(ROOT / name for name in ("gen/zgen", "run", ".ci/run")),
 ]
-# Lines in a file, as `ruff format` folds them. Tests have tables of cases.
+# Most lines of a file, as `ruff format` folds them. Tests may have more because of their tables of
+# cases.
 LINES, CASES = 750, 1200
 
 
 def headed(path: pathlib.Path) -> bool:
-    """One of the first two lines (the other may be #!) is a comment `name -- what it is for`."""
+    """Return whether one of the first two lines (the other may be #!) is a comment `name --
+    purpose`."""
     name = path.name if path.name != "__init__.py" else path.parent.name
     return any(
         re.match(rf"\W*(\.ci/)?{re.escape(name)} -- \w", line)
@@ -525,7 +527,7 @@ def test_every_file_says_what_it_is_for() -> None:
 
 
 def test_a_file_of_tests_has_a_name_of_its_own() -> None:
-    """pytest imports tests by their files' names alone, whatever the folder."""
+    """Test files have unique names: pytest imports them by name alone, whatever the folder."""
     names = [path.name for path in tracked() if path.match("tests/**/*.py")]
     assert len(names) > 60 and len(set(names)) == len(names)
 
@@ -549,7 +551,8 @@ def test_files_are_no_longer_than_they_may_be() -> None:
     "folder", ["gen", "tools", "runtime", "kernels", "templates"]
 )
 def test_lines_are_no_longer_than_they_may_be(folder: str) -> None:
-    """100 columns; in a template, without its tags: what they stand for is laid out by the view."""
+    """Lines have at most 100 columns. In a template tags are not counted, because the view lays
+    their text out."""
     long = [
         f"{short(path)}:{n}"
         for path in CODE
@@ -561,7 +564,8 @@ def test_lines_are_no_longer_than_they_may_be(folder: str) -> None:
 
 
 def c_functions(text: str) -> list[tuple[str, int]]:
-    """(name, lines) of every function: K&R, its brace on a line of its own in the first column"""
+    """Return (name, lines) of every function in K&R style, with its brace on a line of its own in
+    the first column."""
     found, start = [], None
     lines = text.splitlines()
     for n, line in enumerate(lines):
@@ -575,7 +579,7 @@ def c_functions(text: str) -> list[tuple[str, int]]:
     return found
 
 
-# What a file keeps to itself, on a line that begins in the first column.
+# A static function or table, on a line that begins in the first column.
 OWN = re.compile(
     r"^(?:__attribute__.* |template .* )?(?:static|ZK_INLINE)\b"
     r"[^=;{]*?\b(?!__)(\w+)\(",
@@ -610,7 +614,8 @@ int i(void)
 def test_a_static_function_has_a_name_of_its_own(
     folders: tuple[str, ...],
 ) -> None:
-    """What two files need, one of them has; two things have two names."""
+    """No static name occurs in two files: shared code exists once, different code has different
+    names."""
     files: dict[str, set[str]] = {}
     for path in (at for folder in folders for at in (ROOT / folder).iterdir()):
         if path.suffix in (".c", ".h", ".cu"):
@@ -639,7 +644,7 @@ def test_no_function_is_longer_than_it_may_be() -> None:
 
 
 def test_functions_are_short() -> None:
-    """The median over the C and the Python of the product; about 12 lines are meant."""
+    """The median length of the product's functions, in C and Python, stays near 12 lines."""
     sizes = [
         n
         for path in [*RUNTIME, *KERNELS]
@@ -656,7 +661,7 @@ def test_functions_are_short() -> None:
 
 
 def test_no_file_tells_where_it_was_written() -> None:
-    """No path of a workplace, tracker number or package host in any tracked file."""
+    """No tracked file contains a workplace's path, a tracker's number or a package host."""
     words = [
         "/" + "work" + r"\b(?!/\w*\.)",
         r"\b" + "issue" + r" ?#?\d",

@@ -1,7 +1,7 @@
-"""test_run.py -- the command run: what it sets up, and what it does not; the demo; two at once.
+"""test_run.py -- tests the command run: its set-up, the demo, and two runs at once.
 
 Every call is made in a copy of the sources, so nothing of the user's is touched. An apt-get of our
-own stands before the system's and fails the test when it is called.
+own precedes the system's in PATH and fails the test when it is called.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ def command(folder: pathlib.Path, name: str, line: str) -> None:
 
 @pytest.fixture
 def own(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder of commands for the front of PATH."""
+    """Return a folder of commands for the front of PATH."""
     command(
         tmp_path / "own",
         "apt-get",
@@ -74,11 +74,18 @@ def call(
     )
 
 
+def test_a_set_of_tests_that_is_none_is_refused(root: pathlib.Path) -> None:
+    """Before anything is set up, with the names of the sets."""
+    done = call(root, "test", "quik", path=os.environ["PATH"])
+    assert done.returncode == 2 and not done.stdout
+    assert "run: test quik: no such file; quick, all, or files" in done.stderr
+
+
 # ---- set-up
 
 
 def seconds() -> float:
-    """Of all cores, that children and theirs have used."""
+    """Return the processor seconds that children and their children have used on all cores."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -86,7 +93,8 @@ def seconds() -> float:
 def test_a_second_set_up_does_nothing(
     root: pathlib.Path, own: pathlib.Path
 ) -> None:
-    """All is in place, but perhaps the text of the demo, and the compiler of the GPU's programs."""
+    """A second set-up does nothing, except perhaps for the demo's text and the compiler of GPU
+    programs."""
     command(own, "bible", "exit 1")
     command(root / "runtime" / "cuda", "toolkit", "exit 0")
     stamp = (root / ".venv" / "stamp").stat().st_mtime_ns
@@ -101,7 +109,8 @@ def test_a_second_set_up_does_nothing(
 def test_what_a_command_needs_is_fetched_once(
     root: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """All of its lists by one pip, and those that are there by none."""
+    """The lists of packages that a command lacks are installed by a single pip; installed ones are
+    not fetched again."""
     (root / ".venv").unlink()
     (root / ".venv").mkdir()
     said = tmp_path / "said"
@@ -138,7 +147,7 @@ def pins(*patterns: str) -> list[str]:
 
 
 def test_a_package_has_one_version() -> None:
-    """One pip takes several lists."""
+    """Lists name the same version of a package, because one pip may install several lists."""
     lines = pins("gen/requirements.txt", "tools/requirements-*.txt")
     versions = dict(line.split("==") for line in lines)
     assert len(versions) == len(set(lines)) > 0
@@ -147,7 +156,7 @@ def test_a_package_has_one_version() -> None:
 def test_the_demo_needs_no_package_of_the_tests(
     root: pathlib.Path, own: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Its list has what pip installs with zgen, and numpy; its set-up takes no other."""
+    """The demo's list has the dependencies of zgen and numpy, and its set-up installs no other."""
     project = tomllib.loads((trainer.ROOT / "pyproject.toml").read_text())
     needs = {x.split(">")[0] for x in project["project"]["dependencies"]}
     found = {x.split("==")[0] for x in pins("gen/requirements.txt")}
@@ -169,7 +178,8 @@ def test_the_demo_needs_no_package_of_the_tests(
 
 @pytest.mark.slow
 def test_ninja_builds_a_program_of_build(root: pathlib.Path) -> None:
-    """By its name alone, whatever the folder is called; nothing is done twice."""
+    """ninja builds a program by its name alone, whatever the folder is called, and does nothing
+    twice."""
     trainer.with_objects(root)
 
     def ninja(name: str) -> str:
@@ -245,7 +255,8 @@ def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
 def quarter(
     root: pathlib.Path, own: pathlib.Path, steps: int = 0
 ) -> pathlib.Path:
-    """The demo's model of a quarter of the width, perhaps with other steps; a text for it."""
+    """Return a text for the demo after reducing its model to a quarter of the width, and perhaps
+    its steps."""
     trainer.with_objects(root)
     spec = root / "model_specs" / "demo.yaml"
     small = re.sub(
@@ -266,7 +277,8 @@ def quarter(
 def test_a_signal_to_the_shell_alone_ends_the_demo(
     root: pathlib.Path, own: pathlib.Path, number: signal.Signals
 ) -> None:
-    """And out/train with it, which holds the pipe of its stdout open."""
+    """A signal to the shell alone ends the demo and out/train, which holds the pipe of its stdout
+    open."""
     text = quarter(root, own)
     demo = subprocess.Popen(
         [root / "run", "demo", "--text", text],
@@ -288,8 +300,8 @@ def test_a_signal_to_the_shell_alone_ends_the_demo(
 def test_the_demo_says_what_it_found(
     root: pathlib.Path, own: pathlib.Path, judged: bool
 ) -> None:
-    """Too few steps for its bar: it says so when the loaded weights have given the same loss, if
-    they are the spec's own."""
+    """The demo reports its losses, and fails if the model is not below its bar; a run with other
+    steps than the spec's is not judged."""
     text = quarter(root, own, steps=2 if judged else 0)
     done = call(
         root,
@@ -336,7 +348,7 @@ def test_the_demo_says_what_it_found(
 
 
 def samples_at_once(root: pathlib.Path, said: str) -> None:
-    """Runs the command that the demo suggests, for 20 tokens."""
+    """Run the command that the demo suggests, for 20 tokens."""
     (line,) = re.findall(r"^  (.*) # more of its text$", said, re.M)
     words = line.replace("--sample 1000", "--sample 20").split()
     more = subprocess.run(
@@ -370,7 +382,7 @@ def test_one_demo_or_bench_at_a_time(
 
 
 def with_tests(root: pathlib.Path) -> None:
-    """What pytest needs, and no test"""
+    """Install pytest's needs, and no test."""
     (root / "tests" / "lib").mkdir(parents=True)
     for name in (
         "pytest.ini",
@@ -403,7 +415,8 @@ def test_c(): pass
 def test_skips_are_counted_with_their_reasons(
     root: pathlib.Path, own: pathlib.Path
 ) -> None:
-    """Where no namespace can be made, by the error's own words, before the line of all."""
+    """Skips are counted by their reason, in the error's own words if no namespace can be made,
+    before the last line."""
     command(root / "runtime" / "cuda", "toolkit", "exit 0")
     with_tests(root)
     (root / "tests" / "test_some.py").write_text(SKIPS)
@@ -440,7 +453,7 @@ def test_a_mistake_in_making_namespaces_is_no_skip(
 def test_every_run_of_tests_counts_for_itself(
     root: pathlib.Path, own: pathlib.Path
 ) -> None:
-    """Two at once: each tells its own tests, and leaves no file behind."""
+    """Two runs of tests at once each report their own tests and leave no file behind."""
     command(root / "runtime" / "cuda", "toolkit", "exit 0")
     with_tests(root)
     for name, body in (
@@ -469,7 +482,8 @@ def test_every_run_of_tests_counts_for_itself(
 
 @pytest.mark.slow
 def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
-    """Whatever the figures are; on a busy machine they are called invalid, with exit code 1."""
+    """The benchmark reports figures, whatever they are; on a busy machine it calls them invalid and
+    exits with 1."""
     trainer.with_objects(root)
     done = call(
         root,

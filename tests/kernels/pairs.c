@@ -1,7 +1,7 @@
-/* pairs.c -- sums of bf16 products as AVX512_BF16 and AMX have them, one number after the other. Each
- * is added by one fused multiply-add to nearest; denormals are 0 before it, and behind it what is
- * below the least normal number as if exponents went on, whatever MXCSR says.
- */
+/* pairs.c -- sums of bf16 products in the order of AVX512_BF16 and of AMX, one term after the
+ * other. Each term is added by one fused multiply-add to nearest. Denormals count as 0 before it,
+ * and so do results below the least normal number, rounded as if exponents went on, whatever MXCSR
+ * says. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static float widened(uint16_t x)
     return flushed(y);
 }
 
-/* a * b + sum of numbers below 1, rounded where exponents go on below: 2^64 times as large */
+/* a * b + sum of numbers below 1, rounded as if exponents went on below: at 2^64 times the size. */
 static float far_fused(float a, float b, float sum)
 {
     float *small = fabsf(a) < fabsf(b) ? &a : &b;
@@ -31,8 +31,8 @@ static float step(float sum, uint16_t a, uint16_t b)
     return fabsf(x * y) < 1 && fabsf(s) < 1 ? far_fused(x, y, s) : fmaf(x, y, s);
 }
 
-/* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. Of a pair the odd product is added first;
- * odd_first 0: the other way round. */
+/* y[M,N] = a[M,K] . b[K,N]; elements after an odd K are 0. The odd product of a pair is added
+ * first; odd_first 0: the even one. */
 void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K,
            int odd_first)
 {
@@ -49,8 +49,8 @@ void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N,
 
 static float add(float a, float b) { return flushed(flushed(a) + flushed(b)); }
 
-/* The same in groups of 32 elements: the products of even k and of odd k are a sum each, from 0 on,
- * which are added, and then to y. */
+/* The same in groups of 32 elements: the products of even k and of odd k are a sum each, from 0 on.
+ * These are added, and then added to y. */
 void groups(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K)
 {
     for (int64_t m = 0; m < M; m++)
@@ -67,7 +67,7 @@ void groups(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N
         }
 }
 
-/* sum[i] += a[i] . b[i], n pairs each */
+/* sum[i] += a[i] . b[i], n pairs each. */
 void modelled(float *sum, const uint16_t (*a)[2], const uint16_t (*b)[2], int64_t n)
 {
     for (int64_t i = 0; i < n; i++) sum[i] = step(step(sum[i], a[i][1], b[i][1]), a[i][0], b[i][0]);

@@ -1,9 +1,10 @@
-"""test_attention.py -- blocked causal attention, forward and backward: against float64, and bits.
+"""test_attention.py -- tests blocked causal attention, forward and backward: against float64, and
+by bits.
 
-The float64 formulas are themselves held to finite differences. Bounds follow the roundings of the
-kernel: every sum of n products errs by at most n unit roundoffs of the same sum of absolute values.
-On tensor cores (emulated: bf16, heads of a multiple of 8) p and ds are rounded to bf16, too, before
-they meet v, k, q and dy.
+The float64 formulas are themselves tested against finite differences. Bounds follow the roundings
+of the kernel: every sum of n products errs by at most n unit roundoffs of the same sum of absolute
+values. On tensor cores (emulated: bf16, heads of a multiple of 8) p and ds are rounded to bf16,
+too, before they meet v, k, q and dy.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import sys
 import numpy as np
 import pytest
 import zk
+from covering import covering
 from patience import LIMIT
 
+# Unit roundoffs: the largest relative error of one rounding.
 F32, BF16, F16 = (
     2.0**-24,
     2.0**-8,
     2.0**-11,
-)  # unit roundoffs: the most one rounding errs, relative
-TINY = (
-    2.0**-120
-)  # p below 2^-149 is 0, next to factors whose product is below 2^29
+)
+# P below 2^-149 is 0, next to factors whose product is below 2^29
+TINY = 2.0**-120
 DTYPES = list(zk.REALS.values())
 UNIT = {zk.F32: F32, zk.BF16: BF16, zk.F16: F16}
 # B, T, H, G, D: one token, a short block, odd heads, groups, ends of blocks and of regions
@@ -40,7 +42,7 @@ SHAPES = [
     (1, 300, 2, 1, 36),
     (1, 521, 2, 2, 16),
 ]
-# the same on a GPU, for each of its tiles: 64, 128 and 256 wide, plain of 64 and of 128 columns
+# The same on a GPU, for each of its tiles: 64, 128 and 256 wide, plain of 64 and of 128 columns.
 TILES = [
     (1, 1, 1, 1, 8),
     (2, 33, 3, 3, 20),
@@ -52,10 +54,11 @@ TILES = [
     (1, 66, 2, 1, 136),
     (1, 20, 1, 1, 300),
 ]
+# The best object of this processor; the GPU's, on a CPU.
 OBJECTS = [
     None,
     zk.EMULATED,
-]  # the best of this processor; the GPU's, on a CPU
+]
 ON = [(None, *shape) for shape in SHAPES] + [
     (zk.EMULATED, *shape) for shape in TILES
 ]
@@ -66,7 +69,7 @@ Array = np.ndarray
 def drawn(
     seed: int, dtype: int, *shape: int, size: float = 1.0
 ) -> tuple[Array, Array]:
-    """normal numbers as stored, and the same values in float64"""
+    """Return normal numbers as stored, and the same values in float64."""
     x = zk.store(
         np.random.default_rng(seed).standard_normal(shape) * size, dtype
     )
@@ -74,7 +77,7 @@ def drawn(
 
 
 def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
-    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    """Assert that stored results are within the bound plus the one rounding of storing."""
     slack = TINY + bound + zk.rounding(np.abs(expected) + bound, dtype)
     error = np.abs(zk.load(found) - expected)
     assert np.all(np.isfinite(zk.load(found)))
@@ -83,7 +86,7 @@ def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Exact:
-    """attention in float64, and how far an f32 kernel may be off"""
+    """Attention in float64, with the largest error allowed for an f32 kernel."""
 
     y: Array  # [B, T, H, D]
     lse: Array  # [B, H, T]
@@ -104,9 +107,11 @@ def head(
     inner: float,
     seen: Array,
 ) -> tuple[tuple[Array, Array], ...]:
-    """(value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy [T, D]; y is stored with unit
-    roundoff `stored`, scores are made with unit roundoff `unit`, p and ds enter products with
-    `inner`; seen [T, T]: which keys a query sees"""
+    """Return (value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy are [T, D].
+
+    y is stored with unit roundoff `stored`, scores are computed with unit roundoff `unit`, p and ds
+    enter products with `inner`. seen [T, T]: the keys that a query sees.
+    """
     T, D = q.shape
     x = np.where(seen, scale * q @ k.T, -np.inf)
     lse = np.logaddexp.reduce(x, axis=1)
@@ -115,19 +120,19 @@ def head(
     dp = dy @ v.T
     dot = (dy * y).sum(1)
     ds = scale * p * (dp - dot[:, None])
-    # A score errs by D + 1 roundings of its sum of absolute products; so does every later maximum,
-    # which cancels. exp is within two ulps, its argument within one rounding of the largest score.
+    # A score errs by D + 1 roundings of its sum of absolute products, and so does every later
+    # maximum, which cancels. exp is within two ulps, its argument within one rounding of the
+    # largest score.
     x_off = np.where(
         seen, (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0
     ).max(1)
     top = np.where(seen, np.abs(x), 0).max(1)
-    p_off = (
-        2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32
-    )  # relative, of every p of a row
+    # relative, of every p of a row
+    p_off = 2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32
     lse_off = p_off + F32 * np.abs(lse)
     P, V, K, Q, DY = p, np.abs(v), np.abs(k), np.abs(q), np.abs(dy)
     y_off = (p_off[:, None] + inner) * (P @ V)
-    # backward makes p again, from the rounded lse
+    # backward recomputes p from the rounded lse
     again = (lse_off + x_off + F32 * (top + np.abs(lse)) + 8 * F32)[:, None]
     dot_off = (DY * (y_off + stored * np.abs(y))).sum(1) + (D + 1) * F32 * (
         DY * np.abs(y)
@@ -156,7 +161,8 @@ def exact(
     inner: float = 0,
     seen: Array | None = None,
 ) -> Exact:
-    """qkv [B, T, H + 2 G, D], dy [B, T, H, D]; seen [B, T, T], None: all keys up to a query"""
+    """Return attention of qkv [B, T, H + 2 G, D] and dy [B, T, H, D]. seen [B, T, T]: visible keys;
+    None: all keys up to a query."""
     B, T = qkv.shape[:2]
     sight = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     sight = sight if seen is None else sight & seen
@@ -182,7 +188,7 @@ def exact(
         e.lse[b, h], e.lse_off[b, h] = lse
         for i, (g, off) in zip(at, grads, strict=True):
             e.dqkv[b, :, i] += g
-            # a group's heads are added one to another
+            # a group's heads are added one after the other
             e.dqkv_off[b, :, i] += off + H // G * F32 * np.abs(g)
     return e
 
@@ -196,8 +202,8 @@ def attention(
     scale: float,
     *local: object,
 ) -> tuple[Array, ...]:
-    """y, lse, dqkv as the kernels give them; all buffers start as NaN. local: positions (or None)
-    and the window"""
+    """Return y, lse, dqkv of the kernels; all buffers start as NaN. local: positions (or None) and
+    the window."""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
     y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
     lse = zk.empty(zk.F32, B, H, T)
@@ -238,7 +244,7 @@ def test_formulas_against_finite_differences() -> None:
 
 
 def inner(isa: str | None, dtype: int, D: int) -> float:
-    """the unit roundoff of p and ds on tensor cores"""
+    """Return the unit roundoff of p and ds on tensor cores."""
     return (
         UNIT[dtype]
         if isa == zk.EMULATED and dtype != zk.F32 and D % 8 == 0 and D <= 256
@@ -265,15 +271,16 @@ def test_attention(
 
 
 def test_tiles_of_a_smaller_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """whose shared memory holds tiles of 32 keys beside another block's"""
+    """A smaller GPU, whose shared memory holds tiles of 32 keys beside another block's, is
+    accurate, too."""
     monkeypatch.setattr(zk, "TARGET", "sm_80")
     test_attention(zk.EMULATED, 1, 140, 2, 1, 128, zk.BF16)
 
 
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_large_scores(isa: str | None) -> None:
-    """Scores are integers up to some ten thousands, exact in f32: whoever takes exp of one
-    overflows, and whoever takes the maximum of masked scores loses all."""
+    """Scores are integers up to some ten thousands, exact in f32. A kernel that takes exp of one
+    overflows, and one that takes the maximum of masked scores loses everything."""
     r = np.random.default_rng(3)
     B, T, H, G, D = 1, 150, 2, 1, 32
     qkv = r.integers(-40, 41, (B, T, H + 2 * G, D)).astype(np.float32)
@@ -284,7 +291,7 @@ def test_large_scores(isa: str | None) -> None:
     y, lse, dqkv = attention(zk.Kernels(isa), zk.F32, qkv, dy, G, 1.0)
     assert np.abs(e.lse).max() > 1e4
     assert np.all(np.isfinite(dqkv))
-    # scores err by nothing at all: only exp, sums, and the stored maximum in lse are rounded
+    # scores are exact: only exp, sums, and the stored maximum in lse are rounded
     close(
         y,
         e.y,
@@ -297,18 +304,17 @@ def test_large_scores(isa: str | None) -> None:
 
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_scores_beyond_exp(isa: str | None) -> None:
-    """Every score of a row is far below or far above what exp can hold; one value wins."""
+    """Scores far below or far above the range of exp let one value win."""
     T, D = 80, 16
     qkv = np.zeros((1, T, 3, D), np.float32)
     qkv[0, :, 0, 0] = 1e18
-    qkv[0, :, 1, 0] = np.where(
-        np.arange(T) == 5, -1e17, -1e18
-    )  # scores -1e35 (key 5), -1e36
+    # Scores -1e35 (key 5), -1e36
+    qkv[0, :, 1, 0] = np.where(np.arange(T) == 5, -1e17, -1e18)
     qkv[0, :, 2] = np.arange(T)[:, None]
     dy = np.ones((1, T, 1, D), np.float32)
     y, lse, dqkv = attention(zk.Kernels(isa), zk.F32, qkv, dy, 1, 1.0)
     assert np.array_equal(y[0, 5:, 0], np.full((T - 5, D), 5.0))
-    # equal scores: a mean. 1/n is rounded, and each of n products and sums
+    # equal scores: a mean; 1/n is rounded, and so is each of n products and sums
     assert np.allclose(y[0, :5, 0], (np.arange(5) / 2)[:, None], rtol=8 * F32)
     assert np.all(np.isfinite(lse)) and not np.any(np.isnan(dqkv))
 
@@ -317,7 +323,7 @@ def test_scores_beyond_exp(isa: str | None) -> None:
     "isa,dtype", [(None, zk.F32), *((zk.EMULATED, d) for d in DTYPES)]
 )
 def test_not_a_number_shows(isa: str | None, dtype: int) -> None:
-    """NaN in a key reaches every later query, and none before"""
+    """NaN in a key reaches every later query and no earlier one."""
     T, D = 150, 16
     qkv, _ = drawn(1, dtype, 1, T, 3, D)
     dy, _ = drawn(2, dtype, 1, T, 1, D)
@@ -333,7 +339,7 @@ def test_not_a_number_shows(isa: str | None, dtype: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_later_tokens_do_not_matter(isa: str | None, dtype: int) -> None:
-    """What a query gives is the same bit for bit whatever comes after it"""
+    """The result of a query has the same bits whatever tokens come after it."""
     T, D = 150, 24
     (qkv, _), (dy, _) = (
         drawn(1, dtype, 1, T, 4, D),
@@ -352,7 +358,7 @@ def test_later_tokens_do_not_matter(isa: str | None, dtype: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("B,T,H,G,D", [(2, 33, 3, 3, 20), (1, 331, 4, 2, 40)])
 def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
-    """the same on every kernel object, compiler and number of threads"""
+    """The bits are the same for every kernel object, compiler and number of threads."""
     (qkv, _), (dy, _) = (
         drawn(1, dtype, B, T, H + 2 * G, D),
         drawn(2, dtype, B, T, H, D),
@@ -370,7 +376,7 @@ def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("T,H,G,D", [(33, 3, 3, 20), (70, 2, 1, 64)])
 def test_bits_on_a_gpu(T: int, H: int, G: int, D: int, dtype: int) -> None:
-    """the same when called again, and in whatever batch a sequence lies"""
+    """The bits on a GPU are the same in a second call, and in any batch with the sequence."""
     B = 2
     (qkv, _), (dy, _) = (
         drawn(1, dtype, B, T, H + 2 * G, D),
@@ -391,7 +397,8 @@ def test_bits_on_a_gpu(T: int, H: int, G: int, D: int, dtype: int) -> None:
 
 
 def test_no_kernel_for_it() -> None:
-    """A tile that is not compiled, or a scale that tensor cores' kernels do not take: refused"""
+    """A tile that is not compiled, or a scale that the kernels of tensor cores do not take, is
+    refused."""
     call = (
         "import zk; k = zk.Kernels(zk.EMULATED, zk.BF16); "
         "x = zk.empty(zk.BF16, 1, 8, 3, 8); "
@@ -415,7 +422,7 @@ def test_no_kernel_for_it() -> None:
 
 
 def test_no_square_buffer() -> None:
-    """At T = 8192 one head's scores would be 256 MiB; forward takes no memory of its own"""
+    """Forward takes no memory of its own; at T = 8192 one head's scores would be 256 MiB."""
     T, D = 8192, 4
     qkv, _ = drawn(1, zk.F32, 1, T, 3, D)
     y, lse = zk.empty(zk.F32, 1, T, 1, D), zk.empty(zk.F32, 1, 1, T)
@@ -432,7 +439,8 @@ def test_no_square_buffer() -> None:
 
 
 def documents(B: int, T: int, mean: int, seed: int = 5) -> Array:
-    """positions int32 [B, T] in documents of `mean` tokens or so; every sample begins one"""
+    """Return positions int32 [B, T] of documents of about `mean` tokens; every sample begins
+    one."""
     begins = np.random.default_rng(seed).random((B, T)) < 1 / mean
     begins[:, 0] = True
     t = np.arange(T)
@@ -441,16 +449,16 @@ def documents(B: int, T: int, mean: int, seed: int = 5) -> Array:
 
 
 def sight(position: Array | None, B: int, T: int, window: int) -> Array:
-    """[B, T, T]: keys of a query's document, and of its last `window` rows"""
+    """Return [B, T, T]: keys of a query's document within its last `window` rows."""
     t = np.arange(T)
     document = np.zeros((B, T)) if position is None else t - position
     near = t[:, None] - t[None] < window
     return near & (document[:, :, None] == document[:, None])
 
 
-# B, T, H, G, D; tokens of a document, 0: a sample is one; window, 0: all. Documents of one token,
-# within a block, of several blocks, that end where blocks do; windows of one row, within a block,
-# of blocks, of a region and more, as long as a sample; both.
+# B, T, H, G, D; tokens of a document, 0: one per sample; window, 0: all. Documents of one token,
+# within a block, of several blocks, and that end where blocks do. Windows of one row, within a
+# block, of blocks, of a region and more, and as long as a sample. Both together.
 LOCAL = [
     ((2, 33, 3, 3, 20), 1, 0),
     ((2, 130, 4, 2, 24), 20, 0),
@@ -474,25 +482,16 @@ def local(
     return (documents(B, T, mean) if mean else None), window or T
 
 
-# By turns of a shape and an object: one type, and the others in what is exhaustive.
-TURNS = [
-    pytest.param(
-        *row,
-        isa,
-        dtype,
-        marks=[] if (i + 2 * j) % 3 == k else pytest.mark.exhaustive,
-    )
-    for i, row in enumerate(LOCAL)
-    for j, isa in enumerate(OBJECTS)
-    for k, dtype in enumerate(DTYPES)
-]
+# Each shape with each object and one type in turn; the other types in exhaustive tests.
+TURNS = covering(LOCAL, OBJECTS, DTYPES, budget=len(LOCAL) * len(OBJECTS))
 
 
-@pytest.mark.parametrize("shape,mean,window,isa,dtype", TURNS)
+@pytest.mark.parametrize("local_,isa,dtype", TURNS)
 def test_local(
-    shape: tuple[int, ...], mean: int, window: int, isa: str | None, dtype: int
+    local_: tuple[tuple[int, ...], int, int], isa: str | None, dtype: int
 ) -> None:
-    """Documents and windows against float64. A key more or less in any row is out of bounds."""
+    """Documents and windows match float64; one key more or less in any row is out of bounds."""
+    shape, mean, window = local_
     B, T, H, G, D = shape
     (qkv, QKV), (dy, DY) = (
         drawn(1, dtype, B, T, H + 2 * G, D),
@@ -522,7 +521,7 @@ def test_local(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
-    """has the bits of plain attention, and so has a sample of one document"""
+    """A window of all rows, and a sample of one document, have the bits of plain attention."""
     B, T, G, D = 2, 150, 1, 24
     (qkv, _), (dy, _) = (
         drawn(1, dtype, B, T, 4, D),
@@ -539,7 +538,7 @@ def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
-    """Not a bit: what a document gives, and its gradient, whatever lies before and behind it"""
+    """A document's result and gradient have the same bits whatever lies before and after it."""
     T, D = 210, 24
     (qkv, _), (dy, _) = (
         drawn(1, dtype, 1, T, 4, D),
@@ -564,7 +563,7 @@ def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_local(dtype: int) -> None:
-    """the same on every kernel object, compiler and number of threads"""
+    """The bits are the same for every kernel object, compiler and number of threads."""
     B, T, H, G, D = 1, 601, 2, 1, 40
     (qkv, _), (dy, _) = (
         drawn(1, dtype, B, T, H + 2 * G, D),

@@ -1,4 +1,5 @@
-"""test_context.py -- the kernels' context: what zk_open refuses, its object, threads and memory."""
+"""test_context.py -- tests the kernels' context: refusals of zk_open, its object, threads and
+memory."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ print(lib.zk_object().decode())
 def plain(
     isa: str | None, library: str = "gcc", **settings: str
 ) -> tuple[int, str]:
-    """Calls a plain name in a new process with ZK_ISA set: exit status, output."""
+    """Call a plain name in a new process with ZK_ISA set. Return the exit status and output."""
     zk.library(library)
     environment = {
         name: value for name, value in os.environ.items() if name != "ZK_ISA"
@@ -89,7 +90,8 @@ def test_a_lower_object_may_be_named() -> None:
 
 
 def test_the_faster_order_is_the_processors() -> None:
-    """Whatever object is named: tiles where there is AMX, by emulation here."""
+    """The faster order is the processor's, whatever object is named: tiles with AMX (emulated
+    here)."""
     zk.need("tiles")
     emulated, own = zk.library("tiles"), zk.library("gcc")
     has = "amx_tile" in zk.processor()
@@ -107,8 +109,8 @@ def test_an_emulated_gpu_is_asked_for_no_tiles(
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", zk.CLASSES)
 def test_kernels_are_tested_on_each_class_of_processors(isa: str) -> None:
-    """Tests of a CPU's objects and of the emulated GPU run where a processor has fewer features
-    than this one, or AMX by emulation."""
+    """Tests run as on a processor with fewer features than this one, or with emulated AMX, for a
+    CPU's objects and the emulated GPU."""
     if os.environ.get("ZR_TEST_ISA"):
         pytest.skip("tests run as on one class already")
     zk.need("tiles" if isa == "amx" else isa)
@@ -143,14 +145,15 @@ def test_an_unknown_object_is_refused() -> None:
     [("avx512", "AVX-512"), ("avx512bf16", "AVX512_BF16"), ("amx", "AMX")],
 )
 def test_an_object_that_cannot_run_is_refused(isa: str, lacking: str) -> None:
-    if zk.NEEDED[isa] <= zk.features():  # its own, whatever class tests are of
+    # Its own, whatever class the tests run as
+    if zk.NEEDED[isa] <= zk.features():
         pytest.skip(f"this processor runs the {isa} object")
     status, said = plain(isa)
     assert status == 1 and isa in said and lacking in said
 
 
 def opened(dtype: int, threads: int) -> str:
-    """why zk_open refuses; empty if it does not"""
+    """Return the reason why zk_open refuses; empty if it does not."""
     lib, why = zk.library("gcc"), ctypes.c_char_p()
     context = lib.zk_open(
         None, None, None, dtype, 0, threads, ctypes.byref(why)
@@ -177,9 +180,8 @@ def mapped() -> int:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_overhead_is_what_open_maps(threads: int) -> None:
     lib, overhead = zk.library("gcc"), zk.library("gcc").zk_overhead(threads)
-    kept = [
-        zk.Kernels(threads=threads) for _ in range(8)
-    ]  # use up stacks of closed ones
+    # Use up stacks of closed contexts
+    kept = [zk.Kernels(threads=threads) for _ in range(8)]
     before = mapped()
     kept += [zk.Kernels(threads=threads) for _ in range(8)]
     assert lib.zk_overhead(1) <= overhead
@@ -206,8 +208,8 @@ print(opened - before, taken() - before)
 
 
 def test_scratch_is_taken_at_the_start() -> None:
-    """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond
-    it."""
+    """8 threads take their 20 MiB of scratch at the start; work takes at most a page of stack and
+    globals more."""
     zk.library("gcc")
     done = subprocess.run(
         [sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
@@ -229,7 +231,7 @@ def test_no_kernel_runs_where_there_is_no_context() -> None:
 
 
 def test_many_small_jobs(isa: str) -> None:
-    """a worker that sleeps through a job must not disturb the next"""
+    """A worker that sleeps through a job does not disturb the next one."""
     k, ones = zk.Kernels(isa, threads=4), np.ones((7, 500), np.float32)
     sums = np.empty(500, np.float32)
     for job in range(4000):
@@ -240,8 +242,8 @@ def test_many_small_jobs(isa: str) -> None:
 def test_errors_of_others_are_not_the_kernels(
     capfd: pytest.CaptureFixture,
 ) -> None:
-    """What a library left for cudaGetLastError is no launch's; a launch that is refused still ends
-    the process with its name (test_emulation.py)."""
+    """An error that a library left for cudaGetLastError is not a launch's. A refused launch still
+    ends the process with its name (test_emulation.py)."""
     k, library = zk.Kernels("emulated"), zk.library("emulated")
     invalid = library.cudaFree(ctypes.c_void_p(1))
     ones, sums = np.ones((7, 64), np.float32), np.empty(64, np.float32)

@@ -1,8 +1,9 @@
-"""test_elementwise.py -- activations, addition, rounding, embedding, loss: against float64; bits.
+"""test_elementwise.py -- tests activations, addition, rounding, embedding and loss: against
+float64, and by bits.
 
 A bound counts roundings in units of u = 2**-24 and scales with the data; storing in bf16 adds one
-rounding of 2**-8. Sums of an embedding are f32 additions in a stated order, so they are compared
-bit for bit.
+rounding of 2**-8. Sums of an embedding are f32 additions in a fixed order, so they are compared bit
+for bit.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ import zk
 from zg.facts import ops
 
 U, U16 = 2.0**-24, 2.0**-8
-TINY = (
-    2.0**-116
-)  # a sigmoid below 2**-126 may become 0; times |x| and slopes below 2**10
+# A sigmoid below 2**-126 may become 0; times |x| and slopes below 2**10
+TINY = 2.0**-116
 Array = np.ndarray
 
 
@@ -32,7 +32,7 @@ def dtype(request: pytest.FixtureRequest) -> int:
 def drawn(
     seed: int, dtype: int, *shape: int, scale: float = 1.0
 ) -> tuple[Array, Array]:
-    """Normal numbers as stored, and the same values in float64"""
+    """Return normal numbers as stored, and the same values in float64."""
     x = zk.store(
         np.random.default_rng(seed).standard_normal(shape) * scale, dtype
     )
@@ -40,14 +40,14 @@ def drawn(
 
 
 def close(found: Array, want: Array, bound: Array) -> None:
-    """Within the bound, and the one rounding when it was stored"""
+    """Assert that stored results are within the bound plus the one rounding of storing."""
     slack = bound + TINY + zk.rounding(np.abs(want) + bound, zk.kind(found))
     error = np.abs(zk.load(found) - want)
     assert np.all(error <= slack), f"{np.max(error / slack):.3g} of the bound"
 
 
 def wide(dtype: int) -> tuple[Array, Array]:
-    """The real line: dense near 0, both tails, signed zeros"""
+    """Return numbers of the whole real line: dense near 0, both tails, signed zeros."""
     far = np.geomspace(1e-30, 1e4, 500)
     x = np.concatenate([np.linspace(-20, 20, 4001), far, -far, [0, -0.0]])
     stored = zk.store(x, dtype)
@@ -67,7 +67,7 @@ ROOT = 2 * math.sqrt(2 / math.pi)
 
 
 def gelu(x: Array, kind: int) -> tuple[Array, Array]:
-    """Value and slope"""
+    """Return the value and the slope."""
     if kind == zk.GELU_ERF:
         share = (1 + ERF(x / math.sqrt(2))) / 2
         return x * share, share + x * np.exp(-x * x / 2) / math.sqrt(
@@ -79,9 +79,9 @@ def gelu(x: Array, kind: int) -> tuple[Array, Array]:
 
 
 def sigmoid_steps(target: str, argument: int, others: int) -> tuple[int, int]:
-    """Roundings of a sigmoid's argument, which matter by (1 - s) times the argument, and the others
-    of a formula. A GPU's exponential is of a rounded product with a rounded log2(e); it is good to
-    2^-22 and its quotient to 2^-23, instead of 2 ulp and 1/2."""
+    """Return the roundings of a sigmoid's argument, which matter by (1 - s) times the argument, and
+    the others of a formula. A GPU's exponential takes a rounded product with a rounded log2(e). It
+    is good to 2^-22 and its quotient to 2^-23, instead of 2 ulp and 1/2."""
     return (
         (argument + 2, others + 6)
         if target == zk.EMULATED
@@ -90,10 +90,13 @@ def sigmoid_steps(target: str, argument: int, others: int) -> tuple[int, int]:
 
 
 def gelu_bounds(x: Array, kind: int, target: str) -> tuple[Array, Array]:
-    """erf: its 2 ulp, its argument's two roundings where it is steep (|z| erf'(z) < 1), the sum's;
+    """Return the bounds of the value and the slope.
+
+    erf: its 2 ulp, its argument's two roundings where it is steep (|z| erf'(z) < 1), the sum's;
     times |x|. tanh: the sigmoid's argument has five roundings, which matter by (1 - s) times the
-    argument; exp, sum, quotient and product eight more. Slopes: the same on both terms; 1 - s
-    cancels."""
+    argument; exp, sum, quotient and product have eight more. Slopes: the same on both terms; 1 - s
+    cancels.
+    """
     if kind == zk.GELU_ERF:
         pdf = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
         return 8 * U * np.abs(x), 6 * U + U * np.abs(x) * pdf * (
@@ -105,7 +108,7 @@ def gelu_bounds(x: Array, kind: int, target: str) -> tuple[Array, Array]:
     steps = others + argument * np.abs(t) * rest
     slope = np.abs(x) * s * ROOT * (1 + 3 * 0.044715 * x * x)
     slope[np.abs(x) >= 16] = (
-        0  # there s or 1 - s is 0 in f32, and in truth below 2**-140
+        0  # there s or 1 - s is 0 in f32, and really below 2**-140
     )
     return U * steps * np.abs(x) * s, U * (
         s * steps + slope * (rest * (steps + others) + s * steps)
@@ -136,14 +139,15 @@ def test_gelu(target: str, dtype: int, kind: int) -> None:
     "kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"]
 )
 def test_the_slope_is_a_finite_difference(kind: int) -> None:
-    """The formula above: central differences err by h**2 f''' / 6 and by rounding, 1e-16 / h"""
+    """The slope above matches central differences, which err by h**2 f''' / 6 and by rounding,
+    1e-16 / h."""
     x, h = np.linspace(-6, 6, 301), 1e-5
     difference = (gelu(x + h, kind)[0] - gelu(x - h, kind)[0]) / (2 * h)
     assert np.max(np.abs(difference - gelu(x, kind)[1])) < 1e-9
 
 
 def test_relu2(target: str, dtype: int) -> None:
-    """Each product is rounded to f32 once, and what is stored once more: bit for bit."""
+    """Each product is rounded to f32 once, and the stored result once more, bit for bit."""
     k = zk.Kernels(target, dtype)
     x, _ = wide(dtype)
     x[-3:] = zk.store([np.nan, np.inf, -np.inf], dtype)
@@ -169,9 +173,8 @@ def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
     k.zk_swiglu_bwd(dx, dy, x, M, F)
     gate, up = np.split(exact, 2, axis=1)
     s, rest = sigmoid(gate), sigmoid(-gate)
-    argument, others = sigmoid_steps(
-        target, 1, 10
-    )  # exp: 2 ulp; sum, quotient, products
+    # exp: 2 ulp; sum, quotient, products
+    argument, others = sigmoid_steps(target, 1, 10)
     steps = others + argument * np.abs(gate) * rest
     close(y, gate * s * up, U * steps * np.abs(gate * s * up))
     d_gate = (
@@ -191,7 +194,8 @@ def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
 
 
 def test_swiglu_bwd_is_a_finite_difference(target: str) -> None:
-    """Forward is good to 12 u: differences of step h = 2**-6 err by 24 u / h and h**2 f''' / 6"""
+    """Backward matches differences of forward, which is good to 12 u: those of step h = 2**-6 err
+    by 24 u / h and h**2 f''' / 6."""
     k, (M, F), h = zk.Kernels(target), (2, 5), 2.0**-6
     x, _ = drawn(4, zk.F32, M, 2 * F)
     dx, y = np.empty_like(x), np.zeros((2, M, F), np.float32)
@@ -239,8 +243,8 @@ def test_gelu_backward_may_be_in_place(
 
 @pytest.mark.parametrize("n", [1, 63, 320, 8195, 20000])
 def test_dropout(target: str, dtype: int, n: int) -> None:
-    """To the bit: what is kept, what it is multiplied by; in place, too. A sample without a key stays
-    as it is."""
+    """Kept elements and their factor are right to the bit, in place, too. A sample without a key is
+    unchanged."""
     k, p, place = zk.Kernels(target, dtype), 0.3, 5
     given = [0x0123456789ABCDEF, 0, 7]
     key = np.array(given, np.int64)
@@ -258,8 +262,8 @@ def test_dropout(target: str, dtype: int, n: int) -> None:
 
 
 def test_what_dropout_keeps(target: str) -> None:
-    """Of n elements n (1 - p), within five deviations of a binomial; as many of any two places' as of
-    independent draws. The mean of what is 1 stays 1."""
+    """The number of kept elements is n (1 - p) within five deviations of a binomial, and that of
+    pairs at any two places is as of independent draws. The mean of ones stays 1."""
     k, n, p = zk.Kernels(target, zk.F32), 1 << 16, 0.1
     x, key = np.ones((2, n), np.float32), np.array([11, 12], np.int64)
     found = []
@@ -411,9 +415,13 @@ def test_position_bwd(
 
 
 def depth(V: int, target: str) -> float:
-    """Roundings that a summand of a row's sum of exponentials meets, two ulp of its own among them.
+    """Return the roundings of a summand in a row's sum of exponentials, including two ulp of its
+    own.
+
     CPU: a lane's chain and four folds. GPU: a thread's chain, two elements by eight of 4096; ten
-    folds; an exponential and a product for each rise of the thread's own top, one for each pack."""
+    folds; an exponential and a product for each increase of the thread's own maximum, one for each
+    pack.
+    """
     return (
         V / 16 + 12
         if target != zk.EMULATED
@@ -424,15 +432,14 @@ def depth(V: int, target: str) -> float:
 def entropy(
     x: Array, hit: Array, target: str
 ) -> tuple[Array, Array, Array, Array]:
-    """loss [M], d(sum of losses)/M [M,V], and their bounds"""
+    """Return loss [M], d(sum of losses)/M [M,V], and their bounds."""
     M, V = x.shape
     at = (np.arange(M), np.maximum(hit, 0))
-    deep = x - x.max(
-        1, keepdims=True
-    )  # rounded once in the kernel: u |deep| in exp's argument
+    # Rounded once in the kernel: u |deep| in exp's argument
+    deep = x - x.max(1, keepdims=True)
     e = np.exp(deep)
     p = e / e.sum(1, keepdims=True)
-    # of the sum: its own, and the arguments' roundings by their weight
+    # of the sum: its own roundings, and the arguments' by their weight
     steps = depth(V, target) + (p * np.abs(deep)).sum(1)
     loss = np.log(e.sum(1)) - deep[at]
     hot = np.zeros_like(p)
@@ -449,7 +456,7 @@ def entropy(
 
 
 def padded(x: Array, beyond: float = np.nan) -> Array:
-    """rows of logits as kernels take them: what follows the V-th is ignored"""
+    """Return rows of logits as kernels take them: elements after the V-th are ignored."""
     made = zk.store(
         np.full((len(x), ops.up(x.shape[1], ops.VOCAB)), beyond), zk.kind(x)
     )
@@ -464,7 +471,7 @@ def padded(x: Array, beyond: float = np.nan) -> Array:
 def test_cross_entropy(
     target: str, dtype: int, M: int, V: int, scale: float
 ) -> None:
-    """What lies beyond the vocabulary is NaN, and makes no difference."""
+    """Loss and gradient match float64, and NaN beyond the vocabulary makes no difference."""
     k = zk.Kernels(target, dtype)
     rows, exact = drawn(12, dtype, M, V, scale=scale)
     x = padded(rows)
@@ -495,7 +502,7 @@ def test_cross_entropy(
 
 @pytest.mark.parametrize("M,C", [(1, 3), (7, 40), (700, 33)])
 def test_pick(target: str, dtype: int, M: int, C: int) -> None:
-    """the last row that has a target, else the first"""
+    """The picked row is the last with a target, else the first."""
     k = zk.Kernels(target, dtype)
     x, _ = drawn(22, dtype, M, C)
     for row in {0, M // 2, M - 1}:
@@ -510,7 +517,7 @@ def test_pick(target: str, dtype: int, M: int, C: int) -> None:
 
 
 def test_cross_entropy_is_stable(target: str) -> None:
-    """Far from 0 the logits' differences are exact, so nothing but the differences may matter"""
+    """Only the differences of logits matter, also far from 0, where these are exact."""
     k = zk.Kernels(target)
     base = (
         np.random.default_rng(14).integers(-20, 20, (4, 40)).astype(np.float32)
@@ -548,7 +555,7 @@ def test_cross_entropy_of_infinities(target: str) -> None:
     assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
 
 
-# ---- a token drawn
+# ---- sampling a token
 
 
 def test_sample(target: str, dtype: int) -> None:
@@ -558,9 +565,8 @@ def test_sample(target: str, dtype: int) -> None:
         share = np.exp((exact - exact.max()) / heat)
         edge = np.cumsum(share / share.sum())
         for u in np.linspace(0, 1, 401)[:-1]:
-            if (
-                np.min(np.abs(edge - u)) > 1e-9
-            ):  # f64 rounding cannot move an edge past u
+            # f64 rounding cannot move an edge past u
+            if np.min(np.abs(edge - u)) > 1e-9:
                 assert k.zk_sample(x, V, heat, 0, 1.0, u) == int(
                     np.searchsorted(edge, u, side="right")
                 )
@@ -585,10 +591,11 @@ def test_sample_never_draws_the_impossible(target: str) -> None:
 def test_sample_of_the_likeliest(
     target: str, dtype: int, top_k: int, top_p: float
 ) -> None:
-    """The first k, then those that together have the share p, in float64; what lies in the middle of
-    its own share is drawn however float64 rounds."""
+    """A draw is from the first k tokens, and of those from the likeliest with the total share p, in
+    float64. The middle of a token's share draws it however float64 rounds."""
     k, V, heat = zk.Kernels(target, dtype), 50, 1.3
-    exact = np.random.default_rng(16).permutation(V) / 4 - 6  # in all types
+    # Exact in all types
+    exact = np.random.default_rng(16).permutation(V) / 4 - 6
     x = zk.store(exact, dtype)
     order = np.argsort(-exact)
     kept = order[: top_k or V]
@@ -617,7 +624,7 @@ def test_equal_logits_stay_together(target: str) -> None:
 
 
 def everything(k: zk.Kernels, n: int) -> bytes:
-    """What each kernel of this file makes of one input"""
+    """Return the results of each kernel of this file for one input."""
     whole = np.random.default_rng(16).integers(-1 << 20, 1 << 20, (n, 74))
     x = np.ldexp(whole, -17).astype(np.float32)
     target = np.random.default_rng(17).integers(-1, 74, n).astype(np.int32)
@@ -640,7 +647,7 @@ def everything(k: zk.Kernels, n: int) -> bytes:
     return b"".join(a.tobytes() for a in out)
 
 
-# SHA-256 of everything(700): the same with every compiler, on every processor
+# SHA-256 of everything(700): the same with every compiler, on every processor.
 KNOWN_BITS = "e5920d830d69647698f65e837aaa5bc0f3eb7b535e4cc9e0c1e6a3992d4a923e"
 
 
@@ -669,7 +676,7 @@ def test_a_ragged_end_changes_no_bit(
 
 
 def exact(k: zk.Kernels, dtype: int) -> bytes:
-    """What kernels make that sum nothing, or in a stated order, and is no sigmoid's"""
+    """Return the results of kernels that sum nothing, or in a fixed order, and use no sigmoid."""
     x, dy = drawn(19, dtype, 40, 74, scale=4)[0], drawn(20, dtype, 40, 74)[0]
     token = np.random.default_rng(21).integers(0, 9, 40).astype(np.int32)
     out = [zk.empty(dtype, 40, 74) for _ in range(6)]

@@ -1,9 +1,10 @@
-"""test_linear.py -- linear layers and their gradients: values, bits, edges of memory.
+"""test_linear.py -- tests linear layers and their gradients: values, bits, edges of memory.
 
 A chain of K fused multiply-adds, in bf16 one to an even number, errs by at most K * u * (|a| . |b|)
-to first order, u = 2**-24; what bf16 flushes, 2**-126 a term, is less than all of these allow; the
-bias and the rounding to bf16 add one rounding each of the result. Nothing else is allowed for.
-Under emulation cuBLASLt is a loop: that tells whether it is asked for the right product.
+to first order, u = 2**-24. The values that bf16 flushes, 2**-126 per term, are below all these
+bounds. The bias and the rounding to bf16 add one rounding each of the result. Nothing else is
+allowed for. Under emulation cuBLASLt is a loop, which tests whether it is asked for the right
+product.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def dtype(request: pytest.FixtureRequest) -> int:
 
 
 def drawn(seed: int, dtype: int, *shape: int) -> Array:
-    """over six decades, half of them in f16, so that another order shows in the bits; exact on
-    every machine"""
+    """Return numbers over six decades, half of that in f16, so that another order shows in the
+    bits. They are exact on every machine."""
     r = np.random.default_rng(seed)
     whole = r.integers(-(2**23), 2**23, shape)
     exponent = r.integers(-33, -23 if dtype == zk.F16 else -13, shape)
@@ -66,7 +67,7 @@ def drawn(seed: int, dtype: int, *shape: int) -> Array:
 def layers(
     dtype: int, M: int, N: int, K: int, layout: int
 ) -> tuple[Array, ...]:
-    """x [M,K], w by layout, b [N], dy [M,N]"""
+    """Return x [M,K], w by layout, b [N], dy [M,N]."""
     shapes = (M, K), (K, N) if layout == zk.IN_OUT else (N, K), (N,), (M, N)
     return tuple(
         drawn(seed, dtype, *shape) for seed, shape in enumerate(shapes, 1)
@@ -74,11 +75,10 @@ def layers(
 
 
 def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
-    """found [M,N] is a[M,K] . b[K,N] + bias"""
+    """Assert that found [M,N] is a[M,K] . b[K,N] + bias."""
     want, size = a @ b + bias, np.abs(a) @ np.abs(b)
-    chain = (
-        a.shape[1] * U * (1 + a.shape[1] * U) * size
-    )  # with the second order
+    # With the second order
+    chain = a.shape[1] * U * (1 + a.shape[1] * U) * size
     bound = chain + (U * (np.abs(want) + chain) if np.any(bias) else 0)
     bound = bound + zk.rounding(np.abs(want) + bound, zk.kind(found))
     found = zk.load(found)
@@ -89,7 +89,7 @@ def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
 def products(
     k: zk.Kernels, M: int, N: int, K: int, layout: int, full: int = 0
 ) -> tuple[Array, ...]:
-    """y with and without bias, dx, dw, db; all buffers start as NaN"""
+    """Return y with and without bias, dx, dw, db; all buffers start as NaN."""
     x, w, b, dy = layers(k.dtype, M, N, K, layout)
     y, plain, dx = (
         zk.empty(k.dtype, M, N),
@@ -160,8 +160,8 @@ def test_not_a_number_stays_in_its_row(target: str, dtype: int) -> None:
 
 
 def fused(a: float, b: float, c: float) -> float:
-    """a * b + c of f32 numbers, rounded once to f32: longdouble holds the product exactly; a sum
-    that it had to round is made odd, so that the second rounding is right"""
+    """Return a * b + c of f32 numbers, rounded once to f32. longdouble holds the product exactly. A
+    sum that it had to round is made odd, so the second rounding is right."""
     p, q = np.longdouble(a) * np.longdouble(b), np.longdouble(c)
     s = p + q
     back = s - p
@@ -177,8 +177,8 @@ def fused(a: float, b: float, c: float) -> float:
 
 
 def test_the_chain_ascends(isa: str) -> None:
-    """element by element the bits of one chain of fused multiply-adds, the bias added last; the
-    sum over descending k differs, so the test can tell"""
+    """Each element has the bits of one chain of fused multiply-adds over ascending k, with the bias
+    added last. A chain over descending k differs, so the test can fail."""
     M, N, K = 3, 5, 400
     x, w, b, dy = layers(zk.F32, M, N, K, zk.IN_OUT)
     y, plain, _, _, db = products(zk.Kernels(isa), M, N, K, zk.IN_OUT)
@@ -202,8 +202,9 @@ def test_the_chain_ascends(isa: str) -> None:
 def test_a_gradient_carries_on(
     isa: str, M: int, N: int, K: int, layout: int
 ) -> None:
-    """The rows in four parts: one chain of sums, so the bits are those of all rows at once; but
-    in bf16 where parts of 15 rows cut its pairs, and where parts do the groups of tiles."""
+    """A gradient over four parts of the rows is one chain of sums with the bits of all rows at
+    once. In bf16 parts of 15 rows cut its pairs, and parts may cut the groups of tiles, so the bits
+    differ."""
     kinds = [(d, o) for d in zk.REALS.values() for o in zk.orders(d)]
     for dtype, order in kinds:
         k = zk.Kernels(isa, dtype, 2, order=order)
@@ -228,7 +229,8 @@ def test_a_gradient_carries_on(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
-    """against float64, with a chain of rows and an addition for each part"""
+    """A gradient over parts matches float64 on an emulated GPU, with a chain of rows and an
+    addition for each part."""
     M, N, K = 60, 20, 47
     k = zk.Kernels(zk.EMULATED, zk.BF16)
     x, w, _, dy = layers(zk.BF16, M, N, K, layout)
@@ -245,7 +247,7 @@ def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
 def sliced(
     k: zk.Kernels, M: int, N: int, K: int, slices: int
 ) -> tuple[Array, ...]:
-    """y with and without bias, dx in f32, dw: slice by slice"""
+    """Return y with and without bias, dx in f32, dw, computed slice by slice."""
     x, w, b, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
     y, plain, dx = (
         zk.empty(k.dtype, M, N),
@@ -275,7 +277,7 @@ def sliced(
 def test_slices_have_the_wholes_bits(
     isa: str, dtype: int, M: int, N: int, K: int, slices: int
 ) -> None:
-    """dx goes on in f32, and once it is rounded it is the whole's"""
+    """Slices have the bits of the whole; dx is summed in f32 and rounded once."""
     k = zk.Kernels(isa, dtype, 2)
     y, plain, dx, dw, _ = products(k, M, N, K, zk.OUT_IN)
     found = sliced(k, M, N, K, slices)
@@ -298,7 +300,7 @@ def test_slices_under_emulation(dtype: int) -> None:
 def adapted(
     k: zk.Kernels, M: int, N: int, K: int, at: int, n: int, inside: bool
 ) -> tuple[Array, ...]:
-    """y, dx, dw; inside: y where base is"""
+    """Return y, dx, dw of an adapter. inside: y is in the place of base."""
     x, w, _, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
     base, part = drawn(5, k.dtype, M, N), w[at : at + n].copy()
     y = base if inside else zk.empty(k.dtype, M, N)
@@ -327,7 +329,8 @@ def test_adapters(
     n: int,
     inside: bool,
 ) -> None:
-    """Columns [at, at + n) alone change; the scale and the addition are a rounding each."""
+    """An adapter changes columns [at, at + n) alone; the scale and the addition are a rounding
+    each."""
     x, w, _, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
     base, w, dy = (
         zk.load(drawn(5, dtype, M, N)),
@@ -346,7 +349,8 @@ def test_adapters(
 def test_adapters_have_the_same_bits(
     isa: str, dtype: int, threads: int
 ) -> None:
-    """In place or not, in whatever tiles, from every object in f32; halves are f32 rounded once."""
+    """Adapters have the same bits in place or not, in any tiles, and from every object in f32;
+    16-bit results are the f32 ones rounded once."""
     shape = 100, 400, 385, 70, 300
     for order in zk.orders(dtype):
         first = adapted(zk.Kernels("avx2", dtype, order=order), *shape, False)
@@ -356,7 +360,7 @@ def test_adapters_have_the_same_bits(
 
 
 def carried(k: zk.Kernels, M: int, N: int, K: int, n: int) -> Array:
-    """an adapter's dw, in f32, of rows in two chunks"""
+    """Return an adapter's dw in f32 over two chunks of rows."""
     x, _, _, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
     dw, cut = zk.empty(zk.F32, n, K), M // 2
     for carry, rows in enumerate((slice(0, cut), slice(cut, M))):
@@ -369,7 +373,7 @@ CHUNKS = 64, 56, 9, 51  # M, N, K, n
 
 
 def test_an_adapter_carries_on(target: str, dtype: int) -> None:
-    """Each chunk is scaled, then added."""
+    """Each chunk of an adapter's gradient is scaled, then added."""
     M, N, K, n = CHUNKS
     x, _, _, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
     found = carried(zk.Kernels(target, dtype), *CHUNKS)
@@ -412,7 +416,7 @@ def test_f16_is_f32_rounded_once(isa: str) -> None:
 
 @functools.cache
 def model() -> ctypes.CDLL:
-    """tests/kernels/pairs.c, with the instruction where the processor has it"""
+    """Return tests/kernels/pairs.c, compiled with the instruction if the processor has it."""
     has = zk.runs("avx512bf16")
     out = ROOT / "out/test" / "pairs.so"
     with alone("pairs"):
@@ -425,19 +429,19 @@ def model() -> ctypes.CDLL:
 
 
 def tiny(x: Array, seed: int) -> Array:
-    """bf16 near the least there is, every eighth of them below it"""
+    """Return bf16 numbers near the smallest, every eighth of them below it."""
     r = np.random.default_rng(seed)
     small = np.where(r.integers(0, 8, x.shape) > 0, r.integers(50, 70), 0)
     return (x & 0x807F | small.astype(np.uint16) << 7).astype(np.uint16)
 
 
 def by_pairs(a: Array, b: Array, odd_first: int = 1) -> Array:
-    """f32 [M,N]: a [M,K] . b [K,N] of bf16, one number after the other"""
+    """Return f32 [M,N]: a [M,K] . b [K,N] of bf16, one term after the other."""
     return modelled("pairs", a, b, odd_first)
 
 
 def by_groups(a: Array, b: Array) -> Array:
-    """the same in groups of 32"""
+    """Return the same in groups of 32."""
     return modelled("groups", a, b)
 
 
@@ -457,8 +461,8 @@ def modelled(name: str, a: Array, b: Array, *rest: int) -> Array:
 def test_bf16_has_two_orders(
     isa: str, M: int, N: int, K: int, order: int, layout: int, small: bool
 ) -> None:
-    """The bits of AVX512_BF16's model and of AMX's from every object, denormals flushed; another
-    order differs, so the test can tell"""
+    """Every object has the bits of AVX512_BF16's model and of AMX's, with denormals flushed.
+    Another order differs, so the test can fail."""
     model, other = by_pairs, functools.partial(by_pairs, odd_first=0)
     if order == zk.TILED:
         model, other = by_groups, by_pairs
@@ -480,9 +484,9 @@ def test_bf16_has_two_orders(
         assert dw.tobytes() != other(a, b).tobytes()
 
 
-# Exponents of operands and of the sum before: common ones, all, products next to the least normal
-# number, next to the greatest, operands next to 0, products that round a sum across the least
-# normal number
+# Exponents of operands and of the sum before: common ones, all, products next to the smallest
+# normal number, next to the largest, operands next to 0, products that round a sum across the
+# smallest normal number.
 EXPONENTS = [
     ((117, 137), (117, 137), (117, 137)),
     ((0, 256), (0, 256), (0, 256)),
@@ -497,7 +501,7 @@ EXPONENTS = [
 def test_the_instruction_is_its_model(
     exponents: tuple[tuple[int, int], ...],
 ) -> None:
-    """vdpbf16ps of this processor against fused multiply-adds; NaN is NaN"""
+    """vdpbf16ps of this processor equals fused multiply-adds; NaN is NaN."""
     zk.need("avx512bf16")
     r, n = np.random.default_rng(1), 1 << 18
 
@@ -526,7 +530,7 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
     dtype: int, M: int, N: int, K: int, layout: int
 ) -> None:
     def made(*of: object, **more: object) -> set[tuple[int, str]]:
-        """order and bits"""
+        """Return the orders with their bits."""
         return {
             (
                 order,
@@ -580,7 +584,7 @@ KNOWN_BITS = {
 
 
 def test_known_bits(isa: str, dtype: int) -> None:
-    """the same on every machine, for good"""
+    """The bits are the known ones, the same on every machine in every version."""
     for order in zk.orders(dtype):
         k = zk.Kernels(isa, dtype, order=order)
         found = bits(products(k, 67, 131, 453, zk.OUT_IN))
@@ -591,7 +595,7 @@ def test_known_bits(isa: str, dtype: int) -> None:
 
 
 def fenced(x: Array, at_end: bool, keep: list[mmap.mmap]) -> Array:
-    """a copy of x that ends (or starts) at a page that cannot be touched"""
+    """Return a copy of x that ends (or starts) at a page without access."""
     page = mmap.PAGESIZE
     room = -(-x.nbytes // page) * page
     space = mmap.mmap(-1, room + 2 * page)
@@ -649,7 +653,7 @@ def test_nothing_beside_the_matrices_is_touched(
 
 
 def shifted(x: Array, elements: int) -> Array:
-    """a copy of x that starts so many elements past a multiple of 16 bytes"""
+    """Return a copy of x that starts `elements` elements after a multiple of 16 bytes."""
     room = np.zeros(x.size + 32, x.dtype)
     start = -room.ctypes.data % 16 // x.itemsize + elements
     copy = room[start : start + x.size].reshape(x.shape)
@@ -661,7 +665,8 @@ def shifted(x: Array, elements: int) -> Array:
 def test_no_alignment_changes_the_bits_of_a_bias_gradient(
     dtype: int, M: int, N: int
 ) -> None:
-    """Four columns at a time or one: rows are added in the same order"""
+    """A bias gradient has the same bits by four columns at a time or one, because rows are added in
+    the same order."""
     zk.need(zk.EMULATED)
     k, dy, found = zk.Kernels(zk.EMULATED, dtype), drawn(1, dtype, M, N), set()
     for shift in (0, 1, 2, 3):
@@ -673,7 +678,8 @@ def test_no_alignment_changes_the_bits_of_a_bias_gradient(
 
 
 def test_products_of_any_alignment_beside_each_other(dtype: int) -> None:
-    """One context, one shape; where the operands lie is all that differs"""
+    """Products of one context and shape that differ only in the alignment of their operands are
+    right."""
     zk.need(zk.EMULATED)
     M, N, K = 9, 33, 24
     k, (x, w, b, _) = (

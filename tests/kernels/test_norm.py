@@ -1,7 +1,9 @@
-"""test_norm.py -- layer, RMS, query and key norm, rotary positions: against float64, and bits.
+"""test_norm.py -- tests layer, RMS, query and key norm, and rotary positions: against float64, and
+by bits.
 
-The float64 formulas are themselves held to finite differences. A bound is a count of roundings
-times the unit roundoff times the same formula over absolute values, so it scales with the data.
+The float64 formulas are themselves tested against finite differences. A bound is a count of
+roundings times the unit roundoff times the same formula over absolute values, so it scales with the
+data.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 import zk
 
+# Unit roundoffs: the largest relative error of one rounding.
 F32, BF16 = (
     2.0**-24,
     2.0**-8,
-)  # unit roundoffs: the most one rounding errs, relative
+)
 DTYPES = list(zk.REALS.values())
 SHAPES = [
     (1, 1),
@@ -44,7 +47,7 @@ Array = np.ndarray
 def drawn(
     seed: int, dtype: int, *shape: int, shift: float = 0.0
 ) -> tuple[Array, Array]:
-    """normal numbers around `shift` as stored, and the same values in float64"""
+    """Return normal numbers around `shift` as stored, and the same values in float64."""
     x = zk.store(
         np.random.default_rng(seed).standard_normal(shape) + shift, dtype
     )
@@ -56,7 +59,7 @@ def empties(dtype: int, *shapes: tuple[int, ...]) -> list[Array]:
 
 
 def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
-    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    """Assert that stored results are within the bound plus the one rounding of storing."""
     slack = bound + zk.rounding(np.abs(expected) + bound, dtype)
     error = np.abs(zk.load(found) - expected)
     assert np.all(np.isfinite(zk.load(found)))
@@ -82,14 +85,14 @@ def row(x: Array) -> Array:
 def back(
     hat: Array, r: Array, w: Array, dy: Array, centred: bool
 ) -> tuple[Array, Array]:
-    """dx, and dw before the sum over rows"""
+    """Return dx, and dw before the sum over rows."""
     g = dy * w
     mean = g.mean(-1, keepdims=True) if centred else 0
     return r * (g - mean - hat * (g * hat).mean(-1, keepdims=True)), dy * hat
 
 
 def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
-    """back's dx with every term made positive"""
+    """Return the dx of `back` with every term made positive."""
     g, hat = np.abs(dy * w), np.abs(hat)
     return r * (
         g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True)
@@ -97,13 +100,14 @@ def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
 
 
 def chain(C: int, target: str) -> float:
-    """additions that a term of a row's sum meets. CPU: C/16 terms a lane, four folds. GPU: a
-    thread's, C/32 and a pack of eight at most; five folds in a warp and five of warps."""
+    """Return the additions that a term of a row's sum meets. CPU: C/16 terms per lane, four folds.
+    GPU: C/32 terms per thread and a pack of at most eight; five folds in a warp and five of
+    warps."""
     return C / 16 + 4 if target != zk.EMULATED else C / 32 + 18
 
 
 def roundings(C: int, target: str) -> float:
-    """of a row: two sums; a dozen operations an element"""
+    """Return the roundings of a row: two sums, and a dozen operations per element."""
     return 2 * chain(C, target) + 16
 
 
@@ -153,12 +157,10 @@ def test_layernorm(
     mean, r = row(X), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
     hat, lanes = (X - mean) * r, chain(C, target)
     close(stat[:, :1].copy(), mean, (lanes + 1) * F32 * row(np.abs(X)), zk.F32)
-    centre = F32 * (
-        (lanes + 1) * row(np.abs(X)) + np.abs(X - mean)
-    )  # of x - mean
-    rel = (
-        r * centre.max(-1, keepdims=True) + (lanes + 4) * F32
-    )  # of 1/std, relative
+    # Of x - mean
+    centre = F32 * ((lanes + 1) * row(np.abs(X)) + np.abs(X - mean))
+    # Of 1/std, relative
+    rel = r * centre.max(-1, keepdims=True) + (lanes + 4) * F32
     off = r * centre + np.abs(hat) * (rel + 2 * F32)  # of hat
     close(
         y,
@@ -190,7 +192,7 @@ def test_layernorm(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
-    """One, the other or both null: the rest have the same bits."""
+    """Backward with one or both gradients null gives the others the same bits."""
     M, H, G, C = 5, 2, 1, 36
     (x, _), (dy, _) = drawn(1, dtype, M, C), drawn(4, dtype, M, C)
     (heads, _), (up, _) = (
@@ -259,7 +261,7 @@ def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layernorm_without_bias(target: str, dtype: int) -> None:
-    """equals a bias of zeros, bit for bit"""
+    """No bias equals a bias of zeros, bit for bit."""
     M, C = 5, 37
     (x, _), (w, _), (dy, _) = (
         drawn(1, dtype, M, C),
@@ -308,8 +310,8 @@ def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
 def fused_and_apart(
     k: zk.Kernels, kind: str, M: int, C: int, dtype: int
 ) -> list[list[bytes]]:
-    """Forward of x + more, and backward of it with `more` added to dx: results of the norm alone,
-    and of the norm and zk_add."""
+    """Return the results of forward of x + more, and of backward with `more` added to dx: by the
+    norm alone, and by the norm and zk_add."""
     (x, _), (more, _) = drawn(1, dtype, M, C), drawn(2, dtype, M, C, shift=0.7)
     (dy, _), (w, _), (b, _) = (
         drawn(3, dtype, M, C),
@@ -353,7 +355,7 @@ def fused_and_apart(
 def test_a_norm_adds_as_zk_add(
     target: str, kind: str, M: int, C: int, dtype: int
 ) -> None:
-    """bit for bit, the sum before and the sum after"""
+    """A norm with an addition, before or after it, has the bits of the norm and zk_add."""
     alone, apart = fused_and_apart(
         zk.Kernels(target, dtype), kind, M, C, dtype
     )
@@ -378,7 +380,8 @@ def test_a_norm_adds_alike_on_every_object(kind: str, dtype: int) -> None:
 def test_qknorm_whole(
     target: str, M: int, H: int, G: int, D: int, dtype: int
 ) -> None:
-    """All q heads are one run, all k heads another."""
+    """A norm over whole queries and keys treats all q heads as one run, and all k heads as
+    another."""
     Q, QK, E = H * D, (H + G) * D, (H + 2 * G) * D
     (x, X), (dy, DY) = drawn(1, dtype, M, E), drawn(4, dtype, M, E)
     (wq, WQ), (wk, WK) = drawn(2, dtype, Q), drawn(3, dtype, G * D)
@@ -441,7 +444,7 @@ def test_rope_table(target: str, T: int, D: int) -> None:
     zk.Kernels(target).zk_rope_table(table, freq, T, D)
     angle = np.arange(T)[:, None] * freq
     exact = np.stack([np.cos(angle), np.sin(angle)], -1)
-    # one rounding to f32; the f64 sine may err by some 1e-16 of itself and 1e-16 absolutely
+    # one rounding to f32; the f64 sine may err by some 1e-16, relative and absolute
     assert np.all(np.abs(table - exact) <= F32 * np.abs(exact) + 1e-15)
 
 
@@ -483,7 +486,7 @@ def test_rope(
 
 
 def everything(k: zk.Kernels, dtype: int) -> bytes:
-    """all outputs of this file's kernels on ragged shapes"""
+    """Return all outputs of this file's kernels on ragged shapes."""
     M, C, H, G, D, out = 50, 133, 4, 2, 36, []
     B, T, S = 2, 25, (4 + 2 * 2) * 36
     (x, _), (dy, _) = drawn(1, dtype, M, C, shift=0.5), drawn(2, dtype, M, C)
@@ -510,7 +513,8 @@ def everything(k: zk.Kernels, dtype: int) -> bytes:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits(dtype: int) -> None:
-    """the same on every kernel object, compiler, number of threads and of rows a task"""
+    """The bits are the same for every kernel object, compiler, number of threads and of rows per
+    task."""
     first = everything(zk.Kernels(dtype=dtype), dtype)
     for isa, compiler, threads in zk.variants():
         found = everything(zk.Kernels(isa, dtype, threads, compiler), dtype)
@@ -523,7 +527,7 @@ def test_bits(dtype: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_turns_as_a_cpu(dtype: int) -> None:
-    """the same bits"""
+    """A GPU rotates with the bits of a CPU."""
     B, T, H, G, D, found = 2, 25, 4, 2, 48, []
     x, _ = drawn(5, dtype, B * T, (H + 2 * G) * D)
     for target in (zk.isas()[-1], zk.EMULATED):

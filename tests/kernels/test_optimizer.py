@@ -1,7 +1,7 @@
-"""test_optimizer.py -- a step's constants, updates, initial values and the hash of weights.
+"""test_optimizer.py -- tests a step's constants, updates, initial values and the hash of weights.
 
-Everything that works on a flat buffer is run whole and in pieces: the bits must be the same, and
-what lies between tensors must stay as it was. A GPU's kernels give the bits of a CPU's.
+Kernels on a flat buffer run over the whole and in pieces: the bits must be the same, and the gaps
+between tensors must stay as they were. A GPU's kernels give the bits of a CPU's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CUTS = [
 
 
 def used() -> Array:
-    """bool [FLAT]: what lies in a tensor"""
+    """Return bool [FLAT]: whether an element belongs to a tensor."""
     inside = np.zeros(FLAT, bool)
     for s in SPANS:
         for i in range(s["count"]):
@@ -70,7 +70,7 @@ def decays() -> Array:
 
 
 BETA1 = 0.9
-# to 1e-3 in 10 steps, and down to 1e-4 at 100
+# up to 1e-3 in 10 steps, and down to 1e-4 at 100
 WAVE = [
     plan.Phase(10, 0, 10, "line", 0, 0.0, 1e-3),
     plan.Phase(100, 10, 90, "cosine", 0, 1e-3, 1e-4),
@@ -102,7 +102,7 @@ def limbs(x: Fraction) -> list[int]:
 def made(
     norm: float = 0.0, loss: float = 0.0, valid: int = 0, bad: int = 0
 ) -> Array:
-    """sums [SUMS] of squares `norm`, losses `loss`, `valid` tokens"""
+    """Return sums [SUMS] with squares `norm`, losses `loss` and `valid` tokens."""
     sums = np.zeros(zk.SUMS, np.int64)
     sums[:28], sums[32:60] = limbs(Fraction(norm)), limbs(Fraction(loss))
     sums[zk.VALID], sums[zk.NONFINITE] = valid, bad
@@ -122,7 +122,7 @@ def test_clear(target: str) -> None:
 
 
 def test_factor(target: str) -> None:
-    """norm = sqrt(squares) M / valid; a norm above `clip` is brought down to it"""
+    """The norm is sqrt(squares) M / valid, and a norm above `clip` is scaled down to it."""
     k = zk.Kernels(target)
     cases = (
         (4, 66, 0),
@@ -169,9 +169,8 @@ def test_bias_corrections(target: str) -> None:
         if step < 20 or step % 97 == 0:
             for got, beta in ((ctl.bias1, BETA1), (ctl.bias2, r.beta2)):
                 want = float(1 / (1 - Fraction(beta) ** step))
-                assert (
-                    abs(got - want) <= 1.001 * U * want
-                )  # one rounding to f32
+                # One rounding to f32
+                assert abs(got - want) <= 1.001 * U * want
 
 
 def test_report(target: str) -> None:
@@ -196,7 +195,7 @@ RULES = list(ops.OPTIMIZERS)
 
 
 def drawn(seed: int, decades: int = 6) -> Array:
-    """Numbers over so many decades, made without rounding; NaN between tensors"""
+    """Return numbers over so many decades, made without rounding, with NaN between tensors."""
     rng = np.random.default_rng(seed)
     whole, power = (
         rng.integers(-1 << 23, 1 << 23, FLAT),
@@ -214,8 +213,8 @@ def train(
     dtype: int = zk.F32,
     name: str = "AdamW",
 ) -> tuple[list[Array], list[Array], list[zk.Ctl]]:
-    """p, w and the states after `steps` steps in pieces; p after each step; the constants of
-    each"""
+    """Run `steps` steps in pieces. Return p, w and the states after them, p after each step, and
+    the constants of each."""
     r, ctl, history, constants = (
         recipe(rule=RULES.index(name)),
         zk.Ctl(),
@@ -257,15 +256,16 @@ def train(
 
 @dataclasses.dataclass
 class Near:
-    """Numbers in float64, and how far off f32 may be: a running error analysis (Higham, Accuracy
-    and Stability of Numerical Algorithms, 3.3). Every operation rounds once, by U of its result."""
+    """Numbers in float64 with a bound on the error in f32, by a running error analysis (Higham,
+    Accuracy and Stability of Numerical Algorithms, 3.3). Every operation rounds once, by U of its
+    result."""
 
     x: Array
     off: Array
 
     @classmethod
     def of(cls, x: Near | Array | float) -> Near:
-        """A constant is rounded to f32."""
+        """Return a number; a constant is rounded to f32."""
         return x if isinstance(x, Near) else cls(np.asarray(x), U * np.abs(x))
 
     @classmethod
@@ -295,7 +295,7 @@ class Near:
         )
 
     def sign(self) -> Near:
-        """Either sign where it is within the error."""
+        """Return the sign, or either one if 0 is within the error."""
         return Near(
             np.sign(self.x), np.where(np.abs(self.x) <= self.off, 2.0, 0.0)
         )
@@ -311,7 +311,8 @@ def moved(
     state: dict[str, Near],
     decay: Array,
 ) -> Near:
-    """One step as PyTorch's documentation states it, for Lion as Chen and others (2023) do."""
+    """Return p after one step as PyTorch's documentation states it, for Lion as Chen and others
+    (2023) do."""
     lr, m, v = -ctl.lr, state["m"], state["v"]
     if name in ("AdamW", "Lion"):
         p = p * (1 + lr * decay) if np.any(decay) else p
@@ -345,7 +346,7 @@ def moved(
 
 @pytest.mark.parametrize("name", RULES)
 def test_update_against_float64(target: str, name: str) -> None:
-    """20 steps of float64 with the kernel's lr and factor, within what f32 may be off"""
+    """20 steps with the kernel's lr and factor match float64 within the error bound of f32."""
     _, history, constants = train(zk.Kernels(target), CUTS[0], 20, name=name)
     r, inside = recipe(), used()
     first = np.where(inside, drawn(0, 0) / 32, 0).astype(float)
@@ -361,7 +362,7 @@ def test_update_against_float64(target: str, name: str) -> None:
         assert worst <= 1, f"{t}: {worst:.3g} of the bound"
     way, off = np.abs(p.x - first)[inside], p.off[inside]
     assert constants[-1].norm > 1 and np.median(way) > 1e-6
-    # the bound says something: a thousandth of the way, but where Lion's sign was open
+    # the bound is useful: a thousandth of the way, except where Lion's sign is undecided
     assert np.mean(off < 1e-3 * np.max(way)) > 0.99
 
 
@@ -388,7 +389,7 @@ def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
 
 
 def test_every_rule_has_its_row() -> None:
-    """of gen/zg/facts/ops.py, in the order of update.h"""
+    """Every rule has its row in gen/zg/facts/ops.py, in the order of update.h."""
     text = (ROOT / "kernels" / "update.h").read_text()
     listed = re.search(r"enum \{(.*?)\}", text, re.S)[1]
     assert re.findall(r"ZK_(\w+)", listed) == [name.upper() for name in RULES]
@@ -396,7 +397,7 @@ def test_every_rule_has_its_row() -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_no_gradient(target: str, name: str) -> None:
-    """What has none and no decay stays where it is, also Lion's sign of 0"""
+    """A parameter without gradient and decay stays, also with Lion's sign of 0."""
     k, r, ctl = (
         zk.Kernels(target),
         recipe(rate=HELD, rule=RULES.index(name)),
@@ -428,7 +429,8 @@ def test_no_gradient(target: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_tensor_with_a_rate_of_its_own(target: str, name: str) -> None:
-    """is one that is alone with this rate and decay: the same bits"""
+    """A tensor with a rate of its own has the bits of one that is alone with this rate and
+    decay."""
     k, n = zk.Kernels(target), 3072
     g, first = drawn(1)[9216:][:n], drawn(0, 0)[9216:][:n]
     found = []
@@ -453,7 +455,7 @@ def test_a_tensor_with_a_rate_of_its_own(target: str, name: str) -> None:
 
 
 def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
-    """With no gradient a matrix shrinks by 1 - lr * decay; the others stay"""
+    """A matrix without gradient shrinks by 1 - lr * decay; other tensors stay."""
     k, r, p = zk.Kernels(target), recipe(rate=HELD), np.ones(FLAT, np.float32)
     ctl, zeros = zk.Ctl(), np.zeros((3, FLAT), np.float32)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
@@ -471,7 +473,7 @@ SHIM = """#include "philox.h"
 void draw(uint64_t *c, const uint32_t *key) { philox((v8u *)c, (uint64_t)key[1] << 32 | key[0]); }
 """
 
-# Random123's known answers for philox4x32 with 10 rounds (kat_vectors): counter, key, result
+# Random123's known answers for philox4x32 with 10 rounds (kat_vectors): counter, key, result.
 KNOWN = [
     ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     (
@@ -520,9 +522,8 @@ def test_philox_known_answers(
         [int(w, 16) for w in text.split()] for text in (counter, key, want)
     ]
     room = np.zeros(40, np.uint64)
-    lanes = room[-room.ctypes.data % 64 // 8 :][:32].reshape(
-        4, 8
-    )  # aligned to 64 bytes
+    # Aligned to 64 bytes
+    lanes = room[-room.ctypes.data % 64 // 8 :][:32].reshape(4, 8)
     lanes[:, :] = np.array(words[0], np.uint64)[:, None]
     lanes[0, 3] ^= np.uint64(1)  # another lane, another counter
     shim = ctypes.CDLL(str(tmp_path / "shim.so"))
@@ -547,7 +548,7 @@ def init(k: zk.Kernels, cuts: list[int], seed: int) -> Array:
 
 
 def normal(seed: int, key: int, elem: int) -> tuple[float, float]:
-    """Element `elem` as the kernel states it, in float64, and its radius"""
+    """Return element `elem` by the kernel's definition in float64, and its radius."""
     at, word = 16 * (elem // 64) + elem % 16, elem % 64 // 16
     low = 0xFFFFFFFF
     words = philox(
@@ -560,9 +561,9 @@ def normal(seed: int, key: int, elem: int) -> tuple[float, float]:
 
 
 def test_init_is_box_and_muller(target: str) -> None:
-    """Each element against float64: log to 2 ulp halved by the root, the root, sine or cosine to
-    3 u with their argument's three roundings, the product, and mean + std * z rounded once: 10 u of
-    the radius"""
+    """Each normal element matches float64 within 10 u of the radius: log to 2 ulp, halved by the
+    root; the root; sine or cosine to 3 u with their argument's three roundings; the product; and
+    mean + std * z rounded once."""
     seed = 0x123456789ABCDEF0
     p = init(zk.Kernels(target), CUTS[0], seed)
     for start, key, mean, std in (
@@ -582,7 +583,8 @@ def test_init_is_box_and_muller(target: str) -> None:
 
 
 def test_init_is_uniform_below_zero(target: str) -> None:
-    """Each element the word that a normal would have: mean + std * word / 2^31, rounded twice."""
+    """Each uniform element uses the word that a normal one would: mean + std * word / 2^31, rounded
+    twice."""
     spans = [
         dict(at=0, elems=200, count=1, stride=0, key=9, mean=0.5, std=-0.125)
     ]
@@ -608,8 +610,9 @@ def test_init_in_pieces(target: str) -> None:
 
 
 def test_init_is_normal() -> None:
-    """A million draws: moments within five standard errors, no neighbour or row correlation beyond
-    five either, the tail beyond 4 as often as it should be (66 expected, Poisson: 5 sigma is 41)"""
+    """A million draws are normal: moments within five standard errors, no neighbour or row
+    correlation beyond five either, and a tail beyond 4 of the right size (66 expected, Poisson: 5
+    sigma is 41)."""
     n = 1 << 20
     p, span = (
         np.empty(n, np.float32),
@@ -636,8 +639,8 @@ def test_init_is_normal() -> None:
 
 # ---- the hash
 
-# Of initial values, and of p and the states after 3 steps: the same with every compiler and
-# processor
+# Hashes of initial values, and of p and the states after 3 steps: the same with every compiler and
+# processor.
 KNOWN_BITS = [
     "b14501b8d1e5a1df 92917bf3ca2a10f0",  # initial
     "317252b9e94d91f5 978698af9d5fb774",
@@ -679,7 +682,7 @@ def test_hash_in_pieces(target: str) -> None:
     "dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"]
 )
 def test_hash_of_many_blocks(target: str, dtype: int) -> None:
-    """Several at once where there are enough: the same as block by block."""
+    """The hash of many blocks, several at once if there are enough, is that of block by block."""
     n, key = 19 * 1024 + 77, 5
     kind = np.float32 if dtype == zk.F32 else np.uint16
     raw = np.random.default_rng(3).integers(0, 1 << 14, n).astype(kind)
@@ -706,13 +709,14 @@ def test_every_change_changes_the_hash(target: str) -> None:
         seen.add(digest(k, q, CUTS[0]))
     p[2048:2055] = np.arange(7)
     seen.add(digest(k, p, CUTS[0]))
+    # values, blocks, tensors
     for a, b in (
         (0, 1),
         (0, 1024),
         (3, 3072),
         (2048, 5120),
         (0, 9216),
-    ):  # values, blocks, tensors
+    ):
         q, size = p.copy(), 1 if b - a == 1 else 7
         q[a : a + size], q[b : b + size] = p[b : b + size], p[a : a + size]
         seen.add(digest(k, q, CUTS[0]))
@@ -771,7 +775,7 @@ MANY = [
 
 
 def whole_run(k: zk.Kernels) -> list[bytes]:
-    """sums, initial values, their hash, and what a step makes of them; all of MANY"""
+    """Return sums, initial values, their hash, and the results of a step, all of MANY."""
     n, table, r, ctl = 70 * 3072, zk.spans(MANY), recipe(), zk.Ctl()
     g = np.ldexp(
         np.random.default_rng(1).integers(-1 << 23, 1 << 23, n), -20

@@ -1,8 +1,8 @@
-"""test_rounding.py -- moments and parameters that are stored in bf16: stochastic rounding, to the
+"""test_rounding.py -- tests stochastic rounding of moments and parameters stored in bf16, to the
 bit.
 
-What the kernel keeps is its own f32 result, rounded up or down by words of Philox that are made
-here once more, in numpy.
+The kernel stores its own f32 result, rounded up or down by words of Philox; these are computed here
+once more, in numpy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ STEP, SECOND = 0xD1342543DE82EF95, 1 << 63  # kernels/update.h
 
 
 def places() -> tuple[Array, Array]:
-    """of each element of the flat buffer: its number in its tensor, the tensor's key; 0 between"""
+    """Return for each element of the flat buffer its index in its tensor and the tensor's key; 0 in
+    gaps."""
     elem, key = np.zeros((2, one.FLAT), np.uint64)
     for s in one.SPANS:
         for i in range(s["count"]):
@@ -58,7 +59,7 @@ def step(
     w: Array | None,
     state: dict[str, Array],
 ) -> None:
-    """The n-th update of p or w and the states, in place"""
+    """Do the n-th update of p or w and the states, in place."""
     r = one.recipe(
         rule=one.RULES.index(name), moments=moments, seed=SEED, rate=one.HELD
     )
@@ -92,8 +93,8 @@ def first() -> Array:
 @pytest.mark.parametrize("masters", [True, False], ids=["masters", "none"])
 @pytest.mark.parametrize("name", one.RULES)
 def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
-    """Three steps: moments, and parameters where they have no masters, are those of f32 rounded by
-    words of (seed, step, key, element)."""
+    """Moments, and parameters without masters, are those of f32 after three steps, rounded by words
+    of (seed, step, key, element)."""
     k, inside = zk.Kernels(target, zk.BF16), one.used()
     narrow = {s: np.zeros(one.FLAT, np.uint16) for s in ops.OPTIMIZERS[name]}
     p, w = (first(), None) if masters else (None, zk.to_bf16(first()))
@@ -118,7 +119,7 @@ def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
 
 
 def test_words_differ() -> None:
-    """from step to step, from element to element, from moments to parameters"""
+    """Words differ between steps, between elements, and between moments and parameters."""
     drawn = [words(1), words(2), words(1, SECOND)]
     inside = one.used()
     for n, a in enumerate(drawn):
@@ -128,7 +129,7 @@ def test_words_differ() -> None:
 
 
 def test_what_is_not_finite_stays(target: str) -> None:
-    """An infinite moment is not made NaN by what is added to round it, nor a NaN finite."""
+    """Rounding makes no infinite moment NaN, and no NaN finite."""
     k, r = (
         zk.Kernels(target, zk.BF16),
         one.recipe(moments=zk.BF16, rule=one.RULES.index("Adagrad")),
@@ -139,9 +140,8 @@ def test_what_is_not_finite_stays(target: str) -> None:
         np.zeros(300, np.float32),
         np.zeros(300, np.float32),
     )
-    g[3::4] = np.array(0x7FFFFFFF, np.uint32).view(
-        np.float32
-    )  # a GPU's NaN: all bits
+    # A GPU's NaN: all bits
+    g[3::4] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
     bad[3::4] = np.nan
     span = zk.spans([dict(at=0, elems=300, count=1, key=1)])
     k.zk_update(
@@ -153,11 +153,12 @@ def test_what_is_not_finite_stays(target: str) -> None:
 
 
 def test_small_steps_add_up(target: str) -> None:
-    """A mean of squares whose steps are a tenth of what bf16 can tell: to the nearest it would stay
-    where it is. By chance it goes where f32 goes: a rounding has the mean 0 and is off by at most
-    an ulp,
-    2^-7 of v, so after t steps the mean over n elements is off by less than six standard
-    deviations, each at most 2^-7 v sqrt(t / n)."""
+    """Small steps add up in a mean of squares with steps of a tenth of bf16's resolution.
+
+    Rounded to nearest it would stay as it is. Stochastically it goes where f32 goes: a rounding has
+    the mean 0 and is off by at most an ulp, 2^-7 of v, so after t steps the mean over n elements is
+    off by less than six standard deviations, each at most 2^-7 v sqrt(t / n).
+    """
     k, n, steps = zk.Kernels(target, zk.BF16), 4096, 40
     r = one.recipe(
         moments=zk.BF16,

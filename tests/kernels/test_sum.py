@@ -1,6 +1,6 @@
-"""test_sum.py -- gradient sums: the canonical tree bit for bit, exact squares and losses.
+"""test_sum.py -- tests gradient sums: the canonical tree bit for bit, exact squares and losses.
 
-Sources lie evenly spaced, as a GPU wants them.
+Sources lie evenly spaced, as a GPU needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BIAS = 448  # limbs.h: bit 0 of limb 0 weighs 2**-448
 
 
 def tree(leaves: list[np.ndarray]) -> np.ndarray:
-    """The canonical tree T(0, n), in f32."""
+    """Return the canonical tree T(0, n), in f32."""
     if len(leaves) == 1:
         return leaves[0].astype(np.float32)
     p = 1 << (len(leaves) - 1).bit_length() - 1
@@ -31,7 +31,7 @@ def tree(leaves: list[np.ndarray]) -> np.ndarray:
 
 
 def blocks(leaves: list[np.ndarray], block: int) -> np.ndarray:
-    """Trees of so many leaves in a row, added in order."""
+    """Return the trees of `block` consecutive leaves, added in order."""
     sums = [
         tree(leaves[at : at + block]) for at in range(0, len(leaves), block)
     ]
@@ -39,14 +39,14 @@ def blocks(leaves: list[np.ndarray], block: int) -> np.ndarray:
 
 
 def spread(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Both signs over six decades, so that another order of additions shows."""
+    """Return numbers of both signs over six decades, so that another order of additions shows."""
     return (rng.normal(size=n) * 10 ** rng.uniform(-3, 3, n)).astype(
         np.float32
     )
 
 
 def mask_of(cuts: list[int], total: int, block: int) -> int:
-    """Levels of the nodes that are ever pending; that of whole blocks is the highest."""
+    """Return the levels of nodes that are ever pending; that of whole blocks is the highest."""
     mask = 0
     for lo in cuts:
         whole = block if lo >= block else 0
@@ -55,7 +55,7 @@ def mask_of(cuts: list[int], total: int, block: int) -> int:
 
 
 def off_line(n: int, shift: int) -> np.ndarray:
-    """NaN [n], from so many elements behind the start of a cache line on"""
+    """Return NaN [n] that starts `shift` elements after the start of a cache line."""
     room = np.full(n + 32, np.nan, np.float32)
     at = -room.ctypes.data % 64 // 4 + shift
     return room[at : at + n]
@@ -71,9 +71,12 @@ def push(
     pad: int = 5,
     shift: int = 0,
 ) -> np.ndarray:
-    """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
-    one leaf or node to the next; shift: from the start of a cache line to the first node; inplace:
-    the leaf of the first batch that lies on the first node"""
+    """Push leaves in the batches that end at `cuts`. Return the whole sum.
+
+    pad: elements between the end of a leaf or node and the next; shift: elements from the start of
+    a cache line to the first node; inplace: the leaf of the first batch that lies on the first
+    node.
+    """
     n, total, mask = (
         len(leaves[0]),
         len(leaves),
@@ -150,7 +153,8 @@ def test_tree_in_any_batches(kernels: zk.Kernels) -> None:
 
 
 def test_the_order_shows() -> None:
-    """The control: leaves added in a row differ from the tree, so the tests above can fail."""
+    """Leaves added one after the other differ from the tree, so the tests above can fail (a
+    control)."""
     leaves = [spread(np.random.default_rng(3), 1000) for _ in range(8)]
     row = leaves[0]
     for leaf in leaves[1:]:
@@ -160,7 +164,7 @@ def test_the_order_shows() -> None:
 
 @pytest.mark.parametrize("block", [1, 2, 4, 8, 16, 32])
 def test_blocks_in_any_batches(kernels: zk.Kernels, block: int) -> None:
-    """Blocks' trees are added in order, wherever batches end; 1: a plain fold."""
+    """Blocks' trees are added in order, wherever batches end; a block of 1 is a plain fold."""
     rng = np.random.default_rng(block)
     for total in (1, 7, 16, 17, 31, 64, 77):
         leaves = [spread(rng, 21) for _ in range(total)]
@@ -184,8 +188,8 @@ def test_blocks_of_more_ranks_than_a_tree_may_have(
 
 
 def test_blocks_round_in_another_way() -> None:
-    """The control: the rules that the test above tells apart differ in bits, from so many leaves
-    on: trees of 3 blocks are those of one tree."""
+    """The rules that the test above compares differ in bits from a number of leaves on (a control):
+    three blocks' trees are those of one tree."""
     leaves = [spread(np.random.default_rng(i), 1000) for i in range(112)]
     assert (
         len(
@@ -203,7 +207,7 @@ def test_blocks_round_in_another_way() -> None:
 
 
 def test_own_blocks_then_ranks(kernels: zk.Kernels) -> None:
-    """Sums of 4 leaves on each of 12 ranks, pushed as leaves of blocks of 4: blocks of 16."""
+    """Sums of 4 leaves on each of 12 ranks, pushed as leaves of blocks of 4, are blocks of 16."""
     leaves = [spread(np.random.default_rng(6), 100) for _ in range(48)]
     parts = [
         push(kernels, leaves[4 * r : 4 * r + 4], [1, 2, 3, 4], 1, 16).copy()
@@ -233,7 +237,8 @@ def test_sources_in_place_before_others(kernels: zk.Kernels) -> None:
 
 @pytest.mark.parametrize("pad,shift", [(11, 0), (11, 1), (10, 0)])
 def test_nodes_that_are_streamed(isa: str, pad: int, shift: int) -> None:
-    """Nodes of whole cache lines are written with non-temporal stores; others are not."""
+    """Nodes of whole cache lines are written with non-temporal stores, others are not, and both are
+    right."""
     k, rng = zk.Kernels(isa), np.random.default_rng(pad + shift)
     leaves = [spread(rng, STREAMED + 5) for _ in range(8)]
     for total, cuts, block in (
@@ -250,7 +255,7 @@ def test_nodes_that_are_streamed(isa: str, pad: int, shift: int) -> None:
 
 
 def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
-    """Trees of 4 leaves on each of 3 ranks, then a tree over ranks: the tree over all 12."""
+    """Trees of 4 leaves on each of 3 ranks, then a tree over ranks, are the tree over all 12."""
     leaves = [spread(np.random.default_rng(5), 100) for _ in range(12)]
     parts = [
         push(kernels, leaves[4 * r : 4 * r + 4], [1, 2, 3, 4], 1).copy()
@@ -280,7 +285,8 @@ def exact(limbs: np.ndarray) -> Fraction:
 
 
 def block_sum(g: np.ndarray) -> float:
-    """Squares of a block in f64, element i to lane i % 16, folded 8, 4, 2, 1."""
+    """Return the squares of a block in f64: element i goes to lane i % 16, and lanes are folded 8,
+    4, 2, 1."""
     lane = np.zeros(16)
     for row in np.pad(g.astype(np.float64) ** 2, (0, -len(g) % 16)).reshape(
         -1, 16
@@ -326,7 +332,7 @@ def test_squares_are_exact(kernels: zk.Kernels) -> None:
                     block_sum(g[at + b : at + min(b + 1024, s["elems"])])
                 )
                 blocks += 1
-    g[~used] = np.nan  # what lies between tensors is never read
+    g[~used] = np.nan  # gaps between tensors are never read
     whole = squares(kernels, g, SPANS, [0, FLAT])
     assert (
         exact(whole[:28]) == want and blocks == 14 and whole[zk.NONFINITE] == 0
@@ -367,8 +373,8 @@ def test_a_bad_block_is_counted_and_adds_nothing(
 
 
 def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
-    """A micro-batch is added in f64, on a CPU in order: 33 numbers above 0 err by at most 32 half
-    ulps of the sum, however they are added. Micro-batches are added exactly."""
+    """Losses are exact sums of micro-batches. Inside one they are added in f64, on a CPU in order:
+    33 positive numbers err by at most 32 half ulps of the sum, however they are added."""
     rng = np.random.default_rng(9)
     sums, want, true, valid = (
         np.zeros(zk.SUMS, np.int64),
@@ -410,7 +416,8 @@ def test_mean_of_nothing_and_of_a_bad_loss(kernels: zk.Kernels) -> None:
 
 
 def test_a_sum_rounds_to_nearest_even(kernels: zk.Kernels) -> None:
-    """The f64 of the limbs against exact fractions: ties, long carries, far sticky bits."""
+    """A sum rounds to nearest even: the f64 of the limbs equals exact fractions, with ties, long
+    carries and far sticky bits."""
     rng = np.random.default_rng(10)
     mean, count = np.zeros(1), np.zeros(1)
     one, half = 1 << 400, 1 << 347

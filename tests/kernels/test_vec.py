@@ -1,5 +1,5 @@
-"""test_vec.py -- functions of lanes.h, vec.h and part.h: bounds, and equal bits from every object
-and compiler."""
+"""test_vec.py -- tests functions of lanes.h, vec.h and part.h: bounds, and equal bits from every
+object and compiler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer import ROOT, alone, sh
 
 Array = np.ndarray
 
-ULPS = 2.0  # what lanes.h promises
+ULPS = 2.0  # bound that lanes.h promises
 
 
 @functools.cache
 def built(compiler: str, isa: str) -> ctypes.CDLL:
-    """tests/kernels/vec.c with the flags of programs"""
+    """Return tests/kernels/vec.c compiled with the flags of programs."""
     rules = (ROOT / "runtime/flags.ninja").read_text()
     flags = [
         re.search(rf"^{name} = (.*)$", rules, re.M)[1].split()
@@ -59,14 +59,14 @@ def over(lib: ctypes.CDLL, name: str, x: Array, y_type: type) -> Array:
 
 
 def agreed(name: str, x: Array, y_type: type) -> Array:
-    """what all give, bit for bit"""
+    """Return the result that all objects share, bit for bit."""
     found = {over(lib, name, x, y_type).tobytes() for _, lib in each()}
     assert len(found) == 1
     return np.frombuffer(found.pop(), y_type)
 
 
 def floats(low: float, high: float) -> Array:
-    """every 8191st float, special ones, and an even cover of [low, high]"""
+    """Return every 8191st float, special ones, and an even cover of [low, high]."""
     some = (
         np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
     )
@@ -92,7 +92,8 @@ def floats(low: float, high: float) -> Array:
 
 
 def within(found: Array, exact: Array, ulps: float) -> None:
-    """exact has more bits than found; where it rounds to no finite number, found must be that"""
+    """Assert a bound on the error. `exact` has more bits than `found`; if it rounds to no finite
+    number, `found` must be that."""
     with np.errstate(over="ignore"):
         rounded = exact.astype(found.dtype)
     finite = np.isfinite(rounded)
@@ -158,7 +159,7 @@ def doubles(name: str) -> Array:
                 [np.inf, -np.inf, -1.0],
             ]
         )
-    # beside multiples of pi/2 all but a few bits cancel
+    # next to multiples of pi/2 all but a few bits cancel
     quarter = np.longdouble("1.57079632679489661923")
     near = (np.arange(1, 6366197, 317).astype(np.longdouble) * quarter).astype(
         float
@@ -226,8 +227,9 @@ def test_every_half_widens_exactly() -> None:
 
 
 def test_floats_round_to_the_nearest_half() -> None:
-    """Every half, what lies midway between two, the floats next to both, and a cover of all; numpy
-    rounds them. Ties go to the even one, from 65520 on to infinity; NaN stays NaN."""
+    """Floats round to the nearest f16 like numpy's: every f16, the midpoints between two, the
+    floats next to both, and a cover of all. Ties go to even, from 65520 on to infinity; NaN stays
+    NaN."""
     half = HALVES.view(np.float16).astype(np.float32)
     half = half[np.isfinite(half)]
     with np.errstate(over="ignore"):
@@ -321,7 +323,7 @@ def test_lanes() -> None:
         assert np.array_equal(
             y[17:33], np.where(a < b, a, b), equal_nan=True
         ), name
-        # the product is exact in float64; that the sum is rounded there first shows once in 2**29
+        # the product is exact in float64; rounding the sum there first shows once in 2**29
         exact = a.astype(np.float64) * b + a
         assert np.array_equal(
             y[33:49], exact.astype(np.float32), equal_nan=True
@@ -343,7 +345,7 @@ def test_sum_folds_eight_four_two_one() -> None:
             assert y[0] == want[0]
 
 
-# ---- the same for good
+# ---- known bits in every version
 
 KNOWN_BITS = "3c7baf4afdb3e4756684efbd6ddb7a4144f14adced7a74303f7bd0fae3c44871"
 

@@ -1,6 +1,6 @@
 /* vec.c -- functions of lanes.h, vec.h and part.h under names that a test can call.
  *
- * Arrays in, arrays out; n is a multiple of 16 but in over_part and over_first.
+ * Arrays in, arrays out; n is a multiple of 16 except in over_part and over_first.
  */
 #include "../../kernels/cpu/part.h"
 
@@ -24,7 +24,7 @@ FLOATS16(exp)
 FLOATS16(log)
 FLOATS16(sqrt)
 
-/* n floats stored as another type, and n halves of it loaded */
+/* Stores n floats as another type, and loads n of that type. */
 #define HALVES(name, dtype)                                                                        \
     void over_put_##name(uint16_t *y, const float *x, int64_t n)                                   \
     {                                                                                              \
@@ -85,7 +85,7 @@ void over_one_f16(float *y, const uint16_t *x, int64_t n)
     for (int64_t i = 0; i < n; i++) y[i] = realr(x, i, ZK_F16);
 }
 
-/* registers: by them, and not 16 at a time */
+/* registers: by registers, and not 16 at a time */
 void over_part(void *y, const void *x, int64_t n, int dtype, int registers)
 {
     if (!registers) store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);

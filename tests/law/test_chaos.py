@@ -1,4 +1,5 @@
-"""test_chaos.py -- a bounded piece of `./run chaos`, and that it would tell."""
+"""test_chaos.py -- runs a bounded piece of `./run chaos`, and tests that it would report an
+error."""
 
 import pathlib
 import random

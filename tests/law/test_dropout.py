@@ -1,6 +1,5 @@
-"""test_dropout.py -- train.dropout: losses and gradients against float64 under the same mask, one hash
-however the work is spread, none of it where nothing is trained.
-"""
+"""test_dropout.py -- tests train.dropout: losses and gradients against float64 under the same mask,
+one hash however the work is spread, and no dropout outside training."""
 
 import dataclasses
 import json
@@ -46,7 +45,7 @@ WAYS = (
 
 
 def keyed(spec) -> list[int]:
-    """of the samples of a run's first step"""
+    """Return the keys of the samples of a run's first step."""
     return chance.keys(spec.train.seed, 0, spec.train.global_batch)
 
 
@@ -55,7 +54,7 @@ def keyed(spec) -> list[int]:
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_the_evaluators_gradients(name: str) -> None:
-    """beside differences of its own loss, under one mask"""
+    """The evaluator's gradients match differences of its own loss under one mask."""
     _, params, tokens, _ = test_reference.setting(name)
     spec = reader.load(str(law.path(name)), [DROP])
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
@@ -73,14 +72,14 @@ def test_the_evaluators_gradients(name: str) -> None:
         for s in (-step, step)
     ]
     slope = sum(float((grads[n] * way[n]).sum()) for n in params)
-    # as in test_lora.py, but all tensors move: the cubic term is at most some 1e-6
+    # as in test_lora.py, but all tensors change: the cubic term is at most some 1e-6
     assert abs((ends[1] - ends[0]) / (2 * step) - slope) <= 1e-6 * abs(slope)
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "qwen3"])
 def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
-    """of the first step, by f32's bound for those of whole models; those of no mask, and of that of
-    other samples, are far off"""
+    """Gradients of the first step are within f32's bound for whole models. Without the mask, or
+    with other samples' masks, they are far off."""
     path, params, tokens, _ = test_reference.setting(name)
     keys = (*test_reference.SHOW, DROP)
     after = trainer.train(path, tmp_path, params, tokens, 1, *keys)
@@ -113,7 +112,8 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     "name,precision", [("gpt", "bf16"), ("llama", "f32"), ("qwen3", "f16")]
 )
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
-    """All ways have one hash; another share and none have others. With documents, too."""
+    """All ways of spreading the work have one hash, also with documents. Other rates of dropout,
+    and none, have other hashes."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
 
     def run(*keys: str) -> law.Result:
@@ -137,7 +137,8 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
 
 @pytest.mark.slow
 def test_law_of_what_is_rounded(tmp_path: pathlib.Path) -> None:
-    """With hardly a value left, without masters, whose rounding draws words of its own."""
+    """The law holds when dropout leaves hardly a value, and without masters, whose rounding draws
+    random words of its own."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
     keys = (
         "train.dropout=0.9",
@@ -161,8 +162,8 @@ STILL = ("train.optimizer.lr=0", "train.schedule={type: constant}")
 
 
 def test_only_training_drops(tmp_path: pathlib.Path) -> None:
-    """Validations are those of the model without dropout, before the first step and behind others;
-    steps are not. Nothing moves the weights."""
+    """Validations equal those of the model without dropout, before the first step and after others,
+    while training steps differ. The weights stay as they are."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
 
     def run(*keys: str) -> law.Result:
@@ -179,8 +180,8 @@ def test_only_training_drops(tmp_path: pathlib.Path) -> None:
 
 
 def test_under_emulation(tmp_path: pathlib.Path) -> None:
-    """The GPU's kernels have one hash, too, and the first step's loss is a CPU's, under its mask: f32
-    sums in another order, of 24 tokens."""
+    """The GPU's kernels have one hash, too, and the loss of the first step is a CPU's under its
+    mask. The sums of 24 tokens differ only in the order of f32 additions."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
     short = (
         "train.global_batch=2",
@@ -207,11 +208,11 @@ def test_under_emulation(tmp_path: pathlib.Path) -> None:
     assert abs(x - y) <= 1e-6 * y
 
 
-# ---- what the checker refuses
+# ---- refusals of the checker
 
 
 def changed(p: plan.Plan, name: str, at: dict[int, Index]) -> plan.Plan:
-    """a plan, of whose function so many calls of dropout have another place"""
+    """Return the plan with other places for some dropout calls of a function."""
     fns = []
     for fn in p.fns:
         n, calls = 0, []
@@ -227,7 +228,8 @@ def changed(p: plan.Plan, name: str, at: dict[int, Index]) -> plan.Plan:
 
 
 def test_places_are_checked() -> None:
-    """Backward takes forward's place, each call its own, as a model's calls are counted."""
+    """Each dropout call has a place of its own, in the order of the model's calls, and backward
+    uses that of forward."""
     p = search.find(reader.load(str(law.path("gpt")), [DROP])).plan
     one, two = Index(2, 0, 1), Index(2, 0, 2)
     check.check(changed(p, "fwd.block", {0: one, 1: two}))

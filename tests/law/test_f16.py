@@ -1,6 +1,5 @@
-"""test_f16.py -- training in IEEE halves: the loss scale is DeepSpeed's, step by step; steps that
-overflow are skipped alike wherever they run; a DeepSpeed config that asks for it trains.
-"""
+"""test_f16.py -- tests training in f16: the loss scale is DeepSpeed's, step by step; steps that
+overflow are skipped alike wherever they run; a DeepSpeed config with fp16 trains."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ class Lowest(Exception):
 
 
 class DeepSpeed:
-    """Its DynamicLossScaler, as documented: counts steps from 0, the last overflow at -1."""
+    """DeepSpeed's DynamicLossScaler, as documented: it counts steps from 0, and the last overflow
+    is at -1."""
 
     def __init__(self, s: zk.Scaler) -> None:
         self.scale, self.s, self.left = s.first, s, s.hysteresis
@@ -62,14 +62,15 @@ class DeepSpeed:
 def played(
     k: zk.Kernels, s: zk.Scaler, script: Iterator[bool]
 ) -> list[tuple[float, int]]:
-    """the kernels' scale of each step, and why it was skipped"""
+    """Return the kernels' scale of each step, and the reason why it was skipped."""
     ctl, r, out = zk.Ctl(), recipe(scaler=s, clip=0), []
     for overflow in script:
         k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
         sums = made(4.0, 2.0 * 66, 66, bad=int(overflow))
         k.zk_factor(ctl, sums, r)
         out.append((ctl.scale, ctl.skipped))
-        assert ctl.loss == 2  # never scaled, and known though the step is not
+        # Not scaled, and known even if the step is skipped
+        assert ctl.loss == 2
         if not overflow:
             assert (ctl.norm, ctl.factor) == (
                 2 / ctl.scale,
@@ -111,7 +112,7 @@ def test_the_scale_is_deepspeeds(
 
 
 def test_the_floor_has_patience_too(target: str) -> None:
-    """At the least scale hysteresis is used up before the run ends."""
+    """Hysteresis is used up at the least scale, too, before the run ends."""
     found = played(
         zk.Kernels(target), zk.Scaler(4.0, 4.0, 3, 3, 0), [True, True, True]
     )
@@ -149,7 +150,7 @@ def test_a_fixed_scale_stays(target: str) -> None:
 
 
 def test_the_gradient_of_a_loss_is_scaled_once(target: str) -> None:
-    """Before it is rounded: what a half would lose without the scale is there with it."""
+    """A gradient is scaled before it is rounded, so small values that f16 would lose are kept."""
     k, M, V = zk.Kernels(target, zk.F16), 4, 64
     x = zk.store(np.random.default_rng(3).standard_normal((M, V)), zk.F16)
     hit, loss = np.arange(M, dtype=np.int32), np.empty(M, np.float32)
@@ -163,12 +164,12 @@ def test_the_gradient_of_a_loss_is_scaled_once(target: str) -> None:
         == zk.store(exact * np.float32(2**16), zk.F16).tobytes()
     )
     k.zk_cross_entropy(loss, found, x, hit, None, M, V, 2**20)
-    assert len(np.unique(found)) < 20  # subnormal: a few steps alone are left
+    assert len(np.unique(found)) < 20  # subnormal: only a few values are left
     k.zk_cross_entropy(loss, found, x, hit, np.array([2.0**40]), M, V, 2**20)
     assert np.isinf(found).any()
 
 
-# ---- what a spec and a ds_config.json say
+# ---- keys of a spec and a ds_config.json
 
 
 @functools.cache
@@ -212,7 +213,7 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
     assert search.find(spec).plan.recipe.scaler == (
         plan.Scaler(128.0, 1.0, 0, 2, 0),
     )
-    # auto: as the spec says; a precision that needs no scale takes none
+    # "auto" leaves the type to the spec; a type that needs no scale gets none.
     auto = {"fp16": {"enabled": "auto", **keys}}
     assert (
         read(tmp_path, auto, ("train.precision=f16",)).train.loss_scale.window
@@ -245,8 +246,8 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("ours", ["bf16", "f16", "f32"])
 def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
-    """A file that switches off the one it names: f32, and said where the spec has another. The
-    command line comes before it, and a type that it does enable."""
+    """A file that switches off the 16-bit type it names gives f32, with a note if the spec has
+    another type. The command line takes precedence, and so does a type that the file enables."""
     text = (
         law.path("gpt")
         .read_text()
@@ -298,7 +299,8 @@ def test_keys_out_of_range(
 
 
 def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
-    """What is said of them, where they stand; a dynamic scale says nothing."""
+    """A fixed scale makes keys idle, and a note names each with its place. A dynamic scale has no
+    such note."""
     fixed = read(
         tmp_path,
         {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 3}},
@@ -326,8 +328,8 @@ def test_halves_need_masters() -> None:
 
 
 def test_the_checker_asks_for_the_scale() -> None:
-    """A plan in f16 scales its gradients by ctl's scale, no other place and no other type does; its
-    recipe has the scaler."""
+    """A plan in f16 multiplies gradients by ctl's scale in its one place, no other type does, and
+    the recipe has the scaler."""
     p = planned()
     check.check(p)
     bare = dataclasses.replace(p.recipe, scaler=())
@@ -416,8 +418,8 @@ def ran(
 
 @pytest.mark.slow
 def test_one_hash_with_steps_that_overflow(tmp_path: pathlib.Path) -> None:
-    """From 2^32 the scale falls until gradients fit; then it rises after two steps, so that more
-    overflow in the middle. Bits, losses and scales are the same however the work is spread."""
+    """Bits, losses and scales do not depend on how the work is spread. The scale falls from 2^32
+    until gradients fit and rises after two steps, so steps also overflow in the middle."""
     scale = ("train.loss_scale={initial_scale_power: 32, window: 2}",)
     found = [
         ran(
@@ -443,10 +445,12 @@ def test_one_hash_with_steps_that_overflow(tmp_path: pathlib.Path) -> None:
 
 
 def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
-    """A number is stored some 80 times on its way, each time with an error of 2^-11 at most, random
-    in sign: gradients are off by some 2^-8 of themselves, and so is what the loss has fallen by, at
-    most one half here: 2^-9. What forward alone is off by is a mean over hundreds of tokens that
-    are off to either side, and less."""
+    """The loss in f16 follows that in f32.
+
+    A number is stored some 80 times on its way, each time with a random error of at most 2^-11, so
+    gradients are off by some 2^-8 of themselves. So is the fall of the loss, at most one half here:
+    2^-9. The error of forward alone is a mean over hundreds of tokens of either sign, and less.
+    """
     rest = "train.global_batch=8", "train.micro_batch=1"
     half = ran(tmp_path, (*KEYS, "train.loss_scale.scale=1024"), 20)
     full = ran(tmp_path, rest, 20)
@@ -461,7 +465,8 @@ def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_deepspeed_config(tmp_path: pathlib.Path) -> None:
-    """Stage 2, the optimizer on the host, fp16: generated, trained, and skipped steps are told."""
+    """A DeepSpeed config with stage 2, the optimizer on the host and fp16 is generated and trains,
+    and skipped steps are reported."""
     config = {
         "train_batch_size": 16,
         "train_micro_batch_size_per_gpu": 2,

@@ -1,5 +1,5 @@
-"""test_groups.py -- groups of tensors: rates and decays of their own, and what is frozen stays to
-the bit, has no part in the norm, and no state where a whole flat is."""
+"""test_groups.py -- tests groups of tensors with rates and decays of their own. Frozen tensors keep
+their bits and have no part in the norm; a flat that is frozen whole has no state."""
 
 import dataclasses
 import json
@@ -70,8 +70,8 @@ def test_a_group_that_gets_no_tensor_is_told() -> None:
 def test_frozen_stays_to_the_bit(
     tmp_path: pathlib.Path, listed: list[str], precision: str
 ) -> None:
-    """As functions read it, in halves rounded. The other tensors move, and the norm of the first
-    step is that of their gradients."""
+    """Frozen tensors keep the bits that functions read (rounded in bf16). The others change, and
+    the norm of the first step is that of their gradients."""
     path, params, tokens, _ = test_reference.setting("gpt")
     keys = (
         groups(*listed),
@@ -128,7 +128,8 @@ def test_law(tmp_path: pathlib.Path, precision: str) -> None:
 def test_a_flat_that_is_frozen_whole_has_no_state(
     stage: int, more: tuple[str, ...]
 ) -> None:
-    """And no master. With a tied head its norm lies in the flat of the embedding."""
+    """A flat that is frozen whole has no moments and no master. With a tied head the final norm
+    lies in the embedding's flat."""
     keys = (
         f"zero.stage={stage}",
         "zero.stage3_param_persistence_threshold=0",
@@ -156,7 +157,8 @@ def test_a_flat_that_is_frozen_whole_has_no_state(
     "listed", [[EMBED], [PART]], ids=["the embedding", "parts"]
 )
 def test_the_checker_knows_what_is_frozen(listed: list[str]) -> None:
-    """Flats' functions leave out what is frozen, where a tensor is: the first one more or less."""
+    """The checker refuses a plan in which one more or one less tensor is frozen than functions
+    expect."""
     p = planned(groups(*listed), "zero.stage3_param_persistence_threshold=0")
     for n, t in enumerate(p.tensors):
         broken = [{"frozen": 2}, {"rate": -1.0}, {"decay": -1.0}]

@@ -1,5 +1,6 @@
-"""test_hf_models.py -- models of gen/zgen --from against transformers' float64 numbers of the same
-config.json (tests/reference/hf.py): loss, every gradient, and the losses of 10 AdamW steps."""
+"""test_hf_models.py -- compares models of gen/zgen --from with transformers' float64 numbers for
+the same config.json (tests/reference/hf.py): loss, every gradient, and the losses of 10 AdamW
+steps."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ KEYS = (
 def setting(
     name: str, folder: pathlib.Path
 ) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray, dict[str, np.ndarray]]:
-    """a spec, as --emit spec writes it, initial weights, tokens and reference"""
+    """Return a spec as --emit spec writes it, initial weights, tokens and the reference."""
     path = folder / "spec.yaml"
     path.write_text(reader.text(None, KEYS, None, str(HERE / name)))
     params = {
@@ -61,6 +62,6 @@ def test_ten_steps(
     path, params, tokens, ref = setting(name, tmp_path)
     trainer.train(path, tmp_path, params, tokens, STEPS, *spread)
     error = reference.off(reference.losses(tmp_path), ref["losses"])
-    # Weights are rounded twice a step, and Adam divides errors of small gradients by these: as
-    # much again as what forward's own roundings make.
+    # Weights are rounded twice a step, and Adam divides errors of small gradients by the gradients.
+    # The bound is twice the error of forward's roundings.
     assert error <= 2 * reference.LOSS

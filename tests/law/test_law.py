@@ -1,9 +1,10 @@
-"""test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
+"""test_law.py -- tests the bitwise law: weights after N steps do not depend on how the work was
+spread.
 
-One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
+Runs have one hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
 persistence, prefetch, reuse, overlap, recompute, queue orders, threads, kernel objects, hosts and
-ranks that share parameters and states; and controls that must give another. Gradients span over six
-decades, so that sums in another order round differently.
+ranks that share parameters and states. Controls must have others. Gradients span over six decades,
+so sums in another order round differently.
 """
 
 import dataclasses
@@ -21,15 +22,16 @@ import pytest
 import test_mutants
 import trainer
 import zk
+from covering import covering
 from safetensors.numpy import load_file, save_file
 from zg.read import spec as reader
 from zg.search import search
 
 BIG = 500_000_000  # elements: more than any unit has
 
-# What a row of each set chooses. 24 micro-batches give 24, 12, 8, 6, 4 and 3 to a rank: local sums
-# come first at 1, 3 and 6 ranks; 8 micro-batches give 8, 4, 2 and 1: they come first wherever there
-# are several.
+# Choices of each set of rows. 24 micro-batches give 24, 12, 8, 6, 4 and 3 to a rank: local sums
+# come first at 1, 3 and 6 ranks. 8 micro-batches give 8, 4, 2 and 1: local sums come first with any
+# number of ranks above 1.
 ACCUMULATE = ["micro_batches", "layers"]
 LAYOUT = {
     "local": [0, 1, 2, 4],
@@ -116,7 +118,7 @@ PLAIN = {
     "reuse": 0,
 }
 
-# Steps small enough for the weights to stay uneven.
+# Steps small enough to keep the weights' sizes far apart.
 UNEVEN = [
     "train.optimizer.lr=1e-5",
     "train.optimizer.eps=1e-12",
@@ -127,14 +129,16 @@ UNEVEN = [
 ]
 
 
-# Of each number of micro-batches: with 8 steps the validation of every seventh is one of them.
+# Steps for each number of micro-batches: with 8 steps the validation of every seventh is one of
+# them.
 ENOUGH = {24: 6, 8: 8}
+# Types, and objects of kernels.
 KINDS = (
     "f32",
     "f32 avx2",
     "bf16",
     "bf16 avx2",
-)  # types and objects
+)
 
 
 @functools.cache
@@ -166,7 +170,7 @@ def stream(
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """Where runs of one recipe keep their files."""
+    """A folder with the files of a recipe's runs."""
 
     folder: pathlib.Path
     weights: pathlib.Path | None
@@ -212,7 +216,8 @@ def bench(
     vocab: int = 256,
     sequence: int = 40,
 ) -> Bench:
-    """11 samples of validation and a rest: they end in the middle of a round of ranks"""
+    """Write data for runs. Validation has 11 samples and a rest, so it ends in the middle of a
+    round of ranks."""
     trainer.write_tokens(folder / "tokens", stream)
     trainer.write_tokens(
         folder / "val", law.tokens(vocab, 12 * sequence - 3, holes=True)
@@ -221,7 +226,7 @@ def bench(
 
 
 def agree(results: dict[str, law.Result]) -> None:
-    """All results are the first; else says which are not."""
+    """Assert that all results equal the first; name those that do not."""
     (name, first), *rest = results.items()
     off = [
         f"{other}\n    gave {found.weights}, {differing(first, found)}"
@@ -253,7 +258,7 @@ GROUPS = [
     for family in law.FAMILIES
     for precision in ("f32", "bf16")
 ]
-# A chessboard: each family in both types, each of these with one number of micro-batches
+# A chessboard: each family in both types, each type with one number of micro-batches.
 BY_TURNS = [GROUPS[n] for n in (0, 3, 4, 7, 8, 11)]
 
 
@@ -262,7 +267,8 @@ BY_TURNS = [GROUPS[n] for n in (0, 3, 4, 7, 8, 11)]
 def test_one_hash(
     tmp_path: pathlib.Path, family: str, precision: str, micro_batches: int
 ) -> None:
-    """Both types share the ways: any two choices meet, the type and each other choice, too."""
+    """A part of the ways has one hash. The types share the ways, so any two choices meet, also the
+    type and each other choice."""
     one_hash(tmp_path, family, precision, micro_batches, *KINDS)
 
 
@@ -274,7 +280,7 @@ def test_one_hash_of_all_ways(
     precision: str,
     micro_batches: int,
 ) -> None:
-    """Each type has all."""
+    """All ways have one hash for each type."""
     one_hash(
         tmp_path,
         family,
@@ -312,13 +318,12 @@ def one_hash(
     first = next(iter(results.values()))
     log = [json.loads(line) for line in first.steps]
     assert len(log) == steps and all(np.isfinite(line["loss"]) for line in log)
-    assert all(
-        line["norm"] > 1 and not line["skipped"] for line in log
-    )  # clipped: all by all
+    # clipped: every update depends on the norm of all gradients
+    assert all(line["norm"] > 1 and not line["skipped"] for line in log)
     assert len({line["valid"] for line in log}) >= 5 and first.val
 
 
-# Of every feature once, a few far apart.
+# A few ways that are far apart; together they use every feature once.
 IN_BRIEF = (
     {},
     {
@@ -455,7 +460,7 @@ IN_BRIEF = (
 def test_one_hash_in_brief(
     tmp_path: pathlib.Path, family: str, precision: str, more: tuple[str, ...]
 ) -> None:
-    """five steps of a few far apart: what the quick tests have of the one above"""
+    """A few ways far apart have one hash over five steps: the quick form of the test above."""
     b = bench(tmp_path, stream(family, 8, 5), law.uneven(family, tmp_path), 5)
     some = [{"family": family, **PLAIN, **way} for way in IN_BRIEF]
     keys = *recipe(precision, 8), *more
@@ -464,7 +469,8 @@ def test_one_hash_in_brief(
 
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
-    """In f32 it is the sum, where the device has that: the bits of one that is pushed."""
+    """The only gradient of a step in f32 is used as the sum, except where the host sums. It has the
+    bits of a sum made by zk_push."""
     b = bench(tmp_path, stream(family, 1, 5), law.uneven(family, tmp_path), 5)
     keys = *UNEVEN, "train.global_batch=1"
     some = [
@@ -487,8 +493,8 @@ def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
 
 @pytest.mark.slow
 def test_an_order_of_products_has_one_hash(tmp_path: pathlib.Path) -> None:
-    """In bf16 each its own, from every object of kernels, AMX's by emulation; the head's rows in
-    chunks, or all at once, too."""
+    """Each order of products in bf16 has one hash, with every object of kernels (AMX by emulation)
+    and with the head's rows in chunks or all at once."""
     b = bench(tmp_path, stream("gpt", 16, 5), law.uneven("gpt", tmp_path), 5)
     keys = *recipe("bf16", 16), "train.micro_batch=2", "train.sequence=32"
     isas = [*zk.isas((*zk.ISAS, zk.BEST)), *["amx"] * zk.runs("tiles")]
@@ -517,8 +523,8 @@ def test_an_order_of_products_has_one_hash(tmp_path: pathlib.Path) -> None:
 def test_documents_change_bits_where_they_end(
     tmp_path: pathlib.Path, family: str
 ) -> None:
-    """Without an end of a document a run has the bits of documents that are joined; with one it has
-    not. A prompt is read as data are: behind an end only what follows counts."""
+    """Separating documents changes no bit without an end of a document, and changes bits with one.
+    A prompt is treated like data: only tokens after the last end count."""
     tokens = stream(family, 8, 2)
     way = {"family": family, **PLAIN, "stage": 3, "ranks": 2}
     weights = law.uneven(family, tmp_path)
@@ -550,8 +556,8 @@ def test_documents_change_bits_where_they_end(
 def test_gradients_span_six_decades(
     tmp_path: pathlib.Path, family: str
 ) -> None:
-    """at the first step of the runs above and at the last, by the evaluator in float64: the
-    largest element of each tensor's gradient"""
+    """The largest elements of the tensors' gradients span six decades at the first and the last
+    step of the runs above, by the float64 evaluator."""
     before, after, tokens = (
         law.uneven(family, tmp_path),
         tmp_path / "after",
@@ -582,16 +588,17 @@ def test_gradients_span_six_decades(
         _, _, grads = oracle.gradients(spec, params, *batch)
         size = np.sort([np.abs(g).max() for g in grads.values()])
         assert size[-1] > 1e6 * size[0] > 0, (step, size)
+        # Also without the largest and the smallest tensor
         assert size[-2] > 1e3 * size[1], (
             step,
             size,
-        )  # not by one tensor alone
+        )
 
 
 @pytest.mark.slow
 def test_the_ways_are_what_they_claim() -> None:
-    """Both orders of summation, several depths of prefetch, and ragged pieces of both
-    collectives occur; every two values of every two choices meet."""
+    """The ways have both orders of summation, several depths of prefetch, and ragged pieces of both
+    collectives, and every two values of every two choices meet."""
     seen, ragged = set(), set()
     for way in ways(8, *KINDS):
         spec = reader.load(
@@ -641,7 +648,7 @@ def test_the_ways_are_what_they_claim() -> None:
             assert met == set(meet), (a, b)
 
 
-# ---- what a recipe may change, it does change
+# ---- controls: a change of the recipe changes bits
 
 
 @pytest.mark.slow
@@ -652,7 +659,7 @@ def test_the_ways_are_what_they_claim() -> None:
 def test_controls(
     tmp_path: pathlib.Path, precision: str, ranks: int, stage: int
 ) -> None:
-    """Another order of the same 8 leaves, other micro-batches, another optimizer give other
+    """Another order of the same 8 gradients, other micro-batches and another clipping give other
     bits."""
     b = bench(tmp_path, stream("gpt", 8), law.uneven("gpt", tmp_path))
     way = {"family": "gpt", **PLAIN, "ranks": ranks, "stage": stage}
@@ -667,18 +674,16 @@ def test_controls(
         )
     ]
     assert len({other.weights for other in others}) == len(others)
-    assert (
-        others[0].steps[0] == others[3].steps[0]
-    )  # clipping comes after the first norm
+    # Clipping comes after the first norm
+    assert others[0].steps[0] == others[3].steps[0]
     losses = [json.loads(other.steps[-1])["loss"] for other in others]
-    assert np.allclose(
-        losses, losses[0], rtol=0.01
-    )  # other bits, and the same training
+    # Other bits, but the same training
+    assert np.allclose(losses, losses[0], rtol=0.01)
 
 
 def test_ranks_with_each_others_samples(tmp_path: pathlib.Path) -> None:
-    """Of two hosts of two ranks: leaves that two ranks exchange are summed in another order, which
-    gives other bits and about the same loss, and the checker refuses."""
+    """Gradients that two ranks of different hosts exchange are summed in another order. This gives
+    other bits and about the same loss, and the checker refuses the plan."""
     b = bench(tmp_path, stream("gpt", 8, 5), law.uneven("gpt", tmp_path), 5)
     way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4, "local": 2}
     keys = recipe("f32", 8)
@@ -765,7 +770,7 @@ SLOW_BUT_GPT = [
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SLOW_BUT_GPT)
 def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
-    """depend on the seed, and on nothing else"""
+    """Initial weights depend on the seed and on nothing else."""
 
     def start(*keys: str) -> str:
         source = trainer.generate(
@@ -810,8 +815,8 @@ def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
 
 
 def test_the_hash_sees_every_bit(tmp_path: pathlib.Path) -> None:
-    """A flipped bit, two elements and two tensors in each other's place, and a moved sign are told;
-    loading what was saved is not."""
+    """The hash sees a flipped bit, two swapped elements, two swapped tensors and a moved sign.
+    Loading saved weights keeps it."""
     folder, name = tmp_path / "w", "model.safetensors"
     binary = trainer.build(
         trainer.generate(
@@ -864,10 +869,10 @@ def test_the_hash_sees_every_bit(tmp_path: pathlib.Path) -> None:
 
 # ---- shapes that nothing divides
 
-# family, blocks, old and new sizes, settings, ranks
+# Family, blocks, old and new sizes, settings, ranks.
 RAGGED = {
     "vocab 257": ("gpt", 1, {256: 257}, ["train.micro_batch=1"], [1, 2, 8]),
-    # fewer than 8 * 1024 elements: some ranks own padding alone
+    # fewer than 8 * 1024 elements: some ranks own only padding
     "width 8": (
         "qwen3",
         1,
@@ -909,15 +914,7 @@ RAGGED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case,precision",
-    [
-        pytest.param(
-            case,
-            precision,
-            marks=() if n % 2 == half % 2 else pytest.mark.exhaustive,
-        )
-        for n, case in enumerate(RAGGED)
-        for half, precision in enumerate(("f32", "bf16"))
-    ],
+    covering([*RAGGED], ("f32", "bf16")),
 )
 def test_ragged_shapes(
     tmp_path: pathlib.Path, case: str, precision: str
@@ -954,7 +951,7 @@ def test_ragged_shapes(
     agree(results)
 
 
-# ---- for ever
+# ---- without end
 
 
 @pytest.mark.parametrize("isa", [*zk.ISAS, "tiles"])

@@ -1,5 +1,5 @@
-"""test_law_of_sums.py -- the bitwise law under each rule of summation: one tree, a fold, trees of
-so many leaves that are folded. Leaves are many enough for the three to differ."""
+"""test_law_of_sums.py -- tests the bitwise law under each rule of summation: one tree, a fold, and
+folded trees of a given size. There are enough gradients for the three to differ."""
 
 import pathlib
 import re
@@ -18,8 +18,8 @@ from zg.search import search
 
 STEPS = 2
 RULES = ["tree", "fold", "{block: 16}", "{block: 4}"]
-# 64 leaves are 64, 32, 16 and 8 a rank, 48 are 16 at 3: own micro-batches come first where a tree
-# of the rule has a node of them.
+# Ranks for each number of gradients: 64 give 64, 32, 16 and 8 to a rank, 48 give 16 at 3 ranks. A
+# rank's own micro-batches come first if the rule's tree has a node of them.
 PLACES = {64: [1, 2, 4, 8], 48: [1, 3]}
 HOST = {
     "offload": "cpu",
@@ -60,8 +60,8 @@ def grid(leaves: int) -> list[dict]:
     ]
 
 
-# What lies elsewhere, and micro-batches that go through a unit together: own ones first at 16 and
-# fewer.
+# Ways with offloading, and with micro-batches that go through a unit together. A rank's own
+# micro-batches come first at 16 and fewer.
 ELSEWHERE = [
     {"stage": 2, "ranks": 4, **HOST},
     {"stage": 2, "ranks": 8, **HOST},
@@ -90,15 +90,15 @@ RECIPES = [
 
 
 def half(ways: list[dict], which: int) -> list[dict]:
-    """As of a chessboard, with a row for each number of ranks."""
+    """Return half of the ways in a chessboard pattern, with a row for each number of ranks."""
     return [way for n, way in enumerate(ways) if (n + n // 4 + which) % 2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(len(RECIPES)))
 def test_one_hash(tmp_path: pathlib.Path, n: int) -> None:
-    """Recipes by turns have one half of the ways and the other; a block of 16 and one of 4 have
-    both."""
+    """Each recipe has one hash over half of the ways, alternating between the halves; blocks of 16
+    and of 4 occur with both."""
     one_hash(tmp_path, lambda ways: half(ways, n), *RECIPES[n])
 
 
@@ -163,7 +163,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, rule: str) -> None:
 
 @pytest.mark.slow
 def test_each_rule_has_its_own_bits(tmp_path: pathlib.Path) -> None:
-    """The control. Three trees of a block are the first nodes of one tree, which four are not."""
+    """The rules have different bits (a control). Three trees of a block are the first nodes of one
+    tree, so they share its bits; four are not."""
     found = {}
     for leaves in (48, 64):
         b = bench(
@@ -204,7 +205,8 @@ def test_a_rule_that_is_a_tree_is_the_same_plan() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16, 64])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_block_bounds_what_is_pending(ranks: int, stage: int) -> None:
-    """Levels of a tree of 16, and what is folded; no more, however many the leaves are."""
+    """Pending sums are at most the levels of a tree of 16 and the folded sum, however many
+    gradients there are."""
     for micro_batches in (1, 2, 4, 16, 48, 1024):
         p = plan_of(
             f"train.global_batch={ranks * micro_batches}",
@@ -222,7 +224,7 @@ def test_a_block_bounds_what_is_pending(ranks: int, stage: int) -> None:
 
 
 def test_pending_nodes_are_those_of_counting() -> None:
-    """The masks against a counter that is played, leaf by leaf."""
+    """The masks of pending nodes equal those of a counter that is played gradient by gradient."""
     for block in (1, 2, 16, 64):
         for step in (1, 2, 3, 8, 16, 24):
             mask = 0
@@ -250,7 +252,8 @@ def test_pending_nodes_are_those_of_counting() -> None:
     ],
 )
 def test_another_rule_is_refused(keys: tuple[str, ...]) -> None:
-    """In the head alone, or in one call of zk_push; and a pending sum more or less."""
+    """A plan with another rule in its head alone or in one call of zk_push is refused, and so is
+    one pending sum more or less."""
     p = plan_of("train.sum.block=16", *keys)
     check.check(p)
     assert p.head.block == 16

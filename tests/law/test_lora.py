@@ -1,6 +1,5 @@
-"""test_lora.py -- adapters of low rank: gradients and steps against float64, one hash however the
-work is spread, and the base as it was.
-"""
+"""test_lora.py -- tests LoRA adapters: gradients and steps against float64, one hash however the
+work is spread, and an unchanged base."""
 
 import json
 import pathlib
@@ -70,7 +69,7 @@ def path_of(name: str) -> pathlib.Path:
 
 
 def setting(name: str) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray]:
-    """path of a tiny spec, weights of the base and of adapters, none of them zero; tokens"""
+    """Return the path of a tiny spec, weights of base and adapters without zeros, and tokens."""
     path = path_of(name)
     spec = reader.load(str(path), LORA[name])
     params = {
@@ -93,7 +92,7 @@ def trained(
     steps: int,
     *keys: str,
 ) -> dict[str, np.ndarray]:
-    """Adapters after `steps` steps from given weights, by the names of `params`"""
+    """Return the adapters after `steps` steps from given weights, by the names of `params`."""
     spec = reader.load(str(path), keys)
     lora, lead = spec.train.lora, peft.lead(spec)
     base, old, new = (folder / name for name in ("base", "old", "new"))
@@ -132,7 +131,7 @@ def planned(name: str, *keys: str) -> plan.Plan:
 
 @pytest.mark.parametrize("name", LORA)
 def test_the_evaluators_gradients(name: str) -> None:
-    """of adapters, beside differences of its own loss"""
+    """The evaluator's gradients of adapters match differences of its own loss."""
     path, params, tokens = setting(name)
     spec = reader.load(str(path), LORA[name])
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
@@ -149,14 +148,14 @@ def test_the_evaluators_gradients(name: str) -> None:
         for s in (-step, step)
     ]
     slope = sum(float((grads[n] * way[n]).sum()) for n in params)
-    # two losses of about 6, each some 1e-15 off, over 2e-6; the cubic term goes with step^2 and is
-    # 5e-9 here. A wrong formula is off by 1e-3 or more.
+    # Two losses of about 6 are each off by some 1e-15, divided by 2e-6. The cubic term goes with
+    # step^2 and is 5e-9 here. A wrong formula is off by 1e-3 or more.
     assert abs((ends[1] - ends[0]) / (2 * step) - slope) <= 2e-8
 
 
 @pytest.mark.parametrize("name", LORA)
 def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
-    """of the first step, by f32's bound for those of whole models"""
+    """Gradients of the first step are within f32's bound for whole models."""
     path, params, tokens = setting(name)
     keys = (*test_reference.SHOW, *LORA[name])
     after = trained(path, tmp_path, params, tokens, 1, *keys)
@@ -176,7 +175,8 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def test_first_values(tmp_path: pathlib.Path) -> None:
-    """PEFT's: A uniform within 1 / sqrt(inputs), B zero; so the model is the base."""
+    """First values are PEFT's: A is uniform within 1 / sqrt(inputs) and B is zero, so the model
+    equals the base."""
     source = trainer.generate(law.path("qwen3"), *LORA["qwen3"])
     program = trainer.build(source)
     trainer.sh(program, "--steps", 0, "--save", tmp_path)
@@ -189,7 +189,7 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
         ]
     )
     assert np.abs(drawn).max() <= 1 and drawn.size > 2000
-    # of n uniform numbers: means and squares within five of their deviations
+    # means and squares of n uniform numbers, within five standard deviations
     n = drawn.size
     assert abs(drawn.mean()) <= 5 * np.sqrt(1 / 3 / n)
     assert abs((drawn**2).mean() - 1 / 3) <= 5 * np.sqrt(4 / 45 / n)
@@ -236,14 +236,14 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
 
 @pytest.mark.parametrize("stage", range(4))
 def test_the_base_has_no_states(stage: int) -> None:
-    """No masters, moments, sums, leaves and reductions: what trains is adapters, to the element."""
+    """Masters, moments, sums, gradients and reductions have exactly the adapters' elements."""
     p = planned("llama", f"zero.stage={stage}", WHOLE, "train.precision=bf16")
     moving = [t for t in p.tensors if not t.frozen]
     assert {t.name.rpartition(".")[0][-6:] for t in moving} == {
         "lora_A",
         "lora_B",
     }
-    # of each of two layers: A of 64 inputs, B of 64 and 32 outputs; all in one flat
+    # for each of two layers: A of 64 inputs, B of 64 and 32 outputs; all in one flat
     assert sum(t.elems * t.count for t in moving) == 2 * 4 * (
         64 + 64 + 64 + 32
     )
@@ -270,8 +270,8 @@ SHORT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_under_emulation(tmp_path: pathlib.Path, name: str) -> None:
-    """The GPU's kernels have one hash, too, and lead to a CPU's losses, but for bf16's rounding of
-    logits: 2^-9 each of numbers below 1, at random over 24 tokens or more."""
+    """The GPU's kernels have one hash, too, and their losses are a CPU's within the rounding of
+    bf16 logits: 2^-9 of numbers below 1, random over 24 tokens or more."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 40 * 8 * 3 + 1))
     short = ("train.global_batch=2", "model.units[1].blocks=1", *SHORT[name])
 

@@ -1,6 +1,7 @@
-"""test_offload.py -- the optimizer on the host: its kernels, its memory, skipped steps, refusals.
+"""test_offload.py -- tests the optimizer on the host: its kernels, memory, skipped steps and
+refusals.
 
-That the bits are those of a device's optimizer: tests/law/test_law.py.
+tests/law/test_law.py tests that the bits are those of an optimizer on the device.
 """
 
 import ctypes
@@ -28,7 +29,8 @@ OFFLOAD = ("zero.offload_optimizer.device=cpu", "zero.sub_group_size=5000")
 
 
 def test_a_host_kernel_is_its_twin() -> None:
-    """zk_host_open, a kernel by both names, zk_host_close"""
+    """A kernel gives the same result by both of its names, after zk_host_open and before
+    zk_host_close."""
     zk.library("gcc")
     lib, why = (
         ctypes.CDLL(str(trainer.ROOT / zk.LIBRARY["gcc"])),
@@ -79,8 +81,8 @@ def test_every_host_kernel_is_emitted() -> None:
 
 
 def test_the_copy_of_a_tile_is_whole() -> None:
-    """What goes up in bf16 has a tile's zeros between tensors, which `update` passes over: kernels
-    read rows that pad a vocabulary."""
+    """The bf16 parameters that go to the device include the zeros between tensors of a tile, which
+    `update` skips: kernels read rows that pad a vocabulary."""
     p = planned("gpt-tiny", "zero.stage=2", "train.precision=bf16", *OFFLOAD)
     made = [
         [(c.kernel, *map(str, c.args)) for c in f.calls]
@@ -100,8 +102,9 @@ def test_the_copy_of_a_tile_is_whole() -> None:
 def test_states_move_to_the_host_to_the_byte(
     stage: int, ranks: int, precision: str
 ) -> None:
-    """And sums of gradients, but where a rank's own micro-batches are summed first; in their stead
-    are places for pieces of what ranks brought."""
+    """States and sums of gradients move to the host to the byte. Sums stay if a rank's own
+    micro-batches are summed first. The device gets slots for pieces of reduced gradients
+    instead."""
     keys = (
         f"zero.stage={stage}",
         f"cluster.ranks={ranks}",
@@ -125,9 +128,8 @@ def test_states_move_to_the_host_to_the_byte(
     assert here.arena("cpu") - there.arena("cpu") == sum(
         c.slots * c.stride for c in states
     ) - sum(parts)
-    assert parts == [4 * 4096 * 4] * len(
-        new
-    )  # 4 slots of 4096 elements of f32
+    # 4 slots of 4096 elements of f32
+    assert parts == [4 * 4096 * 4] * len(new)
     for f in there.flats:
         sizes = dict.fromkeys(gone, f.shard * 4 * f.count)
         if "sum" in sizes:
@@ -147,8 +149,8 @@ def test_states_move_to_the_host_to_the_byte(
 def test_parameters_move_to_the_host_to_the_byte(
     ranks: int, precision: str
 ) -> None:
-    """All but those that every rank keeps; on the device places for one unit ahead stay. In f32
-    they are the masters."""
+    """Parameters move to the host to the byte, except persistent ones; the device keeps slots for
+    one unit ahead. In f32 the parameters are the masters."""
     keys = (
         "zero.stage=3",
         f"cluster.ranks={ranks}",
@@ -200,7 +202,8 @@ def test_parameters_move_to_the_host_to_the_byte(
 def test_every_place_of_parameters_on_their_way_is_used(
     keys: tuple[str, ...], name: str, ahead: str
 ) -> None:
-    """A Llama's embedding is fetched once in a micro-batch, whatever the prefetch."""
+    """Steps use every slot that parameters pass through. A Llama's embedding is fetched once per
+    micro-batch, whatever the prefetch."""
     p = planned(
         name,
         "zero.stage=3",
@@ -238,7 +241,7 @@ def test_every_place_of_parameters_on_their_way_is_used(
     ],
 )
 def test_no_more_buffers_than_turns(keys: tuple[str, ...]) -> None:
-    """Tiles and pieces take turns in buffer_count slots, or each has its own; nothing else
+    """Tiles and pieces take turns in buffer_count slots, or have a slot each; nothing else
     changes."""
 
     def asked(n, *more):
@@ -288,7 +291,8 @@ def test_no_more_buffers_than_turns(keys: tuple[str, ...]) -> None:
     ],
 )
 def test_sums_that_stay(keys: tuple[str, ...], said: str) -> None:
-    """A note says why; with one micro-batch a step nothing keeps them."""
+    """A note says why sums of gradients stay on the device; with one micro-batch per step there is
+    no reason."""
     path = str(law.path("gpt"))
     made = search.find(
         spec.load(
@@ -317,7 +321,7 @@ def test_sums_that_stay(keys: tuple[str, ...], said: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
-    """A model whose states are four times a rank's arena and more trains to the same bits."""
+    """A model whose states are at least four times a rank's arena trains to the same bits."""
     path = law.changed("gpt", tmp_path, 12, {})
     keys = (
         "zero.stage=3",
@@ -345,7 +349,8 @@ def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
         c.slots * c.stride for c in p.classes if c.name.startswith("param.")
     )
     (nodes,) = {f.nodes for f in p.flats}
-    assert states == params // 2 * (2 + 3 * 4 + 4 * nodes)  # bytes a parameter
+    # Bytes per parameter
+    assert states == params // 2 * (2 + 3 * 4 + 4 * nodes)
     assert states >= 4 * p.arena("cpu")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 4 * 5 * 40))
     found = [
@@ -371,7 +376,8 @@ def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
-    """The optimizer stays: in f32, too, it has masters of its own then."""
+    """Parameters alone move to the host to the byte. The optimizer stays on the device, so f32 has
+    separate masters, too."""
     keys = (
         "zero.stage=3",
         f"cluster.ranks={ranks}",
@@ -404,7 +410,7 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
     )
 
 
-# ---- activations: k slots of each class stay, 3 of units' inputs and 2 of what blocks save
+# ---- activations: k slots of each class stay, 3 of units' inputs and 2 of blocks' saved values
 
 
 @pytest.mark.parametrize("again", law.AGAIN)
@@ -438,7 +444,7 @@ def test_activations_move_to_the_byte(
 
 
 def test_few_activations_stay() -> None:
-    """Where the slots would hold all."""
+    """Nothing moves if the slots that stay could hold all activations."""
     made = [
         planned("llama-tiny", f"train.offload_activations={yes}")
         for yes in ("false", "true")
@@ -451,7 +457,8 @@ def test_few_activations_stay() -> None:
 def test_activations_on_the_host_leave_the_bits(
     tmp_path: pathlib.Path, again: str
 ) -> None:
-    """Of seven blocks, with parameters and optimizer there or not, and validations between."""
+    """Activations on the host leave the bits of seven blocks, with parameters and optimizer there
+    or not, and validations between."""
     path = law.changed("gpt", tmp_path, 7, {})
     trainer.write_tokens(
         tmp_path / "tokens", law.tokens(256, 8 * 5 * 40, holes=True)
@@ -515,13 +522,13 @@ def test_activations_of_all_micro_batches_are_refused() -> None:
         )
 
 
-# ---- a step that is skipped leaves everything as it was, in bf16 too
+# ---- a skipped step changes nothing, in bf16 either
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
-    """The third of five steps has no target at all."""
+    """The third of five steps has no target at all and is skipped."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -568,7 +575,7 @@ def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
     ]
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -630,7 +637,8 @@ def test_a_copy_of_another_size_is_refused(precision: str) -> None:
 
 
 def test_elements_in_two_tiles_are_refused() -> None:
-    """The last tile of the embedding once more from its second block on, after it went up."""
+    """A plan that updates elements of the embedding's last tile once more, after the tile went to
+    the device, is refused."""
     p = planned("gpt-tiny", "zero.stage=1", *OFFLOAD)
     section, unit = p.section("update"), "embed[0]"
     steps = [

@@ -1,6 +1,5 @@
-"""test_optimizers.py -- programs with each optimizer: against float64, by the bitwise law, and what
-memory they take. The arithmetic of a step is tested in test_optimizer.py.
-"""
+"""test_optimizers.py -- tests programs with each optimizer: against float64, by the bitwise law,
+and by the memory they take. test_optimizer.py tests the arithmetic of a step."""
 
 import pathlib
 
@@ -17,7 +16,7 @@ from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost
 
-# Rates that move weights by about a hundredth in five steps
+# Rates that change weights by about a hundredth in five steps.
 SETTINGS = {
     "Adam": "{type: Adam, lr: 1e-3, betas: [0.9, 0.95], weight_decay: 0.1}",
     "SGD": "{type: SGD, lr: 0.03, weight_decay: 0.1}",
@@ -26,7 +25,7 @@ SETTINGS = {
     "Lion": "{type: Lion, lr: 3e-4, betas: [0.9, 0.99], weight_decay: 0.1}",
     "Adagrad": "{type: Adagrad, lr: 3e-3, weight_decay: 0.1}",
 }
-# What is rounded by chance: bf16 beside f32 or bf16, and where parameters have no masters
+# Stochastic rounding: bf16 beside f32 or bf16, and parameters without masters.
 ROUNDED = {
     "moments": ["train.optimizer={type: AdamW, lr: 1e-3, moments: bf16}"],
     "one moment": ["train.optimizer={type: Lion, lr: 3e-4, moments: bf16}"],
@@ -54,10 +53,12 @@ def planned(family: str, *settings: str) -> plan.Plan:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_against_float64(tmp_path: pathlib.Path, name: str) -> None:
-    """Five steps beside the float64 evaluator. Gradients are off by GRADIENT of a tensor's largest
-    element; a rule that is linear in them is off by as much of the way, and twice that with what
-    roundings add. Where a rule divides by their size, or takes their sign, small ones may go
-    another way: they are few."""
+    """Five steps stay close to the float64 evaluator.
+
+    Gradients are off by GRADIENT of a tensor's largest element. A rule that is linear in them is
+    off by as much of the way, and twice that with the roundings. A rule that divides by their size,
+    or takes their sign, may send small ones another way; these are few.
+    """
     path, params, tokens, _ = test_reference.setting("llama")
     after = trainer.train(path, tmp_path, params, tokens, 5, *keys(name))
     spec = reader.load(str(path), keys(name))
@@ -81,7 +82,7 @@ def test_against_float64(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
-    """What three spreads of a recipe over ranks and stages lead to"""
+    """Return the results of three ways to spread a recipe over ranks and stages."""
     trainer.write_tokens(
         folder / "tokens", law.tokens(256, 40 * 8 * 5 + 1, holes=True)
     )
@@ -152,9 +153,8 @@ def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
     def owned(f):
         return f.shard * (p.head.ranks if p.head.zero == 0 else 1)
 
-    slots = sum(
-        f.count * ops.up(width * owned(f), 4096) for f in p.flats
-    )  # whole pages
+    # Whole pages.
+    slots = sum(f.count * ops.up(width * owned(f), 4096) for f in p.flats)
     assert dict(cost.memory(p))["optimizer state"] == slots * len(states)
 
 
@@ -162,7 +162,7 @@ def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("name", ["AdamW", *SETTINGS])
 def test_memory(name: str, stage: int, precision: str) -> None:
-    """A state is as large as the f32 parameters that its rank owns; one that a rule lacks takes
+    """A state is as large as the f32 parameters that its rank owns; a state that a rule lacks takes
     nothing."""
     chosen = keys(name) if name != "AdamW" else []
     p = planned(

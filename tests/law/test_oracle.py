@@ -1,5 +1,5 @@
-"""test_oracle.py -- the float64 evaluator of the other tests, itself held to PyTorch's numbers
-(tests/reference) and to finite differences of its own loss on drawn compositions."""
+"""test_oracle.py -- tests the float64 evaluator of the other tests against PyTorch's numbers
+(tests/reference), and against finite differences of its own loss on drawn models."""
 
 import math
 import pathlib
@@ -16,8 +16,8 @@ from zg.read import spec as reader
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ["gpt", "llama", "qwen3"]
 
-# Both sides are float64 with sums of at most a few thousand terms: about 1e-15 apart relative to
-# the largest element of a tensor when all is well. A wrong formula is off by 1e-6 or more.
+# Both sides are float64 with sums of at most a few thousand terms, so they are about 1e-15 of a
+# tensor's largest element apart if all is well. A wrong formula is off by 1e-6 or more.
 CLOSE = 1e-12
 
 
@@ -34,7 +34,7 @@ def start(spec) -> oracle.Arrays:
 
 
 def setting(name: str):
-    """spec, initial weights, token stream and reference of a tiny model"""
+    """Return the spec, initial weights, tokens and reference of a tiny model."""
     spec = reader.load(str(ROOT / "model_specs" / f"{name}-tiny.yaml"))
     tokens = known.stream(name, spec.train.sequence, spec.model.vocab)
     return spec, start(spec), tokens, reference(name)
@@ -82,8 +82,8 @@ def test_twenty_steps(name: str) -> None:
     assert_close(np.array(losses), ref["losses"], CLOSE, "losses")
     assert_close(np.array(norms), ref["norms"], CLOSE, "norms")
     for tensor, x in last.items():
-        # A key's bias moves every score of a row alike, so its gradient is zero but for rounding
-        # (1e-17); Adam divides that by eps = 1e-8 and moves it by about 1e-9 of a step.
+        # A key's bias moves every score of a row alike, so its gradient is zero except for rounding
+        # (1e-17). Adam divides that by eps = 1e-8 and moves the bias by about 1e-9 of a step.
         bound = 1e-9 if tensor.endswith("c_attn.bias") else CLOSE
         assert_close(
             known.digest(tensor, x), ref[f"last/{tensor}"], bound, tensor
@@ -91,7 +91,7 @@ def test_twenty_steps(name: str) -> None:
 
 
 def test_a_wrong_formula_shows() -> None:
-    """the bounds above are not vacuous: a LayerNorm's eps of 1.1e-5 is seen"""
+    """The bounds above notice an eps of 1.1e-5 in a LayerNorm."""
     spec, params, tokens, ref = setting("gpt")
     plain = oracle.Net.layernorm
     net = oracle.Net(spec, params)
@@ -118,7 +118,7 @@ def test_a_wrong_formula_shows() -> None:
 def test_finite_differences(
     tmp_path: pathlib.Path, mapping: drawn.Mapping
 ) -> None:
-    """every tensor's gradient along a random direction"""
+    """Every tensor's gradient along a random direction matches the finite difference."""
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(mapping))
     spec = reader.load(str(path))
@@ -137,7 +137,7 @@ def test_finite_differences(
             for s in (1, -1)
         )
         # Error of the difference: the loss's rounding 1e-14/h, and h^2 times a third derivative
-        # (about 1e5 where queries of one number are normalized).
+        # (about 1e5 if queries of a single number are normalized).
         assert math.isclose(
             (high - low) / (2 * h),
             float((grads[name] * d).sum()),

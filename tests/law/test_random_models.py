@@ -1,6 +1,6 @@
-"""test_random_models.py -- drawn models: programs of three steps against the evaluator of
-oracle.py; and, with every key of a spec drawn, a plan that the checker proves, a program that
-compiles, and the weights of the same recipe on one rank."""
+"""test_random_models.py -- tests drawn models. Programs of three steps match the evaluator of
+oracle.py. With every key of a spec drawn, the checker proves the plan, the program compiles, and
+its weights are those of the same recipe on one rank."""
 
 import pathlib
 import shutil
@@ -26,19 +26,20 @@ from zg.write import config
 
 STEPS = 3
 
-# How much float32 spoils a gradient depends on the model: where attention is nearly even, say, the
+# The error of a float32 gradient depends on the model: with nearly even attention, say, the
 # gradient of q is a difference of nearly equal numbers. So the bound is FACTOR times the error of
 # the evaluator itself in float32, the largest of RUNS with weights 2^-24 apart. The program's
 # gradients are between 0.8 and 1.4 times as far off as numpy's on the tiny specs; the rest of
 # FACTOR is for tensors so small that RUNS errors say little. A step also rounds the weight twice:
-# after its decay and after its move. And what cancels (of q and k all, when T = 1) leaves roundings
-# of its parts, which the evaluator's order of work may not have: CANCELLED of the largest gradient.
+# after its decay and after its move. A gradient that cancels (that of q and k, all of it, if T = 1)
+# leaves roundings of its parts, which the evaluator's order of work may not have: CANCELLED of the
+# largest gradient.
 RUNS, FACTOR, CANCELLED = 4, 4, 2.0**-22
 
 
 @st.composite
 def spread(draw) -> drawn.Mapping:
-    """a drawn spec and how its work is spread"""
+    """Draw a spec and a way to spread its work."""
     mapping = draw(drawn.specs())
     train = mapping["train"]
     micro_batches = train["global_batch"] // train["micro_batch"]
@@ -138,7 +139,7 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
 
 
 def keys(kind: type, path: str) -> list[str]:
-    """the dotted keys of a record"""
+    """Return the dotted keys of a record."""
     out = []
     for name, hint, _ in config_doc.fields(kind):
         below = config_doc.record(hint)
@@ -153,7 +154,8 @@ def test_every_key_is_drawn() -> None:
 
 
 def a_program(given: drawn.Mapping) -> None:
-    """zgen makes a program, or names the key that it refuses; both compilers take the program."""
+    """Generate a program, or expect an error that names the refused key. Both compilers accept the
+    program."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         both_compile(drawn.settled(given, folder / "spec.yaml"), folder)
@@ -174,8 +176,8 @@ def test_many_programs_and_refusals(given: drawn.Mapping) -> None:
 
 
 def one_hash(given: drawn.Mapping) -> None:
-    """The weights are those of the recipe alone: without keys of `zero` and `cluster`, and without
-    those of `train` that choose where and when."""
+    """Assert that the weights are those of the recipe alone: without keys of `zero` and `cluster`,
+    and without those of `train` that choose where and when work is done."""
     kept = {
         key: value
         for key, value in given.items()

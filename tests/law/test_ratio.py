@@ -1,7 +1,8 @@
-"""test_ratio.py -- an optimizer of which a part stays on the device (zero.offload_optimizer.ratio):
-what lies where to the byte, that both parts work at once, the same bits, weights out and in.
+"""test_ratio.py -- tests an optimizer that stays partly on the device
+(zero.offload_optimizer.ratio): the bytes of both parts, their overlap, the same bits, and weights
+saved and loaded.
 
-For all ways of spreading work: tests/law/test_law.py, tests/cuda/test_emulated.py.
+tests/law/test_law.py and tests/cuda/test_emulated.py test all ways of spreading the work.
 """
 
 import pathlib
@@ -38,7 +39,7 @@ def ratio(of: float) -> str:
 
 
 def size(p: Plan, *arenas: str) -> int:
-    """Bytes of a rank's states."""
+    """Return the bytes of a rank's states in these arenas."""
     return sum(
         c.slots * c.stride
         for c in p.classes
@@ -53,8 +54,8 @@ def size(p: Plan, *arenas: str) -> int:
 def test_each_part_to_the_byte(
     of: float, moments: str, where: tuple[str, ...]
 ) -> None:
-    """Of each shard the host has the least whole blocks that hold its share, in a file whole pages
-    of any state; what the device has, the host has not."""
+    """The host has the fewest whole blocks of each shard that hold its share, the file whole pages
+    of any state, and the device has exactly the rest."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -108,7 +109,7 @@ def test_each_part_to_the_byte(
 
 
 def test_without_masters_of_their_own() -> None:
-    """In f32 parameters on the device are the masters of what stays there."""
+    """Parameters on the device are the masters of the part that stays there in f32."""
     p = planned("gpt-tiny", "zero.stage=2", HOST, ratio(0.5))
     assert {c.name for c in p.classes if c.name.startswith("near_")} == {
         f"near_{s}.{f.name}" for s in "mv" for f in p.flats
@@ -138,8 +139,8 @@ def test_a_ratio_of_one_is_no_ratio() -> None:
     ],
 )
 def test_both_parts_work_at_once(keys: tuple[str, ...]) -> None:
-    """The device updates its part of a shard while the host works on the shard before; where
-    parameters do not go down, none waits for any of the other side."""
+    """The device updates its part of a shard while the host works on the shard before. Unless
+    parameters are offloaded, neither side waits for the other."""
     p = planned("gpt-tiny", *keys, HOST, ratio(0.5), TILE)
     works = mutants.played(p)
     first, second = [n for n, w in enumerate(works) if w.key[1] == "factor"][
@@ -292,7 +293,7 @@ def test_one_hash_on_the_emulated_gpu(
 def test_weights_out_and_in(
     folder: pathlib.Path, tmp_path: pathlib.Path, precision: str
 ) -> None:
-    """Of every place to every other: the file's bytes, too, are everybody's."""
+    """Weights saved under any placement load under any other, and the files have the same bytes."""
     ways = [("zero.stage=0", "cluster.ranks=1"), *WAYS]
     recipe, files, found = RECIPES[precision], [], []
     for n, way in enumerate(ways):
@@ -313,7 +314,7 @@ def test_weights_out_and_in(
     assert len(set(found)) == len(set(files)) == 1
 
 
-# ---- what is said and refused
+# ---- messages and refusals
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,8 @@ def test_noted() -> None:
 
 @pytest.mark.slow
 def test_a_broken_part_is_refused() -> None:
-    """What stays is filled, rounded and updated once, when it may be; and nothing else is."""
+    """The part on the device is initialised, rounded and updated exactly once, in order: every
+    mutant of its steps is refused or the same program."""
     p = planned(
         "gpt-tiny",
         "zero.stage=3",

@@ -1,5 +1,5 @@
-"""test_reference.py -- the trained program against PyTorch's float64 numbers (tests/reference):
-loss, every gradient, and 20 AdamW steps, through weights in and weights out."""
+"""test_reference.py -- compares the trained program with PyTorch's float64 numbers
+(tests/reference), by weights loaded and saved: loss, every gradient, and 20 AdamW steps."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ from zg.read import spec as reader
 
 FAMILIES = ["gpt", "llama", "qwen3"]
 CASES = ["plain", "ignored"]
-HOLE = 65535  # what a uint16 file of tokens holds where there is none
+HOLE = 65535  # token of a uint16 file that stands for none
 
 # One AdamW step from zero moments, without decay and clipping, moves a weight by
 # lr * g / (|g| + eps): with eps = 1 and lr = 512 the saved weights show g. A weight's own rounding
@@ -31,20 +31,21 @@ SHOW = [
 ]
 
 # float32 gradients. An element is a sum over 264 or 320 tokens of products that went through about
-# 30 chains of at most 240 roundings of 2^-24 each: random signs give sqrt(30 * 240) * 2^-24 = 5e-6
-# of the largest element (a third of that is what there is); all signs alike would give 4e-4.
+# 30 chains of at most 240 roundings of 2^-24 each. Random signs give sqrt(30 * 240) * 2^-24 = 5e-6
+# of the largest element (a third of that is measured); equal signs would give 4e-4.
 GRADIENT = 5e-6
-# bf16 gradients: a number is stored some 80 times on its way, each time with an error of
-# 2^-9 / sqrt(3) in the mean, so that a tensor is sqrt(80) times that off in the mean, 1 %. Queries
-# and keys get differences of near numbers and are off by 3 %, and what lies below them as well.
+# bf16 gradients. A number is stored some 80 times on its way, each time with a mean error of 2^-9 /
+# sqrt(3), so a tensor is off by sqrt(80) times that in the mean, 1 %. Queries and keys get
+# differences of near numbers and are off by 3 %, and so are the gradients computed from theirs.
 BF16 = 0.05
-LOSS = 2e-7  # a mean over tokens of losses that are 30 roundings of 2^-24 of 6 or so off
+# Mean over tokens of losses of about 6, each off by 30 roundings of 2^-24
+LOSS = 2e-7
 
 
 def setting(
     name: str,
 ) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray, dict[str, np.ndarray]]:
-    """path of a tiny spec, initial weights, tokens and reference"""
+    """Return the path of a tiny spec, initial weights, tokens and the reference."""
     path = trainer.ROOT / "model_specs" / f"{name}-tiny.yaml"
     spec = reader.load(str(path))
     params = {
@@ -71,14 +72,14 @@ def losses(folder: pathlib.Path) -> np.ndarray:
 
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """largest difference over largest element"""
+    """Return the largest difference over the largest element."""
     return float(
         np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30)
     )
 
 
 def apart(found: np.ndarray, expected: np.ndarray) -> float:
-    """norm of the difference over norm"""
+    """Return the norm of the difference over the norm."""
     return float(
         np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30)
     )
@@ -91,7 +92,7 @@ def shown(
     tokens: np.ndarray,
     *keys: str,
 ) -> oracle.Arrays:
-    """digests of the gradients of the first step"""
+    """Return digests of the gradients of the first step."""
     after = trainer.train(path, folder, params, tokens, 1, *SHOW, *keys)
     assert after.keys() == params.keys()
     moved = {
@@ -123,7 +124,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str, case: str) -> None:
 def test_gradients_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
     path, params, tokens, ref = setting(name)
     found = shown(path, tmp_path, params, tokens, "train.precision=bf16")
-    # the loss: logits of about 1 off by 1 % at random, in the mean over 264 tokens and more
+    # the loss: logits of about 1 are off by 1 % at random, averaged over 264 tokens and more
     assert off(losses(tmp_path), ref["plain/loss"]) <= 1e-3
     errors = {
         tensor: apart(g, ref[f"plain/grad/{tensor}"])
@@ -134,8 +135,8 @@ def test_gradients_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def with_errors(rng: np.random.Generator) -> Callable:
-    """Gradients with errors as float32 makes them: up to GRADIENT of the largest element in the
-    row. What is exactly zero (the row of a token that never came) stays so."""
+    """Return a function that adds errors like float32's to gradients: up to GRADIENT of the largest
+    element in the row. Exact zeros (the row of a token that never came) stay zero."""
 
     def disturb(g: np.ndarray) -> np.ndarray:
         row = np.abs(g).max(-1, keepdims=True) * (g != 0)
@@ -149,8 +150,8 @@ def with_errors(rng: np.random.Generator) -> Callable:
 
 
 def without_key_bias(name: str, x: np.ndarray) -> np.ndarray:
-    """A key's bias moves all scores of a row alike: its gradient is zero but for rounding, and Adam
-    makes steps of any size up to lr of that. The program is free to put it anywhere."""
+    """Drop a key's bias before comparisons. It moves all scores of a row alike, so its gradient is
+    zero except for rounding, and Adam turns that into steps of any size up to lr."""
     return (
         np.delete(x, np.s_[x.size // 3 : x.size // 3 * 2])
         if name.endswith("c_attn.bias")
@@ -161,8 +162,9 @@ def without_key_bias(name: str, x: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twenty_steps(tmp_path: pathlib.Path, name: str) -> None:
-    """Adam divides by the gradient's size, so that errors in small gradients count as much as in
-    large ones: the bound is what errors like those of float32 do to the float64 evaluator's run."""
+    """Twenty steps stay within the bound that errors like float32's give in the evaluator's own
+    run. Adam divides by the gradient's size, so errors in small gradients count as much as in large
+    ones."""
     path, params, tokens, ref = setting(name)
     after = trainer.train(path, tmp_path, params, tokens, known.STEPS)
     spec, rng = (
@@ -197,7 +199,7 @@ def test_twenty_steps(tmp_path: pathlib.Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twenty_steps_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
-    """The way that a tensor goes is off by what its gradients are; twice that, for Adam counts
+    """The way of a tensor is off by at most twice the error of its gradients, because Adam counts
     errors of small gradients as much as of large ones."""
     path, params, tokens, ref = setting(name)
     after = trainer.train(

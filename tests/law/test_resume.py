@@ -1,6 +1,5 @@
-"""test_resume.py -- a run that goes on from a checkpoint has the bits of one that never stopped:
-its weights, and its log's numbers, whatever ranks, hosts, stage and offloading each part had.
-"""
+"""test_resume.py -- tests that a resumed run has the bits of one that never stopped, in its weights
+and its log, whatever ranks, hosts, stage and offloading both parts had."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ import pytest
 import trainer
 import zk
 
-STEPS, FIRST = 5, 2  # of all; before the checkpoint
+STEPS, FIRST = 5, 2  # in all; before the checkpoint
 
 BF16 = "train.precision=bf16"
 RECIPES: Mapping[str, tuple[str, ...]] = {
@@ -103,7 +102,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
 
 
 class Way(NamedTuple):
-    """How a recipe is computed."""
+    """A way to compute a recipe."""
 
     stage: int
     ranks: int
@@ -127,7 +126,7 @@ FACTORS = {
 
 class Row(NamedTuple):
     recipe: str
-    before: Way  # the checkpoint
+    before: Way  # of the run that writes the checkpoint
     behind: Way
 
     def __str__(self) -> str:
@@ -135,7 +134,8 @@ class Row(NamedTuple):
 
 
 def possible(recipe: str, way: Way) -> bool:
-    """What all ranks have is not offloaded, nor what has no masters; hosts are of 2 or 4 ranks."""
+    """Return whether a way exists: only sharded states with masters can be offloaded, and hosts
+    have 2 or 4 ranks."""
     least = {"none": 0, "nvme, params too": 3}
     if way.layout != "flat":
         said = dict(key.split("=") for key in LAYOUTS[way.layout])
@@ -188,7 +188,7 @@ ROWS = [
 
 
 def ways(recipe: str) -> list[Way]:
-    """Those in which the rows have it."""
+    """Return the ways in which the rows compute a recipe."""
     return sorted(
         {way for row in ROWS if row.recipe == recipe for way in row[1:]}
     )
@@ -247,7 +247,7 @@ def check(row: Row, tmp_path: Path) -> None:
     assert len(second.steps) == STEPS - FIRST
 
 
-# Of each recipe a row; of these, both sides have all offloads, and most another layout.
+# A row of each recipe. Together they have all offloads on both sides, and most change the layout.
 SOME = [
     max(
         (row for row in ROWS if row.recipe == recipe),
@@ -280,7 +280,7 @@ def test_the_bits_of_a_run_that_never_stopped_in_all_ways(
 
 
 def test_any_two_choices_meet() -> None:
-    """Of a recipe, and of how it is computed before the checkpoint and behind it."""
+    """Any choice of a recipe meets any choice before and after the checkpoint."""
     every = [Way(*values) for values in itertools.product(*FACTORS.values())]
     for recipe in RECIPES:
         can = [way for way in every if possible(recipe, way)]
@@ -301,8 +301,8 @@ def test_any_two_choices_meet() -> None:
 
 @pytest.mark.slow
 def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
-    """Under emulation: from its own checkpoint to the bits of a run that never stopped, and from a
-    CPU's, which are not the same."""
+    """An emulated GPU resumes its own checkpoint to the bits of a run that never stopped. It also
+    resumes a CPU's, with other bits."""
     source = trainer.generate(
         law.path("gpt"), BF16, "zero.stage=3", "cluster.ranks=2"
     )
@@ -326,7 +326,7 @@ def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
 
 
 def products(*words: object) -> tuple[str, str, str]:
-    """the order, the hash and all that a run said"""
+    """Return the order, the hash and all messages of a run."""
     source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
     data = ("--data", folder() / "tokens", "--hash")
     done = runner.run(trainer.build(source), *data, *words)
@@ -336,8 +336,8 @@ def products(*words: object) -> tuple[str, str, str]:
 
 
 def test_an_order_of_products_goes_on(tmp_path: Path) -> None:
-    """A run keeps the order that it began with, whatever is the fastest here and whatever kernels
-    it goes on by."""
+    """A run keeps the order that it began with, whatever is fastest here and with whatever kernels
+    it resumes."""
     for order, other in (("pairs", "tiles"), ("tiles", "pairs")):
         begun = ("--products", order)
         _, whole, _ = products(*begun, "--steps", STEPS)
@@ -350,7 +350,8 @@ def test_an_order_of_products_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
-    """By emulation; as --products says elsewhere. Two orders are two recipes."""
+    """A processor with AMX (emulated) begins with the order of tiles, like --products tiles
+    elsewhere. Two orders are two recipes."""
     zk.need("tiles")
     source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
     words = ("--data", folder() / "tokens", "--hash", "--steps", STEPS)
@@ -372,7 +373,8 @@ def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["pairs", "tiles"])
 def test_a_gpu_keeps_the_order_of_products(tmp_path: Path, order: str) -> None:
-    """For who goes on with it on a CPU, whatever is the faster there; under emulation."""
+    """A GPU (emulated) keeps the order of products in its checkpoints, so a CPU can resume with it
+    whatever is faster there."""
     source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3")
     emulated = trainer.build(source, trainer.EMULATED)
     where = ("--checkpoints", tmp_path / "c")
@@ -422,7 +424,8 @@ def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
 def test_a_checkpoint_older_than_the_orders(
     tmp_path: Path, kernels: str, order: str
 ) -> None:
-    """By the kernels of its run: those of AMX alone summed by tiles."""
+    """A checkpoint without an order resumes by its run's kernels: AMX summed by tiles, all others
+    by pairs."""
     where = ("--checkpoints", tmp_path / "c")
     _, whole, _ = products("--products", order, "--steps", STEPS)
     products(*where, "--steps", FIRST, "--products", order)
@@ -436,7 +439,7 @@ def test_a_checkpoint_older_than_the_orders(
 
 
 def test_a_step_more_is_another_run() -> None:
-    """The control: what is compared tells runs apart."""
+    """The comparison tells runs of different length apart (a control)."""
     a = undisturbed("AdamW")
     b = run("AdamW", ALONE, STEPS - 1, folder() / "other")
     assert a.weights != b.weights and a.steps[:-1] == b.steps

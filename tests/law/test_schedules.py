@@ -1,6 +1,6 @@
-"""test_schedules.py -- rates and momenta step by step: closed forms in Python's own floats, those
-of DeepSpeed's runtime/lr_schedules.py for its types; what is skipped; schedules that the checker
-refuses."""
+"""test_schedules.py -- tests rates and momenta step by step: against closed forms in Python's own
+floats (those of DeepSpeed's runtime/lr_schedules.py for its types), with skipped steps, and with
+schedules that the checker refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def base() -> plan.Plan:
 def played(
     k: zk.Kernels, r: plan.Recipe, steps: int
 ) -> tuple[list[float], list[float]]:
-    """lr and beta1 of steps that are all applied"""
+    """Return lr and beta1 of steps that are all applied."""
     made = zk.Recipe(
         rate=zk.phases(r.rate),
         momentum=zk.phases(r.momentum),
@@ -116,7 +116,7 @@ def warmup_cosine(
 def cycle(
     n: int, up: int, down: int, stairs: tuple[int, int] = (0, 0)
 ) -> float:
-    """the share of the way from the bottom"""
+    """Return the share of the way from the bottom."""
     it, total = n - 1, up + down
     it = it % total
     first = it <= up
@@ -196,8 +196,9 @@ OURS = {
 
 @pytest.mark.parametrize("schedule", [*OURS, *DEEPSPEED])
 def test_closed_forms(target: str, schedule: str) -> None:
-    """300 steps. A rate is rounded once to f32; before that, in f64, it and the closed form are off
-    by a few roundings of the largest rate: what cancels at the end of a decay."""
+    """Rates of 300 steps match the closed form. A rate is rounded once to f32. In f64 before that
+    it is off by a few roundings of the largest rate, because of cancellation at the end of a
+    decay."""
     r, rate = planned(schedule), {**OURS, **DEEPSPEED}[schedule]
     rates, betas = played(zk.Kernels(target), r, 300)
     want = np.array([rate(n) for n in range(1, 301)])
@@ -212,7 +213,8 @@ def test_closed_forms(target: str, schedule: str) -> None:
 
 
 def test_llm_c_is_a_step_behind(target: str) -> None:
-    """Behind the warm-up, by get_learning_rate of its llmc/schedulers.h, which counts from 0."""
+    """After the warm-up llm.c's get_learning_rate (llmc/schedulers.h) is a step behind, because it
+    counts from 0."""
     warmup, steps, low = 5, 40, LR / 10
 
     def theirs(step: int) -> float:
@@ -231,7 +233,7 @@ def test_llm_c_is_a_step_behind(target: str) -> None:
 
 
 def test_momentum_in_a_cycle(target: str) -> None:
-    """DeepSpeed's: the first step has the least, and beta2 becomes 0.99"""
+    """Momentum follows DeepSpeed's cycle: the first step has the least, and beta2 becomes 0.99."""
     cycled = (
         "{type: OneCycle, cycle_min_lr: 1e-4, cycle_max_lr: 1e-2, cycle_first_step_size: 40, "
         "cycle_min_mom: 0.75, cycle_max_mom: 0.95}"
@@ -286,7 +288,7 @@ def test_a_skipped_step_is_no_step_of_the_schedule(target: str) -> None:
     assert (ctl.step, ctl.applied) == (8, 5)
 
 
-# ---- what the checker refuses
+# ---- refusals of the checker
 
 PHASES = planned(
     "{type: WarmupDecayLR, total_num_steps: 50, warmup_num_steps: 10}"

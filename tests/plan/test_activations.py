@@ -1,6 +1,6 @@
-"""test_activations.py -- which values go to the host arena with `train.offload_activations`: those
-that a backward reads. Blocks of plain linears are the model, since the backward of a linear reads
-its input for the gradient of its weight alone."""
+"""test_activations.py -- tests which values `train.offload_activations` moves to the host arena:
+those that a backward reads. The model has blocks of plain linears, whose backward reads the input
+for the weight's gradient alone."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ from zg.search import search
 
 WIDTH, T, VOCAB = 64, 8, 16
 LORA = {"rank": 2, "alpha": 4, "match": ["down"]}
-# Of each: what is beside the model in `train`, and the units' inputs that a backward reads.
+# For each case: keys of `train` beside the model, and the units whose input a backward reads.
 CASES = {
     "nothing is frozen": ({}, [0, 1, 2, 3, 4, 5]),
     "the lower entry": (
@@ -76,8 +76,8 @@ def planned(path: pathlib.Path, *keys: str) -> Plan:
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_backward_reads_goes(tmp_path: pathlib.Path, case: str) -> None:
-    """Down and up once each, but for the last three of seven, to places of their own on the
-    host."""
+    """Each such value goes to the host and back once, to a place of its own, except the last three
+    of seven."""
     p = planned(path_of(tmp_path, case), "train.offload_activations=true")
     places = range(sum(n < 4 for n in CASES[case][1]))
     moves = [

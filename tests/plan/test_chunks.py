@@ -1,5 +1,5 @@
-"""test_chunks.py -- the head and the loss in chunks of tokens: bits, memory, and what the checker
-and the specs' reader refuse."""
+"""test_chunks.py -- tests the head and the loss in chunks of tokens: bits, memory, and refusals of
+the checker and the reader."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def planned(name: str, *keys: str) -> Plan:
     ).plan
 
 
-# 128 tokens of a micro-batch: bf16 asks for chunks of a multiple of 32.
+# 128 tokens per micro-batch: bf16 needs chunks of a multiple of 32.
 HALVES = (
     "train.precision=bf16",
     "train.sequence=32",
@@ -82,7 +82,7 @@ def run(
 # ---- the bits
 
 
-# Token 0 is also what an input is where it is ignored.
+# Token 0 also stands for ignored inputs.
 DOCUMENTS = ("data.documents=mask", "data.end=0")
 
 
@@ -94,7 +94,8 @@ DOCUMENTS = ("data.documents=mask", "data.end=0")
 def test_f32_bits_do_not_depend_on_chunks(
     folder: pathlib.Path, family: str, more: tuple[str, ...]
 ) -> None:
-    """on a CPU: a chain of sums goes on from chunk to chunk, whatever documents end where"""
+    """The bits of f32 on a CPU do not depend on chunks or ends of documents: a chain of additions
+    continues from chunk to chunk."""
     sizes = divisors(family)
     found = {
         m: run(
@@ -111,9 +112,8 @@ def test_f32_bits_do_not_depend_on_chunks(
     assert len({(r.weights, r.steps, r.val) for r in found.values()}) == 1
 
 
-# A leaf of bf16 is rounded once, from an f32 sum that every chunk adds to: the bits are those of
-# the whole, too, as long as that is kept in f32. A head of its own that is not chunked sums in f32
-# all the same, so it agrees.
+# A bf16 gradient is rounded once, from an f32 sum over chunks, so its bits are those without chunks
+# as long as that sum is in f32. An untied head without chunks sums in f32, too, so it agrees.
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_bf16_is_rounded_once(folder: pathlib.Path, family: str) -> None:
     found = {
@@ -138,7 +138,8 @@ def test_bf16_is_rounded_once(folder: pathlib.Path, family: str) -> None:
 def test_chunks_under_emulation(
     folder: pathlib.Path, family: str, precision: str
 ) -> None:
-    """no access of two chunks races, and bits are those of other ways to spread the same recipe"""
+    """No accesses of two chunks race, and the bits are those of other ways to spread the same
+    recipe."""
     keys = (
         (*HALVES, "train.head_chunk=64")
         if precision == "bf16"
@@ -161,7 +162,7 @@ def test_chunks_under_emulation(
 
 
 def test_a_sample_is_drawn_from_any_chunk(folder: pathlib.Path) -> None:
-    """33 tokens behind the prompt: from every chunk of a sample in turn"""
+    """A sample of 33 tokens after the prompt is drawn from every chunk in turn."""
     said = set()
     for m in (WHOLE, 11, 3):
         binary = trainer.build(
@@ -190,7 +191,8 @@ def tmp(p: Plan) -> int:
 
 
 def test_logits_are_those_of_a_chunk() -> None:
-    """GPT-2 124M, 16384 tokens: logits shrink to an eighth, the arena by all that"""
+    """Chunks shrink the logits of GPT-2 124M with 16384 tokens to an eighth, and the arena by as
+    many bytes."""
     whole = planned("gpt2-124m", *BIG, "train.head_chunk=16384")
     auto = planned("gpt2-124m", *BIG)
     logits = 16384 * 50264 * 2
@@ -208,7 +210,7 @@ def test_logits_are_those_of_a_chunk() -> None:
 
 
 def rounds(p: Plan) -> int:
-    """of both functions of the head"""
+    """Return the number of chunks, which both functions of the head share."""
     found = {
         max(c.rounds for c in f.calls)
         for f in p.fns
@@ -239,14 +241,15 @@ def rounds(p: Plan) -> int:
     ],
 )
 def test_auto(name: str, keys: tuple[str, ...], want: int) -> None:
-    """by the shape and the precision, whatever the ranks, the stage or what is recomputed"""
+    """`auto` chooses chunks by shape and precision, whatever the ranks, stage or recomputed ops."""
     assert rounds(planned(name, *keys)) == want
     assert rounds(planned(name, *keys, "zero.stage=1")) == want
     assert rounds(planned(name, *keys, "train.recompute=full")) == want
 
 
 def test_a_head_of_its_own_is_chunked_where_that_saves() -> None:
-    """The f32 sum that chunks need beside bf16 is four bytes a weight."""
+    """An untied head is chunked only if that saves memory: chunks in bf16 need an f32 sum of four
+    bytes per weight."""
     for batch, n in ((1, 1), (4, 4)):
         keys = (
             "cluster.ranks=64",
@@ -265,7 +268,7 @@ def test_a_head_of_its_own_is_chunked_where_that_saves() -> None:
 
 
 def test_values_of_a_loop_lie_apart() -> None:
-    """What a call of a round touches is alive in all rounds."""
+    """Values that calls in a loop touch are alive in all rounds, so they do not overlap."""
     p = planned("gpt-tiny", "train.head_chunk=11")
     fn = next(f for f in p.fns if f.name == "train.head")
     entropy = next(c for c in fn.calls if c.kernel == "zk_cross_entropy")
@@ -307,8 +310,8 @@ def test_rounds_are_printed_and_read() -> None:
 )
 @pytest.mark.slow
 def test_broken_rounds_are_refused(name: str, precision: str) -> None:
-    """Calls deleted or swapped, rounds, strides, places and numbers changed; the statistics of an
-    evaluation's norm may lie anywhere."""
+    """A deleted or swapped call and a changed round, stride, place or number are refused. Only the
+    statistics of an evaluation's norm may lie anywhere."""
     p = planned(
         name,
         f"train.precision={precision}",
@@ -339,8 +342,8 @@ def test_broken_rounds_are_refused(name: str, precision: str) -> None:
             assert mutants.refused(swapped) != free, (a, b)
 
 
-# Neighbours in any order: both gradients of the linear, what each makes is not the other's; the sum
-# of losses, and what reads no loss.
+# Neighbours that may be swapped: the two gradients of a linear, which use different results; the
+# sum of losses and calls that read no loss.
 FREE = [
     {"zk_linear_bwd_x", "zk_linear_bwd_w"},
     {"zk_loss_sum", "zk_layernorm_bwd"},
@@ -387,8 +390,8 @@ def test_a_wrong_chunk_is_refused(keys: tuple[str, ...], said: str) -> None:
 def test_chunks_of_bf16_are_of_whole_terms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 4000 tokens 8 chunks of 500 in f32, in bf16 5 of 800, a multiple of 32; the checker
-    refuses others, and slices as well."""
+    """4000 tokens make 8 chunks of 500 in f32, and in bf16 5 chunks of 800, a multiple of 32. The
+    checker refuses others, and such slices."""
     keys = "train.sequence=500", "train.micro_batch=8", "train.global_batch=16"
     assert rounds(planned("gpt2-124m", *keys)) == 8
     assert rounds(planned("gpt2-124m", *keys, "train.precision=bf16")) == 5

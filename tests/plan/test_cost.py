@@ -1,4 +1,4 @@
-"""test_cost.py -- what a plan says it costs, against numbers worked out by hand."""
+"""test_cost.py -- tests the costs that a plan reports against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def planned(name: str, *sets: str) -> Plan:
 
 
 def test_flops_of_gpt2() -> None:
-    """6 a parameter and token; attention 2 products of T/2 keys on average, forward and twice
-    back."""
+    """GPT-2 costs 6 flops per parameter and token; attention has 2 products of T/2 keys on average,
+    forward and twice backward."""
     p = planned(
         "gpt2-124m",
         "train.global_batch=4",
@@ -52,7 +52,8 @@ def test_flops_of_grouped_queries_count_query_heads() -> None:
     )
 
 
-# bytes an element: parameters 4 + 4 in f32, else 2 and masters 4 + 4; sums 4; moments both ways
+# bytes per element: parameters 4 + 4 in f32, else 2 and masters 4 + 4; sums 4; moments read and
+# written
 @pytest.mark.parametrize(
     "bytes_,sets",
     [
@@ -79,7 +80,8 @@ def test_what_an_update_moves(
 
 
 def test_an_update_of_replicas_moves_more() -> None:
-    """Two ranks that share states have half of all each, whatever other sets there are."""
+    """A rank updates half of all states if sets of two ranks share them, however many sets there
+    are."""
     keys = ("cluster.ranks=4", "train.global_batch=8", "zero.shard_size=2")
     p = planned("gpt2-124m", *keys, "zero.stage=3", "zero.states=shard")
     assert cost.update(p) == 2 * 28 * sum(f.count * f.shard for f in p.flats)
@@ -98,8 +100,8 @@ def test_what_is_frozen_moves_nothing() -> None:
 def test_micro_batches_in_both_orders_cost_the_same_work(
     micro_batches: int, again: str
 ) -> None:
-    """Flops, what is recomputed, units that stay; stage 3 gathers the less by as many
-    micro-batches."""
+    """Both orders of micro-batches have the same flops, recomputation and units that stay. By
+    layers stage 3 gathers once instead of once per micro-batch."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -129,7 +131,8 @@ def test_micro_batches_in_both_orders_cost_the_same_work(
 
 
 def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
-    """One block, of which a matrix is kept whole: own sums of one leaf at a time."""
+    """A unit whose function writes two gradients, one of a persistent matrix, has pending sums for
+    one gradient at a time."""
     path = tmp_path / "one.yaml"
     path.write_text(
         (SPECS / "gpt-tiny.yaml")
@@ -163,7 +166,7 @@ def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_only_so_many_lines() -> None:
-    """Five units: 8192 turns are 1638 micro-batches and a rest."""
+    """The limit of 8192 turns holds 1638 micro-batches of five units, and not one more."""
 
     def loaded(micro_batches):
         return spec.load(
@@ -190,8 +193,8 @@ def test_a_plan_has_only_so_many_lines() -> None:
 def test_the_papers_formula_beside_ours(
     stage: int, paper: int, micro_batches: int
 ) -> None:
-    """Rajbhandari et al. 2020, section 7: 2P for stages 0 to 2, 3P for stage 3; bytes of (W-1)/W.
-    Of as many micro-batches as there are: more of them do not look like more than the papers'."""
+    """The papers' bytes are 2P (W-1)/W for stages 0 to 2 and 3P for stage 3 (Rajbhandari et al.
+    2020, section 7), compared per micro-batch, so more micro-batches do not look worse."""
     p = planned(
         "gpt-tiny",
         f"zero.stage={stage}",
@@ -213,7 +216,7 @@ def test_the_papers_formula_beside_ours(
 
 
 def test_the_bound_on_gathered_elements() -> None:
-    """Prefetch gives way to the bound; below one unit the least bound that works is taken."""
+    """The bound reduces prefetch; a bound below one unit becomes the least one that works."""
     free = planned("gpt-tiny", "zero.stage3_prefetch_bucket_size=100000")
     assert free.head.prefetch > 1
     tight = planned(
@@ -247,7 +250,8 @@ def test_the_checker_counts_gathered_elements_itself() -> None:
 
 
 def test_a_tensor_as_large_as_the_threshold_is_kept_whole() -> None:
-    """As DeepSpeed does: the norms of gpt-tiny have 60 elements."""
+    """A tensor as large as the threshold is persistent, as in DeepSpeed: the norms of gpt-tiny have
+    60 elements."""
     for threshold, flat in ((60, "persistent"), (59, "block")):
         p = planned(
             "gpt-tiny", f"zero.stage3_param_persistence_threshold={threshold}"
@@ -293,7 +297,8 @@ def test_too_many_pieces_name_the_least_bucket() -> None:
     "key", ["zero.reduce_bucket_size", "zero.allgather_bucket_size"]
 )
 def test_the_least_bucket_of_shards_side_by_side(key: str) -> None:
-    """Where a host's ranks share what others share further, pieces are of several shards."""
+    """The error names the least bucket that works when a piece covers several shards, because a
+    host's ranks share parameters whose states are shared further."""
     keys = (
         "cluster.ranks=16",
         "cluster.local=4",
@@ -311,7 +316,7 @@ def test_the_least_bucket_of_shards_side_by_side(key: str) -> None:
 
 
 def test_bits_of_the_counter() -> None:
-    """The closed form against counting."""
+    """The closed form of the counter's bits equals counting."""
     for step in (*range(1, 34), 64, 100):
         mask = 0
         for micro_batches in range(1, 130):
@@ -366,7 +371,8 @@ def test_a_gpu_is_mentioned_where_it_is_a_target() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_spec_fits_its_targets(name: str) -> None:
-    """A rank a GPU of 80 GB; all ranks together a host of 8 GB, where a CPU is a target."""
+    """A spec fits: a rank on a GPU of 80 GB, and all ranks on a host of 8 GB if a CPU is a
+    target."""
     p = planned(name)
     for target in p.head.targets:
         if target == "cpu":
@@ -377,8 +383,8 @@ def test_a_spec_fits_its_targets(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_spec_sends_little(name: str) -> None:
-    """At most twice the bytes of the ZeRO papers, whose P has the padding of flats here: a quarter
-    of gpt-tiny, less than 1 % of the large models."""
+    """A spec sends at most twice the bytes of the ZeRO papers. P includes the padding of flats
+    here: a quarter of gpt-tiny, less than 1 % of the large models."""
     p = planned(name)
     padded = p.head.ranks * sum(f.count * f.shard for f in p.flats)
     assert p.head.params <= padded

@@ -1,7 +1,6 @@
-"""test_flats.py -- what trains and what is frozen lie in flats of their own, in any unit: gradients
-and states are of the one alone, and a function reads as many flats as its parameters lie in. The
-weights keep their bits however such a model is spread.
-"""
+"""test_flats.py -- tests that trainable and frozen parameters of any unit lie in separate flats.
+Gradients and states belong to the trainable flat alone, and a function reads every flat that holds
+its parameters. The weights keep their bits however such a model is spread."""
 
 import dataclasses
 import pathlib
@@ -21,7 +20,7 @@ from zg.search import search
 
 NVME = "nvme, nvme_path: /tmp"
 ALL = "zero.stage3_param_persistence_threshold=0"
-# One recipe, spread in these ways: 8 samples a step in micro-batches of 2.
+# One recipe spread in several ways: 8 samples a step in micro-batches of 2.
 WAYS = {
     "stage 0, one rank": ("zero.stage=0", "cluster.ranks=1"),
     "stage 1, pieces": (
@@ -102,7 +101,7 @@ def bytes_of(p: plan.Plan, *what: str) -> int:
     return sum(c.bytes for c in p.classes if c.name.split(".")[0] in what)
 
 
-# ---- which flats there are
+# ---- the flats of a plan
 
 
 @pytest.mark.parametrize(
@@ -134,12 +133,13 @@ def bytes_of(p: plan.Plan, *what: str) -> int:
             0,
             ["block", "block.frozen", "embed", "embed.frozen"],
         ),
+        # The head's norm is trainable
         (
             "gpt",
             "embed",
             0,
             ["block", "embed", "embed.frozen"],
-        ),  # the head's norm moves
+        ),
         (
             "gpt",
             "blocks",
@@ -151,7 +151,8 @@ def bytes_of(p: plan.Plan, *what: str) -> int:
 def test_names(
     family: str, frozen: str, threshold: int, flats: list[str]
 ) -> None:
-    """Of a flat that trains in part the rest has another; where all or nothing does, nothing."""
+    """A flat that is trainable in part has a second flat for the rest; a flat that is trainable or
+    frozen as a whole has none."""
     p = planned(
         f"{family}-tiny",
         "zero.stage=3",
@@ -165,7 +166,7 @@ def test_names(
 
 
 def test_a_flat_that_trains_in_part_is_refused() -> None:
-    """An update is of all of a flat: nothing in it may be frozen."""
+    """A frozen tensor in a trainable flat is refused, because an update covers the whole flat."""
     p = planned("llama-tiny", "zero.stage=2")
     one = next(t for t in p.tensors if t.flat == "block")
     mixed = tuple(
@@ -180,8 +181,9 @@ def test_a_flat_that_trains_in_part_is_refused() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_norms_alone_take_the_memory_of_norms(stage: int) -> None:
-    """Llama 3 8B on 8 ranks, of which the 64 norms of its blocks train, of 4096 elements each. A
-    unit's two fill shards of 2048 elements; at stage 3 all are kept, in shards of 32768."""
+    """Training the 64 block norms of Llama 3 8B alone on 8 ranks, 4096 elements each, takes the
+    memory of these norms. A unit's two norms fill shards of 2048 elements; at stage 3 all are
+    persistent, in shards of 32768."""
     p = planned(
         "llama3-8b",
         f"zero.stage={stage}",
@@ -192,7 +194,8 @@ def test_norms_alone_take_the_memory_of_norms(stage: int) -> None:
     kept = [f for f in p.flats if p.moves(f)]
     count, shard = (1, 64 * 4096 // 8) if stage == 3 else (32, 2048)
     assert [(f.count, f.shard) for f in kept] == [(count, shard)]
-    ranks = {0: 8, 1: 1, 2: 1, 3: 1}[stage]  # whose states each has
+    # Shards whose states each rank has
+    ranks = {0: 8, 1: 1, 2: 1, 3: 1}[stage]
     assert bytes_of(p, "m") == bytes_of(p, "v") == count * shard * ranks * 4
     assert bytes_of(p, "sum") == count * shard * ranks * 4 * kept[0].nodes
     assert bytes_of(p, "grad") == (1 if stage == 3 else 2) * shard * 8 * 2
@@ -222,7 +225,7 @@ CASES = [
 def test_the_law(
     tmp_path: pathlib.Path, family: str, frozen: str, precision: str
 ) -> None:
-    """Losses, norms, weights and a validation's loss are the same in every way."""
+    """Losses, norms, weights and validation losses are the same in every way."""
     data = tmp_path / "tokens"
     trainer.write_tokens(data, law.tokens(256, 40 * 8 * 4 + 1, holes=True))
     found = {}
@@ -253,7 +256,8 @@ def test_the_law(
 
 @pytest.mark.parametrize("way", ["the least bound", "all on the host"])
 def test_a_block_in_slices(tmp_path: pathlib.Path, way: str) -> None:
-    """Parts of a block that are frozen in part, a linear in slices that is frozen as a whole."""
+    """The law holds with parts of a block that are frozen in part, and with a sliced linear that is
+    frozen as a whole."""
     data = tmp_path / "tokens"
     trainer.write_tokens(data, law.tokens(128, 24 * 4 * test_slices.STEPS + 1))
     groups = (
@@ -275,8 +279,8 @@ def test_a_block_in_slices(tmp_path: pathlib.Path, way: str) -> None:
 def test_what_is_frozen_is_stored_as_it_is_read(
     tmp_path: pathlib.Path, precision: str
 ) -> None:
-    """A file's floats become the nearest of the type, ties to even, wherever they lie; then they
-    are saved and loaded to the bit."""
+    """Frozen floats of a file become the nearest values of the stored type, ties to even, wherever
+    they lie, and are then saved and loaded to the bit."""
     keys = (
         test_frozen.match("llama", "matrices"),
         f"train.precision={precision}",
@@ -300,7 +304,8 @@ def test_what_is_frozen_is_stored_as_it_is_read(
     name = "model.layers.1.self_attn.o_proj.weight"
     bits = law.mixed(given[name].size, 5) >> np.uint64(32)
     tried = bits.astype(np.uint32).view(np.float32).reshape(given[name].shape)
-    half = given[name].size // 2  # halves of few bits more: ties, too
+    # Half of the values with few more bits, to include ties
+    half = given[name].size // 2
     near = (bits & np.uint64(0x83FFF000) | np.uint64(0x30000000)).astype(
         np.uint32
     )

@@ -1,6 +1,8 @@
-"""test_frozen.py -- what is frozen has no gradient: no call makes one, nothing sums or reduces it;
-below the lowest unit that moves backward is not run. The bits are those of a run that computes it
-all: with a rate of 0, no decay and no clipping a tensor stays, too, and its gradients are there.
+"""test_frozen.py -- tests that frozen parameters have no gradient: no call computes one, and
+nothing sums or reduces it. Below the lowest trainable unit backward does not run.
+
+The bits are those of a run that computes every gradient and keeps a tensor as it is by a rate of 0,
+no decay and no clipping.
 """
 
 import dataclasses
@@ -22,8 +24,8 @@ from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost, explain
 
-# Of each family: the embedding, the blocks, the lower ones, the head, norms, matrices of blocks,
-# attention.
+# Sets of names in each family: the embedding, the blocks, the lower ones, the head, norms, matrices
+# of blocks, attention.
 SETS = {
     "gpt": {
         "embed": "wte.weight wpe.*",
@@ -92,7 +94,7 @@ def calls(p: plan.Plan, name: str) -> list[str]:
 
 
 def held(p: plan.Plan, *names: str) -> int:
-    """Bytes of these classes."""
+    """Return the bytes of these classes."""
     return sum(
         c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names
     )
@@ -106,12 +108,13 @@ def uses(p: plan.Plan) -> list[str]:
     ]
 
 
-# ---- what is not done
+# ---- work that is left out
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_flat_of_which_nothing_moves_has_no_gradient(stage: int) -> None:
-    """Nor has anything to do with one: classes, functions, steps."""
+    """A flat without trainable parameters has no gradient and no class, function or step for
+    one."""
     p = planned("llama", "blocks", f"zero.stage={stage}", ALL)
     assert [p.moves(f) for f in p.flats] == [True, False, True]
     assert {
@@ -140,7 +143,8 @@ def test_a_flat_of_which_nothing_moves_has_no_gradient(stage: int) -> None:
 
 
 def test_below_what_moves_backward_is_not_run() -> None:
-    """Only the head's norm and matrix move: they have one use, and values go by."""
+    """Backward does not run below a head whose norm and matrix alone are trainable; values are used
+    once and pass through."""
     p = planned("llama", "embed blocks", "zero.stage=3", ALL)
     assert uses(p) == [
         "fwd.embed",
@@ -158,7 +162,8 @@ def test_below_what_moves_backward_is_not_run() -> None:
     )
     assert set(gathered.values()) == {1}
     assert calls(p, "train.head")[-2:] == ["loss_sum", "rmsnorm_bwd"]
-    assert "linear_bwd_x" in calls(p, "train.head")  # to the norm, which moves
+    # Up to the norm, which is trainable
+    assert "linear_bwd_x" in calls(p, "train.head")
     alone = search.find(
         reader.load(
             str(law.path("llama")),
@@ -178,7 +183,8 @@ def test_below_what_moves_backward_is_not_run() -> None:
 
 
 def test_a_lower_entry_of_blocks(tmp_path: pathlib.Path) -> None:
-    """Two entries, the lower frozen with the embedding: the upper one alone runs backward."""
+    """Only the upper one of two entries of blocks runs backward if the lower one is frozen together
+    with the embedding."""
     p = search.find(
         reader.load(
             str(entries(tmp_path)),
@@ -202,7 +208,7 @@ def test_a_lower_entry_of_blocks(tmp_path: pathlib.Path) -> None:
 
 
 def entries(folder: pathlib.Path) -> pathlib.Path:
-    """gpt-tiny with two entries of blocks, and a head of its own."""
+    """Write gpt-tiny with two entries of blocks and an untied head."""
     text = law.path("gpt").read_text().replace("name: h.{l}", "name: low.{l}")
     first = text.index("  - blocks:")
     last = text.index("  - head:")
@@ -226,8 +232,8 @@ def entries(folder: pathlib.Path) -> pathlib.Path:
 def test_layers_of_an_entry(
     tmp_path: pathlib.Path, stage: int, group: str
 ) -> None:
-    """Layers with groups of their own are as entries of their own: the same bits. Initial weights
-    and names in the file are those of one entry."""
+    """Layers with groups of their own have the bits of separate entries. Their initial weights and
+    names in the file are those of one entry."""
     text = law.path("gpt").read_text()
     first, last = text.index("  - blocks:"), text.index("  - head:")
     entry = text[first:last]
@@ -240,9 +246,8 @@ def test_layers_of_an_entry(
     (tmp_path / "entries.yaml").write_text(
         text[:first] + "".join(parts) + text[last:]
     )
-    precision = (
-        "f32" if group == "frozen: true" else "bf16"
-    )  # else it is saved rounded
+    # A frozen tensor in bf16 would be saved rounded.
+    precision = "f32" if group == "frozen: true" else "bf16"
     keys = [f"zero.stage={stage}", ALL, f"train.precision={precision}"]
 
     def listed(name):
@@ -333,7 +338,8 @@ def planned_with(family: str, group: str) -> plan.Plan:
 
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_calls_of_what_is_frozen_in_part(family: str) -> None:
-    """A linear's weight, a bias, a norm: of each what moves is made, and nothing else."""
+    """Backward computes the gradients of exactly the trainable tensors of a linear's weight, a bias
+    and a norm."""
     p = planned(family, "matrices")
     assert not {"linear_bwd_w"} & set(calls(p, "bwd.block"))
     assert ("linear_bwd_b" in calls(p, "bwd.block")) == (family == "gpt")
@@ -362,9 +368,10 @@ def test_the_tables_of_an_embedding() -> None:
         ).plan
         check.check(p)
         assert calls(p, "bwd.embed") == left
+        # tied
         assert ("linear_bwd_w" in calls(p, "train.head")) == (
             frozen == "wpe.*"
-        )  # tied
+        )
 
 
 def test_nothing_moves() -> None:
@@ -383,8 +390,8 @@ def test_nothing_moves() -> None:
     "what", ["embed", "blocks", "embed blocks", "blocks head"]
 )
 def test_memory(what: str, stage: int, precision: str) -> None:
-    """To the byte, of a Llama whose every unit is a flat: masters, moments and sums of what moves,
-    and none of the rest; values of what runs backward; leaves of flats that move."""
+    """A Llama whose every unit is a flat has, to the byte, masters, moments, sums and gradients of
+    trainable flats alone, and activations of units that run backward."""
     keys = (
         f"zero.stage={stage}",
         f"train.precision={precision}",
@@ -420,7 +427,8 @@ def test_memory(what: str, stage: int, precision: str) -> None:
 
 @pytest.mark.parametrize("share", [1, 0.5])
 def test_slots_are_for_gradients_that_there_are(share: float) -> None:
-    """Of an optimizer on the host: no tile of what is frozen comes down."""
+    """Slots for the optimizer on the host fit the trainable flats; no tile of a frozen flat comes
+    down."""
     p = planned(
         "llama",
         "blocks",
@@ -456,8 +464,8 @@ def test_slots_are_for_gradients_that_there_are(share: float) -> None:
 def test_bytes_on_the_wire(
     what: str, stage: int, precision: str, accumulate: str
 ) -> None:
-    """The formulas of test_wire.py, unit by unit: of what is frozen there are forward's gathers,
-    and backward's where it passes gradients on."""
+    """Wire bytes match the formulas of test_wire.py unit by unit. A frozen unit is all-gathered for
+    forward, and for backward only if it passes gradients on."""
     keys = (
         f"zero.stage={stage}",
         f"train.precision={precision}",
@@ -497,8 +505,8 @@ def test_bytes_on_the_wire(
 
 
 def test_flops() -> None:
-    """Of a Llama's linear and attention products, twice forward's are not run below a head that
-    moves alone, and its norm's and matrix's are; no gradient of a frozen matrix is."""
+    """Below a trainable head a Llama skips the backward products, twice those of forward, but
+    computes the head's norm and matrix. Frozen matrices have no gradients."""
     full = plan_of("llama-tiny", "zero.stage=2")
     tokens = (
         full.head.batch
@@ -553,7 +561,7 @@ WAYS = {
 
 
 def ways() -> list[law.Way]:
-    """Rows that meet any two values; an optimizer on the host asks for stage 1 to 3."""
+    """Return rows in which any two values meet; an optimizer on the host needs stage 1 to 3."""
     rows = law.covering(WAYS, 7)
     return [
         row if row["stage"] else {**row, "offload": "none"} for row in rows
@@ -570,7 +578,7 @@ def run(
     family = str(way["family"])
     half = reader.load(str(law.path(family))).train.sequence
     if way["precision"] == "bf16":
-        half = 32  # whose chunks are a multiple of 32
+        half = 32  # chunks must be a multiple of 32
     keys = [
         f"train.sequence={half}",
         match(family, str(way["frozen"]), key),
@@ -595,8 +603,9 @@ def run(
 
 
 def compared(folder: pathlib.Path, way: law.Way, **how: object) -> None:
-    """What moves does so alike, as in a run with every gradient. Norms are not: what stays has a
-    part in them. What is frozen has no master: it is saved as functions read it."""
+    """Assert that trainable tensors get the bits of a run with every gradient. Norms are not
+    compared: there the frozen tensors count. Frozen tensors have no master and are saved in the
+    type that functions read."""
     trainer.write_tokens(
         folder / "tokens", law.tokens(256, 40 * 8 * 4 + 1, holes=True)
     )
@@ -620,7 +629,7 @@ FEW = [way for n, way in enumerate(ways()) if n % 12 == 0]
 
 
 def spread() -> list[law.Way]:
-    """Rows that meet any two values of all but the family and what is frozen, which take turns."""
+    """Return rows in which any two values meet; the families and the frozen sets alternate."""
     rest = {k: v for k, v in WAYS.items() if k not in ("family", "frozen")}
     return [
         {
@@ -650,13 +659,14 @@ def test_bits_of_all_ways(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(3))
 def test_bits_on_a_gpu(tmp_path: pathlib.Path, n: int) -> None:
-    """Emulated: no access races, and the bits are those of all gradients there, too."""
+    """No access races on an emulated GPU, and the bits are those of a run with every gradient."""
     compared(tmp_path, FEW[n], kind=trainer.EMULATED, queue="late")
 
 
 @pytest.mark.slow
 def test_f16(tmp_path: pathlib.Path) -> None:
-    """Gradients that overflow are those of what moves: what nobody writes is no number, perhaps."""
+    """Only gradients of trainable tensors are tested for overflow: an unwritten gradient may hold
+    NaN."""
     way = {
         **FEW[0],
         "family": "gpt",
@@ -668,8 +678,8 @@ def test_f16(tmp_path: pathlib.Path) -> None:
 
 
 def test_tiles_of_the_file_take_other_turns() -> None:
-    """What is frozen comes to slots when parameters are published, and not when they are updated:
-    a slot may have what has changed elsewhere since."""
+    """Frozen parameters take slots when they are published, but not during updates, so a slot's
+    content may have changed elsewhere in between. The plan still passes."""
     planned(
         "llama",
         "embed blocks",

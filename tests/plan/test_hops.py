@@ -1,4 +1,5 @@
-"""test_hops.py -- how queues hand slots on: what a hop waits for, which events order nothing."""
+"""test_hops.py -- tests how queues hand slots on: the waits of a hop, and events that order
+nothing."""
 
 import pytest
 from plans import planned
@@ -60,7 +61,8 @@ def test_a_route_goes_from_slot_to_slot() -> None:
 
 
 def test_an_event_of_one_queue_goes() -> None:
-    """and a mark that is left with nothing; the control: with another queue on a side it stays"""
+    """An event recorded and awaited on one queue is removed, with a mark that becomes empty. An
+    event between two queues stays (a control)."""
     alone, a, b = Event("alone", 0), Event("a", 0), Event("b", 0)
     steps = (
         Step("main", "fwd", "", recs=(alone, a)),
@@ -80,7 +82,8 @@ def test_an_event_of_one_queue_goes() -> None:
 
 
 def sides(p: Plan) -> dict[str, tuple[set[str], set[str]]]:
-    """queues that wait for events of a name, and those that record them"""
+    """Return for each name of events the queues that wait for them and the queues that record
+    them."""
     out: dict[str, tuple[set[str], set[str]]] = {}
     for s in (s for section in p.sections for s in section.steps):
         for n, events in enumerate((s.waits, s.recs)):

@@ -1,7 +1,6 @@
-"""test_kernel_rows.py -- the kernel table beside kernels/zk.h: every kernel a plan can call, its
-operands in order, their names, types and whether it writes them; what follows from names; and
-beside the kernels themselves, which touch as many elements as a row says.
-"""
+"""test_kernel_rows.py -- tests the kernel table against kernels/zk.h: every kernel that a plan can
+call, its operands in order, their names, types and modes, and numbers derived from names. It also
+tests the table against the kernels, which touch as many elements as a row says."""
 
 import re
 from dataclasses import replace
@@ -34,7 +33,7 @@ NUMBERS = {
 
 
 def prototypes() -> dict[str, list[str]]:
-    """Of zk.h's kernels that have a launch, the operands as they stand there."""
+    """Return the operands of zk.h's kernels that have a launch, as they are declared."""
     text = re.sub(
         r"/\*.*?\*/", "", (zk.ROOT / "kernels/zk.h").read_text(), flags=re.S
     )
@@ -48,7 +47,7 @@ def prototypes() -> dict[str, list[str]]:
 
 
 def declared(f: Formal) -> list[str]:
-    """What an operand of a row can be in C."""
+    """Return the C declarations that an operand of a row may have."""
     if f.number:
         return [f"{type_} {f.name}" for type_ in NUMBERS[f.mode]]
     const = "const " if f.mode in "<@" else ""
@@ -57,7 +56,7 @@ def declared(f: Formal) -> list[str]:
 
 
 def same(row: Kernel, words: list[str]) -> bool:
-    """A row is a prototype; spans are two operands."""
+    """Return whether a row matches a prototype; spans are two operands."""
     mine = [declared(f) for f in row.formals]
     for n, f in enumerate(row.formals):
         if f.type == "span":
@@ -86,7 +85,8 @@ def test_a_row_is_the_prototype(name: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_wrong_row_is_seen(name: str) -> None:
-    """Two operands that change places, one that is missing, another type, read for written."""
+    """A row with two operands swapped, one missing, another type, or read instead of written is
+    detected."""
     row, words = KERNELS[name], prototypes()[name]
     formals = row.formals
     for n, f in enumerate(formals):
@@ -108,7 +108,7 @@ def test_a_wrong_row_is_seen(name: str) -> None:
 
 
 def test_letters_of_a_row_are_its_numbers() -> None:
-    """Shapes, flops and grids name numbers of the kernel, or what follows from these."""
+    """Shapes, flops and grids use only numbers of the kernel or numbers derived from these."""
     for row in KERNELS.values():
         names = {f.name for f in row.formals if f.number}
         known = kernels.letters(dict.fromkeys(names, 8)).keys()
@@ -124,8 +124,8 @@ def test_letters_of_a_row_are_its_numbers() -> None:
 
 
 def test_flops() -> None:
-    """Two for each multiplication; causal attention is half of two products forward, backward it
-    counts twice that."""
+    """A product costs two flops per multiplication. Causal attention costs half of two products
+    forward and twice that backward."""
     assert kernels.flops("zk_linear_fwd", (3, 5, 7, 1)) == 2 * 3 * 5 * 7
     assert kernels.flops("zk_slice_bwd_w", (3, 10, 7, 5)) == 2 * 3 * 5 * 7
     assert (
@@ -136,7 +136,8 @@ def test_flops() -> None:
         kernels.flops("zk_attention_bwd", (2, 9, 4, 2, 6))
         == 4 * 2 * 4 * 9 * 9 * 6
     )
-    for window, keys in ((1, 9), (4, 9 * 4 - 6), (9, 45)):  # of all queries
+    # Keys of all queries
+    for window, keys in ((1, 9), (4, 9 * 4 - 6), (9, 45)):
         rough = kernels.flops(
             "zk_attention_local_fwd", (2, 9, 4, 2, 6, window)
         )
@@ -144,8 +145,9 @@ def test_flops() -> None:
     assert kernels.flops("zk_add", (8,)) == 0
 
 
-# Of a kernel backward by zk.h: the kernel forward, which operand is the gradient it works on, of
-# which operand forward it makes one, of which parameters, and which operands are forward's.
+# For each backward kernel of zk.h: its forward kernel, the operand that is the incoming gradient,
+# the forward operand whose gradient it makes, the parameters whose gradients it makes, and the
+# operands it shares with forward.
 BY_HAND = {
     "zk_layernorm_bwd": (
         "zk_layernorm_fwd",
@@ -208,8 +210,8 @@ def test_what_names_say_of_backward(name: str) -> None:
 
 @pytest.mark.parametrize("op", ops.OPS.values(), ids=ops.OPS)
 def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
-    """A word for each operand and no more; backward runs all that is backward of forward, but for
-    slices."""
+    """An op has one word for each operand of its kernels, and backward calls every backward kernel
+    of its forward ones, except those of slices."""
     forward, *backward = [line.split() for line in (op.fwd, *op.bwd)]
     for kernel, *words in (
         forward,
@@ -221,7 +223,7 @@ def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
         assert called == kernels.FORWARD[forward[0]]
 
 
-# ---- what kernels touch is what their rows say
+# ---- kernels touch as many elements as their rows say
 
 NUMBERS_OF = {
     "B": 2,
@@ -267,9 +269,9 @@ def elements(row: Kernel, f: Formal) -> int:
 def touched(
     row: Kernel, spoilt: str = "", short: str = ""
 ) -> dict[str, np.ndarray]:
-    """The operands of a call in f32, with what lies around them. All numbers around are NaN, and
-    before the call what it is to write. spoilt: of this operand the last number is NaN, too;
-    short: this one has an element less than its row says."""
+    """Return the operands of an f32 call with the memory around them. All numbers around them, and
+    operands to be written, are NaN before the call. spoilt: the last number of this operand is NaN,
+    too; short: this operand has one element less than its row says."""
     drawn, made, given = np.random.default_rng(1), {}, []
     for f in row.formals:
         if f.number:
@@ -300,13 +302,14 @@ def results(row: Kernel, made: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 CALLED = [name for name, row in KERNELS.items() if not row.own]
-# read, but for its last elements: v heads, of which backward needs the gradient alone
+# read except for its last elements: v heads, whose gradient alone backward needs
 IN_PART = {("zk_qknorm_bwd", "in"), ("zk_qknorm_whole_bwd", "in")}
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_a_kernel_writes_what_its_row_says(name: str) -> None:
-    """All of it, nothing around it, and it reads nothing around what it reads."""
+    """A kernel writes all of its outputs and nothing around them, and reads nothing around its
+    inputs."""
     row = KERNELS[name]
     made = touched(row)
     for f in row.formals:
@@ -326,7 +329,7 @@ def test_a_kernel_writes_what_its_row_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", CALLED)
 def test_a_kernel_reads_what_its_row_says(name: str) -> None:
-    """To the last element; one less would be seen."""
+    """A kernel reads its inputs to the last element; one element less would be noticed."""
     row = KERNELS[name]
 
     def spoilt(**how):

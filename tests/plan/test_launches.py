@@ -1,6 +1,6 @@
-"""test_launches.py -- every launch of every plan fits a processor: its kernel's registers and
-shared memory, as ptxas gave them (cuda_budget.txt), and the threads that its kernel is made for.
-"""
+"""test_launches.py -- tests that every launch of every plan fits a processor: its kernel's
+registers and shared memory, as ptxas reported them (cuda_budget.txt), and the kernel's limit of
+threads."""
 
 import cuda_budget
 import launches
@@ -21,7 +21,8 @@ pytestmark = [
     ),
 ]
 
-# Widths and heads beside those of the specs: what a thread takes at a time, how many have a row.
+# More widths and heads than the specs have: they decide how many elements a thread takes and how
+# many threads share a row.
 NORMS, MLP = "model.units[1].ops[0].residual", "model.units[1].ops[1].residual"
 SHAPES = [
     (
@@ -75,17 +76,17 @@ TYPES = {
 }
 
 GPUS = "targets=[cpu, sm_80, sm_90, sm_100]"
+# As compiled
 SCOPE = {
     "sm_80": "sm_80",
     "sm_90": "sm_90a",
     "sm_100": "sm_100",
-}  # as it is compiled
-PLAIN = (
-    48 << 10
-)  # dynamic bytes up to which cuda.h asks for no more than is plain
+}
+# Most bytes of dynamic shared memory that need no opt-in in cuda.h
+PLAIN = 48 << 10
 
-# A warp has 32 times a thread's registers in steps of 256, and a launch is looked at as if its
-# warps came in fours (cuda_occupancy.h).
+# A warp has 32 times a thread's registers, rounded up to 256, and a block's warps are counted in
+# multiples of four (cuda_occupancy.h).
 REGISTERS, STEP, SIDES = 65536, 256, 4
 USES = {
     (use.kernel, use.target): use
@@ -94,13 +95,13 @@ USES = {
 
 
 def registers(use: Use, block: int) -> int:
-    """that a block of so many threads is asked to have"""
+    """Return the registers that a block of threads is granted."""
     of_warp = grids.up(32 * use.registers, STEP)
     return of_warp * grids.up(-(-block // 32), SIDES)
 
 
 def wrong(target: str, launch: Launch, use: Use) -> list[str]:
-    """what keeps a processor from the launch"""
+    """Return the reasons why a launch does not fit a processor."""
     shared = launch.shared + use.shared
     most = PLAIN if launch.shared <= PLAIN else grids.SHARED[target]
     return [
@@ -115,8 +116,8 @@ def wrong(target: str, launch: Launch, use: Use) -> list[str]:
 
 
 def all_wrong(p: Plan) -> list[str]:
-    """and grids that nothing is launched with; a norm whose weights are frozen has one to sum their
-    gradients, which are null"""
+    """Return these reasons for all launches, and grids that no launch uses. A norm with frozen
+    weights keeps the grid for their gradients, which are null."""
     frozen = {
         c.launch
         for fn in p.fns

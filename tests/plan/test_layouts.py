@@ -1,9 +1,9 @@
-"""test_layouts.py -- hosts, and ranks that share parameters and states: the levels of the sums of
-gradients, which group shares which state, and what this costs on the wire and in memory.
+"""test_layouts.py -- tests layouts with hosts, and with ranks that share parameters and states: the
+levels of sums, the group that shares each state, and the cost on the wire and in memory.
 
-The formulas are those of the papers (ZeRO 2020, MiCS 2022, ZeRO++ 2023, PyTorch FSDP 2023): what
-comes from depth `hi`, of so many owners, to depth `lo` is P (1/lo - 1/hi) elements a rank, and all
-that comes from beyond a host comes from other hosts.
+The formulas are those of the papers (ZeRO 2020, MiCS 2022, ZeRO++ 2023, PyTorch FSDP 2023). A
+gather from `hi` owners to `lo` brings each rank P (1/lo - 1/hi) elements, and the part from beyond
+a host comes from other hosts.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ BIG = 500_000_000  # elements: more than any unit has
 
 @dataclass(frozen=True)
 class Layout:
-    """ranks, local and shard as keys say; order: the levels of a sum, innermost first; over: the
-    group of params, masters and moments, and sums, `-`: each rank has all."""
+    """A layout with its expected plan. ranks, local and shard: the keys; order: the levels of a
+    sum, innermost first; over: the groups of params, of masters and moments, and of sums; `-`: each
+    rank has all."""
 
     ranks: int
     local: int
@@ -105,13 +106,13 @@ LAYOUTS = [Layout(*row) for row in (
     (8, 4, 4, "all", 2, 4, EACH, "f32", "local,hosts,step", "- owners owners",
      "zero.shard_size: has no effect"),
     (8, 4, 4, "shard", 2, 4, EACH, "bf16", "shard,step,replica", "- shard shard"),
-    # a host of 6 ranks: gathers in levels, a flat sum
+    # a host of 6 ranks: all-gathers in levels, a flat sum
     (12, 6, 0, "all", 3, 2, EACH, "f32", "owners,step", "owners owners owners", HOST),
     (12, 6, 6, "shard", 3, 1, EACH, "bf16", "owners,step", "shard shard shard", HOST),
     (12, 6, 2, "all", 3, 4, EACH, "f32", "shard,step,replica_hosts", "shard owners shard",
      "no node of 24, so a host's gradients are not summed before they leave it: each rank gets 3 "
      "pieces from other hosts instead of 1"),
-    # no node of a set's micro-batches: replicas meet in each
+    # the tree has no node of a set's micro-batches, so replicas meet in each of them
     (8, 4, 4, "all", 3, 3, EACH, "f32", "shard,replica,step", "shard owners owners",
      NO_NODE.format(16, 3, 4) + ", so replicas meet in each of them"),
     (8, 4, 4, "all", 3, 8, EACH, "bf16", "shard,replica,step", "shard owners owners",
@@ -126,20 +127,20 @@ LAYOUTS = [Layout(*row) for row in (
 
 @dataclass
 class Received:
-    """Bytes that a rank receives, and those of them from other hosts."""
+    """Bytes that a rank receives, and the part of them from other hosts."""
 
     local: int  # ranks of a host
     all: int = 0
     far: int = 0
 
     def brought(self, whole: int, lo: int, hi: int, width: int) -> None:
-        """Of a flat of `whole` elements, which so many owners have, to where fewer have it."""
+        """Add an all-gather of a flat of `whole` elements from `hi` owners to `lo`."""
         size, host = whole * width, self.local
         self.all += size // lo - size // hi
         self.far += size // max(lo, host) - size // max(hi, host)
 
     def summed(self, whole: int, lo: int, hi: int, width: int) -> None:
-        """A level of a sum: a piece from each of its ranks."""
+        """Add a level of a sum: a piece from each of its ranks."""
         piece, inside = whole * width // hi, max(1, min(self.local, hi) // lo)
         self.all += (hi // lo - 1) * piece
         self.far += (hi // lo - inside) * piece
@@ -152,7 +153,7 @@ def received(x: Layout, spec: Spec, p: Plan) -> Received:
     out = Received(x.local or W)
     for u in units(spec):
         whole = W * u.shard
-        times, lo, each = A, 1, width  # leaves are rounded once, sums never
+        times, lo, each = A, 1, width  # gradients are rounded once, sums never
         for level in p.head.order.levels:
             if level == STEP:
                 times, each = 1, 4 if A > 1 else each
@@ -164,7 +165,7 @@ def received(x: Layout, spec: Spec, p: Plan) -> Received:
         assert lo == W
         out.brought(whole, states if x.stage else 1, W, 4)  # sums
         kept = shared if x.stage == 3 and u.uses else 1
-        if x.stage and kept < states:  # owners' new parameters
+        if x.stage and kept < states:  # new parameters from their owners
             out.brought(whole, kept, states, width)
         for _ in range(u.uses * (A if x.accumulate == EACH else 1)):
             if x.stage == 3:
@@ -175,7 +176,8 @@ def received(x: Layout, spec: Spec, p: Plan) -> Received:
 
 
 def stored(x: Layout, spec: Spec, p: Plan) -> int:
-    """Bytes of a rank's parameters, masters, moments and sums; of the last, all that are pending."""
+    """Return the bytes of a rank's parameters, masters, moments and sums, including pending
+    ones."""
     width = 4 if x.precision == "f32" else 2
     ranks = {"-": 1, "shard": x.shard, "owners": x.ranks, "all": x.ranks}
     params, states, sums = (ranks[word] for word in x.over.split())
@@ -185,14 +187,14 @@ def stored(x: Layout, spec: Spec, p: Plan) -> int:
             lambda level: level != STEP, p.head.order.levels
         )
     )
-    ever = 0  # counts of leaves, bit by bit
+    ever = 0  # OR of all counts of gradients
     for leaves in range(before, before * x.own, before):
         ever |= leaves % spec.block | (
             spec.block if leaves >= spec.block else 0
         )
     nodes = max(1, ever.bit_count())
     if p.head.order.levels[0] == STEP and sums > 1:
-        nodes = 1  # these are in class `pending`
+        nodes = 1  # the others are in class `pending`
     size = 0
     for u in units(spec):
         whole = x.ranks * u.shard
@@ -205,7 +207,7 @@ def stored(x: Layout, spec: Spec, p: Plan) -> int:
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 @pytest.mark.parametrize("x", LAYOUTS, ids=str)
 def test_a_layout(x: Layout, family: str) -> None:
-    """Levels, groups, bytes and notes."""
+    """A layout has the expected levels, groups, bytes and notes."""
     some = "zero.stage3_param_persistence_threshold=100"
     spec = reader.load(str(law.path(family)), (*x.keys, some))
     found = search.find(spec)
@@ -260,7 +262,7 @@ KEYS: dict[str, Sequence] = {
 
 @st.composite
 def layouts(draw: st.DrawFn, most: int) -> tuple[str, ...]:
-    """Seldom of hosts and sets that do not divide their ranks."""
+    """Draw keys of a layout; few draws have hosts and sets that do not divide their ranks."""
     ranks, own = draw(st.integers(1, most)), draw(st.integers(1, 9))
     sizes = [n for n in range(ranks + 1) if not n or ranks % n == 0]
     size = st.sampled_from([*sizes, 5])
@@ -276,7 +278,8 @@ def layouts(draw: st.DrawFn, most: int) -> tuple[str, ...]:
 
 
 def proven(keys: tuple[str, ...]) -> bool:
-    """The checker proves the plan, which is its text; or a key is refused with what is allowed."""
+    """Return whether there is a plan. The checker must prove it and its text parse back; otherwise
+    a key must be refused with its allowed values."""
     try:
         p = search.find(reader.load(str(law.path("gpt")), keys)).plan
     except SpecError as e:
@@ -291,7 +294,7 @@ def proven(keys: tuple[str, ...]) -> bool:
 
 @pytest.mark.slow
 def test_any_layout() -> None:
-    """Of 24 ranks or fewer; a quarter has a plan."""
+    """Layouts of up to 24 ranks are planned or refused; at least a quarter have a plan."""
     found = []
 
     @settings(max_examples=150)

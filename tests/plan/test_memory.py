@@ -1,9 +1,10 @@
-"""test_memory.py -- what a rank of an emitted program takes: the arena that its plan prints, little
-beside it, nothing after the start; and nothing of its peers outside collectives.
+"""test_memory.py -- tests the memory of a rank of an emitted program: the arena that its plan
+prints, a small constant beside it, nothing more after the start, and no access to peers outside
+collectives.
 
 A rank's memory is its proportional set size (PSS): a page that n processes map counts 1/n, so the
-mean over ranks counts every page once. Linux gives it apart for anonymous pages, shared memory and
-files; the part of files (the program and libc) depends on what else runs on the machine.
+mean over ranks counts every page once. Linux reports anonymous pages, shared memory and files
+separately; the part of files (the program and libc) depends on other processes of the machine.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from zg.write import cost, explain
 
 KIB = 1024
 
-# Blocks and sizes old and new of the specs compared: arenas from 5 to 150 MiB on one rank.
+# Old and new blocks and sizes of the compared specs: arenas from 5 to 150 MiB on one rank.
 OFFLOAD = ("zero.stage=1", "zero.offload_optimizer.device=cpu")
 SIZES = {
     "small": (3, {}),
@@ -38,7 +39,7 @@ SIZES = {
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """KiB, means over ranks: the arenas, all else but files, and all with files."""
+    """KiB as means over ranks: the arenas, the rest without files, and all with files."""
 
     arena: float
     rest: float
@@ -46,7 +47,7 @@ class Taken:
 
 
 def arena_of(source: str) -> int:
-    """Bytes of a rank's arena and its host arena."""
+    """Return the bytes of a rank's device arena and host arena."""
     return sum(
         int(re.search(rf"{name}(?:INT64_C\()?(\d+)", source)[1])
         for name in (r'\{"cpu", ', r"\.hosted = ")
@@ -54,7 +55,7 @@ def arena_of(source: str) -> int:
 
 
 def pss(pid: int) -> dict[str, int]:
-    """KiB by kind"""
+    """Return KiB by kind."""
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
     return {
         name: int(n)
@@ -64,8 +65,8 @@ def pss(pid: int) -> dict[str, int]:
 
 @contextlib.contextmanager
 def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
-    """A run that is under way for some steps: queues have gone round their rings, peers' parts
-    have been read."""
+    """Yield a run that has done some steps: queues have gone round their rings, and peers' parts
+    were read."""
     trainer.write_tokens(folder / "tokens", law.tokens(256, 5000))
     log = folder / "log"
     log.unlink(missing_ok=True)
@@ -135,8 +136,9 @@ def taken(
 def test_a_rank_takes_its_arena_and_the_same_beside_it(
     tmp_path: pathlib.Path, ranks: int, keys: Sequence[str]
 ) -> None:
-    """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch,
-    which is taken whole at the start, rings of commands, stacks, libc's data."""
+    """A rank takes its arena and at most 16 MiB beside it, the same within 64 KiB whatever the
+    model's size: kernels' scratch, which is taken at the start, rings of commands, stacks, and
+    libc's data."""
     found = [
         taken(tmp_path, size, ranks, "--threads", 1, keys=keys)
         for size in SIZES
@@ -151,15 +153,16 @@ def test_a_rank_takes_its_arena_and_the_same_beside_it(
 def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
     tmp_path: pathlib.Path,
 ) -> None:
-    """One rank on two cores has two threads unless told otherwise."""
+    """One rank on two cores, which has two threads by default, takes no more than 16 MiB beside the
+    arena."""
     found = taken(tmp_path, "small", 1, "--threads", 2)
     assert found.pss - found.arena <= 16 * KIB, found
 
 
 @pytest.mark.slow
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
-    """By what the plans say, within 192 KiB: where there are peers, there is a queue more, whose
-    ring of commands takes 156."""
+    """More ranks take less memory each, as their plans say, within 192 KiB: a rank with peers has
+    one more queue, whose ring of commands takes 156."""
     found = [
         taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)
     ]
@@ -170,7 +173,7 @@ def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.alone
 def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
-    """A rank that is at work has all its pages: no fault in hundreds of steps."""
+    """A running rank has all its pages: no page fault in hundreds of steps."""
     source = trainer.generate(
         law.path("gpt"), "train.micro_batch=1", "cluster.ranks=2"
     )
@@ -192,11 +195,12 @@ def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 0]
 
 
-# ---- what zgen and the program say of it
+# ---- memory as zgen and the program print it
 
 
 def classes(said: str) -> list[list[list[int]]]:
-    """Rows of --emit memory, slots, bytes of a slot, bytes, offset: the device's, the host's."""
+    """Return the rows of --emit memory for the device and the host: slots, bytes of a slot, bytes,
+    offset."""
     device, host = said.split("in a GPU's host arena")
     return [
         [
@@ -229,7 +233,7 @@ def classes(said: str) -> list[list[list[int]]]:
     ],
 )
 def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
-    """--emit memory, its classes and its groups, --emit plan and train.c have one total."""
+    """--emit memory, its classes and groups, --emit plan and train.c print one total."""
     keys = ("train.micro_batch=1", *keys)
     flags = [word for key in keys for word in ("--set", key)]
     said = trainer.sh("gen/zgen", law.path(family), *flags, "--emit", "memory")
@@ -275,7 +279,8 @@ def test_the_program_says_it_too() -> None:
 
 
 def test_each_target_has_a_line_of_its_own() -> None:
-    """What a device must hold: the arena to the byte, and on a GPU what is beside it."""
+    """Each target has a line with the memory that a device must hold: the arena to the byte, and on
+    a GPU the allowance beside it."""
     keys = ("zero.stage=3", "cluster.ranks=4", "targets=[sm_90, cpu]")
     p = plans.planned("gpt-tiny", *keys)
     said = explain.memory(p)
@@ -297,7 +302,8 @@ def test_each_target_has_a_line_of_its_own() -> None:
 
 
 def test_what_lies_beside_a_gpus_arena() -> None:
-    """Libraries, and buffers for each peer of a node; none on one rank."""
+    """The allowance on a GPU covers libraries, and buffers for each peer of a node; one rank has no
+    buffers."""
     alone, *more = (
         reserve.bytes_of("sm_90", ranks) for ranks in (1, 2, 4, 8, 16, 16384)
     )
@@ -311,7 +317,8 @@ def test_what_lies_beside_a_gpus_arena() -> None:
 
 
 def test_communicators_of_several_groups() -> None:
-    """One for each queue and group: rings where it gathers, peers of a host where it exchanges."""
+    """Each queue and group has a communicator: with buffers for rings if it all-gathers, for the
+    peers of a host if it exchanges pieces."""
     keys = (
         *("train.micro_batch=1", "zero.stage=3", "cluster.ranks=8"),
         *("cluster.local=4", "zero.shard_size=2", "targets=[cpu, sm_90]"),
@@ -352,7 +359,7 @@ def test_communicators_of_several_groups() -> None:
 )
 @pytest.mark.parametrize("own", ["tree", "fold", "{block: 16}", "{block: 4}"])
 def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
-    """--emit memory has, of every rule, what its plan has."""
+    """--emit memory prints the sums of each rule as that rule's plan has them."""
     keys = *keys, "train.micro_batch=1", "train.global_batch=64"
     said = trainer.sh(
         "gen/zgen",
@@ -397,7 +404,7 @@ def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
 def test_peers_are_not_read_outside_collectives(
     tmp_path: pathlib.Path, stage: int
 ) -> None:
-    """With peers' arenas unreadable but in collectives all goes on, with the same bits."""
+    """A run has the same bits if peers' arenas are unreadable outside collectives."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
     binary = trainer.build(
         trainer.generate(
@@ -427,10 +434,10 @@ def test_peers_are_not_read_outside_collectives(
     assert one == other
 
 
-# ---- nothing is taken after the start
+# ---- no allocation after the start
 
-# Put into train.c: counts what is allocated from the first step on, in all threads, and has the
-# kernel end a process that asks it for memory then. FAULT makes the program do what is forbidden.
+# Inserted into train.c: counts allocations from the first step on, in all threads, and makes the
+# kernel end a process that asks it for memory then. FAULT makes the program do a forbidden thing.
 WATCH = r"""
 #include <linux/filter.h>
 #include <linux/seccomp.h>

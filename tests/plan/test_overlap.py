@@ -1,9 +1,9 @@
-"""test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them;
-updates on the host behind the next forward, a piece's sum behind the next piece's way.
+"""test_overlap.py -- tests that all-gathers of an emitted program hide behind the work of the unit
+before them, updates on the host behind the next forward, and a piece's sum behind the next piece's
+transfer.
 
-All that the plan says can be hidden is, and none where nothing is gathered ahead.
-
-What that is worth in time, bench/overlap.py measures.
+All that the plan allows to be hidden is hidden, and nothing if no unit is gathered ahead.
+bench/overlap.py measures the time that this saves.
 """
 
 import itertools
@@ -21,21 +21,21 @@ from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
 
-# The embedding's tables stay whole: its work is too short to hide anything.
+# The embedding's tables are persistent: its work is too short to hide anything.
 BLOCKS = ("fwd.block", "bwd.block")
 KEYS = ["zero.stage=3", "cluster.ranks=2", 'zero.replicate=["wte.*", "wpe.*"]']
 
 
 def steps(p: plan.Plan) -> list[plan.Step]:
-    """Of a training step."""
+    """Return the steps of a training step."""
     return [x for s in p.step for x in s.steps * s.repeat]
 
 
 def played(
     p: plan.Plan, takes: Callable[[plan.Step], float], times: int
 ) -> list[dict[str, float]]:
-    """When each queue has done each of so many training steps, by the plan alone: its steps run in
-    order, and a wait is for the newest record."""
+    """Return when each queue has finished each training step, by the plan alone: steps of a queue
+    run in order, and a wait is for the newest record."""
     now, ends = {s.queue: 0.0 for s in steps(p)}, []
     recorded: dict[tuple[str, int], float] = {}
     for _ in range(times):
@@ -56,8 +56,8 @@ def played(
 
 
 def simulated(p: plan.Plan, rate: float, delay: float) -> float:
-    """Seconds of a training step: functions take flops / rate, gathers the delay, all else
-    nothing."""
+    """Return the seconds of a training step in which functions take flops / rate, gathers take the
+    delay, and all else takes nothing."""
     of = {f.name: f.flops for f in p.fns}
     ends = played(
         p, lambda s: delay if s.op == "gather" else of.get(s.op, 0) / rate, 1
@@ -66,18 +66,18 @@ def simulated(p: plan.Plan, rate: float, delay: float) -> float:
 
 
 def gathers(p: plan.Plan) -> int:
-    """In a training step."""
+    """Return the number of gathers in a training step."""
     return sum(x.op == "gather" for x in steps(p))
 
 
 def flops(p: plan.Plan) -> int:
-    """Of a rank in a training step."""
+    """Return the flops of a rank in a training step."""
     of = {f.name: f.flops for f in p.fns}
     return sum(of.get(x.op, 0) for x in steps(p))
 
 
 class Ahead:
-    """A spec whose gathers can be ahead of their use."""
+    """A spec whose gathers can run ahead of their use."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -101,16 +101,18 @@ class Ahead:
 
 
 def test_what_the_plan_says(tmp_path: pathlib.Path) -> None:
-    """By the plans alone, where a block's forward takes twice as long as a gather: none ahead hides
-    none. One ahead hides all but the first of a micro-batch, the one after the update, and what the
-    head's work is too short for. Work a quarter as long as a gather hides little."""
+    """The plan alone decides how much is hidden.
+
+    A block's forward takes twice as long as a gather here. No prefetch hides nothing. One unit
+    ahead hides all gathers except the first of a micro-batch, the one after the update, and the
+    part that the head's work is too short for. Work a quarter as long as a gather hides little.
+    """
     made = Ahead(tmp_path)
     shown = {}
     for ahead in ("auto", "0"):
         p = made.plan(2, ahead)
-        assert (
-            gathers(p) == 8
-        )  # three blocks forward and backward, the head, what is kept
+        # Three blocks forward and backward, the head, persistent parameters.
+        assert gathers(p) == 8
         forward = next(f.flops for f in p.fns if f.name == "fwd.block")
         for seconds in (2, 0.25):
             rate = forward / seconds
@@ -152,8 +154,8 @@ FILED = ("zero.offload_param.device=nvme", "zero.offload_param.nvme_path=/tmp")
 def test_an_update_on_the_host_goes_on_beside_the_next_forward(
     keys: tuple[str, ...], precision: str
 ) -> None:
-    """It takes as long as half of a forward, or one of the file's queues does: what it adds to a
-    step is the part of the parameters that the first block waits for."""
+    """An update on the host, or one of the file's queues, that takes half of a forward adds only
+    the part for which the first block waits to a step."""
     p = planned(
         "gpt-tiny",
         f"train.precision={precision}",
@@ -215,8 +217,8 @@ ONE = "zero.overlap_comm=false"
 
 
 def brought(p: plan.Plan) -> list[tuple[mutants.Work, mutants.Work]]:
-    """Each piece that comes, and the sum of the one before it, of a section or of a unit whose own
-    leaves had to be on its sums first."""
+    """Return each piece that arrives with the sum of the piece before it, within a section or
+    within a unit whose own gradients had to be summed first."""
     pairs, added = [], None
     for w in mutants.played(p):
         op = w.key[1]
@@ -249,8 +251,9 @@ def brought(p: plan.Plan) -> list[tuple[mutants.Work, mutants.Work]]:
 def test_a_piece_comes_while_the_one_before_is_added(
     keys: tuple[str, ...],
 ) -> None:
-    """It waits for no sum but that of the piece two before it, whose slot it takes: not for the one
-    before by way of another queue either. With one queue each waits for the one before."""
+    """A piece waits for the sum of the piece two before it, whose slot it takes, and not for the
+    one before, not even through another queue. With one queue each piece waits for the one
+    before."""
     pairs, alone = (
         brought(planned("gpt-tiny", *keys)),
         brought(planned("gpt-tiny", *keys, ONE)),
@@ -265,7 +268,7 @@ def test_a_piece_comes_while_the_one_before_is_added(
 
 @pytest.mark.parametrize("bucket", [2000, 20000, 10**9])
 def test_what_reductions_take(bucket: int) -> None:
-    """Where pieces take 1 each to come and 1 to be added, n of a micro-batch take n + 1, and 2 n
+    """The n pieces of a micro-batch take n + 1 if each takes 1 to arrive and 1 to be added, and 2 n
     with one queue."""
     for more, each in ((), 1), ((ONE,), 2):
         p = planned(
@@ -285,7 +288,8 @@ def test_what_reductions_take(bucket: int) -> None:
 
 
 def unordered(p: plan.Plan) -> list[bool]:
-    """Of the blocks' functions of a training step: whether the plan lets a gather run beside it."""
+    """Return for each block function of a training step whether the plan lets a gather run beside
+    it."""
     work = mutants.played(p)
     gathered = [w for w in work if w.key[1] == "gather"]
     beside = [
@@ -302,8 +306,8 @@ def unordered(p: plan.Plan) -> list[bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", ["auto", "0"])
 def test_gathers_run_beside_work(tmp_path: pathlib.Path, ahead: str) -> None:
-    """Where the plan orders a gather and a block's function they meet in no step; where it does
-    not, in one at least, however busy the machine is."""
+    """A gather and a block function that the plan orders never overlap in a run. Those that it does
+    not order overlap in at least one step, however busy the machine is."""
     made = Ahead(tmp_path)
     tokens, profile = tmp_path / "tokens", tmp_path / "profile"
     trainer.write_tokens(tokens, law.tokens(256, 40000))

@@ -1,5 +1,5 @@
-"""test_place.py -- offsets: nothing alive is overlapped, little is wasted; the arena against what
-is alive in a training step."""
+"""test_place.py -- tests offsets: live values never overlap, little space is wasted, and the arena
+is compared with the live bytes of a training step."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ def test_values_alive_together_lie_apart(made: list[Item]) -> None:
 
 
 def live_peak(items: Sequence[Item]) -> int:
-    """The largest sum of bytes alive at once: no planner can need less."""
+    """Return the largest sum of bytes alive at once, a lower bound for any planner."""
     times = {i.first for i in items}
     return max(
         (
@@ -75,7 +75,8 @@ def test_values_that_do_not_meet_share_a_place() -> None:
 
 
 def test_a_kernel_writes_in_place_what_nobody_reads_again() -> None:
-    """GELU's gradient takes the place of its output's, and turning back that of what is turned."""
+    """A kernel writes in place over an operand with no later reader: GELU's gradient over that of
+    its output, and the inverse rotation over its input."""
     for name, kernel in (
         ("gpt-tiny", "zk_gelu_bwd"),
         ("llama-tiny", "zk_rope"),
@@ -88,7 +89,7 @@ def test_a_kernel_writes_in_place_what_nobody_reads_again() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_read_again_is_not_written_over(name: str) -> None:
-    """The control: in place of an operand that a later call reads, the checker refuses it."""
+    """Writing in place over an operand that a later call reads is refused (a control)."""
     p = planned(name, "train.recompute=full")
     for f in (f for f in p.fns if f.name.startswith(("fwd.", "bwd."))):
         for n, c in enumerate(f.calls):
@@ -107,12 +108,12 @@ def test_what_is_read_again_is_not_written_over(name: str) -> None:
 
 # ---- the arena
 
-# A slot of these holds something for a part of a step; all other classes do so always.
+# Classes whose slots are live for part of a step; all others always are.
 PASSING = ("ring", "grad", "x", "dx", "save")
 
 
 class Extents(fns.Run):
-    """How far a function reaches into the arena's temporary space and scratch."""
+    """A run of a function that finds how far it reaches into temporary space and scratch."""
 
     def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:
         base, at = super().place(call, arg, size)
@@ -135,7 +136,7 @@ class Extents(fns.Run):
     write = read
 
     def split(self, *place: object) -> None:
-        """Parts of values are where the values are."""
+        """Do nothing: parts of values lie where the values are."""
 
     join = split
 
@@ -156,8 +157,8 @@ def slots(refs: Iterable[Ref]) -> list[tuple[str, int]]:
 
 
 def live_bytes(p: Plan) -> int:
-    """The largest sum of bytes alive at once, over a training step in order of issue: a slot lives
-    from the first step that fills it to its last use."""
+    """Return the largest sum of bytes alive at once in a training step, in order of issue. A slot
+    lives from the first step that fills it to its last use."""
     strides = {c.name: c.stride for c in p.classes}
     passing = {
         c.name
@@ -189,9 +190,10 @@ def live_bytes(p: Plan) -> int:
 
 
 def second_leaves(p: Plan) -> int:
-    """What overlap_comm costs: leaf slots beside the first, so that one leaf is reduced while the
-    next is written. Most is alive in the first backward, when all is saved and one leaf is written;
-    the other slot is empty then, and no private class can lie in it, for peers read it."""
+    """Return the cost of overlap_comm: gradient slots after the first, so that one gradient is
+    reduced while the next is written. The peak is in the first backward, when all activations are
+    saved and one gradient is written. The other slot is empty then, but peers read it, so no
+    private class can share its place."""
     return sum(
         (c.slots - 1) * c.stride
         for c in p.classes
@@ -206,8 +208,7 @@ def second_leaves(p: Plan) -> int:
         (("zero.overlap_comm=false",), 1.05),
         (("zero.stage3_prefetch_bucket_size=0",), 1.05),
         (("train.recompute=[gelu, swiglu, layernorm, rmsnorm]",), 1.06),
-        # little is saved: units in flight are most, and the head's have their place beside the
-        # blocks'
+        # little is saved: units in flight dominate, and the head's values lie beside the blocks'
         (("train.recompute=full",), 1.15),
     ],
     ids=["as it stands", "one queue", "none ahead", "some again", "all again"],
@@ -216,8 +217,9 @@ def second_leaves(p: Plan) -> int:
 def test_the_arena_is_what_is_alive(
     name: str, way: tuple[str, ...], bound: float
 ) -> None:
-    """Every spec, and Llama-3 405B on 16,384 ranks. By the rule of sums that keeps most: what is
-    always alive has no holes, and the bound is a share of all. (No GPU adds so large a tree.)"""
+    """The arena of every spec, and of Llama-3 405B on 16,384 ranks, is close to its live bytes. The
+    rule of sums is `tree`, which keeps most: the bound is a share of the total, and permanent
+    classes have no holes. (No GPU adds so large a tree.)"""
     wide = (
         ["cluster.ranks=16384", "targets=[cpu]", "train.recompute=none"]
         if name == "llama3-405b"
@@ -231,7 +233,8 @@ def test_the_arena_is_what_is_alive(
 
 @EACH
 def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
-    """Shared memory is slower to take: its pages are small on most hosts."""
+    """Only classes that peers read are in shared memory, which is slower to take because its pages
+    are small on most hosts."""
     p = planned(name, *keys(name, way))
     read = {
         r.cls
@@ -278,7 +281,8 @@ def test_classes_have_no_holes(name: str) -> None:
     ],
 )
 def test_whose_ranks_have_a_class(name: str, targets: str) -> None:
-    """What comes is there wherever peers' memory cannot be read, kernels' scratch on GPUs alone."""
+    """Classes that receive pieces exist on all targets that cannot read peers' memory, kernels'
+    scratch on GPUs alone."""
     p = planned("gpt-tiny", "zero.stage=2")
     changed = [
         replace(c, targets=targets) if c.name == name else c for c in p.classes
@@ -294,7 +298,8 @@ def test_whose_ranks_have_a_class(name: str, targets: str) -> None:
 
 
 def test_what_is_sent_lies_before_what_a_gpu_alone_has() -> None:
-    """So ranks that cannot read peers' memory have the same offsets, with a GPU or without."""
+    """Classes of unshared targets lie before those of GPUs, so ranks that cannot read peers' memory
+    have the same offsets with and without a GPU."""
     p = planned("gpt-tiny", "zero.stage=2")
     assert p.cls("inbox").at == p.arena("cpu") < p.cls("workspace").at
     assert (

@@ -1,8 +1,9 @@
-"""test_plan.py -- the Plan: its text, its digests, and what a setting may change in it.
+"""test_plan.py -- tests the Plan: its text, its digests, and the changes that a setting may make.
 
-The golden plans in golden/ are whole texts. After a change that is meant, write them anew with
+The golden plans in golden/ are whole texts. After an intended change, write them anew with
     .venv/bin/python tests/plan/test_plan.py
-and look at the difference before you commit it."""
+and read the difference before you commit it.
+"""
 
 import dataclasses
 import difflib
@@ -133,7 +134,7 @@ def test_what_prints_otherwise_is_no_plan(word: str) -> None:
 @pytest.mark.parametrize(
     "start,old,new",
     [
-        ("plan", "plan 3", "plan 2"),
+        ("plan", "plan 4", "plan 3"),
         ("head", "ranks 2", "ranks two"),
         ("head", " zero 3", ""),
         ("head", "zero 3", "zeros 3"),
@@ -190,7 +191,7 @@ def test_no_plan_at_all(text: str) -> None:
 @pytest.mark.slow
 @given(st.data())
 def test_a_text_is_one_plan_or_none(data: st.DataObject) -> None:
-    """Whatever is parsed prints as it was: no two texts are one plan, and nothing is ignored."""
+    """A text that parses prints as it was: no two texts are one plan, and nothing is ignored."""
     n = data.draw(st.integers(0, len(LINES) - 1))
     words = LINES[n].split(" ")
     odd = [
@@ -229,7 +230,7 @@ def test_a_text_is_one_plan_or_none(data: st.DataObject) -> None:
 def test_the_same_bytes_in_every_process(
     emit: str, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever Python's hash seed, the folder or the clock."""
+    """The output does not depend on Python's hash seed, the folder or the clock."""
     root = HERE.parent
     outputs = set()
     for seed, folder, zone in (
@@ -263,8 +264,8 @@ def test_the_digest_is_of_the_text() -> None:
 
 
 def test_none_is_a_name_like_others() -> None:
-    """What no group shares has none in the text, in a store as in a step; every other word there is
-    the name of a group, which the plan must have."""
+    """A step or store without a group has none in the text. Every other word there is the name of a
+    group that the plan must have."""
     p = planned(SMALL, "zero.stage=1")
     assert (
         {s.over for s in p.stores}
@@ -309,11 +310,11 @@ def test_no_golden_plan_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.glob("*.plan")} == set(GOLDEN_WAYS)
 
 
-# ---- what a setting may change
+# ---- changes that a setting may make
 
 
 def layout(p: Plan) -> object:
-    """Where every parameter lies and who owns it, in other words than the digest's."""
+    """Return the location and owner of every parameter, in another form than the digest's."""
     flats = {
         f.name: (
             f.count,
@@ -375,7 +376,7 @@ def queue(section: Section, name: str) -> list[Step]:
 
 
 def without_rings(s: Step) -> tuple:
-    """A step but for the slot that holds its unit, and what that slot waits for."""
+    """Return a step without the ring slot of its unit and without waits for that slot."""
     early = ("full.ring", "free.ring", "updated")
     refs = [
         r.cls if r.cls.startswith("ring") else r for r in (*s.ins, *s.outs)
@@ -400,7 +401,7 @@ def without_rings(s: Step) -> tuple:
     ],
 )
 def test_the_head_says_how_far_ahead(way: str) -> None:
-    """The checker counts it."""
+    """The checker counts how many units are gathered ahead, and the head must agree."""
     p = planned("gpt-tiny", *keys("gpt-tiny", way))
     fewer = dataclasses.replace(p.head, prefetch=p.head.prefetch - 1)
     with pytest.raises(

@@ -1,5 +1,6 @@
-"""test_recompute.py -- what backward recomputes: which calls, how much memory less, how many flops
-more; and that the checker sees any other value in its place. The bits: test_law.py."""
+"""test_recompute.py -- tests the effects of `train.recompute`: the repeated calls, the memory
+saved, the flops added, and that the checker notices any other value in place of a recomputed one.
+test_law.py tests the bits."""
 
 import itertools
 import pathlib
@@ -31,17 +32,18 @@ def kernels(p: Plan, name: str) -> list[str]:
 
 
 def held(p: Plan, *names: str) -> int:
-    """Bytes of these classes."""
+    """Return the bytes of these classes."""
     return sum(
         c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names
     )
 
 
-# ---- what is recomputed, and when
+# ---- the recomputed calls, and their order
 
 
 def test_a_block_made_again() -> None:
-    """All of it but its last linear, whose output nothing reads; what first reads it comes next."""
+    """A block is recomputed except for its last linear, whose output nothing reads; the first
+    reader comes next."""
     assert kernels(planned("gpt-tiny", FULL), "bwd.block") == [
         "linear_bwd_x",
         "layernorm_fwd",
@@ -70,25 +72,25 @@ def test_a_block_made_again() -> None:
 
 
 def test_some_ops_made_again_late() -> None:
-    """Just before their first reader, so that they live shortly."""
+    """Single ops are recomputed just before their first reader, so their values live shortly."""
     p = planned("gpt-tiny", "train.recompute=[gelu, layernorm]")
     calls = kernels(p, "bwd.block")
     for n, kernel in enumerate(calls):
         if kernel in ("gelu_fwd", "layernorm_fwd"):
             assert calls[n + 1] == "linear_bwd_w"
     assert sum(k.endswith("_fwd") for k in calls) == 3
-    assert (
-        held(p, "tmp") <= held(planned("gpt-tiny"), "tmp") + 4 * 66 * 240
-    )  # GELU's values
+    # GELU's values
+    assert held(p, "tmp") <= held(planned("gpt-tiny"), "tmp") + 4 * 66 * 240
 
 
 @pytest.mark.parametrize(
     "word,again",
     [
+        # rotated, and rotated back; its input is not saved
         (
             "rope",
             ["qknorm_fwd", "rope", "rope"],
-        ),  # turned, and turned back; what it read is not saved
+        ),
         ("residual", ["linear_fwd", "add"]),
         ("swiglu", ["swiglu_fwd"]),
         ("attention", ["attention_fwd"]),
@@ -118,7 +120,8 @@ def test_an_op_that_no_block_has_is_said() -> None:
 def test_an_op_of_which_backward_reads_its_statistics_alone(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A norm behind its branch, whose output only a sum reads; one of heads that are turned."""
+    """Backward reads the statistics alone of a norm after its branch, whose output only a sum
+    reads, and of a norm of heads that are rotated."""
     mapping = yaml.safe_load(
         (trainer.ROOT / "model_specs/qwen3-tiny.yaml").read_text()
     )
@@ -140,8 +143,8 @@ def test_an_op_of_which_backward_reads_its_statistics_alone(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_falls_by_what_is_not_saved(name: str) -> None:
-    """To the byte: nothing but saved values and temporary space changes, and of a deep model's
-    saved values about one layer's remain, in that space."""
+    """Memory falls by the unsaved values to the byte. Only saved values and temporary space change,
+    and a deep model keeps about one layer's values, in that space."""
     kept = planned(name, "train.recompute=none")
     again = planned(name, FULL)
     passing = ("save", "tmp")
@@ -166,7 +169,8 @@ def test_memory_falls_by_what_is_not_saved(name: str) -> None:
 
 
 def test_flops_are_counted_apart() -> None:
-    """GPT-2: a layer's linears are 3 + 1 + 4 of 12 C^2 a token without the last, and attention."""
+    """Recomputed flops are counted separately: without the last linear GPT-2's are 3 + 1 + 4 of 12
+    C^2 per layer and token, and attention."""
     keys = ("train.sequence=1024", "train.micro_batch=1")
     kept, again = (
         planned("gpt2-124m", *keys),
@@ -184,7 +188,7 @@ def test_flops_are_counted_apart() -> None:
 
 
 def test_backward_is_twice_forward() -> None:
-    """By the functions' own counts, with biases too."""
+    """Backward costs twice forward by the functions' own flops, with biases, too."""
     for name in ("gpt-tiny", "qwen3-tiny"):
         flops = {f.name: f.flops for f in planned(name).fns}
         assert flops["bwd.block"] == 2 * flops["fwd.block"] > 0
@@ -205,8 +209,8 @@ def test_backward_is_twice_forward() -> None:
 def test_drawn_models(
     mapping: drawn.Mapping, words: list[str], precision: str
 ) -> None:
-    """Whatever is chosen: the checker accepts, nothing that is saved is recomputed, no more is held
-    than before."""
+    """Drawn models with drawn choices have plans that the checker accepts; nothing saved is
+    recomputed, and no more memory is held than before."""
     mapping["train"] |= {"precision": precision, "recompute": words}
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "spec.yaml"
@@ -237,8 +241,8 @@ def function(p: Plan, name: str) -> Fn:
     "again", ["none", "full", "[attention, layernorm, rmsnorm]"]
 )
 def test_the_checker_sees_another_value(name: str, again: str) -> None:
-    """Any operand of a call of backward, replaced by what another call of its kernel has there,
-    which often has the same size."""
+    """The checker refuses any operand of a backward call that is replaced by that of another call
+    of the same kernel, which often has the same size."""
     p = planned(name, f"train.recompute={again}")
     check.check(p)
     calls = list(function(p, "bwd.block").calls)
@@ -270,7 +274,8 @@ def refused(p: Plan) -> None:
 
 
 def test_the_checker_sees_a_call_that_forward_did_not_make() -> None:
-    """On the same values with another epsilon; with the other norm's weight; of a saved value."""
+    """The checker refuses a recomputed call with another epsilon, with the other norm's weight, or
+    of a saved value."""
     p = planned("gpt-tiny", FULL)
     calls = list(function(p, "bwd.block").calls)
     n = next(n for n, c in enumerate(calls) if c.kernel == "zk_layernorm_fwd")
@@ -311,8 +316,8 @@ def test_the_checker_sees_a_call_made_again_in_vain() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
 def test_mutants_of_calls(name: str) -> None:
-    """A call deleted or an operand moved by a little: every mutant is refused but where the numbers
-    are a kernel's own affair (test_mutants.py runs such)."""
+    """Every mutant with a deleted call or a shifted operand is refused, except for numbers that are
+    a kernel's own matter (test_mutants.py runs those)."""
     for again in ("full", "[attention, gelu, swiglu]"):
         p = planned(name, f"train.recompute={again}", "targets=[cpu]")
         made = [

@@ -1,5 +1,5 @@
-"""test_reuse.py -- units that stay gathered from one use to the next: which, how many elements are
-then gathered at once, what is not on the wire. The bits: test_law.py."""
+"""test_reuse.py -- tests units that stay gathered from one use to the next: their choice, the
+elements gathered at once, and the bytes saved on the wire. test_law.py tests the bits."""
 
 import pathlib
 import tempfile
@@ -26,7 +26,7 @@ def reuse(distance: int) -> str:
 
 
 def gathered(p: Plan) -> Counter[str]:
-    """How often each unit is gathered in a micro-batch."""
+    """Return how often each unit is gathered in a micro-batch."""
     steps = p.section("micro_batch").steps
     return Counter(
         s.unit
@@ -42,7 +42,8 @@ def sizes(p: Plan) -> dict[str, int]:
 
 
 def test_the_nearest_stay() -> None:
-    """gpt-tiny: embedding, three blocks, the head (with the embedding's table), blocks back."""
+    """Units with a short distance to their next use stay. gpt-tiny uses the embedding, three
+    blocks, the head (with the embedding's table), and the blocks again."""
     size = sizes(planned(*GPT))
     head, block = size["embed"], size["block"]
     all_ = {"embed[0]", "block[0]", "block[1]", "block[2]", "head[0]"}
@@ -57,7 +58,7 @@ def test_the_nearest_stay() -> None:
     ):
         p = planned(*GPT, reuse(distance))
         check.check(p)
-        # the embedding's table stays for the head where three blocks are near
+        # the embedding's table stays for the head if three blocks are within the distance
         once = {"head[0]"} if distance >= 3 * block else set()
         assert gathered(p) == Counter(all_ - once) + Counter(twice)
         assert cost.staying(p) == 3 - len(twice) + len(once)
@@ -69,7 +70,8 @@ def test_the_nearest_stay() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "gpt2-124m", "llama3-8b"])
 def test_the_wire_falls_by_what_stays(name: str) -> None:
-    """(W-1)/W of each unit that is not gathered again, in every micro-batch; nothing else."""
+    """The wire falls by (W-1)/W of each unit that is not gathered again, in every micro-batch, and
+    by nothing else."""
     keys = ("zero.stage=3", "zero.stage3_max_live_parameters=1000000000000")
     p, far = planned(name, *keys), planned(name, *keys, reuse(10**12))
     W, real, micro_batches = (
@@ -100,7 +102,8 @@ def test_the_wire_falls_by_what_stays(name: str) -> None:
 
 
 def test_the_bound_wins() -> None:
-    """Over all bounds: it holds, is reached from below, and prefetch keeps its distance."""
+    """Every bound on live parameters holds and limits the units that stay, and prefetch keeps its
+    distance."""
     free = planned(*GPT, reuse(FAR))
     least = planned(*GPT).head
     seen = set()
@@ -122,7 +125,8 @@ def test_the_bound_wins() -> None:
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama3-8b"])
 def test_a_bound_of_0_is_the_least(name: str) -> None:
-    """That units uncut allow: one element less cuts them, or is raised to it."""
+    """A bound of 0 becomes the least bound that uncut units allow. One element less cuts a unit, or
+    is raised to that bound."""
     least = planned(
         name, "zero.stage=3", "zero.stage3_max_live_parameters=0"
     ).head
@@ -149,7 +153,8 @@ def test_nothing_changes_below_stage_3() -> None:
 
 
 def test_slots_are_what_is_alive() -> None:
-    """As many as live at once: all blocks, or the two that prefetch needs."""
+    """There are as many slots as units alive at once: all blocks, or the two that prefetch
+    needs."""
     for distance, count in ((0, 2), (FAR, 3)):
         assert planned(*GPT, reuse(distance)).cls("ring.block").slots == count
     p = planned("gpt2-124m", "zero.stage=3", reuse(FAR))
@@ -180,8 +185,8 @@ def test_drawn_models(
     overlap: bool,
     small: int,
 ) -> None:
-    """The checker counts what is gathered at once by its own clocks: the promise is exact, and no
-    setting breaks the bound."""
+    """The checker counts the elements gathered at once by its own clocks: the stated number is
+    exact, and no setting breaks the bound."""
     mapping["cluster"] = {"ranks": ranks}
     mapping["train"]["global_batch"] = (
         mapping["train"]["micro_batch"] * ranks * 2

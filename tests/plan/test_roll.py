@@ -1,9 +1,10 @@
-"""test_roll.py -- loops: nothing is lost by rolling, little is left of a deep model, and train.c,
-in loops or flat, does what the plan says, line by line, and is fit to be read.
+"""test_roll.py -- tests loops: rolling loses nothing and shortens a deep model to a few lines, and
+train.c, in loops or flat, follows the plan line by line and is readable.
 
-golden/gpt2-124m/train.c is a whole one. After a change that is meant, write it anew with
+golden/gpt2-124m/train.c is a whole one. After an intended change, write it anew with
     .venv/bin/python tests/plan/test_roll.py
-and read it before you commit it."""
+and read it before you commit it.
+"""
 
 import functools
 import pathlib
@@ -37,7 +38,7 @@ def source(p: Plan, flat: bool = False) -> str:
     )
 
 
-# ---- nothing is lost
+# ---- rolling loses nothing
 
 
 @EACH
@@ -81,7 +82,7 @@ steps = st.builds(
 
 @st.composite
 def lists(draw) -> list[Step]:
-    """Windows of steps that come again, with numbers that grow evenly or nearly so."""
+    """Draw windows of steps that repeat, with numbers that grow evenly or nearly so."""
     out: list[Step] = []
     for _ in range(draw(st.integers(0, 3))):
         window = draw(st.lists(steps, min_size=1, max_size=7))
@@ -110,7 +111,8 @@ def lines(nodes: tuple[roll.Node, ...]) -> Iterator[roll.Line]:
 
 
 def test_a_run_becomes_a_loop() -> None:
-    """The control: equal steps that grow evenly are rolled, one odd number and they are not."""
+    """Equal steps with evenly growing numbers are rolled; one odd number prevents it (a
+    control)."""
     run = [
         Step(
             "main",
@@ -132,8 +134,7 @@ def test_a_run_becomes_a_loop() -> None:
 
 
 def test_slots_in_turn_are_found_whatever_their_name() -> None:
-    """Those that come round have a modulus, also where they go down; those that do not have
-    none."""
+    """Slots that wrap around have a modulus, also if they count down; others have none."""
     up = [
         Step(
             "main",
@@ -156,7 +157,8 @@ def test_slots_in_turn_are_found_whatever_their_name() -> None:
 
 
 def test_loops_nest_no_deeper_than_they_have_names() -> None:
-    """Four loops in one another, each with a growth of its own."""
+    """Four nested repetitions, each with its own growth, become loops no deeper than there are
+    variables."""
     steps = [
         Step(
             "main",
@@ -178,7 +180,7 @@ def test_loops_nest_no_deeper_than_they_have_names() -> None:
     assert roll.unroll(rolled) == tuple(steps)
 
 
-# ---- little is left
+# ---- rolling shortens
 
 
 def deep(tmp_path: pathlib.Path, name: str, layers: int) -> pathlib.Path:
@@ -194,19 +196,19 @@ def length(text: str) -> int:
 
 
 def steps_of(text: str) -> str:
-    """The plan's steps in a train.c."""
+    """Return the part of a train.c with the plan's steps."""
     return text.partition("in order of issue")[2].partition("/* ---- what")[0]
 
 
 def work_of(text: str) -> str:
-    """A train.c's functions, and all that these name but launches."""
+    """Return a train.c's functions and the names that they use, without launches."""
     return text.partition("/* ---- flat")[2].partition(
         "/* ---- what the runtime"
     )[0]
 
 
 def rolled_up(p: Plan) -> bool:
-    """Whether loops leave less than a tenth of the lines of its steps."""
+    """Return whether loops leave less than a tenth of the lines of steps."""
     return length(steps_of(source(p))) * 10 < length(steps_of(source(p, True)))
 
 
@@ -215,8 +217,8 @@ def rolled_up(p: Plan) -> bool:
 def test_length_is_of_the_kinds(
     name: str, stage: int, tmp_path: pathlib.Path
 ) -> None:
-    """Four times the blocks, 2,048 times the ranks: the same lines of steps, but where a number's
-    width cuts some in two, or flats share a slot; flat, a line for every step."""
+    """Four times the blocks and 2,048 times the ranks have the same lines of steps, except where a
+    wider number breaks a line or flats share a slot. Without loops each step is a line."""
 
     def made(layers: int, ranks: int) -> Plan:
         return planned(
@@ -242,7 +244,7 @@ def test_length_is_of_the_kinds(
 def test_a_deep_gpt_is_short(
     stage: int, ranks: int, again: str, tmp_path: pathlib.Path
 ) -> None:
-    """96 blocks are loops; GPUs add to the launch table and to what the runtime is told."""
+    """96 blocks are loops. GPUs lengthen only the launch table and the runtime's fields."""
 
     def made(targets: str) -> Plan:
         return planned(
@@ -265,7 +267,8 @@ def test_a_deep_gpt_is_short(
 def test_a_deep_gpt_some_of_which_stays(
     ranks: int, near: float, tmp_path: pathlib.Path
 ) -> None:
-    """near: the distance, as a part of all elements"""
+    """A deep model with units that stay gathered is rolled up. near: the reuse distance as a part
+    of all elements."""
     path = str(deep(tmp_path, "gpt2-124m", 96))
     keys = (
         "zero.stage=3",
@@ -288,8 +291,8 @@ def test_a_deep_gpt_some_of_which_stays(
 def test_a_deep_gpt_all_micro_batches_of_which_go_through_a_unit(
     ranks: int, tmp_path: pathlib.Path
 ) -> None:
-    """Four times the micro-batches are the same lines, but where a number's width cuts some in
-    two."""
+    """Four times the micro-batches have the same lines, except where a wider number breaks a
+    line."""
     path = str(deep(tmp_path, "gpt2-124m", 96))
     plans = [
         planned(
@@ -307,15 +310,15 @@ def test_a_deep_gpt_all_micro_batches_of_which_go_through_a_unit(
     assert all(map(rolled_up, plans)) and abs(few - more) <= 8
 
 
-# ---- train.c does what the plan says
+# ---- train.c does as the plan says
 
-RANK = 1  # that trace.c is
+RANK = 1  # the rank that trace.c plays
 
 
 def moved(
     p: Plan, s: Step, ints: dict[str, int], at: Callable[[Ref], int]
 ) -> list[int]:
-    """What a command of the runtime is given."""
+    """Return the numbers that a command of the runtime gets."""
     group = ["", *(x.name for x in p.groups)].index(s.group) - 1
     ins, outs = [at(r) for r in s.ins], [at(r) for r in s.outs]
     match s.op:
@@ -342,7 +345,7 @@ def moved(
 
 
 def awaited(lines: list[str]) -> list[str]:
-    """Without each record that comes again before anyone waits for its event."""
+    """Return the lines without records that are repeated before anyone waits for the event."""
     out = []
     for n, line in enumerate(lines):
         of_event = re.compile(rf"(rec|wait) \d+ {line.split()[-1]}")
@@ -353,7 +356,7 @@ def awaited(lines: list[str]) -> list[str]:
 
 
 def said(p: Plan, flat: bool) -> Iterator[str]:
-    """The lines that trace.c prints of a program of this plan."""
+    """Yield the lines that trace.c prints for a program of this plan."""
     for section in p.sections:
         lines = lines_of(p, section)
         for g in range(section.repeat):
@@ -399,7 +402,7 @@ def lines_of(p: Plan, section: Section) -> Callable[[int], Iterator[str]]:
 
 
 def traced(text: str, folder: pathlib.Path) -> list[str]:
-    """What a train.c asks of the runtime."""
+    """Return the calls that a train.c makes to the runtime."""
     (folder / "train.c").write_text(text)
     trace = trainer.ROOT / "tests" / "trace"
     trainer.sh(
@@ -426,7 +429,7 @@ def traced(text: str, folder: pathlib.Path) -> list[str]:
     return trainer.sh(folder / "traced").splitlines()
 
 
-# name, way, flat: every way of the small ones in loops; large ones; three line by line.
+# Name, way, flat: small models in every way with loops; large ones; three without loops.
 SAID = [
     *((name, way, False) for name in TINY for way in WAYS),
     ("gpt2-124m", "stage 0, 2 ranks", False),
@@ -449,7 +452,8 @@ def test_train_c_says_the_plan(
 
 
 def test_a_flat_step_records_nothing_in_vain() -> None:
-    """Of gpt-tiny's updates the last one's record is waited for."""
+    """Only the last one of gpt-tiny's updates has a record that is waited for, and flat steps make
+    no other."""
     p = planned("gpt-tiny")
     assert len([*said(p, True)]) < len([*said(p, False)])
     update = source(p, True).partition("static void update(")[2]
@@ -487,7 +491,7 @@ def test_flat_and_in_loops_give_the_same_weights(
     assert told[0] == told[1] and len(told[0]) == 3
 
 
-# ---- train.c is fit to be read
+# ---- train.c is readable
 
 GOLDEN = HERE / "golden" / "gpt2-124m" / "train.c"
 READ = [
@@ -508,7 +512,7 @@ def written(name: str, way: str) -> str:
 
 
 def functions_of(text: str) -> str:
-    """The functions of kernel calls, and the verbs."""
+    """Return the functions of kernel calls, and the verbs."""
     return text.partition("#define RANK")[2].partition("in order of issue")[0]
 
 
@@ -517,8 +521,8 @@ def too_long(text: str) -> list[str]:
 
 
 def naked(text: str) -> list[str]:
-    """Operands without a name: by their ordinal, as bytes behind a pointer or in a step, or as a
-    number of a kernel's."""
+    """Return operands without a name: an ordinal, bytes behind a pointer or in a step, or a
+    kernel's number."""
     code = re.sub(r"(?s)enum \{.*?\};|#define.*?\n", "", text)
     kernels = re.findall(r"(?s)\bzk_\w+\(k, .*?\);", code)
     plain = [
@@ -534,7 +538,7 @@ def naked(text: str) -> list[str]:
 
 
 def verbs(text: str) -> Iterator[tuple[str, str, str]]:
-    """The head, the name and the body of each."""
+    """Yield the comment, the name and the body of each verb."""
     found = r"(?s)/\* ([^-/][^/]*?) \*/\nstatic void (\w+)\(zr \*z[^)]*\)\n\{\n(.*?)\}"
     for head, name, body in re.findall(found, text):
         if name in (*SECTIONS, "step"):
@@ -543,7 +547,7 @@ def verbs(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def told(text: str) -> set[str]:
-    """Events of a part of a head: RING_BLOCK is free -> FREE_RING_BLOCK."""
+    """Return the events in a part of a comment: RING_BLOCK is free -> FREE_RING_BLOCK."""
     out = set()
     for names, word in re.findall(r"([\w, ]*?) (?:is|are) (\w+)", text):
         events = re.findall(r"\b[A-Z]\w+", names)
@@ -558,7 +562,8 @@ def told(text: str) -> set[str]:
 
 
 def untold(text: str) -> list[str]:
-    """Verbs whose heads do not tell just what they wait for from others and record for others."""
+    """Return verbs whose comments do not name exactly the events that they wait for from others and
+    record for others."""
     out = []
     waited: dict[str, set[str]] = {}
     recorded: dict[str, set[str]] = {}
@@ -582,7 +587,7 @@ def untold(text: str) -> list[str]:
 
 
 def anothers(text: str) -> list[str]:
-    """Verbs, and calls of them, that count by a flat that is not in their name."""
+    """Return verbs, and calls of them, that count elements of a flat that is not in their name."""
     flat = r"(?<!SIZE\()\b(?:SHARD|NEAR|FAR|GATHER|REDUCE|TILE)_([A-Z]\w*)\b(?!\()"
     code = [(name, body) for _, name, body in verbs(text)]
     for name in [name for name, _ in code]:
@@ -597,7 +602,7 @@ def anothers(text: str) -> list[str]:
 
 
 def twice(text: str) -> list[str]:
-    """Offsets that one enumeration writes more than once."""
+    """Return offsets that one enumeration has more than once."""
     out = []
     for body in re.findall(r"(?s)enum \{(.*?)\};", text):
         said = re.findall(r"= (?:INT64_C\()?(\d+)", body)
@@ -606,7 +611,7 @@ def twice(text: str) -> list[str]:
 
 
 def unheaded(text: str) -> list[str]:
-    """Functions without a comment before them."""
+    """Return functions without a comment before them."""
     heads = re.findall(
         r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\([^)]*\))\n\{)", text
     )
@@ -672,7 +677,7 @@ def test_train_c_is_fit_to_be_read(name: str, way: str) -> None:
 
 
 def test_two_units_show_no_line() -> None:
-    """A slot is so many behind the unit's number where three units show it, not two."""
+    """A slot is printed as a number minus the unit's if three units show that, not if two do."""
     found = [
         re.findall(
             r"\b\d+ [-+] l\b",

@@ -1,4 +1,4 @@
-"""test_shards.py -- what each rank makes of the weights at the start: its own shard and no more."""
+"""test_shards.py -- tests that each rank initialises its own shard of the weights and no more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import program
 import pytest
 import trainer
 
-# Put behind the headers of a train.c: says which elements of which flat buffer zk_init makes.
+# Inserted after the headers of a train.c: prints the elements of each flat buffer that zk_init
+# makes.
 NOTED = """
 #include <stdio.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ Pieces = dict[str, list[tuple[int, int]]]
 
 
 def made(source: str) -> dict[str, Pieces]:
-    """[first, end) of the pieces of each flat buffer that each rank makes: by process, by buffer"""
+    """Return the [first, end) of the pieces that each rank makes, by process and flat buffer."""
     assert source.count(HEADER) == 1
     binary = trainer.build(source.replace(HEADER, HEADER + NOTED))
     done = program.run(binary, "--steps", 0)
@@ -48,7 +49,8 @@ def made(source: str) -> dict[str, Pieces]:
 
 
 def sizes(source: str) -> tuple[list[int], int]:
-    """elements of each flat buffer, over all layers and ranks; elements of one rank's shards"""
+    """Return the elements of each flat buffer over all layers and ranks, and those of one rank's
+    shards."""
     ranks = int(re.search(r"\.ranks = (\d+)", source)[1])
     table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", source, re.S)[1]
     numbers = dict(re.findall(r"^    (SHARD_\w+) = (\d+),", source, re.M))
@@ -60,7 +62,7 @@ def sizes(source: str) -> tuple[list[int], int]:
 
 
 def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """pieces in order, neighbours as one; an element that two pieces have is an error"""
+    """Return the pieces in order, with neighbours joined. An element in two pieces is an error."""
     whole: list[tuple[int, int]] = []
     for first, end in sorted(pieces):
         assert not whole or first >= whole[-1][1], f"{first} is made twice"
@@ -73,7 +75,7 @@ def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_each_rank_makes_its_own_shard(family: str, stage: int) -> None:
-    """Stage 0 has no shards: there a rank makes all."""
+    """Each rank makes its own shard; at stage 0, without shards, a rank makes everything."""
     source = trainer.generate(
         trainer.ROOT / "model_specs" / f"{family}-tiny.yaml",
         f"zero.stage={stage}",

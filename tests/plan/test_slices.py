@@ -1,8 +1,8 @@
-"""test_slices.py -- a bound on gathered elements below the largest block: the block goes through in
-parts, its largest linears in slices of their output, and the weights keep their bits.
+"""test_slices.py -- tests bounds on gathered elements below the largest block: the block runs in
+parts, its largest linears run in slices of their output, and the weights keep their bits.
 
-tests/data/sliced.yaml: a block of 61440 elements, of which gate and up have 32768, down 16384, q, k
-and v 8192; biases are kept whole.
+tests/data/sliced.yaml has a block of 61440 elements: gate and up have 32768, down 16384, q, k and v
+8192; biases are persistent.
 """
 
 import itertools
@@ -25,10 +25,9 @@ from zg.write import explain
 
 SPEC = trainer.ROOT / "tests" / "data" / "sliced.yaml"
 STEPS = 3
-LEAST = (
-    16384  # f32, two ranks: 8192 are kept whole, embedding and head have 8192
-)
-# Ways to spread a recipe, with a bound that cuts the block; with ranks and type, slices differ.
+# F32, two ranks: 8192 are persistent, embedding and head have 8192.
+LEAST = 16384
+# Ways to spread a recipe, with a bound that cuts the block. Slices depend on ranks and type.
 WAYS = {
     "the least bound": (f"zero.stage3_max_live_parameters={LEAST}",),
     "room to gather ahead": ("zero.stage3_max_live_parameters=36000",),
@@ -156,7 +155,8 @@ def test_weights_and_losses_are_the_wholes(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_families_are_cut(tmp_path: pathlib.Path, family: str) -> None:
-    """GPT's weights [in,out] have no slices, but its blocks have parts; a tied head."""
+    """Other families are cut, too: GPT's weights [in,out] have no slices, but its blocks have
+    parts; one head is tied."""
     trainer.write_tokens(
         tmp_path / "tokens", law.tokens(256, 40 * 8 * STEPS + 1, holes=True)
     )
@@ -184,7 +184,7 @@ def test_families_are_cut(tmp_path: pathlib.Path, family: str) -> None:
 
 
 def test_groups_and_frozen_tensors(data: pathlib.Path) -> None:
-    """A sliced tensor has its own rate, another is frozen: to the bit as in the whole."""
+    """A sliced tensor with its own rate and a frozen one keep the bits of the whole model."""
     groups = (
         'train.optimizer.groups=[{match: ["*.down_proj.weight"], lr_factor: 0.1}, '
         '{match: ["*.gate_proj.weight", "*.up_proj.weight"], frozen: true}]'
@@ -195,8 +195,8 @@ def test_groups_and_frozen_tensors(data: pathlib.Path) -> None:
 def test_weights_come_and_go(
     data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """A file of weights is of whole tensors: what slices save is what the whole saves, but for the
-    plan's hash, and either loads the other's."""
+    """A file of weights has whole tensors: slices save the same file as the whole model, except for
+    the plan's hash, and either loads the other's."""
     keys = {"whole": ("cluster.ranks=1",), "slices": WAYS["the least bound"]}
     made = {
         name: trainer.build(trainer.generate(SPEC, *k))
@@ -243,14 +243,15 @@ def test_a_slot_is_as_small_as_said() -> None:
 
     assert whole.head.live > 61440 and cut.head.live == LEAST
     assert gathered(whole) >= 4 * 2 * 61440
-    # a slot of 8192 for slices, for q, k and v, for embedding and head, and for o's 4096
+    # slots of 8192 for slices, for q, k and v, for embedding and head, and for o's 4096
     assert gathered(cut) == 4 * 8192
     assert cut.arena("cpu") < whole.arena("cpu") - 4 * 61440
     assert re.search(r"ring\.embed +1 +32,768", explain.memory(cut))
 
 
 def test_parts_of_unlike_sizes_share_slots() -> None:
-    """Or slots of each size would hold what the whole block's does."""
+    """Parts of unlike sizes share slots; slots of each size would need as much as the whole
+    block."""
 
     def gathered(bound):
         return {
@@ -274,12 +275,13 @@ def test_parts_of_unlike_sizes_share_slots() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_bound_holds(way: str) -> None:
     p = planned(*WAYS[way])
-    check.check(p)  # counts what is gathered at once, step by step
+    check.check(p)  # counts the elements gathered at once, step by step
     assert p.head.live <= p.head.bound
 
 
 def test_tiles_of_parts_have_slots_in_other_turns_than_at_the_start() -> None:
-    """An update takes tiles unit by unit, the start flat by flat."""
+    """An update takes tiles unit by unit and the start takes them flat by flat, and the plan
+    passes."""
     check.check(
         planned(
             *WAYS["all in a file"],
@@ -301,7 +303,7 @@ def test_slices_are_as_few_as_can_be() -> None:
         }
 
     assert made(8192 + 61440) == {}
-    assert made(8192 + 61439) == {}  # 32768 and what else fits beside them
+    assert made(8192 + 61439) == {}  # 32768, and units that fit beside them
     assert made(8192 + 32767) == {"up_proj": 2}
     assert made(8192 + 16383) == {"up_proj": 4, "down_proj": 2}
     assert made(LEAST) == {"up_proj": 4, "down_proj": 2}
@@ -311,7 +313,8 @@ def test_slices_are_as_few_as_can_be() -> None:
 def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
     bound: int,
 ) -> None:
-    """Embedding and head here: DeepSpeed gathers them, too, whatever its bound."""
+    """A bound below the largest unit that cannot be cut, here embedding and head, is raised to it.
+    DeepSpeed gathers such units, too, whatever its bound."""
     least = search.find(
         spec.load(str(SPEC), (f"zero.stage3_max_live_parameters={LEAST}",))
     )
@@ -371,7 +374,8 @@ EVERY = pytest.mark.parametrize(
 def test_one_hash_on_the_emulated_gpu(
     data: pathlib.Path, precision: str, every: bool
 ) -> None:
-    """Among plans with the same slices: there they are a part of the recipe."""
+    """Plans with the same slices have one hash on an emulated GPU, where slices are part of the
+    recipe."""
     first = (
         "zero.stage3_max_live_parameters=24576",
         f"train.precision={precision}",
@@ -397,7 +401,7 @@ def test_one_hash_on_the_emulated_gpu(
 
 @pytest.mark.slow
 def test_losses_on_the_emulated_gpu_are_the_cpus(data: pathlib.Path) -> None:
-    """test_emulated.py has the reason for 2^-20."""
+    """Losses on an emulated GPU are the CPU's within 2^-20; test_emulated.py has the reason."""
     ours, cpus = (
         np.array(
             [
@@ -437,7 +441,8 @@ def test_mutants_of_calls(precision: str, data: pathlib.Path) -> None:
 def test_slices_that_do_not_fill_their_shards_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of 1024 elements on two ranks: what counts a tensor's elements would meet gaps."""
+    """Slices that leave gaps in their shards, of 1024 elements on two ranks, are refused: a
+    tensor's elements must be consecutive."""
     whole = slices._slices
     monkeypatch.setattr(
         slices,

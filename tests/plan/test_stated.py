@@ -1,7 +1,6 @@
-"""test_stated.py -- numbers that no size settles: the plan states each, straight from the spec, and
-the checker holds calls, tensors and tables beside it. Every number that a kernel's row has is held
-by something, in every call.
-"""
+"""test_stated.py -- tests numbers that shapes do not determine: the plan states each, straight from
+the spec, and the checker compares calls, tensors and tables with it. Every number of a kernel's row
+is checked in every call."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,7 +33,8 @@ SLICED = (
 )
 LORA = "train.lora={rank: 4, alpha: 6}"
 SQUARED = "model.units[1].ops[1].residual[2]={relu2: {}}"
-# On a CPU alone: there no grid tells of a shape. In halves: in f32 it is all one which numbers are.
+# On a CPU alone, where no grid reveals a shape, and in 16 bits, because in f32 some numbers make no
+# difference.
 HALVES = ("targets=[cpu]", "train.precision=bf16")
 PLANS = {
     "gpt": ("gpt-tiny", *HALVES),
@@ -66,11 +66,11 @@ PLANS = {
 
 
 def proven(p: Plan) -> bool:
-    """Of its functions and tensors."""
+    """Return whether a plan's functions and tensors are proven."""
     return not mutants.rule(lambda: check.functions(p, check.units(p)))
 
 
-# ---- one of them changed
+# ---- one number changed in one place
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_number_in_one_place_is_refused(name: str) -> None:
 
 
 def test_all_of_a_plan_is_proven() -> None:
-    """That `check` asks for it: a mutant of each sort."""
+    """`check` includes these proofs: it refuses a mutant of each kind."""
     p = planned(*PLANS["qwen"])
     sorts = {m.what.split()[0].split(".")[0]: m for m in mutants.of_stated(p)}
     assert sorts.keys() >= {
@@ -116,7 +116,7 @@ def test_all_of_a_plan_is_proven() -> None:
     ] == []
 
 
-# ---- one of them changed wherever it is, as a pass would have it wrong
+# ---- one number changed everywhere, as a wrong pass would do
 
 WAYS = (lambda v: v + 1, lambda v: v - 1, lambda v: 2 * v, lambda v: -v)
 
@@ -128,7 +128,8 @@ def other_word(was: Arg, how: Callable) -> Arg:
 
 
 def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
-    """A number changed in all calls of units, their launches too; at: its place in kernels."""
+    """Return the plan with a number changed in all calls of units and in their launches. at: the
+    number's place in each kernel."""
 
     def one(c: Call) -> Call:
         place = at.get(c.kernel)
@@ -154,7 +155,8 @@ def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
 
 
 def numbers() -> Iterator[tuple[str, str, dict[str, int]]]:
-    """Of kernels that units call, forward and backward together: each number, and its places."""
+    """Yield each number of the kernels that units call, with its places in forward and backward
+    together."""
     for root in dict.fromkeys(row.of or row.name for row in UNITS.values()):
         rows = [row for row in UNITS.values() if root in (row.name, row.of)]
         for name in dict.fromkeys(
@@ -169,7 +171,7 @@ def numbers() -> Iterator[tuple[str, str, dict[str, int]]]:
 
 @pytest.mark.slow
 def test_a_number_that_is_wrong_everywhere_is_refused() -> None:
-    """Every number of every kernel that units call."""
+    """Every number of every kernel that units call is refused if it is wrong everywhere."""
     open_, tried = [], set()
     for plan, keys in PLANS.items():
         p = planned(*keys)
@@ -248,7 +250,7 @@ OWN = (
 
 
 def of_own(p: Plan) -> Iterator[tuple[str, str, mutants.Mutant]]:
-    """Of the plan's own functions, a kernel's number changed in a call."""
+    """Yield mutants of the plan's own functions with a kernel's number changed in one call."""
     for f, fn in enumerate(p.fns):
         for n, c in enumerate(
             fn.calls if fn.name.split(".")[0] not in check.BODIES else ()
@@ -269,7 +271,8 @@ def of_own(p: Plan) -> Iterator[tuple[str, str, mutants.Mutant]]:
 
 @pytest.mark.slow
 def test_numbers_of_the_plans_own_functions_are_refused() -> None:
-    """Each number of each kernel that only these call, in the first function that has it."""
+    """Each number of each kernel that only these functions call is checked, in the first function
+    that has it."""
     have, open_ = set(), []
     for keys in OWN:
         tried: dict[tuple[str, str], list[mutants.Mutant]] = {}
@@ -296,7 +299,7 @@ def test_numbers_of_the_plans_own_functions_are_refused() -> None:
 
 
 def test_what_is_stated_of_forward_is_backwards_too() -> None:
-    """A mark is forward's; backward has the same number, compared with forward's."""
+    """A stated number of forward holds for backward, which must have the same number."""
     for name, back in BACK.items():
         row, first = KERNELS[name], KERNELS[back.of]
         both = {first.formals[n].name for _, n in back.numbers}

@@ -1,5 +1,5 @@
-"""test_states.py -- the table of states in train.c: all that a run keeps from step to step, at the
-places that the plan has for it, each element once."""
+"""test_states.py -- tests train.c's table of states: it has all that a run keeps from step to step,
+at the plan's places, each element once."""
 
 from __future__ import annotations
 
@@ -76,12 +76,11 @@ class Row:
     whole: bool
     width: int
     hash: str
-    places: tuple[
-        tuple[int, int], ...
-    ]  # [begin, end) of each instance in the arena
+    # [begin, end) of each instance in the arena
+    places: tuple[tuple[int, int], ...]
 
     def pieces(self, ranks: int) -> list[tuple[int, int]]:
-        """[begin, end) of its part of every shard"""
+        """Return the [begin, end) of its part of every shard."""
         step, size = self.shard * self.width, self.n * self.width
         return [
             (begin + r * step, begin + r * step + size)
@@ -94,8 +93,8 @@ Values = Mapping[str, tuple[int, int]]
 
 
 def values(text: str) -> Values:
-    """What names of a train.c stand for: of a class where slot 0 lies and the bytes of one, of an
-    enumerator its number."""
+    """Return the values of names in a train.c: for a class the place of slot 0 and its bytes, for
+    an enumerator its number."""
     classes = re.findall(r"#define (\w+)\(i\) +SLOT\((\d+), (\d+), i\)", text)
     numbers = re.findall(r"^    (\w+) = (\d+),", text, re.M)
     return {name: (int(at), int(size)) for name, at, size in classes} | {
@@ -104,7 +103,7 @@ def values(text: str) -> Values:
 
 
 def number(text: str, known: Values) -> int:
-    """The sum of products that an expression is."""
+    """Return the value of an expression, a sum of products."""
 
     def factor(word: str) -> int:
         found = re.fullmatch(
@@ -159,7 +158,8 @@ def rows(p: Plan) -> list[Row]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_state_has_its_elements_once(way: str) -> None:
-    """Masters of every flat, the rule's moments of what trains; the step's constants."""
+    """The table has masters of every flat, moments of trainable flats, and the step's constants,
+    each element once."""
     p = planned("gpt-tiny", *WAYS[way])
     found = rows(p)
     rule = p.recipe.optimizer
@@ -196,8 +196,8 @@ def test_every_state_has_its_elements_once(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
-    """In its class and no other's place, as wide as it is stored; whole where no group splits
-    it."""
+    """Every state lies in its class and its own place, with its stored width, and is whole if no
+    group splits it."""
     p = planned("gpt-tiny", *WAYS[way])
     taken = []
     for row in rows(p):

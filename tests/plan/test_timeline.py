@@ -1,5 +1,5 @@
-"""test_timeline.py -- the picture of `--emit timeline` has every command of a step, none beside
-another on its queue, and none before what it waits for."""
+"""test_timeline.py -- tests that the picture of `--emit timeline` has every command of a step, none
+beside another on its queue, and none before the events that it waits for."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -15,7 +15,7 @@ from zg.write import cost, timeline
 
 
 def bars(p: Plan) -> list[ET.Element]:
-    """The picture's commands, in order of issue."""
+    """Return the picture's commands, in order of issue."""
     root = ET.fromstring(timeline.text(p))
     return [x for x in root.iter(f"{SVG}rect") if x.get("id")]
 
@@ -26,7 +26,7 @@ def ends(bar: ET.Element) -> tuple[float, float]:
 
 
 def issued(p: Plan) -> list[Step]:
-    """What a rank does in a step, its first micro-batches."""
+    """Return the commands of a rank in a step with its first micro-batches."""
     return [
         s
         for section in p.step
@@ -70,15 +70,14 @@ def test_a_picture_keeps_the_plan(name: str, way: str) -> None:
 
 
 def test_waits_show() -> None:
-    """A gather that is made long holds up its unit; a line says so."""
+    """A gather that is made long delays its unit, and a line shows it."""
     p = planned("gpt-tiny")
     played = timeline.played(p)
     after = [
         b for b in played if b.step.op == "fwd.block" and b.cause is not None
     ]
-    assert not after[
-        1:
-    ]  # on a CPU, blocks after the first have their parameters in time
+    # On a CPU, blocks after the first have their parameters in time
+    assert not after[1:]
     ways = timeline.PEAKS["cpu"]
     slow = replace(ways, wire=1e8)
     with pytest.MonkeyPatch.context() as m:
@@ -94,7 +93,8 @@ def test_waits_show() -> None:
 
 
 def test_times_are_worked_out_by_hand() -> None:
-    """The wire's bytes, a product's flops and a copy's bytes at the rates of the data sheet."""
+    """Times follow the data sheet's rates: bytes on the wire, flops of a product, bytes of a
+    copy."""
     p = planned("gpt2-124m", "train.precision=bf16", "targets=[sm_90]")
     peaks = PEAKS["sm_90"]
 
@@ -106,9 +106,8 @@ def test_times_are_worked_out_by_hand() -> None:
     assert timeline.seconds(p, gather, peaks) == 3_538_944 * 2 / 450e9
     flops = next(f.flops for f in p.fns if f.name == "fwd.block")
     took = timeline.seconds(p, step("fwd.block"), peaks)
-    assert (
-        flops / 989e12 < took < 3 * flops / 989e12
-    )  # norms and sums go by bytes
+    # Norms and sums are limited by bytes
+    assert flops / 989e12 < took < 3 * flops / 989e12
     added = timeline.seconds(p, step("sum.block"), peaks)
     assert added == pytest.approx(3_538_944 * (2 * 2 + 2 * 4) / 3.35e12)
     assert timeline.seconds(p, step("count"), peaks) == LAUNCH
@@ -123,7 +122,7 @@ def test_times_are_worked_out_by_hand() -> None:
 
 
 def test_a_gpu_plays_graphs_one_after_the_other() -> None:
-    """On a GPU nothing of a micro-batch begins before all of the last has ended."""
+    """Nothing of a micro-batch begins on a GPU before all of the last one has ended."""
     for targets, apart in (("[sm_90]", True), ("[cpu]", False)):
         p = planned("gpt-tiny", f"targets={targets}")
         played = timeline.played(p)
@@ -147,7 +146,8 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_labels_and_lines_have_their_own_places(name: str) -> None:
-    """Names are whole; lines of waits are lines, however many there are."""
+    """Labels are complete and do not overlap; lines of waits keep their places, however many there
+    are."""
     root = ET.fromstring(
         timeline.text(planned(name.partition(",")[0], *PICTURES[name]))
     )
@@ -167,7 +167,8 @@ def test_labels_and_lines_have_their_own_places(name: str) -> None:
 
 @pytest.mark.parametrize("begin", [0.0, 0.02, 0.5, 0.9, 0.97, 1.0])
 def test_names_of_parts_keep_clear_of_each_other(begin: float) -> None:
-    """Wherever the second micro-batch and the optimizer's step begin; lines lie below names."""
+    """Names of parts do not overlap, wherever the second micro-batch and the optimizer's step
+    begin, and lines lie below names."""
     p = planned("gpt-tiny")
     played = timeline.played(p)
     (one, *_), (two, *_), (last, *_) = (
@@ -201,7 +202,7 @@ def test_a_long_step_is_drawn_short() -> None:
 
 
 def test_levels_are_drawn_by_their_links() -> None:
-    """What goes between hosts has a colour, a name and a rate of its own."""
+    """Transfers between hosts have a colour, a name and a rate of their own."""
     hosts = ("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1")
     p = planned("gpt-tiny", *hosts, "targets=[sm_90]")
     text = timeline.text(p)

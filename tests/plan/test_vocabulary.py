@@ -1,5 +1,5 @@
-"""test_vocabulary.py -- a vocabulary that is no multiple of 8: rows by token are stored with zeros
-behind them, and nothing that is trained, saved, measured or counted knows of those."""
+"""test_vocabulary.py -- tests a vocabulary that is no multiple of 8: rows by token are stored with
+zero padding, and training, saving, measuring and counting ignore the padding."""
 
 import json
 import pathlib
@@ -21,8 +21,8 @@ from zg.search import search
 
 V = 251
 
-# f32 weights after 20 steps of two blocks, found when rows by token were the vocabulary's and no
-# more: what is zero changes no bit.
+# Hashes of f32 weights after 20 steps of two blocks, from a version without padding: zeros change
+# no bit.
 UNPADDED = {
     "gpt": "640a1fce1fb170a76dec6e9eb7d44d32",
     "qwen3": "95545ed21ef3fc25a8dc138f418daee9",
@@ -93,8 +93,8 @@ def test_bits_are_those_without_padding(
 def test_padding_is_zero_after_load(
     folder: pathlib.Path, family: str, kind: trainer.Kind
 ) -> None:
-    """bf16, so that masters and what is gathered are apart; dead slots hold NaN. A run that loads
-    the first weights is the run that makes them."""
+    """Padding is zero after loading, in bf16, where masters and gathered parameters are separate;
+    dead slots hold NaN. A run from saved first weights equals the run that makes them."""
     binary = program_of(
         family, folder, "train.precision=bf16", "zero.stage=3", kind=kind
     )
@@ -115,7 +115,7 @@ def test_padding_is_zero_after_load(
     assert run(folder, whole, 2, *late, "--load", folder / "first") == made
 
 
-# ---- what is stored, what is counted
+# ---- storage and counts
 
 
 def planned(family: str, folder: pathlib.Path, *keys: str) -> Plan:
@@ -135,9 +135,8 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes(
     padded = [
         t for t in p.tensors if t.shape[0] != t.elems // (t.shape + (1,))[1]
     ]
-    assert len(padded) == (
-        1 if family != "llama" else 2
-    )  # tied, or a head of its own
+    # Tied, or an untied head.
+    assert len(padded) == (1 if family != "llama" else 2)
     shapes = oracle.shapes(
         spec.load(str(law.changed(family, tmp_path, 2, {256: V})))
     )
@@ -145,7 +144,8 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes(
 
 
 def test_a_head_is_rows_by_token_in_every_family(folder: pathlib.Path) -> None:
-    """as Hugging Face's lm_head is, though GPT-2's other linears are [in,out]"""
+    """A head is stored as rows by token in every family, like Hugging Face's lm_head, though
+    GPT-2's other linears are [in,out]."""
     path = law.changed("gpt", folder, 2, {256: V})
     mapping = yaml.safe_load(path.read_text())
     mapping["model"]["units"][-1]["head"][-1] = {

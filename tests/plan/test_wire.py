@@ -1,8 +1,8 @@
-"""test_wire.py -- bytes and collectives of a training step: the papers' formulas, what zgen prints,
-what train.c states and what the runtime counts where it moves bytes are the same numbers.
+"""test_wire.py -- tests bytes and collectives of a training step: the papers' formulas, zgen's
+output, train.c's numbers and the runtime's own counts agree.
 
-The formulas below are written from the papers and from what is known of padding, not from the plan:
-a rank receives (W-1)/W of what is gathered or reduced, so 2P for stages 0 to 2 and 3P for stage 3
+The formulas below come from the papers and from the rules of padding, not from the plan. A rank
+receives (W-1)/W of all that is gathered or reduced, so 2P for stages 0 to 2 and 3P for stage 3
 (Rajbhandari et al. 2020, section 7) at one micro-batch a step.
 """
 
@@ -22,8 +22,8 @@ from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost, explain
 
-SUMS = 72 * 8  # bytes of the exact sums that one all-reduce adds
-BLOCK = 1024  # elements: a tensor begins at a multiple, a shard is one
+SUMS = 72 * 8  # bytes of the exact sums in one all-reduce
+BLOCK = 1024  # elements: tensors begin at multiples, shards are multiples
 HUGE = 500_000_000
 
 
@@ -33,15 +33,15 @@ def up(n: int, to: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Parameters that are gathered and reduced together: elements of a rank's shard, and how often
-    a micro-batch needs the whole of it."""
+    """Parameters that are gathered and reduced together: the elements of a rank's shard, and how
+    often a micro-batch needs the whole."""
 
     shard: int
     uses: int
 
 
 def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """Elements of each stored tensor: q, k, v lie in one, and so do gate and up."""
+    """Return the elements of each stored tensor: q, k, v are one, and so are gate and up."""
     found: dict[str, int] = {}
     for name, shape in shapes.items():
         one = re.sub(
@@ -54,7 +54,8 @@ def joined(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def units(spec) -> list[Unit]:
-    """Of stage 3 what is gathered, then what is kept whole by everybody; of others all is kept."""
+    """Return the units: those that stage 3 gathers, then persistent parameters. At other stages all
+    are whole."""
     W, width = spec.cluster.ranks, {"f32": 4, "bf16": 2}[spec.train.precision]
     small = (
         spec.zero.stage3_param_persistence_threshold
@@ -81,7 +82,7 @@ def units(spec) -> list[Unit]:
         )
         elems[unit] = elems.get(unit, 0) + up(n, BLOCK)
     # A block is needed forward and backward. The embedding is not needed backward, and the head
-    # goes forward and backward in one; tied, the embedding is needed once more, by the head.
+    # runs forward and backward at once; a tied embedding is needed once more, by the head.
     uses = {"embedding": 1 + tied, "head": 1, "kept": 0}
     return [
         Unit(up(-(-n // W), max(BLOCK, 4096 // width)), uses.get(name, 2))
@@ -90,12 +91,12 @@ def units(spec) -> list[Unit]:
 
 
 def expected(spec) -> tuple[int, int]:
-    """Bytes that a rank receives, and collectives, in a training step."""
+    """Return the bytes that a rank receives, and its collectives, in a training step."""
     W, stage = spec.cluster.ranks, spec.zero.stage
     width = {"f32": 4, "bf16": 2}[spec.train.precision]
     A = spec.train.global_batch // (spec.train.micro_batch * W)
-    # Stages 0 and 1, and micro-batches that go through a unit together, add up a rank's own
-    # micro-batches first, where the tree of sums has such a node; so does one rank alone.
+    # Stages 0 and 1, and micro-batches that go through a unit together, sum a rank's own
+    # micro-batches first if the tree of sums has such a node; so does one rank alone.
     layers = spec.train.accumulate == "layers"
     local = W == 1 or (stage < 2 or layers) and A > 1 and A & (A - 1) == 0
     total = [(W - 1) * SUMS, 1]
@@ -114,13 +115,14 @@ def expected(spec) -> tuple[int, int]:
         if local and W > 1:
             moved(u, 1, 4, reduce)  # sums are never rounded
         if not local:
-            moved(u, A, width, reduce)  # leaves are, once
+            moved(u, A, width, reduce)  # gradients are, once
         if stage == 3:
             moved(u, u.uses if layers else A * u.uses, width, gather)
         if stage == 0 and W > 1:
-            moved(u, 1, 4, gather)  # all get the sums
+            moved(u, 1, 4, gather)  # all ranks get the sums
         if stage in (1, 2) or stage == 3 and not u.uses:
-            moved(u, 1, width, gather)  # all get the owner's new parameters
+            # All ranks get the owner's new parameters
+            moved(u, 1, width, gather)
     return total[0], total[1]
 
 
@@ -168,7 +170,8 @@ WAYS = [
     ],
 )
 def test_the_plan_is_the_formula(family: str, every: int) -> None:
-    """Printed totals, the sum of the printed lines, and what train.c states, in up to 512 ways."""
+    """Printed totals, the sum of the printed lines, and train.c's numbers equal the formula in up
+    to 512 ways."""
     assert len(WAYS) == 512
     for keys in WAYS[::every]:
         spec = loaded(family, *keys)
@@ -202,8 +205,8 @@ def test_the_plan_is_the_formula(family: str, every: int) -> None:
 def test_large_models_are_the_papers_multiples(
     name: str, stage: int, ratio: int
 ) -> None:
-    """At one micro-batch a step: 2P or 3P, (W-1)/W of it, in the stored type; padding is under 1 %.
-    Of 3P, the gathers that the embedding and an untied head do without are missing."""
+    """Large models receive 2P or 3P at one micro-batch a step, (W-1)/W of it, in the stored type,
+    with padding under 1 %. The embedding and an untied head need fewer gathers than 3P."""
     path = trainer.ROOT / "model_specs" / f"{name}.yaml"
     spec = reader.load(
         str(path),
@@ -235,7 +238,7 @@ def test_large_models_are_the_papers_multiples(
 def counted(
     folder: pathlib.Path, family: str, *keys: str, steps: int = 2
 ) -> None:
-    """A run's own count is what its plan says, and what the formula says."""
+    """Assert that a run's own count equals the plan's and the formula's."""
     source = trainer.generate(law.path(family), *keys)
     spec = loaded(family, *keys)
     want = expected(spec)
@@ -282,14 +285,14 @@ def test_the_runtime_counts_the_same(
 def test_the_runtime_counts_the_same_everywhere(
     tmp_path: pathlib.Path, n: int
 ) -> None:
-    """Every seventh way, over the families in turn: 7 and the numbers of choices have no common
-    factor, so every value of every choice is met many times."""
+    """Every seventh way, with alternating families, counts the same. 7 is coprime to the numbers of
+    choices, so every value of every choice occurs many times."""
     counted(tmp_path, law.FAMILIES[n % 3], *WAYS[n], steps=1)
 
 
 def test_a_wrong_count_shows(tmp_path: pathlib.Path) -> None:
-    """A program that moves something else than it states says so at its end, with a code of its
-    own; its weights are saved."""
+    """A program that moves other bytes than it states reports it at its end, with an exit code of
+    its own, after saving its weights."""
     source = trainer.generate(
         law.path("gpt"), "zero.stage=1", "cluster.ranks=2"
     )
@@ -327,7 +330,7 @@ def test_a_wrong_count_shows(tmp_path: pathlib.Path) -> None:
 
 
 def reductions(p: plan.Plan) -> dict[str, int]:
-    """Elements of its own part that a rank gets summed, by unit, in a step."""
+    """Return the elements of its own part that a rank gets summed in a step, by unit."""
     found: dict[str, int] = {}
     for section in p.sections:
         for step in section.steps:
@@ -346,8 +349,8 @@ def reductions(p: plan.Plan) -> dict[str, int]:
 def test_gradients_are_reduced_and_scattered(
     family: str, stage: int, micro_batches: int
 ) -> None:
-    """A rank gets the sum of its own part alone: half an all-reduce. Nobody gathers sums, and a
-    rank of stage 2 has no room for more than its part of them; stage 0 does gather them."""
+    """A rank gets the sum of its own part alone, half an all-reduce. No rank gathers sums, and
+    stage 2 has room for its own part only; stage 0 does gather them."""
     keys = [
         "cluster.ranks=4",
         "train.micro_batch=1",

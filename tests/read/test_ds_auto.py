@@ -1,5 +1,5 @@
-"""test_ds_auto.py -- a ds_config.json whose keys are "auto", for Hugging Face's Trainer to fill: what
-the spec lacks for them is told as the command that works."""
+"""test_ds_auto.py -- tests ds_config.json files whose keys are "auto", for Hugging Face's Trainer
+to fill. If the spec lacks the values, the message has the command that works."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_dsconfig import GPT, ZERO, A, B, G, read, refusal
 
-# Keys that Hugging Face's Trainer fills where they are "auto".
+# Keys that Hugging Face's Trainer fills if they are "auto".
 FILLED = (
     *(G, B, A, "gradient_clipping", "fp16.enabled", "bf16.enabled"),
     *(
@@ -38,7 +38,7 @@ SCHEDULE = re.search(r"^  schedule: .*\n", GPT, re.M)[0]
 
 
 def filled(schedule: str) -> dict:
-    """A ds_config.json of the Trainer's, all of it "auto"."""
+    """Return a Trainer's ds_config.json with "auto" everywhere."""
     config: dict = {"scheduler": {"type": schedule}}
     for key in (
         *FILLED,
@@ -65,7 +65,7 @@ def filled(schedule: str) -> dict:
 def test_the_advice_of_an_auto_is_a_command_that_works(
     tmp_path: Path, schedule: str, ours: str
 ) -> None:
-    """The --set that a refusal names is all that the command lacks."""
+    """The --set in a refusal is all that the command lacks."""
     spec, config = GPT.replace(SCHEDULE, ours), filled(schedule)
     sets: tuple[str, ...] = ()
     if "steps" not in ours and "total_num_steps" in WARMUP[schedule]:

@@ -1,5 +1,5 @@
-"""test_ds_corpus.py -- sixty ds_config.json files as they are found in public: how many are read,
-and what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it
+"""test_ds_corpus.py -- tests sixty ds_config.json files as found in public: how many are read, and
+the messages for the others. tests/data/ds_configs/said.txt lists them; run this file to write it
 anew."""
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from zg.search import search
 
 FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 SAID = ROOT / "tests/data/ds_configs/said.txt"
+# read; refused for a missing feature; mistakes
 READ, MISSING, WRONG = (
     50,
     5,
     5,
-)  # read; refused for a feature that is not here; mistakes
+)
 LATER = (
     "zero_optimization.offload_optimizer.device",
     "zero_optimization.offload_optimizer.ratio",
@@ -33,7 +34,8 @@ LATER = (
 
 
 def spec_without_min_lr(folder: Path) -> Path:
-    """The least learning rate of its schedule is above what some of the configs train with."""
+    """Return a spec without a least learning rate, because its own is above the rate of some
+    configs."""
     path = folder / "spec.yaml"
     text = (ROOT / "model_specs/gpt-tiny.yaml").read_text()
     path.write_text(text.replace("min_lr: 1.0e-4", "min_lr: 0"))
@@ -41,7 +43,7 @@ def spec_without_min_lr(folder: Path) -> Path:
 
 
 def outcome(spec: Path, path: Path) -> list[str]:
-    """A config's refusals as LINE: KEY: WHAT; none where it is read."""
+    """Return a config's refusals as LINE: KEY: WHAT; none if it is read."""
     try:
         load(str(spec), (), str(path))
     except SpecError as e:
@@ -50,7 +52,7 @@ def outcome(spec: Path, path: Path) -> list[str]:
 
 
 def named(line: str) -> str:
-    """The key of a refusal that is a feature's; '' for a mistake in the file."""
+    """Return the key of a refusal for a missing feature; '' for a mistake in the file."""
     key = re.match(r"\d+: ([A-Za-z0-9_.]+): (?!is a list)", line)
     return key[1] if key and key[1] in dskeys.TABLE else ""
 
@@ -94,7 +96,7 @@ def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
 def test_more_than_45_are_read_with_fp16_and_all_of_offload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of the table exchanged, as building them will: no more keeps these files out."""
+    """Exchanging rows of the table, as new features will, is enough to read more of these files."""
     rows = {
         key: dsrows.Idle(
             row.kind, row.stages, why="stands for what is built later"

@@ -1,7 +1,6 @@
-"""test_ds_words.py -- keys of a ds_config.json that are none of DeepSpeed's, types that are not
-here,
-text without quotes: an error where something was meant, a note where DeepSpeed would ignore it.
-"""
+"""test_ds_words.py -- tests keys of a ds_config.json that DeepSpeed does not have, unknown types,
+and text without quotes: an error if they were meant to have an effect, a note if DeepSpeed would
+ignore them."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""test_dsconfig.py -- a ds_config.json: every key known and typed, mistakes told with file and
-line, `auto` and what is left out taken from the spec."""
+"""test_dsconfig.py -- tests ds_config.json: every key is known and typed, mistakes are reported
+with file and line, and `auto` and missing keys are taken from the spec."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from zg.read.spec import SpecError, load
 from zg.write import config
 
 ROOT = Path(__file__).resolve().parents[2]
-GPT = (
-    ROOT / "model_specs/gpt-tiny.yaml"
-).read_text()  # stage 3, 2 ranks, 8 samples a step
+# Stage 3, 2 ranks, 8 samples a step
+GPT = (ROOT / "model_specs/gpt-tiny.yaml").read_text()
 G, B, A = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -36,7 +35,7 @@ ZERO = "zero_optimization"
 def read(
     tmp: Path, config: object, sets: tuple[str, ...] = (), spec: str = GPT
 ) -> Spec:
-    """The spec with a config given as an object or as text."""
+    """Return the spec with a config, given as an object or as text."""
     (tmp / "s.yaml").write_text(spec)
     text = config if isinstance(config, str) else json.dumps(config)
     (tmp / "ds.json").write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -44,7 +43,7 @@ def read(
 
 
 def refusal(tmp: Path, *args: object) -> str:
-    """The message, without the folder's name."""
+    """Return the message without the folder's name."""
     with pytest.raises(SpecError) as e:
         read(tmp, *args)
     return str(e.value).replace(f"{tmp}/", "")
@@ -58,13 +57,13 @@ NOTHING = Node({}, "s.yaml:1")
 
 
 def changes(text: str, spec: Node = NOTHING) -> dsconfig.Config:
-    """What a config asks of a spec, without reading it; the spec says nothing."""
+    """Return a config's changes to a spec, without reading it; the default spec is empty."""
     node = dsjson.parse(text, lambda line: f"ds.json:{line + 1}")
     return dsconfig.read(node, spec)
 
 
 def at(key: str, value: object) -> dict:
-    """The object in which a dotted key has a value."""
+    """Return the object in which a dotted key has a value."""
     for word in reversed(key.split(".")):
         value = {word: value}
     return value
@@ -74,7 +73,7 @@ def at(key: str, value: object) -> dict:
 
 
 def keys() -> list[str]:
-    """DeepSpeed's, from tests/data: not from our table."""
+    """Return DeepSpeed's keys from tests/data, independent of our table."""
     found = []
     for line in (
         (ROOT / "tests/data/deepspeed_keys.txt").read_text().splitlines()
@@ -99,7 +98,7 @@ def test_every_key_of_deepspeed_is_known() -> None:
     )
 
 
-# Of each kind of value, one that fits; and what no key but one that takes anything may hold.
+# A fitting value for each kind of key; and a value that only a key of any type may hold.
 GOOD = (
     False,
     2,
@@ -126,8 +125,7 @@ BAD = [{"x": 1}, 1]
 
 
 def test_every_key_is_typed() -> None:
-    """A wrong type is an error that names the key, also where the key has no effect; a right one
-    never is."""
+    """A wrong type is an error that names the key, also of a key without effect."""
     for key, row in dskeys.TABLE.items():
         if row.kind is dsrows.ANY:
             continue
@@ -147,7 +145,7 @@ def test_every_key_is_typed() -> None:
 
 
 def test_no_key_is_silently_ignored() -> None:
-    """What says nothing itself belongs to a section that says it."""
+    """No key is ignored silently: a key without a message belongs to a section with one."""
     for key, row in dskeys.TABLE.items():
         if isinstance(row, dsrows.Part):
             section = key.rpartition(".")[0]
@@ -167,7 +165,7 @@ def test_null_and_auto_leave_every_key_to_the_spec() -> None:
         for value in (None, "auto"):
             row = dskeys.TABLE[key]
             if "*" in key or key.rpartition(".")[0] in dskeys.TABLE:
-                continue  # a section that is refused for what it is
+                continue  # a section that is refused as a whole
             if value == "auto" and (
                 isinstance(row, dsrows.Moved) or getattr(row, "auto", None)
             ):
@@ -194,7 +192,7 @@ def test_numbers_as_users_write_them(
     )
 
 
-# ---- what is honoured
+# ---- keys with an effect
 
 
 def test_a_config_is_honoured(tmp_path: Path) -> None:
@@ -293,7 +291,8 @@ def test_batch_keys_follow_the_ranks_that_are_set(tmp_path: Path) -> None:
 
 
 def test_auto_buckets_follow_the_width(tmp_path: Path) -> None:
-    """Hugging Face's rules, h = 60: h*h, 0.9*h*h, 10*h; what the spec says itself stays."""
+    """`auto` buckets follow Hugging Face's rules for h = 60: h*h, 0.9*h*h, 10*h. The spec's own
+    values stay."""
     auto = {
         ZERO: dict.fromkeys(
             (
@@ -396,7 +395,8 @@ def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
 
 
 def test_another_type_takes_nothing_of_the_specs_type() -> None:
-    """A scheduler stands for the spec's whole schedule; betas of AdamW are no momentum of SGD."""
+    """An optimizer of another type takes nothing of the spec's. A scheduler replaces the spec's
+    whole schedule; betas of AdamW are no momentum of SGD."""
     path = str(ROOT / "model_specs/gpt-tiny.yaml")
     spec = spec_module._document(path, Mistakes())
     made = changes(
@@ -433,7 +433,7 @@ def test_another_type_takes_nothing_of_the_specs_type() -> None:
         )
 
 
-# ---- what is without effect, renamed or refused
+# ---- keys without effect, renamed or refused
 
 
 def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
@@ -773,16 +773,15 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
 )
 def test_refusals(tmp_path: Path, config: dict, said: str | None) -> None:
     if said is None:
-        assert (
-            read(tmp_path, config).train.precision == "bf16"
-        )  # false yields: fp16 may be meant
+        # False gives way: fp16 may be meant
+        assert read(tmp_path, config).train.precision == "bf16"
         return
     message = refusal(tmp_path, config)
     assert re.match(rf"ds.json:1: {said}", message), message
 
 
 def test_what_an_optimizer_leaves_out(tmp_path: Path) -> None:
-    """Nothing is told of what --set says, and of what the spec says as DeepSpeed does."""
+    """No note is given for keys that --set sets, or that the spec sets to DeepSpeed's value."""
     config = {
         "optimizer": {"type": "AdamW"},
         "autotuning": {"weight_decay": 1},
@@ -844,7 +843,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
-    """Whose params are keys of train.optimizer and train.schedule; the spec's own schedule goes."""
+    """Params of the spec's own types are keys of train.optimizer and train.schedule."""
     train = read(
         tmp_path,
         {
@@ -910,14 +909,14 @@ def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
         assert re.match(said, message), message
 
 
-# ---- a row is all that changes
+# ---- a new feature changes only rows
 
 
 def test_what_is_built_later_changes_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if there were Apex and another offload: stand-ins of the spec's keys, nothing but rows
-    exchanged."""
+    """Later features change only rows: Apex and another offload work by exchanging rows, with keys
+    of the spec as stand-ins."""
     config = {
         "amp": {"enabled": True, "opt_level": 12},
         "bf16": {"enabled": False},
@@ -949,11 +948,12 @@ def test_what_is_built_later_changes_a_row(
         spec.name,
         spec.zero.overlap_comm,
     ) == ("bf16", 12, "host", True)
+    # "auto": the spec may enable it
     for switch, seed in (
         (False, 1),
         ("auto", 12),
         (None, 1),
-    ):  # auto: the spec may say that it is
+    ):
         spec = read(tmp_path, {"amp": {"enabled": switch, "opt_level": 12}})
         assert (spec.train.precision, spec.train.seed) == ("f32", seed)
 
@@ -1031,7 +1031,8 @@ GOOD_TEXTS = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 @settings(max_examples=100)
 @given(data=st.data(), source=st.sampled_from(GOOD_TEXTS))
 def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
-    """Pieces of a config cut out, doubled or replaced by noise."""
+    """Pieces of a config are cut out, doubled or replaced by noise, and the reader gives a Spec or
+    a SpecError."""
     text = source.read_text()
     for _ in range(data.draw(st.integers(1, 3))):
         i = data.draw(st.integers(0, len(text)))
@@ -1124,8 +1125,8 @@ def test_where_every_value_comes_from(tmp_path: Path) -> None:
     "path", sorted((ROOT / "model_specs").glob("*.yaml")), ids=lambda p: p.stem
 )
 def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
-    """Every line that is not the model's, as --set: the same spec, and the same text but for
-    where."""
+    """Every line outside the model, given back as --set, gives the same spec and the same text
+    except for origins."""
     from zg.write import config
 
     groups = "[{match: ['*.weight'], lr_factor: 0.5}, {match: ['*'], weight_decay: 0.1}]"
@@ -1147,7 +1148,7 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """Notes on stderr, nothing on stdout with a mistake."""
+    """The command prints notes on stderr, and nothing on stdout if there is a mistake."""
 
     def zgen(config: dict) -> subprocess.CompletedProcess[str]:
         (tmp_path / "ds.json").write_text(json.dumps(config, indent=1))
@@ -1183,7 +1184,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_page_of_all_keys_is_the_tables() -> None:
-    """docs/config.md; .venv/bin/python gen/config_doc.py > docs/config.md makes it."""
+    """docs/config.md is the output of .venv/bin/python gen/config_doc.py."""
     import config_doc
 
     page = (ROOT / "docs/config.md").read_text()

@@ -1,5 +1,5 @@
-"""test_dsjson.py -- JSON is read as Python reads it, Hjson as JSON with gaps, as DeepSpeed reads
-it; keys have lines, and so have mistakes."""
+"""test_dsjson.py -- tests the reader of JSON, which follows Python's, and of Hjson as DeepSpeed
+reads it; keys have lines, and so have mistakes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_json_is_what_python_reads(
     gap=st.sampled_from([" # c\n", " //{\n", " /* } */ ", "\n\t"]),
 )
 def test_hjson_is_json_with_gaps(tree: dict, gap: str) -> None:
-    """Comments wherever there may be a blank, commas left over, and keys without quotes."""
+    """Hjson is JSON with gaps: comments between any two words, surplus commas, and keys without
+    quotes."""
 
     def text(value: object) -> str:
         if isinstance(value, dict):

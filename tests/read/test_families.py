@@ -1,5 +1,5 @@
-"""test_families.py -- a family of models is a row of facts/families.py, and nothing else knows
-it."""
+"""test_families.py -- tests that a family of models is a row of facts/families.py, and that no
+other file knows it."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def planned(*keys: str) -> Plan:
 
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch):
-    """puts a row in the place of llama's"""
+    """Return a function that replaces llama's row."""
 
     def put(**columns: object) -> None:
         monkeypatch.setitem(
@@ -35,7 +35,7 @@ def third(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("keys", WAYS)
 def test_other_names(third, keys: tuple[str, ...]) -> None:
-    """Are all that another row changes."""
+    """Another row changes nothing but names."""
     want = print_plan(planned(*keys))
     new = {
         "q_proj": "query",
@@ -59,7 +59,7 @@ def test_other_names(third, keys: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("keys", WAYS)
 def test_one_tensor_of_q_k_and_v(third, keys: tuple[str, ...]) -> None:
-    """Lies as three side by side do."""
+    """A family with one tensor of q, k and v has the layout of three side by side."""
     three = planned(*keys)
     third(qkv=("qkv_proj",))
     one = planned(*keys)
@@ -82,5 +82,6 @@ def test_one_tensor_of_q_k_and_v(third, keys: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("row", FAMILIES.values(), ids=FAMILIES)
 def test_what_lies_side_by_side_has_rows(row: Family) -> None:
-    """Weights [in,out] of several linears would lie in columns, which parts of a tensor are not."""
+    """Linears stored as one tensor are rows [out,in]: with [in,out] they would be columns, and a
+    tensor cannot be split by columns."""
     assert len(row.qkv) == 1 or len(row.qkv) == 3 and row.out_in

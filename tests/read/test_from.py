@@ -1,5 +1,5 @@
-"""test_from.py -- config.json of a Hugging Face folder as the model of a spec: every key is honoured,
-without effect, or refused by name."""
+"""test_from.py -- tests config.json of a Hugging Face folder as the model of a spec: every key is
+honoured, without effect, or refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zg.write import hf as writer
 
 SPECS = trainer.ROOT / "model_specs"
 TINY = trainer.ROOT / "tests" / "reference" / "hf"
-# What the hub's files say that makes these models what they are.
+# Keys of the hub's files that define these models.
 LLAMA = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -76,7 +76,7 @@ QWEN3 = {
     "vocab_size": 151936,
 }
 
-# Of the base class of configurations, by to_json_string(use_diff=False) of transformers 4.46.
+# Keys of the base class of configurations, by to_json_string(use_diff=False) of transformers 4.46.
 DUMP = {
     "_attn_implementation_autoset": False,
     "_name_or_path": "",
@@ -155,7 +155,7 @@ def model(tmp_path: pathlib.Path, config: dict[str, object]) -> spec.Model:
 def wrong(
     tmp_path: pathlib.Path, config: dict[str, object], *sets: str
 ) -> str:
-    """The error, from its line on"""
+    """Return the error from its line on."""
     there = folder(tmp_path, config)
     with pytest.raises(SpecError) as caught:
         spec.load(None, sets, None, there)
@@ -164,7 +164,7 @@ def wrong(
     return said.removeprefix(f"{there}/config.json:")
 
 
-# ---- what a folder becomes
+# ---- the model of a folder
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def wrong(
 def test_models_of_the_hub(
     tmp_path: pathlib.Path, config: dict[str, object], name: str
 ) -> None:
-    """As the spec of the same model says it"""
+    """A folder of the hub gives the same model as its spec."""
     want = spec.load(str(SPECS / f"{name}.yaml")).model
     assert model(tmp_path, config) == want
 
@@ -183,7 +183,7 @@ def test_models_of_the_hub(
 def test_what_is_written_is_read_again(
     tmp_path: pathlib.Path, name: str
 ) -> None:
-    """config.json of a model that came from one is that model's again."""
+    """config.json written for a model read from one gives the same model again."""
     first = spec.load(None, ("train.sequence=32",), None, str(TINY / name))
     text = writer.config(first)
     again = spec.load(None, (), None, folder(tmp_path, json.loads(text)))
@@ -191,7 +191,7 @@ def test_what_is_written_is_read_again(
 
 
 def test_every_default_is_transformers(tmp_path: pathlib.Path) -> None:
-    """A file of its type alone; the numbers stand in the row."""
+    """Every default is transformers': a file with its type alone has the numbers in the row."""
     for family in FAMILIES:
         sets = ("train.sequence=8",)
         there = folder(tmp_path, {"model_type": family.type})
@@ -229,7 +229,7 @@ def test_both_spellings_of_rope(tmp_path: pathlib.Path) -> None:
 def test_a_scaling_has_the_defaults_of_transformers(
     tmp_path: pathlib.Path,
 ) -> None:
-    """A key that is null is as good as none."""
+    """A null key is as good as a missing one."""
 
     def scaling(**more: object) -> dict[str, object]:
         config = LLAMA | {"rope_scaling": YARN | more}
@@ -304,7 +304,7 @@ def test_more_positions_than_the_model_has_are_told(
         assert any(said in note for note in notes) == told
 
 
-# ---- what is refused, by its name and line
+# ---- refusals by name and line
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_wrong_values(
 
 
 def windows(there: str, *sets: str) -> set[object]:
-    """Of all attentions of a model, with samples longer than any of them."""
+    """Return the windows of all attentions of a model, with samples longer than any of them."""
     read = spec.load(None, ("train.sequence=8192", *sets), None, there)
     ops = [op for unit in read.model.units for op in unit.ops]
     return {
@@ -412,14 +412,15 @@ def windows(there: str, *sets: str) -> set[object]:
 
 
 def test_a_window(tmp_path: pathlib.Path) -> None:
-    """Every layer's is the model's one, some layers' are a list."""
+    """A window of every layer is one number for the model, windows of some layers are a list."""
     long = {"max_position_embeddings": 8192, "sliding_window": 512}
     mistral = LLAMA | long | {"model_type": "mistral"}
     assert windows(folder(tmp_path, mistral)) == {512}
     none = mistral | {"sliding_window": None}
     assert windows(folder(tmp_path, none)) == {None}
     silent = {k: x for k, x in mistral.items() if k != "sliding_window"}
-    assert windows(folder(tmp_path, silent)) == {4096}  # transformers' own
+    # transformers' own default
+    assert windows(folder(tmp_path, silent)) == {4096}
     assert "and llama has none" in wrong(tmp_path, LLAMA | long)
     qwen = QWEN3 | long | {"max_window_layers": 0}
     assert windows(folder(tmp_path, qwen)) == {None}
@@ -450,7 +451,8 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_end_of_documents(tmp_path: pathlib.Path) -> None:
-    """eos_token_id, where a spec masks documents and does not say what ends one"""
+    """eos_token_id ends documents if a spec masks documents and does not name the token that ends
+    one."""
     mask = "data={documents: mask}"
     there = folder(tmp_path, GPT2 | {"eos_token_id": 50256})
     assert spec.load(None, (mask,), None, there).data.end == 50256
@@ -474,7 +476,8 @@ def test_keys_of_published_files(tmp_path: pathlib.Path) -> None:
 def test_null_heads_follow_from_others(
     tmp_path: pathlib.Path, type_: str
 ) -> None:
-    """As in transformers: as many as of queries, as wide as these divide the model."""
+    """Null heads follow transformers: as many as queries, with the model's width divided by their
+    number."""
     said = {k: x for k, x in LLAMA.items() if k != "head_dim"}
     said |= {"model_type": type_, "architectures": None}
     heads = said["num_attention_heads"]
@@ -493,7 +496,7 @@ def test_no_key_is_in_two_places() -> None:
 
 
 def told(tmp_path: pathlib.Path, config: dict[str, object]) -> list[str]:
-    """What notes say of keys without effect."""
+    """Return the notes on keys without effect."""
     there = folder(tmp_path, config)
     said = f"{there}/config.json: without effect on training: "
     notes = spec.load(None, (), None, there).notes
@@ -502,7 +505,8 @@ def told(tmp_path: pathlib.Path, config: dict[str, object]) -> list[str]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(tmp_path: pathlib.Path, name: str) -> None:
-    """Their configurations; parameters as transformers counts them on its meta device."""
+    """Published configurations are read; parameters are as transformers counts them on its meta
+    device."""
     case = PUBLISHED[name]
     if "refused" in case:
         assert f": {case['refused']}: " in wrong(tmp_path, case["config"])
@@ -515,7 +519,8 @@ def test_published_models(tmp_path: pathlib.Path, name: str) -> None:
 def test_keys_without_effect_are_one_note(
     tmp_path: pathlib.Path, config: dict[str, object]
 ) -> None:
-    """What transformers 4.46 writes of its base class, and what tools add."""
+    """Keys without effect that transformers 4.46 writes for its base class, and that tools add,
+    give one note."""
     want = model(tmp_path, config)
     assert told(tmp_path, config) == []
     assert model(tmp_path, DUMP | config) == want
@@ -562,7 +567,8 @@ OTHERS = {
 def test_values_have_the_type_that_transformers_demands(
     tmp_path: pathlib.Path, family: Family
 ) -> None:
-    """Its dataclasses are strict: "32" and 32.0 are no int, nor is 1 a float or a bool."""
+    """Values must have the type that transformers' strict dataclasses demand: "32" and 32.0 are no
+    int, and 1 is no float and no bool."""
     for key, usual in family.usual.items():
         kind = int if usual is None else type(usual)
         for value in OTHERS[kind]:
@@ -575,7 +581,8 @@ BAD = (-1, 0, 7, 10**40, 1e-30)
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.type)
 def test_errors_name_the_file(tmp_path: pathlib.Path, family: Family) -> None:
-    """Whatever a value is: each line has the file and a line of it, or says that no spec has it."""
+    """Every error line, whatever the value, names the file and a line of it, or says that no spec
+    has the model."""
     refused = 0
     keys = [*family.usual, *hf.ROPE, *hf.WINDOWS]
     scaling = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.1}
@@ -604,7 +611,8 @@ def test_errors_of_what_no_spec_says(tmp_path: pathlib.Path) -> None:
 
 
 def test_all_errors_at_once(tmp_path: pathlib.Path) -> None:
-    """Of config.json, of --set and of the rest; nothing of the model that is not there."""
+    """Errors of config.json, of --set and of the rest come together, but none about a model that is
+    missing."""
     bad = {"hidden_size": "64", "new_key": 1, "mlp_bias": 1, "rope_theta": "x"}
     there = folder(tmp_path, LLAMA | bad)
     sets = ("zero.stage=7", "lr", "cluster.ranks=3")
@@ -647,7 +655,8 @@ def test_a_name_of_the_hub(
     name: str,
     said: str,
 ) -> None:
-    """Says how its folder is got, behind --from and where a spec should stand."""
+    """A name of the hub after --from, or in a spec's place, is refused with the way to get its
+    folder."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError) as caught:
         spec.load(None, (), None, name)

@@ -1,5 +1,5 @@
-"""test_layout_keys.py -- keys of the layout of ranks: what contradicts is refused at its line, with
-what is allowed, which is taken; DeepSpeed's names say what this program's own say."""
+"""test_layout_keys.py -- tests keys of the layout of ranks: contradictions are refused at their
+line with the allowed values, which then work; DeepSpeed's names mean the same as ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zg.search import search
 SPEC = re.sub(
     r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text()
 )
-# Lines of a spec that follow it, and the error: of the line on which its key stands.
+# Further lines of a spec, and the error at the line of its key.
 REFUSED = [
     (
         "cluster: {ranks: 8, local: 3}",
@@ -146,7 +146,7 @@ def test_what_is_refused(tmp_path: Path, lines: str, said: str) -> None:
 
 
 def text(tmp: Path, zero: str, ds: object = None) -> str:
-    """The plan of 8 ranks."""
+    """Return the plan of 8 ranks."""
     path, config = written(tmp, zero), tmp / "ds.json"
     config.write_text(json.dumps(ds))
     keys = "train.global_batch=32", "train.micro_batch=1"
@@ -168,7 +168,7 @@ def text(tmp: Path, zero: str, ds: object = None) -> str:
 def test_names_of_deepspeed(
     tmp_path: Path, ours: str, key: str, size: int
 ) -> None:
-    """In a spec and in a ds_config.json."""
+    """DeepSpeed's names work in a spec and in a ds_config.json."""
     want = text(tmp_path, f"zero: {{stage: 3, {ours}}}")
     assert text(tmp_path, f"zero: {{stage: 3, {key}: {size}}}") == want
     named = {"hpz_partition_size": "zero_hpz_partition_size"}.get(key, key)

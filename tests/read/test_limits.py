@@ -1,5 +1,5 @@
-"""test_limits.py -- specs that ask for more than a plan holds are refused at once, with the least
-or the most that is allowed, which then is; what a plan does hold takes seconds."""
+"""test_limits.py -- tests specs beyond a plan's limits: they are refused at once with the least or
+largest allowed value, which then works; and plans within the limits take seconds."""
 
 import pathlib
 import re
@@ -18,11 +18,11 @@ ON_HOST = (
     "zero.offload_optimizer.device=cpu",
     "zero.offload_param.device=cpu",
 )
-LINES = 2_000_000  # three times what the longest takes; under a second
+LINES = 2_000_000  # three times the longest; under a second
 
 
 def refused(name: str, *sets: str) -> str:
-    """The error, after at most LINES."""
+    """Return the error, which comes after at most LINES executed lines."""
 
     def load():
         with pytest.raises(SpecError) as e:
@@ -102,7 +102,7 @@ def refused(name: str, *sets: str) -> str:
 def test_too_many(
     name: str, key: str, value: int, sets: tuple[str, ...], said: str
 ) -> None:
-    """What is said to be allowed is, but for what else does not fit it."""
+    """The value that a refusal allows is accepted, except if other keys do not fit it."""
     found = re.search(
         f"{re.escape(key)}: {said}", refused(name, *sets, f"{key}={value}")
     )
@@ -113,7 +113,7 @@ def test_too_many(
 
 @pytest.mark.parametrize("key", ["reduce", "allgather"])
 def test_the_least_bucket_is_the_least(key: str) -> None:
-    """Of 8B on 256 ranks, and not a block of a piece less."""
+    """The least bucket of 8B on 256 ranks is accepted, and a piece smaller by a block is not."""
     name = f"zero.{key}_bucket_size"
     least = int(refused("llama3-8b", f"{name}=1").rpartition(" ")[2])
     assert refused("llama3-8b", f"{name}={least - 1}").endswith(
@@ -123,7 +123,8 @@ def test_the_least_bucket_is_the_least(key: str) -> None:
 
 
 def test_trees_that_a_gpu_does_not_hold() -> None:
-    """Of all ranks' gradients in one push: 4096, or blocks of half as many."""
+    """The gradients of more than 4096 ranks are refused as one tree on a GPU; blocks of at most
+    half as many are allowed."""
     many = (
         "train.micro_batch=2",
         "cluster.ranks=4097",
@@ -153,7 +154,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
 
 @pytest.mark.slow
 def test_parts_of_blocks() -> None:
-    """A bound that cuts blocks into more than 4096 parts is the least that does not."""
+    """A bound that cuts blocks into more than 4096 parts becomes the least that does not."""
     key = "zero.stage3_max_live_parameters"
     sets = (
         "model.width=1024",
@@ -214,9 +215,9 @@ def test_layers_of_all_units(tmp_path: pathlib.Path) -> None:
 def test_work_grows_as_a_plan_does(
     name: str, sets: tuple[str, ...], key: str, value: int
 ) -> None:
-    """A plan that is twice as large is made and checked in about twice as many lines. What grows
-    with the square of a plan's steps, of which the largest have 90,000, takes up to four times as
-    many, and hours there."""
+    """A plan twice as large takes about twice as many lines to make and check. Work that grows with
+    the square of its steps, of which the largest have 90,000, would take four times as many, and
+    hours there."""
 
     def made(value):
         found = search.find(

@@ -1,4 +1,5 @@
-"""test_lora_keys.py -- train.lora: what it names, what it freezes, what it may not be."""
+"""test_lora_keys.py -- tests train.lora: the linears that it matches, the tensors that it freezes,
+and its refusals."""
 
 import law
 import pytest
@@ -49,7 +50,7 @@ def test_refused(family: str, lora: str, said: str) -> None:
 
 
 def test_a_group_trains_adapters_alone() -> None:
-    """A rate of B's own (LoRA+) is a group as any other."""
+    """A rate of B's own (LoRA+) is a group like any other."""
     own = "train.optimizer.groups=[{{match: [{}], lr_factor: 16}}]"
     made = load("llama", "{rank: 2, alpha: 4}", own.format('"*.lora_B.*"'))
     assert [g.frozen for g in made.train.optimizer.groups] == [
@@ -71,7 +72,8 @@ def test_a_group_trains_adapters_alone() -> None:
 
 @pytest.mark.parametrize("names", ["h", "transformer.h"])
 def test_names_of_pefts_files(names: str) -> None:
-    """Those of a whole model of transformers, whether a spec says its own part or not."""
+    """Names in PEFT's files are those of a whole transformers model, whether a spec includes the
+    model's own part or not."""
     key = f'model.units[1].name="{names}.{{l}}"'
     spec = load("gpt", "{rank: 2, alpha: 1}", key)
     block = spec.model.units[1].name

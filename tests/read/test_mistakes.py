@@ -1,5 +1,5 @@
-"""test_mistakes.py -- all that is wrong with a spec is told at once, and nothing that follows from it;
-what a message offers is taken."""
+"""test_mistakes.py -- tests that all mistakes in a spec are reported at once, without errors that
+merely follow from them, and that suggestions in messages work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ data: {end: 4}
 
 
 def test_errors_of_all_kinds_are_said_at_once(tmp_path: Path) -> None:
-    """Of types, of unknown and missing keys, of shapes, and of keys that contradict each other."""
+    """Errors of types, unknown and missing keys, shapes, and contradictory keys are reported
+    together."""
     message = refusal(tmp_path, LAYERS, ("zero.stage",))
     found = [line.split(": ")[:2] for line in message.split("\n")]
     block = "model.units[1].ops"
@@ -99,7 +100,7 @@ def test_a_key_that_stands_twice_hides_no_other_error(tmp_path: Path) -> None:
 
 
 def known(mapping: object, above: str = "") -> Iterator[str]:
-    """The dotted keys of a spec outside the model."""
+    """Yield the dotted keys of a spec outside the model."""
     for key, value in mapping.items() if isinstance(mapping, dict) else ():
         if above or key != "model":
             yield f"{above}{key}"
@@ -113,7 +114,8 @@ FULL += ("train.head_chunk=2", "data={documents: mask, end: 3}")
 
 @pytest.mark.parametrize("value", ["'?'", "[?]", None])
 def test_an_error_brings_no_other(tmp_path: Path, value: str | None) -> None:
-    """Each key in turn with a value that no key has, or without the mapping's last letter."""
+    """One mistake gives one error: each key in turn gets a value that no key has, or is
+    misspelt."""
     whole = text(str(GPT), FULL)
     load(str(GPT), FULL)
     keys = [*known(yaml.safe_load(whole))]
@@ -189,7 +191,7 @@ def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
 def test_what_divides_a_batch_is_offered(
     tmp_path: Path, batch: int, micro: int, ranks: int, allowed: str
 ) -> None:
-    """And each of it is taken."""
+    """Values that divide a batch are suggested, and each of them is accepted."""
     sets = (f"train.global_batch={batch}", f"train.micro_batch={micro}")
     text = GPT.read_text()
     message = refusal(tmp_path, text, (*sets, f"cluster.ranks={ranks}"))

@@ -1,4 +1,4 @@
-"""test_products_key.py -- train.products: where it is refused, and where it stands."""
+"""test_products_key.py -- tests train.products: its refusals, and its place in outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_refused(keys: tuple[str, ...], said: str) -> None:
     [("auto", "-1"), ("pairs", "ZK_PAIRS"), ("tiles", "ZK_TILES")],
 )
 def test_a_program_has_what_the_spec_says(order: str, number: str) -> None:
-    """A line of the recipe where it is said; else a run adds one."""
+    """The recipe has a line for the order if the spec sets it; otherwise a run adds one."""
     key = f"train.products={order}"
     source = trainer.generate(law.path("gpt"), BF16, key)
     assert f".products = products, .order = {number}," in source

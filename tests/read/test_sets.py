@@ -1,7 +1,5 @@
-"""test_sets.py -- what --set reaches: items of lists; `--emit spec` is a spec of the same plan;
-files that
-are taken for a spec or for a ds_config.json.
-"""
+"""test_sets.py -- tests --set on items of lists; `--emit spec`, which gives a spec of the same
+plan; and other files that are mistaken for a spec or a ds_config.json."""
 
 import json
 import pathlib
@@ -177,7 +175,7 @@ def test_a_spec_of_the_same_plan(
 
 
 def test_words_stay_words(tmp_path: pathlib.Path) -> None:
-    """What YAML would read as something else is in quotes."""
+    """Words that YAML would read as another type are quoted."""
     words = [
         "1e3",
         "true",
@@ -204,7 +202,7 @@ def test_words_stay_words(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_it(tmp_path: pathlib.Path) -> None:
-    """Given back to zgen: the same C; and what would not make a plan is no spec."""
+    """A spec written by the command gives the same C. A spec that makes no plan is not written."""
     keys = ("--set", "zero.stage=1", "--set=model.units[1].blocks=1")
     done = zgen(LLAMA, *keys, "--emit=spec", "-o", tmp_path / "mine.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -219,7 +217,7 @@ def test_the_command_writes_it(tmp_path: pathlib.Path) -> None:
     )
 
 
-# ---- files that are something else
+# ---- files of another kind
 
 HF = '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}'
 DS = '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'
@@ -303,7 +301,8 @@ COMMENTED = """{
     "model": 1, "stage": 2}
 }
 """
-STRANGERS = [  # whose, the line of its first key, what is allowed as a spec and behind --zero
+# Its program, the line of its first key, and the advice in place of a spec and after --zero
+STRANGERS = [
     (
         ACCELERATE,
         1,
@@ -378,7 +377,8 @@ def test_a_ds_config_that_is_no_yaml_is_known_by_its_lines(
 def test_keys_of_another_beside_its_own_are_no_other_file(
     tmp_path: pathlib.Path,
 ) -> None:
-    """DeepSpeed ignores them; and a mistake of syntax is told as one."""
+    """Foreign keys beside a ds_config's own do not make it another file, because DeepSpeed ignores
+    them. A syntax error is reported as one."""
     file = tmp_path / "file"
     file.write_text('{"output_dir": "o", "zero_optimization": {"stage": 1}}')
     read = spec.load(str(LLAMA), (), str(file))

@@ -1,4 +1,5 @@
-"""test_spec.py -- the spec reader: what it reads, what it refuses and how; no input breaks it."""
+"""test_spec.py -- tests the spec reader: accepted specs, refusals and their messages; no input
+breaks it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def read(
     sets: tuple[str, ...] = (),
     zero: object = None,
 ) -> Spec:
-    """The spec of a text, with a ds_config given as an object or as text."""
+    """Return the spec of a text, with a ds_config given as an object or as text."""
     (tmp / "s.yaml").write_bytes(
         text.encode() if isinstance(text, str) else text
     )
@@ -46,7 +47,7 @@ def read(
 
 
 def refusal(tmp: Path, *args: object) -> str:
-    """The message, without the folder's name."""
+    """Return the message without the folder's name."""
     with pytest.raises(SpecError) as e:
         read(tmp, *args)
     return str(e.value).replace(f"{tmp}/", "")
@@ -61,11 +62,12 @@ def line_of(text: str, part: str) -> int:
     return text[: text.index(part)].count("\n") + 1
 
 
-# ---- what is read
+# ---- accepted specs
 
 
 def elements(spec: Spec) -> int:
-    """Parameters, counted by the formulas of the papers; nothing of the reader's own counting."""
+    """Return the parameters by the formulas of the papers, independent of the reader's own
+    count."""
     C, total = spec.model.width, 0
     for unit in spec.model.units:
         x = C
@@ -110,7 +112,7 @@ def elements(spec: Spec) -> int:
     ],
 )
 def test_parameters_of_known_models(name: str, count: int) -> None:
-    """The counts that Hugging Face shows for these models' files."""
+    """Known models have the counts that Hugging Face shows for their files."""
     spec = load(str(SPECS / f"{name}.yaml"))
     assert spec.name == name
     assert elements(spec) == count
@@ -309,7 +311,7 @@ def test_set_wins_and_the_last_one(tmp_path: Path) -> None:
     assert (spec.data.ignore, spec.train.schedule.type) == (None, "linear")
 
 
-# ---- what is refused: (spec, what is changed in it, what is said; @ is the line of the change)
+# ---- refusals: (spec, its change, the message; @ is the line of the change)
 
 WRONG = [
     (
@@ -987,9 +989,8 @@ def test_broken_files(tmp_path: Path, text: bytes, said: str) -> None:
     start = time.process_time()
     message = refusal(tmp_path, text)
     assert re.search(said, message), message
-    assert (
-        time.process_time() - start < 10
-    )  # seconds of work; the bomb would hold 2^39 values
+    # Seconds of work; the bomb would hold 2^39 values
+    assert time.process_time() - start < 10
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -1048,7 +1049,7 @@ def test_bad_sets(tmp_path: Path, text: str, said: str) -> None:
     assert re.fullmatch(f"{said}.*", message), message
 
 
-# ---- no input breaks it: a Spec or a SpecError of few printable lines, whatever comes
+# ---- no input breaks it: the result is a Spec or a SpecError of few printable lines
 
 
 def survives(read_it: Callable[[], Spec]) -> None:
@@ -1117,7 +1118,7 @@ trees = st.recursive(
 @settings(max_examples=150)
 @given(data=st.data(), source=st.sampled_from([GPT, LLAMA, QWEN]))
 def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
-    """Pieces of a good spec cut out, doubled or replaced by noise."""
+    """Pieces of a good spec are cut out, doubled or replaced by noise."""
     raw = source.read_bytes()
     for _ in range(data.draw(st.integers(1, 3))):
         i = data.draw(st.integers(0, len(raw)))
@@ -1148,7 +1149,7 @@ def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
 
 
 def places(node: object) -> list[tuple[object, object]]:
-    """All (container, key) of a tree."""
+    """Return all (container, key) of a tree."""
     pairs: list[tuple[object, object]] = []
     if isinstance(node, (dict, list)):
         pairs = list(
@@ -1163,7 +1164,7 @@ def places(node: object) -> list[tuple[object, object]]:
 @settings(max_examples=150)
 @given(data=st.data(), mapping=drawn.specs())
 def test_fuzz_trees(folder: Path, data: st.DataObject, mapping: dict) -> None:
-    """A good spec with one value replaced by any tree, or with any key more."""
+    """A good spec has one value replaced by any tree, or any additional key."""
     container, key = data.draw(st.sampled_from(places(mapping)))
     if isinstance(container, dict) and data.draw(st.booleans()):
         key = data.draw(st.sampled_from(KEYS))
@@ -1174,7 +1175,7 @@ def test_fuzz_trees(folder: Path, data: st.DataObject, mapping: dict) -> None:
 @settings(max_examples=60)
 @given(mapping=drawn.specs())
 def test_drawn_specs_are_read(folder: Path, mapping: dict) -> None:
-    """What the strategies of other tests hold to be a good spec is one."""
+    """Specs from the strategies of other tests are read."""
     spec = read(folder, json.dumps(mapping))
     assert spec.model.width == mapping["model"]["width"]
     assert len(spec.model.units) == len(mapping["model"]["units"])

@@ -1,5 +1,5 @@
-"""adapters.py -- writes adapters.npz: what transformers and PEFT themselves make of the folders of the job in
-tests/tools/test_jobs.py that fine-tunes a chat model by LoRA.
+"""adapters.py -- writes adapters.npz: results of transformers and PEFT for the folders of the job
+in tests/tools/test_jobs.py that fine-tunes a chat model by LoRA.
 
 A tool for developers; the tests read its file and need neither:
     python3 -m venv /tmp/hf
@@ -7,10 +7,10 @@ A tool for developers; the tests read its file and need neither:
     .venv/bin/python -m pytest -p no:xdist tests/tools/test_jobs.py -k lora \
         --basetemp /tmp/job -o tmp_path_retention_policy=all
     /tmp/hf/bin/python -P tests/reference/adapters.py /tmp/job/test_a_chat_model_by_lora_merg0
-The file holds logits [positions, vocabulary] of every fourth token of one sample, in float64 rounded
-to float32: `merged` of the folder that --merge wrote, `adapted` of the base with the adapter that
---save wrote, as PeftModel has it, and `own` of adapters that PEFT wrote, of known.py's weights; their
-`names` and `config`, adapter_config.json, as PEFT wrote them.
+The file holds logits [positions, vocabulary] of every fourth token of one sample, in float64
+rounded to float32: `merged` of the folder that --merge wrote, `adapted` of the base with the
+adapter that --save wrote, by PeftModel, and `own` of adapters that PEFT wrote, with known.py's
+weights; their `names` and `config`, adapter_config.json, as PEFT wrote them.
 """
 
 import pathlib
@@ -41,7 +41,7 @@ def logits(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
 
 
 def own(job: pathlib.Path) -> torch.nn.Module:
-    """PEFT's adapters beside the base, saved and read again"""
+    """Return the base with PEFT's adapters, saved and loaded again."""
     modules = ["q_proj", "v_proj", "down_proj"]
     config = LoraConfig(
         r=4, lora_alpha=8, target_modules=modules, task_type="CAUSAL_LM"

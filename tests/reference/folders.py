@@ -1,9 +1,10 @@
-"""folders.py -- writes folders.json: the tokens that transformers' AutoTokenizer makes of a text by
-each of FOLDERS, its named tokens, and what its chat template renders.
+"""folders.py -- writes folders.json: the tokens that transformers' AutoTokenizer makes of a text
+with each of FOLDERS, its named tokens, and the output of its chat template.
 
 A tool for developers; the tests read its file and need no transformers:
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install transformers==5.24.0 jinja2
-    /tmp/hf/bin/python tests/reference/folders.py"""
+    /tmp/hf/bin/python tests/reference/folders.py
+"""
 
 import json
 import pathlib
@@ -26,13 +27,13 @@ TOOL_USE = "{{ tools | tojson }}{{ image_token }}" + TEMPLATE
 
 
 def token(content: str, *flags: str, typed: bool = False) -> dict:
-    """As transformers writes it; `typed` in tokenizer_config.json"""
+    """Return a token as transformers writes it; `typed` in tokenizer_config.json."""
     made = {"content": content, **{flag: flag in flags for flag in FLAGS}}
     return made | ({"__type": "AddedToken"} if typed else {})
 
 
 def own(last: int) -> dict:
-    """Of added_tokens_decoder: tokenizer.json's"""
+    """Return an added_tokens_decoder with tokenizer.json's tokens up to number `last`."""
     names = {"256": "<s>", "257": "</s>", "258": "<|im_start|>"}
     return {
         key: token(x, "special") for key, x in [*names.items()][: last - 255]
@@ -42,7 +43,7 @@ def own(last: int) -> dict:
 MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 SETTINGS = "tokenizer_config.json"
 ENDS = {"eos_token": "</s>", "bos_token": "<s>"}
-# Files beside a tokenizer.json that has own(258) as its added tokens
+# Files beside a tokenizer.json that has own(258) as its added tokens.
 FOLDERS: dict[str, dict[str, dict | str]] = {
     "alone": {},
     "decoder": {
@@ -64,7 +65,7 @@ FOLDERS: dict[str, dict[str, dict | str]] = {
             "pad_token": "[PAD]",
             "cls_token": token("<tool>", "normalized", typed=True),
         },
-        # Which do not count beside added_tokens_decoder
+        # Keys that do not count beside added_tokens_decoder.
         MAP: {"eos_token": "<s>", "unk_token": "<x y>"},
         ADDED: {"end": 259},
     },
@@ -139,7 +140,7 @@ FOLDERS: dict[str, dict[str, dict | str]] = {
 
 
 def base() -> dict:
-    """A tokenizer.json of bytes"""
+    """Return a tokenizer.json of bytes."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

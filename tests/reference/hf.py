@@ -5,7 +5,8 @@ A tool for developers; the tests read its files and need no transformers:
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.15.0 transformers==5.23.0 numpy
     /tmp/hf/bin/python tests/reference/hf.py
 Weights and tokens are known.py's. A file holds loss; grad/TENSOR (digests, see known.py) of the
-first global batch; losses [10]. Dropout is 0."""
+first global batch; losses [10]. Dropout is 0.
+"""
 
 import pathlib
 import sys
@@ -23,7 +24,7 @@ LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
 def named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """By names of the hub's files, which have no prefix for GPT-2"""
+    """Return the parameters by the names of the hub's files, which have no prefix for GPT-2."""
     return {
         name.removeprefix("transformer."): p
         for name, p in model.named_parameters()

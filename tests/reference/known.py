@@ -1,30 +1,34 @@
-"""known.py -- what make.py and the tests agree on: initial weights, tokens and digests, all from
-Philox bits (numpy keeps the raw stream of a bit generator stable), so that none need be stored."""
+"""known.py -- shares initial weights, tokens and digests between make.py and the tests. All come
+from Philox bits (numpy keeps the raw stream of a bit generator stable), so none is stored."""
 
 import zlib
 
 import numpy as np
 
-SAMPLES = 100  # of the token stream: 20 steps of 8 samples wrap in the middle of a batch
+# Of the token stream: 20 steps of 8 samples wrap in the middle of a batch
+SAMPLES = 100
 STEPS = 20
 HOLE = (
-    10  # the case `ignored` has a hole where this token is: input 0, no target
+    10  # the case `ignored` replaces this token by a hole: input 0, no target
 )
-WHOLE = 2048  # tensors up to this many elements are kept whole in a digest
+# Largest number of elements of a tensor that a digest keeps whole
+WHOLE = 2048
+# Digest of larger ones: so many elements, and dot products with random signs
 PICKED, DOTS = (
     256,
     8,
-)  # of larger ones: so many elements, and dot products with random signs
+)
 
 
 def bits(what: str, n: int) -> np.ndarray:
-    """n words of 64 random bits that belong to the name `what`"""
+    """Return n words of 64 random bits that belong to the name `what`."""
     return np.random.Philox(key=zlib.crc32(what.encode())).random_raw(n)
 
 
 def weight(name: str, shape: tuple[int, ...], norm: bool) -> np.ndarray:
-    """Initial values, exact in float32 and float64: multiples of 2^-17. A norm's weight is
-    1 +- 1/4; matrices are within +-1/4 (a gain of about 1 at width 60) and biases the same."""
+    """Return initial values that are exact in float32 and float64: multiples of 2^-17. A norm's
+    weight is 1 +- 1/4; matrices are within +-1/4 (a gain of about 1 at width 60), and so are
+    biases."""
     n = int(np.prod(shape))
     centred = (bits(name, n) >> np.uint64(48)).astype(
         np.int64
@@ -33,7 +37,8 @@ def weight(name: str, shape: tuple[int, ...], norm: bool) -> np.ndarray:
 
 
 def is_norm_weight(name: str) -> bool:
-    """by the Hugging Face names: ln_1.weight, model.norm.weight, q_norm.weight"""
+    """Return whether a Hugging Face name is a norm's weight: ln_1.weight, model.norm.weight,
+    q_norm.weight."""
     last = name.split(".")[-2]
     return name.endswith(".weight") and (
         last.startswith("ln_") or last.endswith("norm")
@@ -41,8 +46,8 @@ def is_norm_weight(name: str) -> bool:
 
 
 def stream(name: str, sequence: int, vocab: int) -> np.ndarray:
-    """int64 tokens that a model can partly predict: t' = 5 t + 17 + r with r in 0..7. The 7 tokens
-    after the last whole sample are never read."""
+    """Return int64 tokens that a model can partly predict: t' = 5 t + 17 + r with r in 0..7. The 7
+    tokens after the last whole sample are never read."""
     n = SAMPLES * sequence + 1 + 7
     noise = (bits(name + " tokens", n) >> np.uint64(61)).astype(np.int64)
     tokens = np.zeros(n, np.int64)
@@ -54,7 +59,8 @@ def stream(name: str, sequence: int, vocab: int) -> np.ndarray:
 def batch(
     tokens: np.ndarray, sequence: int, first: int, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """inputs and targets [count, T] of samples first .. first+count-1, modulo their number"""
+    """Return inputs and targets [count, T] of samples first .. first+count-1, modulo their
+    number."""
     samples = (len(tokens) - 1) // sequence
     at = (np.arange(first, first + count) % samples * sequence)[
         :, None
@@ -63,8 +69,9 @@ def batch(
 
 
 def digest(name: str, x: np.ndarray) -> np.ndarray:
-    """A tensor as a short float64 vector: itself when small, else some elements and its dot
-    products with random signs over sqrt(n): an error of rms e in x is an error of about e there."""
+    """Return a tensor as a short float64 vector: itself if it is small, else some elements and its
+    dot products with random signs over sqrt(n). An error of rms e in x is an error of about e
+    there."""
     x = np.asarray(x, np.float64).ravel()
     if x.size <= WHOLE:
         return x

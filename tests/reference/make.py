@@ -4,12 +4,13 @@ tiny models of model_specs/ in float64, by PyTorch.
 A tool for developers; the tests read its files and need no PyTorch:
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch==2.5.1 numpy pyyaml
     /tmp/torch/bin/python tests/reference/make.py
-The models are written from PyTorch's own modules, autograd and optimizer and share nothing with
-tests/lib/oracle.py or the generator but the numbers of the YAML files.
+The models consist of PyTorch's own modules, autograd and optimizer. They share nothing with
+tests/lib/oracle.py or the generator except the numbers of the YAML files.
 
-A file holds: losses, norms [20] (before clipping); for the cases `plain` and `ignored`,
-CASE/loss and CASE/grad/TENSOR (digests, see known.py) of the first global batch; last/TENSOR: the
-weights after 20 steps; shape/TENSOR: its shape in the weights' file."""
+A file holds: losses, norms [20] (before clipping); for the cases `plain` and `ignored`, CASE/loss
+and CASE/grad/TENSOR (digests, see known.py) of the first global batch; last/TENSOR: the weights
+after 20 steps; shape/TENSOR: its shape in the weights' file.
+"""
 
 import math
 import pathlib
@@ -55,7 +56,7 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-2: learned positions, LayerNorm, tanh GELU, tied head"""
+    """GPT-2: learned positions, LayerNorm, tanh GELU, tied head."""
 
     def __init__(self, spec: dict):
         super().__init__()
@@ -82,21 +83,21 @@ class Gpt(nn.Module):
 
     @staticmethod
     def transposed(name: str) -> bool:
-        """GPT-2's files keep linears as [in, out]"""
+        """Return whether the weights' file stores the transpose: GPT-2's files keep linears as [in,
+        out]."""
         return name.split(".")[-2].startswith("c_") and name.endswith(
             ".weight"
         )
 
 
 def frequencies(rope: dict, D: int) -> torch.Tensor:
-    """inverse frequencies [D/2], with Llama 3's scaling where the spec asks for it"""
+    """Return inverse frequencies [D/2], with Llama 3's scaling if the spec asks for it."""
     freq = rope["theta"] ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     scaling = rope.get("scaling")
     if scaling is None:
         return freq
-    turns = (
-        scaling["original_context"] * freq / (2 * math.pi)
-    )  # in the original context
+    # In the original context
+    turns = scaling["original_context"] * freq / (2 * math.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return freq * (keep + (1 - keep) / scaling["factor"])
@@ -119,7 +120,8 @@ class LlamaAttention(nn.Module):
         self.freq = frequencies(args["rope"], self.D)
 
     def turn(self, x: torch.Tensor) -> torch.Tensor:
-        """rotary positions: element i and i + D/2 are one complex number. x [B,H,T,D]"""
+        """Return x [B,H,T,D] with rotary positions: elements i and i + D/2 are one complex
+        number."""
         angle = torch.outer(
             torch.arange(x.shape[2], dtype=torch.float64), self.freq
         )
@@ -174,7 +176,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """Llama and Qwen3: RMSNorm, rotary positions, grouped queries, SwiGLU, tied head or not"""
+    """Llama and Qwen3: RMSNorm, rotary positions, grouped queries, SwiGLU, tied head or not."""
 
     def __init__(self, spec: dict):
         super().__init__()
@@ -215,7 +217,8 @@ class Llama(nn.Module):
 
 
 def rate(train: dict, step: int) -> float:
-    """learning rate of step 1, 2, ...: linear warm-up, then cosine or straight to min_lr"""
+    """Return the learning rate of step 1, 2, ...: linear warm-up, then cosine or linear decay to
+    min_lr."""
     top, s = train["optimizer"]["lr"], train["schedule"]
     if step <= s["warmup"]:
         return top * step / s["warmup"]
@@ -236,12 +239,12 @@ def loss_of(
 
 
 def in_file(net: nn.Module, name: str, x: torch.Tensor) -> np.ndarray:
-    """as the tensor lies in the weights' file"""
+    """Return a tensor as it lies in the weights' file."""
     return (x.T if net.transposed(name) else x).detach().numpy()
 
 
 def load(net: nn.Module) -> None:
-    """the initial weights of known.py"""
+    """Load the initial weights of known.py."""
     with torch.no_grad():
         for name, p in net.named_parameters():
             shape = in_file(net, name, p).shape

@@ -1,5 +1,5 @@
-/* advice.c -- loaded before libc: each madvise of a program is a line on stderr, `advice
- * process-thread at bytes`, and is made. */
+/* advice.c -- loaded before libc: prints each madvise of a program as a line on stderr, `advice
+ * process-thread at bytes`, and does it. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <sys/mman.h>

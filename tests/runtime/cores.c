@@ -1,6 +1,6 @@
-/* cores.c -- what runtime/zr_cores.c finds below a root. `cores ROOT CPUS RANKS`: how many cores,
- * then the CPUs that each rank gets; CPUS is a list, or own: those that this process may run on.
- * `cores ROOT memory`: the folders of its memory groups. */
+/* cores.c -- prints the results of runtime/zr_cores.c below a root. `cores ROOT CPUS RANKS`: the
+ * number of cores, then the CPUs of each rank; CPUS is a list, or own: those that this process may
+ * run on. `cores ROOT memory`: the folders of its memory groups. */
 #include "zr_cores.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,8 +2,9 @@
  *
  *   data FILE T VOCAB IGNORE FIRST N RANK RANKS B WIDTH
  *
- * Opens (WIDTH: bytes of a token where the file does not tell, or 0), checks samples FIRST .. FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of
- * samples FIRST .. FIRST+B-1, a line each. What is wrong goes to stderr, exit code 2.
+ * Opens the file (WIDTH: bytes of a token if the file does not tell, or 0), checks samples FIRST ..
+ * FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of samples FIRST .. FIRST+B-1, a
+ * line each. Errors go to stderr, with exit code 2.
  */
 #include "zr_file.h"
 #include <inttypes.h>
@@ -32,7 +33,7 @@ int main(int argc, char **argv)
     zr_form form = {T, v[3], v[4], -1, (int)v[10], 0};
     if (zr_data_open(&d, argv[1], &form, why)) return report(why);
     if (zr_data_check(&d, v[5], v[6], (int)v[7], (int)v[8], why)) return report(why);
-    /* each as long as the data: the sanitizer sees a step over the end */
+    /* each as long as the data, so the sanitizer sees a step over the end */
     int32_t *tokens = malloc((size_t)(B * T) * sizeof *tokens);
     int32_t *targets = malloc((size_t)(B * T) * sizeof *targets);
     int bad = zr_data_read(&d, v[5], B, tokens, targets, why) ? report(why) : 0;

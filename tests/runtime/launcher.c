@@ -1,9 +1,10 @@
-/* launcher.c -- what a program of RANKS ranks makes of its environment: launcher RANKS
- * [meet|alive|alone WHAT]
+/* launcher.c -- prints the place that a program of RANKS ranks takes from its environment: launcher
+ * RANKS [meet|alive|alone WHAT]
  *
- * Prints rank, ranks started here, rank on its host, host and port of rank 0; `meet`: meets the
- * other ranks first, and prints how many are on its host and on its CPUs as well; `alive`: how its
- * connections are kept alive, too; `alone`: has WHAT for itself. */
+ * Prints rank, ranks started here, rank on its host, host and port of rank 0. `meet`: meets the
+ * other ranks first, and also prints how many are on its host and on its CPUs; `alive`: also how
+ * its connections are kept alive; `alone`: WHAT must be different on each rank.
+ */
 #include "zr_int.h"
 #include <netinet/in.h>
 #include <netinet/tcp.h>

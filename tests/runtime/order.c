@@ -1,13 +1,13 @@
 /* order.c -- the order of samples, for test_order.py.
  *
- *   order permute SEED SOURCE FROM TO LO HI   of each epoch and each n from LO to HI, a line: where
- *                                             0 .. n-1 go
- *   order turns M FILE:W ...                  the source of samples 0 .. M-1, in one line
+ *   order permute SEED SOURCE FROM TO LO HI   for each epoch and each n from LO to HI a line: the
+ *                                             places of 0 .. n-1
+ *   order turns M FILE:W ...                  the sources of samples 0 .. M-1, in one line
+ *   order check M FILE:W ...                  checks the tokens of samples 0 .. M-1; shuffled if
+ *                                             M < 0
  *
- *   order check M FILE:W ...                  looks at what samples 0 .. M-1 use; shuffled if M < 0
- *
- * W counts in ten-thousandths. Counts of zr_mix_taken that are
- * not those of the samples so far end with exit code 1.
+ * W counts in ten-thousandths. If zr_mix_taken does not count the samples so far, the exit code is
+ * 1.
  */
 #include "zr_file.h"
 #include "zr_order.h"

@@ -1,23 +1,23 @@
-/* program.c -- a small program for the runtime, written by hand: what train.c does, with integers.
+/* program.c -- a small handwritten program for the runtime: it does with integers what train.c
+ * does.
  *
- * UNITS units of N uint64 masters, split over the ranks. A step: for every micro-batch, every unit
- * is gathered into a ring of two slots, `use` makes a gradient of it, all-to-alls of its pieces, to
- * two slots of the inbox, and `add` sum the gradients; at the end `update`. Integer sums wrap and
+ * UNITS units of N uint64 masters are split over the ranks. A step does for every micro-batch and
+ * unit: gather the unit into a ring of two slots, make a gradient of it (`use`), send its pieces by
+ * all-to-alls to two slots of the inbox, and sum them (`add`); then `update`. Integer sums wrap and
  * commute, so the masters after a step do not depend on ranks, queues or modes, and test_runtime.py
  * computes them again in numpy.
  *
  * Environment
  *   RANKS     1, 2, 3, 4, 6, 8 (divides MICRO_BATCHES)
  *   AHEAD     1: a unit is gathered while the one before is used
- *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else all runs on ZR_MAIN
+ *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else everything runs on ZR_MAIN
  *   SKIP      full, free, made, gone, brought or added: this kind of wait is left out
- *   PAD_MIB   the arena is so much larger
- *   WORK_US   every `use` and every `eval` takes so much longer
- *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in
- *             step 2
- *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
- *             to a collective may be written when it is over; 4: that a step, late, leaves what
- *             only the next one waits for, and the last step nothing
+ *   PAD_MIB   the arena is larger by so much
+ *   WORK_US   every `use` and every `eval` takes longer by so much
+ *   FAULT     a fault (see `fault`, and unequal: fewer gathers) of rank 1 (0 if alone) in step 2
+ *   EVENTS    1, 2: the step tests the meaning of events instead, eager or late; 3: it tests that
+ *             the input of a finished collective may be overwritten; 4: it tests that a late step
+ *             leaves work that only the next one waits for, and the last step none
  */
 #define _GNU_SOURCE
 #include "zr.h"
@@ -46,7 +46,7 @@ enum { UNITS = 3, N = UNIT, MICRO_BATCHES = 24, PIECES = 4, INBOX = 64 };
 #define SHUFFLE 0
 #endif
 enum { BATCH = 2, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
-/* by slot, but the last */
+/* by slot, except the last */
 enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, BROUGHT = 8, ADDED = 10, SUMMED = 12, EVENTS };
 
 const char zr_digest[] = "89ab", zr_release[] = "1.2.3";
@@ -55,7 +55,7 @@ static struct {
     int ranks, ahead, overlap, work, events, step;
     const char *skip, *fault;
     int contexts; /* kernel contexts that this rank has opened */
-    int *asked;   /* how often `second` was called by all ranks; shared */
+    int *asked;   /* how often all ranks together called `second`; shared */
     char plan[5];
     int64_t shard; /* bytes of a unit on one rank */
     int64_t master, sum, ring, grad, stats, tokens, targets, weights, arena;
@@ -69,7 +69,7 @@ static void sleep_us(long us)
 }
 
 #ifdef COUNT
-/* Every allocation of the process comes by here. */
+/* Counts every allocation of the process. */
 static int counting, allocations;
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
@@ -78,8 +78,8 @@ void *malloc(size_t n) { return allocations += counting, __libc_malloc(n); }
 void *calloc(size_t n, size_t size) { return allocations += counting, __libc_calloc(n, size); }
 void *realloc(void *at, size_t n) { return allocations += counting, __libc_realloc(at, n); }
 
-/* From here on a call of mmap or brk ends the process, on every thread; there is room for what is
- * written after the last step. */
+/* From here on a call of mmap or brk ends the process, on every thread. malloc keeps enough memory
+ * for the output after the last step. */
 static void forbid_memory(void)
 {
     void *volatile room = malloc(120000);
@@ -98,7 +98,7 @@ static void forbid_memory(void)
 }
 #endif
 
-/* Works for so many seconds of its own time */
+/* Works for some seconds of its own processor time. */
 static void busy(time_t seconds)
 {
     struct timespec t = {0, 0};
@@ -121,7 +121,8 @@ static void fault(zr *z)
     static int worked;
     if (faulty("busy") && !worked++) busy(2);
 #ifdef COUNT
-    void *volatile at = faulty("malloc") ? malloc(10) : NULL; /* else the pair is left out */
+    /* Otherwise the compiler removes the pair */
+    void *volatile at = faulty("malloc") ? malloc(10) : NULL;
     free(at);
     if (faulty("mmap")) mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
@@ -152,7 +153,7 @@ static void use(zr *z, void *k, void *a, const int64_t *i)
 
 static const volatile uint64_t *peek;
 
-/* a piece of sum[unit][N / ranks] += what the peers made for this rank */
+/* a piece of sum[unit][N / ranks] += the pieces of the peers for this rank */
 static void add(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
@@ -209,13 +210,13 @@ static void work(zr *z, int slot)
     int64_t whole = c.ring + slot * 8 * N, grad = c.grad + slot * 8 * N;
     wait(z, ZR_MAIN, FULL + slot, "full");
     wait(z, ZR_MAIN, GONE + slot, "gone");
-    if (faulty("unit")) zr_call(z, ZR_MAIN, look, zr_last(whole)); /* and read behind it */
+    if (faulty("unit")) zr_call(z, ZR_MAIN, look, zr_last(whole)); /* read after its last use */
     zr_call(z, ZR_MAIN, use, zr_last(whole), grad);
     zr_record(z, ZR_MAIN, MADE + slot);
     zr_record(z, ZR_MAIN, FREE + slot);
 }
 
-/* n: counts units that were reduced */
+/* n: counts reduced units */
 static void reduce(zr *z, int n, int unit, int slot)
 {
     int64_t grad = c.grad + slot * 8 * N, bytes = c.shard / PIECES;
@@ -259,7 +260,7 @@ static void train_step(zr *z)
     zr_allreduce(z, ZR_MAIN, 0, c.stats + 64, c.stats + 64, 1); /* in place: ranks^2 * steps */
 }
 
-/* ---- what events mean */
+/* ---- the meaning of events */
 static _Atomic int slow, fast, seen;
 
 static void expect(int yes, const char *what)
@@ -331,7 +332,7 @@ static void late_events(zr *z)
     zr_wait(z, ZR_REDUCE, GONE);
 }
 
-/* What step n gives ZR_GATHER is demanded by step n + 1. */
+/* Step n + 1 waits for the work that step n gives to ZR_GATHER. */
 static void left_step(zr *z)
 {
     expect(fast == (c.step > 2 ? c.step - 2 : 0), "a step's end waits for ZR_MAIN alone");
@@ -340,7 +341,7 @@ static void left_step(zr *z)
     zr_record(z, ZR_GATHER, MADE);
 }
 
-/* ---- what the end of a collective means: peers have read, too. The last rank is always late. */
+/* ---- the end of a collective means that peers have read, too. The last rank is always late. */
 #ifndef TURNS
 #define TURNS 200
 #endif
@@ -358,7 +359,7 @@ static void give(zr *z, void *k, void *a, const int64_t *i)
     late(z);
 }
 
-/* The whole unit is of turn i[0]: number i[0] + r in rank r's part. */
+/* The whole unit belongs to turn i[0]: rank r's part has number i[0] + r. */
 static void check_whole(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k;
@@ -417,10 +418,10 @@ static int number(const char *name)
     return text ? atoi(text) : 0;
 }
 
-/* Is this the second rank that asks? */
+/* Returns whether this is the second rank that asks. */
 static int second(void) { return __atomic_fetch_add(c.asked, 1, __ATOMIC_SEQ_CST); }
 
-/* A rank begins. */
+/* Counts a rank that begins. */
 static void begun(void)
 {
     if (faulty("plan") && second()) strcpy(c.plan, "0124");
@@ -436,7 +437,7 @@ static void *open_kernel(int queue, void *stream, void *device, void *host, int 
 }
 
 static void close_kernel(int queue, void *k) { (void)queue, (void)k; }
-/* PRODUCTS: which ranks have the processor for tiles, `all` or `some` */
+/* PRODUCTS: the ranks whose processor has tiles, `all` or `some` */
 static int products(void *k, int order)
 {
     const char *have = getenv("PRODUCTS");
@@ -459,7 +460,7 @@ static void remember(zr *z, void *k, void *a, const int64_t *i)
     arena_of = a;
 }
 
-/* masters and the file's weights from their place; weights that were loaded are doubled */
+/* Fills masters and the file's weights by their places; loaded weights are doubled. */
 static void publish(zr *z)
 {
     zr_call(z, ZR_MAIN, remember, 0);

@@ -1,6 +1,6 @@
 /* sum.c -- checksums of a file's elements, for test_checksum.py.
  *
- *   sum FILE WIDTH FIRST    without AVX-512, and with it where the processor has it: a line each
+ *   sum FILE WIDTH FIRST    without AVX-512, and with it if the processor has it: a line each
  */
 #include "zr_sum.h"
 #include <inttypes.h>

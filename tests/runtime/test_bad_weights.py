@@ -1,4 +1,5 @@
-"""test_bad_weights.py -- files of weights that must be refused, each with a line that says why."""
+"""test_bad_weights.py -- tests that bad files of weights are refused, each with a line that gives
+the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def text(value: object) -> bytes:
 
 
 def a_file(dtype: str, shape: list, place: list[int], size: int) -> bytes:
-    """A file of `size` bytes of data whose header has one tensor."""
+    """Return a file with `size` bytes of data whose header has one tensor."""
     return raw_file(
         {"a": {"dtype": dtype, "shape": shape, "data_offsets": place}},
         bytes(size),
@@ -180,7 +181,7 @@ def test_bad_files_are_named(
 
 
 def written(bench: Bench, weights: Weights) -> str:
-    """Why a folder with these weights is refused"""
+    """Return the reason why a folder with these weights is refused."""
     folder = bench.into / "in"
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors")
@@ -202,7 +203,7 @@ def written(bench: Bench, weights: Weights) -> str:
 def test_names_of_a_wrapped_model(
     tool: Path, tmp_path: Path, rename: str, mark: str, told: str
 ) -> None:
-    """All names begin with what a wrapper adds."""
+    """A folder whose names all have a wrapper's prefix is refused with the wrapper's name."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     said = written(bench, {rename.format(k): w for k, w in weights.items()})
@@ -241,7 +242,8 @@ def test_names_of_wrapped_blocks(
         ("h.0.attn.c_attn.weight.absmax", "bitsandbytes'"),
         ("h.0.attn.c_attn.weight_scale", "of quantized weights"),
         ("tok_embeddings.weight", "Meta's format"),
-        ("layers.my_orig_mod.x", ""),  # no part of a name begins with it
+        # No component of the name begins with it
+        ("layers.my_orig_mod.x", ""),
     ],
 )
 def test_names_of_another_format(
@@ -256,7 +258,8 @@ def test_names_of_another_format(
 
 
 def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
-    """Whoever takes the wrong program for a folder, or the other way round, sees it at once."""
+    """A refusal describes both the program and the folder, so a user who mixed them up sees it at
+    once."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     size = sum(w.size for w in weights.values())
@@ -279,7 +282,7 @@ def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
 
 
 def test_other_rows(tool: Path, tmp_path: Path) -> None:
-    """A token more or less, a position more or less: what to do is told."""
+    """One token or position more or less is refused with advice."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
 
@@ -325,7 +328,8 @@ def test_numbers_that_are_not_finite(
     told: str,
     ranks: int,
 ) -> None:
-    """Which of a tensor is told, by the rank that has it; what is rounded to one counts, too."""
+    """The rank that has a number that is not finite names its tensor; a number that rounds to
+    infinity counts, too."""
     program = replace(layout(ranks), type=type_)
     bench = Bench(tool, tmp_path, program)
     (tmp_path / "in").mkdir()
@@ -430,7 +434,7 @@ def test_every_truncation_is_seen(tool: Path, tmp_path: Path) -> None:
 def test_nothing_is_accepted_that_the_library_refuses(
     tool: Path, tmp_path: Path
 ) -> None:
-    """400 mutants of a header: where we say ok, the library must not object."""
+    """No mutant of a header, of 400, that we accept is refused by the library."""
     rng = random.Random(1)
     good = {
         "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -486,7 +490,8 @@ def test_nothing_is_accepted_that_the_library_refuses(
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
-    """Mutants of headers, indices and whole files, eight seconds at most; none crashes."""
+    """Mutants of headers, indices and whole files never crash the reader, in at most eight
+    seconds."""
     fuzzer = build("fuzz/weights.c")
     done = run(fuzzer, tmp_path, 40000, 8)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])

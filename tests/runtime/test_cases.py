@@ -1,4 +1,5 @@
-"""test_cases.py -- commands on the files of tests/cases, with values that others have computed.
+"""test_cases.py -- runs commands on the files of tests/cases and compares values that other
+programs have computed.
 
 Each file is the smallest that shows its case. Tokens and numbers of parameters are transformers'
 (5.24), losses are torch's in float64.
@@ -27,7 +28,7 @@ KEYS = (
     "targets=[cpu]",
 )
 LOSS = 4.86546637476451  # of cases/plain on cases/uint16.bin
-NONE = 65535  # a label that is no target
+NONE = 65535  # a label that stands for no target
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +39,7 @@ def train() -> Path:
 
 
 def ran(program: Path, command: str) -> subprocess.CompletedProcess[str]:
-    """A command, whose paths are from tests/cases on; `train` is the program."""
+    """Run a command whose paths start at tests/cases; `train` is the program."""
     root = trainer.ROOT
     first, *words = command.split()
     programs = {
@@ -111,7 +112,7 @@ def test_int64_is_not_to_be_read_as_uint32(train: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["plain", "tied_by_head"])
 def test_the_loss_of_weights(train: Path, tmp_path: Path, folder: str) -> None:
-    """f32's sums are off by less than the last digit that is printed."""
+    """The loss matches up to the last printed digit; the sums of f32 are off by less."""
     log = tmp_path / "log"
     load = f"--load {folder} --val uint16.bin --steps 0 --log {log}"
     done = ran(train, f"train {load}")
@@ -136,7 +137,7 @@ def test_a_step_without_a_target_has_no_loss(
 def made(
     train: Path, tmp_path: Path, file: str, folder: str
 ) -> tuple[list[int], str, str]:
-    """Tokens, the text that is learned, and what was told."""
+    """Return the tokens, the text that is learned, and the messages."""
     out = tmp_path / "out"
     done = ran(train, f"data jsonl {file} --tokenizer {folder} -o {out}")
     assert done.returncode == 0, done.stderr
@@ -148,7 +149,7 @@ def made(
 
 
 def test_tokens_of_a_tokenizers_config(train: Path, tmp_path: Path) -> None:
-    """added_tokens_decoder adds 258 and 259; 257 ends the document."""
+    """added_tokens_decoder adds tokens 258 and 259, and 257 ends the document."""
     folder = "tokens_in_config"
     tokens, _, _ = made(train, tmp_path, f"{folder}/chat.jsonl", folder)
     wanted = """258 84 82 68 81 198 71 72 259 198 258 64 82 82 72 82 83 64 77 83 198 88 68 82 259

@@ -1,6 +1,5 @@
-"""test_checkpoint.py -- checkpoints: what is in the files, which stay, what is refused, who is told
-to leave, and what becomes of a run whose checkpoint cannot be written.
-"""
+"""test_checkpoint.py -- tests checkpoints: their content, their number, refusals, runs that are
+told to leave, and runs with checkpoints that cannot be written."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """start(command): a run of its own process group, which ends with the test."""
+    """Yield start(command), for runs in a process group that ends with the test."""
     all_: list[subprocess.Popen[str]] = []
 
     def begin(*command: object, **settings: object) -> subprocess.Popen[str]:
@@ -95,14 +94,14 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def steps(data: Path) -> list[int]:
-    """Of the folders that are there; nothing else is but the lock."""
+    """Return the steps of the folders that exist. Assert that nothing else does but the lock."""
     names = sorted(path.name for path in (data.parent / "ck").iterdir())
     assert names[:1] == [".lock"]
     return [int(name.removeprefix("step-")) for name in names[1:]]
 
 
 def there(data: Path) -> list[int]:
-    """Checkpoints, as somebody sees them who looks while the run goes on."""
+    """Return the checkpoints that a user sees while the run goes on."""
     found = (data.parent / "ck").glob("step-*")
     return [int(path.name.removeprefix("step-")) for path in found]
 
@@ -112,7 +111,7 @@ def folder(data: Path, step: int) -> Path:
 
 
 def tensors(path: Path) -> dict[str, str]:
-    """The type of each, as safetensors reads them."""
+    """Return the type of each tensor, as safetensors reads it."""
     with safe_open(path, "numpy") as f:
         return {
             name: f.get_slice(name).get_dtype()
@@ -128,19 +127,19 @@ def tensors(path: Path) -> dict[str, str]:
     [
         (LONG, ("--save-every", 1, "--keep", 3), 4),
         (LONG, ("--save-every", 1, "--keep", 1), 2),
-        (LONG, ("--save-every", LONG // 2), 2),  # so many come
+        (LONG, ("--save-every", LONG // 2), 2),  # no more are written
         (LONG, (), 1),
     ],
 )
 def test_room_is_held_from_the_start_on(
     data: Path, start: Start, last: int, options: tuple[object, ...], most: int
 ) -> None:
-    """For as many as stay and one more, if so many come: with those that are there always as much.
-    At the end no more is held."""
+    """Space is reserved for the checkpoints that stay and one more, if so many are written, and
+    freed at the end."""
     where = data.parent / "ck"
 
     def held() -> int:
-        """Folders of checkpoints, whole or on their way, and of room"""
+        """Return how many folders hold checkpoints, unfinished ones or reserved space."""
         names = os.listdir(where) if where.exists() else []
         return sum("step-" in name or "room-" in name for name in names)
 
@@ -163,7 +162,7 @@ def test_room_is_held_from_the_start_on(
 
 
 def test_files_of_a_checkpoint_are_its_own(data: Path, start: Start) -> None:
-    """What others have linked stays as it was when the checkpoint goes, and others come."""
+    """Linked files keep their content when the checkpoint is deleted and others are written."""
     linked = data.parent / "linked"
     options = ("--keep", 1, "--save-every", 1)
     running = start(*arguments(data, LONG, *options))
@@ -204,7 +203,7 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
 
 
 def pauses(log: Path) -> list[tuple[int, float, float]]:
-    """Of each checkpoint its step, seconds, and those that training stood still."""
+    """Return each checkpoint's step, seconds, and seconds that training stood still."""
     lines = map(json.loads, log.read_text().splitlines())
     return [
         (x["step"], x["checkpoint"], x["pause"])
@@ -238,7 +237,7 @@ GPU = [
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    """Of each file of tensors."""
+    """Return the bytes of each file of tensors."""
     return {x.name: x.read_bytes() for x in path.glob("*.safetensors")}
 
 
@@ -253,8 +252,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     queue: str,
     looked: tuple[int, ...],
 ) -> None:
-    """Up to the next update, which waits for it: each has the bytes of a run that stops at its
-    step, and the run the bits of one that saves nothing. The last one is awaited."""
+    """Training goes on beside a save, up to the next update. Each checkpoint has the bytes of a run
+    that stops at its step, and the run has the bits of one that saves nothing."""
     binary = trainer.build(
         trainer.generate(law.path("gpt"), *HALVES, *keys), kind
     )
@@ -302,8 +301,8 @@ def test_a_long_step_hides_a_slow_disk(
     batch: int,
     keys: tuple[str, ...],
 ) -> None:
-    """Training stands still for the last checkpoint alone, which is as long to write as the one
-    before: some 0.14 s, of which each step is several times as long."""
+    """Training stands still for the last checkpoint alone. It takes as long to write as the one
+    before, some 0.14 s, and a step several times as long."""
     long = f"train.global_batch={batch}"
     source = trainer.generate(law.path("gpt"), *HALVES, *keys, long)
     log = data.parent / "log"
@@ -322,7 +321,7 @@ def test_a_long_step_hides_a_slow_disk(
     assert first < last / 2
 
 
-# What comes of an update that waits for no checkpoint.
+# Ways in which an update could fail to wait for a checkpoint.
 HASTY = [
     (trainer.GCC, ()),
     (trainer.GCC, FILED),
@@ -334,8 +333,8 @@ HASTY = [
 def test_an_update_that_does_not_wait_is_seen(
     data: Path, chaos: Path, kind: trainer.Kind, keys: tuple[str, ...]
 ) -> None:
-    """The control: the checkpoint has something of the next step; the emulation tells of a race on
-    the device."""
+    """An update that does not wait is detected: the checkpoint has content of the next step, and
+    the emulation reports a race on the device (a control)."""
     source = trainer.generate(law.path("gpt"), *HALVES, *keys)
     hasty, n = re.subn(r"zr_replay\(z, ZR_UPDATE, (\w+)\)", r"\1(z)", source)
     assert n == 1
@@ -357,7 +356,7 @@ def test_an_update_that_does_not_wait_is_seen(
 def test_an_update_does_not_wait_for_ever(
     data: Path, chaos: Path, patience: int, lost: list[str]
 ) -> None:
-    """A checkpoint that it would have to wait for too long is given up; the last one is not."""
+    """An update gives up a checkpoint that is too slow, but the last one is awaited."""
     log = data.parent / "log"
     done = program.run(
         *arguments(data, 3, "--save-every", 1, "--log", log, "--hash"),
@@ -377,11 +376,11 @@ def test_an_update_does_not_wait_for_ever(
     assert done.line("weights ") == plain.line("weights ")
 
 
-# ---- what is there
+# ---- the content of a checkpoint
 
 
 def test_a_checkpoint_opens_in_safetensors(data: Path) -> None:
-    """The model's own names; model.safetensors has what --save has."""
+    """A checkpoint has the model's own names, and model.safetensors has the content of --save."""
     done = run(data, 2, "--save", data.parent / "out", "--hash")
     assert done.code == 0, done.err
     made = folder(data, 2)
@@ -441,7 +440,7 @@ def test_which_stay(data: Path) -> None:
 
 
 def test_a_folder_that_is_not_ours_stays(data: Path) -> None:
-    """Without a run.json it is no checkpoint; what an unfinished save has left goes."""
+    """A folder without a run.json stays; leftovers of an unfinished save are removed."""
     other = folder(data, 5)
     other.mkdir(parents=True)
     (other / "mine").write_text("x")
@@ -467,7 +466,7 @@ def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
 def test_what_a_killed_run_of_another_recipe_held_goes(
     data: Path, start: Start
 ) -> None:
-    """Its room, whose files are others'."""
+    """The space reserved by a killed run of another recipe is freed."""
     momentum = "train.optimizer={type: SGD, lr: 0.01, momentum: 0.9}"
     running = start(*arguments(data, LONG, keys=(momentum,)))
     room = data.parent / "ck" / ".room-0"
@@ -483,7 +482,7 @@ def test_what_a_killed_run_of_another_recipe_held_goes(
 
 
 def test_files_of_all_states_are_known() -> None:
-    """What a run left is cleared by a program of any recipe."""
+    """The runtime knows the files of every recipe's states and can clear them."""
     source = (program.RUNTIME / "zr_checkpoint.c").read_text()
     states = re.search(r"states\[\] = \{(.*?)\}", source, re.DOTALL)
     assert states is not None
@@ -497,7 +496,7 @@ def test_files_of_all_states_are_known() -> None:
 
 
 def test_names_that_are_not_ours_stay(data: Path) -> None:
-    """And what somebody has put into a folder of one that is."""
+    """Files that are not ours stay, also inside a folder that is."""
     where = data.parent / "ck"
     mine = [
         ".room-mine/model.safetensors",
@@ -522,7 +521,7 @@ def test_room_of_others_is_told(data: Path) -> None:
 
 
 def test_where_a_link_leads_stays(data: Path) -> None:
-    """As what an unfinished save has left, as the oldest checkpoint, as the next one."""
+    """A link's target stays, whichever checkpoint or leftover the link stands for."""
     assert run(data, 1).code == 0
     elsewhere = folder(data, 1).rename(data.parent / "elsewhere")
     folder(data, 1).symlink_to(elsewhere)
@@ -558,7 +557,7 @@ def test_nothing_is_left_to_do(data: Path) -> None:
 
 @pytest.mark.slow
 def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
-    """Their number, and a smaller bound, which is no part of the recipe."""
+    """The number of skipped steps in a row is kept, and a smaller bound applies to it."""
     broken = ("train.precision=f16", "train.loss_scale.scale=1e30")
     first = run(data, 8, keys=(*broken, "train.max_skips=9"))
     assert first.code == 0, first.err
@@ -567,7 +566,7 @@ def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
     assert done.code == 6 and "up to step 9, were not finite" in done.err
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def refused(
@@ -602,7 +601,7 @@ def test_what_is_accepted_is_a_key(data: Path) -> None:
 
 
 def test_what_was_accepted_may_be_again(data: Path) -> None:
-    """A run that goes on by one command: its checkpoint has the key no more."""
+    """A run can repeat a command with an accepted change that its checkpoint lost."""
     assert run(data, 2).code == 0
     record = folder(data, 2) / "run.json"
     said = json.loads(record.read_text())
@@ -647,7 +646,7 @@ def test_what_options_must_say(data: Path) -> None:
 
 
 def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
-    """Where newer ones have been moved away."""
+    """A run can resume from an older step if the newer checkpoints were moved away."""
     whole = run(data, 4, "--save-every", 1, "--hash")
     shutil.rmtree(folder(data, 4))
     shutil.rmtree(folder(data, 3))
@@ -681,7 +680,7 @@ def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
 
 
 def rest(text: bytes) -> bytes:
-    """run.json behind its brace, without the steps that were skipped"""
+    """Return run.json after its brace, without the numbers of skipped steps."""
     kept = re.sub(rb'"(skipped|skips)": 0 *,\n', b"", text)
     assert len(text) - len(kept) > 60
     return kept[1:]
@@ -745,7 +744,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
 def test_a_disk_that_cannot_be_read_is_the_host_s_fault(
     data: Path, n: int, chaos: Path
 ) -> None:
-    """Of run.json, of a header, of tensors"""
+    """A disk that cannot read run.json, a header or tensors is reported as the host's fault."""
     assert run(data, 2).code == 0
     command = arguments(data, 4)
     done = program.run(*command, LD_PRELOAD=chaos, FAIL=f"read:{n}")
@@ -756,7 +755,8 @@ def test_a_disk_that_cannot_be_read_is_the_host_s_fault(
 def test_so_it_is_of_weights_and_of_tokens_amid_training(
     data: Path, chaos: Path
 ) -> None:
-    """Chaos takes the folder of each for a checkpoint's. Checks at the start read tokens less often
+    """A disk that cannot read weights, or tokens during training, is reported as the host's fault,
+    too. Chaos takes their folders for a checkpoint's. Checks at the start read tokens less often
     than fifty steps do."""
     base, moved = (data.parent / f"step-{x}" for x in ("base", "data"))
     words = (built(), "--steps", 0, "--save", base, "--data", data)
@@ -775,7 +775,7 @@ def test_so_it_is_of_weights_and_of_tokens_amid_training(
 def test_a_disk_that_cannot_be_written_is_the_host_s_fault(
     data: Path, chaos: Path
 ) -> None:
-    """What chaos takes for a checkpoint's folder is the one they all lie in."""
+    """A disk that cannot be written is reported as the host's fault."""
     where = ("--checkpoints", data.parent / ".step-", "--steps", 1)
     done = program.run(
         *(built(), "--data", data, *where),
@@ -807,11 +807,11 @@ def test_a_run_waits_for_one_that_is_about_to_end(
     assert running.wait(LIMIT) == 75
 
 
-# ---- what cannot be written
+# ---- checkpoints that cannot be written
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
-    """A file stands where the folder of step 2 would come."""
+    """A file in the place of step 2's folder prevents its checkpoint, and the run goes on."""
     (data.parent / "ck").mkdir()
     whole = run(data, 4, "--hash")
     shutil.rmtree(data.parent / "ck")
@@ -829,7 +829,8 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
 
 
 def test_a_last_one_that_is_not_written_is_no_good_end(data: Path) -> None:
-    """All else is done before; the same command has nothing to do but to save it."""
+    """A run whose last checkpoint cannot be written ends with an error, after all its other work.
+    The same command then only saves it."""
     (data.parent / "ck").mkdir()
     folder(data, 2).write_text("")
     saved = data.parent / "saved"
@@ -847,8 +848,8 @@ def test_a_last_one_that_is_not_written_is_no_good_end(data: Path) -> None:
 def test_no_checkpoint_is_there_that_could_not_be_synced(
     data: Path, chaos: Path
 ) -> None:
-    """Each sync in turn fails, and so do those behind it: of rank 0's three files, of run.json, of
-    the folder, and of the one that it lies in."""
+    """A checkpoint whose sync fails is not published. Each sync fails in turn with those after it:
+    of rank 0's three files, of run.json, of the folder, and of its parent."""
     for n in range(1, 100):
         shutil.rmtree(data.parent / "ck", ignore_errors=True)
         command = arguments(data, 1)
@@ -866,7 +867,7 @@ def test_no_checkpoint_is_there_that_could_not_be_synced(
 def test_a_write_that_fails_ends_no_run(
     data: Path, rank: int, said: str, start: Start
 ) -> None:
-    """Of a rank that may write no file for a while, as on a full disk."""
+    """A write that fails on one rank, as on a full disk, ends no run."""
     running = start(*arguments(data, LONG, "--save-every", 20, "--keep", 1))
     wait_for(data, 20, running)
     victim = program.children(running.pid)[rank]
@@ -884,7 +885,7 @@ def test_a_write_that_fails_ends_no_run(
     assert running.wait(LIMIT) == 75
 
 
-# ---- who asks to leave
+# ---- runs that are asked to leave
 
 
 def wait_for(data: Path, step: int, running: subprocess.Popen[str]) -> None:
@@ -926,7 +927,7 @@ def test_a_signal_saves_and_leaves(
 def test_who_leaves_without_its_checkpoint_says_so(
     data: Path, to: str, chaos: Path, start: Start
 ) -> None:
-    """Queued again for ever would be a run whose disk is full."""
+    """A run that leaves without its checkpoint exits with 3, or it would be queued for ever."""
     running = start(*arguments(data, LONG), LD_PRELOAD=chaos, FAIL="write:1")
     program.wait_for_step(running, 1)
     ranks = program.children(running.pid)
@@ -952,7 +953,7 @@ def test_a_second_signal_ends_at_once(data: Path, start: Start) -> None:
 
 
 def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
-    """Asked before the first step."""
+    """A run asked to leave before its first step leaves at once, with nothing new to save."""
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -976,7 +977,7 @@ def test_without_checkpoints_a_signal_ends_a_run(
     assert running.wait(LIMIT) == 143
 
 
-# ---- so much time
+# ---- limited time
 
 
 @pytest.mark.parametrize(
@@ -996,8 +997,8 @@ def test_a_time_needs_checkpoints(data: Path) -> None:
 
 @pytest.mark.slow
 def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
-    """Where less is left than the longest step and checkpoint so far; run again and again it comes
-    to the weights of a run that had all the time."""
+    """A run saves and leaves when less time is left than the longest step and checkpoint so far.
+    Repeated runs arrive at the weights of a run with unlimited time."""
     whole = run(data, 12, "--hash")
     shutil.rmtree(data.parent / "ck")
     command = arguments(
@@ -1024,7 +1025,7 @@ def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
 
 
 def test_each_run_makes_a_step(data: Path, start: Start) -> None:
-    """However little time there is: what is run again and again comes to its end."""
+    """Each run makes at least one step, however little time it has."""
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -1039,7 +1040,7 @@ def test_each_run_makes_a_step(data: Path, start: Start) -> None:
 
 @pytest.mark.parametrize("keys", [(), ("train.precision=bf16",)])
 def test_tensors_of_several_pieces(data: Path, keys: tuple[str, ...]) -> None:
-    """Ranks write and read 131072 elements at once: the seam must not show."""
+    """Ranks write and read 131072 elements at once, and the seams do not show."""
     keys = ("model.vocab=6000", "zero.stage=1", *keys)  # 6000 x 60
     assert run(data, 2, keys=keys).code == 0
     done = run(data, 3, "--hash", "--resume", 2, keys=keys)
@@ -1056,7 +1057,7 @@ def test_tensors_of_several_pieces(data: Path, keys: tuple[str, ...]) -> None:
         assert path.read_bytes() == same.read_bytes()
 
 
-# ---- what a signal leaves for saving
+# ---- time that a signal leaves for saving
 
 
 @pytest.mark.parametrize("grace,saved", [("1s", False), ("1d", True)])
@@ -1064,7 +1065,7 @@ def test_tensors_of_several_pieces(data: Path, keys: tuple[str, ...]) -> None:
 def test_a_step_that_outlasts_the_grace(
     data: Path, grace: str, saved: bool, to: str, start: Start
 ) -> None:
-    """A rank is stopped until it has passed: nothing new is saved, and nothing is left behind."""
+    """A rank is stopped until the grace is over: nothing new is saved, and no leftovers remain."""
     assert run(data, 1).code == 0
     running = start(*arguments(data, LONG, "--grace", grace))
     while not running.stderr.readline().startswith("step "):
@@ -1088,7 +1089,7 @@ def test_a_step_that_outlasts_the_grace(
 def test_a_rank_that_is_stopped_as_it_saves(
     data: Path, chaos: Path, start: Start
 ) -> None:
-    """At the end, where no rank is in a step: the others wait for it no longer than in one."""
+    """A rank that stops while it saves at the end is noticed after the same time as in a step."""
     slow = {"LD_PRELOAD": chaos, "SLOW": 40000, "ZR_TIMEOUT_S": 2 * busy()}
     running = start(*arguments(data, 1), **slow)
     part = data.parent / "ck" / ".step-00000001.part"
@@ -1108,7 +1109,7 @@ def test_a_rank_that_is_stopped_as_it_saves(
 def test_the_grace_is_not_for_the_weights(
     data: Path, chaos: Path, start: Start
 ) -> None:
-    """A signal that comes while --save writes them, which takes longer, ends nothing."""
+    """A signal while --save writes the weights, which takes longer than the grace, ends nothing."""
     saved = data.parent / "saved"
     running = start(
         *arguments(data, 2, "--grace", "1s", "--save", saved),
@@ -1126,8 +1127,8 @@ def test_the_grace_is_not_for_the_weights(
 def test_a_checkpoint_that_outlasts_the_grace(
     data: Path, last: int, chaos: Path, start: Start
 ) -> None:
-    """A signal comes while one is written, which is given up; without --grace it is awaited. A run
-    is not at its end without the last."""
+    """A checkpoint that outlasts the grace of a signal is given up; without --grace it is awaited.
+    A run is not complete without its last one."""
     assert run(data, 1).code == 0
     part = data.parent / "ck" / ".step-00000002.part"
 
@@ -1162,7 +1163,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
 def test_a_run_that_is_killed_goes_on(
     data: Path, seed: int, start: Start
 ) -> None:
-    """At any moment; a few times, then to its end."""
+    """A run killed a few times at arbitrary moments resumes and arrives at its end."""
     total = 60
     whole = run(data, total, "--hash")
     shutil.rmtree(data.parent / "ck")
@@ -1190,8 +1191,8 @@ def test_a_run_that_is_killed_goes_on(
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
-    """Of run.json, eight seconds at most: none crashes, and what is taken is of the program's
-    recipe and data."""
+    """Mutants of run.json never crash the reader, in at most eight seconds; an accepted one has the
+    program's recipe and data."""
     fuzzer = files.build("fuzz/run.c")
     done = files.run(fuzzer, tmp_path, 40000, 8)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])

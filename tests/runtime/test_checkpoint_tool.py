@@ -1,6 +1,5 @@
-"""test_checkpoint_tool.py -- gen/checkpoint.py: what it tells of checkpoints, that it finds each bit
-that has changed, and that nothing in a file can make it fail otherwise than by a line.
-"""
+"""test_checkpoint_tool.py -- tests gen/checkpoint.py: its report on checkpoints, that it finds
+every changed bit, and that bad files make it fail only with a message of one line."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ KEYS = (
 )
 STATES = ("model", "master", "momentum")
 NAME, SHAPE = "h.1.mlp.c_fc.weight", (60, 240)
-AT = 250  # an element of it
+AT = 250  # an element of the tensor
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def step(ck: Path, number: int = 4) -> Path:
 
 
 def edit(ck: Path, change: Callable[[dict], object], number: int = 4) -> None:
-    """run.json, changed"""
+    """Change run.json."""
     path = step(ck, number) / "run.json"
     run = json.loads(path.read_text())
     change(run)
@@ -77,7 +76,7 @@ def edit(ck: Path, change: Callable[[dict], object], number: int = 4) -> None:
 
 
 def place(path: Path, name: str) -> tuple[int, int]:
-    """Where a tensor's data lie in a file"""
+    """Return the place of a tensor's data in a file."""
     raw = path.read_bytes()
     head = 8 + int.from_bytes(raw[:8], "little")
     begin, end = json.loads(raw[8:head])[name]["data_offsets"]
@@ -85,7 +84,7 @@ def place(path: Path, name: str) -> tuple[int, int]:
 
 
 def flip(path: Path, name: str, element: int, width: int) -> None:
-    """A bit of an element"""
+    """Flip a bit of an element."""
     raw = bytearray(path.read_bytes())
     raw[place(path, name)[0] + element * width + width - 1] ^= 1
     path.write_bytes(raw)
@@ -110,7 +109,7 @@ def test_the_checksum_is_the_one_that_a_run_writes(
 
 
 def test_the_checksum_is_that_of_its_definition() -> None:
-    """Over more elements than are taken at a time"""
+    """The checksum follows its definition, over more elements than are read at a time."""
     n = 2 * checkpoint.CHUNK + 3
     bits = np.random.default_rng(1).integers(0, 2**32, n, dtype=np.uint32)
     total = 0
@@ -195,7 +194,8 @@ def test_what_is_missing_is_listed(ck: Path, tell: Tell) -> None:
 
 
 def test_a_run_takes_what_is_marked(made: Path, ck: Path, tell: Tell) -> None:
-    """Not the newest folder, which has no run.json."""
+    """A run resumes from the marked checkpoint, not from the newest folder, which has no
+    run.json."""
     step(ck, 6).mkdir()
     _, _, four, six = tell("list", ck)[1]
     assert "--resume" in four and "--resume" not in six
@@ -275,7 +275,7 @@ def test_a_state_that_one_alone_has(made: Path, ck: Path, tell: Tell) -> None:
     )
 
 
-# ---- what is no checkpoint
+# ---- folders that are no checkpoints
 
 
 def test_what_is_not_there(ck: Path, tell: Tell) -> None:
@@ -300,7 +300,7 @@ def test_what_is_not_there(ck: Path, tell: Tell) -> None:
 
 
 def header(**changed: object) -> bytes:
-    """Of a file whose only tensor has a byte too many, or what else is said."""
+    """Return the header of a file whose only tensor has a byte too many, or other changes."""
     good = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     return raw_file({"a": {**good, **changed}}, bytes(8))
 
@@ -382,7 +382,8 @@ def test_what_a_run_does_not_write_is_told(
 
 
 def test_each_byte_of_run_json_counts(ck: Path, tell: Tell) -> None:
-    """Of the numbers that a step takes over no other would tell."""
+    """Every byte of run.json counts, because nothing else covers the numbers that a step takes
+    over."""
     path = step(ck) / "run.json"
     text = path.read_bytes()
     rng = random.Random(1)
@@ -406,7 +407,7 @@ def test_a_name_cannot_reach_the_terminal(ck: Path, tell: Tell) -> None:
 
 
 def test_mutants(made: Path, ck: Path, tell: Tell) -> None:
-    """Each ends with an exit code and a line, some of them well."""
+    """Each mutant ends with an exit code and a line, some of them with success."""
     rng = random.Random(1)
     words = [b"", b"{", b"]", b'"', b"0", b"-1", b"1e9", b"null", b"\xff"]
     codes = []

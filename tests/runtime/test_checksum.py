@@ -1,5 +1,5 @@
-"""test_checksum.py -- checksums of tensors: the same with and without AVX-512, and as the tool of
-checkpoints has them."""
+"""test_checksum.py -- tests checksums of tensors: they are equal with and without AVX-512, and in
+the tool for checkpoints."""
 
 from __future__ import annotations
 

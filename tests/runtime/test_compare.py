@@ -1,4 +1,5 @@
-"""test_compare.py -- gen/compare.py: the first step of two logs whose numbers differ."""
+"""test_compare.py -- tests gen/compare.py: it finds the first step whose numbers differ between two
+logs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Tell = Callable[..., tuple[int, list[str]]]
 
 @pytest.fixture
 def tell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Tell:
-    """tell(A, B): of logs with these lines"""
+    """Return tell(A, B): it compares logs with these lines."""
 
     def call(*logs: str | bytes) -> tuple[int, list[str]]:
         for name, text in zip("AB", logs, strict=True):
@@ -43,7 +44,8 @@ FOUR = RUN + "".join(map(line, range(1, 5)))
 
 
 def test_equal_logs(tell: Tell) -> None:
-    """But for times, records of other kinds, and steps that one alone has."""
+    """Logs are equal if they differ only in times, other kinds of records, and steps that only one
+    has."""
     other = '{"run": "other"}\n' + "".join(
         line(n, seconds=n, tokens_per_second=1, share_of_peak=2)
         for n in range(1, 4)
@@ -102,7 +104,8 @@ def test_of_a_step_that_was_done_again_the_last_counts(tell: Tell) -> None:
 
 
 def test_what_is_unfinished_is_passed_over(tell: Tell) -> None:
-    """At the end, or before the record of the next run; not elsewhere."""
+    """An unfinished line is skipped at the end or before the record of the next run, but not
+    elsewhere."""
     half = line(5)[:-4]
     assert tell(FOUR + half, FOUR)[0] == 0
     assert tell(FOUR + half + "\n" + RUN + line(5), FOUR + line(5))[0] == 0
@@ -155,7 +158,8 @@ def test_a_log_that_is_not_there(
 def test_logs_of_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On 1 rank and on 2, in one go and in two; another seed from the first step on."""
+    """Logs of 1 and 2 ranks, and of one and two runs, are equal; another seed differs from the
+    first step on."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 4000))
 
     def run(log: str, ranks: int, seed: int, *steps: int) -> Path:

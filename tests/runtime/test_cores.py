@@ -1,5 +1,5 @@
-"""test_cores.py -- how many threads a rank has, and which CPUs: by made-up trees of /proc and /sys,
-and by programs that see one of them in place of their own."""
+"""test_cores.py -- tests the number of threads of a rank and its CPUs, with made-up trees of /proc
+and /sys, and with programs that see such a tree instead of the host's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def sockets(
     shared: str = "cache",
     names: str = "core_cpus_list",
 ) -> Path:
-    """CPUs numbered as Linux does: first the first of every core, then their siblings."""
+    """Write a tree whose CPUs are numbered as Linux does: the first CPU of every core, then their
+    siblings."""
     all_cores = count * cores
     for cpu in range(all_cores * siblings):
         core = cpu % all_cores
@@ -121,7 +122,7 @@ def test_two_sockets_with_siblings(
     cores: int,
     parts: list[str],
 ) -> None:
-    """A core counts once; a rank gets the sockets that its even part of the cores reaches."""
+    """A core counts once, and a rank gets the sockets that its even part of the cores touches."""
     root = sockets(tmp_path, 2, 8, 2, shared, names)
     assert found(tool, root, cpus, ranks) == (cores, parts)
 
@@ -141,7 +142,8 @@ def test_a_host_that_tells_nothing(tool: Path, tmp_path: Path) -> None:
 
 
 def test_lists_that_make_no_sense(tool: Path, tmp_path: Path) -> None:
-    """CPUs that are not near themselves, words, numbers beyond all."""
+    """Lists of CPUs that make no sense are ignored: CPUs that are not in their own list, words, and
+    numbers out of range."""
     for cpu, text in enumerate(
         ("5", "", "x", "3-", "-1", "99999999999", "6-2", "0-99999")
     ):
@@ -225,7 +227,7 @@ V1 = "4:cpu,cpuacct:"
 def test_the_quota_of_the_groups(
     tool: Path, tmp_path: Path, line: str, files: dict[str, str], cores: int
 ) -> None:
-    """Whole CPUs of the least quota among our group and those above it."""
+    """The number of cores is the least quota of our group and those above it, in whole CPUs."""
     root = sockets(tmp_path, 2, 8, 2)
     write(root, "proc/self/cgroup", f"9:name=systemd:/x\n{line}{SLICE}")
     for name, text in files.items():
@@ -254,7 +256,8 @@ def test_the_folders_of_groups(tool: Path, tmp_path: Path) -> None:
 
 
 def threads(done: programs.Result) -> int:
-    """By the memory that is asked for: program.c says 1 MiB a thread, and one more thread."""
+    """Return the number of threads, computed from the memory in the message: program.c asks for 1
+    MiB per thread, and one more."""
     return (
         int(re.search(r"ranks? x (\d+) bytes", done.err)[1]) - (1 << 45) >> 20
     ) - 1
@@ -314,8 +317,8 @@ def test_a_quota_sets_the_threads(
 def test_ranks_keep_to_their_part(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Each CPU has a cache of its own here: two ranks, and all their threads, have half each. Where
-    all share one, nobody is bound."""
+    """Two ranks and all their threads have half of the CPUs each if each CPU has a cache of its
+    own. No rank is bound if all share one."""
     alone = namespaces.mounts("/sys")
     cpus = sorted(os.sched_getaffinity(0))
     caches = [
@@ -363,9 +366,9 @@ def test_ranks_keep_to_their_part(
         assert not first & second if apart else first == second
 
 
-# ---- arenas are taken by all threads, and left out of core dumps
+# ---- arenas are touched by all threads, and left out of core dumps
 
-HUGEPAGE, DONTDUMP, TAKE = 14, 16, 23  # of madvise
+HUGEPAGE, DONTDUMP, TAKE = 14, 16, 23  # arguments of madvise
 MIB = 1 << 20
 
 
@@ -380,7 +383,7 @@ def test_arenas_are_taken_by_all_threads(
     threads: int,
     slices: int,
 ) -> None:
-    """33 MiB of each rank: every byte once, by as many threads, in whole huge pages."""
+    """The threads of a rank touch every byte of its 33 MiB once, in whole huge pages."""
     library = tmp_path / "advice.so"
     trainer.sh(
         "gcc",
@@ -435,7 +438,8 @@ def test_arenas_are_taken_by_all_threads(
 
 
 def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
-    """dd: of a mapping that is left out; a rank's own, and those of its peers."""
+    """A core dump has no arena, neither the rank's own nor its peers'. dd: the flag of a mapping
+    that is left out."""
     running = programs.start(program, data, RANKS=2, FAULT="hang", PAD_MIB=33)
     try:
         wait_for_step(running, 1)
@@ -463,7 +467,8 @@ def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
 def tasks(
     binary: Path, tokens: Path, *options: str, **settings: object
 ) -> int:
-    """The threads of a rank that is at work on a host's optimizer, the other one started apart."""
+    """Return the number of threads of a rank at work, with the optimizer on the host; the other
+    rank is started separately."""
     port = test_cuda.free_port()
     runs = [
         subprocess.Popen(
@@ -498,7 +503,8 @@ def tasks(
 def test_ranks_of_a_launcher_share_the_cores_of_their_host(
     tool: Path, tmp_path: Path
 ) -> None:
-    """Those that are on this host and may run where it may, whatever the launcher says."""
+    """Ranks of a launcher share the cores of their host, counting those that run there on the same
+    CPUs, whatever the launcher says."""
     cores, _ = found(
         tool, "", ",".join(map(str, sorted(os.sched_getaffinity(0)))), 1
     )

@@ -1,5 +1,4 @@
-"""test_data.py -- token files: what a sample is, what is refused, and that no file whatever crashes
-the reader."""
+"""test_data.py -- tests token files: samples, refusals, and that no file crashes the reader."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def read(
     rows: int = 1,
     width: int = 0,
 ) -> tuple[np.ndarray | None, str]:
-    """int [rows, 2, t] of tokens and targets, or None and what the reader said."""
+    """Return int [rows, 2, t] of tokens and targets, or None, and the reader's message."""
     done = run(
         data, file, t, vocab, ignore, first, n, rank, ranks, rows, width
     )
@@ -61,7 +60,8 @@ def read(
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [b"", header(64)])
 def test_samples_wrap(data: Path, tmp_path: Path, head: bytes) -> None:
-    """64 tokens: 12 samples of 5 and one more token; the 13th would lack its last target."""
+    """Samples wrap around: 64 tokens are 12 samples of 5 and one more token, because the 13th would
+    lack its last target."""
     tokens = tokens_of(64)
     (tmp_path / "t.bin").write_bytes(head + tokens.tobytes())
     got, _ = read(data, tmp_path / "t.bin", first=3, rows=30)
@@ -74,7 +74,7 @@ def test_samples_wrap(data: Path, tmp_path: Path, head: bytes) -> None:
 
 @pytest.mark.slow
 def test_an_exact_number_of_samples(data: Path, tmp_path: Path) -> None:
-    """11 tokens are 2 samples: the last token is a target only. 10 tokens are 1."""
+    """11 tokens are 2 samples, the last token being only a target; 10 tokens are 1 sample."""
     tokens = tokens_of(11)
     for n, samples in (11, 2), (10, 1), (6, 1):
         (tmp_path / "t.bin").write_bytes(tokens[:n].tobytes())
@@ -84,7 +84,7 @@ def test_an_exact_number_of_samples(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_longer_than_one_read(data: Path, tmp_path: Path) -> None:
-    """The reader takes 16384 tokens at a time: the seam must not show."""
+    """A sample longer than one read of 16384 tokens shows no seam."""
     tokens = tokens_of(2 * 40001 + 1)
     (tmp_path / "t.bin").write_bytes(tokens.tobytes())
     got, _ = read(data, tmp_path / "t.bin", t=40001, first=1)
@@ -145,15 +145,14 @@ def test_what_is_no_file(data: Path, tmp_path: Path) -> None:
     assert "not a regular file" in read(data, Path("/dev/zero"))[1]
 
 
-# ---- what looks like something else
+# ---- files that are something else
 
 rng = np.random.default_rng(3)
 KJV = (Path(__file__).resolve().parents[1] / "data" / "kjv.txt").read_bytes()
 TALL = b"".join(chr(c).encode() for c in rng.integers(0x4E00, 0x9FFF, 9000))
 WIDE = rng.integers(0, 50257, 40000)
-RANKED = np.minimum(
-    rng.zipf(1.2, 80000), 50256
-)  # as in text: small ids more often
+# As in text: small ids are more frequent
+RANKED = np.minimum(rng.zipf(1.2, 80000), 50256)
 ODD = np.where(
     (np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7
 )
@@ -198,7 +197,8 @@ WRONG = [
 def test_other_things_are_no_tokens(
     data: Path, tmp_path: Path, what: str, content: object, width: int
 ) -> None:
-    """Whatever --tokens says, the refusal recommends no wrong type."""
+    """Files of other types are refused, and whatever --tokens says, no wrong type is
+    recommended."""
     if what == "uint32 " and width == 4:
         return
     file = tmp_path / "t.bin"
@@ -275,8 +275,8 @@ TINY_WORDS = [
 def test_tokens_are_taken_for_tokens(
     data: Path, tmp_path: Path, content: bytes, width: int
 ) -> None:
-    """Of any vocabulary. A header is trusted, what lies behind the first MiB too, and of less than
-    64 tokens nothing can be told."""
+    """Tokens of any vocabulary are accepted. A header is trusted, only the first MiB is judged, and
+    fewer than 64 tokens are not."""
     (tmp_path / "t.bin").write_bytes(content)
     assert read(data, tmp_path / "t.bin", vocab=65536, width=width)[1] == ""
 
@@ -307,7 +307,8 @@ def test_tokens_are_taken_for_tokens(
 def test_uint32_is_taken_for_uint32(
     data: Path, tmp_path: Path, x: np.ndarray
 ) -> None:
-    """Odd tokens, even ones, every second one 0 (but the last), and mostly padding."""
+    """uint32 is accepted for uint32: odd tokens, even ones, every second one 0 (except the last),
+    and mostly padding."""
     x = x.astype("<i8")
     x[-1] = 1
     (tmp_path / "t.bin").write_bytes(x.astype("<u4").tobytes())
@@ -411,7 +412,8 @@ def test_some_rank_finds_an_id_beyond_the_vocabulary(
 def test_only_the_tokens_that_are_used_are_looked_at(
     data: Path, tmp_path: Path, first: int, n: int
 ) -> None:
-    """12 samples of 5 tokens; sample i uses tokens 5i .. 5i+5."""
+    """Only tokens of used samples are checked, of 12 samples with 5 tokens each: sample i uses
+    tokens 5i .. 5i+5."""
     used = {
         t
         for s in range(first, first + n)
@@ -426,7 +428,7 @@ def test_only_the_tokens_that_are_used_are_looked_at(
 
 
 def test_reading_checks_again(data: Path, tmp_path: Path) -> None:
-    """A file that changed after the check must not bring a wrong id into a kernel."""
+    """A file that changes after the check brings no wrong id into a kernel."""
     tokens = tokens_of(61)
     tokens[33] = 999
     (tmp_path / "t.bin").write_bytes(tokens.tobytes())
@@ -435,7 +437,8 @@ def test_reading_checks_again(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
-    """Deterministic mutants, five seconds at most; some pass, most do not, none crashes."""
+    """Deterministic mutants never crash the reader, in at most five seconds; some pass, most do
+    not."""
     fuzzer = build("fuzz/data.c")
     done = run(fuzzer, tmp_path, 20000, 5)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])

@@ -1,5 +1,5 @@
-"""test_eval.py -- multiple choice (--eval): how many examples a model gets right, in llm.c's format;
-and files that are none."""
+"""test_eval.py -- tests multiple choice (--eval): the number of examples that a model gets right,
+in llm.c's format, and malformed files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKS = [1, 2, 3]
 
 
 def drawn(count: int, seed: int = 1) -> list[Example]:
-    """Of two to five completions, as long as they may be"""
+    """Return examples of two to five completions, up to the longest possible."""
     chance = np.random.default_rng(seed)
 
     def tokens(n: int) -> list[int]:
@@ -39,14 +39,14 @@ def drawn(count: int, seed: int = 1) -> list[Example]:
 
 
 def losses(example: Example, completion: list[int]) -> list[int]:
-    """Of program.c: each of a completion's tokens is the target of the one before it."""
+    """Return program.c's losses of a completion: each token is the target of the one before it."""
     stream = [*example.context, *completion]
     targets = range(len(example.context), len(stream))
     return [stream[i - 1] + 1000 * stream[i] for i in targets]
 
 
 def right(examples: list[Example], by: object = np.mean) -> int:
-    """Where the first of the least has the label"""
+    """Return how many examples have their label at the first of the least losses."""
     found = 0
     for x in examples:
         each = [by(losses(x, completion)) for completion in x.completions]
@@ -61,14 +61,15 @@ def written(folder: Path, examples: list[Example]) -> Path:
 
 
 def score(binary: Path, path: Path, *options: object, **env: object) -> str:
-    """The line of the result"""
+    """Return the line of the result."""
     done = run(binary, "--steps", 0, "--eval", path, *options, **env)
     assert done.code == 0, done.err
     return done.line("eval ")
 
 
 def test_what_is_right(program: Path, tmp_path: Path) -> None:
-    """By the mean over a completion's tokens, on any number of ranks, in any order of queues."""
+    """An example is right by the mean over a completion's tokens, on any number of ranks and with
+    any order of queues."""
     examples = drawn(101)
     want = right(examples)
     assert 10 < want < 60 and want != right(examples, np.sum)
@@ -99,7 +100,8 @@ def test_of_equal_ones_the_first_counts(program: Path, tmp_path: Path) -> None:
 
 
 def test_behind_training(program: Path, data: Path, tmp_path: Path) -> None:
-    """Weights are those of a run without it; nothing is allocated in a step."""
+    """An evaluation after training leaves the weights as without it and allocates nothing in a
+    step."""
     path = written(tmp_path, drawn(11))
     options = ("--val", data, "--val-every", 1, "--eval", path)
     done = by_hand.train(program, data, *options, RANKS=2)
@@ -122,7 +124,7 @@ def test_the_log_is_another_file(program: Path, tmp_path: Path) -> None:
 def val_loss(
     binary: Path, weights: Path, folder: Path, x: Example
 ) -> list[float]:
-    """--val's loss of each completion, by a file of labels"""
+    """Return --val's loss of each completion, computed with a file of labels."""
     sequence, hole, found = 40, 65535, []
     for completion in x.completions:
         stream = [*x.context, *completion]
@@ -143,8 +145,8 @@ def val_loss(
 
 
 def test_as_validation_has_it(tmp_path: Path) -> None:
-    """Every example is right by the labels that single samples' losses give, none by others,
-    whatever the stage, the ranks and the threads."""
+    """Every example is right with the labels of single samples' losses, none with others, whatever
+    the stage, ranks and threads."""
     spec = law.path("gpt")
     binary = trainer.build(trainer.generate(spec))
     tokens = tmp_path / "tokens"
@@ -170,7 +172,8 @@ def test_as_validation_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_gpus_program_has_the_same_on_any_ranks(tmp_path: Path) -> None:
-    """By two kinds of labels: a rank's mean is of its own sums there, too."""
+    """A GPU's program gets the same result on any ranks with two kinds of labels, since a rank
+    averages its own sums."""
     chance = np.random.default_rng(3).integers(0, 250, (6, 3, 5)).tolist()
     ways = (("cluster.ranks=1",), ("cluster.ranks=2", "zero.stage=3"))
     told = []
@@ -184,14 +187,14 @@ def test_a_gpus_program_has_the_same_on_any_ranks(tmp_path: Path) -> None:
     assert told[:2] == told[2:] and ": 0 of" not in told[0] + told[1]
 
 
-# ---- files that are none
+# ---- malformed files
 
 GOOD = Example([1, 2], [[3], [4, 5]], 1)
 WORDS = GOOD.words(0)
 
 
 def but(at: int, word: int) -> bytes:
-    """The example with another word"""
+    """Return the example with one word changed."""
     words = [*WORDS]
     words[at] = word
     return header(1, 2 * len(words)) + packed(words)
@@ -262,7 +265,7 @@ def test_what_is_no_file(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
-    """What is taken has tokens of the vocabulary, and room; see fuzz/choices.c."""
+    """Accepted mutants have tokens of the vocabulary and enough room; see fuzz/choices.c."""
     fuzzer = files.build("fuzz/choices.c")
     done = files.run(fuzzer, tmp_path, 20000, 5)
     tried, accepted = map(int, done.stdout.split()[1::2])

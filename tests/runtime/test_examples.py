@@ -1,7 +1,6 @@
-"""test_examples.py -- examples/: each job is run with a stand-in for its launcher, disturbed as that
-disturbs it, and started again until it is done; its weights are those of a run in peace. And what
-launched ranks do when one of them alone is asked to leave.
-"""
+"""test_examples.py -- tests examples/: each job runs with a stand-in for its launcher, is disturbed
+as that launcher would, and restarts until it is done, with the weights of an undisturbed run. It
+also tests launched ranks of which a single one is asked to leave."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ KEYS = (
 
 @functools.cache
 def built() -> Path:
-    """The program for GPUs, emulated; of two ranks."""
+    """Return the program for GPUs, emulated, of two ranks."""
     spec = ROOT / "model_specs" / "gpt-tiny.yaml"
     return trainer.build(trainer.generate(spec, *KEYS), trainer.EMULATED)
 
@@ -53,7 +52,7 @@ def write_tokens(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The hash of a run in peace."""
+    """Return the hash of an undisturbed run."""
     data = write_tokens(tmp_path_factory.mktemp("peace"))
     done = program.run(built(), "--data", data, "--steps", STEPS, "--hash")
     assert done.code == 0, done.err
@@ -62,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Where a user stands: with examples, a program, tokens, and launchers in bin/."""
+    """Return a user's folder with examples, a program, tokens, and launchers in bin/."""
     for name in ("bin", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -79,7 +78,8 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
-    """start(command): at home, a group of processes that ends with the test; it writes to `said`."""
+    """Yield start(command): it starts a process group in the user's folder, which ends with the
+    test and writes to `said`."""
     all_: list[subprocess.Popen[bytes]] = []
 
     def begin(*command: object, **settings: object) -> subprocess.Popen[bytes]:
@@ -111,7 +111,7 @@ def command(steps: int = STEPS) -> list[str]:
 
 
 def logged(home: Path) -> list[int]:
-    """Steps of the log so far."""
+    """Return the steps of the log so far."""
     log = home / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     return [json.loads(x)["step"] for x in lines if '"loss"' in x]
@@ -125,7 +125,7 @@ def wait_for_step(home: Path, step: int) -> None:
 
 
 def noted(home: Path) -> list[str]:
-    """The exit codes of all tasks, a line for each start."""
+    """Return the exit codes of all tasks, a line for each start."""
     codes = home / "codes"
     return codes.read_text().splitlines() if codes.exists() else []
 
@@ -139,7 +139,7 @@ def weights(said: str) -> list[str]:
 
 
 def went_on(home: Path, times: int) -> list[str]:
-    """The hash of a run that has gone on so often from a checkpoint."""
+    """Return the hash of a run that resumed `times` times from a checkpoint."""
     said = (home / "said").read_text()
     assert said.count("goes on from step ") == times, said
     return weights(said)
@@ -157,7 +157,7 @@ def free_port() -> int:
 def sbatch(
     start: Start, *words: str, **settings: object
 ) -> subprocess.Popen[bytes]:
-    """As Slurm starts a job's script; options before it come before those in it."""
+    """Start a job's script like Slurm; options here precede those in the script."""
     n = next(i for i, word in enumerate(words) if not word.startswith("--"))
     inside = re.findall(
         r"^#SBATCH (--.*)$", (ROOT / words[n]).read_text(), re.M
@@ -176,7 +176,7 @@ def sbatch(
 
 @pytest.mark.slow
 def test_slurm(home: Path, start: Start, undisturbed: list[str]) -> None:
-    """A node fails; the next job comes to its time limit; the third one to its end."""
+    """A node fails, the next job reaches its time limit, and the third one its end."""
     here = ("--nodes=1", "--ntasks-per-node=2", "examples/slurm.sbatch")
     submitted = (*here, *command(), "--save-every", "2")
     requeue = home / "requeue"
@@ -199,7 +199,7 @@ def test_slurm(home: Path, start: Start, undisturbed: list[str]) -> None:
 
 @pytest.mark.slow
 def test_slurm_on_cpus(home: Path, start: Start) -> None:
-    """One task, which starts its ranks itself."""
+    """Slurm starts one task, which starts its ranks itself."""
     spec = ROOT / "model_specs" / "gpt-tiny.yaml"
     binary = trainer.build(trainer.generate(spec, *KEYS))
     (home / "out" / "train").symlink_to(binary)
@@ -219,7 +219,7 @@ def test_slurm_on_cpus(home: Path, start: Start) -> None:
 
 
 def of_mpi(home: Path, ranks: int) -> tuple[Path, Path]:
-    """out/train-mpi, made there; and out/train of the same train.c"""
+    """Return out/train-mpi, built in the folder, and out/train of the same train.c."""
     spec = ROOT / "model_specs" / "gpt-tiny.yaml"
     of = (f"train.global_batch={ranks}", f"cluster.ranks={ranks}")
     source = trainer.generate(spec, *KEYS, *of)
@@ -230,7 +230,7 @@ def of_mpi(home: Path, ranks: int) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 def test_slurm_with_mpi(home: Path, start: Start) -> None:
-    """Two hosts of 8 tasks each."""
+    """Slurm with MPI runs two hosts of 8 tasks each."""
     _, near = of_mpi(home, 16)
     here = ("--nodes=2", "--ntasks-per-node=8", "examples/slurm.sbatch")
     submitted = (*here, "out/train-mpi", *command(LONG)[1:])
@@ -257,10 +257,10 @@ def test_slurm_with_mpi(home: Path, start: Start) -> None:
 
 @pytest.mark.slow
 def test_mpirun(home: Path, start: Start) -> None:
-    """A rank dies and all are started anew; the job is told to end; it is run again."""
+    """A rank dies and all are restarted; the job is told to end, and is run again."""
     _, near = of_mpi(home, 2)
     (home / "hosts").write_text("localhost slots=2\n")
-    log = home / "log"  # a word of no other test's
+    log = home / "log"  # a word that no other test uses
 
     def begun(steps: int) -> list[object]:
         words = [log if word == "log" else word for word in command(steps)[1:]]
@@ -281,7 +281,7 @@ def test_mpirun(home: Path, start: Start) -> None:
 
 @pytest.mark.slow
 def test_mpirun_does_what_the_exit_codes_say(home: Path, start: Start) -> None:
-    """What is wrong is not tried again."""
+    """An exit code for an error is not retried."""
     of_mpi(home, 2)
     (home / "hosts").write_text("localhost slots=2\n")
     job = start(
@@ -289,7 +289,7 @@ def test_mpirun_does_what_the_exit_codes_say(home: Path, start: Start) -> None:
         **AS_ROOT,
     )
     assert job.wait(LIMIT) == 2
-    # of each rank one, but where mpirun was quicker to end it
+    # one of each rank, unless mpirun ended it first
     assert (home / "said").read_text().count("--steps N is needed") in (1, 2)
 
 
@@ -300,7 +300,7 @@ sleep 1000 &
 wait
 """
 
-# The script's own `kill`: when it returns, the run has ended, and bash has taken it in.
+# A replacement of the script's `kill`: when it returns, the run has ended and bash has reaped it.
 LAST = """() {
     builtin kill "$@" || return
     while [ "$1" = -USR1 ] && [ -e "/proc/$2" ]; do sleep 0.02; done
@@ -311,8 +311,9 @@ LAST = """() {
 def test_mpirun_is_not_started_anew_for_who_was_told_to_end(
     home: Path, start: Start, kill: dict[str, str]
 ) -> None:
-    """Whatever its code, as where a rank has died meanwhile; and it is the run's, not the signal's,
-    where the run ends as the signal comes."""
+    """mpirun is not restarted for a run that was told to end, whatever its code, for example
+    because a rank died meanwhile. The exit code is the run's own, not the signal's, if the run ends
+    as the signal comes."""
     (home / "bin" / "mpirun").write_text(ONCE)
     (home / "bin" / "mpirun").chmod(0o755)
     job = start("examples/mpirun.sh", "hosts", "out/train-mpi", **kill)
@@ -329,7 +330,7 @@ def test_mpirun_is_not_started_anew_for_who_was_told_to_end(
 
 @pytest.mark.slow
 def test_torchrun(home: Path, start: Start, undisturbed: list[str]) -> None:
-    """A worker dies and all are started anew; torchrun itself is told to end; it is run again."""
+    """A worker dies and all are restarted; torchrun itself is told to end, and is run again."""
     job = ("examples/torchrun.sh", *command(), "--save-every", "2")
     running = start(*job, PORT=free_port())
     wait_for_step(home, 3)
@@ -351,13 +352,13 @@ def test_torchrun(home: Path, start: Start, undisturbed: list[str]) -> None:
 
 
 def manifests() -> Mapping[str, Any]:
-    """By kind."""
+    """Return the manifests by kind."""
     path = ROOT / "examples" / "kubernetes.yaml"
     return {x["kind"]: x for x in yaml.safe_load_all(path.read_text())}
 
 
 def action(code: int) -> str:
-    """What the Job does where a container has ended with this code."""
+    """Return the Job's action after a container has ended with this code."""
     for rule in manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]:
         on = rule.get("onExitCodes")
         if on and (code in on["values"]) == (on["operator"] == "In"):
@@ -366,7 +367,7 @@ def action(code: int) -> str:
 
 
 def pods(start: Start, home: Path) -> list[subprocess.Popen[bytes]]:
-    """As the Job starts them; a name of the Service's is this host's."""
+    """Start pods like the Job does; names of the Service resolve to this host."""
     of, service = (manifests()[kind] for kind in ("Job", "Service"))
     job, pod = of["spec"], of["spec"]["template"]["spec"]
     assert job["completionMode"] == "Indexed"
@@ -391,7 +392,7 @@ def pods(start: Start, home: Path) -> list[subprocess.Popen[bytes]]:
 
 @pytest.mark.slow
 def test_kubernetes(home: Path, start: Start, undisturbed: list[str]) -> None:
-    """A pod is moved away: both save, and both are started again."""
+    """A pod is evicted: both pods save, and both are restarted."""
     first = pods(start, home)
     wait_for_step(home, 3)
     first[1].terminate()
@@ -420,7 +421,7 @@ def test_kubernetes_has_less_grace_than_it_gives() -> None:
     grace = container["args"][container["args"].index("--grace") + 1]
     given = int(grace.removesuffix("s"))
     assert 5 <= pod["terminationGracePeriodSeconds"] - given <= 30
-    assert pod["restartPolicy"] == "Never"  # as podFailurePolicy needs it
+    assert pod["restartPolicy"] == "Never"  # required by podFailurePolicy
 
 
 # ---- one of several launched ranks
@@ -429,7 +430,7 @@ def test_kubernetes_has_less_grace_than_it_gives() -> None:
 def launched(
     start: Start, home: Path, *options: object, **slow: object
 ) -> list[subprocess.Popen[bytes]]:
-    """slow: settings of rank 0 alone."""
+    """Start launched ranks. slow: settings of rank 0 alone."""
     port = free_port()
     return [
         start(
@@ -464,7 +465,8 @@ def test_one_launched_rank_asks_all(home: Path, start: Start, to: str) -> None:
 def test_one_launched_ranks_grace_is_all_ranks(
     home: Path, start: Start
 ) -> None:
-    """Rank 1 has the signal; rank 0, whose disk is slow, gives the checkpoint up, and both leave."""
+    """The grace of one rank holds for all: rank 1 gets the signal, rank 0 with its slow disk gives
+    the checkpoint up, and both leave."""
     library = program.chaos_library(home)
     slow = {"LD_PRELOAD": library, "SLOW": 100000}
     running = launched(start, home, "--grace", "1s", **slow)

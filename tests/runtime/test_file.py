@@ -1,7 +1,7 @@
-"""test_file.py -- what is offloaded to a file: its bytes, its bits, what can go wrong with it, and
-that nothing is left of it.
+"""test_file.py -- tests offloading to a file: its bytes, its bits, its possible failures, and that
+no file is left.
 
-That the bits are everybody's for all ways of spreading work: tests/law/test_law.py, too.
+tests/law/test_law.py tests the bits over all ways of spreading the work, too.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import program
 import pytest
 import test_mutants
 import trainer
+from covering import covering
 from patience import LIMIT, patient
 from plans import planned
 from zg import build
@@ -54,7 +55,7 @@ TILE = "zero.sub_group_size=5000"
 
 
 def offloaded(p: Plan, *words: str) -> int:
-    """Bytes of a rank's classes of these names, without what rounds them up to pages."""
+    """Return the bytes of a rank's classes of these names, without rounding to pages."""
     return sum(
         f.count
         * f.shard
@@ -71,7 +72,8 @@ def offloaded(p: Plan, *words: str) -> int:
 def test_what_lies_in_the_file_is_counted_to_the_byte(
     name: str, precision: str
 ) -> None:
-    """The file has what the device or the host had; the host has slots of tiles for it."""
+    """The file has the bytes that the device or the host had, and the host has slots of tiles for
+    it."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -121,7 +123,8 @@ def test_what_lies_in_the_file_is_counted_to_the_byte(
 def test_the_path_is_that_of_what_lies_in_the_file(
     keys: tuple[str, ...],
 ) -> None:
-    """Not of what lies elsewhere, whoever put it there."""
+    """The file's path is that of the offloaded state with a path for the file, whoever moved other
+    states elsewhere."""
     params = "zero.offload_param={device: nvme, nvme_path: /disk}"
     if "train.memory_budget=1GiB" in keys:
         s = spec.load(str(law.path("gpt")), ("zero.stage=3", params, *keys))
@@ -137,8 +140,8 @@ def test_the_path_is_that_of_what_lies_in_the_file(
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_parameters_alone_are_counted_to_the_byte(precision: str) -> None:
-    """The file has what the host had, and the host a slot for each shard on its way; in a step new
-    parameters are written once, and read for each gather."""
+    """Parameters alone move from the host to the file to the byte. The host has a slot for each
+    shard in transit. Each step writes new parameters once and reads them for each gather."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -169,8 +172,8 @@ def test_parameters_alone_are_counted_to_the_byte(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_what_moves_in_a_step(precision: str) -> None:
-    """Every state is read and written once; parameters once for each gather of a micro-batch, and
-    in bf16 written anew, in f32 as the masters that they are."""
+    """A step reads and writes every state once and reads parameters once per gather of a
+    micro-batch. In bf16 it also writes the parameters; in f32 they are the masters."""
     p = planned(
         "gpt-tiny",
         "zero.stage=3",
@@ -215,7 +218,7 @@ IN_CPU = "zero.offload_param.max_in_cpu"
 
 
 def shards(p: Plan) -> dict[str, int]:
-    """Elements of a rank's parameters, of the flats that are gathered, in the plan's order."""
+    """Return the elements of a rank's parameters in gathered flats, in the plan's order."""
     return {
         f.name: f.count * f.shard
         for f in p.flats
@@ -230,7 +233,8 @@ def shards(p: Plan) -> dict[str, int]:
 def test_parameters_stay_on_the_host_up_to_a_number(
     name: str, states: tuple[str, ...]
 ) -> None:
-    """Whole flats in the plan's order, those that still fit: never more, and all where they may."""
+    """Parameters stay on the host up to max_in_cpu: whole flats in the plan's order that still fit,
+    and all of them if they may."""
     keys = (
         "zero.stage=3",
         "cluster.ranks=2",
@@ -275,8 +279,8 @@ def test_parameters_stay_on_the_host_up_to_a_number(
 def test_one_hash_of_the_host_and_the_file(
     folder: pathlib.Path, precision: str
 ) -> None:
-    """The embedding on the host, blocks in the file: what is read first of a micro-batch comes
-    second."""
+    """The hash is the same with the embedding on the host and blocks in the file, where the first
+    flat that a micro-batch reads from the file is its second."""
     base = (
         f"train.precision={precision}",
         "train.global_batch=8",
@@ -348,7 +352,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.slow
 def test_one_hash(folder: pathlib.Path, precision: str) -> None:
-    """Of none, the host, the file and both, at every stage and by every queue's order."""
+    """The hash is the same without offloading, with the host, the file and both, at every stage and
+    with every order of queues."""
     base = (
         f"train.precision={precision}",
         "train.global_batch=8",
@@ -413,7 +418,7 @@ def test_one_hash(folder: pathlib.Path, precision: str) -> None:
 def test_weights_go_out_and_in(
     folder: pathlib.Path, keys: tuple[str, ...]
 ) -> None:
-    """--save from the file, --load into it."""
+    """--save from the file and --load into it keep the weights."""
     way = ("zero.stage=3", "cluster.ranks=2", TILE)
     first = run(way, folder, "--save", folder / "host")
     assert run((*way, *keys), folder, "--save", folder / "file") == first
@@ -426,7 +431,7 @@ def test_weights_go_out_and_in(
     )
 
 
-# ---- the run: what it moves, where, and what it leaves behind
+# ---- a run with a file: its transfers, its place, and its leftovers
 
 
 def made(*keys: str, kind: trainer.Kind = trainer.GCC) -> pathlib.Path:
@@ -457,7 +462,7 @@ def size(*keys: str) -> int:
 
 
 def arenas(pid: int, folder: pathlib.Path) -> list[pathlib.Path]:
-    """What a process and its children have open in a folder, deleted or not."""
+    """Return the files in a folder that a process and its children have open, deleted or not."""
     found = []
     for p in (pid, *program.children(pid)):
         for fd in pathlib.Path(f"/proc/{p}/fd").iterdir():
@@ -471,7 +476,8 @@ def arenas(pid: int, folder: pathlib.Path) -> list[pathlib.Path]:
 def test_the_file_has_the_bytes_that_were_said_and_no_name(
     folder: pathlib.Path,
 ) -> None:
-    """While the run goes on; after SIGKILL there is nothing either."""
+    """The file of a run has the stated bytes and no name, so nothing is left after SIGKILL
+    either."""
     disk = folder / "disk"
     disk.mkdir()
     running = program.start(
@@ -592,7 +598,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def faults(
     folder: pathlib.Path, library: pathlib.Path, fault: str
 ) -> program.Result:
-    """Three steps of two ranks; nothing is left in the directory."""
+    """Run three steps of two ranks with a fault. Assert that nothing is left in the directory."""
     disk = folder / "disk"
     disk.mkdir(exist_ok=True)
     done = program.run(
@@ -615,7 +621,7 @@ def faults(
 def test_every_disk_gives_the_same_bits(
     folder: pathlib.Path, faulty: pathlib.Path
 ) -> None:
-    """With io_uring and without, short and slow."""
+    """Every disk gives the same bits, with io_uring and without, with short and slow transfers."""
     whole = faults(folder, faulty, "")
     for fault in ("short", "ringless", "ringless short", "ringless slow"):
         done = faults(folder, faulty, fault)
@@ -648,8 +654,8 @@ def test_every_disk_gives_the_same_bits(
 def test_a_disk_that_fails_ends_the_run(
     folder: pathlib.Path, faulty: pathlib.Path, fault: str, said: str
 ) -> None:
-    """All ranks, in seconds, with the code that is documented and one line that says why, though
-    queues of a rank fail at once."""
+    """A disk that fails ends all ranks within seconds, with the documented code and one line with
+    the reason, though several queues of a rank fail at once."""
     done = faults(folder, faulty, fault)
     assert done.code == 3 and done.seconds < patient(60)
     assert re.search(f"rank [01]: .*{said}", done.err), done.err
@@ -662,7 +668,7 @@ def test_a_file_that_is_cut_ends_the_run(folder: pathlib.Path) -> None:
         made(), folder / "tokens", "--nvme", disk, "--steps", 1000000
     )
     program.wait_for_step(running, 1)
-    while running.poll() is None:  # a write would make it as long again
+    while running.poll() is None:  # a write would extend it again
         with contextlib.suppress(OSError):
             for file in arenas(running.pid, disk):
                 os.truncate(file, 0)
@@ -757,7 +763,7 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
     assert len(found) == 1
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize(
@@ -874,22 +880,14 @@ def test_what_stays_on_the_host_is_noted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision",
-    [
-        pytest.param(
-            name,
-            precision,
-            marks=[] if n % 2 == m else pytest.mark.exhaustive,
-        )
-        for n, name in enumerate(MIXED | ALONE)
-        for m, precision in enumerate(("f32", "bf16"))
-    ],
+    covering([*MIXED, *ALONE], ("f32", "bf16")),
 )
 @test_mutants.OF
 def test_a_broken_move_is_refused(
     name: str, precision: str, of: test_mutants.Choice, tmp_path: pathlib.Path
 ) -> None:
-    """Left out, of other bytes, from or to another place, before or after its time; or it does no
-    harm: a class of one tile, whose slot has the newest, may go to another slot as well."""
+    """A move that is left out, has other bytes or another place, or runs too early or too late is
+    refused or harmless: a tile in a class of one slot may be copied to another slot as well."""
     p = planned(
         "gpt-tiny",
         "zero.stage=3",
@@ -919,7 +917,7 @@ def test_a_broken_move_is_refused(
     ],
 )
 def test_every_queue_has_its_arenas(queue: str, where: str) -> None:
-    """Tiles come by load alone, shards by fetch, and go by store."""
+    """Tiles come by load alone, shards by fetch, and both leave by store."""
     p = planned("gpt-tiny", "zero.stage=3", *STATES, *PARAMS)
     section = p.section(where)
     n = next(n for n, s in enumerate(section.steps) if s.queue == queue)

@@ -1,5 +1,6 @@
-"""test_handshake.py -- what a program is built from, and what ranks that were started apart compare
-before they work together: by hand, as a launcher does, under emulation."""
+"""test_handshake.py -- tests the digest of a program's sources, and the facts that separately
+started ranks compare before they work together: started by hand, like a launcher, under
+emulation."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def test_a_change_of_any_source_is_another_program(
 
 
 def test_the_same_sources_are_the_same_program(tmp_path: pathlib.Path) -> None:
-    """In any folder, and by any compiler; nothing is built anew for them."""
+    """The same sources give the same program in any folder and by any compiler, without a new
+    build."""
     root = trainer.checkout(tmp_path / "sources")
     made = digests(root)
     stamp = (root / "out/o/cpu.digest.c").stat().st_mtime_ns
@@ -97,7 +99,7 @@ def test_the_same_sources_are_the_same_program(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_programs_object_follows_its_sources(tmp_path: pathlib.Path) -> None:
-    """What is linked has the new digest when a kernel's header has changed."""
+    """A linked program has a new digest after a kernel's header has changed."""
     root = trainer.checkout(tmp_path / "sources")
     header, held = root / "kernels/update.h", []
     for text in (
@@ -118,7 +120,7 @@ def test_a_programs_object_follows_its_sources(tmp_path: pathlib.Path) -> None:
     assert len(set(held)) == len(held) == 2
 
 
-# ---- ranks that were started apart
+# ---- ranks that are started separately
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +134,8 @@ def emulated() -> pathlib.Path:
 def files(
     tmp_path_factory: pytest.TempPathFactory, emulated: pathlib.Path
 ) -> pathlib.Path:
-    """Tokens; the same at another place; others of that size; more of them; multiple choice, alike;
-    weights of this model, those again, and others."""
+    """Return a folder of tokens; copies elsewhere, others of the same size, and more of them; equal
+    files of multiple choice; weights of this model, a copy, and others."""
     folder = tmp_path_factory.mktemp("handshake")
     tokens = np.arange(2_000_000) ** 2 % 251
     trainer.write_tokens(folder / "tokens", tokens)
@@ -165,7 +167,7 @@ def together(
     *options: str,
     more: Mapping[int, dict[str, str]] = {},
 ) -> list[tuple[int, str]]:
-    """Exit codes of ranks 0 and 1, each with options of its own, and what they say."""
+    """Return the exit codes and messages of ranks 0 and 1, each started with options of its own."""
     port = test_cuda.free_port()
     runs = [
         subprocess.Popen(
@@ -317,8 +319,8 @@ def test_ranks_may_have_places_and_threads_of_their_own(
 def test_a_rank_may_take_its_time_once_all_have_met(
     emulated: pathlib.Path, files: pathlib.Path, monkeypatch, slow: int
 ) -> None:
-    """Pinning hundreds of GiB takes minutes: it is no part of the time to meet. Rank 0 tells for
-    whom it waits."""
+    """Pinning hundreds of GiB, which takes minutes, is no part of the time to meet. Rank 0 names
+    the rank that it waits for."""
     monkeypatch.setenv("ZR_MEET_S", "10")
     ended = together(
         [emulated, emulated],
@@ -335,7 +337,7 @@ def test_a_rank_may_take_its_time_once_all_have_met(
 def changed(
     binary: pathlib.Path, folder: pathlib.Path, what: str
 ) -> tuple[pathlib.Path, str, str]:
-    """The program with another fact of `--version`; that fact, of it and of the one it was."""
+    """Return the program with one fact of `--version` changed, the new fact and the old one."""
     own = program.run(binary, "--version").line(f"{what} ").split()[1]
     mine, other = binary.read_bytes(), folder / "program"
     assert mine.count(own.encode()) == 1
@@ -365,8 +367,8 @@ TWICE = (
     r"rank \d on host \S+: rank 2 on host far and rank 3 on host far both have GPU-6f6e6500-0000-0000-0000-"
     r"000000000000; .*\n"
 )
-# what differs on the far pod: a fact of its program, its environment; exit codes and last words of
-# the near one and of it
+# Differences of the far pod in its program or environment, and the exit codes and last words of the
+# near pod and the far one.
 PODS = {
     "sources": (
         "sources",
@@ -407,7 +409,7 @@ PODS = {
 def test_a_pod_that_is_refused(
     files: pathlib.Path, tmp_path: pathlib.Path, what: str
 ) -> None:
-    """Two hosts start two ranks each. All of them end, long before ranks must have met."""
+    """Two hosts start two ranks each, and all of them end, long before the time to meet is over."""
     namespaces.need(("unshare", "-ru", "true"))
     fact, more, *wanted = PODS[what]
     binary = trainer.build(
@@ -461,7 +463,7 @@ def alone(
     port: int,
     rank: int,
 ) -> subprocess.Popen[str]:
-    """One of two ranks."""
+    """Start one of two ranks."""
     return subprocess.Popen(
         [binary, *STEP.split()],
         cwd=folder,
@@ -481,8 +483,8 @@ def told(line: socket.socket) -> str:
 def test_rank_0_says_first_what_it_is_built_from(
     emulated: pathlib.Path, files: pathlib.Path
 ) -> None:
-    """A rank of another build knows how ranks meet, and asks for that fact: it has the answer
-    before anything else is asked, and nobody waits until the time to meet is over."""
+    """Rank 0 first states its sources, so a rank of another build that knows only how to meet gets
+    that answer before any other question, and no rank waits until the time to meet is over."""
     port = test_cuda.free_port()
     with (
         alone(emulated, files, port, 0) as first,

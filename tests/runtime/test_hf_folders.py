@@ -1,5 +1,5 @@
-"""test_hf_folders.py -- folders as transformers has them, in and out: shards and their index, types,
-config.json and the tokenizer's files."""
+"""test_hf_folders.py -- tests folders as transformers has them, loaded and saved: shards with their
+index, types, config.json and the tokenizer's files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def tool() -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch):
-    """Sets what the tool saves: most bytes of a file, a type, the folder that was loaded."""
+    """Return a function that sets how the tool saves: largest bytes of a file, type, and the folder
+    that was loaded."""
 
     def ask(**how: object) -> None:
         for name in ("MOST", "TYPE", "FROM", "TAKEN"):
@@ -71,7 +72,8 @@ FULL = sum(w.nbytes for w in list(weights_of(layout(1)).values())[:3])
 
 
 def filled(weights: Weights, most: int) -> list[set[str]]:
-    """In their order, each in the file of those before it while that has room."""
+    """Return the names in each file: tensors in order, each in the file of those before it while
+    that has room."""
     parts: list[set[str]] = []
     room = 0
     for name, w in weights.items():
@@ -92,7 +94,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def all_of(folder: Path) -> Weights:
-    """What the library reads from the files of an index, each tensor where it says."""
+    """Return the tensors that the library reads from the files of an index. Assert that each lies
+    where the index says."""
     index = json.loads((folder / INDEX).read_text())
     found = {}
     for file in sorted(set(index["weight_map"].values())):
@@ -106,7 +109,7 @@ def all_of(folder: Path) -> Weights:
 
 
 def source(into: Path, weights: Weights, config: str = CONFIG) -> Path:
-    """A folder as it is downloaded, and files that are nobody's."""
+    """Write a folder as it is downloaded, with foreign files beside it."""
     into.mkdir()
     save_file(weights, into / "model.safetensors", {"format": "pt"})
     for name, text in {**COPIED, "config.json": config}.items():
@@ -124,7 +127,8 @@ def source(into: Path, weights: Weights, config: str = CONFIG) -> Path:
 def test_shards_are_what_the_library_reads(
     tool: Path, tmp_path: Path, asked, ranks: int, most: int
 ) -> None:
-    """No file has more than MOST bytes of tensors, but for one tensor alone; and comes back."""
+    """The library reads the same shards, and they load again. No file has more than MOST bytes of
+    tensors, except one with a single tensor."""
     bench = Bench(tool, tmp_path, layout(ranks))
     weights = weights_of(bench.program)
     asked(MOST=most)
@@ -186,7 +190,8 @@ def test_an_old_index_takes_its_own_shards_with_it(
 def test_what_was_left_of_shards_is_cleared_away(
     tool: Path, tmp_path: Path, asked
 ) -> None:
-    """A run that is killed leaves all its files; one that lives keeps them, and what was there."""
+    """A save beside another run is refused and changes nothing. A run that ends removes its files;
+    those of a killed run are removed by the next save."""
     bench = Bench(tool, tmp_path, layout(1))
     weights, saved = weights_of(bench.program), tmp_path / "saved"
     asked(MOST=300)
@@ -213,8 +218,8 @@ def test_what_was_left_of_shards_is_cleared_away(
 def test_a_rename_that_fails_leaves_no_files_that_do_not_belong_together(
     tool: Path, tmp_path: Path, asked
 ) -> None:
-    """A shard's name is taken by a folder: there is no index, and what it would have named stays
-    under the names that are told, all of it."""
+    """A shard's name is taken by a folder, so no index is written, and the new files keep the names
+    that a message gives."""
     bench = Bench(tool, tmp_path, layout(2))
     weights, saved = weights_of(bench.program), tmp_path / "saved"
     asked(MOST=300)
@@ -243,7 +248,7 @@ def test_a_rename_that_fails_leaves_no_files_that_do_not_belong_together(
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
-    """The bits of the nearest bf16, ties to even."""
+    """Return the bits of the nearest bf16, ties to even."""
     u = x.view(np.uint32).astype(np.uint64)
     nearest = u + 0x7FFF + (u >> np.uint64(16) & np.uint64(1))
     bits = np.where(np.isnan(x), u | np.uint64(0x400000), nearest)
@@ -251,7 +256,8 @@ def rounded(x: np.ndarray) -> np.ndarray:
 
 
 def stored(folder: Path) -> dict[str, tuple[str, bytes]]:
-    """dtype and bytes of each tensor of all files, read by hand: numpy has no bf16."""
+    """Return the dtype and bytes of each tensor of all files, parsed here because numpy has no
+    bf16."""
     found = {}
     for path in folder.glob("*.safetensors"):
         file = path.read_bytes()
@@ -283,7 +289,7 @@ def test_the_type_that_is_asked_for(
 def test_each_tensor_has_the_type_of_its_source(
     tool: Path, tmp_path: Path, asked, ranks: int, most: int
 ) -> None:
-    """Loaded, and saved again without a step: the same bytes, in f32, bf16 and f16."""
+    """A folder that is loaded and saved without a step has the same bytes, in f32, bf16 and f16."""
     bench = Bench(tool, tmp_path, layout(ranks))
     header, data = {}, b""
     for k, name in enumerate(weights_of(bench.program)):
@@ -312,7 +318,7 @@ def test_each_tensor_has_the_type_of_its_source(
     assert stored(tmp_path / "saved") == stored(tmp_path / "in")
 
 
-# ---- what lies beside
+# ---- other files of a folder
 
 
 def test_what_is_copied(tool: Path, tmp_path: Path, asked) -> None:
@@ -359,7 +365,7 @@ def test_what_is_copied(tool: Path, tmp_path: Path, asked) -> None:
 def test_config_says_the_type(
     tool: Path, tmp_path: Path, asked, before: str, after: str
 ) -> None:
-    """In place: every other byte is as it was."""
+    """config.json gets the type in place: every other byte stays."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     text = '{ "a\\n": 1.5e3, %s "b": [{}]}\n'
@@ -404,11 +410,12 @@ def test_a_model_of_no_family_is_told(tool: Path, tmp_path: Path) -> None:
     )
 
 
-# ---- in
+# ---- loading
 
 
 def test_an_index_that_lies(tool: Path, tmp_path: Path) -> None:
-    """A tensor that its file lacks, one in two files, a file elsewhere."""
+    """An index is refused if a file lacks its tensor, if a tensor is in two files, or if a file
+    lies elsewhere."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     names, folder = sorted(weights), tmp_path / "in"
@@ -484,7 +491,7 @@ def test_a_folder_of_something_else(
 
 
 def test_names_of_a_base_model(tool: Path, tmp_path: Path) -> None:
-    """LlamaModel's own files lack the prefix of LlamaForCausalLM's."""
+    """Names of a base model load: LlamaModel's own files lack the prefix of LlamaForCausalLM's."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     (tmp_path / "in").mkdir()
@@ -513,8 +520,8 @@ def tokens(folder: Path) -> Path:
 
 
 def test_from_nothing_to_a_folder_and_on(tmp_path: Path) -> None:
-    """llama-tiny from scratch in bf16 and in shards; again from there, without a step: the same
-    files; a checkpoint loads, too."""
+    """llama-tiny trains from scratch in bf16 and in shards. Saving again without a step gives the
+    same files, and a checkpoint loads, too."""
     spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
     program = trainer.build(trainer.generate(spec))
     data = ("--data", tokens(tmp_path))
@@ -566,7 +573,8 @@ def test_wrong_words(tmp_path: Path) -> None:
 def test_a_name_that_a_folder_has_is_told_before_training(
     tmp_path: Path, name: str
 ) -> None:
-    """Of a file that is saved, or of the old index that one file takes the place of."""
+    """A name taken by a folder is reported before training, for a saved file or for an old index
+    that one file replaces."""
     spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
     program = trainer.build(trainer.generate(spec))
     folder = tmp_path / "saved" / name
@@ -581,7 +589,7 @@ def test_a_name_that_a_folder_has_is_told_before_training(
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
-    """A signal in the middle: of several files none stays."""
+    """A run killed in the middle of saving several files leaves none."""
     spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
     program = trainer.build(trainer.generate(spec))
     saved = tmp_path / "saved"
@@ -600,11 +608,11 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
     assert os.listdir(saved) == []
 
 
-# ---- numbers that no tensor has
+# ---- numbers that no tensor shows
 
 
 def loaded(folder: Path, *keys: str, code: int = 0) -> str:
-    """What a Llama with such keys says of a folder."""
+    """Return the message of a Llama with these keys about a folder."""
     made = trainer.build(trainer.generate(law.path("llama"), *keys))
     words = ("--data", folder / "tokens", "--load", folder, "--steps", 0)
     done = program.run(made, *words)
@@ -641,7 +649,7 @@ def test_a_folder_of_another_model_is_told(
 
 
 def test_another_size_is_told(llama: Path, tmp_path: Path) -> None:
-    """By config.json, before a tensor that does not fit is"""
+    """A model of another size is reported by config.json, before a tensor that does not fit."""
     said = json.loads((llama / "config.json").read_text())
     for name in ("tokens", "model.safetensors"):
         (tmp_path / name).symlink_to(llama / name)
@@ -657,7 +665,8 @@ def test_another_size_is_told(llama: Path, tmp_path: Path) -> None:
 def test_a_folder_of_the_same_model_is_not(
     llama: Path, tmp_path: Path
 ) -> None:
-    """In the spelling of transformers 5, too, and with keys that a program does not have."""
+    """A folder of the same model is accepted, also in transformers 5's spelling and with keys that
+    a program does not have."""
     assert OF_ANOTHER not in loaded(llama)
     said = json.loads((llama / "config.json").read_text())
     rope = said.pop("rope_scaling") | {"rope_theta": said.pop("rope_theta")}

@@ -1,6 +1,5 @@
-"""test_launcher.py -- who a process takes itself for under each launcher, and how ranks meet: names
-that resolve late, ranks that never come, limits of open files.
-"""
+"""test_launcher.py -- tests the place that a process takes under each launcher, and how ranks meet:
+names that resolve late, ranks that never come, limits of open files."""
 
 import functools
 import os
@@ -277,7 +276,7 @@ def test_what_does_not_agree(variables: dict[str, object], what: str) -> None:
 # ---- meeting
 
 MAGIC = 0x7A72706E
-NO_RUN = 0xCBF29CE484222325  # the hash of no name
+NO_RUN = 0xCBF29CE484222325  # hash of an empty name
 
 
 def free_port() -> int:
@@ -303,7 +302,8 @@ def ended(run: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_ranks_learn_their_place_on_their_host() -> None:
-    """Nobody has told them; a name of the host's own (a pod's) makes another host."""
+    """Ranks learn their place on their host without a launcher's help; a host name of its own, like
+    a pod's, makes another host."""
     port = free_port()
     runs = [start(3, "meet", **rank(r, 3, port)) for r in (2, 0, 1)]
     assert [ended(run) for run in runs] == [
@@ -316,7 +316,8 @@ def test_ranks_learn_their_place_on_their_host() -> None:
     len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU"
 )
 def test_ranks_that_are_bound_share_no_cpus() -> None:
-    """A launcher gives ranks 0 and 1 a CPU each, and rank 2 all: cores are divided among equals."""
+    """Ranks with the same CPUs divide them: a launcher binds ranks 0 and 1 to a CPU each, and rank
+    2 may use all."""
     port, cpus = free_port(), sorted(os.sched_getaffinity(0))
     bound = {0: {cpus[0]}, 1: {cpus[1]}, 2: set(cpus)}
     runs = [
@@ -351,7 +352,7 @@ int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints
 """
 
 
-# Linux gives a socket that connects the very port that it connects to.
+# Linux may give a connecting socket the very port that it connects to.
 SELF = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -400,7 +401,7 @@ def test_a_name_that_resolves_late() -> None:
 
 
 def test_a_connection_to_itself() -> None:
-    """It is no rank 0, and does not keep that one from the port."""
+    """A connection to itself is not taken for rank 0 and does not keep rank 0 from the port."""
     port = free_port()
     other = start(2, "meet", **rank(1, 2, port, LD_PRELOAD=preload(SELF)))
     time.sleep(2)
@@ -446,7 +447,7 @@ def test_each_address_has_its_reason() -> None:
 
 
 def test_reasons_have_an_end() -> None:
-    """So many addresses that a line has no room for all, but for what to do"""
+    """A reason with too many addresses is cut to fit its line, but the advice stays."""
     port = free_port()
     where = ",".join(f"127.0.0.{n}" for n in range(1, 24))
     code, text = ended(
@@ -460,7 +461,7 @@ def test_reasons_have_an_end() -> None:
 
 
 def test_ranks_that_never_come() -> None:
-    """Rank 0 names them; the one that has come hears of it."""
+    """Rank 0 names the ranks that never come, and the rank that did come gets the message."""
     port = free_port()
     first, third = (
         start(5, "meet", **rank(r, 5, port, ZR_MEET_S=2)) for r in (0, 3)
@@ -475,7 +476,7 @@ def test_ranks_that_never_come() -> None:
 
 
 def test_a_rank_that_comes_and_says_nothing_more() -> None:
-    """Between the greeting and the handshake, too, there is an end to waiting."""
+    """Waiting for a rank between the greeting and the handshake has an end, too."""
     port = free_port()
     first = start(3, "meet", **rank(0, 3, port, ZR_MEET_S=3))
     second = start(3, "meet", **rank(1, 3, port, ZR_MEET_S=30))
@@ -488,7 +489,7 @@ def test_a_rank_that_comes_and_says_nothing_more() -> None:
 
 
 def test_a_rank_that_comes_and_dies() -> None:
-    """Rank 0 does not wait for the rest, and names it."""
+    """Rank 0 does not wait for the others when one dies, and names it."""
     port, begun = free_port(), time.monotonic()
     first = start(3, "meet", **rank(0, 3, port))
     greet(port, 1, 3).close()
@@ -500,7 +501,8 @@ def test_a_rank_that_comes_and_dies() -> None:
 
 
 def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
-    """Rank 0 waits for what rank 1 has; rank 2, which has said its own, dies."""
+    """Rank 0 notices that rank 2, which has sent its facts, dies while it still waits for those of
+    rank 1."""
     port, begun = free_port(), time.monotonic()
     first = start(3, "alone", "b", **rank(0, 3, port))
     lines = [greet(port, r, 3) for r in (1, 2)]
@@ -516,7 +518,7 @@ def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
 
 
 def test_a_greeting_that_comes_late() -> None:
-    """A rank may be held up before it greets: as long as nobody wants its place it stays."""
+    """A rank that greets late is accepted as long as no other wants its place."""
     port = free_port()
     first = start(2, "meet", **rank(0, 2, port))
     line = reach(port)
@@ -527,7 +529,7 @@ def test_a_greeting_that_comes_late() -> None:
 
 
 def test_silent_strangers_hold_nobody_up() -> None:
-    """Those who try ports may say nothing; there may be more of them than places at the door."""
+    """Silent strangers, more of them than the queue for connections holds, delay no rank."""
     port = free_port()
     first = start(3, "meet", **rank(0, 3, port))
     strangers = [reach(port) for _ in range(40)]
@@ -549,7 +551,7 @@ def has(address: str) -> bool:
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
 def test_rank_0_listens_at_an_address(address: str) -> None:
-    """And at no other of its host."""
+    """Rank 0 listens at the given address and at no other of its host."""
     if not has(address):
         pytest.skip(f"this host has no {address}")
     port = free_port()
@@ -590,7 +592,7 @@ def test_an_address_that_is_not_this_hosts(
     ],
 )
 def test_ranks_of_another_run(of: dict[str, object], name: str) -> None:
-    """Two runs at one port: rank 1 of the second is turned away, and the first does not mind."""
+    """Rank 1 of a second run at the same port is refused, and the first run is not disturbed."""
     port = free_port()
     place = of | {"ZR_ADDR": f"127.0.0.1:{port}", "ZR_MEET_S": 20}
     first = (
@@ -611,7 +613,7 @@ def test_ranks_of_another_run(of: dict[str, object], name: str) -> None:
 
 
 def test_a_rank_0_that_says_nothing() -> None:
-    """It accepts, and never answers the greeting: waiting for it has an end, too."""
+    """Waiting for a rank 0 that accepts and never answers the greeting has an end, too."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         other = start(
             2, "meet", **rank(1, 2, door.getsockname()[1], ZR_MEET_S=2)
@@ -622,7 +624,7 @@ def test_a_rank_0_that_says_nothing() -> None:
 
 
 def test_open_files_of_many_ranks() -> None:
-    """The soft limit is raised; where the hard one is too low, it is said at once."""
+    """The soft limit of open files is raised; a hard limit that is too low is reported at once."""
 
     def soft() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, 4096))
@@ -645,7 +647,7 @@ def test_open_files_of_many_ranks() -> None:
 
 
 def test_connections_are_kept_alive() -> None:
-    """Both ends ask every minute, and give the other up after two in which nothing has come."""
+    """Both ends probe the connection every minute and give it up after two without an answer."""
     port = free_port()
     runs = [start(3, "alive", **rank(r, 3, port)) for r in range(3)]
     said = [ended(run)[1].splitlines()[:-1] for run in runs]
@@ -657,7 +659,7 @@ def test_connections_are_kept_alive() -> None:
     ]
 
 
-# ---- what every rank has for itself
+# ---- facts that every rank must have for itself
 
 
 def claim(what: bytes, host: bytes, number: int) -> bytes:
@@ -669,7 +671,7 @@ def claim(what: bytes, host: bytes, number: int) -> bytes:
 
 
 def greet(port: int, number: int, ranks: int) -> socket.socket:
-    """A rank's connection to rank 0, welcomed."""
+    """Return a rank's connection to rank 0, already welcomed."""
     line = reach(port)
     line.sendall(struct.pack("<4I3Q", MAGIC, number, ranks, 0, NO_RUN, 1, 1))
     return line
@@ -689,7 +691,7 @@ def reach(port: int) -> socket.socket:
     [(("a", "b", "c"), 0), (("", "", ""), 0), (("a", "b", "a"), 3)],
 )
 def test_all_refuse_what_two_have(what: tuple[str, ...], code: int) -> None:
-    """Rank 0's reason is everybody's, and its exit code."""
+    """All ranks end with rank 0's reason and exit code if two have the same."""
     port, host = free_port(), socket.gethostname()
     runs = [
         start(3, "alone", word, **rank(r, 3, port))
@@ -705,7 +707,8 @@ def test_all_refuse_what_two_have(what: tuple[str, ...], code: int) -> None:
 
 
 def test_a_claim_without_an_end() -> None:
-    """What comes over a network is cut where its room ends: 64 letters are 63, and alike."""
+    """Text from the network is cut where its buffer ends: 64 letters become 63 and compare
+    equal."""
     port = free_port()
     first = start(3, "alone", "b", **rank(0, 3, port))
     lines = [greet(port, r, 3) for r in (1, 2)]

@@ -1,6 +1,5 @@
-"""test_log.py -- what a run says of itself: the log of JSON lines, the start block, how far long
-work is, the time that is left; and how much of a file validation takes.
-"""
+"""test_log.py -- tests the messages of a run: the log of JSON lines, the start block, the progress
+of long work, the time left; and the part of a file that validation uses."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ pytestmark = pytest.mark.waits
 
 SAMPLES = 601  # of `data`
 TOKENS = SAMPLES * T + 3
-GFLOP = 1e-3  # of a step of program.c
+GFLOP = 1e-3  # per step of program.c
 
 
 def records(log: Path) -> list[dict]:
@@ -54,7 +53,8 @@ def records(log: Path) -> list[dict]:
 def test_a_run_says_what_it_is(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Arguments are as they were given, but what is not UTF-8 and no JSON can hold."""
+    """The log has the arguments as given, except those that are not UTF-8, which JSON cannot
+    hold."""
     log = tmp_path / os.fsdecode(b'a "log"\\\n\x01\xc3\xa9\xff')
     before = datetime.now(UTC).replace(microsecond=0)
     done = train(program, data, "--threads", 2, "--log", log, RANKS=2)
@@ -96,7 +96,8 @@ def test_a_run_says_what_it_is(
 def test_a_step_has_its_own_time(
     program: Path, data: Path, tmp_path: Path, peak: float | None
 ) -> None:
-    """A micro-batch's calls sleep, so that no step is shorter than these."""
+    """The time of a step is its own: a micro-batch's calls sleep, so no step is shorter than they
+    are."""
     log = tmp_path / "log"
     settings = {"ZR_PEAK_GFLOPS": peak} if peak else {}
     begun = time.monotonic()
@@ -134,7 +135,8 @@ def test_a_step_has_its_own_time(
 def test_a_step_without_a_target_has_no_loss(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """null in the log, as tools read it, and none elsewhere: every second step of these."""
+    """The loss of a step without a target is null in the log, as tools read it, and missing
+    elsewhere; every second step here has none."""
     log = tmp_path / "log"
     given = ("--data", data, "--steps", 5, "--log", log)
     done = run(program, *given, FAULT="untargeted", RANKS=2)
@@ -180,7 +182,8 @@ def test_runs_follow_each_other_in_a_log(
 
 
 def test_the_run_of_a_model(tmp_path: Path) -> None:
-    """Parameters are those that it saves, tied weights once; the summary is train.c's."""
+    """The parameters are those that the model saves, tied weights counted once, and the summary is
+    train.c's."""
     source = trainer.generate(law.path("gpt"), "cluster.ranks=2")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
     done = run(
@@ -209,7 +212,7 @@ def test_the_run_of_a_model(tmp_path: Path) -> None:
 def test_what_is_said_before_the_first_step(
     program: Path, data: Path, peak: int | None, pace: float
 ) -> None:
-    """The estimate is of the table's rate for each thread, or of the peak that was given."""
+    """The estimate uses the table's rate per thread, or the peak that was given."""
     settings = {"ZR_PEAK_GFLOPS": peak} if peak else {}
     done = train(program, data, "--threads", 1, RANKS=2, **settings)
     said = done.err.splitlines()
@@ -231,7 +234,7 @@ def test_what_is_said_before_the_first_step(
         if peak
         else "(80 GFLOP/s a thread are usual with avx512)"
     )
-    assert "ZR_" not in done.err  # what the user need not have set
+    assert "ZR_" not in done.err  # variables that the user need not have set
     assert re.fullmatch(
         r"the first step took \S+ s \(measured\), about 0:00 are left",
         said[5],
@@ -267,8 +270,8 @@ def test_a_run_without_steps_says_what_it_is(
 def test_validations_count_in_the_time_that_is_left(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """After the first step one has not been made: its micro-batches are taken for a third of a
-    step's. There are as many here, so that a step with its validation takes four thirds."""
+    """Validations count in the time left. Before the first one its micro-batches are estimated as a
+    third of a step's. They are as many here, so a step with its validation takes four thirds."""
     steps, log = 1000, tmp_path / "log"
     running = start(
         program,
@@ -296,7 +299,7 @@ def test_validations_count_in_the_time_that_is_left(
 def on_terminal(
     binary: Path, *args: object, code: int = 0, **settings: object
 ) -> tuple[str, float]:
-    """What a terminal gets of stderr, and the seconds."""
+    """Return the stderr that a terminal gets, and the seconds."""
     ours, its = pty.openpty()
     begun = time.monotonic()
     running = subprocess.Popen(
@@ -310,14 +313,14 @@ def on_terminal(
     while True:
         try:
             some = os.read(ours, 65536)
-        except OSError:  # nobody has it open any more
+        except OSError:  # no process has it open any more
             break
         text += some
     os.close(ours)
     assert running.wait() == code, text
     said = text.decode().replace("\r\n", "\n")
     cut = re.sub(r"\r\x1b\[\?7l(.*?\x1b\[K)\x1b\[\?7h", r"\r\1", said)
-    assert "?7" not in cut  # a terminal folds again what comes after a line
+    assert "?7" not in cut  # a terminal wraps the text after a line again
     return cut, time.monotonic() - begun
 
 
@@ -325,7 +328,8 @@ def on_terminal(
 def test_a_long_step_says_which_micro_batch_it_is_at(
     program: Path, data: Path
 ) -> None:
-    """Every two seconds on one line, which the step's takes the place of; that stays."""
+    """A long step shows its micro-batch every two seconds on one line; the step's own line replaces
+    it and stays."""
     said, took = on_terminal(
         program, "--data", data, "--steps", 2, WORK_US=75000
     )
@@ -390,7 +394,8 @@ def preload(tmp_path: Path, source: str) -> Path:
 def test_slow_loading_and_saving_say_which_tensor_they_are_at(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """A disk that takes 2.6 s for what is larger than 8 KiB: a tensor's floats."""
+    """Slow loading and saving show the current tensor: the disk takes 2.6 s for anything above 8
+    KiB, a tensor's floats."""
     slow = preload(tmp_path, SLOW)
     weights = tmp_path / "w"
     assert run(program, "--steps", 0, "--save", weights).code == 0
@@ -422,7 +427,7 @@ ssize_t write(int fd, const void *at, size_t n)
 def test_a_step_that_ends_while_progress_is_written(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Progress that takes 3 s to write, in steps of 3 s."""
+    """A step may end while progress is written, here 3 s of writing in steps of 3 s."""
     said, _ = on_terminal(
         program,
         *("--data", data, "--steps", 2),
@@ -448,7 +453,7 @@ ssize_t write(int fd, const void *at, size_t n)
 def test_a_last_word_is_one_write(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Below a step's line: its line's end comes with it."""
+    """A last message below a step's progress is a single write, with the end of that line."""
     said, _ = on_terminal(
         program,
         *("--data", data, "--steps", 9),
@@ -463,7 +468,8 @@ def test_a_last_word_is_one_write(
 
 @pytest.mark.slow
 def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
-    """A step of 21 s: two lines, ten seconds apart, without a terminal's codes."""
+    """Progress in a file is sparse and has no terminal codes: a step of 21 s has two lines, ten
+    seconds apart."""
     done = train(program, data, steps=1, WORK_US=300000)
     assert done.code == 0 and "\r" not in done.err and "\x1b" not in done.err
     found = re.findall(
@@ -506,8 +512,8 @@ def test_a_schedule_of_another_length_is_told(
 
 @pytest.mark.slow
 def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
-    """One micro-batch tells nothing of it, and with accumulate: layers all begin at once; gathers
-    that take long make a step long."""
+    """A model shows the share of a step's commands: with one micro-batch the count says nothing,
+    and with accumulate: layers all begin at once. Slow gathers make a step long."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 50000))
     layers = ("train.accumulate=layers", "train.micro_batch=1")
     for keys, part in (
@@ -543,7 +549,8 @@ def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
 def test_an_emulated_gpu_says_which_micro_batch_it_is_at(
     tmp_path: Path,
 ) -> None:
-    """Work is done as late as may be, as a device's is: far behind what is issued."""
+    """An emulated GPU shows the micro-batch at work, far behind the issued one: its work is done as
+    late as possible, like a device's."""
     keys = ("cluster.ranks=1", "train.global_batch=12", "train.micro_batch=2")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 50000))
     said, took = on_terminal(
@@ -563,7 +570,8 @@ def test_an_emulated_gpu_says_which_micro_batch_it_is_at(
 def test_a_terminal_that_does_not_read_holds_up_nobody(
     program: Path, data: Path
 ) -> None:
-    """The parent has no room for progress, and still ends the run when it is told to."""
+    """A terminal that does not read delays no run: the parent cannot write progress and still ends
+    the run when told to."""
     ours, its = pty.openpty()
     os.set_blocking(its, False)
     with pytest.raises(BlockingIOError):
@@ -586,7 +594,7 @@ def test_a_terminal_that_does_not_read_holds_up_nobody(
     os.close(ours)
 
 
-# ---- how much of a file validation takes
+# ---- the part of a file that validation uses
 
 
 @pytest.mark.parametrize(
@@ -602,7 +610,8 @@ def test_val_tokens(
     used: int,
     ranks: int,
 ) -> None:
-    """Whole samples from the file's begin, as many as so many tokens hold."""
+    """Validation uses whole samples from the start of the file, as many as the given tokens
+    hold."""
     log = tmp_path / "log"
     done = run(
         program,

@@ -1,5 +1,5 @@
-"""test_long_data.py -- token files of many GB: how much of one a start reads, and when a token that
-is beyond the vocabulary is found."""
+"""test_long_data.py -- tests token files of many GB: how much a start reads, and when a token
+beyond the vocabulary is found."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import program
 import pytest
 
-T = 65536  # of the program below: 3 million tokens a step
+T = 65536  # of the program below: 3 million tokens per step
 STEP = program.MICRO_BATCHES * program.B * T
-WHOLE, PLACES, CHUNK = 32 << 20, 256, 16384  # what a start checks, in tokens
-LONG = (4 << 30) + 1  # tokens: 8 GiB, of which the disk has the first MiB
+WHOLE, PLACES, CHUNK = 32 << 20, 256, 16384  # tokens that a start checks
+LONG = (4 << 30) + 1  # tokens: 8 GiB, of which the disk stores the first MiB
 PLACE = WHOLE + (LONG - WHOLE) * 200 // PLACES  # the 200th place of the sample
 LOOK = 1 << 20  # bytes
 BAD = 60000
@@ -22,7 +22,8 @@ BAD = 60000
 
 @pytest.fixture(scope="session")
 def trainer() -> Path:
-    """program.c with long samples: what lies behind the first 64 MiB comes after a dozen steps"""
+    """Return program.c with long samples: tokens after the first 64 MiB come after a dozen
+    steps."""
     return program.built("plain", f"-DSEQUENCE={T}")
 
 
@@ -33,7 +34,7 @@ def reader() -> Path:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
-    """a sparse file; its start is of all tokens, so that it looks like tokens"""
+    """Return a sparse file; its start has all tokens, so it looks like tokens."""
     path = tmp_path / "tokens.bin"
     np.random.default_rng(1).integers(0, program.VOCAB, 1 << 19).astype(
         "<u2"
@@ -50,7 +51,7 @@ def put(path: Path, at: int, token: int = BAD) -> None:
 
 
 def bytes_read() -> int:
-    """by this process and all its children that have ended"""
+    """Return the bytes read by this process and all its ended children."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
@@ -59,8 +60,8 @@ def bytes_read() -> int:
 def test_a_start_reads_64_mib_and_a_sample(
     reader: Path, tokens: Path, ranks: int
 ) -> None:
-    """The ranks share them; each looks at the first MiB besides. The last MiB here is what the
-    program and its pipes take."""
+    """A start reads 64 MiB and a sample. The ranks share them, and each also looks at the first
+    MiB. The last MiB here is for the program and its pipes."""
     read = {}
     for rank in sorted({0, 1, ranks // 2, ranks - 1} & set(range(ranks))):
         before = bytes_read()
@@ -101,7 +102,8 @@ def test_what_is_checked_is_found_before_the_first_step(
 def test_the_rest_is_found_when_it_comes(
     trainer: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    """Behind the first place of the sample. Nothing is saved then."""
+    """A wrong token after the first place of the sample is found when its step comes, and nothing
+    is saved then."""
     at = WHOLE + CHUNK + 5
     put(tokens, at)
     done = program.train(

@@ -1,4 +1,4 @@
-"""test_lora_files.py -- adapters out and in as PEFT has them, and merged into the base.
+"""test_lora_files.py -- tests adapters saved and loaded in PEFT's format, and merged into the base.
 
 Names and keys are those of PEFT 0.18: docs/source/developer_guides/checkpoint.md, LoraConfig.
 """
@@ -31,7 +31,7 @@ WAYS = {
     "three": ("cluster.ranks=4", "zero.stage=3", WHOLE),
 }
 LEAD = {"gpt": "base_model.model.transformer.", "llama": "base_model.model."}
-HEAD = "base_model.model."  # of a head's names
+HEAD = "base_model.model."  # prefix of a head's names
 ADAPTED = {
     "gpt": ["h.{}.attn.c_attn"],
     "llama": [
@@ -52,7 +52,7 @@ def of(family: str) -> str:
 
 
 def named(family: str) -> list[str]:
-    """the linears of a whole model that have adapters, as PEFT's files name them"""
+    """Return the linears with adapters of a whole model, by PEFT's names."""
     model, found = of(family), []
     for name in ADAPTED[family]:
         layers = LAYERS[model] if "{}" in name else 1
@@ -67,7 +67,7 @@ def built(family: str, way: str, *keys: str) -> pathlib.Path:
 
 
 def plain(family: str) -> pathlib.Path:
-    """of the base alone"""
+    """Return the program of the base alone."""
     return trainer.build(
         trainer.generate(law.path(of(family)), *LORA[family][1:])
     )
@@ -77,7 +77,7 @@ def plain(family: str) -> pathlib.Path:
 def folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> pathlib.Path:
-    """of a family: tokens, its `base`, and `new`, what its adapters are after STEPS steps"""
+    """Return a family's folder: tokens, its `base`, and `new`, its adapters after STEPS steps."""
     made = tmp_path_factory.mktemp(request.param)
     made = made.rename(made.with_name(request.param))
     trainer.write_tokens(made / "tokens", law.tokens(256, 40 * 8 * 4 + 1))
@@ -90,7 +90,7 @@ def folder(
 def run(
     binary: pathlib.Path, folder: pathlib.Path, steps: int, *more: object
 ) -> str:
-    """the hash of a run on the base"""
+    """Return the hash of a run on the base."""
     given = ("--data", folder / "tokens", "--load", folder / "base")
     log = folder / "log"
     return law.run(binary, *given, "--steps", steps, *more, log=log).weights
@@ -130,8 +130,8 @@ def test_a_folder_is_pefts(folder: pathlib.Path) -> None:
 
 
 def test_out_and_in(folder: pathlib.Path) -> None:
-    """The same weights, whoever reads them, and whoever wrote them; a save in the base's own folder
-    leaves the base as it is."""
+    """Saved adapters load to the same weights, whoever reads or wrote them. A save into the base's
+    own folder leaves the base as it is."""
     family = folder.name
     one, three = built(family, "one"), built(family, "three")
     after = run(one, folder, STEPS, "--save", folder / "base")
@@ -146,7 +146,8 @@ def test_out_and_in(folder: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_in_halves(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """as --save-dtype says, each number rounded once; and they are read"""
+    """Adapters are saved in 16 bits as --save-dtype says, each number rounded once, and they
+    load."""
     binary, given = built("llama", "three"), ("--adapter", folder / "new")
     more = ("--save", tmp_path, "--save-dtype", "f16")
     run(binary, folder, 0, *given, *more)
@@ -164,7 +165,8 @@ def test_in_halves(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
 def test_merged(
     folder: pathlib.Path, tmp_path: pathlib.Path, way: str
 ) -> None:
-    """W + scale * B A by float64, rounded once; all else as it was, and no adapter beside it."""
+    """Merged weights are W + scale * B A in float64, rounded once. All others are as before, and no
+    adapter is saved beside them."""
     family = folder.name
     binary, given = built(family, way), ("--adapter", folder / "new")
     run(binary, folder, 0, *given, "--save", tmp_path, "--merge")
@@ -187,7 +189,7 @@ def test_merged(
             delta = 1.5 * (B @ A)
             delta = delta.T if "c_attn" in name else delta
             moved += 1
-        # sums of four products in doubles may differ in order: that moves few roundings to f32
+        # sums of four products in doubles may differ in order, which changes few roundings to f32
         want = np.float32(np.float64(w) + delta)
         assert np.abs(made[name] - want).max() <= np.spacing(
             np.abs(want).max()
@@ -200,7 +202,8 @@ def test_merged(
 def test_whole_weights_do_not_come_beside_adapters(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Whoever loads the folder would add these once more."""
+    """Merged weights are not saved beside adapters: loading the folder would add these once
+    more."""
     own = tmp_path / "own"
     shutil.copytree(folder / "base", own)
     for path in (folder / "new").iterdir():
@@ -221,7 +224,7 @@ def test_whole_weights_do_not_come_beside_adapters(
 def test_a_merged_model_has_the_loss_of_its_parts(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """in f32; the base's is another"""
+    """A merged model has the loss of its parts in f32, and the base another."""
     family = folder.name
     run(
         built(family, "three"),
@@ -247,7 +250,7 @@ def test_a_merged_model_has_the_loss_of_its_parts(
 def test_a_draw_is_of_all(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The likeliest tokens, of adapters that say much, are those of what is merged."""
+    """The likeliest tokens with strong adapters are those of the merged model."""
     family, rng = folder.name, np.random.Generator(np.random.Philox(3))
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
@@ -280,7 +283,7 @@ def test_a_draw_is_of_all(
 def test_pefts_own_copy_of_the_head(
     folder: pathlib.Path, tmp_path: pathlib.Path, change: float
 ) -> None:
-    """PEFT keeps the weight of a head with an adapter beside it; it has to be the base's."""
+    """PEFT's copy of the weight of a head with an adapter is accepted if it is the base's."""
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
@@ -294,7 +297,7 @@ def test_pefts_own_copy_of_the_head(
 
 
 def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """From a checkpoint of one way by another: the bits of a run that never stopped."""
+    """A run resumes from a checkpoint of another way with the bits of one that never stopped."""
     family, kept = folder.name, ("--checkpoints", tmp_path)
     one, three = built(family, "one"), built(family, "three")
     whole = run(one, folder, STEPS)
@@ -304,7 +307,7 @@ def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert after == whole != first
 
 
-# ---- refused
+# ---- refusals
 
 
 def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
@@ -394,7 +397,8 @@ def test_what_is_told_of_an_adapter(
     change: dict[str, object],
     why: str,
 ) -> None:
-    """What changes no weight, or cannot be compared, is taken with a line."""
+    """Settings of an adapter that change no weight, or cannot be compared, are accepted with a
+    line."""
     new = json.loads((folder / "new" / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({**new, **change})
@@ -412,7 +416,7 @@ def test_what_is_told_of_an_adapter(
 def test_untrained_adapters_merged_are_the_base(
     folder: pathlib.Path, tmp_path: pathlib.Path, way: str
 ) -> None:
-    """B is 0: every bit of the base stays, those of -0 among them."""
+    """Merging untrained adapters, whose B is 0, keeps every bit of the base, also of -0."""
     base = tmp_path / "base"
     shutil.copytree(folder / "base", base)
     tensors = load_file(base / "model.safetensors")
@@ -464,7 +468,7 @@ def test_a_folder_without_adapters(
 def test_pointers_of_git_lfs(
     folder: pathlib.Path, tmp_path: pathlib.Path, name: str
 ) -> None:
-    """Any file of a folder that was cloned without Git LFS, found before the first step"""
+    """A pointer of Git LFS in any file of a folder is reported before the first step."""
     for part in ("base", "new"):
         shutil.copytree(folder / part, tmp_path / part)
     (tmp_path / name).write_text(
@@ -485,7 +489,8 @@ def test_pointers_of_git_lfs(
 def test_names_of_adapters_in_memory(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """A state dict that PEFT has not saved itself has the adapter's own name in its names."""
+    """A state dict that PEFT has not saved itself loads, with the adapter's name inside its
+    names."""
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
@@ -498,7 +503,7 @@ def test_names_of_adapters_in_memory(
     assert code == 2 and 'have "default.weight", which is PEFT\'s in' in err
 
 
-# What PEFT 0.21.2 writes beside its own (LoraConfig().to_dict())
+# Further keys that PEFT 0.21.2 writes (LoraConfig().to_dict()).
 PEFTS = {
     "auto_mapping": None, "peft_version": "0.21.2", "revision": None, "exclude_modules": None,
     "lora_dropout": 0.05, "use_rslora": False, "init_lora_weights": "gaussian",
@@ -518,7 +523,8 @@ PEFTS = {
 def test_what_peft_writes_is_taken(
     folder: pathlib.Path, tmp_path: pathlib.Path, order: int
 ) -> None:
-    """Whatever the keys' order, and with blanks in what is empty."""
+    """PEFT's own configuration is accepted in any order of keys, and with blanks in empty
+    values."""
     new = json.loads((folder / "new" / "adapter_config.json").read_text())
     keys = [*{**new, **PEFTS}.items()][::order]
     text = json.dumps(dict(keys), indent=1).replace("{}", "{ }")
@@ -535,7 +541,7 @@ def test_what_peft_writes_is_taken(
 def test_other_tensors(
     folder: pathlib.Path, tmp_path: pathlib.Path, more: bool
 ) -> None:
-    """One too few or too many"""
+    """An adapter with a tensor too few or too many is refused."""
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
     tensors = load_file(folder / "new" / "adapter_model.safetensors")

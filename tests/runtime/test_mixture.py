@@ -1,6 +1,6 @@
-"""test_mixture.py -- runs on several sources and shuffled samples: the samples are those of a
-reference of its own, on any ranks, from any step on; what a run says of them, and what it refuses.
-"""
+"""test_mixture.py -- tests runs on several sources with shuffled samples: the samples match an
+independent reference, on any ranks and from any step on; and the messages and refusals of such
+runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED, MASK = 7, 2**64 - 1
 MADE = STEPS * program.MICRO_BATCHES * program.B  # samples of a run
 Turns = Iterator[tuple[int, int]]
 
-# ---- the order again: by its definition, from the root down
+# ---- the order by its definition, from the root down
 
 
 def mixed(x: int) -> int:
@@ -45,7 +45,7 @@ def permuted(source: int, epoch: int, n: int, at: int) -> int:
 
 
 def turns(weights: list[int]) -> Turns:
-    """(source, how many of its samples were before) of each sample"""
+    """Return (source, number of its samples before) for each sample."""
     trees: list[tuple[int, int, object]] = [
         (w, k, k) for k, w in enumerate(weights)
     ]
@@ -70,7 +70,7 @@ def turns(weights: list[int]) -> Turns:
 def stream(
     files: list[Path], weights: list[int], shuffle: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """inputs, targets int64 [MADE, T]"""
+    """Return inputs and targets, int64 [MADE, T]."""
     of, found = [samples(file) for file in files], []
     for source, at in turns(weights):
         n = len(of[source][0])
@@ -89,7 +89,7 @@ def shuffled() -> Path:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of 37, 20 and 9 samples: a run of 144 goes through each several times."""
+    """Return files of 37, 20 and 9 samples: a run of 144 goes through each several times."""
     folder = tmp_path_factory.mktemp("sources")
     made = [folder / name for name in "abc"]
     for seed, (path, n) in enumerate(zip(made, (37, 20, 9), strict=True)):
@@ -141,7 +141,7 @@ def test_the_samples_are_those_of_the_definition(
 def test_an_epoch_has_another_order_than_the_one_before(
     shuffled: Path, files: list[Path]
 ) -> None:
-    """The control of the reference: what it draws differs from epoch to epoch."""
+    """The reference draws another order in each epoch (a control)."""
     n = 37
     drawn = [[permuted(0, e, n, i) for i in range(n)] for e in range(2)]
     assert sorted(drawn[0]) == sorted(drawn[1]) and drawn[0] != drawn[1]
@@ -160,7 +160,7 @@ def test_validation_is_never_shuffled(
     assert said[0] == said[1]
 
 
-# ---- what a run says of its sources
+# ---- messages about sources
 
 
 def test_each_source_is_told(
@@ -256,7 +256,7 @@ def test_a_file_of_any_source_is_no_log(
     assert done.code == 2 and "is the file of --data" in done.err
 
 
-# ---- going on
+# ---- resuming
 
 KEYS = ("train.global_batch=4", "train.micro_batch=1")
 SHUFFLE = "data.shuffle=true"
@@ -270,7 +270,7 @@ def built(stage: int, ranks: int, *keys: str) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """--data of two sources: a run of 6 steps, 24 samples, goes through both."""
+    """Return --data of two sources: a run of 6 steps, 24 samples, goes through both."""
     folder = tmp_path_factory.mktemp("two")
     for name, n in ("a", 10), ("b", 5):
         trainer.write_tokens(folder / name, law.tokens(256, n * 33 + 1))
@@ -279,7 +279,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 @pytest.mark.slow
 def test_it_goes_on_from_any_step(two: list[object], tmp_path: Path) -> None:
-    """On other ranks and stages, to the bit."""
+    """A run resumes from any step to the bit, on other ranks and stages."""
     ways = [built(0, 1, SHUFFLE), built(3, 2, SHUFFLE), built(2, 4, SHUFFLE)]
     log = tmp_path / "log"
     steps = 6
@@ -340,7 +340,7 @@ def test_shuffling_is_a_line_of_the_recipe(
 def test_a_line_that_the_checkpoint_lacks(
     two: list[object], tmp_path: Path
 ) -> None:
-    """It is named, and may be accepted as any other."""
+    """A key that the checkpoint lacks is named and may be accepted like any other change."""
     where = ("--checkpoints", tmp_path / "ck", "--steps")
     done = program.run(built(0, 1), *two, *where, 1)
     assert done.code == 0, done.err
@@ -359,7 +359,8 @@ def test_a_line_that_the_checkpoint_lacks(
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [128256, 151936])
 def test_a_vocabulary_beyond_uint16_trains(tmp_path: Path, vocab: int) -> None:
-    """Llama 3's and Qwen's, on uint32; 4294967295 is no target."""
+    """Vocabularies beyond uint16, Llama 3's and Qwen's, train on uint32; 4294967295 is no
+    target."""
     file = tmp_path / "tokens"
     drawn = np.random.default_rng(1).integers(0, vocab, 33 * 8 + 1)
     drawn[[5, 40]] = 2**32 - 1
@@ -378,7 +379,8 @@ def test_a_vocabulary_beyond_uint16_trains(tmp_path: Path, vocab: int) -> None:
 
 
 def test_without_the_key_train_c_is_as_it_was() -> None:
-    """And recipes of older checkpoints are still those of new programs."""
+    """A spec without the key has the same train.c as before, and recipes of older checkpoints fit
+    new programs."""
     plain, said, shuffled = (
         trainer.generate(law.path("gpt"), *keys)
         for keys in ((), ("data.shuffle=false",), (SHUFFLE, "train.seed=5"))

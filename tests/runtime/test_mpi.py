@@ -1,6 +1,5 @@
-"""test_mpi.py -- out/train-mpi: the weights of out/train, on one host and on several; what comes
-over a host's wire; what is told of a start that cannot be.
-"""
+"""test_mpi.py -- tests out/train-mpi: it has the weights of out/train on one host and on several,
+receives the planned bytes from other hosts, and reports starts that cannot work."""
 
 import os
 import pathlib
@@ -62,7 +61,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def programs(family: str, *keys: str) -> list[pathlib.Path]:
-    """out/train and out/train-mpi of one train.c"""
+    """Return out/train and out/train-mpi of one train.c."""
     source = trainer.generate(
         law.path(family),
         "train.micro_batch=1",
@@ -81,8 +80,8 @@ def weights(run) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
-    """That of one rank of out/train; and where each rank, or each two, is as if on a host of its
-    own."""
+    """The hash is that of one rank of out/train, also if each rank or each two act as a host of
+    their own."""
     said = ("--data", tokens, "--steps", STEPS, "--hash")
     type_ = f"train.precision={precision}"
     alone, _ = programs("gpt", type_, "cluster.ranks=1")
@@ -101,8 +100,8 @@ def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
 def test_ranks_that_are_dealt_over_hosts_are_refused(
     tokens: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The plan's hosts are ranks in a row; where the launcher deals them otherwise, a start names
-    the first that is elsewhere, and what mends it."""
+    """A start is refused if the launcher does not deal ranks over hosts in order, as the plan
+    requires. The message names the first rank on another host and the remedy."""
     way = ("cluster.ranks=4", "zero.stage=3", "cluster.local=2")
     _, made = programs("gpt", *way)
     said = ("--data", tokens, "--steps", 1, "--hash")
@@ -125,7 +124,8 @@ def test_ranks_that_are_dealt_over_hosts_are_refused(
 def test_hosts_of_fewer_ranks_are_refused(
     tokens: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """What mends it is the most ranks in a row that every host has."""
+    """Hosts with fewer ranks than planned are refused; the remedy is the most consecutive ranks
+    that every host has."""
     way = ("cluster.ranks=8", "zero.stage=3", "cluster.local=4")
     _, made = programs("gpt", *way)
     with hosts.network(4) as four:
@@ -152,7 +152,8 @@ def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
 def test_each_rank_sees_the_folder_of_checkpoints(
     tokens: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Else each checkpoint would be given up, and nobody know before the end."""
+    """A start is refused if a rank does not see the folder of checkpoints: otherwise each one would
+    be given up, unnoticed until the end."""
     _, made = programs("gpt", "cluster.ranks=2")
     words = ("--data", tokens, "--steps", STEPS, "--checkpoints", "ck")
     each = []
@@ -194,10 +195,12 @@ def two():
 def test_one_hash_on_two_hosts(
     tokens: pathlib.Path, tmp_path: pathlib.Path, two, stage: int
 ) -> None:
-    """And what comes to a host is what the plan has for its ranks' steps, before them at most all
-    parameters once (half of them to each of two ranks, a tenth more with what pads them), and no
-    more than a twentieth and 200 kB beside it: headers and answers of TCP, MPI's, the ranks'
-    meeting."""
+    """Two hosts have the hash of one.
+
+    A host receives the bytes that the plan has for its ranks' steps. Before them come at most all
+    parameters once (half of them for each of two ranks, a tenth more with padding), and beside them
+    no more than a twentieth and 200 kB: headers and answers of TCP and MPI, and the ranks' meeting.
+    """
     near, made = programs("llama", "cluster.ranks=4", f"zero.stage={stage}")
     said = ("--data", tokens, "--steps", STEPS, "--hash")
     want = trainer.sh(near, *said)
@@ -206,7 +209,7 @@ def test_one_hash_on_two_hosts(
     came = two[1].received() - before
     assert f"weights {got}\n" in want
     wire = int(re.search(r"^wire (\d+) bytes", want, re.M)[1])
-    # of a rank's three peers two are on the other host; the host has two ranks
+    # two of a rank's three peers are on the other host; the host has two ranks
     planned = 2 * STEPS * wire * 2 // 3
     assert planned <= came <= 1.05 * (planned + 1.1 * 4 * SIZE) + 200_000
 
@@ -215,8 +218,8 @@ def test_one_hash_on_two_hosts(
 def test_a_checkpoint_of_one_host_goes_on_on_two(
     tokens: pathlib.Path, tmp_path: pathlib.Path, two
 ) -> None:
-    """On twice the ranks under another stage, with the optimizer on the host: as if it had never
-    stopped."""
+    """A checkpoint of one host resumes on twice the ranks under another stage, with the optimizer
+    on the host, as if the run had never stopped."""
     near, _ = programs("llama", "cluster.ranks=2", "zero.stage=1")
     _, made = programs(
         "llama",
@@ -233,7 +236,7 @@ def test_a_checkpoint_of_one_host_goes_on_on_two(
 
 
 def there(host: hosts.Host, folder: pathlib.Path, does: str) -> pathlib.Path:
-    """A program that is another, but on one of the hosts"""
+    """Return a program that behaves differently on one of the hosts."""
     made = folder / f"on-{host.name}"
     made.write_text(
         f'#!/bin/sh\nif [ "$(hostname)" = {host.name} ]; then {does}; fi\nexec "$@"\n'
@@ -246,8 +249,8 @@ def there(host: hosts.Host, folder: pathlib.Path, does: str) -> pathlib.Path:
 def test_one_hash_on_three_hosts_of_which_one_is_slow(
     tokens: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Two have two ranks, the last has one, and sends 40 Mbit/s: what a rank sends is what it
-    receives."""
+    """Three hosts have the same hash. Two have two ranks; the last has one and sends 40 Mbit/s, as
+    many bytes as it receives."""
     near, made = programs(
         "llama", "cluster.ranks=5", "train.global_batch=10", "zero.stage=3"
     )
@@ -338,11 +341,11 @@ def test_what_is_wrong_before_ranks_meet_names_host_and_rank(
     assert re.search(rf"rank \d on host h[12]: {what}", done.stderr)
 
 
-# ---- what breaks
+# ---- failures
 
 
 def begun(made: pathlib.Path, log: pathlib.Path, *words, **settings):
-    """A run of many steps that has done some"""
+    """Yield a run of many steps that has done some."""
     said = ("--steps", 1000000, "--log", log)
     run = mpirun(made, 4, *words, *said, **settings)
     until(lambda: log.exists() and log.read_text().count('"loss"') > 3)
@@ -403,7 +406,7 @@ def test_who_was_sent_a_signal_says_so(
     number: signal.Signals,
     what: str,
 ) -> None:
-    """Its rank and its host"""
+    """A rank that was sent a signal is named with its host."""
     _, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
     log = tmp_path / "log"
     words = [tmp_path / word if word == "ck" else word for word in kept]
@@ -441,7 +444,8 @@ def test_who_is_waited_for_is_told(
     way: tuple[str, ...],
     waits: str,
 ) -> None:
-    """Rank 1, as if on another host, is stopped amid a step; a gather takes 0.3 s and more."""
+    """The rank that is waited for is named: rank 1, acting as another host, is stopped in a step; a
+    gather takes 0.3 s and more."""
     _, made = programs("gpt", *way, "zero.stage=3")
     log = tmp_path / "log"
     where = {"ZR_RANKS_PER_HOST": local, "ZR_GATHER_DELAY_US": 300000}
@@ -455,7 +459,7 @@ def test_who_is_waited_for_is_told(
         for pid in hosts.running(made, log)
         if own in pathlib.Path(f"/proc/{pid}/environ").read_bytes()
     ]
-    assert len(stopped) == 2  # it and its parent
+    assert len(stopped) == 2  # the rank and its parent
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -505,8 +509,8 @@ def held(
     *how: str,
     words: tuple[str | int, ...] = (),
 ):
-    """A run on two hosts with a rank each that is held on one of them, from when it has done some
-    steps on: for how many seconds, 0: rank and parent are stopped"""
+    """Run on two hosts with a rank each and hold one of them after some steps, for a number of
+    seconds; 0: stop the rank and its parent."""
     _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
     log, asked = folder / "log", folder / "asked"
     (folder / "hold.c").write_text(HOLD)
@@ -534,7 +538,8 @@ def held(
 def test_a_host_that_stands_still_is_named(
     tokens: pathlib.Path, tmp_path: pathlib.Path, two, on: int, how: str
 ) -> None:
-    """Between two steps, or in a checkpoint: nothing there can say so, and the other host does."""
+    """A host that stands still, between two steps or in a checkpoint, cannot report it, so the
+    other host does."""
     done, _ = held(tokens, tmp_path, two, on, how, "-DSECONDS=0")
     assert done.returncode == 7, done.stderr
     assert (
@@ -548,7 +553,8 @@ def test_a_host_that_stands_still_is_named(
 def test_a_slow_disk_of_another_host_is_no_stall(
     tokens: pathlib.Path, tmp_path: pathlib.Path, two, words: tuple
 ) -> None:
-    """A rank saves far longer than the limit, and lives; beside a step, too, whose update waits."""
+    """A slow disk of another host is no stall: a rank saves far longer than the limit and lives,
+    also beside a step whose update waits."""
     begin = time.monotonic()
     done, limit = held(
         tokens,
@@ -588,7 +594,8 @@ ssize_t pread(int f, void *to, size_t n, off_t at)
 def test_a_rank_that_is_long_at_an_evaluation_is_no_stall(
     tokens: pathlib.Path, tmp_path: pathlib.Path, option: str
 ) -> None:
-    """At stage 0 each rank evaluates by itself: who is done waits for longer than the limit."""
+    """A long evaluation is no stall: at stage 0 each rank evaluates by itself, and the one that is
+    done waits for longer than the limit."""
     _, made = programs("gpt", "cluster.ranks=2", "zero.stage=0")
     log, asked = tmp_path / "log", tmp_path / "asked"
     limit = 3 * busy()
@@ -629,9 +636,9 @@ def cut(host: hosts.Host) -> None:
 def test_a_host_that_is_gone_ends_all(
     tokens: pathlib.Path, tmp_path: pathlib.Path, breaks
 ) -> None:
-    """One message says which rank misses which, or mpirun's own which host it misses, or Open
-    MPI ends the rank whose connection broke (255) and has said so; and the checkpoint before it
-    holds."""
+    """A host that is gone ends all ranks. One message names the missing rank, or mpirun names the
+    missing host, or Open MPI reports and ends the rank whose connection broke (255). The checkpoint
+    before it is valid."""
     near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
     log = tmp_path / "log"
     kept = ("--checkpoints", tmp_path / "ck", "--save-every", 20)

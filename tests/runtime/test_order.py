@@ -1,5 +1,5 @@
-"""test_order.py -- which sample comes when: a permutation of each epoch that shows no order, and
-sources in turn, as near to their weights as is promised."""
+"""test_order.py -- tests the order of samples: a random permutation in each epoch, and sources in
+turn, as close to their weights as promised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def permutations(
 
 
 def epochs(order: Path, n: int, count: int) -> np.ndarray:
-    """int [count, n]: where each sample of each epoch goes"""
+    """Return int [count, n]: the place of each sample in each epoch."""
     return np.array(permutations(order, n, n, last=count - 1))
 
 
@@ -47,16 +47,19 @@ def test_so_it_is_of_many(order: Path, n: int) -> None:
 
 
 def test_every_order_of_three_comes(order: Path) -> None:
-    """Of 6 orders, each as likely, one is missing after 120 epochs once in 10^8 times."""
+    """Every order of three samples occurs in 120 epochs; a fair draw of 6 orders misses one once in
+    10^8 times."""
     assert len({tuple(p) for p in epochs(order, 3, 120)}) == 6
 
 
 def test_no_order_shows(order: Path) -> None:
-    """Of 40 epochs of 1000 samples. The correlation of a random permutation with the order of the
-    file has the variance 1/(n-1), so has that of one with the next, and that of one with itself,
-    one sample on, a mean of -1/(n-1) besides. Means of 40 lie within 5 of their deviations but
-    once in a million times. Neighbours stay neighbours once an epoch, as rare events do: their sum
-    has the variance 40."""
+    """Orders of 40 epochs of 1000 samples show no pattern.
+
+    The correlation of a random permutation with the order of the file has the variance 1/(n-1), and
+    so has that of one with the next. The correlation of one with itself, a sample later, also has a
+    mean of -1/(n-1). Means of 40 lie within 5 of their deviations except once in a million times.
+    Neighbours stay neighbours once per epoch, as rare events do: their sum has the variance 40.
+    """
     n, count = 1000, 40
     found = epochs(order, n, count)
     bound = 5 / np.sqrt(count * (n - 1))
@@ -74,8 +77,9 @@ def test_no_order_shows(order: Path) -> None:
 
 
 def test_a_sample_comes_anywhere(order: Path) -> None:
-    """Of 640 epochs of 96 samples: how often the first and the last come in each of 16 parts. The
-    sum of squares has 15 degrees of freedom, so a mean of 15 and a deviation of sqrt(30)."""
+    """A sample comes anywhere: over 640 epochs of 96 samples the first and the last are counted in
+    each of 16 parts. The sum of squares has 15 degrees of freedom, so a mean of 15 and a deviation
+    of sqrt(30)."""
     count, parts = 640, 16
     found = epochs(order, 96, count)
     for sample in (0, 95):
@@ -124,8 +128,8 @@ WEIGHTS = [
 def test_every_prefix_is_near_to_the_weights(
     order: Path, file: Path, weights: list[int]
 ) -> None:
-    """Two samples more or less at most, half a sample of two sources; after as many samples as the
-    weights sum up to, none."""
+    """Every prefix is within two samples of the weights, within half a sample with two sources, and
+    exact after as many samples as the weights sum up to."""
     whole = sum(weights) // np.gcd.reduce(weights)
     m = max(2000, 2 * whole)
     found = turns(order, file, m, weights)
@@ -145,13 +149,14 @@ def test_one_source_has_all(order: Path, file: Path) -> None:
     assert not turns(order, file, 10, [5]).any()
 
 
-# ---- what a start looks at
+# ---- samples that a start checks
 
 
 def test_a_start_looks_at_what_each_source_gives(
     order: Path, tmp_path: Path
 ) -> None:
-    """Shuffled, at all of a file that is used at all: any sample of it may come."""
+    """A start checks the samples that each source contributes. Shuffled, it checks all of every
+    used file, because any sample may come."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(bytes(202))
     for at in (0, 4, 5, 9, 100):
@@ -171,8 +176,8 @@ def test_a_start_looks_at_what_each_source_gives(
 def test_a_start_reads_no_more_of_several(
     order: Path, tmp_path: Path, sources: int
 ) -> None:
-    """64 MiB, a sample and a MiB for their looks, of all files together, but for what a program and
-    its pipes take."""
+    """A start reads no more of several files than of one: 64 MiB, a sample, and a MiB for the looks
+    at their starts, not counting the program and its pipes."""
     with (tmp_path / "long").open("wb") as file:
         file.truncate(1 << 28)
     before = bytes_read()

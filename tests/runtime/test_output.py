@@ -1,5 +1,5 @@
-"""test_output.py -- what a run writes beside weights: what becomes of it where it fails, and whose
-file it must not be."""
+"""test_output.py -- tests a run's outputs other than weights: the effect of a failure, and files
+that they must not overwrite."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def to(
 
 
 def closed() -> int:
-    """A pipe that nobody reads any more."""
+    """Return a pipe without a reader."""
     readable, writable = os.pipe()
     os.close(readable)
     return writable
@@ -105,7 +105,7 @@ def test_a_failing_stdout_does_not_end_training(
 
 @pytest.mark.slow
 def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
-    """Whoever made it reads later than it is filled: no line is lost."""
+    """No line is lost in a non-blocking pipe that is read only after it is full."""
     readable, writable = os.pipe()
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
     os.set_blocking(writable, False)
@@ -144,7 +144,8 @@ def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
 def test_what_was_asked_for_on_stdout_must_be_written(
     program: Path, data: Path, args: tuple[object, ...]
 ) -> None:
-    """A hash, a sample, and a loss that nothing was trained for."""
+    """A result that was asked for on stdout must be written: a hash, a sample, or a loss without
+    training."""
     with FULL.open("wb") as full:
         done = to(full, program, "--data", data, "--val", data, *args, RANKS=2)
     assert (
@@ -185,7 +186,7 @@ def test_a_failing_log_does_not_end_training(
 def test_a_log_that_may_not_grow_ends_with_a_whole_line(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    most = 320 << 10  # more than the arena, which is a file, too
+    most = 320 << 10  # larger than the arena, which is a file, too
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
@@ -207,7 +208,8 @@ def test_a_log_that_may_not_grow_ends_with_a_whole_line(
 def test_files_do_not_take_the_place_of_what_is_closed(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Started without stdout and stderr: what goes there must not come into a file."""
+    """A run without stdout and stderr does not write their text into a file that gets their
+    descriptors."""
     command = [
         "sh",
         "-c",
@@ -247,7 +249,7 @@ def test_files_do_not_take_the_place_of_what_is_closed(
 def test_the_time_that_is_left_of_a_very_long_run(
     program: Path, data: Path
 ) -> None:
-    """2.7 s a step, 10^9 of them: more seconds than an int has."""
+    """The time left is right for 10^9 steps of 2.7 s, more seconds than an int holds."""
     running = subprocess.Popen(
         [program, "--data", data, "--steps", "1000000000"],
         stderr=subprocess.PIPE,
@@ -265,12 +267,12 @@ def test_the_time_that_is_left_of_a_very_long_run(
     assert 0 <= int(left[2]) < 60 and 0 <= int(left[3]) < 60
 
 
-# ---- whose file it must not be
+# ---- files that must not be overwritten
 
 
 @pytest.fixture
 def weights(program: Path, tmp_path: Path) -> Path:
-    """A directory of weights in two files, behind an index, and of what else a model has."""
+    """Return a directory of weights in two files behind an index, with a model's other files."""
     assert (
         run(program, "--steps", 0, "--save", tmp_path / "w", RANKS=2).code == 0
     )
@@ -317,7 +319,7 @@ def test_weights_are_not_written_over(
         and "is the file of --load" in done.err
         and contents(weights) == before
     )
-    # what is not read may lie beside them
+    # files that are not read may lie beside them
     done = train(
         program, data, "--load", weights, "--log", weights / "log", RANKS=2
     )
@@ -328,7 +330,8 @@ def test_weights_are_not_written_over(
 def test_what_is_read_is_not_written_over(
     program: Path, data: Path, tmp_path: Path, option: str
 ) -> None:
-    """Token files and what lies beside them, by any name of theirs; a prompt."""
+    """Inputs are not overwritten: token files and files beside them, by any of their names, and a
+    prompt."""
     inputs = {
         "t.bin": ("--data", data.read_bytes()),
         "meta.json": ("--data", b"{}"),
@@ -385,7 +388,7 @@ def test_two_runs_do_not_write_one_log(
 def test_two_runs_do_not_write_one_profile(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """And what a run left that was killed is no other's."""
+    """Two runs do not write one profile, and leftovers of a killed run belong to no other."""
     options = ("--profile", tmp_path / "p", "--profile-steps", "20-21")
     first = start(program, data, *options, RANKS=2, FAULT="hang")
     wait_for_step(first, 1)
@@ -407,7 +410,8 @@ def test_two_runs_do_not_write_one_profile(
 def test_a_file_system_without_locks(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """flock as it is on some: the run goes on, and says that it cannot see another."""
+    """A file system without flock lets the run go on, with a message that it cannot see another
+    run."""
     (tmp_path / "no.c").write_text(
         "#include <errno.h>\nint flock(int f, int o)\n"
         "{\n    (void)f, (void)o;\n    errno = ENOSYS;\n    return -1;\n}\n"
@@ -441,7 +445,8 @@ def test_a_file_system_without_locks(
 def test_a_log_is_not_what_is_saved(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Neither the weights, nor what lies beside them, nor what they are first written to."""
+    """A log or profile is not written over saved weights, files beside them, or their temporary
+    files."""
     (tmp_path / "w").mkdir()
     (tmp_path / "link").symlink_to("w")
     for option in ("--log", "--profile"):
@@ -469,14 +474,15 @@ def test_a_log_is_not_what_is_saved(
     assert list((tmp_path / "w").iterdir()) == []
 
 
-# ---- what goes to a terminal
+# ---- text for a terminal
 
 EVIL = "\x1b[31m\n\r\x7f\x9b31m\u202eé"
-SEEN = "?[31m?????31m???é"  # a C1 code has two bytes, what turns a line three
+# A C1 code has two bytes, the code that reverses a line three
+SEEN = "?[31m?????31m???é"
 
 
 def shown(text: str) -> None:
-    """No control code is in what a run has said."""
+    """Assert that no control code is in a run's message."""
     assert SEEN in text
     assert all(line.isprintable() for line in text.split("\n"))
 
@@ -489,7 +495,8 @@ def operands(program: Path) -> list[str]:
 def test_no_option_goes_to_the_terminal_as_it_is(
     program: Path, tmp_path: Path
 ) -> None:
-    """Each that has an operand: a number, a word, a file that is not there or cannot be made."""
+    """No option's operand reaches the terminal unescaped: a number, a word, or a file that is
+    missing or cannot be made."""
     found = operands(program)
     assert {"--data", "--threads", "--resume", "--top-p"} < {*found}
     (tmp_path / "file").touch()
@@ -520,7 +527,8 @@ def test_no_setting_goes_to_the_terminal_as_it_is(
 def test_no_name_of_a_file_goes_to_the_terminal_as_it_is(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Those of a run that goes well, of one whose output fails, and of what a file holds."""
+    """No file name or file content reaches the terminal unescaped, from a run that goes well, one
+    whose output fails, and a file's own text."""
     file = tmp_path / EVIL
     file.write_bytes(data.read_bytes())
     done = train(program, file, "--val", file, "--log", f"{file}.log")

@@ -1,5 +1,5 @@
-"""test_profile.py -- out/train --profile: the bits stay, every command of a profiled step is noted
-once, the table adds up, the file is what Perfetto reads, and errors come at the start."""
+"""test_profile.py -- tests out/train --profile: the bits stay, every command of a profiled step is
+noted once, the table adds up, Perfetto can read the file, and errors come at the start."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def run(
 
 
 def read(path: pathlib.Path) -> dict[tuple[int, str], list[Event]]:
-    """the complete events of each rank and thread, in order of time"""
+    """Return the complete events of each rank and thread, sorted by time."""
     events = json.loads(path.read_text())
     threads = {
         (e["pid"], e["tid"]): e["args"]["name"]
@@ -131,7 +131,7 @@ def one_after_the_other(row: list[Event]) -> None:
 
 
 def units(p: Plan, name: str) -> list[str]:
-    """what the calls of a function of the forward or backward are for, in the plan's order"""
+    """Return the units of a forward or backward function's calls, in the plan's order."""
     return [
         f"{name} {x.unit[:-1].split('[')[1]}"
         for x in p.section("micro_batch").steps
@@ -140,12 +140,13 @@ def units(p: Plan, name: str) -> list[str]:
 
 
 def named(e: Event) -> str:
-    """without the number of the unit"""
+    """Return an event's name without the number of the unit."""
     return str(e["name"]).split()[0]
 
 
 def commands(p: Plan, queue: str) -> collections.Counter[str]:
-    """what a queue is given in a step, by name; a wait by the queue that it is for"""
+    """Return the commands of a queue in a step by name; a wait has the name of the queue that it is
+    for."""
     out: collections.Counter[str] = collections.Counter()
     for s in p.step:
         for x in s.steps:
@@ -159,7 +160,7 @@ def commands(p: Plan, queue: str) -> collections.Counter[str]:
 def check(
     p: Plan, path: pathlib.Path, first: int, last: int, gpu: bool = False
 ) -> None:
-    """The file of a run of this plan. A GPU does nothing for `done`, nor for some waits."""
+    """Check the file of a run of this plan. A GPU does nothing for `done` and for some waits."""
     found = read(path)
     used = {x.queue for s in p.sections for x in s.steps}
     assert set(found) == {
@@ -207,7 +208,7 @@ def check(
             one_after_the_other(found[rank, queue])
 
 
-# ---- what it notes
+# ---- the commands that it notes
 
 
 @pytest.mark.parametrize("stage,ranks,more", WAYS)
@@ -285,7 +286,7 @@ def test_sanitizers_find_nothing(
     check(plan_of(*settings), tmp_path / "p", 2, 3)
 
 
-# ---- which steps
+# ---- the profiled steps
 
 
 @pytest.fixture(scope="module")
@@ -343,10 +344,10 @@ def numbers(line: str) -> list[float]:
 def test_the_table_adds_up(
     tmp_path: pathlib.Path, tokens: pathlib.Path, more: tuple[str, ...]
 ) -> None:
-    """What ZR_MAIN's time went to is the step; each command's calls are the plan's."""
+    """The parts of ZR_MAIN's time sum up to the step, and each command's calls are the plan's."""
     settings = keys(3, 2, more)
     binary = trainer.build(trainer.generate(law.path("gpt"), *settings))
-    # more than any processor has: a share above its peak is not told
+    # above any processor's peak, because a share above its own peak is not printed
     done = run(
         binary, tokens, "--profile", tmp_path / "p", ZR_PEAK_GFLOPS=1000
     )
@@ -369,9 +370,10 @@ def test_the_table_adds_up(
         "waits for gather",
         "no command",
     } <= {re.split(r" {2,}", line)[0] for line in parts}
+    # Each is rounded to 0.001
     assert sum(numbers(line)[-2] for line in parts) == pytest.approx(
         wall, abs=0.001 * len(parts)
-    )  # each is rounded to 0.001
+    )
     p = plan_of(*settings)
     table, at = [], ""
     for line in lines[queue + 1 : lines.index(done.line("loss"))]:
@@ -388,9 +390,8 @@ def test_the_table_adds_up(
         assert {
             row[1]: int(row[2]) for row in rows if row[1] != "waits"
         } == want
-        assert (
-            sum(int(row[4]) for row in rows if row[1] == "waits") == waits
-        )  # waits for QUEUE N
+        # Waits for QUEUE N
+        assert sum(int(row[4]) for row in rows if row[1] == "waits") == waits
     whole = read(tmp_path / "p")[0, STEPS]
     assert wall == pytest.approx(
         sum(e["dur"] for e in whole) / 1000 / len(whole), abs=0.001
@@ -408,7 +409,7 @@ def test_the_table_adds_up(
     )
 
 
-# ---- what is wrong
+# ---- errors
 
 
 @pytest.mark.parametrize(
@@ -465,9 +466,8 @@ def test_no_input_is_written_over(
         tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log"
     )
     assert done.code == 2 and "is the file of --log" in done.err
-    part = (
-        tmp_path / "q.part"
-    )  # the name that a profile has while it is written
+    # The name of a profile while it is written
+    part = tmp_path / "q.part"
     part.write_bytes(before)
     done = run(tiny, part, "--profile", tmp_path / "q")
     assert done.code == 2 and "q.part: is the file of --data" in done.err
@@ -484,8 +484,8 @@ def test_no_input_is_written_over(
 def test_a_folder_that_takes_no_file(
     tmp_path: pathlib.Path, tokens: pathlib.Path, tiny: pathlib.Path
 ) -> None:
-    """What is there would be written over, but the profile is made beside it: that this cannot be
-    is said at the start."""
+    """A folder that takes no new file is reported at the start: the existing file would be
+    overwritten, but the profile is first made beside it."""
     (tmp_path / "p").write_text("before")
     (tmp_path / "p.part").mkdir()
     done = run(tiny, tokens, "--profile", tmp_path / "p")
@@ -500,7 +500,7 @@ def test_a_folder_that_takes_no_file(
 def test_nothing_is_half_written(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """A file that may grow no larger than some KiB: what was there stays, nothing else is left."""
+    """No partial profile is left if a file may not grow beyond some KiB, and the old one stays."""
     (tmp_path / "p").write_text("before")
     alone = trainer.build(trainer.generate(law.path("gpt"), *keys(3, 1, ())))
     done = program.run(
@@ -542,8 +542,8 @@ def test_on_a_gpu(
     graph: list[str],
     more: tuple[str, ...],
 ) -> None:
-    """Three steps, of which the second is profiled: graphs are played before and after it, but
-    with the optimizer on the host. A wait for what a graph has recorded is none."""
+    """The second of three steps is profiled on a GPU. Graphs are played before and after it, unless
+    the optimizer is on the host. A wait for an event of a graph is not noted."""
     settings = [*keys(3, 2, more), "train.global_batch=2"]
     binary = trainer.build(
         trainer.generate(law.path("gpt"), *settings), trainer.EMULATED
@@ -569,7 +569,8 @@ def test_on_a_gpu(
 
 
 def test_queues_are_those_of_the_runtime() -> None:
-    """Their numbers, their names, and from which arena to which those copy that do."""
+    """The queues' numbers and names are the runtime's, and so are the arenas between which queues
+    copy."""
     header, source = (
         (RUNTIME / name).read_text() for name in ("zr.h", "zr_range.c")
     )

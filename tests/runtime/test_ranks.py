@@ -1,4 +1,5 @@
-"""test_ranks.py -- starting, stopping and failing of ranks, and the command line of a program."""
+"""test_ranks.py -- tests the start, the stop and failures of ranks, and the command line of a
+program."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from safetensors.numpy import load_file, save_file
 
 pytestmark = pytest.mark.waits
 
-# ---- when something goes wrong
+# ---- failures
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,8 @@ def test_signals_end_a_run_cleanly(
     )
     wait_for_step(running, 1)
     ranks = children(running.pid)
-    assert (
-        len(ranks) == 3 and len(list((tmp_path / "w").iterdir())) == 1
-    )  # the room that --save took
+    # The space that --save reserved
+    assert len(ranks) == 3 and len(list((tmp_path / "w").iterdir())) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.part", "w"]
     (os.killpg if group else os.kill)(running.pid, number)
     assert running.wait(LIMIT) == 128 + number
@@ -137,7 +137,8 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
 
 
 def test_unlike_processors_train_together(program: Path, data: Path) -> None:
-    """Kernels of all objects of a CPU have the same bits."""
+    """Ranks with different kernel objects of a CPU train together, because these have the same
+    bits."""
     assert train(program, data, FAULT="object", RANKS=2).code == 0
 
 
@@ -145,7 +146,7 @@ def test_unlike_processors_train_together(program: Path, data: Path) -> None:
 def test_tiles_are_taken_where_every_rank_has_them(
     program: Path, data: Path, tmp_path: Path, have: str, order: str
 ) -> None:
-    """The start says so, and so does the log's recipe."""
+    """Tiles are used if every rank has them, and the start and the log's recipe say so."""
     log = ("--log", tmp_path / "log")
     done = train(program, data, *log, PRODUCTS=have, RANKS=3)
     assert done.code == 0 and f", products by {order}\n" in done.err
@@ -177,7 +178,8 @@ def test_what_cannot_go_on_says_why(
 
 
 def test_memory_that_is_asked_for(program: Path, data: Path) -> None:
-    """The arena, and what kernels take: program.c says 1 MiB a thread, ZR_SUM has one."""
+    """The requested memory is the arena and the kernels' share: program.c says 1 MiB per thread,
+    and ZR_SUM has one."""
     asked = [
         int(re.search(r"2 ranks x (\d+) bytes", done.err)[1])
         for threads in (1, 5)
@@ -249,7 +251,7 @@ def test_limits_of_this_host(
 def test_a_small_stack(
     tmp_path: Path, family: str, keys: tuple[str, ...]
 ) -> None:
-    """128 KiB, of the ranks' own threads and of those that they start."""
+    """A stack of 128 KiB is enough for the ranks' own threads and those that they start."""
     source = trainer.generate(
         law.path(family), "zero.stage=3", "cluster.ranks=2", *keys
     )
@@ -302,7 +304,8 @@ def test_a_small_stack(
 def test_the_limit_of_the_memory_group(
     program: Path, data: Path, tmp_path: Path, names: tuple[str, str, str]
 ) -> None:
-    """A made-up /sys/fs/cgroup of either version: of 80 MiB 44 in use, 4 of which can be had."""
+    """The limit of the memory group holds, with a made-up /sys/fs/cgroup of either version: of 80
+    MiB 44 are in use, 4 of which can be reclaimed."""
     alone = namespaces.mounts("/sys/fs/cgroup")
     groups = tmp_path / "cgroup"
     (groups / "memory").mkdir(parents=True)
@@ -398,7 +401,8 @@ def test_bad_options(program: Path, args: tuple[str, ...], sign: str) -> None:
 def test_options_with_their_values(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """--option=VALUE is --option VALUE, whatever else is in the value; -h is --help."""
+    """--option=VALUE means --option VALUE, whatever else the value contains, and -h means
+    --help."""
     said = [
         run(program, *words, RANKS=2)
         for words in (
@@ -445,7 +449,7 @@ def test_tokens_beyond_the_vocabulary_are_found_at_the_start(
         and f"token {400 * T} is {VOCAB}" in done.err
         and "step" not in done.err
     )
-    # one step takes 48 samples: what the run does not use is not its business
+    # one step takes 48 samples; tokens that the run does not use are not checked
     assert train(program, tmp_path / "bad.bin", steps=1, RANKS=3).code == 0
 
 
@@ -453,7 +457,7 @@ def test_tokens_beyond_the_vocabulary_are_found_at_the_start(
 def test_tokens_of_another_type_are_no_tokens(
     program: Path, tmp_path: Path, option: str
 ) -> None:
-    """uint32, read as uint16, is tokens of which every second one is 0: whoever says so."""
+    """uint32 read as uint16 is refused, because every second token is 0, whoever named the type."""
     file, steps = tmp_path / "wide.bin", 1 if option == "--data" else 0
     np.arange(600 * T + 1, dtype="<u4").__mod__(VOCAB).tofile(file)
     args = option, file, "--steps", steps
@@ -467,7 +471,8 @@ def test_tokens_of_another_type_are_no_tokens(
 def test_weights_without_a_place_must_be_dropped_by_name(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Nothing is trained or saved without them unless it is said so."""
+    """Weights without a place must be dropped by name, or nothing is trained or saved without
+    them."""
     loaded = tmp_path / "in" / "model.safetensors"
     assert train(program, data, "--save", loaded.parent, RANKS=2).code == 0
     save_file(
@@ -605,7 +610,8 @@ def weights(folder: Path) -> np.ndarray:
 def test_weights_go_out_and_in_over_any_ranks(
     program: Path, tmp_path: Path
 ) -> None:
-    """The program's weights are 1 .. N; it doubles what it has loaded."""
+    """Weights pass between any numbers of ranks. The program's weights are 1 .. N, and it doubles
+    the loaded ones."""
     for step, ranks in enumerate((3, 1, 8)):
         load = ("--load", tmp_path / str(step - 1)) if step else ()
         done = run(
@@ -646,7 +652,7 @@ def test_a_place_that_takes_no_weights_is_told_before_training(
 def test_two_runs_that_save_in_one_place(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """The second is refused, and the first ends as if it had been alone."""
+    """The second of two runs that save in one place is refused, and the first ends undisturbed."""
     part = tmp_path / "w" / ".model.safetensors.part"
     first = start(
         program, data, "--save", tmp_path / "w", RANKS=2, WORK_US=1000
@@ -671,7 +677,8 @@ def test_two_runs_that_save_in_one_place(
 def test_weights_that_get_no_name_stay(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """While the run trains a folder takes it."""
+    """Weights that cannot get their name, because a folder takes it during training, stay under
+    another."""
     running = start(program, data, "--save", tmp_path, RANKS=2, WORK_US=2000)
     wait_for_step(running, 1)
     (tmp_path / "model.safetensors").mkdir()
@@ -745,7 +752,8 @@ def lines_of(paths: Iterator[Path]) -> list[str]:
 
 
 def test_the_runtime_decides_nothing() -> None:
-    """It does not know how state is split or what comes early, and interprets nothing."""
+    """The runtime decides nothing: its sources have no words for how state is split or for
+    prefetch, and interpret nothing."""
     lines = lines_of(RUNTIME.rglob("*.[ch]"))
     assert not [
         line for line in lines if re.search(r"\bstage\b|prefetch|\bW\b", line)

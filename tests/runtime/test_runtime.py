@@ -1,4 +1,4 @@
-"""test_runtime.py -- collectives and queues of the runtime, under runtime/program.c."""
+"""test_runtime.py -- tests collectives and queues of the runtime, with runtime/program.c."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def test_every_number_of_ranks_computes_the_same(
     )
     assert done.code == 0, done.err
     assert done.out.splitlines()[-1] == weights_line(data)
+    # 6 digits printed
     assert float(done.line("val loss").split()[2]) == pytest.approx(
         validation(data), abs=1e-6
-    )  # 6 digits printed
+    )
     assert written(data, 20) in done.out
-    # A gather brings the shards of all peers, the all-to-alls of a unit too; allreduces have 2 + 1
-    # integers.
+    # A gather brings the shards of all peers, and so do the all-to-alls of a unit; allreduces have
+    # 2 + 1 integers.
     shard, units = 8 * N // ranks, MICRO_BATCHES // ranks * UNITS
     wire, count = (
         (ranks - 1) * (units * 2 * shard + 24),
@@ -101,9 +102,8 @@ def test_samples_wrap_at_the_end_of_the_file(
     program: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "few.bin"
-    np.arange(7 * T + 1, dtype="<u2").tofile(
-        path
-    )  # 7 samples, a step takes 48
+    # 7 samples; a step takes 48
+    np.arange(7 * T + 1, dtype="<u2").tofile(path)
     assert train(program, path, RANKS=2).out.splitlines()[-1] == weights_line(
         path
     )
@@ -134,7 +134,8 @@ def test_what_was_given_may_be_written_after_a_collective(
 @pytest.mark.parametrize("more", [12, 6])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_pieces_that_are_streamed(data: Path, ranks: int, more: int) -> None:
-    """Places aligned to 16 bytes or not, and a tail shorter than a cache line"""
+    """Streamed pieces arrive whole at places aligned to 16 bytes or not, and with a tail shorter
+    than a cache line."""
     source = (RUNTIME / "cpu/collective.c").read_text()
     least = 1 << int(re.search(r"STREAMED = 1 << (\d+)", source)[1])
     unit = 3 * least // 8 + more
@@ -181,7 +182,7 @@ def test_a_missing_wait_shows(program: Path, data: Path, kind: str) -> None:
         ).out.splitlines()[-1:]
         != [right]
     ]
-    # Measured: 19 of 20 seeds and more see each kind; a quarter of that is asked for.
+    # At least 19 of 20 seeds show each kind, as measured; a quarter of that is required.
     assert len(wrong) >= 5, (
         f"the wait `{kind}` is missing, and only {wrong} saw it"
     )
@@ -192,7 +193,8 @@ def test_a_missing_wait_shows(program: Path, data: Path, kind: str) -> None:
 def test_what_is_read_behind_a_last_use_shows(
     program: Path, data: Path, what: str, ranks: int
 ) -> None:
-    """Every mode but eager poisons it, whatever the order is: the weights change."""
+    """A read after a last use changes the weights in every mode but eager, whatever the order is,
+    because the slot is poisoned."""
     for overlap in (0, 1):
         said = {
             mode: train(
@@ -242,8 +244,8 @@ def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
 @pytest.mark.slow
 @pytest.mark.slow
 def test_what_options_take_is_given_back(data: Path, tmp_path: Path) -> None:
-    """The leak sanitizer looks when the program itself ends: after the options that keep something
-    of what was typed, and after those that end it at once."""
+    """The leak sanitizer finds nothing at the program's own end: after options that keep parts of
+    their operands, and after options that end it at once."""
     asan = built("asan")
     sources = (f"--data={data}:0.5", f"--data={data.parent}/tokens.bin:2")
     all_of_it = (
@@ -278,7 +280,8 @@ def test_thread_sanitizer_sees_a_missing_wait(data: Path) -> None:
 def test_nothing_is_allocated_after_the_start(
     program: Path, data: Path, tmp_path: Path, mode: str
 ) -> None:
-    """The program counts malloc from the first step on and has the kernel end it at mmap or brk."""
+    """Nothing is allocated after the start: the program counts malloc from the first step on and
+    makes the kernel end it at mmap or brk."""
     args = (
         "--queue",
         mode,
@@ -304,7 +307,8 @@ def test_nothing_is_allocated_after_the_start(
 def test_gathers_hide_behind_work(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """9 gathers and 9 calls of 20 ms each: 360 ms one by one; a unit ahead, all but one hide."""
+    """9 gathers and 9 calls of 20 ms each take 360 ms one by one; a unit ahead, all gathers but one
+    hide."""
     took = {}
     for ahead in (0, 1):
         log = tmp_path / str(ahead)

@@ -1,4 +1,5 @@
-"""test_signals.py -- signals that are ignored when a run starts, and who fails saying why."""
+"""test_signals.py -- tests signals that are ignored when a run starts, and that a failing rank says
+why."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def ignoring(*numbers: signal.Signals) -> Callable[[], None]:
 def test_an_ignored_signal_stays_ignored(
     program: Path, data: Path, number: signal.Signals
 ) -> None:
-    """As after nohup, or behind a script's `&`; SIGTERM ends the run all the same."""
+    """A signal that is ignored at the start, as after nohup or a script's `&`, stays ignored.
+    SIGTERM ends the run in any case."""
     limits = ignoring(number, signal.SIGTERM)
     running = start(program, data, RANKS=2, FAULT="hang", limits=limits)
     wait_for_step(running, 1)
@@ -113,7 +115,7 @@ def test_ranks_are_taken_in_where_nobody_takes_in_children(
         running.kill()
 
 
-# ---- who fails says why before all leave
+# ---- a failing rank gives its reason before all leave
 
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 4}
@@ -127,9 +129,10 @@ BY_HAND = {"ZR_RANK": 1}
         (OPEN_MPI, 4, True),
         (INDEXED, 4, True),
         (BY_HAND, 4, True),
-        (INDEXED, 6, True),  # more ranks than pods, but not as many in each
+        # More ranks than pods, but not the same number in each
+        (INDEXED, 6, True),
         (INDEXED, 8, False),  # each pod starts two ranks
-        ({}, 4, False),  # there is no launcher
+        ({}, 4, False),  # no launcher
     ],
 )
 def test_what_is_wrong_before_ranks_start_names_who_says_it(
@@ -155,7 +158,8 @@ def test_what_is_wrong_before_ranks_start_names_who_says_it(
 def test_a_reason_is_told_before_all_are_stopped(
     program: Path, data: Path, fault: str, code: int, sign: bytes
 ) -> None:
-    """Of all ranks' or of one's; whoever tells it takes its time."""
+    """A reason of one or all ranks is printed before the ranks are stopped, even if stderr is
+    slow."""
     readable, writable = os.pipe()
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writable, bytes(4096))

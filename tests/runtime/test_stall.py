@@ -1,4 +1,4 @@
-"""test_stall.py -- ranks that stand still, and what is not to be taken for one."""
+"""test_stall.py -- tests stalled ranks, and states that must not be taken for a stall."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from program import (
 
 pytestmark = pytest.mark.waits
 
+# A step of 0.7 s, nearly all of it in `use`
 WORKS = {
     "RANKS": 2,
     "WORK_US": 20000,
-}  # a step of 0.7 s, nearly all of it in `use`
+}
 SAID = re.compile(
     r"no command has ended for \d+ s \(ZR_TIMEOUT_S\): rank (\d) stands still in "
     r"step (\d+), queue (\w+), (?:at (\w+)|between two commands); all ranks are stopped"
@@ -89,7 +90,8 @@ def test_a_command_that_does_not_end_is_named(
 
 
 def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
-    """One issues fewer gathers than the other: neither stands still by itself."""
+    """Ranks that wait for each other, because one issues fewer gathers, are a stall though neither
+    stands still by itself."""
     done = train(
         program,
         data,
@@ -108,8 +110,9 @@ def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
-    """All of it, as by a terminal or a scheduler: the time does not count."""
-    # commands last longer than the parent's 0.05 s between two looks: it finds nothing moved
+    """A run that was stopped as a whole, as by a terminal or a scheduler, goes on: the time does
+    not count."""
+    # commands take longer than the parent's 0.05 s between two looks, so it sees no progress
     limit = busy()
     running = start(
         program,
@@ -135,7 +138,8 @@ def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
 def test_a_command_that_works_has_ten_times_as_long(
     program: Path, data: Path
 ) -> None:
-    """It uses a processor: on one that is slow or shared a product may take its time."""
+    """A command that uses a processor may take ten times as long, because a product may be slow on
+    a slow or shared one."""
     done = train(
         program,
         data,
@@ -152,7 +156,7 @@ def test_a_command_that_works_has_ten_times_as_long(
 def test_a_rank_that_is_stopped_between_steps(
     program: Path, data: Path
 ) -> None:
-    """Rank 0 is in no step while it waits to print; stopped there, it is found all the same."""
+    """Rank 0 stopped between steps, while it waits to print, is found, too."""
     readable, writable = os.pipe()
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
     running = subprocess.Popen(
@@ -187,7 +191,8 @@ def test_a_rank_that_is_stopped_between_steps(
 
 @pytest.mark.slow
 def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:
-    """Commands of 1.2 s, where all ranks but one wait for it longer than the limit of 2."""
+    """Commands of 1.2 s are no stall, although all other ranks wait for one longer than the limit
+    of 2 s."""
     limit = busy()
     done = train(
         program,
@@ -203,7 +208,8 @@ def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
-    """Rank 0 waits to print, in the middle of training, and the others for rank 0."""
+    """A reader that sleeps is no stall: rank 0 waits to print during training, and the others wait
+    for rank 0."""
     readable, writable = os.pipe()
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
     running = subprocess.Popen(
@@ -238,7 +244,8 @@ def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
 def test_a_slow_disk_before_and_after_training_is_no_stall(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Taking room for the weights, and saving them, each longer than the limit."""
+    """Reserving space for the weights and saving them on a slow disk, each longer than the limit,
+    is no stall."""
     limit = busy()
     (tmp_path / "slow.c").write_text(
         "#include <unistd.h>\n"

@@ -1,5 +1,5 @@
-"""test_token_files.py -- how a token file tells what it holds: meta.json, headers, Megatron's index,
---tokens; labels; and what of it is refused."""
+"""test_token_files.py -- tests how a token file declares its content: meta.json, headers,
+Megatron's index, --tokens; labels; and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def tokens(kind: str = "<u4", n: int = N) -> np.ndarray:
 def taken(
     data: Path, file: Path, found: np.ndarray, hole: int = -1, **more: int
 ) -> None:
-    """The reader gives these tokens, 12 samples of 5; hole: never a target, and read as 0."""
+    """Assert that the reader gives these tokens, 12 samples of 5. hole: never a target, and read as
+    0."""
     wide = found.astype(np.int64)
     got, why = read(data, file, vocab=VOCAB, rows=12, **more)
     assert got is not None, why
@@ -69,7 +70,7 @@ def test_tokens_of_four_bytes(data: Path, tmp_path: Path, head: bytes) -> None:
     file = tmp_path / "t.bin"
     file.write_bytes(head + tokens().tobytes())
     taken(data, file, tokens())
-    taken(data, file, tokens(), width=2)  # the file says what it is
+    taken(data, file, tokens(), width=2)  # the file declares its type
 
 
 def mask_file(file: Path, masked: list[int], n: int = N) -> None:
@@ -127,7 +128,7 @@ def test_bad_headers_are_told(
     refused(data, tmp_path / "t.bin", words)
 
 
-# ---- --tokens, and the token that is never a target
+# ---- --tokens, and the token that stands for no target
 
 
 def test_the_user_may_say_it(data: Path, tmp_path: Path) -> None:
@@ -141,11 +142,11 @@ def test_the_user_may_say_it(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind, vocab, ignore, hole",
     [
-        ("<u2", 300, IGNORE, 65535),  # what a spec says that says nothing
+        ("<u2", 300, IGNORE, 65535),  # a spec's value that has no effect
         ("<u4", 300, IGNORE, BIG),
         ("<u2", 70000, -1, None),
         ("<u4", 70000, -1, BIG),
-        ("<u4", 70000, 65535, 65535),  # and one that does
+        ("<u4", 70000, 65535, 65535),  # and one that has
         ("<u4", 70000, 5, 5),
         ("<u4", 300, 2**31, 2**31),
         ("<u4", 300, -1, None),
@@ -241,7 +242,8 @@ def test_modes_behind_an_index_are_passed(data: Path, tmp_path: Path) -> None:
 def test_an_index_that_does_not_fit_is_told(
     data: Path, tmp_path: Path, made: bytes, words: str
 ) -> None:
-    """But for the last: half as many of twice the size do."""
+    """An index that does not fit is reported, except for the last: half as many tokens of twice the
+    size fit."""
     file = tmp_path / "t.bin"
     file.write_bytes(tokens("<u2").tobytes())
     file.with_suffix(".idx").write_bytes(made)
@@ -474,7 +476,7 @@ def test_the_ignore_index_of_pytorch_is_told(
 def test_labels_are_checked_at_the_start(
     data: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Where every number of the type is a token, too."""
+    """Labels are checked at the start, also if every number of the type is a token."""
     labels = tokens(kind)
     labels[40] ^= 1
     file = labelled(tmp_path, labels, kind)
@@ -506,7 +508,8 @@ def test_samples_wrap_in_any_type(data: Path, tmp_path: Path) -> None:
 def test_int64_is_refused_wherever_tokens_are_read(
     program: Path, tmp_path: Path, option: str
 ) -> None:
-    """Each second 32-bit word would be token 0."""
+    """int64 is refused wherever tokens are read, because each second 32-bit word would be token
+    0."""
     file = tmp_path / "train.bin"
     file.write_bytes((tokens("<i8") % 64).tobytes())
     given = {"--data": "--steps=1", "--val": "--steps=0"}

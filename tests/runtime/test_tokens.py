@@ -1,4 +1,4 @@
-"""test_tokens.py -- the demo's token files and the bigram model it is measured against."""
+"""test_tokens.py -- tests the demo's token files, and its bigram model for comparison."""
 
 import importlib.util
 import itertools
@@ -68,7 +68,7 @@ def test_the_files_hold_the_text_and_whole_samples(tmp_path):
 
 
 def test_a_part_to_validate_on(tmp_path):
-    """In whole samples; the bigram's loss is over these."""
+    """The part for validation has whole samples, and the bigram's loss is over these."""
     done = make(TEXT, tmp_path, str(10 * T + 7))
     train, val = (
         np.fromfile(tmp_path / name, "<u2") for name in ("train", "val")

@@ -1,5 +1,5 @@
-"""test_verify.py -- what --verify-every says: the log has the weights' exact hash, and a copy that
-has changed on one rank ends the run before it is saved."""
+"""test_verify.py -- tests --verify-every: the log has the weights' exact hash, and a copy that has
+changed on one rank ends the run before it is saved."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def made(*keys: str) -> str:
 
 
 def verified(log: Path) -> dict[int, str]:
-    """The weights' hashes by step"""
+    """Return the weights' hashes by step."""
     lines = map(json.loads, log.read_text().splitlines())
     return {x["step"]: x["weights"] for x in lines if "weights" in x}
 
@@ -64,8 +64,8 @@ def verified(log: Path) -> dict[int, str]:
 def test_all_ways_log_the_hashes_that_runs_end_with(
     tokens: Path, tmp_path: Path, precision: str
 ) -> None:
-    """Of some steps, by runs of as many; alike however weights are split and queues run. Nothing
-    else changes."""
+    """The logged hashes are those with which runs of as many steps end, however weights are split
+    and queues run; nothing else changes."""
     ends, logs = {}, {}
     for steps in (2, 4):
         plain = law.run(
@@ -119,15 +119,15 @@ def test_the_emulated_program_verifies(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_allocated(data: Path) -> None:
-    """The program ends where memory is asked for after the first step's begin."""
+    """Nothing is allocated: the program ends if memory is requested after the start of the first
+    step."""
     binary = program.built("plain")
     for ranks in (1, 2):
         done = program.train(binary, data, "--verify-every", 1, RANKS=ranks)
         assert done.code == 0, done.err
 
 
-# What is changed on rank 1 (of sets of four, 3), in the last bit of a byte; as which row; where it
-# lies.
+# State changed on rank 1 (with sets of four, on 3) in the last bit of a byte; its row; its place.
 DAMAGES = {
     "parameters of a stage with sharded masters": (
         (BF16, "zero.stage=1"),
@@ -182,7 +182,8 @@ DAMAGES = {
 def test_a_copy_that_has_changed_ends_the_run(
     tokens: Path, tmp_path: Path, what: str
 ) -> None:
-    """Before anything of that step is saved. Of copies that a group's ranks have, each says so."""
+    """A changed copy ends the run before anything of that step is saved. Each rank of the group
+    with the copies reports it."""
     keys, place, row = DAMAGES[what]
     where, ranks = (3, "[37]") if FOURS[0] in keys else (1, "1")
     if HOSTS[0] in keys:

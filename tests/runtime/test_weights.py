@@ -1,5 +1,5 @@
-"""test_weights.py -- safetensors out and in, held bit for bit to the format's own library, on
-one rank and several."""
+"""test_weights.py -- tests safetensors files saved and loaded, compared bit for bit with the
+format's own library, on one rank and several."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tool() -> Path:
     return build("runtime/weights.c")
 
 
-# ---- out
+# ---- saving
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_saved_bytes_do_not_depend_on_the_ranks(
 
 @pytest.mark.slow
 def test_a_save_replaces_what_is_there(tool: Path, tmp_path: Path) -> None:
-    """What a killed run left behind is cleared away, and nothing else is there afterwards."""
+    """A save replaces the old file, removes leftovers of a killed run, and leaves nothing else."""
     bench = Bench(tool, tmp_path, layout(2))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/model.safetensors").write_bytes(b"old")
@@ -92,7 +92,8 @@ def test_a_save_replaces_what_is_there(tool: Path, tmp_path: Path) -> None:
 def test_a_save_that_fails_leaves_the_old_file(
     tool: Path, tmp_path: Path
 ) -> None:
-    """Of two ranks one dies before it has written anything (its arena cannot be read)."""
+    """A save that fails leaves the old file: one of two ranks dies before it has written anything
+    (its arena cannot be read)."""
     bench = Bench(tool, tmp_path, layout(2))
     assert bench.save(weights_of(bench.program)).returncode == 0
     old = (tmp_path / "saved/model.safetensors").read_bytes()
@@ -132,7 +133,8 @@ def test_a_place_where_another_run_saves_is_refused(
 
 
 def test_no_room(tool: Path, tmp_path: Path) -> None:
-    """Twice what the disk has free: refused before anything is written, the old file untouched."""
+    """A save of twice the free space is refused before anything is written, and the old file
+    stays."""
     v = os.statvfs(tmp_path)
     rows = 2 * v.f_bavail * v.f_frsize // 4096 + 1
     flat, tensor = (
@@ -173,7 +175,7 @@ def test_no_place(tool: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "taken") == ["model.safetensors"]
 
 
-# ---- in
+# ---- loading
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 200])
@@ -181,7 +183,8 @@ def test_no_place(tool: Path, tmp_path: Path) -> None:
 def test_loaded_is_what_the_library_wrote(
     tool: Path, tmp_path: Path, ranks: int, shards: int
 ) -> None:
-    """Every byte of a rank's arena: masters as in the file, all else as it was."""
+    """Every byte of a rank's arena is right after loading: masters as in the file, all else
+    unchanged."""
     bench = Bench(tool, tmp_path, layout(ranks))
     weights = weights_of(bench.program)
     (tmp_path / "in").mkdir()
@@ -209,7 +212,7 @@ def test_loaded_is_what_the_library_wrote(
 
 
 def test_what_was_saved_comes_back(tool: Path, tmp_path: Path) -> None:
-    """Saved by 3 ranks, loaded by 2 of another layout of the same model."""
+    """Weights saved by 3 ranks load on 2 of another layout of the same model."""
     (tmp_path / "two").mkdir()
     three, two = (
         Bench(tool, tmp_path, layout(3)),
@@ -226,7 +229,7 @@ def test_what_was_saved_comes_back(tool: Path, tmp_path: Path) -> None:
 def test_every_16_bit_number(
     tool: Path, tmp_path: Path, dtype: str, ranks: int
 ) -> None:
-    """All that are finite, subnormals among them; zeros for the others."""
+    """Every finite 16-bit number loads exactly, also subnormals; zeros stand for the others."""
     bits = np.arange(65536, dtype=np.uint16)
     exponent = 0x7C00 if dtype == "F16" else 0x7F80
     bits[bits & exponent == exponent] = 0
@@ -299,8 +302,8 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
         said
         == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
     )
-    # a head of its own has no place in a tied model, Qwen2's biases and Qwen3's norms of heads none
-    # in Llama: without them it would be another model
+    # an untied head has no place in a tied model, nor have Qwen2's biases and Qwen3's norms of
+    # heads in Llama: without them it would be another model
     allowed = "; needed: a spec that has them, or --drop-unknown"
     untied = (
         "; its head is not its embedding: generate the program with "
@@ -331,7 +334,8 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
 def test_a_tied_embedding_as_its_head_alone(
     tool: Path, tmp_path: Path, prefix: str, noted: bool, shards: bool
 ) -> None:
-    """safetensors' save_model keeps one name of a shared tensor and notes the other."""
+    """A tied embedding saved as its head alone loads: safetensors' save_model keeps one name of a
+    shared tensor and notes the other."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     wanted = arenas(bench.program, weights, False)[0]
@@ -354,8 +358,8 @@ def test_a_tied_embedding_as_its_head_alone(
 def test_a_tensor_under_a_name_that_metadata_notes(
     tool: Path, tmp_path: Path
 ) -> None:
-    """Any tensor that save_model left out; what is noted of a tensor that is there says nothing,
-    nor does what names none."""
+    """A tensor that save_model left out loads under the name that the metadata notes. Notes on
+    tensors that are there, and notes that name none, have no effect."""
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     wanted = arenas(bench.program, weights, False)[0]
@@ -378,7 +382,7 @@ def test_a_tensor_under_a_name_that_metadata_notes(
 def test_a_head_of_its_own_is_not_taken_for_the_embedding(
     tool: Path, tmp_path: Path
 ) -> None:
-    """Of a model that is not tied both are needed; a tied folder is told."""
+    """An untied model needs both the head and the embedding; a tied folder is reported."""
     tied = layout(1)
     last = replace(tied.flats[2], shard=tied.flats[2].shard + 55)
     head = Tensor("lm_head.weight", 91, 0, (11, 5), 2, 0, 1, 0)

@@ -1,10 +1,10 @@
 /* weights.c -- saves and loads weights as the ranks of a program would, for test_weights.py.
  *
- *   weights PROGRAM save DIR ARENA...      one arena file a rank; the ranks are processes
+ *   weights PROGRAM save DIR ARENA...      one arena file per rank; the ranks are processes
  *   weights PROGRAM begin DIR              the first step of a save, then waits for stdin's end
  *   weights PROGRAM load DIR RANK ARENA [drop]
  *                                          fills the arena file in place; the note goes to stdout
- *   weights PROGRAM table DIR...           a line for each: ok, or what is wrong
+ *   weights PROGRAM table DIR...           a line for each: ok, or the error
  *
  * PROGRAM has lines `arena BYTES RANKS`, `type ZR_F32..`, `flat AT STRIDE SHARD COUNT WHOLE` and
  * `tensor NAME OFFSET OFFSET_STEP NDIM SHAPE0 SHAPE1 FLAT FLAT_STEP COUNT FIRST`.
@@ -31,7 +31,7 @@ typedef struct model {
     char names[MOST][200];
 } model;
 
-/* All that saving and loading see of a rank. */
+/* The parts of a rank that saving and loading need. */
 struct zr {
     char *arena;
 };
@@ -57,7 +57,7 @@ static void need(int good, const char *what)
 {
     if (good) return;
     perror(what);
-    exit(99); /* a fault of the test, not of what it tests */
+    exit(99); /* a fault of the test itself */
 }
 
 static void read_line(model *m, const char *line)
@@ -79,7 +79,7 @@ static void read_line(model *m, const char *line)
         s->flat = m->p.nstates / 2;
         s->over = whole ? -1 : 0;
         s[1] = *s;
-        s[1].what = "m"; /* which no file of weights has */
+        s[1].what = "m"; /* no file of weights has this state */
         s[1].at = INT64_MIN / 2;
         m->p.nstates += 2;
         return;
@@ -111,7 +111,7 @@ static int report(const char *why)
     return 2;
 }
 
-/* A copy on the heap, where the sanitizer sees its ends. */
+/* Returns a copy on the heap, where the sanitizer sees its ends. */
 static char *arena(const model *m, const char *file)
 {
     size_t n = (size_t)m->arena;
@@ -143,7 +143,7 @@ static int save(const model *m, const char *dir, char **files)
     if (open_saving(&s, m, dir, 0, note)) return 2;
     if (*note) puts(note);
     int bad = zr_save_begin(&s, why) ? report(why) : 0;
-    const char *taken = getenv("TAKEN"); /* a name that a folder takes then */
+    const char *taken = getenv("TAKEN"); /* a name that a folder takes meanwhile */
     if (!bad && taken) need(!unlink(taken) && !mkdir(taken, 0777), taken);
     fflush(stdout);
     for (int rank = 0; !bad && rank < m->p.ranks; rank++)

@@ -1,5 +1,5 @@
-"""test_budget.py -- train.memory_budget: what is chosen fits, is the cheapest that does, and is the
-plan of a spec with the same keys."""
+"""test_budget.py -- tests train.memory_budget: the choice fits, is the cheapest that does, and
+gives the plan of a spec with the same keys."""
 
 import itertools
 import re
@@ -51,7 +51,8 @@ def found(name: str, *keys: str) -> tuple[budget.Choice, ...]:
 def test_arenas_are_those_of_the_plans(
     name: str, keys: tuple[str, ...]
 ) -> None:
-    """To the byte, on the target that holds most; the host's, too."""
+    """The arenas in the table are the plans' to the byte, on the target with the largest one, and
+    on the host."""
     every = found(name, *keys)
     assert len(every) > 3
     for c in every:
@@ -65,7 +66,8 @@ def test_arenas_are_those_of_the_plans(
 
 @pytest.mark.parametrize("keys", [(), STAY])
 def test_more_is_dearer(keys: tuple[str, ...]) -> None:
-    """Less memory for more time, from nothing to the least there is."""
+    """Choices go from no change to the least memory, each with less memory and more time than the
+    one before."""
     every = found("llama3-8b", *keys)
     assert every[0].words == every[0].moved == () and every[0].cost == 0
     assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (
@@ -79,7 +81,8 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_what_the_spec_says_stays() -> None:
-    """No choice puts on the host what a key keeps away, or takes from it what a key puts there."""
+    """No choice moves states to the host that a key keeps away, or back if a key puts them
+    there."""
     assert len(MOVES) == len(STAY)
     for off in STAY:
         move = MOVES[off.partition("=")[0]]
@@ -94,8 +97,8 @@ def test_what_the_spec_says_stays() -> None:
 
 
 def test_only_what_there_is_moves() -> None:
-    """At stage 0 no optimizer, below 3 no parameters, of all micro-batches at once no
-    activations."""
+    """Choices move only states that exist: at stage 0 no optimizer states, below 3 no parameters,
+    and no activations if all micro-batches go through a unit together."""
 
     def moved(*keys):
         return {m.moves for c in found("gpt-tiny", *keys) for m in c.moved}
@@ -110,7 +113,7 @@ def test_only_what_there_is_moves() -> None:
 
 
 def test_the_host_has_an_end() -> None:
-    """Choices that the host does not hold are none."""
+    """Choices that exceed the host's memory are left out."""
     every = found("gpt-tiny", "zero.stage=3")
     most = max(c.host for c in every)
     fewer = found(
@@ -124,7 +127,7 @@ def test_the_host_has_an_end() -> None:
     "memory,device", [("host", ["cpu"]), ("file", ["nvme", "/tmp"])]
 )
 def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
-    """Its own least is named, and works."""
+    """A refused budget names the least that works, which then does."""
     said = zip(("device", "nvme_path"), device, strict=False)
     keys = (
         "targets=[cpu]",
@@ -143,7 +146,8 @@ def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
 
 
 def test_the_cluster_has_an_end_below_the_budget() -> None:
-    """What is chosen fits both bounds: the optimizer goes to the host, as the lower one asks."""
+    """The choice fits both bounds: the lower one, of the cluster, moves the optimizer to the
+    host."""
     cluster = "cluster.memory={device: 3500MiB}"
     assert (
         search.find(
@@ -155,7 +159,8 @@ def test_the_cluster_has_an_end_below_the_budget() -> None:
 
 @pytest.mark.slow
 def test_no_choice_is_tried_twice() -> None:
-    """Ways for the cluster's memory are of keys that a budget does not choose."""
+    """Ways to fit the cluster's memory use keys that a budget does not choose, so no choice is
+    tried twice."""
     keys = "zero.stage=2", "cluster.ranks=2", "cluster.memory.host=1GiB"
     both = loaded("gpt-tiny", *keys, STAY[0], "train.memory_budget=2GiB")
     tried = {s.text for s in knobs.helpful(both)}
@@ -192,7 +197,8 @@ def test_what_no_choice_mends_is_said() -> None:
 
 
 def test_a_budget_with_a_bound_on_parameters_that_no_plan_keeps() -> None:
-    """Chooses as it does with the least bound that one keeps."""
+    """A budget with a bound on parameters that no plan keeps chooses as with the least bound that
+    works."""
     bound = "zero.stage3_max_live_parameters"
     keys = ("zero.stage=3", "train.memory_budget=2GiB")
     built = search.find(loaded("gpt-tiny", *keys, f"{bound}=1000"))
@@ -212,8 +218,7 @@ def test_a_budget_with_a_bound_on_parameters_that_no_plan_keeps() -> None:
 
 
 def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step is as long as its copies where these are slow, and hides their link where it is
-    not."""
+    """A step takes as long as its copies on a slow link, and hides them on a fast one."""
 
     def cost(link: float) -> float:
         monkeypatch.setitem(
@@ -232,9 +237,8 @@ def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host's memory is all that counts, an update is as long as the gradients, masters
-    and moments that it reads and writes: of flats that move, and of shards what is not the
-    device's."""
+    """The time of an update on the host is that of its memory traffic: gradients, masters and
+    moments of trainable flats, without the part of each shard that stays on the device."""
     monkeypatch.setitem(
         budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], host=1e-9)
     )
@@ -267,8 +271,8 @@ def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_again_costs_less_than_a_forward() -> None:
-    """Of three parts forward and twice backward one, without the last product of each block; on a
-    CPU, whose products take longer than their bytes, by flops."""
+    """Full recomputation costs less than a forward, a third of a step: the last product of each
+    block is not repeated. On a CPU products take longer than their bytes, so flops decide."""
     keys = ("targets=[cpu]", "train.sequence=4096", *STAY)
     last = found("llama3-8b", *keys)[-1]
     fns = {
@@ -290,8 +294,8 @@ def test_all_again_costs_less_than_a_forward() -> None:
 )
 @pytest.mark.slow
 def test_the_cheapest_that_fits(name: str) -> None:
-    """A budget of just its arena chooses a row, a byte less the next one, and the plan is that of
-    its keys; below the least, the least is named, and works."""
+    """A budget equal to a choice's bytes chooses it, and a byte less chooses the next one, with the
+    plan of its keys. Below the least the refusal names a budget that works."""
     every = found(name)
     for n, c in enumerate(every):
         built = search.find(loaded(name, f"train.memory_budget={c.device}"))
@@ -336,7 +340,8 @@ def test_the_cheapest_that_fits(name: str) -> None:
 def test_a_budget_says_for_which_target_it_is_meant(
     targets: str, where: str
 ) -> None:
-    """Its note, its table and its refusal do; and what of the bytes no arena holds."""
+    """The note, the table and the refusal of a budget name its target and the bytes beside the
+    arena."""
     keys = ("zero.stage=3", f"targets={targets}")
     built = search.find(loaded("gpt-tiny", *keys, "train.memory_budget=2GiB"))
     device = reserve.most(built.plan)
@@ -353,7 +358,8 @@ def test_a_budget_says_for_which_target_it_is_meant(
 
 
 def test_a_budget_that_another_rule_of_sums_holds() -> None:
-    """Is refused: the rule is the recipe's. It is named."""
+    """A budget that only another rule of sums can hold is refused, because the rule belongs to the
+    recipe. The refusal names the rule."""
     keys = (
         "targets=[cpu]",
         "zero.stage=3",

@@ -1,4 +1,5 @@
-"""test_fits.py -- cluster.memory: a plan that does not fit is refused, with ways that do fit."""
+"""test_fits.py -- tests cluster.memory: a plan that does not fit is refused, with ways that do
+fit."""
 
 import re
 
@@ -18,7 +19,7 @@ OFFLOAD = ("zero.stage=3", "zero.offload_optimizer.device=cpu")
 
 
 def ways(said: str) -> list[list[str]]:
-    """those that a refusal names, each its settings"""
+    """Return the ways that a refusal names, each as its settings."""
     named = said.partition("allowed: ")[2].partition(";")[0]
     return [re.split(" with | and ", way) for way in named.split(", or ")]
 
@@ -39,8 +40,20 @@ def test_a_byte_decides() -> None:
     )
 
 
+def test_processors_alone_are_named_where_they_fit() -> None:
+    """A plan for GPUs and CPUs that is too large for a GPU names the target cpu, if that fits."""
+    p = planned("gpt-tiny")
+    least = p.arena("cpu")
+    hint = f"; without a GPU targets=[cpu], which needs {least:,} bytes"
+    for limit, named in ((least, True), (least - 1, False)):
+        with pytest.raises(spec.SpecError) as e:
+            planned("gpt-tiny", f"cluster.memory.device={limit}")
+        assert str(e.value).endswith(hint) == named
+    planned("gpt-tiny", f"cluster.memory.device={least}", "targets=[cpu]")
+
+
 def test_the_ways_that_are_named_fit() -> None:
-    """All of them, at any limit."""
+    """Every way that a refusal names fits, at any limit."""
     least = planned(
         "gpt-tiny",
         *BASE,
@@ -72,8 +85,8 @@ def test_the_ways_that_are_named_fit() -> None:
 )
 @pytest.mark.slow
 def test_every_way_is_found(keys: tuple[str, ...]) -> None:
-    """At exactly what it needs of each memory it is named, or one that it goes beyond, or three
-    before it."""
+    """A way is named at exactly the memory that it needs, unless a smaller change or three earlier
+    ways are."""
     keys = *BASE, "zero.offload_optimizer.nvme_path=/tmp", *keys
     begun = spec.load(str(SPECS / "gpt-tiny.yaml"), keys)
     tried = 0
@@ -95,8 +108,8 @@ def test_every_way_is_found(keys: tuple[str, ...]) -> None:
 
 
 def test_a_way_is_what_changes_and_no_more() -> None:
-    """Each is a spec of its own, whose keys are those that it names; no two knobs work against each
-    other, and none that is named goes beyond another."""
+    """Each way is a spec of its own with just the keys that it names. No two of its changes work
+    against each other, and no named way includes another."""
     begun = spec.load(str(SPECS / "gpt-tiny.yaml"), (*BASE, *OFFLOAD))
     found = knobs.ways(begun, knobs.KNOBS)
     assert (
@@ -127,7 +140,7 @@ def test_a_way_is_what_changes_and_no_more() -> None:
 
 
 def test_a_disk_is_for_a_host_that_is_full() -> None:
-    """It frees nothing on a device."""
+    """A disk is suggested for a full host only, because it frees nothing on a device."""
     keys = *BASE, *OFFLOAD, "train.precision=bf16"
     on_disk = planned(
         "gpt-tiny",
@@ -147,7 +160,7 @@ def test_a_disk_is_for_a_host_that_is_full() -> None:
 
 
 def test_a_size_without_a_unit() -> None:
-    """58 is taken as bytes, and surely was not meant so; 4096 may be."""
+    """A size without a unit is taken as bytes: 58 is surely a mistake, 4096 may be meant."""
     said = refused("cluster.memory.device=58")
     assert re.search(
         r"bytes of device memory and has 58; did you mean 58GiB\? allowed: more",
@@ -158,7 +171,8 @@ def test_a_size_without_a_unit() -> None:
 
 
 def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
-    """Exactly what it holds, and about what lies beside it: libraries, NCCL's buffers."""
+    """A GPU target counts its exact arena and the allowance beside it for libraries and NCCL's
+    buffers."""
     p, both = (
         planned("gpt-tiny", *BASE, "targets=[cpu, sm_90]"),
         "targets=[cpu, sm_90]",
@@ -177,7 +191,8 @@ def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
 
 
 def test_another_rule_of_sums_is_named_where_it_fits() -> None:
-    """Apart from what leaves the bits as they are: the dearest rule that fits, if there is one."""
+    """Another rule of sums is named separately from ways that keep the bits: the dearest rule that
+    fits, if there is one."""
     keys = ("zero.stage=3", "train.micro_batch=1", "train.global_batch=512")
     need = [
         planned("gpt-tiny", *BASE, *keys, f"train.sum={rule}").arena("cpu")
@@ -219,7 +234,7 @@ def test_the_host_has_a_limit_too() -> None:
 
 
 def test_a_way_keeps_the_spec_s_other_keys() -> None:
-    """One place for tiles where four would not fit."""
+    """A way keeps the spec's single buffer for tiles; four would not fit."""
     keys = (
         *OFFLOAD,
         "zero.offload_optimizer.buffer_count=1",
@@ -252,8 +267,7 @@ def test_micro_batches_by_themselves_need_less() -> None:
 
 
 def test_replicas_may_share() -> None:
-    """Of states that each shard has whole, a memory that is full asks for sharing among all ranks;
-    then parameters, too."""
+    """A full memory leads replicas to share states among all ranks, then parameters, too."""
     keys = ("zero.stage=3", "cluster.ranks=4", "zero.shard_size=2")
     apart, states, all_ = (
         planned("gpt-tiny", *BASE, *keys, *more).arena("cpu")
@@ -290,7 +304,7 @@ def test_values_on_the_host_may_come_back() -> None:
 
 
 def test_a_way_is_none_that_another_key_forbids() -> None:
-    """What is offloaded has masters."""
+    """A way that another key forbids is not named: offloaded parameters need masters."""
     bare = (
         "train.precision=bf16",
         "train.optimizer={type: AdamW, lr: 1.0e-3, masters: false}",

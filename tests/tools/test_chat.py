@@ -1,5 +1,5 @@
-"""test_chat.py -- conversations to tokens and labels: what a template renders, and which of it is
-learned."""
+"""test_chat.py -- tests conversations as tokens and labels: the text that a template renders, and
+the parts of it that are learned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHATML = """{%- for message in messages %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
-# As Qwen3's: what comes behind the last question has its reasoning, what came before has none.
+# Like Qwen3's: messages after the last question keep their reasoning, earlier ones have none.
 THINKS = """{%- set ns = namespace(last=0) %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
@@ -61,7 +61,7 @@ MARKED = """{%- for message in messages %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}"""
-# As Llama 2's: no prompt of generation, a token of its own around each pair.
+# Like Llama 2's: no prompt for generation, a token of its own around each pair.
 PAIRS = """{% for message in messages %}
 {% if message.role == 'user' %}
 {{ bos_token + '[INST] ' + message.content + ' [/INST]' }}
@@ -92,7 +92,7 @@ def learned(source: str, *talk: tuple[str, str]) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in spans]
 
 
-# ---- what is rendered, and what is learned
+# ---- rendered text, and its learned parts
 
 
 def test_turns_behind_what_asks_for_them() -> None:
@@ -112,7 +112,8 @@ def test_marks_of_a_template_are_what_is_learned() -> None:
 
 
 def test_reasoning_that_only_the_last_turn_has() -> None:
-    """Earlier turns are learned as they stand in the whole."""
+    """Earlier turns are learned as the whole conversation has them, without the reasoning that only
+    the last one has."""
     think = "<think>\n\n</think>\n\n"
     _, turns = learned(THINKS, *TALK)
     assert turns == ["Hello.<|im_end|>\n", think + "So 漢.<|im_end|>\n"]
@@ -145,7 +146,8 @@ def test_a_turn_that_changes_when_more_follows_is_refused() -> None:
 
 
 def test_what_transformers_gives_a_template() -> None:
-    """trim_blocks, lstrip_blocks, loop controls, tojson as JSON has it, the day, tools."""
+    """A template gets the features of transformers: trim_blocks, lstrip_blocks, loop controls,
+    tojson as plain JSON, the date, tools."""
     source = """  {% for tool in tools %}
     {% if loop.index > 1 %}{% break %}{% endif %}
 {{ tool | tojson }}{{ tool | tojson(indent=1) }}
@@ -214,7 +216,7 @@ def folder(
 
 
 def parts(path: Path) -> list[tuple[bool, list[int]]]:
-    """Runs of tokens that are targets, and of such as are not"""
+    """Return runs of tokens that are targets, and of tokens that are not."""
     ids, labels = tokens(path), tokens(path, "train.labels.bin")
     assert len(ids) == len(labels)
     found: list[tuple[bool, list[int]]] = []
@@ -244,7 +246,8 @@ def test_labels_leave_out_what_is_not_learned(
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """Token by token the text of each turn, white space too; the tokens are those of the whole."""
+    """The learned tokens are the text of each turn, white space too, and the tokens are those of
+    the whole text."""
     eos = "</s>" if source == PAIRS else "<|im_end|>"
     made_, where = folder(tmp_path, source, eos)
     talks = [TALK, SPACES]
@@ -285,7 +288,8 @@ def test_what_ends_a_document_stands_nowhere_else(
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """One that the template itself writes at the end is not put twice."""
+    """A document ends with one end token, also if the template writes it itself, and has no
+    other."""
     source = CHATML + "{% if not add_generation_prompt %}{{ '@' }}{% endif %}"
     made_, where = folder(tmp_path, source.replace("@", more), eos)
     file = jsonl(tmp_path / "a", [{"messages": messages(*TALK[:2])}])
@@ -299,8 +303,8 @@ def test_what_ends_a_document_stands_nowhere_else(
 
 
 def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F811
-    """Texts are a turn each; of lists, turns of the prompt are not learned; without a template
-    one follows the other, between what the tokenizer puts and the end."""
+    """A text prompt and completion are a turn each, and turns of a prompt's list are not learned.
+    Without a template they follow each other between the tokenizer's own tokens and the end."""
     record = {"prompt": "Hi!", "completion": "Hello."}
     lists = {
         "prompt": messages(*TALK[:3]),
@@ -337,7 +341,8 @@ def test_a_token_of_both_is_learned(
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """And spaces at the end, though the tokenizer leaves them out of its offsets."""
+    """A token that belongs to both parts is learned, and so are spaces at the end, which the
+    tokenizer's offsets leave out."""
     made_, where = folder(tmp_path, None)
     record = {"prompt": "And t", "completion": "he end  "}
     file = jsonl(tmp_path / "a", [record])
@@ -350,7 +355,8 @@ def test_a_token_of_both_is_learned(
 
 
 def test_chats_of_parquet_are_as_of_jsonl(near: None, tmp_path: Path) -> None:  # noqa: F811
-    """Keys that only some messages have are absent from the others."""
+    """Chats of Parquet give the same as JSONL: keys that only some messages have are absent from
+    the others."""
     source = "{% for m in messages %}{{ m.role }}{% if m.name is defined %}{{ m.name }}{% endif %}: {{ m.content }};{% endfor %}"
     _, where = folder(tmp_path, source)
     talk = messages(*TALK)
@@ -365,7 +371,7 @@ def test_chats_of_parquet_are_as_of_jsonl(near: None, tmp_path: Path) -> None:  
 
 
 def test_where_a_template_is_found(near: None, tmp_path: Path) -> None:  # noqa: F811
-    """chat_template.jinja, else the string, else the one of several that is `default`"""
+    """The template is that of chat_template.jinja, else the string, else `default` of several."""
     file = jsonl(tmp_path / "a", [{"messages": messages(*TALK[:2])}])
     several = [
         {"name": "default", "template": CHATML},
@@ -384,11 +390,11 @@ def test_where_a_template_is_found(near: None, tmp_path: Path) -> None:  # noqa:
     assert runs[1] == (True, "Hello.<|im_end|>")
 
 
-# ---- which messages are learned
+# ---- choice of learned messages
 
 
 def chosen(source: str, *more: dict) -> list[str]:
-    """What is learned of TALK, whose messages have these keys, too"""
+    """Return the learned text of TALK, with these keys added to its messages."""
     talk = [x | y for x, y in zip(messages(*TALK), more, strict=True)]
     text, spans = template(source).conversation(chat.checked(talk), None)
     return [text[a:b] for a, b in spans]
@@ -502,7 +508,8 @@ def test_a_template_without_an_end_of_turn_is_told(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """By its file; and conversations are masked from each other in the line of what comes next."""
+    """A template without an end of turn is reported with its file. The suggested settings still
+    mask conversations from each other."""
     _, where = folder(tmp_path, None)
     (where / "chat_template.jinja").write_text(source)
     file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
@@ -515,11 +522,12 @@ def test_a_template_without_an_end_of_turn_is_told(
     assert f"--set data.documents=mask --set data.end={end}" in said
 
 
-# ---- records of others
+# ---- records in other formats
 
 
 def test_records_of_sharegpt(near: None, tmp_path: Path) -> None:  # noqa: F811
-    """Under their own name, or another; with their keys for what is learned."""
+    """ShareGPT's records are read under their own name or another, with their keys for learned
+    parts."""
     _, where = folder(tmp_path, CHATML)
     names = {"system": "system", "user": "human", "assistant": "gpt"}
     talk = [("system", "Be."), *TALK]
@@ -607,7 +615,7 @@ PAIR = {"prompt": "a", "completion": "b"}
     ],
 )
 def test_keys_that_change_what_is_learned(record: dict, told: str) -> None:
-    """Beside these the record is read."""
+    """Keys that change the learned parts are refused; other additional keys are accepted."""
     source = CHATML.replace("message.content", "message.content | string")
     if "from" in str(record):
         source = CHATML

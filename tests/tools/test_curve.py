@@ -1,5 +1,5 @@
-"""test_curve.py -- the picture of logs' losses, held to rules: what a reader can tell apart, and
-what lies where."""
+"""test_curve.py -- tests the picture of logs' losses by rules: curves can be told apart, and
+everything lies in its place."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def points(path: xml.Element) -> list[tuple[float, float]]:
 
 
 def curves(svg: xml.Element) -> list[xml.Element]:
-    """Of the plot, not those of the legend"""
+    """Return the curves of the plot, without those of the legend."""
     return [e for e in svg.findall(f"{SVG}path") if e.get("stroke-linejoin")]
 
 
@@ -104,7 +104,7 @@ def test_labels_have_their_own_places(
 
 @pytest.mark.parametrize("name", RUNS)
 def test_axes_tell_what_is_where(tmp_path: Path, name: str) -> None:
-    """Labels of each axis differ, lie at even distances in their order, and bound all losses."""
+    """Labels of each axis differ, are sorted at even distances, and bound all losses."""
     svg = drawn(tmp_path, name)
     for axis, place, sign in (("x", "x", 1), ("y", "y", -1)):
         labels = [e for e in svg.iter(f"{SVG}text") if e.get("class") == axis]
@@ -128,8 +128,8 @@ def test_axes_tell_what_is_where(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_curves_are_told_apart(tmp_path: Path, name: str) -> None:
-    """Each log has a curve and a mark of its own, and the legend shows them. Of equal curves the
-    lower shows in the gaps of the upper."""
+    """Each log has a curve and a mark of its own, and the legend shows them. The lower of two equal
+    curves shows in the gaps of the upper one."""
     svg = drawn(tmp_path, name)
     runs, names, _ = RUNS[name]
     look = [
@@ -160,7 +160,7 @@ def test_curves_are_told_apart(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("many", range(2, 6))
 def test_equal_curves_are_all_seen(many: int) -> None:
-    """Along a period of the dashes, the uppermost that is drawn at a place."""
+    """Every one of several equal curves is the uppermost somewhere along a period of the dashes."""
     looks = [curve.style(n, many) for n in range(many)]
     spans = [tuple(map(int, s.dash.split())) or (1, 0) for s in looks]
     (period,) = {sum(span) for span in spans[1:]}
@@ -174,7 +174,7 @@ def test_equal_curves_are_all_seen(many: int) -> None:
 
 
 def test_curves_lie_at_their_losses(tmp_path: Path) -> None:
-    """Of a log, the last run's; steps without a target are left out."""
+    """Curves lie at the losses of a log's last run; steps without a target are left out."""
     found, picture = tmp_path / "log", tmp_path / "svg"
     found.write_text(records(9.0) + records(2.5, None, 1.0, 2.0))
     assert curve.main([str(found), str(picture), "2.0"]) == 0
@@ -212,7 +212,8 @@ def test_curves_lie_at_their_losses(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_is_drawn_as_well(tmp_path: Path) -> None:
-    """A line for each whole number would be three million."""
+    """A run that diverges is drawn with a bounded number of grid lines; a line for each whole
+    number would be three million."""
     found, picture = tmp_path / "log", tmp_path / "svg"
     found.write_text(records(3.0, 3e6))
     assert curve.main([str(found), str(picture), "2.0"]) == 0

@@ -1,5 +1,5 @@
-"""test_data_tool.py -- the command ./run data: token files beside what the tokenizers library and numpy say of the
-same documents."""
+"""test_data_tool.py -- tests the command ./run data: token files against the tokenizers library and
+numpy on the same documents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ BPE = bpe()
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without other processes"""
+    """Run the tool without other processes."""
 
     def encoded(recipe, pieces, processes):
         yield from map(encoding.Encoder(recipe).encode, data.tasks(pieces))
@@ -93,7 +93,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 64 bytes"""
+    """Cut texts into pieces of 64 bytes."""
     monkeypatch.setattr(documents, "PIECE", 64)
     monkeypatch.setattr(data, "PIECE", 64)
     monkeypatch.setattr(documents, "CONTEXT", 16)
@@ -135,7 +135,7 @@ def jsonl(path: Path, records: Sequence[object]) -> Path:
 
 
 def saved(tokenizer: Tokenizer, folder: Path, **config: object) -> Path:
-    """A folder as Hugging Face's"""
+    """Write a folder like Hugging Face's."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -147,7 +147,7 @@ def plain(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def splitmix(number: int) -> int:
-    """Steele, Lea and Flood, 2014, with integers without end"""
+    """Return SplitMix64 of a number (Steele, Lea and Flood, 2014), with unbounded integers."""
     mask = 2**64 - 1
     x = (number + 0x7A65726F) * 0x9E3779B97F4A7C15 & mask
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -180,7 +180,8 @@ def test_bytes_are_the_texts(near: None, tmp_path: Path) -> None:
 
 
 def test_a_cut_is_looked_at_from_both_sides() -> None:
-    """Not where a line's end is all but the last that was read: half a letter proves nothing."""
+    """A text is not cut at a line's end near the end of the bytes read: an incomplete letter after
+    it proves nothing."""
     text = bytearray(b"words\n" * 9 + b"\xc3")
 
     def splits(before: bytes, after: bytes) -> bool:
@@ -198,8 +199,8 @@ def test_texts_in_pieces_are_as_in_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also behind a token that the tokenizer puts at the beginning; one that knows the beginning
-    of a text gets it whole."""
+    """A text in pieces has the tokens of the whole, also after a token that the tokenizer puts
+    first. A tokenizer that treats the beginning of a text differently gets it whole."""
     small(monkeypatch)
     tokenizer = bpe(way)
     if before:
@@ -257,7 +258,8 @@ def test_lines_that_end_otherwise_are_cut_as_others(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With CRLF, or a blank line behind each, and every byte is text."""
+    """Lines that end with CRLF, or are followed by a blank line, are cut like others, and every
+    byte is text."""
     small(monkeypatch)
     tokenizer = bpe(way)
     where = saved(tokenizer, tmp_path / "tok", eos_token=END)
@@ -284,7 +286,7 @@ def test_lines_that_end_otherwise_are_cut_as_others(
 def test_records_of_lines_that_end_otherwise(
     end: str, near: None, tmp_path: Path
 ) -> None:
-    """CRLF and blank lines between records are no part of them, nor documents."""
+    """CRLF and blank lines between records are no part of records, and no documents."""
     records = [json.dumps({"text": f"{v}\r\n"}) for v in VERSES[:30]]
     found = []
     for name, by in (("plain", "\n"), ("other", end)):
@@ -335,7 +337,7 @@ def test_so_many_documents_for_validation(near: None, tmp_path: Path) -> None:
 def test_the_end_of_one_text_is_for_validation(
     near: None, tmp_path: Path
 ) -> None:
-    """From the line on that begins behind the share"""
+    """The part for validation begins with the first line after the share."""
     assert made("text", KJV, "--val", "5%", "-o", tmp_path / "out") == 0
     raw = KJV.read_bytes()
     cut = raw.index(b"\n", len(raw) * 95 // 100) + 1
@@ -395,7 +397,8 @@ def test_an_end_that_the_tokenizer_puts_itself_is_not_put_twice(
 
 @pytest.mark.slow
 def test_a_tokenizer_that_is_trained(tmp_path: Path) -> None:
-    """The same by any number of threads; of nothing that is for validation."""
+    """A trained tokenizer is the same with any number of threads, and uses no text for
+    validation."""
     records = [{"text": x} for x in VERSES]
     other = [
         {"text": "Q" * 50 if splitmix(at) < 2**64 // 4 else x}
@@ -421,7 +424,7 @@ def test_a_tokenizer_that_is_trained(tmp_path: Path) -> None:
     assert told == kept
 
 
-# ---- files that are compressed
+# ---- compressed files
 
 
 @pytest.mark.parametrize("val", ["20%", "7"])
@@ -433,7 +436,7 @@ def test_gzip_is_as_what_is_in_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By any name, and of several parts"""
+    """A gzip file gives the tokens of its content, whatever its name, and with several members."""
     small(monkeypatch)
     plain = jsonl(tmp_path / "a", [{"text": x} for x in VERSES[:90]])
     if kind == "text":
@@ -451,7 +454,7 @@ def test_gzip_is_as_what_is_in_it(
 def test_gzip_is_unpacked_once_for_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And again when it is another file."""
+    """A gzip file is unpacked once for its size, and again only if the file changes."""
     opened = []
 
     def counted(file: object) -> gzip.GzipFile:
@@ -490,7 +493,7 @@ def test_parquet_is_as_jsonl(near: None, tmp_path: Path) -> None:
     assert contents(tmp_path / "jsonl") == contents(tmp_path / "parquet")
 
 
-# ---- what is wrong
+# ---- errors
 
 Tell = Callable[..., tuple[int, str]]
 
@@ -502,7 +505,8 @@ def tell(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Tell]:
-    """tell(kind, texts, words): files a, b of these bytes; nothing else is there afterwards"""
+    """Yield tell(kind, texts, words): it runs the tool on files a, b of these bytes. Nothing else
+    is left afterwards."""
     monkeypatch.chdir(tmp_path)
 
     def call(kind: str, raws: Sequence[bytes], *words: str) -> tuple[int, str]:
@@ -680,7 +684,7 @@ def test_only_a_folder_of_its_own_is_replaced(
 
 
 def test_a_file_that_cannot_grow(tmp_path: Path) -> None:
-    """As on a disk that is full"""
+    """A file that cannot grow, as on a full disk, is reported."""
     most = (50_000, resource.RLIM_INFINITY)
     found = command(
         *("text", KJV, "-o", tmp_path / "out"),
@@ -707,7 +711,7 @@ def gone(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("number,code", [(15, 143), (2, 130), (9, -9)])
 def test_a_run_that_is_ended(number: int, code: int, tmp_path: Path) -> None:
-    """Its processes end with it; but for KILL nothing is left."""
+    """The processes of an ended run end with it, and nothing is left, except after KILL."""
     os.mkfifo(tmp_path / "never")
     script = (
         "import sys, data, documents; documents.size_of = data.size_of = lambda x: 1;"
@@ -726,7 +730,7 @@ def test_a_run_that_is_ended(number: int, code: int, tmp_path: Path) -> None:
     )
     try:
         while len(processes_of(run.pid)) < 3 and run.poll() is None:
-            time.sleep(0.02)  # a tracker of resources is one of them
+            time.sleep(0.02)  # a resource tracker is one of them
         children = processes_of(run.pid)
         os.kill(run.pid, number)
         assert run.wait(30) == code
@@ -741,7 +745,8 @@ def test_a_run_that_is_ended(number: int, code: int, tmp_path: Path) -> None:
 
 
 def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
-    """Times with nanoseconds are none that Python has."""
+    """Other columns of Parquet are not read, such as times with nanoseconds, which Python does not
+    have."""
     times = pyarrow.array([1], pyarrow.timestamp("ns"))
     table = pyarrow.table({"date": times, "text": ["a"]})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
@@ -750,7 +755,7 @@ def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
 
 
 def test_what_comes_around_texts_of_another_alphabet() -> None:
-    """`a` has no token there."""
+    """The tokens around a text are found though `a` has no token in that alphabet."""
     vocab = {"<s>": 0, "</s>": 1, "你": 2, "好": 3}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.add_special_tokens(["<s>", "</s>"])

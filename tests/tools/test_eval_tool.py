@@ -1,5 +1,5 @@
-"""test_eval_tool.py -- the command ./run eval: questions of multiple choice to llm.c's format, and
-what out/train says of them."""
+"""test_eval_tool.py -- tests the command ./run eval: multiple choice questions in llm.c's format,
+and out/train's result on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def question(context: str, choices: list[str], label: int) -> dict:
 
 
 def keeper(folder: Path, code: int = 0) -> Path:
-    """A program that keeps the file it is given, and says a result."""
+    """Return a program that keeps its input file and prints a result."""
     path = folder / "program"
     path.write_text(
         "#!/bin/sh\necho start\n"
@@ -45,7 +45,8 @@ def keeper(folder: Path, code: int = 0) -> Path:
 
 @pytest.mark.slow
 def test_what_a_model_has_learnt(tmp_path: Path) -> None:
-    """To count by three: of bytes, as the model's config.json says."""
+    """A model that has learnt to count by three in bytes, as its config.json says, answers
+    right."""
     binary = trainer.build(
         trainer.generate(
             law.path("gpt"),
@@ -73,7 +74,8 @@ def test_what_a_model_has_learnt(tmp_path: Path) -> None:
 
 
 def test_the_file_is_llm_cs(tmp_path: Path) -> None:
-    """A tokenizer's tokens, what it puts before a text before the context alone."""
+    """The file is llm.c's: a tokenizer's tokens, with its leading tokens before the context
+    alone."""
     recipe = encoding.trained(iter(["some text of another kind"]), 300)
     assert recipe.file
     made = json.loads(recipe.file)
@@ -144,7 +146,7 @@ def test_lines_that_are_no_questions(
 
 
 def test_tokens_that_the_format_cannot_hold(tmp_path: Path) -> None:
-    """65535 is the greatest."""
+    """Tokens above 65535 are refused, because the format cannot hold them."""
     made = {
         "model": {
             "type": "WordLevel",

@@ -1,5 +1,5 @@
-"""test_jobs.py -- what docs/training.md does by several commands, in short: from a book to text; two
-sources, stopped and resumed elsewhere; a chat model by LoRA, merged."""
+"""test_jobs.py -- runs short forms of jobs of docs/training.md with several commands: from a book
+to text; two sources, stopped and resumed elsewhere; a chat model by LoRA, merged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tool(name: str, *words: object) -> str:
 
 @pytest.mark.slow
 def test_a_book_becomes_a_model(tmp_path: Path) -> None:
-    """Its tokens are learnt better than chance has them, and what it draws is text again."""
+    """A book becomes a model that predicts tokens better than chance and samples text."""
     book, weights = tmp_path / "book", tmp_path / "weights"
     tool(
         "data.py", "text", KJV, "--train-bpe", VOCAB, "--val", "5%", "-o", book
@@ -54,7 +54,8 @@ def test_a_book_becomes_a_model(tmp_path: Path) -> None:
 
 
 def two_sources(folder: Path) -> tuple[Path, Path]:
-    """A text, and a document for each verse of another, of one tokenizer."""
+    """Return token files of a text, and of another with a document per verse, with one
+    tokenizer."""
     text, verses = folder / "text.txt", folder / "verses.jsonl"
     told = KJV.read_text()[:40000]
     text.write_text(told[:20000])
@@ -68,8 +69,8 @@ def two_sources(folder: Path) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 def test_two_sources_stopped_and_resumed_elsewhere(tmp_path: Path) -> None:
-    """Weighted, shuffled and packed: on twice the ranks under another stage the bits of a run that
-    was never stopped."""
+    """Two weighted, shuffled and packed sources, resumed on twice the ranks under another stage,
+    give the bits of a run that never stopped."""
     text, verses = two_sources(tmp_path)
     end = json.loads((verses / "meta.json").read_text())["end"]
     recipe = (
@@ -112,7 +113,8 @@ LORA = "train.lora={rank: 4, alpha: 8, match: [q_proj, v_proj, down_proj]}"
 
 
 def chat_model(folder: Path) -> Path:
-    """A folder as the hub's: Qwen3's shape, weights of known bits, a tokenizer that chats."""
+    """Return a folder like the hub's: Qwen3's shape, weights of known bits, a tokenizer with a chat
+    template."""
     base = folder / "base"
     tool("data.py", "text", KJV, "--train-bpe", VOCAB, "-o", folder / "book")
     base.mkdir()
@@ -136,7 +138,7 @@ def chat_model(folder: Path) -> Path:
 
 
 def chats(folder: Path) -> Path:
-    """Questions and answers: a verse, and the one behind it"""
+    """Return questions and answers: a verse, and the one after it."""
     verses = [v for v in KJV.read_text().split("\n") if 20 < len(v) < 80][:80]
     rows = [
         {
@@ -160,8 +162,8 @@ def program(base: Path, *keys: str) -> Path:
 
 
 def off(found: Path, name: str, data: Path) -> float:
-    """How far logits of a folder's weights are from those that transformers or PEFT found: the
-    greatest difference, of the greatest"""
+    """Return the largest difference between a folder's logits and those of transformers or PEFT,
+    over the largest of these."""
     with np.load(QWEN3.parents[1] / "adapters.npz") as file:
         want = np.float64(file[name])
     tokens = np.fromfile(data / "val.bin", np.uint16)[: 4 * len(want)]
@@ -173,9 +175,9 @@ def off(found: Path, name: str, data: Path) -> float:
 
 @pytest.mark.slow
 def test_a_chat_model_by_lora_merged(tmp_path: Path) -> None:
-    """On two ranks under ZeRO-3: it learns what assistants say. PEFT finds with the base and the
-    adapter the logits of what is merged, transformers in the merged folder, and ours reads what
-    PEFT has written."""
+    """A chat model trained by LoRA on two ranks under ZeRO-3 learns the assistant's answers. PEFT
+    with the base and the adapter, transformers with the merged folder, and our own program with
+    PEFT's adapter get the same logits."""
     base, data = chat_model(tmp_path), tmp_path / "chats"
     tool(
         *("data.py", "jsonl", chats(tmp_path), "--tokenizer", base),
@@ -192,7 +194,8 @@ def test_a_chat_model_by_lora_merged(tmp_path: Path) -> None:
         return float(re.search(r"^val loss (\S+)", said, re.M)[1])
 
     def merged(name: str) -> Path:
-        """of the base and an adapter's folder; what it has is what the two have together"""
+        """Return the merged folder of the base and an adapter. Assert that it has the loss of the
+        two."""
         made = tmp_path / f"merged {name}"
         given = "--adapter", tmp_path / name, "--save", made, "--merge"
         before = loss(adapted, base, "--steps", 0, *given)
@@ -215,7 +218,7 @@ def test_a_chat_model_by_lora_merged(tmp_path: Path) -> None:
         {n: np.float32(x) for n, x in weights.items()},
         own / "adapter_model.safetensors",
     )
-    # float32 weights are some 2^-24 off: seen are 2e-7. Training's bits are what they are (f32).
+    # float32 weights are off by some 2^-24: 2e-7 is measured. Training's bits are fixed (f32).
     for name in ("merged", "adapted"):
         assert off(merged("adapter"), name, data) <= 5e-6
     assert off(merged("own"), "own", data) <= 5e-6

@@ -1,4 +1,5 @@
-"""test_pretrained.py -- tokenizers' folders: the tokens are AutoTokenizer's, or a key is refused."""
+"""test_pretrained.py -- tests folders of tokenizers: their tokens are AutoTokenizer's, or a key is
+refused."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ FOUND = json.loads((trainer.ROOT / "tests/reference/folders.json").read_text())
 def test_a_folder_is_read_as_by_autotokenizer(
     name: str, tmp_path: Path
 ) -> None:
-    """Also by tokenizer.json alone, as it is written beside the tokens."""
+    """A folder has AutoTokenizer's tokens, also by the tokenizer.json alone that is written beside
+    the tokens."""
     recipe = encoding.read(str(folders.written(name, tmp_path)))
     ids = Encoder(recipe).ids(folders.TEXT)
     assert ids == FOUND[name]["ids"] and recipe.around == ([], [])
@@ -45,7 +47,8 @@ def test_a_template_is_chosen_as_by_transformers(
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """tool_use where a record has tools; a reasoning by any of its names."""
+    """The template is chosen like by transformers: tool_use if a record has tools, and a reasoning
+    by any of its names."""
     record: dict[str, Any] = {
         "messages": folders.TALK,
         "chat_template_kwargs": {"mode": "short"},
@@ -230,7 +233,7 @@ def test_an_empty_text_is_no_token(
 
 
 def test_a_folder_that_adds_nothing_is_told_nothing(tmp_path: Path) -> None:
-    """And its tokenizer.json is as it was."""
+    """A folder that adds nothing causes no message, and its tokenizer.json is unchanged."""
     config = {SETTINGS: ENDS | {"added_tokens_decoder": own(258)}}
     assert notes(tmp_path, config) == ()
     text = (tmp_path / "tokenizer.json").read_text()

@@ -1,4 +1,5 @@
-"""test_sample.py -- the command ./run sample, and what out/train draws behind a prompt."""
+"""test_sample.py -- tests the command ./run sample, and the tokens that out/train draws after a
+prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ PROMPT = (1, 2, 3)
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model that has learnt to count by three."""
+    """Return weights of a model that has learnt to count by three."""
     folder = tmp_path_factory.mktemp("sample")
     trainer.write_tokens(folder / "tokens", np.arange(60000) * 3 % 256)
     trainer.sh(
@@ -60,7 +61,8 @@ def drawn(*given: object) -> list[int]:
 
 @pytest.mark.slow
 def test_what_it_learnt(weights: Path) -> None:
-    """From one token and from more than a sample has; whatever the ranks and the stage."""
+    """A sample continues the count from one token or from more than a sample holds, whatever the
+    ranks and the stage."""
     sequence = 40
     for many in (1, sequence, 3 * sequence):
         prompt = tuple(7 + 3 * n & 255 for n in range(many))
@@ -149,7 +151,7 @@ def run(*words: object, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_text_comes_back(weights: Path) -> None:
-    """The model's config.json says that tokens are bytes."""
+    """The result is text, because the model's config.json says that tokens are bytes."""
     config = json.loads((weights / "config.json").read_text())
     assert config["vocab_size"] == 256
     done = run(
@@ -160,7 +162,7 @@ def test_text_comes_back(weights: Path) -> None:
 
 
 def speaker(folder: Path, *tokens: int, code: int = 0) -> Path:
-    """A program that draws these, and says more."""
+    """Return a program that draws these tokens and prints other lines, too."""
     path = folder / "program"
     said = " ".join(f"{token} " for token in tokens).replace("  ", " ")
     path.write_text(
@@ -208,7 +210,7 @@ def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
 def test_a_program_of_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """./NAME is none of PATH's."""
+    """./NAME is not looked up in PATH."""
     speaker(tmp_path, *b"hi").rename(tmp_path / "ls")
     monkeypatch.chdir(tmp_path)
     options = ("--prompt", "a", "--tokenizer", "bytes", "--program", "./ls")
@@ -231,10 +233,11 @@ def test_the_program_that_has_saved_the_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the plan's hash, else by the layout's; out/train where a folder names neither."""
+    """The program is found by the plan's hash, else by the layout's; it is out/train if a folder
+    names neither."""
     monkeypatch.setattr(trained_model, "ROOT", tmp_path)
     usual = tmp_path / "out/train"
-    assert trained_model.program(weights) == usual  # none is there
+    assert trained_model.program(weights) == usual  # none exists
     assert capsys.readouterr().err == ""
     (tmp_path / "out").mkdir()
     shutil.copy(trainer.build(trainer.generate(law.path("llama"))), usual)
@@ -262,7 +265,7 @@ def test_the_program_that_has_saved_the_folder(
 
 
 def test_another_models_weights(weights: Path) -> None:
-    """What is missing is told with the model that the program was made for."""
+    """Weights of another model are refused, with the model that the program was made for."""
     llama = trainer.build(trainer.generate(law.path("llama")))
     words = ("--prompt", "a", "--program", llama)
     done = run(weights, *words)

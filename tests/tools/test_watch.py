@@ -1,4 +1,5 @@
-"""test_watch.py -- the command ./run watch: what a log has as it grows, and where its numbers go."""
+"""test_watch.py -- tests the command ./run watch: it follows a growing log, and passes its numbers
+on."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_a_log_that_is_written_anew(tmp_path: Path) -> None:
     assert log.read() and log.points("loss") == [(1, 4.0)]
 
 
-ODD = {  # a line, and why it is no record
+ODD = {  # a line, and the reason why it is no record
     b"\xff": "not UTF-8",
     b'{"run": "\\ud800"}': "not UTF-8",
     b"\0" * 9: "not JSON, or cut off",
@@ -142,7 +143,7 @@ ODD = {  # a line, and why it is no record
 
 @pytest.mark.parametrize("line", ODD, ids=lambda x: x[:40])
 def test_lines_that_are_no_records(tmp_path: Path, line: bytes) -> None:
-    """Each is told once and passed over; what is around it counts."""
+    """Each line that is no record is reported once and skipped; lines around it count."""
     path = tmp_path / "log"
     put(path, run())
     path.write_bytes(path.read_bytes() + line + b"\n\n")
@@ -181,7 +182,7 @@ def test_a_line_without_its_end(tmp_path: Path) -> None:
 
 
 def test_once(tmp_path: Path) -> None:
-    """Without a terminal there is nothing but text."""
+    """The output is text alone if there is no terminal."""
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     put(one, run("a", "--steps", "30"), *(step(n, 5 / n) for n in range(1, 6)))
     put(other, run("b", "--steps=2"), step(1, 4.0, tokens_per_second=12.0))
@@ -209,7 +210,8 @@ def test_losses_that_cannot_be_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns,lines", [(1, 1), (80, 24), (300, 90)])
 def test_any_log_is_drawn(tmp_path: Path, columns: int, lines: int) -> None:
-    """No traceback; all but records is told by its line, of one log five at most."""
+    """Any log is drawn without a traceback. Lines that are no records are reported, at most five
+    per log."""
     log = tmp_path / "one.jsonl"
     log.write_bytes(b"".join(line + b"\n" for line in ODD))
     put(log, run("a", "--steps", "9" * 30), {"end": 1})
@@ -251,7 +253,8 @@ def test_the_table_has_all_numbers(tmp_path: Path) -> None:
 
 
 def test_logs_of_one_name_are_told_apart_by_their_folders() -> None:
-    """No name leads out of a folder that is made for it."""
+    """Logs of one name are told apart by their folders, and no name leads out of the folder made
+    for it."""
     a, b = Path("../a/log.jsonl"), Path("../b/c/log.jsonl")
     assert named([a, b]) == ["a/log.jsonl", "b/c/log.jsonl"]
     assert named([Path("log.jsonl"), Path("/log.jsonl")])[1] == "log.jsonl"
@@ -338,7 +341,8 @@ def test_what_cannot_be_written_is_told(
 def test_folders_are_made_below_the_current_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """And this is told at once, before a run has ended."""
+    """Folders are made below the current one alone, and another place is reported at once, before a
+    run has ended."""
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -381,7 +385,8 @@ def test_nothing_to_draw_yet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["end", "interrupt"])
 def test_it_draws_while_the_log_grows(tmp_path: Path, end: str) -> None:
-    """On a terminal, until the run has ended or somebody has seen enough; files are whole then."""
+    """The plot follows the log on a terminal until the run ends or the user stops it; files are
+    complete then."""
     path, table = tmp_path / "log", tmp_path / "table.csv"
     put(path, run(), step(1, 3.0))
     ours, theirs = pty.openpty()
@@ -430,7 +435,7 @@ def test_a_log_that_is_emptied_is_watched_on(tmp_path: Path) -> None:
     assert watched.logs[0].points("loss") == [(1, 1.5)]
 
 
-# ---- others' libraries: these stand-ins write down what they are asked
+# ---- other libraries: these stand-ins record the calls to them
 
 TENSORBOARD = """
 import json
@@ -529,7 +534,7 @@ def test_wandb_has_each_step(
 def test_tensorboard_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread's traceback is not shown."""
+    """A full disk ends TensorBoard's output without its thread's traceback."""
     monkeypatch.chdir(tmp_path)
     stand_in(tmp_path, "tensorboard/__init__.py", "")
     stand_in(tmp_path, "tensorboard/summary.py", FULL)
@@ -542,7 +547,7 @@ def test_tensorboard_on_a_full_disk(
 def test_wandb_without_a_key_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is asked for one."""
+    """A missing key of W&B is one line, and the user is not asked for it."""
     monkeypatch.chdir(tmp_path)
     stand_in(tmp_path, "wandb.py", WANDB)
     put(tmp_path / "a.jsonl", run(), step(1, 3.0), {"end": 1})

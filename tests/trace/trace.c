@@ -1,6 +1,5 @@
-/* trace.c -- a runtime that does nothing and prints a line for each thing it is asked to do: start,
- * one training step and an evaluation, as rank 1 would see them.
- */
+/* trace.c -- a runtime that does nothing and prints a line for each call: start, one training step
+ * and an evaluation, as rank 1 would see them. */
 #include "trace.h"
 #include <inttypes.h>
 #include <stdio.h>

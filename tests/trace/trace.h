@@ -1,4 +1,4 @@
-/* trace.h -- put before a train.c, it makes every call of the runtime print itself by name. */
+/* trace.h -- included before a train.c: every call of the runtime prints itself by name. */
 #ifndef TRACE_H
 #define TRACE_H
 #include "zr.h"

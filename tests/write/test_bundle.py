@@ -1,4 +1,5 @@
-"""test_bundle.py -- programs elsewhere: bundles, what pip installs, several side by side."""
+"""test_bundle.py -- tests programs in other places: bundles, zgen as pip installs it, several
+programs side by side."""
 
 import os
 import pathlib
@@ -37,7 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def compiled(commands: str) -> dict[str, str]:
-    """What each object is made by, of commands that ninja or make would run."""
+    """Return the compiler call of each object, from the commands that ninja or make would run."""
     plain = re.sub(
         r" -MM?D -MF \S+| -Xptxas -v|>\S+\.log 2>&1 .*", "", commands
     )
@@ -80,7 +81,7 @@ def test_make_runs_ninjas_commands(
 def test_a_bundle_builds_without_python(
     bundle: pathlib.Path, tmp_path: pathlib.Path, builder: tuple[str, ...]
 ) -> None:
-    """In an empty environment; it is the program that is built here."""
+    """A bundle builds in an empty environment, to the same program as here."""
     folder = shutil.copytree(bundle, tmp_path / "a copy")
     path = tmp_path / "bin"
     path.mkdir()
@@ -153,7 +154,7 @@ def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
 def test_what_pip_installs(
     bundle: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """It writes the same, from a folder of which pip knows nothing else."""
+    """The installed zgen writes the same files, from a folder of which pip knows nothing else."""
     tree = trainer.checkout(tmp_path / "tree")
     subprocess.run(
         [

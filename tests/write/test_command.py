@@ -1,8 +1,9 @@
-"""test_command.py -- the command lines of gen/zgen and of emitted programs, as users meet them.
+"""test_command.py -- tests the command lines of gen/zgen and of emitted programs, as users meet
+them.
 
-Help, exit codes, what a refusal leaves behind, odd places, signals, weights from run to run;
-test_spec.py has what a spec may say; test_ranks.py has options, signals and dead ranks of a program
-made for tests.
+It covers help, exit codes, leftovers of a refusal, odd places, signals, and weights from run to
+run. test_spec.py tests the content of specs; test_ranks.py tests options, signals and dead ranks of
+a program made for tests.
 """
 
 import contextlib
@@ -64,7 +65,7 @@ def weights(done: program.Result) -> str:
 
 # ---- gen/zgen: refusals
 
-# What the spec is followed by, and a part of what is said.
+# Words after the spec, and a part of the message.
 REFUSED = [
     (["--set", "zero.stage=4"], "zero.stage"),
     (["--set", "zero.stages=3"], "zero.stages"),
@@ -155,7 +156,8 @@ def test_a_folder_is_no_spec_and_no_spec_is_no_call(
 
 @pytest.mark.slow
 def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
-    """A full disk, and a reader that has gone: a line, no traceback, not 0."""
+    """Output to a full disk, or to a reader that has gone, ends with a line, no traceback and not
+    0."""
     left, right = os.pipe()
     os.close(left)
     for sink in (os.open("/dev/full", os.O_WRONLY), right):
@@ -194,9 +196,8 @@ def test_help_of_zgen(tmp_path: pathlib.Path) -> None:
     assert "exit codes: 0" in done.stdout
     examples = re.findall(r"^ *(gen/zgen .*)$", done.stdout, re.M)
     assert len(examples) >= 3
-    for n, line in enumerate(
-        examples
-    ):  # they work, but for files that users have
+    # They work, except for files that users must have
+    for n, line in enumerate(examples):
         words = shlex.split(re.split(">|&&", line)[0])[1:]
         if "-o" in words:
             words[words.index("-o") + 1] = str(tmp_path / str(n))
@@ -210,8 +211,8 @@ def test_help_of_zgen(tmp_path: pathlib.Path) -> None:
 def test_the_same_input_gives_the_same_bytes_anywhere(
     tmp_path: pathlib.Path,
 ) -> None:
-    """From another folder, by a link, from a folder with a space, with other hashes, time zone and
-    language of the process."""
+    """The output is the same from another folder, through a link, from a folder with a space, and
+    with another hash seed, time zone or language."""
     odd = tmp_path / "a folder" / "gpt-tiny.yaml"
     odd.parent.mkdir()
     shutil.copy(GPT, odd)
@@ -263,7 +264,7 @@ def test_help_of_a_program() -> None:
 
 
 def test_version_of_a_program() -> None:
-    """Its plan is the text that zgen prints."""
+    """--version of a program names its plan, by the hash of the text that zgen prints."""
     done = program.run(built(), "--version")
     assert done.code == 0 and done.err == ""
     text = zgen(GPT, "--emit", "plan").stdout
@@ -312,7 +313,7 @@ def test_version_of_a_program() -> None:
 def test_a_program_refuses(
     tmp_path: pathlib.Path, tokens: pathlib.Path, args: list[str], said: str
 ) -> None:
-    """With 2, a line on stderr, nothing on stdout, and no file made."""
+    """A program refuses with exit code 2, a line on stderr, nothing on stdout, and no file made."""
     trainer.write_tokens(tmp_path / "short", np.zeros(33))
     (tmp_path / "odd").write_bytes(b"\0" * 1001)
     trainer.write_tokens(
@@ -349,8 +350,8 @@ def test_a_program_refuses(
 def test_weights_are_saved_though_nobody_listens(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """A reader of the output that has gone, and a full disk under it: said, and no reason to
-    end."""
+    """Weights are saved even if the output's reader has gone or its disk is full; a message says
+    so."""
     left, right = os.pipe()
     os.close(left)
     for n, sink in enumerate((os.open("/dev/full", os.O_WRONLY), right)):
@@ -412,8 +413,8 @@ def test_a_folder_with_a_space(
 
 @pytest.mark.slow
 def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
-    """A copy of the sources, from spec to weights, by the commands of the README. Objects are
-    compiled in such a folder by test_bundle.py."""
+    """The README's commands, from spec to weights, work in a copy of the sources whose path has a
+    space. test_bundle.py compiles objects in such a folder."""
     root = trainer.with_objects(trainer.checkout(tmp_path / "the sources"))
     trainer.write_tokens(root / "tokens", law.tokens(256, 5000))
     for command in (
@@ -434,7 +435,7 @@ def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
 def test_two_programs_at_once(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """They share nothing: each computes what it computes alone."""
+    """Two programs at once share nothing: each computes the same as alone."""
     alone = {
         binary: weights(
             program.run(binary, "--data", tokens, "--steps", 20, "--hash")
@@ -485,7 +486,7 @@ def test_two_programs_at_once(
 
 
 def test_a_folder_that_may_not_be_written(tokens: pathlib.Path) -> None:
-    """Told before training, to somebody who is not root."""
+    """A folder that may not be written is reported before training, to a user who is not root."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         folder.chmod(0o755)
@@ -523,7 +524,8 @@ def test_a_folder_that_may_not_be_written(tokens: pathlib.Path) -> None:
 def test_a_full_disk(
     tmp_path: pathlib.Path, tokens: pathlib.Path, size: str, code: int
 ) -> None:
-    """Told before training; nothing half-written is left. The model takes 650 kB."""
+    """A full disk is reported before training, and no partial file is left. The model takes 650
+    kB."""
     alone = namespaces.mounts()
     (tmp_path / "disk").mkdir()
     command = (
@@ -596,7 +598,8 @@ def test_an_interrupted_run_leaves_the_old_weights(
 def test_a_run_interrupted_at_any_time(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """From exec to the end, in 12 places: the old weights whole, or the new ones, never others."""
+    """A run interrupted at 12 points from exec to its end leaves the whole old weights or the whole
+    new ones."""
     saved = tmp_path / "w"
     options = ["--data", tokens, "--steps", 30, "--save", saved]
     begun = time.monotonic()
@@ -612,7 +615,7 @@ def test_a_run_interrupted_at_any_time(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGINT)
             codes.append(run.wait(LIMIT))
-        # -2: before the program had begun to wait for signals
+        # -2: before the program handled signals
         assert codes[-1] in (0, 130, -2), codes
         there = sorted(os.listdir(saved))
         assert there == ["config.json", "model.safetensors"], codes
@@ -635,8 +638,8 @@ SPREAD = [
 def test_weights_pass_from_any_run_to_any_other(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """Saved and loaded, over ranks, stages and storage types: the masters are kept in f32 to the
-    last bit, so the hash is."""
+    """Weights pass between any ranks, stages and storage types to the last bit of the f32 masters,
+    so the hash stays."""
     done = program.run(
         built(*SPREAD[0]),
         "--data",
@@ -663,9 +666,8 @@ def test_weights_pass_from_any_run_to_any_other(
         one, other = [
             load_file(tmp_path / str(m) / "model.safetensors") for m in (0, n)
         ]
-        assert (
-            one.keys() == other.keys()
-        )  # the files' heads name the plans, which differ
+        # The files' headers name the plans, which differ
+        assert one.keys() == other.keys()
         assert all(np.array_equal(x, other[name]) for name, x in one.items())
     begun = [
         weights(program.run(built(*keys), "--steps", 0, "--hash"))
@@ -678,8 +680,8 @@ def test_weights_pass_from_any_run_to_any_other(
 def test_f32_weights_train_on_in_bf16(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """The loaded masters are rounded for the kernels, not in place: a first step that moves next to
-    nothing leaves them, and the losses are those of f32 within bf16's rounding."""
+    """Loaded f32 masters are rounded for the kernels, not in place: a first step with hardly any
+    update leaves them, and the losses are those of f32 within bf16's rounding."""
     done = program.run(
         built("zero.stage=1"),
         "--data",
@@ -712,7 +714,7 @@ def test_f32_weights_train_on_in_bf16(
         )
         assert weights(done) == first
         lost[precision] = float(done.line("loss ").split()[1])
-    # 6 nats from logits of about 1, each off by 1 % at random, in the mean over 264 tokens
+    # losses of 6 nats from logits of about 1, each off by 1 % at random, averaged over 264 tokens
     assert lost["f32"] != lost["bf16"] and lost["f32"] == pytest.approx(
         lost["bf16"], abs=5e-3
     )
@@ -722,8 +724,8 @@ def test_f32_weights_train_on_in_bf16(
 def test_samples_do_not_depend_on_the_spread(
     tmp_path: pathlib.Path, tokens: pathlib.Path
 ) -> None:
-    """The same text from the same weights, twice and over ranks and stages; other weights write
-    other text; the prompt is the file's beginning."""
+    """Samples from the same weights are the same text, twice and over ranks and stages. Other
+    weights write other text, and the prompt is the file's beginning."""
     assert (
         program.run(
             built(), "--data", tokens, "--steps", 20, "--save", tmp_path / "w"
@@ -740,9 +742,8 @@ def test_samples_do_not_depend_on_the_spread(
             timeout=LIMIT,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout.split(b"\n", 2)[
-            2
-        ]  # after the validation and the start
+        # After the validation and the start
+        return done.stdout.split(b"\n", 2)[2]
 
     said = [
         written(built(*keys), "--load", tmp_path / "w")
@@ -761,8 +762,9 @@ def test_samples_do_not_depend_on_the_spread(
 
 @pytest.mark.slow
 def test_ignored_targets(tmp_path: pathlib.Path) -> None:
-    """65535 in a file is no target and is read as 0: losses, numbers of targets and the validation
-    loss of four ranks, some of whose micro-batches have no target at all, as the evaluator's."""
+    """65535 in a file is no target and is read as token 0. Losses, numbers of targets and the
+    validation loss of four ranks match the evaluator's, though some micro-batches have no target at
+    all."""
     spec = reader.load(str(GPT))
     params = {
         name: known.weight(name, shape, known.is_norm_weight(name))
@@ -808,7 +810,8 @@ def test_ignored_targets(tmp_path: pathlib.Path) -> None:
         line["valid"] for line in lines if "loss" in line
     ] == valid and len(set(valid)) > 1
     after, losses, norms = oracle.train(spec, params, stream, 4, law.HOLE)
-    # means of losses that are some 30 roundings of 2^-24 of 6 off; norms: chains of 240 as well
+    # means of losses of about 6, each off by some 30 roundings of 2^-24; norms: chains of 240 as
+    # well
     assert [line["loss"] for line in lines if "loss" in line] == pytest.approx(
         losses, rel=2e-7
     )

@@ -1,5 +1,5 @@
-"""test_hf.py -- config.json for the models of model_specs/ and their like: a family where every
-setting fits, none where one does not."""
+"""test_hf.py -- tests config.json for models like those of model_specs/: it is a family's if every
+setting fits, and empty if one does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ATTENTION = f"{OPS}[0].residual[1].attention"
 
 
 def made(name: str, *sets: str) -> dict[str, Any]:
-    """A spec's config.json; {} where there is none."""
+    """Return a spec's config.json; {} if there is none."""
     text = hf.config(spec.load(str(SPECS / f"{name}.yaml"), sets))
     return json.loads(text) if text else {}
 
@@ -57,7 +57,8 @@ def test_numbers_of_gpt2() -> None:
 
 
 def test_numbers_of_llama() -> None:
-    """As meta-llama/Llama-3.1-405B has them, but for what a spec does not know."""
+    """The numbers are those of meta-llama/Llama-3.1-405B, except those that a spec does not
+    have."""
     assert made("llama3-405b", "train.sequence=8192") == {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -145,7 +146,7 @@ Window = int | tuple[int | None, ...] | None
 
 
 def windowed(s: Spec, window: Window) -> Spec:
-    """The spec with a window of each attention."""
+    """Return the spec with a window for each attention."""
 
     def op(o: Op) -> Op:
         if o.kind == "attention":
@@ -177,8 +178,8 @@ def test_a_window_makes_a_mistral() -> None:
 def test_windows_of_layers(
     window: Window, said: dict[str, object] | None
 ) -> None:
-    """Qwen's by layer_types, and by max_window_layers where that can tell them; Mistral and
-    others have none."""
+    """Windows per layer are written as Qwen's layer_types, and as max_window_layers if that can
+    express them. Mistral and others have no such keys."""
     s = spec.load(str(SPECS / "qwen3-tiny.yaml"))
     text = hf.config(windowed(s, window))
     config = json.loads(text or "{}")

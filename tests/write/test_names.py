@@ -1,5 +1,5 @@
-"""test_names.py -- names in train.c are for readers: whatever a spec calls its layers, the program
-computes the same."""
+"""test_names.py -- tests that names in train.c are only for readers: whatever a spec calls its
+layers, the program computes the same."""
 
 import pathlib
 
@@ -7,7 +7,8 @@ import law
 import pytest
 import trainer
 
-# Names that are no identifiers of C, letters of dimensions, or those of other layers' values.
+# Names that are no identifiers of C, that are letters of dimensions, or that other layers' values
+# have.
 ODD = {
     "gpt": {
         "mlp.c_fc": "mlp.0",

@@ -1,4 +1,5 @@
-"""test_notes.py -- what zgen says of a plan that a user may regret, and that it can be mended."""
+"""test_notes.py -- tests zgen's notes on plans that a user may regret, and that following them
+helps."""
 
 import re
 import subprocess
@@ -73,7 +74,8 @@ def test_sums_that_another_rule_would_spare_are_told() -> None:
 
 
 def test_sums_that_no_rule_would_spare_are_not() -> None:
-    """Two ranks of gpt2-124m: 0.93 GiB. One of llama3-8b's 256: what fold would spare is little."""
+    """No note is given if another rule spares little: two ranks of gpt2-124m have 0.93 GiB of sums,
+    and fold would spare little of those of llama3-8b."""
     keys = ("train.micro_batch=64", "train.global_batch=512")
     assert not [n for n in told("gpt2-124m", *keys) if "train.sum" in n]
     assert not [n for n in told("llama3-8b") if "train.sum" in n]
@@ -96,8 +98,8 @@ def test_the_command_says_it() -> None:
 
 
 def test_a_rule_that_cannot_be_is_no_way() -> None:
-    """No GPU adds the gradients of so many ranks as one tree: fold stands, and nothing is
-    refused."""
+    """A rule of sums that is impossible is not suggested: no GPU adds the gradients of so many
+    ranks as one tree, so fold stays, and nothing is refused."""
     keys = ("zero.stage=0", "cluster.ranks=8192", "train.global_batch=16384")
     notes_ = told("gpt2-1558m", *keys, "train.micro_batch=1", "train.sum=fold")
     assert not any("train.sum" in note for note in notes_)

@@ -1,4 +1,5 @@
-"""test_replay.py -- what replay.py calls the same: texts that are, of programs that ended well."""
+"""test_replay.py -- tests the comparison of replay.py: equal means equal texts of programs that
+ended well."""
 
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_what_differs(
 
 
 def test_no_case_is_an_error() -> None:
-    """One list of cases serves both trees; a word that none has leaves none."""
+    """A word that no case has in its name is an error; both trees use one list of cases."""
     assert replay.cases("gpt-tiny, stage 0, 1 rank") == [
         ["gpt-tiny", "stage 0, 1 rank", ("zero.stage=0", "cluster.ranks=1")]
     ]

@@ -1,5 +1,5 @@
-"""test_written.py -- where zgen writes: `-o FILE` is whole or as it was, and stdout still is an
-output; what it says on stderr while it works."""
+"""test_written.py -- tests zgen's outputs: `-o FILE` leaves the whole new file or the old one,
+stdout stays an output, and progress goes to stderr."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ KEYS = ("--emit", "plan")
 
 
 def said(folder: pathlib.Path, *args: object) -> str:
-    """stderr of a call that the host refuses; nothing is left in the folder."""
+    """Return the stderr of a call that cannot write. Assert that nothing is left in the folder."""
     before = {
         path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
@@ -41,7 +41,7 @@ def plan() -> str:
 
 @pytest.mark.slow
 def test_a_file(tmp_path: pathlib.Path, plan: str) -> None:
-    """Made with the rights that the process gives, or anew with those it had."""
+    """A new file has the rights that the process gives; a replaced one keeps its rights."""
     file = tmp_path / "a plan"
     for mode in (0o666 & ~os.umask(os.umask(0o22)), 0o640):
         done = zgen(GPT, *KEYS, f"-o{file}")
@@ -53,7 +53,8 @@ def test_a_file(tmp_path: pathlib.Path, plan: str) -> None:
 
 
 def test_folders_are_made(tmp_path: pathlib.Path) -> None:
-    """Below the current one, of what can be written; of what is refused there are none."""
+    """Missing folders are made below the current one if the output can be written, and none after a
+    refusal."""
     there = tmp_path / "two" / "folders" / "plan"
     bad = ("--set", "zero.stage=4")
     for where in ("two/folders/plan", there):
@@ -65,7 +66,8 @@ def test_folders_are_made(tmp_path: pathlib.Path) -> None:
 
 
 def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
-    """A slip of the pen makes none at / or beside; a folder that is there will do."""
+    """No folder is made at / or beside the current one, which might be a slip of the pen; existing
+    ones work."""
     here, other = tmp_path / "here", tmp_path / "other"
     here.mkdir()
     (here / "link").symlink_to("../other")
@@ -90,7 +92,7 @@ def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("emit,size", [("c", "16k"), ("bundle", "64k")])
 def test_a_full_disk(tmp_path: pathlib.Path, emit: str, size: str) -> None:
-    """The reason is told, and no folder stays that was made for it."""
+    """A full disk is reported with its reason, and no folder made for the file stays."""
     alone = namespaces.mounts()
     program = trainer.ROOT / "gen/zgen"
     command = (
@@ -139,7 +141,7 @@ def test_an_error_leaves_the_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
-    """The spec or the ds_config itself, by another name too."""
+    """The spec and the ds_config cannot be overwritten, by another name either."""
     spec, zero = tmp_path / "spec.yaml", tmp_path / "ds.json"
     spec.write_text(GPT.read_text())
     zero.write_text('{"zero_optimization": {"stage": 2}}')
@@ -252,7 +254,7 @@ sys.exit(main.main([{spec!r}, '-o', {file!r}]))
 
 
 def test_what_is_interrupted_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    """^C when half is written."""
+    """^C during a write leaves nothing."""
     (tmp_path / "train.c").write_text("old")
     text = WRITER.format(
         gen=str(trainer.ROOT / "gen"),
@@ -281,7 +283,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.c"]
 
 
-# ---- what takes long
+# ---- progress of long runs
 
 SLOW = """
 import sys, time

@@ -22,7 +22,7 @@ from ..facts.kernels import (
     value,
 )
 from ..facts.ops import SCALE, TERMS
-from ..plan.operand import Arg, Index, Layers, Names, Operand, base
+from ..plan.operand import Arg, Index, Layers, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from .kernels import CLASSES, UNITS
 from .order import CheckError
@@ -101,11 +101,6 @@ class Body:
         self.fn = self.fns[0]
         self.kind = self.fn.name.split(".")[1]
         self.real = self.p.head.bytes
-        self.home = (
-            self.kind
-            if any(f.name == self.kind for f in self.p.flats)
-            else "embed"
-        )
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
         self.width = self.p.head.value
@@ -224,15 +219,14 @@ class Body:
         arg: Arg,
         elems: int,
         width: int,
-        formals: Names,
+        gradient: bool,
     ) -> Tensor:
         """Return the tensor that starts at the operand of a parameter or a gradient."""
         formal = base(arg)
-        if formal.partition(".")[0].rstrip(
-            "0123456789"
-        ) not in formals or formal not in (*self.fn.ins, *self.fn.outs):
+        flat = self.fn.flat(formal)
+        among = self.fn.outs if gradient else self.fn.ins
+        if not flat or formal not in among:
             self.fail(call, f"{arg} is not among the function's parameters")
-        flat = self.flat_of(formal)
         self.flats.setdefault(self.fn.name, {})[formal.removeprefix("d")] = (
             flat
         )
@@ -243,14 +237,6 @@ class Body:
                     self.fail(call, f"{arg}: {t.name} has {size} elements")
                 return t
         self.fail(call, f"{arg} is no tensor's beginning")
-
-    def flat_of(self, formal: str) -> str:
-        """Return the flat of a formal: w is the unit's, p the persistent one, wN that of part N of
-        a split unit, w.PART the one with that suffix."""
-        name, dot, part = formal.removeprefix("d").partition(".")
-        number = name[1:]
-        own = f"{self.kind}_{number}" if number else self.home
-        return ("persistent" if name == "p" else own) + dot + part
 
     def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
         """Return the identity of the value in an operand, and mark it as used."""
@@ -367,7 +353,7 @@ class Body:
                 self.fail(call, f"{arg} is not written in f32")
             name, added = "acc", mode == "add"
         else:
-            name = self.tensor(call, arg, elems, 0, ("dw", "dp")).name
+            name = self.tensor(call, arg, elems, 0, True).name
             added = mode == "add" and bool(dims["add"])
             if (
                 self.real != 4
@@ -416,7 +402,7 @@ class Body:
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
                 width = 0 if elems else int(dims["C"])
-                is_[n] = self.tensor(call, arg, elems, width, ("w", "p")).name
+                is_[n] = self.tensor(call, arg, elems, width, False).name
                 self.reads[is_[n]] = None
             elif f.mode == "^":
                 self.gradient(call, arg, f.type, dims, elems)

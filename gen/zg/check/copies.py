@@ -84,7 +84,7 @@ class Moves(Order):
         # Gathered elements of each slot, and main's clock when it was released (None: not yet).
         self.live: dict[Buffer, tuple[int, int | None]] = {}
         whole = {s.flat for s in p.stores if s.what == "params" and s.whole}
-        gathers = p.head.zero == 3  # parameters of other stages are whole
+        gathers = p.head.zero == 3  # else every rank has whole parameters
         self.kept = gathers * sum(
             f.shard * self.W for f in p.flats if f.name in whole
         )

@@ -74,6 +74,6 @@ def _rounded(b: Body) -> set[str]:
             if of != Operand("acc"):
                 b.fail(c, "rounds something else than the sum")
             elems = whole(n)
-            out.add(b.tensor(c, to, elems, 0, ("dw", "dp")).name)
+            out.add(b.tensor(c, to, elems, 0, True).name)
             b.acc.add(elems)
     return out

@@ -61,7 +61,7 @@ def call(b: Body, c: Call) -> None:
         if f.mode == "<":
             is_.append(b.read(c, arg, size_of, "real"))
         elif f.elems == "n*K":
-            t = b.tensor(c, arg, N * K, 0, ("w", "dw"))
+            t = b.tensor(c, arg, N * K, 0, f.name == "dw")
             if t.flat_step * n != N:
                 b.fail(c, f"{t.name} is in {t.flat_step} slices")
         elif written and at == 0:
@@ -97,7 +97,7 @@ def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
     """Record dx as an f32 sum; it becomes dx when it is rounded."""
     dx, _, w, *_ = whole.args
     width = number(whole.args[5])
-    weight = b.tensor(c, w, 0, width, ("w",)).name
+    weight = b.tensor(c, w, 0, width, False).name
     b.reads[weight] = None
     is_: list[Any] = [None, dy, weight, *whole.args[3:]]
     said = (whole.kernel, *is_)

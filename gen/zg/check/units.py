@@ -84,7 +84,7 @@ class Units(Effects):
                 for n in range(len(rows)):
                     use = self.use(unit, op, n)
                     for formal in self.fns[op].outs:
-                        if formal[:2] in ("dw", "dp"):
+                        if self.fns[op].flat(formal):
                             out[use.key(formal)].add(use.writer)
         return out
 

@@ -18,7 +18,7 @@ from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
 from .levels import Phase
-from .operands import formal
+from .operands import Formals, formal
 from .place import Bodies
 from .sched import Schedule
 from .shard import Flat, Shards
@@ -97,7 +97,7 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    formals: dict[tuple[str, str, int], Formals]
     tile: int  # elements of the host's largest tile, 0 if it updates nothing
     piece: int  # elements of the largest gradient piece to the host's sum
     table: _Table = field(default_factory=_Table)
@@ -167,7 +167,7 @@ class _Maker:
                     c.rounds,
                 )
             )
-        ins, outs = self.formals[kind.name, name, part.number]
+        ins, outs, flats = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(
             plan.Fn(
@@ -175,6 +175,7 @@ class _Maker:
                 ins=ins,
                 outs=outs,
                 ints=part.ints,
+                flats=flats,
                 flops=total([c.flops for c in part.calls]),
                 calls=tuple(calls),
             )

@@ -19,6 +19,9 @@ from .rings import Gradient, Use
 from .shard import Shards
 from .stores import Kept
 
+# Names of a function's ins and outs, and (name, flat) of its parameters.
+Formals = tuple[Names, Names, tuple[tuple[str, str], ...]]
+
 
 def formal(kind: Kind, flat: str) -> str:
     """Return the name of a flat's parameters in a function: p for `persistent`, else w; w1 for the
@@ -171,7 +174,7 @@ class Operands:
             f = gradient[0]
             grad = replace(self.grad_slot(gradient, g), at=self.offset(f, u))
             named[f"d{formal(kind, f)}"] = grad
-        ins, outs = self.formals[kind.name, u.body, u.part.number]
+        ins, outs, _ = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
@@ -239,7 +242,7 @@ class Operands:
         """Return whether a kind's backward reads its input 'x' or its output 'y'."""
         return any(
             name in ins
-            for (k, body, _), (ins, _) in self.formals.items()
+            for (k, body, _), (ins, _, _) in self.formals.items()
             if (k, body) == (kind.name, "bwd")
         )
 
@@ -257,10 +260,8 @@ class Operands:
         each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
         return (each * u.index).bytes(self.real)
 
-    def operand_names(
-        self, kind: Kind, body: str, part: Part
-    ) -> tuple[Names, Names]:
-        """Return the names of the operands that a function reads and writes."""
+    def operand_names(self, kind: Kind, body: str, part: Part) -> Formals:
+        """Return the names of the operands that a function reads and writes, and their flats."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
         fixed = (
@@ -290,6 +291,8 @@ class Operands:
             **{f"d{w}": f in writes for w, f in formals.items()},
             "acc": "acc" in fixed and bool(self.graph.tied),
         }
-        return tuple(n for n, yes in has.items() if yes), tuple(
-            n for n, yes in made.items() if yes
+        return (
+            tuple(n for n, yes in has.items() if yes),
+            tuple(n for n, yes in made.items() if yes),
+            tuple(sorted(formals.items())),
         )

@@ -21,13 +21,13 @@ from ..facts.commands import of_group
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
 from . import climb, device, last, offload, rings
 from . import uses as uses_
 from .flats import persists
 from .hops import UPDATED, crossing, end, free, full, route
+from .operands import Formals
 from .rings import Gathered, Key, Use
 from .shard import Shards
 from .steps import SUMS, Steps
@@ -48,8 +48,8 @@ class Schedule:
     live: int
     tile: int  # elements of the host's largest tile, 0 if it updates nothing
     piece: int  # elements of the largest gradient piece to the host's sum, 0 if none
-    # (kind, body, number of its part) -> names of ins and outs
-    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    # by (kind, body, number of its part)
+    formals: dict[tuple[str, str, int], Formals]
 
 
 @dataclass

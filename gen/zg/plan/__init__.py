@@ -1,1 +1,1 @@
-"""plan -- the Plan, its text, its loops."""
+"""plan -- the Plan as a value, with its text and its loops."""

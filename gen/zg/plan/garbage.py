@@ -1,5 +1,7 @@
-"""garbage.py -- Python's search for dead cycles is off where records are made by the hundred
-thousand: it takes a quarter of the time there, and finds none.
+"""garbage.py -- switches Python's cycle collector off while many records are made.
+
+A plan has hundreds of thousands of records and no reference cycles. The collector would take a
+quarter of the time and find nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ T = TypeVar("T")
 
 
 def unsearched(act: Callable[P, T]) -> Callable[P, T]:
-    """A function while which nothing is searched."""
+    """Wrap a function so that the cycle collector is off while it runs."""
 
     @wraps(act)
     def ran(*args: P.args, **rest: P.kwargs) -> T:

@@ -1,7 +1,7 @@
 """mesh.py -- the grid of all ranks: its axes, and the place of a rank in a group.
 
-If a number differs by rank, it is a sum over axes: the place along an axis times a fixed step.
-`Along` lists these steps, one per axis; () where all ranks have the same number.
+A number that differs between ranks is a sum over axes: the place along an axis times a fixed step.
+`Along` lists these steps, one per axis. It is () if all ranks have the same number.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ def plus(a: Along, b: Along) -> Along:
 
 @dataclass(frozen=True)
 class Members:
-    """A group of a plan. steps: the distance of a rank's place in it along each axis; 0: the
-    group's ranks do not differ along that axis."""
+    """A group of a plan. steps: the growth of a rank's place in the group along each axis; 0 if all
+    ranks of the group have the same place on that axis."""
 
     name: str
     ranks: int
     steps: Along
 
     def times(self, n: int) -> Along:
-        """A number that is n times the place in the group."""
+        """Return the steps of a number that is n times the place in the group."""
         return plain(tuple(n * s for s in self.steps))
 
     def _those(self, by: Along, own: bool) -> Along:
-        """A number's distances along the group's axes, or along all others."""
+        """Return a number's steps along the group's own axes, or along all others."""
         if not by:
             return ()
         pairs = zip(by, self.steps, strict=True)
         return plain(tuple(n * (bool(s) == own) for n, s in pairs))
 
     def within(self, by: Along) -> Along:
-        """The part of a number that differs within the group."""
+        """Return the part of a number that differs within the group."""
         return self._those(by, True)
 
     def without(self, by: Along) -> Along:
-        """The part of a number that is the same for all ranks of the group."""
+        """Return the part of a number that is the same for all ranks of the group."""
         return self._those(by, False)
 
     def each(self, by: Along) -> int:
-        """n, where a number differs within the group by times(n); else -1."""
+        """Return n if the number differs within the group by times(n), else -1."""
         mine = self.within(by)
         pairs = zip(mine, self.steps, strict=True) if mine else ()
         n = next((a // s for a, s in pairs if s), 0)
@@ -61,13 +61,14 @@ class Members:
 
 
 def _axes(p: Plan) -> tuple[Axis, ...]:
-    """The plan's axes, the slowest first; one of all ranks where the plan tells none."""
+    """Return the plan's axes, the slowest first. A plan that names none has one axis of all
+    ranks."""
     told = p.axes or (Axis("all", p.head.ranks, 1),)
     return tuple(sorted(told, key=lambda a: -a.stride))
 
 
 def _is_grid(axes: tuple[Axis, ...], ranks: int) -> bool:
-    """Each rank has its own places along the axes."""
+    """Return whether every rank has its own place on these axes."""
     stride = 1
     for axis in reversed(axes):
         if axis.stride != stride or axis.size < 1:
@@ -90,7 +91,8 @@ def _member(g: Group, axes: tuple[Axis, ...]) -> Members:
 
 
 def members(p: Plan) -> dict[str, Members]:
-    """The groups of a plan by name. Raises ValueError where axes are no grid of all ranks."""
+    """Return the groups of a plan by name. Raises ValueError if the axes do not form a grid of all
+    ranks."""
     axes = _axes(p)
     if not _is_grid(axes, p.head.ranks):
         sizes = math.prod(a.size for a in axes)

@@ -1,4 +1,4 @@
-"""operand.py -- operands of kernel calls: places, numbers, words."""
+"""operand.py -- operands of kernel calls: places, numbers and words."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ ALL = "all"  # the group of every rank, in order of rank
 
 
 def by_place(group: str, n: int) -> str:
-    """The text of a number that is n times a rank's place in a group; r: the rank itself."""
+    """Return the text of a number that is n times a rank's place in a group. r: the rank itself."""
     return f"+{'r' if group == ALL else group}*{n}" if n else ""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Bytes into what a function takes, or into a class that has one slot: from `at` on, by so many
-    further for each place in a group, and in each round of a loop. name: of the parameter or value
-    that lies there, for readers; two operands are the same wherever they are the same place. In
-    text BASE+AT+r*BYTES+c*BYTES:NAME."""
+    """Bytes of a parameter of the function or of a class with one slot.
+
+    They start at `at`, plus by_rank for each place in the group and by_round for each round of a
+    loop. name: the tensor or value there, for readers only; it takes no part in comparisons. In
+    text BASE+AT+r*BYTES+c*BYTES:NAME.
+    """
 
     base: str
     at: int = 0
@@ -39,9 +41,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Index:
-    """The number of an element of a flat: from `at` on, by so many further for each instance and
-    each place in a group; behind these the number `more` that the function takes. In text
-    l*ELEMENTS+r*ELEMENTS+AT+MORE."""
+    """The index of an element of a flat: `at`, plus a step for each instance, a step for each place
+    in a group, and the function's number `more`. In text l*ELEMENTS+r*ELEMENTS+AT+MORE."""
 
     by_layer: int
     by_rank: int = 0
@@ -59,7 +60,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Layers:
-    """A whole number of each unit of a kind, where it is not one of all. In text
+    """A whole number that differs between the units of a kind, one value per unit. In text
     l:NUMBER,NUMBER,..."""
 
     values: Ints
@@ -72,20 +73,21 @@ class Layers:
         return cls(tuple(map(int, text.removeprefix("l:").split(","))))
 
 
-# A word: null, recipe, sources (what a reduction brought), &leaf (an array of one pointer), freq.N,
-# spans.F, or a number that the function takes; c is the round of a loop.
+# A word is one of: null, recipe, sources (the pieces that a reduction brought), &leaf (an array of
+# one pointer), freq.N, spans.F, or a number that the function takes. c is the round of a loop.
 Arg = Operand | Index | Layers | int | float | str
 
 
 def of_layer(arg: Arg, l: int) -> Arg:
-    """What an operand is in unit l of its kind."""
+    """Return the operand's value in unit l of its kind."""
     return arg.values[l] if isinstance(arg, Layers) else arg
 
 
 def by_layer(
     args: Sequence[Arg], number: Callable[[Sequence[Arg]], int]
 ) -> int | Layers:
-    """A number that follows from others, of each unit where one of those is."""
+    """Return a number that is computed from others, one for each unit if any of those differs
+    between units."""
     count = max(
         (len(a.values) for a in args if isinstance(a, Layers)), default=0
     )
@@ -96,12 +98,12 @@ def by_layer(
 
 
 def whole(arg: Arg) -> int:
-    """An operand that is a whole number."""
+    """Return an operand as a whole number. Raises ValueError if it is none."""
     if not isinstance(arg, int):
         raise ValueError(f"{arg} is no whole number")
     return arg
 
 
 def base(arg: Arg) -> str:
-    """What an operand points into, or the word it is."""
+    """Return the name of the place that an operand points into, or the word that it is."""
     return arg.base if isinstance(arg, Operand) else str(arg).lstrip("&")

@@ -1,13 +1,15 @@
 """plan.py -- the Plan: all that a training program will do, as frozen records (text: text.py).
 
 Invariants
- 1. Flat: a line is a step. Only micro-batches repeat: section `micro_batch` runs `repeat` times in
-    a step, and an operand `lo` grows by its `per` from one micro-batch to the next. Or all
-    micro-batches of a step go through each unit together: the section runs once.
- 2. The same for every rank; what differs by rank is written `r*BYTES`, or `GROUP*BYTES` by the
+ 1. Flat: a line is a step. Only micro-batches repeat: section `micro_batch` runs `repeat` times per
+    training step, and an operand `lo` grows by its `per` from one micro-batch to the next. With
+    `train.accumulate: layers` all micro-batches go through each unit together, and the section runs
+    once.
+ 2. Ranks share one plan. Numbers that differ by rank are written `r*BYTES`, or `GROUP*BYTES` by the
     rank's place in a group.
- 3. A slot of a class that passes holds something until its last use, which is marked (`x[3]!`): it
-    is dead behind that step, on that queue. At an evaluation's end all such slots are.
+ 3. A slot of a temporary class holds its content up to its last use, which is marked (`x[3]!`).
+    After that step, in the order of that queue, the slot is dead. At the end of an evaluation all
+    such slots are dead.
 Offsets and sizes are bytes unless a field says elements.
 """
 
@@ -24,14 +26,14 @@ from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
 
-STEP = "step"  # as a level of a sum: a rank's own micro-batches
+STEP = "step"  # level of a sum: a rank's own micro-batches
 
 
 @dataclass(frozen=True)
 class Order:
-    """The levels of a gradient's sum, innermost first: groups over whose ranks it is summed, and
-    STEP, a rank's own micro-batches. In text `ranks`: all ranks, then micro-batches; `local`: the
-    other way; else the levels."""
+    """The levels of a gradient's sum, innermost first. A level is a group whose ranks are summed,
+    or STEP for a rank's own micro-batches. In text `ranks`: all ranks, then micro-batches; `local`:
+    the other way round; else the list of levels."""
 
     levels: Names
 
@@ -54,18 +56,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Head:
-    """What the plan is of."""
+    """Global numbers of a plan: model, batch, ranks and ZeRO settings."""
 
     spec: str
     ranks: int
     zero: int
-    prefetch: int  # units gathered ahead
-    overlap: int  # 1: collectives have queues of their own
+    prefetch: int  # how many units are all-gathered ahead
+    overlap: int  # 1: collectives run on queues of their own
     real: str  # f32 | bf16 | f16
-    micro_batches: int  # of a rank in a step (accumulation)
+    micro_batches: int  # per rank and step (gradient accumulation)
     order: Order
-    block: int  # leaves of a tree; trees are added in order
-    reduction: str  # over ranks: exact | fast (NCCL's own sums)
+    block: int  # gradients per tree of a sum; trees are added in order
+    # of gradients over ranks: exact | fast (NCCL's reduce-scatter)
+    reduction: str
     batch: int
     sequence: int
     width: int
@@ -73,35 +76,37 @@ class Head:
     ignore: int
     seed: int
     params: int
-    live: int  # most elements gathered at once
-    bound: int  # that they may not exceed
+    live: int  # the most elements gathered at once
+    bound: int  # upper bound of `live`
     targets: Names  # cpu, sm_90 ...: columns of the launch table
     margin: int = 0  # SMs of a GPU that GEMMs leave to NCCL; 0: none
-    shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
-    end: int = -1  # the token behind which positions begin anew; -1: none
-    keyed: int = 0  # 1: each sample has a key of random numbers
-    local: int = 0  # ranks of a host, each host's in a row; 0: all
-    products: str = (
-        "auto"  # how a CPU sums those of bf16: auto | pairs | tiles
-    )
+    shuffle: int = 0  # 1: the seed draws the order of samples in each epoch
+    end: int = -1  # token after which positions restart; -1: none
+    keyed: int = 0  # 1: each sample has a key for its random numbers
+    local: int = 0  # ranks per host, numbered consecutively; 0: all
+    # Order of products of bf16 on a CPU: auto | pairs | tiles.
+    products: str = "auto"
 
     @property
-    def bytes(self) -> int:  # of a real
+    def bytes(self) -> int:
+        """Return the bytes of an element of the stored type."""
         return 4 if self.real == "f32" else 2
 
     @property
-    def rows(self) -> int:  # tokens of a micro-batch
+    def rows(self) -> int:
+        """Return the tokens of a micro-batch."""
         return self.batch * self.sequence
 
     @property
-    def value(self) -> int:  # bytes of what a unit hands on
+    def value(self) -> int:
+        """Return the bytes of a unit's output for one micro-batch."""
         return self.rows * self.width * self.bytes
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the grid of all ranks: `size` places, `stride` ranks from each to the next. A rank
-    is the sum of its places times their strides."""
+    """An axis of the grid of all ranks: `size` places, `stride` ranks from one to the next. A rank
+    is the sum of its places times the strides."""
 
     name: str
     size: int
@@ -110,8 +115,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of a collective: those that differ along these axes alone. A rank's place in the
-    group counts fastest along the last axis; without axes it is the rank."""
+    """The ranks that meet in a collective: they differ only along these axes. A rank's place in the
+    group counts fastest along the last axis. Without axes the place is the rank."""
 
     name: str
     ranks: int
@@ -121,8 +126,10 @@ class Group:
 @dataclass(frozen=True)
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
-    nodes: pending sums of gradients, one for each bit of mask; in class `pending` where there is
-    one. owners: the group whose place is the number of a rank's shard."""
+
+    nodes: pending sums of gradients, one per bit of mask; they lie in class `pending` if there is
+    one. owners: the group in whose order ranks own shards.
+    """
 
     name: str
     count: int
@@ -133,17 +140,20 @@ class Flat:
     owners: str = ALL
 
     def first_part(self, s: Store) -> bool:
-        """A store of a shard's first elements alone: they stay near, where the others go away."""
+        """Return whether a store holds only the first elements of a shard: they stay on the device
+        while the rest is offloaded."""
         return s.n < self.shard and not s.first
 
 
 @dataclass(frozen=True)
 class Store:
-    """A state of a flat, and where it lies: instance i in slot i of class `cls`, elements
-    [first, first + n) of each shard that a rank has. The ranks of group `over` have as many shards
-    each, in order of their places; '': no group, every rank has all shards. what: params (what
-    functions read), master, m, v, sum (of gradients). Where no master is stored, parameters are
-    the masters; what is frozen has no other state."""
+    """Location of one state of a flat: instance i is in slot i of class `cls`.
+
+    It holds elements [first, first + n) of each shard that a rank has. The ranks of group `over`
+    have equally many shards, in order of their places; '': every rank has all shards. what: params
+    (the parameters that functions read), master, m, v, sum (of gradients). Parameters without a
+    stored master are the masters themselves. Frozen parameters have no other state.
+    """
 
     what: str
     flat: str
@@ -160,12 +170,15 @@ class Store:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step. With
-    a flat_step above 1 it is in so many slices of rows, each of which fills an instance of the
-    flat.
-    parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i; what `shape` has
-    beyond these is zero and no part of the model. key: of its random numbers. rate: its factor
-    of lr; decay: its weight decay; frozen: it never moves, and has no part in the norm."""
+    """Location of a tensor: instance i starts at element offset + i * offset_step of flat instance
+    i * flat_step.
+
+    A flat_step above 1 is the number of slices of rows that the tensor is cut into; each fills one
+    instance of the flat. parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i;
+    elements of `shape` beyond these rows are zero padding. key: key of its random numbers. rate:
+    factor of the learning rate. decay: weight decay. frozen: it is never updated and not counted in
+    the gradient's norm.
+    """
 
     name: str
     flat: str
@@ -184,26 +197,30 @@ class Tensor:
     frozen: int
 
     @property
-    def elems(self) -> int:  # of the model
+    def elems(self) -> int:
+        """Return the tensor's elements without padding."""
         return math.prod(self.shape[1:]) * sum(
             int(p.rpartition("=")[2]) for p in self.parts
         )
 
 
-# Whose ranks have a class: all; those that cannot read peers' memory, to which pieces are sent
-# (unshared); GPUs'. Who has one of these has those before it, too.
+# Targets that allocate a class: all; `unshared` (no access to peers' memory); `gpu`. Each includes
+# the ones before it.
 TARGETS = ("all", "unshared", "gpu")
 
 
-def having(target: str) -> Names:  # of a column of the launch table
+def having(target: str) -> Names:
+    """Return the entries of TARGETS that hold for a column of the launch table."""
     return TARGETS[:1] if target == "cpu" else TARGETS
 
 
 @dataclass(frozen=True)
 class Class:
-    """One kind of buffer: slot i at `at` + i*stride of an arena (device | host | file). readers:
-    own (its rank alone) | peers; targets: one of TARGETS. In an arena classes are in the order of
-    TARGETS, and what peers read is first."""
+    """One kind of buffer: slot i starts at `at` + i*stride of an arena (device | host | file).
+
+    readers: own (its rank alone) | peers; targets: one of TARGETS. The classes of an arena are
+    sorted by TARGETS, and those that peers read come first.
+    """
 
     name: str
     arena: str
@@ -220,8 +237,8 @@ class Class:
 
 @dataclass(frozen=True)
 class File:
-    """Where the file arena lies: a directory, which a run may say otherwise; what moves to and from
-    it goes in blocks of so many bytes, at most `depth` of them under way on a queue."""
+    """Location of the file arena: a directory, which a run may override. Transfers go in blocks of
+    `block` bytes, at most `depth` of them in flight per queue."""
 
     path: str
     block: int
@@ -239,7 +256,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Launch:
-    """A (kernel, shape); shape: the whole numbers of its calls."""
+    """A pair of kernel and shape. shape: the whole numbers of its calls."""
 
     name: str
     kernel: str
@@ -269,8 +286,8 @@ class Grid:
 
 @dataclass(frozen=True)
 class Run:
-    """How a launch runs on targets: the kernel's tile, a GPU's launches in order, bytes of the
-    class `workspace` that it needs, and SMs that a GEMM leaves alone."""
+    """Settings of a launch on some targets: the kernel's tile, a GPU's grids in order, bytes needed
+    of class `workspace`, and SMs that a GEMM leaves free."""
 
     launch: str
     targets: Names
@@ -282,8 +299,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call, its operands in the order of kernels/zk.h. Neighbours of the same `rounds`
-    above 1 are a loop."""
+    """A kernel call with its operands in the order of kernels/zk.h. Consecutive calls with the same
+    `rounds` above 1 form a loop."""
 
     kernel: str
     launch: str
@@ -293,24 +310,33 @@ class Call:
 
 @dataclass(frozen=True)
 class Fn:
-    """A function of train.c: what it reads, what it writes, its numbers, its calls in order."""
+    """A function of train.c: its inputs, outputs, numbers, and kernel calls in order. flats: the
+    flat of each formal that is a flat's parameters; dF is the gradient of formal F. In text such a
+    formal is FORMAL:FLAT."""
 
     name: str
     ins: Names
     outs: Names
     ints: Names
-    flops: int | Layers  # of a call
+    flops: int | Layers  # of one call of the function
     calls: tuple[Call, ...]
+    flats: tuple[tuple[str, str], ...] = ()
+
+    def flat(self, formal: str) -> str:
+        """Return the flat of a formal of parameters or of a gradient; '' for any other."""
+        of = dict(self.flats)
+        return of.get(formal) or of.get(formal.removeprefix("d"), "")
 
     @property
-    def body(self) -> str:  # fwd.block -> fwd
+    def body(self) -> str:
+        """Return the first word of the name: fwd.block -> fwd."""
         return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Ref:
-    """Bytes from `at` on in slot `index` of a class, by_rank further for each place in a group;
-    last: the last use of all that it holds."""
+    """Bytes from `at` on in slot `index` of a class, plus by_rank for each place in a group. last:
+    the slot's content is used for the last time."""
 
     cls: str
     index: int
@@ -340,7 +366,7 @@ Events = tuple[Event, ...]
 
 @dataclass(frozen=True)
 class Int:
-    """A number of a step: value + micro_batch * per."""
+    """A number of a step: value + per * the micro-batch's index."""
 
     name: str
     value: int
@@ -354,8 +380,8 @@ class Int:
 
 @dataclass(frozen=True)
 class Step:
-    """One line: on `queue`, after `waits`, do `op` for `unit`, then record `recs`. group: whose
-    ranks meet in it; '': none, it is the rank's own."""
+    """One line of a plan: on `queue`, after `waits`, do `op` for `unit`, then record `recs`. group:
+    the ranks that meet in it; '' if the step is local to a rank."""
 
     queue: str
     op: str
@@ -372,9 +398,8 @@ class Step:
         return *self.ins, *self.outs
 
     @property
-    def layer(
-        self,
-    ) -> int:  # which unit of its kind a function is called as, where it asks
+    def layer(self) -> int:
+        """Return the index of the unit that a function is called for, or 0."""
         return next((i.value for i in self.ints if i.name == "l"), 0)
 
     @property
@@ -382,13 +407,14 @@ class Step:
         return *self.waits, *self.recs
 
     @property
-    def kind(self) -> str:  # of function or command: fwd.block -> fwd
+    def kind(self) -> str:
+        """Return the first word of the op: fwd.block -> fwd."""
         return self.op.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Steps in order of issue; `repeat` times in a row."""
+    """Steps in order of issue, run `repeat` times in a row."""
 
     name: str
     repeat: int
@@ -409,10 +435,10 @@ class Plan:
     launches: tuple[Launch, ...]
     runs: tuple[Run, ...]
     fns: tuple[Fn, ...]
-    events: Events  # name and how many
+    events: Events  # each event's name and count
     sections: tuple[Section, ...]
-    files: tuple[File, ...] = ()  # one where there is a file arena
-    axes: tuple[Axis, ...] = ()  # of the grid of ranks; none: one of all
+    files: tuple[File, ...] = ()  # one if there is a file arena
+    axes: tuple[Axis, ...] = ()  # of the grid of ranks; none: one axis of all
 
     def flat(self, name: str) -> Flat:
         return next(f for f in self.flats if f.name == name)
@@ -424,14 +450,15 @@ class Plan:
         return next(c for c in self.classes if c.name == name)
 
     def parts(self, s: Store) -> int:
-        """Shards that a rank has of what is stored, one after the other."""
+        """Return how many shards a rank has of a stored state, one after the other."""
         return self.head.ranks // (self.group(s.over).ranks if s.over else 1)
 
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
 
     @property
-    def step(self) -> tuple[Section, ...]:  # of a training step
+    def step(self) -> tuple[Section, ...]:
+        """Return the sections of a training step."""
         return tuple(
             s
             for s in self.sections
@@ -440,11 +467,11 @@ class Plan:
 
     @cached_property
     def together(self) -> int:
-        """Micro-batches that go through a unit before the next one's turn."""
+        """Return how many micro-batches go through a unit before the next unit's turn."""
         return self.head.micro_batches // self.section("micro_batch").repeat
 
     def on_host(self, group: str) -> int:
-        """Ranks of a rank's group that are on its own host."""
+        """Return how many ranks of a rank's group are on its own host."""
         g, local = self.group(group), self.head.local or self.head.ranks
         if not self.axes:
             return min(local, g.ranks)
@@ -457,14 +484,14 @@ class Plan:
 
     @cached_property
     def meetings(self) -> Mapping[tuple[str, str], frozenset[str]]:
-        """What the ranks of a group do together on a queue, for each such pair."""
+        """Return the commands in which a group's ranks meet on a queue, by queue and group."""
         found: dict[tuple[str, str], set[str]] = {}
         for x in (x for s in self.sections for x in s.steps if x.group):
             found.setdefault((x.queue, x.group), set()).add(x.op)
         return {pair: frozenset(ops) for pair, ops in found.items()}
 
     def stored(self, what: str, flat: str) -> tuple[Store, ...]:
-        """Where a state of a flat lies, in order of its elements."""
+        """Return the stores of a flat's state, in order of their elements."""
         return tuple(
             sorted(
                 (s for s in self.stores if (s.what, s.flat) == (what, flat)),
@@ -472,25 +499,28 @@ class Plan:
             )
         )
 
-    def moves(self, f: Flat) -> bool:  # something in it trains
+    def moves(self, f: Flat) -> bool:
+        """Return whether any part of a flat is trainable."""
         return bool(self.stored("sum", f.name))
 
     def near(self, f: Flat) -> int:
-        """Elements at a shard's begin whose states stay on the device, though the rest's go."""
+        """Return how many elements at the start of a shard keep their states on the device while
+        the rest is offloaded."""
         return next(
             (s.n for s in self.stores if s.flat == f.name and f.first_part(s)),
             0,
         )
 
     def masters(self, f: Flat) -> tuple[Store, ...]:
-        """What initial values and saved weights go to, in order of its elements."""
+        """Return the stores of the masters, in order of their elements: initial values and loaded
+        weights go there."""
         (params,) = self.stored("params", f.name)
         out, end = [], 0
         for s in (
             *self.stored("master", f.name),
             replace(params, first=f.shard, n=0),
         ):
-            if s.first > end:  # parameters are what has no master of its own
+            if s.first > end:  # these parameters are the masters
                 out.append(
                     replace(params, what="master", first=end, n=s.first - end)
                 )
@@ -499,7 +529,7 @@ class Plan:
         return tuple(out)
 
     def copies(self, f: Flat) -> tuple[Store, ...]:
-        """Parameters that several ranks have, beside masters of their own."""
+        """Return the stores of parameters that several ranks have beside separate masters."""
         (params,) = self.stored("params", f.name)
         several = params.whole or self.parts(params) > 1
         return tuple(
@@ -509,8 +539,8 @@ class Plan:
         )
 
     def kept(self, f: Flat) -> tuple[Store, ...]:
-        """What a run keeps of a flat from step to step: sums are of one step, and parameters that
-        have masters are made from these."""
+        """Return the stores that a run keeps of a flat from step to step. Sums live for one step,
+        and parameters with masters are made from these."""
         moments = (
             s
             for s in self.stores
@@ -522,11 +552,13 @@ class Plan:
         )
 
     @cached_property
-    def offload(self) -> bool:  # the optimizer's states lie in the host arena
+    def offload(self) -> bool:
+        """Return whether the optimizer states lie in the host arena."""
         return any(c.name == "hctl" for c in self.classes)
 
     @cached_property
-    def passing(self) -> tuple[Class, ...]:  # what their slots hold dies
+    def passing(self) -> tuple[Class, ...]:
+        """Return the classes whose slots die at a last use."""
         used = (r for s in self.sections for x in s.steps for r in x.refs)
         dying = {r.cls for r in used if r.last}
         return tuple(c for c in self.classes if c.name in dying)
@@ -537,7 +569,7 @@ class Plan:
         readers: Names = ("peers", "own"),
         targets: Names = TARGETS,
     ) -> int:
-        """Where the last of these classes ends."""
+        """Return the end of the last class that matches."""
         return max(
             (
                 c.at + c.bytes
@@ -550,20 +582,25 @@ class Plan:
         )
 
     @property
-    def shared(self) -> int:  # bytes at the arena's start that peers read
+    def shared(self) -> int:
+        """Return the bytes at the start of the arena that peers read."""
         return self.end("device", readers=("peers",))
 
-    def arena(self, target: str) -> int:  # bytes of a rank's
+    def arena(self, target: str) -> int:
+        """Return the bytes of a rank's device arena on a target."""
         return self.end("device", targets=having(target))
 
     @property
-    def hosted(self) -> int:  # bytes of the host arena on every target
+    def hosted(self) -> int:
+        """Return the bytes of the host arena that every target has."""
         return self.end("host", targets=having("cpu"))
 
     @property
-    def host(self) -> int:  # bytes of the pinned host arena of a GPU's rank
+    def host(self) -> int:
+        """Return the bytes of the pinned host arena of a GPU's rank."""
         return self.end("host")
 
     @property
-    def filed(self) -> int:  # bytes of a rank's file arena
+    def filed(self) -> int:
+        """Return the bytes of a rank's file arena."""
         return self.end("file")

@@ -1,5 +1,5 @@
-"""recipe.py -- the numbers that a plan has from its spec alone: the optimizer and its schedules,
-and what calls and tensors must have."""
+"""recipe.py -- the parts of a plan that come from its spec alone: the optimizer, its schedules, and
+the stated numbers of calls and tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Phase:
-    """A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `begin`
-    to `end` as x = (step - origin) / span does from 0 to 1, along a curve (line | cosine | log |
-    inverse: begin / (1 + end * x)), in so many stairs. In text, its fields between colons."""
+    """One phase of a schedule, up to the step before `until` (0: without end).
+
+    The value goes from `begin` to `end` while x = (step - origin) / span goes from 0 to 1, along a
+    curve (line | cosine | log | inverse: begin / (1 + end * x)), in `stairs` steps. In text its
+    fields are joined by colons.
+    """
 
     until: int
     origin: int
@@ -42,7 +45,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Scaler:
-    """zk_scaler's fields. In text, between colons."""
+    """The fields of zk_scaler. In text they are joined by colons."""
 
     first: float
     least: float
@@ -64,9 +67,12 @@ class Scaler:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer, by its name in the op table, and zk_recipe's fields. moments: f32 | bf16, how
-    they are stored; momentum: of beta1; scaler: of gradients, one or none. skips: after so many
-    skipped steps in a row, but for those that lower a scale, a run ends."""
+    """The optimizer, by its name in the op table, and the fields of zk_recipe.
+
+    moments: f32 | bf16, their stored type; momentum: schedule of beta1; scaler: loss scaler, one or
+    none. skips: a run ends after this number of skipped steps in a row, not counting those that
+    lower the loss scale.
+    """
 
     optimizer: str
     moments: str
@@ -81,8 +87,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a rotary table is made from: the head's size, theta, and the numbers of a scaling
-    (facts/rope.py) or nothing. In text, between colons."""
+    """The inputs of a rotary table: the head's size, theta, and the numbers of its scaling
+    (facts/rope.py), if any. In text they are joined by colons."""
 
     head: int
     theta: float
@@ -101,9 +107,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Stated:
-    """What a spec says of `count` units from the `first` on, in order of forward, 0 the embedding.
-    In each of them `what` has these values: an operand, in the calls forward that take it, in their
-    order; or a number of tensors, in the order in which calls take these first."""
+    """Numbers that a spec states for `count` units from the `first` on, in order of forward; 0 is
+    the embedding.
+
+    Each of these units has `values` for `what`: an operand of its forward calls, in their order; or
+    a number of its tensors, in the order in which calls first use them.
+    """
 
     what: str
     first: int

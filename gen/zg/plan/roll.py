@@ -1,9 +1,10 @@
-"""roll.py -- flat steps to loops and back, without loss: unroll(roll(steps)) == steps.
+"""roll.py -- rolls flat steps into loops, and unrolls them without loss: unroll(roll(steps)) ==
+steps.
 
-A window of steps repeats when its copies differ only in numbers, and every number grows by the same
-amount from copy to copy; slots and events may be used in turn, so theirs grow modulo how many there
-are. Small windows are rolled first, so loops nest. Where a loop never comes round to the first slot
-again, its number is written without the modulus.
+A window of steps repeats if its copies differ only in numbers, and every number grows by the same
+amount from copy to copy. Slots and events may be used in turn, so their numbers grow modulo their
+count. Small windows are rolled first, so loops nest. A number that never wraps around is written
+without the modulus.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from .plan import Event, Step
 
 @dataclass(frozen=True)
 class Line:
-    """A step as it is in the first round of its loops; what its numbers grow by in each loop around
-    it, the outermost first; the modulus of each number, 0 for none."""
+    """A step with the numbers of the first round of its loops.
+
+    moduli: modulus of each number, 0 for none. growth: for each loop around it, the outermost
+    first, the growth of each number per round.
+    """
 
     step: Step
     moduli: Ints = ()
@@ -34,13 +38,13 @@ class Loop:
 
 
 Node = Line | Loop
-Shape = tuple[object, ...]  # what nodes of a loop's rounds have in common
-WINDOW = 64  # the longest body looked for
-DEPTH = 3  # of loops in loops
+Shape = tuple[object, ...]  # the common part of a loop's rounds
+WINDOW = 64  # the longest loop body that is tried
+DEPTH = 3  # largest nesting of loops
 
 
 def unit_of(step: Step) -> tuple[str, int]:
-    """`block[3]` -> (block, 3)."""
+    """Return `block[3]` as (block, 3)."""
     name, _, index = step.unit.partition("[")
     return name, int(index[:-1]) if index else 0
 
@@ -50,8 +54,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parts(Generic[T]):
-    """Something of each number of a step that a loop may change: of the unit's; of each place, its
-    slot and where in that it begins; of numbers, waits and records. This is their order."""
+    """One value for each number of a step that a loop may change, in this order: the unit's index;
+    the slot and offset of each ref; numbers; waits; records."""
 
     unit: T
     refs: tuple[tuple[T, T], ...]
@@ -71,7 +75,7 @@ class Parts(Generic[T]):
 
 
 def parts(step: Step, row: Sequence[T]) -> Parts[T]:
-    """A row as that of a step."""
+    """Split a row into the parts of a step."""
     left = iter(row)
     return Parts(
         next(left),
@@ -93,7 +97,7 @@ def numbers(step: Step) -> Ints:
 
 
 def _counts(steps: Sequence[Step]) -> dict[str, int]:
-    """How many slots of each class are used, and how many events of each name."""
+    """Return how many slots of each class are used, and how many events of each name."""
     most: dict[str, int] = {}
     for s in steps:
         named = [(r.cls, r.index) for r in s.refs]
@@ -104,7 +108,7 @@ def _counts(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def _moduli(step: Step, counts: Mapping[str, int]) -> Ints:
-    """The modulus of each of `numbers`."""
+    """Return the modulus of each of `numbers(step)`."""
     return Parts(
         0,
         tuple((counts[r.cls], 0) for r in step.refs),
@@ -115,7 +119,7 @@ def _moduli(step: Step, counts: Mapping[str, int]) -> Ints:
 
 
 def rebuild(step: Step, values: Sequence[int]) -> Step:
-    """The step with these numbers."""
+    """Return the step with these numbers."""
     made = parts(step, values)
     refs = [
         replace(r, index=index, at=at)
@@ -140,7 +144,7 @@ def rebuild(step: Step, values: Sequence[int]) -> Step:
 
 
 def _shape(node: Node) -> Shape:
-    """All of a node but the numbers of its first round."""
+    """Return everything of a node except the numbers of its first round."""
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
     s = node.step
@@ -175,12 +179,12 @@ def _cycles(node: Node) -> Ints:
 
 
 def _depth(node: Node) -> int:
-    """Loops around its innermost line."""
+    """Return how many loops surround the node's innermost line."""
     return 1 + max(map(_depth, node.body)) if isinstance(node, Loop) else 0
 
 
 def _wrap(node: Node, growth: list[int]) -> Node:
-    """A node inside one more loop; takes its part off `growth`."""
+    """Return a node inside one more loop. Removes the node's part from the front of `growth`."""
     if isinstance(node, Loop):
         return replace(node, body=tuple(_wrap(n, growth) for n in node.body))
     size = len(numbers(node.step))
@@ -190,7 +194,7 @@ def _wrap(node: Node, growth: list[int]) -> Node:
 
 @dataclass
 class _List:
-    """Nodes with their shapes (as small numbers) and vectors."""
+    """Nodes with their shapes (as small numbers), number vectors and moduli."""
 
     nodes: list[Node]
     shapes: list[int]
@@ -206,7 +210,8 @@ def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
 
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
-    """How many copies of the window [i, i+p) follow one another, and what they grow by."""
+    """Return how many copies of the window [i, i+p) follow one another, and their numbers'
+    growth."""
 
     def numbers_from(vectors: Sequence[Sequence[int]], at: int) -> list[int]:
         return list(chain(*vectors[at : at + p]))
@@ -229,7 +234,7 @@ def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
 
 
 def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
-    """Rolls every run of windows of p nodes; True if any."""
+    """Roll every run of windows of p nodes. Return whether there was any."""
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
@@ -266,7 +271,8 @@ def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
 
 
 def _plain(node: Node, rounds: Ints) -> Node:
-    """A node whose numbers have a modulus only where they come round; rounds: of loops around."""
+    """Return a node that keeps moduli only for numbers that wrap around. rounds: counts of the
+    loops around it."""
     if isinstance(node, Loop):
         inner = (*rounds, node.count)
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
@@ -288,7 +294,8 @@ def _straight(
     growth: Ints,
     rounds: Ints,
 ) -> tuple[int, Ints]:
-    """Modulus and growth of a number: none, where it can grow or shrink and stays below."""
+    """Return the modulus and growth of a number. The modulus is dropped if some signed growth keeps
+    the number in range."""
     if not modulus:
         return modulus, growth
     for signed in product(*((g, g - modulus) if g else (0,) for g in growth)):

@@ -1,6 +1,6 @@
-"""size.py -- numbers that know their names: elements of a flat buffer, or their bytes, as a sum of
-constants of train.c. To the plan a Size is an int like any other; in C it is printed by name.
-"""
+"""size.py -- integers that know their names: a count of elements of a flat buffer, or of their
+bytes, as a sum of train.c's constants. In a plan a Size is an ordinary int; in C it is printed by
+name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Unit:
-    """A constant. name: its words, joined by dots: shard.block. each: it is the distance between
-    neighbouring units of a kind."""
+    """A constant of train.c. name: its words joined by dots, as in shard.block. each: it is the
+    distance between neighbouring units of a kind."""
 
     name: str
     size: int
@@ -23,9 +23,9 @@ Terms = tuple[tuple[Unit, int], ...]
 
 
 class Size(int):
-    """`width` times a sum of units, each taken so many times. flat: the flat buffer that is
+    """`width` times a sum of units, each with a factor. flat: the flat buffer whose elements are
     counted, '' for anything else. Sums, differences and multiples of Sizes are Sizes; a plain
-    number among them counts as a unit without a name."""
+    number among them counts as a nameless unit, and a fraction makes a plain number."""
 
     terms: Terms
     flat: str
@@ -42,7 +42,7 @@ class Size(int):
     def of(
         cls, name: str, size: int, flat: str = "", each: bool = False
     ) -> Size:
-        """One unit, counted in elements."""
+        """Return the Size of one unit, counted in elements."""
         return cls(((Unit(name, size, each), 1),), flat)
 
     @classmethod
@@ -50,11 +50,12 @@ class Size(int):
         return cls((), flat)
 
     def bytes(self, width: int) -> Size:
-        """The bytes of so many elements of `width` bytes."""
+        """Return the bytes of these elements, at `width` bytes each."""
         return Size(self.terms, self.flat, width)
 
     def over(self, width: int) -> int:
-        """The number divided by `width`: elements, where it counts their bytes."""
+        """Return the number divided by `width`: a count of elements if it counts bytes of that
+        width."""
         if width == self.width:
             return self.bytes(1)
         return self // width
@@ -71,14 +72,16 @@ class Size(int):
         return Size((*total.items(),), self.flat or other.flat, self.width)
 
     def __add__(self, other: int) -> Size:
-        return self._plus(other, 1)
+        return self._plus(other, 1) if _whole(other) else NotImplemented
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> Size:
-        return self._plus(other, -1)
+        return self._plus(other, -1) if _whole(other) else NotImplemented
 
     def __mul__(self, n: int) -> Size:
+        if not _whole(n):
+            return NotImplemented
         terms = tuple((u, k * int(n)) for u, k in self.terms)
         return Size(terms, self.flat, self.width)
 
@@ -88,25 +91,32 @@ class Size(int):
         return self * -1
 
     def __floordiv__(self, n: int) -> int:
+        if not _whole(n):
+            return NotImplemented
         if any(k % n for _, k in self.terms):
             return int(self) // n
         terms = tuple((u, k // n) for u, k in self.terms)
         return Size(terms, self.flat, self.width)
 
 
+def _whole(n: object) -> bool:
+    """Return whether an operand is a whole number, a Size or an int."""
+    return isinstance(n, int)
+
+
 def flat_of(numbers: Sequence[int]) -> str:
-    """The flat buffer of the first of these that counts one."""
+    """Return the flat buffer that the first named Size counts, or ''."""
     sizes = (n for n in numbers if isinstance(n, Size))
     return next((n.flat for n in sizes if n.flat), "")
 
 
 def width_of(numbers: Sequence[int]) -> int:
-    """The bytes of an element of the first Size of these; 0: there is none."""
+    """Return the element width of the first Size among these numbers; 0 if there is none."""
     return next((n.width for n in numbers if isinstance(n, Size)), 0)
 
 
 def pieces(whole: Size, most: int, name: str) -> list[tuple[Size, Size]]:
-    """(offset, elements) of each piece of at most so many elements. name: of the piece's
+    """Return (offset, elements) of each piece of at most `most` elements. name: name of the piece's
     constant."""
     if most >= whole:
         return [(Size.none(whole.flat), whole)]

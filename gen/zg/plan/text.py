@@ -1,6 +1,7 @@
-"""text.py -- a plan's text: printed, parsed, and hashed.
+"""text.py -- prints, parses and hashes a plan's text.
 
-parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
+parse(print_plan(p)) == p. The text is the dump, the golden file, the diff and the input of the
+hash.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .plan import (
 )
 from .recipe import Recipe, Stated, Turn
 
-FORMAT = 3
+FORMAT = 4
 _WORD = {
     Head: "head",
     Recipe: "recipe",
@@ -65,7 +66,7 @@ def _show(v: object) -> str:
 
 
 def _record(r: object) -> str:
-    """`word name field value ...`; a field that has a default, where it is another."""
+    """Return `word name field value ...`. A field equal to its default is left out."""
     names = [
         f.name
         for f in dataclasses.fields(r)  # type: ignore[arg-type]
@@ -78,6 +79,13 @@ def _record(r: object) -> str:
             first,
             *(f"{n} {_show(getattr(r, n))}" for n in names[1:]),
         ]
+    )
+
+
+def _formals(fn: Fn, names: Names) -> str:
+    said = ((name, fn.flat(name)) for name in names)
+    return _show(
+        tuple(f"{name}:{flat}" if flat else name for name, flat in said)
     )
 
 
@@ -114,8 +122,8 @@ def print_plan(p: Plan) -> str:
         lines += [_record(r) for r in part]
     for fn in p.fns:
         lines.append(
-            f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-            f"ints {_show(fn.ints)}"
+            f"fn {fn.name} flops {fn.flops} ins {_formals(fn, fn.ins)} "
+            f"outs {_formals(fn, fn.outs)} ints {_show(fn.ints)}"
         )
         lines += [
             " ".join(
@@ -136,12 +144,12 @@ def print_plan(p: Plan) -> str:
 
 
 def digest(p: Plan) -> str:
-    """SHA-256 of the text, 64 hex digits."""
+    """Return the SHA-256 of the text, 64 hex digits."""
     return hashlib.sha256(print_plan(p).encode()).hexdigest()
 
 
 def layout_digest(p: Plan) -> str:
-    """SHA-256 of where every parameter lies and who owns it, nothing else."""
+    """Return the SHA-256 of the location and owner of every parameter."""
     lines = [_record(g) for g in p.groups]
     states = "whole" if p.head.zero == 0 else "shard"
     lines += [_record(a) for a in p.axes]
@@ -169,7 +177,7 @@ def layout_digest(p: Plan) -> str:
 
 
 class PlanError(Exception):
-    """A text that is no plan; names the line."""
+    """Raised for a text that is no plan; names the line."""
 
 
 def _number(text: str) -> int | float:
@@ -202,7 +210,7 @@ def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
-# Of a record's fields, found once for all of its lines
+# Types of a record's fields, looked up once per record type.
 _hints = functools.cache(typing.get_type_hints)
 
 
@@ -236,7 +244,7 @@ def _group(text: str | None) -> str:
 
 
 def arg(text: str) -> Arg:
-    """An operand of a call."""
+    """Parse an operand of a call."""
     if m := _OPERAND.match(text):
         by_rank, by_round = int(m[4] or 0), int(m[5] or 0)
         group = _group(m[3])
@@ -320,8 +328,25 @@ def _parse_step(words: list[str]) -> Step:
     )
 
 
+Formal = tuple[str, str]  # its name, and its flat or ''
+
+
+def _formal(text: str) -> Formal:
+    name, _, flat = text.partition(":")
+    return name, flat
+
+
+def _flats(ins: list[Formal], outs: list[Formal]) -> tuple[Formal, ...]:
+    """Return the Fn.flats of formals. A gradient among the outputs is named d and its parameters'
+    formal."""
+    of = [(name, flat) for name, flat in ins if flat]
+    of += [(name.removeprefix("d"), flat) for name, flat in outs if flat]
+    return tuple(sorted(set(of)))
+
+
 def parse(text: str) -> Plan:
-    """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
+    """Parse a plan's text. Raises PlanError, which names the first line that is malformed or would
+    print differently."""
     lists: dict[type, list[Any]] = {cls: [] for cls in _WORD}
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
@@ -338,15 +363,17 @@ def parse(text: str) -> Plan:
                     _read(words, by_word[words[0]])
                 )
             elif words[0] == "fn":
-                ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
+                formals = (map(_formal, _names(words[n])) for n in (5, 7))
+                ins, outs = ([*x] for x in formals)
                 fns.append(
                     Fn(
                         name=words[1],
-                        ins=ins,
-                        outs=outs,
-                        ints=ints,
+                        ins=tuple(name for name, _ in ins),
+                        outs=tuple(name for name, _ in outs),
+                        ints=_names(words[9]),
                         flops=_flops(words[3]),
                         calls=(),
+                        flats=_flats(ins, outs),
                     )
                 )
             elif words[0].startswith("call"):

@@ -78,8 +78,19 @@ def _require(spec: Spec, p: plan.Plan) -> None:
         f"a rank needs {need:,} bytes of {name} memory"
         f"{_where(p) if name == 'device' else ''} and has {there:,}",
         (", or ".join(good) or none)
-        + fits.other_bits(spec, lambda s: fit(_plan(s))),
+        + fits.other_bits(spec, lambda s: fit(_plan(s)))
+        + (_processors(p, there) if name == "device" else ""),
         fits.unit(there),
+    )
+
+
+def _processors(p: plan.Plan, there: int) -> str:
+    """Return a hint if a plan for several targets fits where it runs on processors alone."""
+    targets = p.head.targets
+    if "cpu" not in targets or len(targets) < 2 or p.arena("cpu") > there:
+        return ""
+    return (
+        f"; without a GPU targets=[cpu], which needs {p.arena('cpu'):,} bytes"
     )
 
 

@@ -1,1 +1,1 @@
-"""write -- a Plan as C, as tables, as text."""
+"""write -- prints a Plan as C, as tables and as text."""

@@ -1,4 +1,4 @@
-"""bundle.py -- a folder that make or ninja builds: train.c and all that it needs."""
+"""bundle.py -- writes a folder that make or ninja builds: train.c and all that it needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ README = """\
 For NVIDIA's GPUs, with a CUDA 13 toolkit and NCCL: `make -j out/train-cuda`.
 For the CPUs of several hosts, with an MPI whose `mpicc` is found: `make -j out/train-mpi`.
 """
-# What is written beside the runtime and the kernels.
+# Files written beside the runtime and the kernels.
 FILES = {
     "README.md": README,
     "Makefile": "include runtime/program.mk\n",
@@ -32,8 +32,8 @@ FILES = {
 
 
 def write(source: str, path: str) -> None:
-    """The folder of a train.c. OSError: it cannot be written, or is there and not empty; then
-    there is nothing new."""
+    """Write the folder of a train.c. Raises OSError if it cannot be written or is not empty;
+    nothing new is left then."""
     there = Path(path)
     made = Path(tempfile.mkdtemp(prefix=".zgen.", dir=there.absolute().parent))
     try:

@@ -1,7 +1,7 @@
-"""calls.py -- the functions of kernel calls: every operand by its name, with shapes beside them.
+"""calls.py -- prints the functions of kernel calls: operands by name, with shapes beside them.
 
-Names of what lies behind a pointer are enumerators: those of a unit's saved values and parameters
-stand before its functions, those of a function's own temporary values inside it.
+Byte offsets from a pointer are enumerators. Those of a unit's saved values and parameters stand
+before the unit's functions, those of a function's temporary values inside the function.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .words import in_c, lower, number, upper
 
 WORDS = {"null": "NULL", "recipe": "&recipe", "c": "c"}
 TEMPORARY = "tmp"
-# What a reduction brought: no place in the arena.
+# Pieces that a reduction delivered: they are no place in the arena.
 SOURCES = "const void *const *sources = zr_sources(z, i[{0}]);"
 
 
 @dataclass
 class Space:
-    """What lies behind a pointer: of each offset its name, and a comment."""
+    """Names of the offsets from a pointer, each with a comment."""
 
     names: dict[int, str] = field(default_factory=dict)
     comments: dict[int, str] = field(default_factory=dict)
@@ -42,22 +42,22 @@ class Space:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of train.c as its lines, of the unit."""
+    """Lines of a function of train.c. unit: the unit that it belongs to."""
 
     unit: str
     lines: tuple[str, ...]
 
 
 def unit_of(fn: plan.Fn) -> str:
-    """The kind of a unit's function, the flat of one of the plan's own."""
+    """Return the unit of a unit's function, or the flat of one of the plan's own functions."""
     return fn.name.partition(".")[2]
 
 
-Rows = list[tuple[str, str]]  # of an enum: a name and its value, what it is
+Rows = list[tuple[str, str]]  # an enumerator with its value, and its comment
 
 
 def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
-    """An enumeration: enumerators, and a comment beside each."""
+    """Return the lines of an enum, with a comment beside each enumerator."""
     made, pad = list(rows), " " * indent
     wide_ = max(len(row) for row, _ in made) + 2
     body = []
@@ -68,13 +68,13 @@ def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
     return [f"{pad}enum {{", *body, f"{pad}}};"]
 
 
-# What the headers define, and what follows these words elsewhere in train.c.
+# Names that headers define, and first words of other names in train.c.
 HEADERS = r"(ZR|ZK|U?INT|SIZE|PTRDIFF|INTPTR|UINTPTR|SIG|WCHAR|WINT)_?.*"
 OF_FLATS = ("FLAT", "SHARD", "NEAR", "FAR", "GATHER", "REDUCE", "TILE")
 
 
 def reserved(p: Plan) -> set[str]:
-    """Names that train.c has at file scope for other things."""
+    """Return names that train.c uses at file scope for other things."""
     flats = {upper(f.name) for f in p.flats}
     parts = {upper(c.name.partition(".")[2] or c.name) for c in p.classes}
     return {
@@ -91,7 +91,8 @@ def reserved(p: Plan) -> set[str]:
 
 
 def tries(unit: str, name: str) -> Iterator[str]:
-    """Enumerators for a name, the best first: it, with its unit's before it, with a number."""
+    """Yield candidates for an enumerator, the best first: the plain name, with the unit's name
+    before it, with a number."""
     plain = upper(name)
     if re.fullmatch(r"[A-Z]\w*", plain) and not re.fullmatch(HEADERS, plain):
         yield plain
@@ -101,7 +102,7 @@ def tries(unit: str, name: str) -> Iterator[str]:
 
 
 class Calls:
-    """The functions of a plan."""
+    """Prints the functions of a plan."""
 
     def __init__(self, p: Plan, letters: Letters) -> None:
         self.p, self.letters = p, letters
@@ -109,7 +110,7 @@ class Calls:
         self.flats = {f.name: f for f in p.flats}
         self.taken = dict.fromkeys([*letters.at, *reserved(p)], -1)
         self.spaces: dict[tuple[str, str], Space] = {}
-        self.said: set[str] = set()  # enumerators so far
+        self.said: set[str] = set()  # enumerators printed so far
         self.layers = self.of_layers()
         for fn in p.fns:
             if of_unit(fn):
@@ -120,7 +121,7 @@ class Calls:
         self.names = {key: self.named(key) for key in order}
 
     def of_layers(self) -> dict[tuple[str, Layers], str]:
-        """Of a unit's numbers that are another in each layer, the arrays that hold them."""
+        """Return the names of arrays for numbers that differ between the layers of a unit."""
         names: dict[tuple[str, Layers], str] = {}
         for fn in self.p.fns:
             for formal, arg in (x for c in fn.calls for x in of_call(c)):
@@ -135,7 +136,8 @@ class Calls:
     # ---- names of places
 
     def group(self, fn: plan.Fn, operand: Operand) -> tuple[str, str]:
-        """The space that an operand points into: a gradient lies as its parameter does."""
+        """Return the space that an operand points into. A gradient has the layout of its
+        parameter."""
         of_gradient = operand.base.startswith("d") and operand.base in fn.outs
         return unit_of(fn), operand.base.removeprefix(
             "d"
@@ -148,7 +150,7 @@ class Calls:
         return self.letters.shape(kernel(call.kernel), formal, call) + kind
 
     def collect(self, fn: plan.Fn) -> None:
-        """Places that a unit's function names, but for its temporary ones."""
+        """Collect the places that a unit's function names, except temporary ones."""
         for call in fn.calls:
             for formal, arg in of_call(call):
                 if (
@@ -162,7 +164,8 @@ class Calls:
                     space.add(arg.at, arg.name, self.beside(formal, call))
 
     def named(self, key: tuple[str, str]) -> dict[int, str]:
-        """Enumerators of a space: none is another's, but for what two units share."""
+        """Return the enumerators of a space. None is used twice, unless two units share the
+        offset."""
         out = {}
         for at, name in self.spaces[key].names.items():
             out[at] = next(
@@ -174,7 +177,8 @@ class Calls:
         return out
 
     def local(self, fn: plan.Fn, name: str, used: Collection[str]) -> str:
-        """An enumerator of a function's own: it hides no other. used: those it has."""
+        """Return an enumerator for a function's own value that hides no other. used: those that the
+        function has already."""
         free = (
             text
             for text in tries(unit_of(fn), name)
@@ -185,7 +189,8 @@ class Calls:
     def temporary(
         self, fn: plan.Fn
     ) -> tuple[dict[tuple[int, str], str], Rows]:
-        """A function's own places: a value that takes another's place says so."""
+        """Return names and enumerators of a function's temporary values. A value that reuses
+        another's place is defined by that one's name."""
         names: dict[tuple[int, str], str] = {}
         first: dict[int, str] = {}
         rows = []
@@ -206,7 +211,7 @@ class Calls:
     def rounds(
         self, fn: plan.Fn, used: Collection[str]
     ) -> tuple[dict[tuple[str, int], str], Rows]:
-        """Names of the strides of operands: bytes that they move by from round to round."""
+        """Return names and enumerators of strides: bytes by which operands advance per round."""
         names: dict[tuple[str, int], str] = {}
         first: dict[int, str] = {}
         rows = []
@@ -248,7 +253,7 @@ class Calls:
         return " + ".join(terms)
 
     def count(self, fn: plan.Fn, formal: Formal, n: int, rounds: int) -> str:
-        """A whole number."""
+        """Return a whole number by name, if it has one."""
         if formal.name in NAMED:
             return NAMED[formal.name][n]
         if of_unit(fn):
@@ -280,7 +285,7 @@ class Calls:
     # ---- functions
 
     def shape(self, fn: plan.Fn, name: str) -> str:
-        """Of what a unit's function takes, where it is one thing."""
+        """Return the shape of a unit function's operand if it is a single value, else ''."""
         for call in fn.calls:
             for formal, arg in of_call(call):
                 one = (
@@ -293,7 +298,7 @@ class Calls:
         return ""
 
     def elements(self, fn: plan.Fn) -> str:
-        """How many elements one of the plan's own functions works on."""
+        """Return the number of elements that one of the plan's own functions works on, as text."""
         for call in fn.calls:
             row = kernel(call.kernel)
             if "n" in row.at and not of_unit(fn):
@@ -303,7 +308,7 @@ class Calls:
         return ""
 
     def head(self, fn: plan.Fn) -> list[str]:
-        """A comment: what the function does, what it takes with its shape, what it makes."""
+        """Return the comment of a function: its purpose, inputs with shapes, and outputs."""
         does = DOES[fn.body.removeprefix("near_")][0].format(unit_of(fn))
         if fn.body.startswith("near_"):
             does += ", of what stays on the device"
@@ -317,7 +322,7 @@ class Calls:
         return lower(name) + shape
 
     def variables(self, fn: plan.Fn) -> list[str]:
-        """A variable for each operand and class that calls name."""
+        """Return declarations for the operands and classes that the calls name."""
         args = [a for call in fn.calls for a in call.args]
         numbers = [a for a in args if isinstance(a, Index)]
         used = {base(a) for a in args} | {a.more for a in numbers}
@@ -371,7 +376,7 @@ class Calls:
         )
 
     def unit(self, name: str) -> list[str]:
-        """What stands before a unit's functions: names of what they read and save."""
+        """Return the lines before a unit's functions: names of the parameters and saved values."""
         lines = [f"/* ---- {name} */"]
         for (unit, group), names in self.names.items():
             space, new = self.spaces[unit, group], []
@@ -392,7 +397,7 @@ class Calls:
         return lines if len(lines) > 1 else []
 
     def about(self, unit: str, group: str) -> str:
-        """What is behind a pointer of a unit's functions."""
+        """Return a comment on the offsets from a pointer of a unit's functions."""
         if group == "s":
             return "/* byte offsets from s (saved for backward) */"
         if group == "ctl":
@@ -404,7 +409,7 @@ class Calls:
         return f"/* byte offsets from {name} (parameters){gradients} */"
 
     def blocks(self) -> list[Sequence[str]]:
-        """All functions, a unit's behind its names."""
+        """Return all functions, those of a unit after its names."""
         made = [self.function(fn) for fn in self.p.fns]
         out: list[Sequence[str]] = []
         for name in dict.fromkeys(f.unit for f in made):
@@ -416,7 +421,7 @@ class Calls:
 
 
 def index(i: Index) -> str:
-    """The number of an element of a flat."""
+    """Return the index of an element of a flat, in C."""
     terms = [f"l * {in_c(i.by_layer)}" if i.by_layer != 1 else "l"]
     if i.by_rank:
         terms.append(f"{place(i.group)} * {in_c(i.by_rank)}")
@@ -429,7 +434,7 @@ def index(i: Index) -> str:
 
 @dataclass(frozen=True)
 class _Own:
-    """A function's own names: of temporary places, of what operands move by in a round."""
+    """A function's own names: of temporary places, and of strides per round."""
 
     places: dict[tuple[int, str], str]
     rounds: dict[tuple[str, int], str]

@@ -1,9 +1,9 @@
-"""config.py -- the effective values of a spec's keys, a line each, and where each came from.
+"""config.py -- prints the effective value of each key of a spec, a line each, with its origin.
 
     zero.stage: 3                # ds_config.json:12: zero_optimization.stage
 
-A line behind # is a place in a file, --set, `default`, or `derived` from other keys. What is not
-the model's can be given back: every such line is a --set KEY=VALUE with its first colon as =.
+The comment is a place in a file, --set, `default`, or `derived` from other keys. Every line outside
+the model can be given back as --set KEY=VALUE, with its first colon as =.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import fields, is_dataclass
 
 from ..read.schema import Op, Optimizer, Schedule, Spec, Unit
 
-WIDTH = 66  # of the left column: fixed, so that a change moves no other line
-# What another key says where these are left out; anything else has a default.
+# width of the left column; fixed, so that a change moves no other line
+WIDTH = 66
+# Keys that are derived from another key when left out; all others have a default.
 DERIVED = ("kv_heads", "head_dim", "out_bias", "out", "ignore")
 
 
@@ -46,7 +47,7 @@ def _unit(path: str, unit: Unit) -> Iterator[tuple[str, object]]:
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """All keys below a record or mapping, and their values."""
+    """Yield all keys below a record or mapping, with their values."""
     if isinstance(value, Unit):
         yield from _unit(path, value)
     elif isinstance(value, Mapping):
@@ -67,7 +68,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _given(record: object) -> dict[str, object]:
-    """What a record in a list says; None is what another key says."""
+    """Return the fields that a record in a list sets; None means derived from another key."""
     return {
         key: value for key, value in vars(record).items() if value is not None
     }
@@ -94,7 +95,7 @@ def text(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Keys of train that choose where and when something is done, not what comes out.
+# Keys of train that choose where and when work is done but change no bit of the weights.
 FREE = (
     "train.max_skips",
     "train.recompute",
@@ -102,7 +103,7 @@ FREE = (
     "train.offload_activations",
     "train.memory_budget",
 )
-# Keys that are younger than checkpoints: at these values they are as if they were not.
+# Keys that were added after checkpoints existed. At these values they are left out of the recipe.
 LATER = {
     "data.shuffle": False,
     "data.documents": "join",
@@ -119,8 +120,8 @@ def _later(key: str, value: object) -> bool:
 
 
 def recipe(spec: Spec) -> list[str]:
-    """All that the bits of the weights depend on but the data, `key: value` each. A run may go on
-    from the checkpoint of any program that has the same."""
+    """Return everything that decides the bits of the weights except the data, as `key: value`
+    lines. A run may resume from the checkpoint of any program with the same recipe."""
     return [
         f"{key}: {json.dumps(value, default=_given)}"
         for section in ("model", "train", "data")

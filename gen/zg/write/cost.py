@@ -1,7 +1,5 @@
-"""cost.py -- what a plan costs: bytes on the wire, collectives, flops, memory.
-
-Read off the plan alone.
-"""
+"""cost.py -- computes the cost of a plan from the plan alone: bytes on the wire, collectives,
+flops, memory."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from ..plan.plan import Fn, Plan, Ref, Section, Step
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes a rank receives from its peers, collectives it takes part in, and of these bytes those
-    from other hosts."""
+    """Bytes that a rank receives from its peers, and collectives that it takes part in. far: the
+    bytes that come from other hosts."""
 
     bytes: int
     messages: int
@@ -37,19 +35,19 @@ class Wire:
 
 
 def far(p: Plan, group: str) -> int:
-    """Ranks of a rank's group that are on other hosts."""
+    """Return how many ranks of a rank's group are on other hosts."""
     return p.group(group).ranks - p.on_host(group)
 
 
 def wire_of(p: Plan, step: Step) -> Wire:
-    """Of one step: the piece of each peer in its group arrives once."""
+    """Return the cost of one step: each peer in the group sends its piece once."""
     if step.op not in COLLECTIVES:
         return Wire(0, 0)
     counted, each = COMMANDS[step.op].wire
     number = next(i.value for i in step.ints if i.name == counted)
     ranks, others = p.group(step.group).ranks, far(p, step.group)
     moved, sent = (ranks - 1) * number * each, others * number * each
-    if step.op == "reducescatter" and others:  # a ring leaves a host once
+    if step.op == "reducescatter" and others:  # a ring leaves each host once
         sent = moved // (ranks - others)
     return Wire(moved, 1, sent)
 
@@ -61,30 +59,32 @@ def wire(p: Plan, section: Section) -> Wire:
 
 
 def training_wire(p: Plan) -> Wire:
-    """Of one training step."""
+    """Return the cost of one training step."""
     return sum((wire(p, s) for s in p.step), Wire(0, 0))
 
 
 def paper(p: Plan) -> int:
-    """How many times its parameters a rank receives with one micro-batch, by the ZeRO papers."""
+    """Return how many times its parameters a rank receives per micro-batch, according to the ZeRO
+    papers."""
     return 3 if p.head.zero == 3 else 2
 
 
 def ideal(p: Plan) -> float:
-    """The papers' bytes of a step with one micro-batch."""
+    """Return the bytes of a step with one micro-batch, according to the papers."""
     h = p.head
     share = (h.ranks - 1) / h.ranks
     return paper(p) * h.params * ops.BYTES[h.real] * share
 
 
 def sent_by_host(p: Plan) -> int:
-    """Bytes that a host's ranks send to other hosts in a training step; 0 where there is one."""
+    """Return the bytes that a host's ranks send to other hosts in a training step; 0 with one
+    host."""
     return training_wire(p).far * p.head.local
 
 
 def schemes(p: Plan) -> list[tuple[str, float]]:
-    """Names and formulas of other schemes, and by them the bytes that a host sends to others in a
-    training step: P parameters of b bytes, A micro-batches, N hosts; collectives are rings."""
+    """Return other schemes by name and formula, with the bytes that a host would send to others in
+    a training step. P parameters of b bytes, A micro-batches, N hosts; collectives are rings."""
     h = p.head
     hosts = h.ranks // h.local
     once = h.params * h.bytes * (hosts - 1) / hosts
@@ -96,7 +96,7 @@ def schemes(p: Plan) -> list[tuple[str, float]]:
 
 
 def sums(p: Plan) -> int:
-    """Bytes of a rank's sums of gradients."""
+    """Return the bytes of a rank's sums of gradients."""
     return sum(
         c.bytes
         for c in p.classes
@@ -105,13 +105,13 @@ def sums(p: Plan) -> int:
 
 
 def update(p: Plan) -> int:
-    """Bytes of memory that a rank's update moves: it reads and writes the states of its shards,
-    reads sums, and writes parameters that have masters."""
+    """Return the bytes of memory that a rank's update moves. It reads and writes the optimizer
+    states of its shards, reads sums, and writes parameters that have masters."""
     moved = 0
     for f in p.flats:
         stores = {s.what: s for s in p.stores if s.flat == f.name}
         once = {"sum", "params"} if "master" in stores else {"sum"}
-        if stores.keys() <= {"params", "master"}:  # it is frozen
+        if stores.keys() <= {"params", "master"}:  # frozen
             continue
         owned = min(p.parts(s) for s in stores.values())
         for what, s in stores.items():
@@ -121,7 +121,8 @@ def update(p: Plan) -> int:
 
 
 def commands(p: Plan) -> int:
-    """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
+    """Return how many commands a rank issues in a training step, counting a wait per event:
+    `--profile` notes each."""
     return sum(
         s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps)
         for s in p.step
@@ -129,7 +130,8 @@ def commands(p: Plan) -> int:
 
 
 def _forward(fn: Fn, layer: int) -> tuple[int, int]:
-    """Flops that run forward: of products with parameters, of others (attention's)."""
+    """Return the forward flops of a function: of products with parameters, and of other products
+    (attention)."""
     linear = attention = 0
     for c in fn.calls:
         row = kernel(c.kernel)
@@ -142,9 +144,9 @@ def _forward(fn: Fn, layer: int) -> tuple[int, int]:
 
 
 def flops(p: Plan) -> int:
-    """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
-    twice), less the products backward that nothing asks for where tensors are frozen. What is
-    computed again does not count: these are the model's."""
+    """Return the model's flops of a global step: 6 per parameter and token, and causal attention
+    (forward once, backward twice). Backward products that frozen tensors make needless are
+    subtracted; recomputation is not counted."""
     tokens = (
         p.head.batch * p.head.sequence * p.head.micro_batches * p.head.ranks
     )
@@ -166,7 +168,7 @@ def flops(p: Plan) -> int:
 
 
 def again(p: Plan) -> int:
-    """Flops of a global step that backward spends on forward's calls."""
+    """Return the flops of a global step that backward spends on recomputing forward."""
     fns = {f.name: f for f in p.fns}
     more = sum(
         sum(_forward(fns[s.op], s.layer))
@@ -177,8 +179,8 @@ def again(p: Plan) -> int:
 
 
 def staying(p: Plan) -> int:
-    """Units of a micro-batch that stay gathered from one use to the next: uses of ring slots
-    without a gather of their own."""
+    """Return how many units stay gathered from one use to the next within a micro-batch: uses of
+    ring slots that need no all-gather of their own."""
     steps = p.section("micro_batch").steps
 
     def rings(refs: Iterable[Ref]) -> int:
@@ -193,7 +195,7 @@ def staying(p: Plan) -> int:
 
 
 def moved(p: Plan) -> tuple[int, int]:
-    """Bytes that a rank reads from its file and writes to it in a training step."""
+    """Return the bytes that a rank reads from its file and writes to it in a training step."""
     read = written = 0
     for s in p.step:
         for x in s.steps:
@@ -204,7 +206,7 @@ def moved(p: Plan) -> tuple[int, int]:
 
 
 def summary(p: Plan) -> dict[str, object]:
-    """The numbers that train.c states."""
+    """Return the numbers that train.c states."""
     w, (loads, stores) = training_wire(p), moved(p)
     return {
         "wire": w.bytes,
@@ -234,7 +236,8 @@ GROUPS = (
 
 
 def memory(p: Plan) -> list[tuple[str, int]]:
-    """Bytes of a rank's arena by what they are for; of its host arena, where it has one."""
+    """Return the bytes of a rank's arena by purpose, then those of its host and file arenas if
+    any."""
     groups = {name: title for title, names in GROUPS for name in names}
     rest = "the rest"
     out = dict.fromkeys([*(title for title, _ in GROUPS), rest], 0)

@@ -1,4 +1,4 @@
-"""emit.py -- the templates: train.c from a view. Sole importer of jinja2."""
+"""emit.py -- renders train.c from a view by templates. It alone imports jinja2."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def templates() -> jinja2.Environment:
 
 
 def train(view: dict[str, object]) -> str:
-    """The text of train.c."""
+    """Return the text of train.c."""
     return templates().get_template("train.c.j2").render(view)

@@ -1,4 +1,5 @@
-"""explain.py -- a plan for people: memory, bytes on the wire beside the papers', steps by queue."""
+"""explain.py -- describes a plan for people: memory, bytes on the wire compared with the papers',
+steps by queue."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .view import levels
 
 
 def size(n: int) -> str:
-    """Bytes, exact, and a rounded form."""
+    """Return bytes as an exact number and a rounded one."""
     for unit, scale in (
         ("TiB", 2**40),
         ("GiB", 2**30),
@@ -26,7 +27,8 @@ def size(n: int) -> str:
 
 
 def memory_line(p: Plan) -> str:
-    """One line for --version: exact, but for what is said to lie beside an arena."""
+    """Return a line for --version: exact bytes of arenas, and an allowance for memory beside
+    them."""
     arenas = ", ".join(f"{t} {p.arena(t)}" for t in p.head.targets)
     parts = ", ".join(f"{title} {n}" for title, n in cost.memory(p))
     beside = max(reserve.device(p, t) - p.arena(t) for t in p.head.targets)
@@ -35,7 +37,7 @@ def memory_line(p: Plan) -> str:
 
 
 def _targets(p: Plan) -> list[str]:
-    """What each takes of a rank's device."""
+    """Return a table of the device memory that each target takes per rank."""
 
     def row(*texts: str) -> str:
         return "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
@@ -50,14 +52,14 @@ def _targets(p: Plan) -> list[str]:
 
 
 def typed(p: Plan) -> str:
-    """The rule of summation, as the spec may name it."""
+    """Return the rule of summation as a spec may write it."""
     if p.head.block >= p.head.micro_batches * p.head.ranks:
         return "tree"
     return "fold" if p.head.block == 1 else f"{{block: {p.head.block}}}"
 
 
 def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
-    """What sums of gradients take by this rule, and by others."""
+    """Return a table of the memory and wire bytes of sums by this rule and by others."""
     lines = [
         "",
         f"{'sums of gradients':<28}{'their bytes':>30}{'received in a step':>28}",
@@ -73,7 +75,7 @@ def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
     ]
 
 
-# Parts of arenas: which one, and whose ranks have it.
+# Titles of parts of arenas, by arena and targets.
 TITLES = {
     ("device", "all"): "the arena",
     ("host", "all"): "the host arena",
@@ -85,7 +87,7 @@ TITLES = {
 
 
 def _part(p: Plan, kind: tuple[str, str], title: str) -> list[str]:
-    """Of an arena, class by class; nothing, where no target has any."""
+    """Return a table of the classes of a part of an arena, or nothing if no target has any."""
     classes = [c for c in p.classes if (c.arena, c.targets) == kind]
     if not classes or not any(kind[1] in having(t) for t in p.head.targets):
         return []
@@ -101,7 +103,7 @@ def _part(p: Plan, kind: tuple[str, str], title: str) -> list[str]:
 
 
 def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
-    """The map. others: the same plan by other rules of summation."""
+    """Return the map of memory. others: the same plan with other rules of summation."""
     rest = cost.memory(p)
     if "cpu" in p.head.targets and p.head.ranks > 1:
         mpi = p.end("device", targets=("all", "unshared"))
@@ -137,7 +139,7 @@ def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
 
 
 def rule(p: Plan) -> str:
-    """How leaves are summed."""
+    """Return the rule by which gradients are summed."""
     every = p.head.block >= p.head.micro_batches * p.head.ranks
     return (
         "tree"
@@ -149,8 +151,8 @@ def rule(p: Plan) -> str:
 
 
 def _kept(p: Plan, f: Flat) -> str:
-    """Of a flat: parameters, states, sums, whole, each rank's shard, or what a group's ranks share;
-    of a shard in two places, what the host has."""
+    """Return where a flat's parameters, states and sums are: whole, sharded, or shared within a
+    group. For a shard in two places it names the states of the offloaded part."""
 
     def share(s: Store) -> str:
         if s.whole or p.parts(s) == 1:
@@ -180,7 +182,7 @@ LEGEND = (
 
 
 def _hosts(p: Plan) -> list[str]:
-    """Bytes between hosts, beside the formulas of other schemes."""
+    """Return a table of the bytes sent between hosts, beside the formulas of other schemes."""
     h = p.head
     if h.local in (0, h.ranks):
         return []
@@ -197,7 +199,7 @@ def _hosts(p: Plan) -> list[str]:
 
 
 def _collectives(p: Plan) -> Iterator[str]:
-    """Of each section and command, how many, and their bytes."""
+    """Yield a line per section and command: the number of collectives and their bytes."""
     for s in p.step:
         for op in COLLECTIVES:
             got = [cost.wire_of(p, x) for x in s.steps if x.op == op]
@@ -210,7 +212,7 @@ def _collectives(p: Plan) -> Iterator[str]:
 
 
 def explain(p: Plan) -> str:
-    """What happens in a step, and what it moves."""
+    """Return a description of a training step: layout, wire, flops and commands."""
     h, W = p.head, p.head.ranks
     w = cost.training_wire(p)
     order = {

@@ -1,7 +1,7 @@
-"""hf.py -- config.json of transformers for a model that is built here.
+"""hf.py -- writes a transformers config.json for a model that is built here.
 
-A model is of a family (read/hfrows.py) where every setting agrees; what a row does not mention
-must be off.
+A model belongs to a family (read/hfrows.py) if every setting agrees. Features that the family's row
+does not mention must be off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ..read.schema import Op, Spec, Unit
 
 
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
-    """found: of each key so far, its value, the same wherever the key stands."""
+    """Return whether a setting agrees with the family's. found: value of each key so far, which
+    must be the same at every place of the key."""
     if isinstance(want, Key):
         before = found.setdefault(want, value)
         return bool(before == value)
@@ -40,7 +41,7 @@ def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
 
 
 def _settings(op: Op) -> dict[str, object]:
-    """Those that have an effect."""
+    """Return the settings of an op that have an effect."""
     args = dict(op.args)
     if op.kind == "attention" and not args["qk_norm"]:
         del args["eps"]
@@ -81,7 +82,7 @@ def _units(f: Family, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
 
 
 def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
-    """Of rotary positions, as all versions of transformers read them."""
+    """Return the keys of rotary positions, as all versions of transformers read them."""
     rope = found.pop("rope")
     scaling, context = None, sequence
     if given := rope["scaling"]:
@@ -98,8 +99,8 @@ def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
 
 
 def _windows(f: Family, found: dict[str, Any], layers: int) -> bool:
-    """Says which layers have a window, where a family may choose; False where it has no word for
-    it."""
+    """Write to `found` which layers have a window, if the family has such keys. Return False if the
+    family cannot express the windows."""
     said = found.get("sliding_window")
     each = said if isinstance(said, tuple) else (said,) * layers
     sizes = {n for n in each if n is not None}
@@ -118,7 +119,7 @@ def _windows(f: Family, found: dict[str, Any], layers: int) -> bool:
 
 
 def _of(f: Family, spec: Spec) -> dict[str, object] | None:
-    """A model's config.json; None where it is of another family."""
+    """Return a model's config.json as a family's, or None if it is not of that family."""
     m = spec.model
     sizes = (m.units[1].repeat, m.width, m.vocab)
     found: dict[str, Any] = dict(zip(f.sizes, sizes, strict=True))
@@ -146,7 +147,7 @@ def _of(f: Family, spec: Spec) -> dict[str, object] | None:
 
 
 def config(spec: Spec) -> str:
-    """config.json's text; '' where no family has such a model."""
+    """Return config.json's text, or '' if no family has such a model."""
     made = (_of(f, spec) for f in FAMILIES)
     first = next((c for c in made if c is not None), None)
     return json.dumps(first, indent=2) + "\n" if first else ""

@@ -1,7 +1,8 @@
-"""letters.py -- dimensions by their letters (B, T, M, C ...) as constants of train.c; numbers and
-shapes said with them.
+"""letters.py -- dimensions as letters (B, T, M, C ...), which are constants of train.c, and numbers
+and shapes written with them.
 
-A letter is a constant where it is one number in all of the model; others are said by these.
+A letter is a constant if it stands for one number in the whole model; other numbers are written in
+terms of these.
 """
 
 from __future__ import annotations
@@ -31,46 +32,48 @@ MEANS = {
     "E": "(H + 2 * G) * D: queries, keys and values",
     "F": "a gated branch's width",
 }
-OF_CALLS = "HGDFP"  # that calls say
-WIDTHS = tuple("CFRVEP")  # by which others are said, the first that fits
-ROWS = tuple("MRVPCT")  # of which a number of elements may be so many rows
-MOST = 8  # times a width
-# Numbers with a meaning of their own: kernels/zk.h's names of them.
+OF_CALLS = "HGDFP"  # letters that are read from calls
+WIDTHS = tuple("CFRVEP")  # letters for a width, in order of preference
+# letters that may count the rows of a number of elements
+ROWS = tuple("MRVPCT")
+MOST = 8  # largest factor of a width
+# Numbers that stand for constants of kernels/zk.h.
 NAMED = {
     "layout": ("ZK_IN_OUT", "ZK_OUT_IN"),
     "kind": ("ZK_GELU_TANH", "ZK_GELU_ERF"),
 }
-UNITS = ("fwd", "bwd", "train", "eval")  # bodies of a unit's functions
+# first words of the names of units' functions
+UNITS = ("fwd", "bwd", "train", "eval")
 
 
 def wide(text: str, value: int) -> str:
-    """A product of ints, in 64 bits where it needs them."""
+    """Return a product of ints, computed in 64 bits if its value needs them."""
     return (
         text if " * " not in text or value < 2**31 else f"INT64_C(1) * {text}"
     )
 
 
 def of_unit(fn: plan.Fn) -> bool:
-    """Whether a function is of a unit of the model, and none of the plan's own."""
+    """Return whether a function belongs to a unit of the model; the others are the plan's own."""
     return fn.name.partition(".")[0] in UNITS
 
 
 @dataclass(frozen=True)
 class Letters:
-    """The constants."""
+    """The letters that are constants, with their values."""
 
     at: Mapping[str, int]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Enumerators of C, and what each is."""
+        """Return the enumerators and their meanings."""
         return [(f"{n} = {v}", MEANS[n]) for n, v in self.at.items()]
 
     def width(self, n: int) -> str:
-        """A width as a letter, or as so many times one; '' where it is neither."""
+        """Return a width as a letter or a small multiple of one, or '' if it is neither."""
         for name in WIDTHS:
             if self.at.get(name) == n:
                 return name
-        if n == 2 * self.at.get("F", 0):  # gate and up
+        if n == 2 * self.at.get("F", 0):  # both projections, gate and up
             return "2 * F"
         for name in ("C", "F"):
             times, rest = divmod(n, self.at.get(name, n + 1))
@@ -80,7 +83,7 @@ class Letters:
         return "H * D" if n == heads else ""
 
     def factors(self, n: int) -> list[str]:
-        """A number of elements as rows of a width; else the number."""
+        """Return a number of elements as factors: rows and a width if possible, else the number."""
         for name in ROWS:
             each, rest = divmod(n, self.at.get(name, n + 1))
             if each and not rest and self.width(each):
@@ -91,8 +94,8 @@ class Letters:
         return wide(" * ".join(self.factors(n)), n)
 
     def said(self, letter: str, n: int, rounds: int = 1) -> str:
-        """A number that a kernel's row gives a letter. rounds: in which a call takes a part of the
-        rows; 0: all of them are meant."""
+        """Return a number that a kernel's row calls `letter`, written with letters. rounds: in how
+        many rounds a call goes through the rows; 0: all rows are meant."""
         if self.at.get(letter) == n:
             return letter
         if letter == "M" and not rounds:
@@ -106,7 +109,8 @@ class Letters:
         return self.elements(n) if letter == "n" else number(n)
 
     def shape(self, row: Kernel, formal: Formal, call: plan.Call) -> str:
-        """An operand's shape by its kernel's row: `(M, 3 * C)`; '' where the row has none."""
+        """Return an operand's shape by its kernel's row, such as `(M, 3 * C)`; '' if the row has
+        none."""
         if not formal.elems:
             return ""
         given = zip(row.formals, call.args, strict=False)
@@ -138,7 +142,7 @@ class Letters:
 
 
 def _called(p: Plan) -> Iterator[tuple[str, int]]:
-    """Letters that calls of the model's units say, and which numbers they are."""
+    """Yield each letter that calls of the model's units use, with its number."""
     calls = (c for fn in p.fns if of_unit(fn) for c in fn.calls)
     for call in calls:
         for formal, arg in of_call(call):
@@ -147,7 +151,7 @@ def _called(p: Plan) -> Iterator[tuple[str, int]]:
 
 
 def letters(p: Plan) -> Letters:
-    """Of a plan."""
+    """Return the letters of a plan."""
     h = p.head
     at = {
         "B": h.batch,
@@ -170,6 +174,6 @@ def letters(p: Plan) -> Letters:
 
 
 def of_call(call: plan.Call) -> Sequence[tuple[Formal, Arg]]:
-    """A call's operands, each with its kernel's name for it."""
+    """Return a call's operands, each with its formal in the kernel's row."""
     formals = kernels.kernel(call.kernel).formals
     return list(zip(formals, call.args, strict=False))

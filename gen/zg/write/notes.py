@@ -1,4 +1,4 @@
-"""notes.py -- what a user may regret of a plan, though nothing is wrong: read off the plan."""
+"""notes.py -- warns of costs of a plan that a user may want to avoid, though nothing is wrong."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..plan.plan import Plan
 from . import cost
 from .explain import size, typed
 
-MANY = 4  # times the papers' bytes of one micro-batch
-MUCH = 2**30  # bytes of sums
+MANY = 4  # largest multiple of the papers' bytes of one micro-batch
+MUCH = 2**30  # bytes of sums that need no note
 
 
 def notes(
     p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]
 ) -> Iterator[str]:
-    """others: makes the same plan by other rules of summation."""
+    """Yield the notes of a plan. others: makes the same plan with other rules of summation."""
     yield from _wire(p)
     yield from _sums(p, others)
 

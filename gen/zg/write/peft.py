@@ -1,4 +1,5 @@
-"""peft.py -- adapter_config.json of PEFT for a spec's adapters, and how its files name them."""
+"""peft.py -- writes PEFT's adapter_config.json for a spec's adapters, and the prefix of the names
+in its files."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ import json
 from ..facts.families import FAMILIES
 from ..read.schema import Lora, Spec
 
-LEAD = "base_model.model."  # what names begin with in PEFT's files
+LEAD = "base_model.model."  # prefix of names in PEFT's files
 
 
 def config(spec: Spec, lora: Lora) -> str:
-    """The text; where the base lies the program puts in."""
+    """Return the text. The program fills in the path of the base model."""
     alpha = lora.alpha
     made = {
         "base_model_name_or_path": None,
@@ -31,14 +32,14 @@ def config(spec: Spec, lora: Lora) -> str:
 
 
 def lead(spec: Spec) -> str:
-    """Of the names: a spec may leave out the model's own part."""
+    """Return the prefix of the names, with the model's own part if the spec leaves that out."""
     base = FAMILIES[spec.model.names].base
     blocks = spec.model.units[1].name
     return LEAD + ("" if blocks.startswith(base) else base)
 
 
 def fields(spec: Spec) -> list[tuple[str, object]]:
-    """Of a program with adapters, what zr_program has of them."""
+    """Return the fields of zr_program that describe adapters, or none."""
     lora = spec.train.lora
     if not lora:
         return []

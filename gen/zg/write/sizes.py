@@ -1,6 +1,5 @@
-"""sizes.py -- the numbers of a plan's steps in C: elements of flat buffers and their bytes by the
-names that they bring along (plan/size.py), and what each number of a step is.
-"""
+"""sizes.py -- describes the numbers of a plan's steps for C. Elements of flat buffers and their
+bytes carry their names (plan/size.py); every other number has a meaning here."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from .letters import of_unit
 from .tables import shares
 from .words import constant, lower, number, upper, word
 
-# The pieces of a flat's shard: the first word of their constants, and what each is.
+# Pieces of a flat's shard: the first word of their constants, and a comment.
 PIECES = {
     "gather": "of these, gathered at a time",
     "reduce": "of these, reduced at a time",
@@ -26,10 +25,12 @@ VALUES = ("x", "save", "far")  # classes with a slot for each unit
 
 @dataclass(frozen=True)
 class What:
-    """What a number of a step is. cls: the class or event that it numbers; width: bytes of the
-    elements that it counts, 1 where it counts them and not their bytes, 0 where neither; by: what
-    it grows by from a unit to the next, where that is so in every plan; turns: units take turns in
-    the class."""
+    """The meaning of a number of a step.
+
+    cls: the class or event that it indexes. width: bytes of the elements that it counts: 1 if it
+    counts elements and not bytes, 0 if it counts neither. by: its growth from one unit to the next,
+    if that is the same in every plan. turns: units take turns in the class.
+    """
 
     name: str
     cls: str = ""
@@ -39,7 +40,7 @@ class What:
 
 
 class Sizes:
-    """Of a plan."""
+    """Names and meanings of the numbers of a plan."""
 
     def __init__(self, p: Plan) -> None:
         self.p = p
@@ -55,20 +56,21 @@ class Sizes:
             )
 
     def flat(self, s: Step) -> str:
-        """The flat that a step is of: by its function, else by what it counts."""
+        """Return the flat that a step works on: that of its function, else the one that its numbers
+        count."""
         name = s.op.partition(".")[2]
         if self.model(s) or name in self.flats:
             return name
         return flat_of([*sizes_of(s)])
 
     def model(self, s: Step) -> bool:
-        """Whether it is a function of a unit of the model."""
+        """Return whether a step calls a function of a unit of the model."""
         return s.op in self.fns and of_unit(self.fns[s.op])
 
-    # ---- what numbers are
+    # ---- meanings of numbers
 
     def whats(self, s: Step) -> roll.Parts[What]:
-        """Of each of a step's numbers."""
+        """Return the meaning of each of a step's numbers."""
         fn = self.fns.get(s.op)
         called = [*fn.ins, *fn.outs] if fn else []
         called += [word(r.cls) for r in s.refs[len(called) :]]
@@ -88,12 +90,12 @@ class Sizes:
         )
 
     def slot(self, name: str, cls: str) -> What:
-        """The number of a slot; a state of a flat's instance l is in slot l."""
+        """Return the meaning of a slot's index. A state of a flat's instance l is in slot l."""
         of = held(cls)
         return What(name, cls, by=int(of in self.stores), turns=self.turns(of))
 
     def turns(self, cls: str) -> bool:
-        """Whether units take turns in a class: it has not a slot for each."""
+        """Return whether units take turns in a class because it has no slot for each."""
         kind, _, of = cls.partition(".")
         f = self.flats.get(of)
         each = f and self.slots.get(cls, 0) >= f.count
@@ -105,7 +107,7 @@ class Sizes:
     # ---- numbers by name
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Enumerators of flats, their parts and pieces, and what each is."""
+        """Yield enumerators of flats, their parts and pieces, each with a comment."""
         for f in self.p.flats:
             name, near = upper(f.name), self.p.near(f)
             whole = f.shard * self.p.head.ranks
@@ -139,7 +141,7 @@ class Sizes:
 
 
 def sizes_of(s: Step) -> Iterator[Size]:
-    """The Sizes among a step's numbers."""
+    """Yield the Sizes among a step's numbers."""
     for i in s.ints:
         if isinstance(i.value, Size):
             yield i.value
@@ -150,7 +152,7 @@ def sizes_of(s: Step) -> Iterator[Size]:
 
 
 def begin(r: Ref) -> What:
-    """Where in a slot what a step reads or writes begins."""
+    """Return the meaning of the offset in a slot."""
     by = 0
     if isinstance(r.at, Size):
         each = (u for u, _ in r.at.terms if u.each)
@@ -159,5 +161,5 @@ def begin(r: Ref) -> What:
 
 
 def held(cls: str) -> str:
-    """The class that an event says is full or free, or a class itself."""
+    """Return the class that an event says is full or free; a class's name is unchanged."""
     return cls.removeprefix("full.").removeprefix("free.")

@@ -1,4 +1,5 @@
-"""steps.py -- a plan's sections as functions of train.c: loops of verbs, each verb a function.
+"""steps.py -- prints a plan's sections as functions of train.c: loops of verbs, each verb a
+function.
 
 Names in C: class ring.block -> RING_BLOCK(i), event full.block -> FULL_BLOCK(i), function fwd.block
 -> fwd_block.
@@ -23,8 +24,8 @@ from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 
-# Of commands: what a verb's head tells of one, {0} and {1} being the classes that it names; and, of
-# those in which ranks meet, what follows queue and group in the call.
+# For each command, the text in a verb's comment, where {0} and {1} are the classes it names; and
+# for collectives the arguments that follow queue and group in the call.
 COMMANDS = {
     "copy": ("copies {2}{0} to {1}", ""),
     "gather": (
@@ -42,7 +43,7 @@ COMMANDS = {
     "allreduce": ("adds the ranks' {0}", "{0}, {1}, {count}"),
     "done": ("ends when all ranks have read {1}", "{0}, {1}"),
 }
-# What a section is, and what two of them share.
+# Comment of each section; micro_batch and eval share `forward`.
 SECTIONS = {
     "init": "first weights",
     "publish": "parameters from masters",
@@ -64,7 +65,7 @@ HEAD = comment(
 
 
 class Steps:
-    """The lines of steps."""
+    """Prints the lines of steps."""
 
     def __init__(self, p: Plan, sizes: Sizes) -> None:
         self.p, self.sizes = p, sizes
@@ -74,7 +75,7 @@ class Steps:
     # ---- numbers
 
     def numbers(self, line: roll.Line) -> roll.Parts[str]:
-        """Of a step in loops."""
+        """Return the numbers of a step inside loops, as C."""
         s = line.step
         out = []
         pairs = zip(roll.numbers(s), line.moduli, strict=True)
@@ -92,7 +93,7 @@ class Steps:
     # ---- statements
 
     def statements(self, s: Step, texts: roll.Parts[str]) -> list[str]:
-        """Of a step whose numbers are these texts."""
+        """Return the statements of a step. texts: its numbers, as C."""
         queue = QUEUES[s.queue]
         refs = []
         for r, (index, at) in zip(s.refs, texts.refs, strict=True):
@@ -179,7 +180,7 @@ class Steps:
     # ---- verbs
 
     def rest(self, v: Verb, core: Verb) -> str:
-        """The call of what a verb does behind its waits, which are numbers that its core lacks."""
+        """Return the call of a verb's core, the part of the verb after its waits."""
         first, *others = v.values
         behind = replace(roll.parts(v.steps[0], first), waits=()).row
         values = [*behind, *chain(*others)]
@@ -191,7 +192,7 @@ class Steps:
         return f"{call(core.name, 'z', *args)};"
 
     def verb(self, v: Verb) -> list[str]:
-        """A verb's function."""
+        """Return the function of a verb."""
         formals = [x.name for x in v.parameters]
         if v.grows:
             formals.insert(0, BY)
@@ -209,7 +210,8 @@ class Steps:
         return [*out, "{", *handed(lines), "}"]
 
     def head(self, v: Verb) -> str:
-        """What a verb does, what it waits for that is not its own, what others may wait for."""
+        """Return the comment of a verb: its commands, the events of others that it waits for, and
+        the events that it records for others."""
         does = [self.does(s, x) for s, x in v.pairs if s.op != "mark"]
         text = listed([*dict.fromkeys(does)])
         text = f"{text[0].upper()}{text[1:]}"
@@ -233,7 +235,7 @@ class Steps:
         return f"{text}."
 
     def does(self, s: Step, values: Sequence[Number]) -> str:
-        """A step of a verb."""
+        """Return the description of one step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
         tells = COMMANDS[s.op][0]
@@ -245,7 +247,7 @@ class Steps:
         return tells.format(read, *to, cut)
 
     def some(self, s: Step, values: Sequence[Number]) -> bool:
-        """Whether a step moves a piece of a flat."""
+        """Return whether a step moves only a piece of a flat."""
         numbers = roll.parts(s, values).ints
         for i, n in zip(s.ints, numbers, strict=True):
             if i.name == "bytes" and isinstance(i.value, Size):
@@ -258,7 +260,7 @@ class Steps:
 
 
 def of_verb(x: Number) -> str:
-    """A number of a verb's body."""
+    """Return a number of a verb's body, as C."""
     if x.of in ("", BY):
         return in_c(x.base, [(BY, x.by)])
     if not x.base:
@@ -268,17 +270,17 @@ def of_verb(x: Number) -> str:
 
 
 def given(i: plan.Int, text: str) -> str:
-    """A number of a step, which may grow with the micro-batch."""
+    """Return a number of a step, with its growth per micro-batch if any."""
     return plus(text, linear(0, [("g", i.per)])) if i.per else text
 
 
 def plus(*texts: str) -> str:
-    """The sum of these, less what is 0."""
+    """Return the sum of the texts that are not "0"."""
     return " + ".join(x for x in texts if x != "0")
 
 
 def of_rank(place: str, by: str) -> str:
-    """A place that lies so many bytes further for each rank."""
+    """Return a place that advances by `by` bytes per rank."""
     return place if by == "0" else f"{place} + RANK * {by}"
 
 
@@ -293,7 +295,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def tell(events: Sequence[Event]) -> str:
-    """What events say: full.ring.block -> RING_BLOCK is full."""
+    """Describe events: full.ring.block -> RING_BLOCK is full."""
     said: dict[str, list[str]] = {}
     for e in events:
         state, _, what = e.name.partition(".")
@@ -310,7 +312,7 @@ def tell(events: Sequence[Event]) -> str:
 
 
 def handed(lines: list[str]) -> list[str]:
-    """A record, and the wait of another queue for it right behind, are one line."""
+    """Join a record and another queue's wait for it on the next line into one call."""
     out: list[str] = []
     for text in lines:
         both = f"{out[-1] if out else ''}\n{text}"
@@ -327,8 +329,8 @@ Rolled = dict[str, tuple[roll.Node, ...]]
 
 
 def _parts(rolled: Rolled, shared: bool) -> Rolled:
-    """Functions of nodes. shared: a micro-batch's forward, an evaluation's too, is one of its
-    own."""
+    """Return the nodes of each function. shared: micro_batch and eval share their common beginning
+    as the function `forward`."""
     micro_batch, other = rolled["micro_batch"], rolled["eval"]
     pairs = zip(micro_batch, other, strict=False)
     same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
@@ -348,10 +350,11 @@ def _lines(nodes: Sequence[roll.Node]) -> Iterator[roll.Line]:
 
 
 def _awaited(steps: Sequence[Step]) -> list[Step]:
-    """Steps less the records that their queue makes anew before any queue waits for them. A loop
-    keeps these: its last turn's record is the one that is waited for."""
+    """Return the steps without records that their queue repeats before any queue waits for them. In
+    a loop these stay: the record of its last round is waited for."""
     out: list[Step] = []
-    anew: dict[Event, str] = {}  # comes next: a record, by this queue
+    # events whose next use is a record, with the queue that records
+    anew: dict[Event, str] = {}
     for s in reversed(steps):
         recs = tuple(e for e in s.recs if anew.get(e) != s.queue)
         anew |= dict.fromkeys(s.recs, s.queue)
@@ -368,7 +371,7 @@ def _flat(steps: Sequence[Step]) -> tuple[roll.Node, ...]:
 
 
 def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
-    """Functions of steps, and their verbs."""
+    """Return the functions of sections, and the verbs that they call."""
     steps = Steps(p, sizes)
     issued = {
         s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections
@@ -408,7 +411,7 @@ def _verbs(steps: Steps) -> list[list[str]]:
 
 
 def _once(verbs: Verbs, parts: Rolled) -> frozenset[Kind]:
-    """Kinds of single steps that would be called in one place."""
+    """Return kinds of single steps that would be called from one place only."""
     called = Counter(
         x.step.op for nodes in parts.values() for x in _lines(nodes)
     )
@@ -425,8 +428,9 @@ def _rolled(verbs: Verbs, shared: bool) -> Rolled:
 
 
 def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
-    """Of a step: a micro-batch's tokens come before all else of it, which does not depend on the
-    micro-batch; or those of all micro-batches that go through the units together."""
+    """Return the lines of a training step's micro-batches. The tokens of a micro-batch are taken
+    before the rest of it, which does not depend on the micro-batch's number. With
+    `train.accumulate: layers` those of all micro-batches are taken first."""
     steps = Steps(p, sizes)
     batches = [s for s in p.section("micro_batch").steps if s.op == "batch"]
     lines = steps.lines(roll.roll(batches))

@@ -1,7 +1,7 @@
-"""svg.py -- parts that pictures (SVG) share: text cut to its room, legends, round numbers on axes.
+"""svg.py -- shared parts of pictures (SVG): text cut to its room, legends, round numbers on axes.
 
-Nobody here knows the reader's fonts, so the width of a text is an estimate: that of DejaVu Sans,
-which is wider than most.
+The reader's fonts are unknown, so the width of a text is an estimate: that of DejaVu Sans, which is
+wider than most.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ WIDE = set("mwMW@%…&+=<>")
 
 
 def clean(text: str) -> str:
-    """Names come from files of others: no letter that XML may not hold, and one line."""
+    """Replace characters that XML may not hold or that break the line; names may come from any
+    file."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -37,12 +38,12 @@ def _em(letter: str) -> float:
 
 
 def width(text: str, size: float) -> float:
-    """Estimates the width of a text, in pixels."""
+    """Estimate the width of a text, in pixels."""
     return size * sum(map(_em, text))
 
 
 def fitted(text: str, size: float, room: float) -> str:
-    """A text that is too wide loses its middle: runs often differ at the end of their names."""
+    """Shorten a text that is too wide by its middle: names of runs often differ at their ends."""
     text = clean(text)
     kept = len(text)
     short = text
@@ -60,7 +61,7 @@ def text(x: float, y: float, told: str, size: int = 12, more: str = "") -> str:
 
 
 def opened(wide: float, high: float, title: str) -> list[str]:
-    """The first lines of a picture; it is white on pages of any colour."""
+    """Return the first lines of a picture, with a white background for pages of any colour."""
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" '
         f'font-family="DejaVu Sans, Verdana, sans-serif" fill="{INK}">',
@@ -70,7 +71,7 @@ def opened(wide: float, high: float, title: str) -> list[str]:
 
 
 def flow(widths: Sequence[float], room: float) -> Iterator[tuple[float, int]]:
-    """Where entries of a legend go: x from the left, and the row."""
+    """Yield the place of each entry of a legend: x from the left, and the row."""
     x, row = 0.0, 0
     for wide in widths:
         if x and x + wide > room:
@@ -87,7 +88,7 @@ def _exponent(x: float) -> int:
 
 
 def apart(span: float, most: int) -> float:
-    """The least of 1, 2 and 5 times a power of ten that divides a span into at most so many
+    """Return the smallest of 1, 2 and 5 times a power of ten that cuts a span into at most `most`
     parts."""
     ten = 10.0 ** _exponent(span / most)
     return next(
@@ -96,13 +97,13 @@ def apart(span: float, most: int) -> float:
 
 
 def ticks(low: float, high: float, step: float) -> list[float]:
-    """The multiples of a step between two numbers."""
+    """Return the multiples of a step between two numbers."""
     first, last = math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6)
     return [n * step for n in range(first, last + 1)]
 
 
 def labels(found: Sequence[float], step: float) -> list[str]:
-    """Of the ticks of an axis: as many digits as tell one from the next."""
+    """Return the labels of an axis's ticks, with just enough digits to tell neighbours apart."""
     fine, size = _exponent(step), max(map(abs, found), default=0.0)
     if fine >= -9 and 1e-3 <= size < 1e6:
         return [f"{x:.{max(0, -fine)}f}" for x in found]

@@ -1,4 +1,5 @@
-"""tables.py -- a Plan's records as rows of C: tables of train.c, and the words they are made of.
+"""tables.py -- prints a Plan's records as rows of train.c's tables, and has the words that the
+tables need.
 
 A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields in order or by name.
 """
@@ -19,12 +20,12 @@ from ..plan.size import Size
 from .letters import NAMED, Letters
 from .words import in_c, lower, number, upper, word
 
-# By whose name the runtime knows an arena.
+# The runtime's name of each arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
-VARS = "ijk"  # of nested loops: roll.DEPTH of them
+VARS = "ijk"  # variables of nested loops, roll.DEPTH of them
 COLUMNS = 100
-# What a function does, by the first word of its name, and which part of a step it is for a
-# profile; else of the optimizer's.
+# For each first word of a function's name, its description, and the part of a step that a profile
+# counts it to; '' is the optimizer's.
 DOES = {
     "fwd": ("forward of {0}", "forward"),
     "bwd": ("backward of {0}", "backward"),
@@ -52,15 +53,16 @@ DOES = {
 
 
 def real(x: float, end: str = "") -> str:
-    """A number with a point, exact, and beside it as people write it; end: f for a float."""
+    """Return a number with a point, exact: in decimal if that is exact, else in hexadecimal with a
+    rounded form as a comment. end: f for a float."""
     if Decimal(x) == Decimal(repr(x)):
         return repr(x) + end
     return f"{x.hex()}{end} /* {x:.6g} */"
 
 
 def wrap(text: str, indent: int) -> list[str]:
-    """A statement over lines of at most COLUMNS, later ones indented by four more: cut behind a
-    comma, of those that would do the last one that is in the fewest braces."""
+    """Break a statement into lines of at most COLUMNS, later ones indented by four more. It is cut
+    after the last comma that fits and lies in the fewest braces."""
     out, pad = [], " " * indent
     while len(pad + text) > COLUMNS:
         room = COLUMNS - len(pad)
@@ -75,7 +77,7 @@ def wrap(text: str, indent: int) -> list[str]:
 
 
 def _commas(text: str) -> list[tuple[int, int]]:
-    """Where a text may be cut, and in how many braces that is."""
+    """Return the places where a text may be cut, each with the number of braces around it."""
     out, depth = [], 0
     for n, letter in enumerate(text[:-1]):
         depth += (letter in "({") - (letter in ")}")
@@ -85,7 +87,7 @@ def _commas(text: str) -> list[tuple[int, int]]:
 
 
 def comment(text: str) -> list[str]:
-    """A comment over lines of at most COLUMNS."""
+    """Break a comment into lines of at most COLUMNS."""
     first, *rest = textwrap.wrap(text, COLUMNS - 6)
     lines = [f"/* {first}", *(f" * {line}" for line in rest)]
     lines[-1] += " */"
@@ -100,19 +102,19 @@ def launch_name(name: str) -> str:
 
 
 def row(values: Iterable[object]) -> str:
-    """An initialiser, all of it."""
+    """Return an initialiser with all its values."""
     return f"{{{', '.join(map(str, values))}}}"
 
 
 def braces(values: Sequence[int]) -> str:
-    """An initialiser, without the zeros that C fills in at its end."""
+    """Return an initialiser without trailing zeros, which C fills in."""
     last = max((n for n, v in enumerate(values) if v), default=0)
     return f"{{{', '.join(map(str, values[: last + 1]))}}}"
 
 
 def groups(p: Plan) -> list[str]:
-    """Tables of groups; where there are several, of their axes, and of the queues of their
-    collectives."""
+    """Return the table of groups. With several groups the tables of their axes and of the queues of
+    their collectives follow."""
     rows = row(f'{{"{g.name}", {g.ranks}}}' for g in p.groups)
     table = wrap(f"static const zr_group groups[] = {rows};", 0)
     if not p.axes:
@@ -134,7 +136,8 @@ def groups(p: Plan) -> list[str]:
 
 
 def _axes(p: Plan) -> list[str]:
-    """zr_axis rows of each group, the axis along which places count slowest first."""
+    """Return the zr_axis rows of each group, starting with the axis along which places count
+    slowest."""
     out = []
     known = {a.name: a for a in p.axes}
     for g in p.groups:
@@ -144,7 +147,7 @@ def _axes(p: Plan) -> list[str]:
 
 
 def _meets(p: Plan) -> list[str]:
-    """Of each group that has collectives their queues, a bit each."""
+    """Return, for each group with collectives, the bits of their queues."""
     found = {
         g.name: [
             f"1 << ZR_{upper(queue)}"
@@ -161,18 +164,19 @@ def _meets(p: Plan) -> list[str]:
 
 
 def place(group: str) -> str:
-    """This rank's number in a group."""
+    """Return this rank's place in a group, as C."""
     return "RANK" if group == plan.ALL else f"PLACE({upper(group)})"
 
 
 def owners(p: Plan) -> str:
-    """The group in whose order ranks own shards; '': that of all, in order of rank."""
+    """Return the group in whose order ranks own shards; '' for all ranks in order of rank."""
     (found,) = {f.owners for f in p.flats}
     return "" if found == plan.ALL else upper(found)
 
 
 def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
-    """Elements of an instance that a rank has, where the ranks of a group share it."""
+    """Return the elements of an instance that a rank has if a group shares it, with the constant's
+    name."""
     names = tuple(a.name for a in p.axes)
     return {
         f.shard
@@ -183,7 +187,7 @@ def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
     }
 
 
-# What a class holds, by the first word of its name.
+# Content of a class, by the first word of its name.
 HOLDS = {
     "intra": "sums of a host's ranks",
     "inter": "what came from other hosts",
@@ -234,7 +238,8 @@ ARENA = {
 
 
 def classes(p: Plan) -> list[str]:
-    """Macros of classes: where a slot of one lies; how many there are, and what they hold."""
+    """Return the macros of classes: the place of a slot, with the number of slots and their content
+    as a comment."""
     heads = [f"#define {upper(c.name)}(i)" for c in p.classes]
     slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
     first = max(map(len, heads))
@@ -253,8 +258,8 @@ def classes(p: Plan) -> list[str]:
 
 
 def columns(p: Plan, letters: Letters) -> list[str]:
-    """zk_launch tables: a row for each target, in the order of the head; none, where nothing is to
-    be said of any."""
+    """Return the zk_launch tables, with a row per target in the order of the head. A launch without
+    settings has no rows."""
     runs: dict[str, list[str]] = {}
     for r in p.runs:
         at = [p.head.targets.index(t) for t in r.targets]
@@ -283,7 +288,7 @@ def _shape(
     letters: Letters,
     rounds: int,
 ) -> str:
-    """A launch's shape, as a comment. rounds: of its calls."""
+    """Return a launch's shape as a comment. rounds: of its calls."""
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
@@ -296,7 +301,7 @@ def _shape(
 
 
 def _run(r: plan.Run) -> str:
-    """A zk_launch, of the fields that are not 0; '' where all are."""
+    """Return a zk_launch with the fields that are not 0; '' if all are."""
     said = []
     if any(r.tile):
         said.append(f".tile = {braces(r.tile)}")
@@ -309,7 +314,7 @@ def _run(r: plan.Run) -> str:
 
 
 def _ranges(p: Plan, at: list[int]) -> list[str]:
-    """Designators of rows that are alike: one, where they follow each other."""
+    """Return designators of equal rows: a single range if the rows are consecutive."""
     names = [upper(p.head.targets[n]) for n in at]
     together = at == [*range(at[0], at[-1] + 1)]
     if len(at) > 1 and together:
@@ -318,8 +323,9 @@ def _ranges(p: Plan, at: list[int]) -> list[str]:
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
-    """zk_span rows, two lines each: where a tensor lies, and what it is to the optimizer. The
-    instances of a flat lie one after the other, ranks * shard elements apart."""
+    """Return zk_span rows, two lines each: a tensor's location, then its initial values and
+    optimizer factors. The instances of a flat follow each other at distances of ranks * shard
+    elements."""
     whole = flat.shard * p.head.ranks
     out = []
     for t in p.tensors:
@@ -341,7 +347,7 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
 
 
 def files(p: Plan) -> list[str]:
-    """zr_tensor rows: a row for each name in the weights' file."""
+    """Return zr_tensor rows, one for each name in the weights' file."""
     out = []
     numbers = {f.name: n for n, f in enumerate(p.flats)}
     for t in p.tensors:
@@ -369,8 +375,8 @@ def files(p: Plan) -> list[str]:
 
 
 def states(p: Plan) -> list[str]:
-    """zr_state rows: of each flat what is kept of it, and what every rank has a copy of; last the
-    numbers that a step takes over from the last one, of which every rank has the same."""
+    """Return zr_state rows: the stored states of each flat, the copies that several ranks have, and
+    last the numbers that a step takes over from the one before, equal on all ranks."""
     rows = [
         _state(p, number, s)
         for number, f in enumerate(p.flats)
@@ -413,8 +419,8 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
 
 
 def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
-    """What the runtime is told of the file arena, where there is one: a tile of masters comes to
-    the largest class for them, elements of whichever width."""
+    """Return the fields of zr_program for the file arena, if there is one. Masters are loaded tile
+    by tile into the largest class for them, counted in elements of the widest type."""
     if not p.files:
         return []
     file = p.files[0]
@@ -433,9 +439,8 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
     widths = {ops.BYTES[s.dtype] for s in there} or {4}
     at = f"{upper(tile.name)}(0)" if tile else "0"
     elements = tile.stride // max(widths) if tile else 0
-    elements -= (
-        elements % 2048 if len(widths) > 1 else 0
-    )  # whole pages of two bytes each
+    # whole pages of 2-byte elements
+    elements -= elements % 2048 if len(widths) > 1 else 0
     return [
         f'.folder = "{file.path}",',
         f".filed = {number(p.filed)}, .block = {file.block}, .depth = {file.depth},",
@@ -445,7 +450,8 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
 
 
 def inbox(p: Plan) -> list[str]:
-    """What the runtime is told of the slots that pieces of leaves come to, where any do."""
+    """Return the fields of zr_program for the slots that receive pieces of gradients, if there are
+    any."""
     found = [c for c in p.classes if c.name == "inbox"]
     return [
         f".inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = {c.slots},"
@@ -454,8 +460,8 @@ def inbox(p: Plan) -> list[str]:
 
 
 def turns(p: Plan, name: str) -> tuple[int, int]:
-    """How many units of a micro-batch a function is for, one after the other, and from the last to
-    the first where that is negative; 0: one, or in another order. And how often for each."""
+    """Return for how many consecutive units of a micro-batch a function is called, negative if from
+    last to first, and how often for each. The count is 0 for a single unit or any other order."""
     steps = p.section("micro_batch").steps
     called = [x.unit for x in steps if x.op == name]
     times = called.count(called[0]) if called else 1
@@ -471,8 +477,8 @@ def turns(p: Plan, name: str) -> tuple[int, int]:
 
 
 def functions(p: Plan) -> list[str]:
-    """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
-    part they are, of how many units, flops of a call."""
+    """Return zr_function rows of main's functions outside the optimizer's part: their part, number
+    of units, and flops of a call."""
     main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
     out = []
     for f in p.fns:
@@ -487,13 +493,13 @@ def functions(p: Plan) -> list[str]:
 
 
 def _mean(flops: int | Layers) -> float:
-    """Of a call."""
+    """Return the mean flops of a call."""
     each = flops.values if isinstance(flops, Layers) else (flops,)
     return sum(each) / len(each)
 
 
 def slots(p: Plan) -> list[str]:
-    """Rows of slots: classes of what dies."""
+    """Return a row for each class whose slots die at a last use."""
     return [
         f"{{{name}(0), SIZE({name}), {c.slots}}},"
         for c in p.passing
@@ -502,7 +508,7 @@ def slots(p: Plan) -> list[str]:
 
 
 def recipe(p: Plan) -> list[str]:
-    """zk_recipe's fields."""
+    """Return the fields of zk_recipe."""
     r, h = p.recipe, p.head
     out = [*_phases("rate", r.rate), *_phases("momentum", r.momentum)]
     fields = {
@@ -528,7 +534,7 @@ def recipe(p: Plan) -> list[str]:
 
 
 def _phases(name: str, phases: Sequence[plan.Phase]) -> list[str]:
-    """A schedule: a line for each of its pieces."""
+    """Return a schedule, a line for each of its phases."""
     rows = [line[4:] for x in phases for line in wrap(f"{_phase(x)},", 8)]
     return [f".{name} = {{", *rows, "},"]
 

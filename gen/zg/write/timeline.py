@@ -1,8 +1,8 @@
-"""timeline.py -- a picture of a training step: the queues of a rank as rows, its commands as bars.
+"""timeline.py -- draws a training step: the queues of a rank as rows, its commands as bars.
 
-Commands are played in order of issue: each begins when its queue is free and all that it waits for
-is done. How long it takes is an estimate by data sheets (facts/peaks.py), on the first target.
-Micro-batches after the second are like it, and are left out.
+Commands are played in order of issue. Each begins when its queue is free and all events that it
+waits for are recorded. Its duration is an estimate by data sheets (facts/peaks.py) on the first
+target. Micro-batches after the second look like it and are left out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..plan.operand import of_layer, whole
 from ..plan.plan import Call, Event, Plan, Step
 from . import cost, svg
 
-DRAWN = 2  # micro-batches, at most
+DRAWN = 2  # drawn micro-batches at most
 
 # ---- how long
 
 
 def _moved(p: Plan, step: Step, call: Call) -> int:
-    """Bytes that a call reads and writes."""
+    """Return the bytes that a call reads and writes."""
     row = kernel(call.kernel)
     given = {i.name: i.value for i in step.ints}
     operands = list(zip(row.formals, call.args, strict=True))
@@ -40,11 +40,12 @@ def _moved(p: Plan, step: Step, call: Call) -> int:
             "real": ops.BYTES[p.head.real],
             "moments": ops.BYTES[p.recipe.moments],
         }.get(f.type)
-        if width is None and f.type in numbers:  # f32 where that is not 0
+        if width is None and f.type in numbers:  # f32 if the number is not 0
             width = 4 if numbers[f.type] else ops.BYTES[p.head.real]
         if width is None or f.elems == "" and "n" not in numbers:
             continue  # a table, or the step's constants
-        rows = "B*T" if f.elems.startswith("*") else ""  # one for each token
+        # one row for each token
+        rows = "B*T" if f.elems.startswith("*") else ""
         elems = value(rows + f.elems if f.elems else "n", known)
         times = (
             2
@@ -58,7 +59,7 @@ def _moved(p: Plan, step: Step, call: Call) -> int:
 
 
 def _work(p: Plan, step: Step, peaks: Peaks) -> float:
-    """Seconds of a function's calls."""
+    """Return the seconds of a function's calls."""
     width, total = ops.BYTES[p.head.real], 0.0
     for c in next(f for f in p.fns if f.name == step.op).calls:
         moved = _moved(p, step, c)
@@ -72,7 +73,7 @@ def _work(p: Plan, step: Step, peaks: Peaks) -> float:
 
 
 def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
-    """That a command takes."""
+    """Return the seconds that a command takes."""
     took = 0.0
     if step.op in COLLECTIVES:
         w = cost.wire_of(p, step)
@@ -97,8 +98,8 @@ def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
 
 @dataclass(frozen=True)
 class Bar:
-    """A command of a section's turn: when it runs, in seconds, and the bar whose end it waits for
-    longest, where that is later than its queue is free. far: ranks of several hosts meet in it."""
+    """A command in one turn of a section, with its start and end in seconds. cause: the bar whose
+    end it waits for after its queue is free, if any. far: ranks of several hosts meet in it."""
 
     section: str
     turn: int
@@ -110,8 +111,8 @@ class Bar:
 
 
 def played(p: Plan) -> list[Bar]:
-    """The commands of a training step in order of issue. A GPU plays a section as a graph, one
-    after the other, unless the optimizer lies on the host."""
+    """Return the commands of a training step in order of issue. A GPU plays a section as a graph,
+    one after the other, unless the optimizer lies on the host."""
     target = p.head.targets[0]
     graphs = target != "cpu" and not p.offload
     free = dict.fromkeys(QUEUES, 0.0)
@@ -179,7 +180,7 @@ COLOURS = {
     COPY: "#6dc8ec",
     OTHER: "#9aa0a6",
 }
-# By the first word of a command's name: what it is a part of, and a word of its own.
+# For each first word of a command's name: its part of the step, and its own name.
 WORDS = {
     "fwd": (FORWARD, "forward"),
     "train": (HEAD, "forward and backward"),
@@ -203,7 +204,7 @@ WORDS = {
     "recount": (OTHER, "count of gradients that are summed"),
     "done": (OTHER, "all ranks have read the gradients"),
 }
-PALE = {NORM, COPY}  # have dark labels
+PALE = {NORM, COPY}  # parts with dark labels
 ROWS = {
     "main": "compute",
     "gather": "all-gather",
@@ -214,7 +215,7 @@ ROWS = {
 
 
 def words(bar: Bar) -> tuple[str, str]:
-    """What a command is a part of, and its name."""
+    """Return the part of the step that a command belongs to, and its name."""
     step = bar.step
     first = step.op.partition(".")[0]
     part, name = WORDS.get(first, (OTHER, step.op))
@@ -230,13 +231,13 @@ def _row(q: Queue) -> str:
 # ---- drawn
 
 LEFT, WIDTH, RIGHT, EDGE = 160, 740, 30, 10  # pixels
-HEIGHT, GAP, LEVEL = 34, 10, 15  # of a row, below it; of a name above all rows
-LABEL, NAME = 11, 12  # sizes of letters
-APART = 5  # pixels, of lines between two rows
+HEIGHT, GAP, LEVEL = 34, 10, 15  # of a row; below it; of a name above all rows
+LABEL, NAME = 11, 12  # font sizes
+APART = 5  # pixels between lines that join the same two rows
 
 
 def _time(t: float) -> str:
-    """Seconds, as people say it."""
+    """Return seconds as people write them."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if t >= scale:
             return f"{t / scale:.4g} {unit}"
@@ -244,7 +245,7 @@ def _time(t: float) -> str:
 
 
 def _label(bar: Bar, room: float, many: set[str]) -> str:
-    """As much of a command's name as its bar holds; many: kinds of more than one unit."""
+    """Return as much of a command's name as its bar holds. many: kinds of more than one unit."""
     part, name = words(bar)
     unit = bar.step.unit
     kind, _, number = unit.rstrip("]").partition("[")
@@ -294,7 +295,8 @@ def _bars(
 def _causes(
     bars: Sequence[Bar], at: dict[str, int], scale: float
 ) -> Iterator[str]:
-    """A line from what a command has waited for to its begin, where none is close."""
+    """Yield a line from the command that was waited for to the start of the waiting one, unless
+    another such line is close."""
     last: dict[tuple[str, str], float] = {}
     for b in bars:
         if b.cause is None:
@@ -315,7 +317,8 @@ def _causes(
 
 @dataclass(frozen=True)
 class Name:
-    """Of a part of the step, beside a line at where it begins; level: how many lie below it."""
+    """Name of a part of the step, beside a line at its start. level: how many names lie below
+    it."""
 
     text: str
     begin: float
@@ -324,13 +327,15 @@ class Name:
 
 
 def _parts(bars: Sequence[Bar], scale: float) -> list[Name]:
-    """Where each micro-batch and the optimizer's step begin on the queue main."""
+    """Return the names at the start of each micro-batch and of the optimizer's step on queue
+    main."""
     first: dict[tuple[str, int], float] = {}
     for b in bars:
         if b.step.queue == "main":
             first.setdefault((b.section, b.turn), b.begin)
     names: list[Name] = []
-    begins: list[float] = []  # of what is on a level, from the right
+    # left end of the names on each level; names come from the right
+    begins: list[float] = []
     for (section, turn), begin in reversed(first.items()):
         told = {
             "micro_batch": f"micro-batch {turn + 1}",
@@ -349,7 +354,7 @@ def _parts(bars: Sequence[Bar], scale: float) -> list[Name]:
 
 
 def _named(names: Sequence[Name], top: float) -> Iterator[str]:
-    """Lines, and names over them with an edge of white."""
+    """Yield lines, and names over them with a white outline."""
     for name in names:
         y = top - name.level * LEVEL
         yield f'<path d="M{name.begin:.3f} {y - 16:.3f}V{top}" stroke="{svg.INK}"/>'
@@ -360,7 +365,7 @@ def _named(names: Sequence[Name], top: float) -> Iterator[str]:
 
 
 def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
-    """The lines, and how many rows they take."""
+    """Return the lines of the legend, and its number of rows."""
     used = {words(b)[0] for b in bars}
     parts = [part for part in COLOURS if part in used]
     wide = [32 + svg.width(part, NAME) for part in parts]
@@ -376,7 +381,7 @@ def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
 
 
 def _titles(p: Plan) -> tuple[str, str, str]:
-    """What is drawn, and how."""
+    """Return the titles: the spec, the recipe, and a note on the times."""
     h, repeat = p.head, p.section("micro_batch").repeat
     drawn = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
     many = "es" * (h.micro_batches > 1)
@@ -394,7 +399,7 @@ def _titles(p: Plan) -> tuple[str, str, str]:
 def _rows(
     bars: Sequence[Bar], used: Sequence[Queue], at: dict[str, int], end: float
 ) -> Iterator[str]:
-    """A row for each queue, with its name."""
+    """Yield a row for each queue, with its name."""
     for q in used:
         own = (b.end - b.begin for b in bars if b.step.queue == q.name)
         y = at[q.name]
@@ -410,7 +415,7 @@ def _rows(
 
 
 def _axis(end: float, top: float, bottom: float) -> Iterator[str]:
-    """Round times below all rows, at most ten parts of the step."""
+    """Yield the axis: round times below all rows, at most ten parts of the step."""
     scale = WIDTH / end
     for t in svg.ticks(0, end, svg.apart(end, 10)):
         x = LEFT + t * scale
@@ -420,7 +425,7 @@ def _axis(end: float, top: float, bottom: float) -> Iterator[str]:
 
 
 def text(p: Plan) -> str:
-    """The picture, as SVG."""
+    """Return the picture as SVG."""
     bars = played(p)
     end = max(b.end for b in bars)
     scale = WIDTH / end

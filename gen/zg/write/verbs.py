@@ -1,9 +1,11 @@
-"""verbs.py -- hops as functions: gather_block(z, l, slot), with its waits and its records inside.
+"""verbs.py -- turns hops into functions such as gather_block(z, l, slot), with their waits and
+records inside.
 
-A hop is a step, or several of one unit that always follow each other on queues beside main. Hops
-that are alike but for numbers are calls of one verb: what is the same for all of them stands in its
-body, what grows with the unit's number l is said with that, and the rest are its parameters. Where
-some do not wait for what most of them do, the verb is two: NAME_now does not wait.
+A hop is a step, or several of one unit that always follow each other on queues other than main.
+Hops that differ only in numbers are calls of one verb. Numbers that are equal in all of them are
+constants of its body, numbers that grow with the unit's number l are computed from l, and the rest
+are parameters. If some of the hops lack the waits of the others, there are two verbs: NAME_now does
+not wait.
 """
 
 from __future__ import annotations
@@ -27,16 +29,17 @@ from ..plan.size import Size, width_of
 from .sizes import Sizes, What, held
 from .words import lower
 
-Shape = int  # the number of all of a step but numbers, last uses, waits and records
-Marks = tuple[
-    bool, ...
-]  # whether each place of a hop is there for the last time
-Kind = tuple[tuple[Shape, ...], Marks]  # of a hop
+# Number of a step's shape: all of it except numbers, last uses, waits and records.
+Shape = int
+# For each place of a hop, whether it is a last use.
+Marks = tuple[bool, ...]
+Kind = tuple[tuple[Shape, ...], Marks]  # shape and marks of a hop
 Hop = tuple[Step, ...]
 Section = Sequence[Step]
-BY = "l"  # what a verb calls the unit's number
-SLOT = "slot"  # the first parameter that is a slot's number, or one of several classes
-LINE = 3  # so many points show a line
+BY = "l"  # a verb's parameter for the unit's number
+# The first parameter that indexes a slot, or one that indexes several classes.
+SLOT = "slot"
+LINE = 3  # the fewest points that show a line
 
 
 def names(events: Iterable[Event]) -> Names:
@@ -48,7 +51,7 @@ def marks(hop: Hop) -> Marks:
 
 
 class _Follows:
-    """What always follows what."""
+    """Records which steps always follow each other."""
 
     def __init__(
         self, sections: Iterable[Section], shape: Callable[[Step], Shape]
@@ -63,7 +66,7 @@ class _Follows:
                 self.add([*run])
 
     def add(self, run: Section) -> None:
-        """Steps of one unit that follow each other."""
+        """Add consecutive steps of one unit."""
         kinds = [None, *map(self.shape, run), None]
         for s, before, after in zip(run, kinds, kinds[2:], strict=False):
             kind = self.shape(s)
@@ -73,7 +76,7 @@ class _Follows:
             self.recs[kind].add(names(s.recs))
 
     def one(self, a: Step, b: Step) -> bool:
-        """Whether b belongs to the hop of a."""
+        """Return whether b belongs to the hop of a."""
         first, second = self.shape(a), self.shape(b)
         return (
             "main" not in (a.queue, b.queue)
@@ -86,14 +89,15 @@ class _Follows:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a hop: base, and by so much for each l, or times a parameter."""
+    """A number of a hop: base + by * l, or base + by * a parameter. of: l or the parameter's
+    name."""
 
     base: int
     by: int = 0
     of: str = ""
 
     def over(self, each: int) -> Number:
-        """A number of bytes as elements of so many."""
+        """Return a number of bytes as a number of elements of `each` bytes."""
         return replace(
             self, base=over(self.base, each), by=over(self.by, each)
         )
@@ -101,8 +105,12 @@ class Number:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a verb. at: which number of the hop it is; what: of what; each: so many times it; uses:
-    what the hop's numbers are that it says."""
+    """A parameter of a verb.
+
+    at: index of the number of the hop that it is taken from; what: the meaning of that number;
+    each: factor from the parameter to the hop's number; uses: meanings of all numbers computed from
+    it.
+    """
 
     name: str
     at: int
@@ -113,15 +121,18 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Verb:
-    """A function of steps. steps: of one hop, with the waits and the records of all; values: of
-    each of their numbers, step by step; core: the verb that it calls behind its waits; last: what
-    it uses for the last time where others that do the same do not."""
+    """A function of steps.
+
+    steps: those of one hop, with the waits and records that all hops share; values: their numbers,
+    step by step; core: the verb that it calls after its waits; last: classes that it uses for the
+    last time, unlike otherwise equal verbs.
+    """
 
     name: str
     steps: Hop
     values: tuple[tuple[Number, ...], ...]
     parameters: tuple[Parameter, ...]
-    grows: bool  # with l
+    grows: bool  # whether numbers grow with l
     core: str = ""
     last: Names = ()
 
@@ -131,8 +142,8 @@ class Verb:
 
 
 class _Numbers:
-    """What the numbers of alike hops have in common. Parameters count elements, not bytes. core:
-    what more hops have in common, that these call behind their waits."""
+    """Common structure of the numbers of alike hops. Parameters count elements, not bytes. core:
+    the verb that these hops call after their waits."""
 
     def __init__(
         self, alike: Sequence[Hop], sizes: Sizes, core: Verb | None
@@ -158,7 +169,7 @@ class _Numbers:
             self.parameters.append(replace(x, name=name, what=what))
 
     def told(self, core: Verb) -> list[Number | None]:
-        """Numbers by those of the core, which has none of the first step's waits."""
+        """Express these numbers through those of the core, which lacks the first step's waits."""
         first, *others = core.values
         row: Parts[Number | None] = parts(core.steps[0], [*first])
         waits = (None,) * len(self.hop[0].waits)
@@ -173,7 +184,7 @@ class _Numbers:
         return self.grown(column, what) or self.given(n, what)
 
     def grown(self, column: Sequence[int], what: What) -> Number | None:
-        """A number that grows with l."""
+        """Return a number that grows with l, or None."""
         l = self.columns[0]
         if what == What(BY):
             return Number(0, 1, BY)
@@ -188,7 +199,7 @@ class _Numbers:
         return Number(base, by, BY) if steady else None
 
     def given(self, n: int, what: What) -> Number:
-        """A number by a parameter, which may be there already."""
+        """Express a number through a parameter, an existing one if possible."""
         column, each = self.columns[n], max(what.width, 1)
         for i, x in enumerate(self.found):
             of = [over(v, x.each) for v in self.columns[x.at]]
@@ -205,7 +216,8 @@ class _Numbers:
         return Number(0, each, name)
 
     def names(self) -> dict[str, str]:
-        """Of parameters, by those that they have until all their uses are found."""
+        """Return the final name of each parameter, by its preliminary one. It depends on all uses,
+        which are known only at the end."""
         out: dict[str, str] = {}
         first = next((x for x in self.found if x.what.cls), None)
         for x in self.found:
@@ -215,7 +227,7 @@ class _Numbers:
 
     @property
     def ordered(self) -> tuple[Parameter, ...]:
-        """Slots, where a piece begins, other numbers."""
+        """Return the parameters in order: slots, offsets, other numbers."""
 
         def key(x: Parameter) -> tuple[bool, bool, int]:
             return not x.what.cls, not x.name.startswith("at"), x.at
@@ -229,24 +241,24 @@ class _Numbers:
 
     @property
     def split(self) -> tuple[tuple[Number, ...], ...]:
-        """The values, step by step."""
+        """Return the values, step by step."""
         left = iter(self.values)
         return tuple(tuple(next(left) for _ in numbers(s)) for s in self.hop)
 
 
 def free(name: str, taken: Collection[str], between: str = "") -> str:
-    """A name that is not taken: it, or with a number."""
+    """Return a name that is not taken: the name itself, or with a number."""
     tries = chain([name], (f"{name}{between}{n}" for n in count(2)))
     return next(x for x in tries if x not in taken)
 
 
 def row_of(hop: Hop) -> list[int]:
-    """All numbers of a hop."""
+    """Return all numbers of a hop."""
     return [n for s in hop for n in numbers(s)]
 
 
 def alike_(a: What, b: What) -> bool:
-    """Whether one parameter may say both."""
+    """Return whether one parameter may stand for both numbers."""
     return (
         bool(a.cls) == bool(b.cls)
         and bool(a.width) == bool(b.width)
@@ -255,7 +267,8 @@ def alike_(a: What, b: What) -> bool:
 
 
 def plain_name(uses: Sequence[What]) -> str:
-    """What a parameter of these uses is called: by what has the slot, where that is one."""
+    """Return the name of a parameter with these uses: the name of its slot's class, if that is a
+    single one."""
     first, classes = uses[0], {held(x.cls) for x in uses}
     if first.cls:
         return first.name if len(classes) == 1 else SLOT
@@ -263,14 +276,14 @@ def plain_name(uses: Sequence[What]) -> str:
 
 
 def over(n: int, each: int) -> int:
-    """A number of bytes as elements of so many."""
+    """Return a number of bytes as a number of elements of `each` bytes."""
     assert not n % each
     return n.over(each) if isinstance(n, Size) else n // each
 
 
 def aside(n: int) -> bool:
-    """Whether a number may lie so far from another that it is said by: not at all, or by what of a
-    shard stays on the device."""
+    """Return whether a parameter plus the constant `n` may express a number: n is 0, or the part of
+    a shard that stays on the device."""
     near = isinstance(n, Size) and {
         u.name.partition(".")[0] for u, _ in n.terms
     }
@@ -278,12 +291,12 @@ def aside(n: int) -> bool:
 
 
 def on(column: Sequence[int], base: int, by: int, of: Sequence[int]) -> bool:
-    """Whether a column is base + by * of."""
+    """Return whether a column is base + by * of."""
     return all(y == base + by * x for x, y in zip(of, column, strict=True))
 
 
 def line(column: Sequence[int], of: Sequence[int]) -> tuple[int, int] | None:
-    """base and by, where a column is base + by * of in more points than two."""
+    """Return base and by if a column is base + by * of in at least LINE points, else None."""
     at = dict(zip(of, column, strict=True))
     if len(at) < LINE:
         return None
@@ -294,14 +307,14 @@ def line(column: Sequence[int], of: Sequence[int]) -> tuple[int, int] | None:
 
 
 def _common(hops_: Sequence[Hop]) -> int:
-    """How many records at the end all have."""
+    """Return how many first records of their last step all hops share."""
     found = zip(*(names(hop[-1].recs) for hop in hops_), strict=False)
     same = takewhile(lambda each: len(set(each)) == 1, found)
     return sum(1 for _ in same)
 
 
 def _waited(hops_: Sequence[Hop]) -> Names:
-    """The last waits that the most hops have, as many as all of these have."""
+    """Return the run of last waits that most hops share; of equally common ones the longest."""
     found: Counter[Names] = Counter()
     for hop in hops_:
         all_ = names(hop[0].waits)
@@ -310,14 +323,14 @@ def _waited(hops_: Sequence[Hop]) -> Names:
 
 
 def _inside(alike: Sequence[Hop]) -> bool:
-    """Whether hops that are alike are worth a verb: of several steps, or with waits or records."""
+    """Return whether alike hops are worth a verb: they have several steps, or waits or records."""
     several = len(alike[0]) > 1 or _common(alike) or _waited(alike)
     return bool(several) and alike[0][0].op != "mark"
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A hop as a call of a verb: what it does, and the waits and records beside it."""
+    """A hop as a call of a verb, with the waits and records that stay outside the verb."""
 
     hop: Hop
     waits: Events
@@ -325,7 +338,7 @@ class _Cut:
 
 
 def _cut(hop: Hop, waits: int, recs: int) -> _Cut:
-    """The verb has so many of the last waits, and of the first records."""
+    """Cut a hop: the verb gets the last `waits` waits and the first `recs` records."""
     given = hop[0].waits
     made = hop[-1].recs
     at = len(given) - waits
@@ -336,7 +349,7 @@ def _cut(hop: Hop, waits: int, recs: int) -> _Cut:
 
 
 def _waits(hop: Hop, last: Names) -> bool:
-    """Whether these are a hop's last waits."""
+    """Return whether these are a hop's last waits."""
     all_ = names(hop[0].waits)
     return all_[len(all_) - len(last) :] == last
 
@@ -347,7 +360,7 @@ class Verbs:
     def __init__(self, sections: Mapping[str, Section], sizes: Sizes) -> None:
         self.sizes = sizes
         self.shapes: dict[object, Shape] = {}
-        self.known: dict[int, Shape] = {}  # by the id of a step
+        self.known: dict[int, Shape] = {}  # by id of the step
         self.hops = _hops(sections, self.shape)
         self.groups = defaultdict[Kind, list[Hop]](list)
         for hop in chain(*self.hops.values()):
@@ -355,7 +368,7 @@ class Verbs:
         self.define(frozenset())
 
     def define(self, but: frozenset[Kind]) -> None:
-        """Makes them. but: those that are none, as they would be called once."""
+        """Make the verbs. but: kinds that get none because they would be called once."""
         self.verbs: dict[str, Verb] = {}
         self.of: dict[str, Kind] = {}
         self.calls: dict[Hop, list[Step]] = {}
@@ -376,7 +389,7 @@ class Verbs:
     # ---- hops
 
     def shape(self, s: Step) -> Shape:
-        """Of a step of a section."""
+        """Return the shape of a section's step."""
         if id(s) not in self.known:
             said = (
                 s.queue,
@@ -396,8 +409,8 @@ class Verbs:
     # ---- names
 
     def plain(self, hop: Hop) -> str:
-        """What a hop is called: by its collective and its flat, else by its function, else by its
-        queue and what it copies."""
+        """Return a hop's plain name: by its collective and flat, else by its function, else by its
+        queue and the class that it copies."""
         first, *_ = hop
         flat = lower(self.sizes.flat(first))
         fn = met = ""
@@ -416,7 +429,7 @@ class Verbs:
         return f"{does}_{of}".rstrip("_")
 
     def copied(self, s: Step, flat: str) -> str:
-        """What a step copies: a state, else what of a flat."""
+        """Return the name of the state that a step copies, else the class and flat."""
         for r in s.refs:
             if r.cls in self.sizes.stores:
                 return lower(r.cls)
@@ -425,8 +438,8 @@ class Verbs:
     def named(
         self, groups: Mapping[Kind, Sequence[Hop]]
     ) -> Iterator[tuple[str, Names]]:
-        """Names of kinds, and what tells those apart that do the same: who uses more for the last
-        time has a name that says so."""
+        """Yield the name of each kind, and the last uses that tell it from a kind with the same
+        steps. A kind with more last uses has them in its name."""
         plain = {kind: self.plain(x[0]) for kind, x in groups.items()}
         taken: set[str] = set()
         for kind, name in plain.items():
@@ -444,7 +457,7 @@ class Verbs:
             yield text, tuple(dict.fromkeys(last))
 
     def more(self, hop: Hop, least: Marks) -> list[str]:
-        """Classes that a hop uses for the last time, beside those of these marks."""
+        """Return the classes that a hop uses for the last time in addition to these marks."""
         refs = [r for s in hop for r in s.refs]
         pairs = zip(refs, least, strict=True)
         return [r.cls for r, other in pairs if r.last and not other]
@@ -452,7 +465,7 @@ class Verbs:
     # ---- verbs
 
     def verb(self, name: str, last: Names, alike: list[Hop]) -> None:
-        """Of hops that are alike: their verb, and how each is called."""
+        """Make the verb of alike hops, and the call of each hop."""
         recs = _common(alike)
         most = _waited(alike)
         own = [h for h in alike if _waits(h, most)]
@@ -488,8 +501,8 @@ class Verbs:
         return self.verbs[name]
 
     def call(self, name: str, cut: _Cut) -> list[Step]:
-        """A hop as a step whose op is the verb: l, then the parameters. What it records beside is
-        recorded where its last step is."""
+        """Return a hop as a step whose op is the verb: l, then the parameters. Records outside the
+        verb go to the queue of the hop's last step."""
         first, last = cut.hop[0], cut.hop[-1]
         row = row_of(cut.hop)
         refs, ints = [], []
@@ -517,7 +530,7 @@ class Verbs:
 def _hops(
     sections: Mapping[str, Section], shape: Callable[[Step], Shape]
 ) -> dict[str, list[Hop]]:
-    """Each section's steps, in hops."""
+    """Return each section's steps, grouped in hops."""
     follows = _Follows(sections.values(), shape)
     out = {}
     for name, steps in sections.items():

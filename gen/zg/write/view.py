@@ -1,4 +1,4 @@
-"""view.py -- a Plan, rolled, as ready strings of C: all that the templates print.
+"""view.py -- turns a rolled Plan into ready strings of C for the templates.
 
 Every choice is made here, in calls.py, steps.py and tables.py; a template only lays lines out.
 """
@@ -38,7 +38,7 @@ from .words import lower, number, upper
 
 
 def sample(p: Plan) -> list[str]:
-    """The draw from the row of logits that is the last thing an evaluation makes."""
+    """Return the lines that sample a token from the last row of logits of an evaluation."""
     fn = next(f for f in p.fns if f.name == "eval.head")
     row = fn.calls[-1].args[0]
     assert isinstance(row, Operand)
@@ -51,14 +51,14 @@ def sample(p: Plan) -> list[str]:
 
 
 def left(p: Plan) -> list[str]:
-    """What the runtime is told of the SMs that GEMMs leave to NCCL."""
+    """Return the fields of zr_program for the SMs that GEMMs leave to NCCL."""
     n, kept = p.head.margin, reserve.kept(p.head)
     share = f".blocks = {reserve.blocks(kept)}, .channels = {reserve.channels(kept)}"
     return [f".margin = {n}, {share},"] if n else []
 
 
 def order(p: Plan) -> list[str]:
-    """What the runtime is told of what it draws: the order of samples, keys of theirs."""
+    """Return the fields of zr_program for random draws: the order of samples, and their keys."""
     drawn = [".shuffle = 1,"] * p.head.shuffle
     drawn += [".keys = KEYS(0),"] * p.head.keyed
     seed = f".seed = {number(p.head.seed)},"
@@ -66,14 +66,15 @@ def order(p: Plan) -> list[str]:
 
 
 def packed(p: Plan) -> list[str]:
-    """What the runtime is told of documents, where they end."""
+    """Return the fields of zr_program for documents, if their ends are known."""
     if p.head.end < 0:
         return []
     return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
 
 
 def used(p: Plan) -> list[str]:
-    """Those that the plan's steps use; a run's hash loads masters from the file."""
+    """Return the queues that the plan's steps use. A run's hash also loads masters from the
+    file."""
     found = {step.queue for s in p.sections for step in s.steps} | {"main"}
     found |= {
         "load"
@@ -85,11 +86,11 @@ def used(p: Plan) -> list[str]:
 
 
 def queue_bits(p: Plan) -> str:
-    """Of the queues that the plan's steps use."""
+    """Return the bits of the queues that are used."""
     return " | ".join(f"1 << {QUEUES[q]}" for q in used(p)) + ","
 
 
-# What ZeRO shards over the ranks, by its stage.
+# The states that ZeRO shards over the ranks, by stage.
 SHARDED = (
     "every rank has all parameters, gradients and optimizer states",
     "optimizer states are sharded over the ranks",
@@ -99,7 +100,7 @@ SHARDED = (
 
 
 def sharded(p: Plan) -> str:
-    """What is sharded over how many ranks."""
+    """Describe which states are sharded, and over how many ranks."""
     words = {"params": "parameters", "sum": "gradients"}
     over: dict[int, list[str]] = {}
     for s in p.stores:
@@ -112,14 +113,14 @@ def sharded(p: Plan) -> str:
 
 
 def rounded(n: int) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """Return bytes in the largest unit that is not above them."""
     units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
     unit = next((u for u, size in units.items() if n >= size), "KiB")
     return f"{n / units[unit]:.2f} {unit}"
 
 
 def memory_of(p: Plan) -> str:
-    """Of a rank, on each target, and in its host's memory and its file."""
+    """Describe a rank's memory on each target, in its host's memory and in its file."""
     arenas = {t: p.arena(t) for t in p.head.targets}
     said = []
     for size in dict.fromkeys(arenas.values()):
@@ -136,7 +137,7 @@ def memory_of(p: Plan) -> str:
 
 
 def head(p: Plan) -> list[str]:
-    """The run in plain words: a comment at the head of the file."""
+    """Return the comment at the head of the file: the run in plain words."""
     h, ranks = (
         p.head,
         "1 rank" if p.head.ranks == 1 else f"{p.head.ranks} ranks",
@@ -162,7 +163,7 @@ def head(p: Plan) -> list[str]:
         "generate it again."
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
-    for word, text in told.items():  # '' says nothing
+    for word, text in told.items():  # nothing is printed for ''
         for line in textwrap.wrap(text, 84):
             lines.append(f" * {word:<11}{line}")
             word = ""
@@ -170,7 +171,7 @@ def head(p: Plan) -> list[str]:
 
 
 def levels(p: Plan) -> str:
-    """Describes the levels over which gradients are summed, in order."""
+    """Describe the levels over which gradients are summed, in order."""
     order = p.head.order
     if order == Order.read("ranks"):
         return "over ranks first, micro-batch by micro-batch"
@@ -184,7 +185,7 @@ def levels(p: Plan) -> str:
 
 
 def _groups(p: Plan) -> dict[str, object]:
-    """What templates write of groups of ranks."""
+    """Return the template fields for groups of ranks."""
     place = "#define PLACE(group) ((int64_t)zr_place(z, group))"
     return {
         "group_names": ", ".join(upper(g.name) for g in p.groups),
@@ -200,7 +201,7 @@ PRODUCTS = (
 
 
 def _stored(p: Plan) -> dict[str, object]:
-    """What templates write of the stored type."""
+    """Return the template fields for the stored type."""
     return {
         "dtype": ops.TYPES[p.head.real],
         "products": [PRODUCTS] * (p.head.real == "bf16"),
@@ -208,7 +209,7 @@ def _stored(p: Plan) -> dict[str, object]:
 
 
 def _products(p: Plan) -> list[str]:
-    """The order of products of bf16, which a run settles unless the spec does."""
+    """Return the field for the order of products of bf16; -1: the run chooses."""
     if p.head.real != "bf16":
         return []
     known = {"pairs": "ZK_PAIRS", "tiles": "ZK_TILES"}
@@ -217,7 +218,7 @@ def _products(p: Plan) -> list[str]:
 
 
 def _grid(p: Plan, cost: dict[str, object]) -> list[str]:
-    """Of a grid of several axes, and of several hosts."""
+    """Return the fields for a grid of several axes and for several hosts."""
     out = [f".owners = {owners(p)}, ZR_TABLE(axes), .meets = meets,"]
     out *= bool(p.axes)
     if p.head.local:
@@ -226,7 +227,7 @@ def _grid(p: Plan, cost: dict[str, object]) -> list[str]:
 
 
 def sums_of(p: Plan) -> str:
-    """The order of accumulation; '' where there is none."""
+    """Describe the order of accumulation; '' with one micro-batch."""
     h = p.head
     if h.micro_batches == 1:
         return ""
@@ -236,7 +237,7 @@ def sums_of(p: Plan) -> str:
 
 
 def again(p: Plan) -> str:
-    """What backward computes of forward; '' where that is nothing."""
+    """Describe which ops backward recomputes; '' if none."""
     found: set[str] = set()
     for fn in p.fns:
         if fn.body == "bwd":
@@ -246,13 +247,13 @@ def again(p: Plan) -> str:
     return f"backward computes again: {said}" if said else ""
 
 
-# What offloading moves, by a state of a flat; all others are the optimizer's.
+# Names of the states that can be offloaded; all others are optimizer states.
 AWAY = {"params": "parameters", "sum": "sums of gradients"}
 WHERE = {"host": "on the host", "file": "in a file"}
 
 
 def away(p: Plan) -> str:
-    """What does not lie on the device; '' where all does."""
+    """Describe the states and activations that are offloaded; '' if none are."""
     lies = {c.name: c.arena for c in p.classes}
     found: dict[str, dict[str, None]] = {at: {} for at in WHERE}
     for s in p.stores:
@@ -269,12 +270,12 @@ def away(p: Plan) -> str:
     return "; ".join(said)
 
 
-# Where a call of one operand takes several.
+# Macro for a call that takes several operands and gets one.
 ONE = "#define ONE(p) ((const void *const[]){p}) /* an array of one */"
 
 
 def escaped(c: str) -> str:
-    """A character in a string of C."""
+    """Return a character as a C string has it."""
     if c in '"\\':
         return f"\\{c}"
     if c.isascii() and c.isprintable():
@@ -283,8 +284,8 @@ def escaped(c: str) -> str:
 
 
 def element(text: str) -> list[str]:
-    """An element of an array of strings, over lines. Several literals stand in parentheses: without
-    them a compiler suspects a comma that was forgotten."""
+    """Return an element of an array of strings, over lines. Several literals stand in parentheses,
+    or a compiler would suspect a missing comma."""
     lines = [""]
     for c in map(escaped, text):
         if len(lines[-1] + c) > 90:
@@ -295,13 +296,14 @@ def element(text: str) -> list[str]:
 
 
 def quoted(text: str) -> list[str]:
-    """A string of C over lines."""
+    """Return a C string over several lines."""
     *lines, last = textwrap.wrap(text, 84)
     return [*(f'"{line} "' for line in lines), f'"{last}",']
 
 
 def said(name: str, value: object) -> list[str]:
-    """A field: a number, a word, or a text, each line of it on one of C's; none where empty."""
+    """Return a field: a number, a word, or a text with one C line for each of its own; none if the
+    text is empty."""
     if not isinstance(value, str):
         return [f".{name} = {value},"]
     if "\n" not in value:
@@ -319,8 +321,8 @@ def view(
     recipe_lines: Sequence[str] = (),
     fields: Sequence[tuple[str, object]] = (),
 ) -> dict[str, object]:
-    """Everything the templates need. recipe_lines: config.recipe's, of the spec; fields: of
-    zr_program, which the plan does not have: hf.config, peft.fields."""
+    """Return everything that the templates need. recipe_lines: config.recipe of the spec; fields:
+    fields of zr_program that the plan lacks (hf.config, peft.fields)."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []

@@ -1,12 +1,14 @@
-"""words.py -- names and numbers of a plan as C writes them."""
+"""words.py -- writes names and numbers of a plan as C."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from ..plan.size import NAMELESS, Size, Unit, width_of
+from ..plan.size import Terms as SizeTerms
 
-CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}  # of no flat
+# constants that belong to no flat
+CONSTANTS = {"sums": "ZK_SUMS", "ctl": "CTL_BYTES"}
 Terms = Sequence[tuple[str, int]]  # variables, each with its factor
 
 
@@ -15,7 +17,7 @@ def upper(name: str) -> str:
 
 
 def word(name: str) -> str:
-    """The first of a name: ring.block -> ring."""
+    """Return the first word of a name: ring.block -> ring."""
     return name.partition(".")[0]
 
 
@@ -36,7 +38,7 @@ def number(n: int) -> str:
 
 
 def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
-    """value + a sum of variables, each times a number."""
+    """Return value + a sum of variables, each times a number."""
     text = number(value) if value else ""
     for name, by in terms:
         if not by:
@@ -49,7 +51,7 @@ def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
 
 
 def product(times: str, width: int, name: str, value: int) -> str:
-    """width * times * name, in as many bits as its value needs."""
+    """Return width * times * name, computed in 64 bits if `value` needs them."""
     times = f"({times})" if " " in times else times
     factors = [str(width)] * (width > 1) + [times] * (times not in ("", "1"))
     if factors and value >= 2**31 and factors[0].isdigit():
@@ -58,33 +60,36 @@ def product(times: str, width: int, name: str, value: int) -> str:
 
 
 def constant(u: Unit) -> str:
-    """What train.c calls a unit."""
+    """Return train.c's name of a unit."""
     if u.name.startswith("slot."):
         return f"SIZE({upper(u.name.removeprefix('slot.'))})"
     return CONSTANTS.get(u.name) or " % ".join(map(upper, u.name.split(" % ")))
 
 
 def in_c(n: int, terms: Terms = ()) -> str:
-    """The number n + times * variable + ..., by name where it has one. terms: a loop's variable or
-    l, and its factor."""
+    """Return the number n + factor * variable + ..., by name if it has one. terms: each a loop's
+    variable or l, with its factor."""
     terms = [(name, by) for name, by in terms if by]
-    width = width_of([n, *(by for _, by in terms)])
-    if not width:
+    numbers = [n, *(by for _, by in terms)]
+    units = dict.fromkeys(u for x in numbers for u, k in _units(x) if k)
+    if not any(u != NAMELESS for u in units):
         return linear(n, terms)
-    first = _times(n, width)
-    each = [(name, _times(by, width)) for name, by in terms]
-    units = dict.fromkeys(u for x in (first, *(x for _, x in each)) for u in x)
+    width = _width(numbers)
     found = []
     for u in units:
-        grown = [(name, x.get(u, 0)) for name, x in each]
-        found.append((linear(first.get(u, 0), grown), u))
-    if not found:
-        return "0"
+        first, *grown = (_times(x, u) // width for x in numbers)
+        names = (name for name, _ in terms)
+        found.append((linear(first, zip(names, grown, strict=True)), u))
     if len(found) == 1:
         ((times, u),) = found
         return product(times, width, _closed(u, width), n)
-    text = " + ".join(product(times, 1, constant(u), 0) for times, u in found)
+    text = " + ".join(_term(times, u, n) for times, u in found)
     return product("", width, f"({text})" if width > 1 else text, n)
+
+
+def _term(times: str, u: Unit, value: int) -> str:
+    """Return one of the terms of a number."""
+    return times if u == NAMELESS else product(times, 1, constant(u), value)
 
 
 def _closed(u: Unit, width: int) -> str:
@@ -92,8 +97,18 @@ def _closed(u: Unit, width: int) -> str:
     return f"({text})" if " " in text and width > 1 else text
 
 
-def _times(n: int, width: int) -> dict[Unit, int]:
-    """How often it has each unit, of elements of a width."""
-    if not isinstance(n, Size):
-        n = Size(((NAMELESS, n),))
-    return {u: times * n.width // width for u, times in n.terms if times}
+def _units(n: int) -> SizeTerms:
+    return n.terms if isinstance(n, Size) else ((NAMELESS, int(n)),)
+
+
+def _times(n: int, unit: Unit) -> int:
+    """Return how often a number contains a unit, in elements of width 1."""
+    width = n.width if isinstance(n, Size) else 1
+    return width * dict(_units(n)).get(unit, 0)
+
+
+def _width(numbers: Sequence[int]) -> int:
+    """Return the width of their Sizes if it divides every term of each number, else 1."""
+    width = width_of(numbers)
+    all_ = (_times(x, u) for x in numbers for u, _ in _units(x))
+    return 1 if any(n % width for n in all_) else width

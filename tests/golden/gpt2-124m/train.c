@@ -9,7 +9,7 @@
  *            it on a GPU, about
  * Build      as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
  * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
- * Plan       6282e845188cbfc230f76d8c128fbc2fe0ed4495feeeada942895eecfdc00106
+ * Plan       e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -1087,7 +1087,7 @@ static const zr_column columns[] = {
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
     .summary = "ZeRO 3, ranks 2, micro-batches 1 of 2 x 256 tokens, f32, prefetch 1",
-    .plan = "6282e845188cbfc230f76d8c128fbc2fe0ed4495feeeada942895eecfdc00106",
+    .plan = "e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230",
     .layout = "24bd998e08e374d9231eb50c3347eeabeb54bdb447c8f0650bb4f59965c451cf",
     .memory =
         "arena of a rank, bytes: cpu 1791533056, sm_80 2140200960, sm_90 2140200960, sm_100 "
