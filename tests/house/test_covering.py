@@ -37,7 +37,7 @@ def test_each_choice_is_taken(axes: tuple[tuple, ...]) -> None:
 
 
 def test_pairs_are_taken_before_they_are_repeated() -> None:
-    """With a budget of a third, each pair of three axes' choices is met."""
+    """A third of the rows is enough to meet each pair of the choices of three axes."""
     axes = AXES[1]
     few = taken(covering(*axes, budget=36))
     assert len(few) == 36
