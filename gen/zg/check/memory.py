@@ -9,7 +9,7 @@ until they form one run again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,6 +115,13 @@ class Slot:
 
     def clear(self) -> None:
         self.held, self.others, self.step, self.group = [], [], 0, None
+
+    def each(self, change: Callable[[Run], Run]) -> None:
+        """Apply `change` to every run."""
+        self.held, self.others = (
+            joined([(a, b, change(run)) for a, b, run in pieces])
+            for pieces in (self.held, self.others)
+        )
 
     def own(self, other: Run, group: Members) -> Run:
         """Return the content of a rank's own part, given that of the other parts."""

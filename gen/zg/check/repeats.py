@@ -1,0 +1,84 @@
+"""repeats.py -- extends the sums of the micro-batches that were played to all of a step."""
+
+from __future__ import annotations
+
+from ..plan.mesh import Along, plus
+from ..plan.plan import STEP
+from .arrays import EVERY, Control, MicroBatch, Sum, Totals
+from .memory import Run
+from .order import Memory, told
+
+
+def leap(m: Memory, played: int, turns: int) -> None:
+    """Extrapolate sums from the repeats that were played to all repeats; each adds the same."""
+    losses = _first_micro_batches(m, played * m.p.together)
+
+    def all_of(run: Run) -> Run:
+        array = _grown(m, run.array, played, turns, losses)
+        return run._replace(array=array)
+
+    for slot in m.slots.values():
+        slot.each(all_of)
+
+
+def _grown(
+    m: Memory,
+    a: object,
+    played: int,
+    turns: int,
+    losses: frozenset[MicroBatch],
+) -> object:
+    """Return a pending sum, count or loss after all repeats, if it covers exactly the
+    micro-batches that were played."""
+    if isinstance(a, Totals):
+        return a._replace(losses=EVERY) if a.losses == losses else a
+    if played == turns:
+        return a
+    if isinstance(a, Sum) and not a.whole and a.micro_batch.step == m.now:
+        micro_batches, leaves = (
+            n * turns // played for n in (a.micro_batches, a.leaves)
+        )
+        return a._replace(
+            micro_batches=micro_batches, leaves=leaves, whole=True
+        )
+    if isinstance(a, Control) and a.leaves in _counts(m, played):
+        return a._replace(leaves=a.leaves * turns // played)
+    return a
+
+
+def _counts(m: Memory, micro_batches: int) -> set[int]:
+    """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
+    sums, or one from each rank of a group."""
+    exact = m.p.head.reduction == "exact"
+    sizes = [g.ranks for g in m.groups.values()] if exact else ()
+    return {micro_batches * n for n in (1, *sizes)}
+
+
+def counted(m: Memory) -> None:
+    """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
+    micro-batches go through a unit before the next one."""
+    A, turns = (
+        m.p.head.micro_batches,
+        m.p.section("micro_batch").repeat,
+    )
+    good = (0, *_counts(m, A)) if turns == A else (0,)
+    for (cls, index), slot in m.slots.items():
+        for _, _, run in slot.held:
+            if isinstance(run.array, Control) and run.array.leaves not in good:
+                m.ends(
+                    f"{cls}[{index}] holds {told(run)}, of {A} micro-batches"
+                )
+
+
+def _first_micro_batches(m: Memory, n: int) -> frozenset[MicroBatch]:
+    """Return the first n micro-batches of each rank, numbered in the order of sums."""
+    by: Along = ()
+    each, more = 0, 1
+    for level in m.p.head.order.levels:
+        if level == STEP:
+            each, more = more, more * m.p.head.micro_batches
+        else:
+            group = m.groups[level]
+            by = plus(by, group.times(more))
+            more *= group.ranks
+    return frozenset(MicroBatch(m.now, g * each, by) for g in range(n))

@@ -1,0 +1,91 @@
+"""uses.py -- looks up the parameters that functions of units use, and the gradients that they
+write."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..plan.plan import unit_of
+from .arrays import Key, Leaf
+from .fns import Facts
+from .kernels import BODIES
+from .order import Memory
+
+
+class Use(NamedTuple):
+    """Use of a unit's function: the flat and instance of each of its parameters, and the name under
+    which its share of a gradient is counted."""
+
+    body: str
+    kind: str
+    slot: int
+    of: dict[str, Key]
+    writer: str
+
+    def key(self, formal: str) -> Key:
+        return self.of[formal.removeprefix("d")]
+
+
+class Uses:
+    """Knows the units of a plan in forward order, and the parameters of each."""
+
+    def __init__(self, m: Memory, facts: Facts) -> None:
+        self.m, self.fail, self.facts = m, m.fail, facts
+        self.order = list(
+            dict.fromkeys(
+                s.unit for s in m.p.section("eval").steps if s.kind in BODIES
+            )
+        )
+        self.at = {unit: n for n, unit in enumerate(self.order)}
+        self.writers = {
+            key: frozenset(names) for key, names in self._writers().items()
+        }
+
+    def _writers(self) -> dict[Key, set[str]]:
+        """Return the functions that write each gradient in backward."""
+        out: dict[Key, set[str]] = {
+            (f.name, l): set() for f in self.m.p.flats for l in range(f.count)
+        }
+        for unit in self.order:
+            kind, index = unit_of(unit)
+            body = "bwd" if ("bwd", kind) in self.facts.parts else "train"
+            for op, rows in self.facts.parts.get((body, kind), ()):
+                for n in range(len(rows)):
+                    use = self.use(unit, op, n)
+                    for formal in self.m.fns[op].outs:
+                        if formal[:2] in ("dw", "dp"):
+                            out[use.key(formal)].add(use.writer)
+        return out
+
+    def use(self, unit: str, op: str, n: int) -> Use:
+        """Return the use of a unit's function on slice n of its weight."""
+        body, kind, *number = op.split(".")
+        index = unit_of(unit)[1]
+        writer = f"{unit}.{number[0]}.{n}" if number else unit
+        of = {
+            formal: (flat, self.instance(flat, kind, index, n))
+            for formal, flat in self.facts.flats[op].items()
+        }
+        return Use(body, kind, index, of, writer)
+
+    def instance(self, flat: str, kind: str, index: int, n: int) -> int:
+        """Return the instance of a flat that holds slice n of a unit's parameters."""
+        if self.m.flats[flat].count == 1:
+            return 0
+        slices = {
+            len(rows)
+            for (_, name), parts in self.facts.parts.items()
+            if name == kind
+            for op, rows in parts
+            if flat in self.facts.flats[op].values()
+        }
+        if len(slices) > 1:
+            self.fail(f"{flat} is in {sorted(slices)} slices")
+        return index * slices.pop() + n
+
+    def complete(self, leaf: Leaf) -> bool:
+        return leaf.writers == self.writers[leaf.flat, leaf.l]
+
+    def offset(self, use: Use, key: Key) -> int:
+        """Return the byte offset of a unit's parameters within the operand that it gets."""
+        return use.slot * self.facts.steps[use.kind, key[0]] * self.m.real
