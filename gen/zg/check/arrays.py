@@ -98,9 +98,9 @@ class Totals(NamedTuple):
     over all ranks."""
 
     step: int
-    norms: frozenset[tuple[str, int, int, Along, int]]
-    losses: frozenset[MicroBatch]
-    everywhere: bool
+    norms: frozenset[tuple[str, int, int, Along, int]] = frozenset()
+    losses: frozenset[MicroBatch] = frozenset()
+    everywhere: bool = False
 
     def __str__(self) -> str:
         ranks = "all ranks" if self.everywhere else "a rank"

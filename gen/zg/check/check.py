@@ -47,8 +47,7 @@ from ..plan.plan import (
 from . import stores
 from .fns import Facts, functions
 from .kernels import BODIES
-from .order import CheckError, refusing
-from .reductions import REDUCTIONS
+from .order import REDUCTIONS, CheckError, refusing
 from .step import Program
 
 __all__ = ["CheckError", "check"]

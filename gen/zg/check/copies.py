@@ -50,22 +50,18 @@ class Copies:
         run = self.m.reads(source, size)
         if not run or size % run.width:
             self.fail(f"{source}: {size} bytes hold {told(run)}")
-        there = to.buffer.held
-        if there and to.buffer.cls in self.m.passing:
-            self.fail(f"{to} still holds {told(there[0][2])}")
+        if to.buffer.held and to.buffer.cls in self.m.passing:
+            self.fail(f"{to} still holds {to.buffer.told()}")
         self.m.writes(to, size, run)
 
     def batch(self, *operands: Any) -> None:
         """Fetch a rank's tokens and targets of a micro-batch, and the arrays that come with them.
         The runtime fetches them itself, so these steps come first in a micro-batch."""
         m = self.m
-        places, numbers = (
-            operands[: len(m.batch)],
-            operands[len(m.batch) :],
-        )
-        *ranks, micro_batch = numbers
+        places = operands[: len(m.batch)]
+        *ranks, micro_batch = operands[len(m.batch) :]
         by: Along = ()
-        for name, n in zip(m.p.head.order.groups, ranks, strict=True):
+        for name, n in zip(m.head.order.groups, ranks, strict=True):
             by = plus(by, m.groups[name].times(n))
         before = m.p.section(m.section).steps[: m.number]
         if m.section != "micro_batch" or any(s.op != "batch" for s in before):
@@ -75,16 +71,11 @@ class Copies:
         if len({where.buffer.index for where in places}) > 1:
             self.fail("a micro-batch has slots of two numbers")
         for where, what in zip(places, m.batch, strict=True):
-            slot = (
-                m.all_of(where.buffer, True)
-                if not where.at
-                else self.fail(f"fills {where}")
-            )
-            slot.write(
-                0,
-                slot.stride,
-                Run(Value(what, "", MicroBatch(m.now, micro_batch, by))),
-            )
+            if where.at:
+                self.fail(f"fills {where}")
+            array = Value(what, "", MicroBatch(m.now, micro_batch, by))
+            slot = m.all_of(where.buffer, True)
+            slot.write(0, slot.stride, Run(array))
 
     def gather(
         self, source: Place, to: Place, own: int, step: int, size: int
@@ -114,16 +105,16 @@ class Copies:
             )
         to.buffer.cut(step, group)
         m.touch(to.buffer, to.at, to.at + size, True)
-        if not own and to.buffer.cls in m.passing:
+        fresh = not own and to.buffer.cls in m.passing
+        if fresh:
             self.gathered(to.buffer, step * group.ranks // run.width)
         rest, part = group.without(run.by_rank), group.each(run.by_rank)
         slot, all_ = to.buffer, run._replace(by_rank=rest, by_part=part)
-        fresh = not own and to.buffer.cls in m.passing
         again = slot.read_parts(to.at, step, size, group) == all_
         if (fresh and slot.held and not slot.step) or (
             again and to.buffer.cls in self.lasting
         ):
-            self.fail(f"{to} still holds {told(slot.held[0][2])}")
+            self.fail(f"{to} still holds {slot.told()}")
         slot.write_parts(to.at, step, size, all_, group)
 
     def gathered(self, to: Buffer, elements: int) -> None:
@@ -138,9 +129,9 @@ class Copies:
                 del self.live[key]
         total = self.kept + sum(n for n, _ in self.live.values())
         self.most = max(self.most, total)
-        if total > self.m.p.head.live:
+        if total > self.m.head.live:
             self.fail(
-                f"{total} elements gathered at once, {self.m.p.head.live} were promised"
+                f"{total} elements gathered at once, {self.m.head.live} were promised"
             )
 
     def rank_part(self, where: Place, by_rank: int) -> Place:

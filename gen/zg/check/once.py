@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..plan.mesh import plus
 from .arrays import EVERY, Control, Key, Totals
@@ -14,18 +14,17 @@ from .constants import (
     set_totals,
     totals,
 )
-from .operands import Number, Part, part_of
+from .operands import Number, part_of
 from .order import Memory, Place
+from .sums import Sums
 
 
+@dataclass
 class Once:
-    """Plays a step's begin, its norms, and its factor. holds_sum: requires the whole sum of a
-    part's gradients."""
+    """Plays a step's begin, its norms, and its factor."""
 
-    def __init__(
-        self, m: Memory, holds_sum: Callable[[Place, Part], None]
-    ) -> None:
-        self.m, self.fail, self.holds_sum = m, m.fail, holds_sum
+    m: Memory
+    sums: Sums
 
     def begin(self, ctl: Place, sums: Place, recipe: str) -> None:
         """Start a step: reset its constants and sums."""
@@ -34,10 +33,9 @@ class Once:
         m.access(sums, 8 * SUMS, True)
         step = last.step + 1
         if step != m.now or recipe != "recipe":
-            self.fail(f"{ctl} has begun step {step}, not {m.now}")
+            m.fail(f"{ctl} has begun step {step}, not {m.now}")
         set_control(ctl, Control(step, 0, False))
-        nothing = Totals(step, frozenset(), frozenset(), False)
-        set_totals(sums, nothing)
+        set_totals(sums, Totals(step))
 
     def count(self, ctl: Place, leaves: Number) -> None:
         now = leaf_count(self.m, ctl, True)
@@ -50,28 +48,28 @@ class Once:
         m = self.m
         part = part_of(m, spans, first, n)
         now = totals(m, sums, True)
-        self.holds_sum(g, part)
+        self.sums.holds(g, part)
         (store,) = m.p.stored("sum", part.flat)
         over, group = m.groups.get(store.over), g.group
         each = m.flats[part.flat].shard * m.p.parts(store)
         begin = over.times(each) if over else ()
         own = plus(begin, group.times(g.by_rank // 4))
         if g.buffer.cls != store.cls or m.W > 1 and own != part.by_rank:
-            self.fail(
+            m.fail(
                 f"the sum of {part.flat} lies in {store.cls}, over {store.over}"
             )
         norms = now.norms
         if part in norms or now.everywhere:
-            self.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
+            m.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
         set_totals(sums, now._replace(norms=norms | {part}))
 
     def allreduce(self, source: Place, to: Place, count: int) -> None:
         """Sum the step's sums over all ranks."""
         m = self.m
         if count != SUMS or source.buffer is to.buffer:
-            self.fail("reduces something else than the step's sums")
+            m.fail("reduces something else than the step's sums")
         if m.group != m.every:
-            self.fail(f"reduces over {m.group.name}, not all ranks")
+            m.fail(f"reduces over {m.group.name}, not all ranks")
         m.common(source.buffer)
         now = totals(m, source, False)
         m.access(to, 8 * SUMS, True)
@@ -80,18 +78,17 @@ class Once:
     def factor(self, ctl: Place, total: Place, recipe: str) -> None:
         """Compute the clipping factor, which needs all norms and losses of all ranks."""
         m = self.m
-        sums, now = totals(m, total, False), constants(m, ctl, True)
+        sums = totals(m, total, False)
+        now = constants(m, ctl, True)
         lacks = self.unmeasured(sums)
         if not sums.everywhere or lacks:
-            self.fail(
-                f"norms are not complete: {lacks or 'a rank has its own'}"
-            )
+            m.fail(f"norms are not complete: {lacks or 'a rank has its own'}")
         if sums.losses != EVERY:
-            self.fail(
+            m.fail(
                 f"the losses are of {len(sums.losses)} micro-batches of each rank"
             )
         if now.step != m.now or now.known or recipe != "recipe":
-            self.fail(f"the factor of step {now.step}, or twice")
+            m.fail(f"the factor of step {now.step}, or twice")
         set_control(ctl, now._replace(known=True))
 
     def unmeasured(self, sums: Totals) -> list[Key]:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from ..plan.mesh import Along
 from ..plan.operand import ALL
+from .arrays import State
+from .memory import Run
 from .order import Memory, Place
 
 BLOCK = 1024  # elements of a block of the optimizer's kernels
@@ -27,6 +29,11 @@ class Part(NamedTuple):
     first: int
     by_rank: Along
     n: int
+
+    def run(self, what: str, step: int, width: int) -> Run:
+        """Return its elements of a state after `step`."""
+        state = State(what, self.flat, self.l, step)
+        return Run(state, self.first, width, self.by_rank)
 
 
 class Sources(NamedTuple):

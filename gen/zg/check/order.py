@@ -20,6 +20,8 @@ from .kernels import CTL
 from .memory import Run, Slot
 
 MAIN = list(QUEUES).index("main")
+# These send pieces to receive buffers where peers' memory cannot be read.
+REDUCTIONS = ("alltoall", "reducescatter")
 # Sections during which a checkpoint may be written
 BESIDE = ("begin", "micro_batch", "eval")
 
@@ -84,6 +86,10 @@ class Buffer(Slot):
     def __str__(self) -> str:
         return f"{self.cls}[{self.index}]"
 
+    def told(self) -> str:
+        """Describe the first piece of the content for an error."""
+        return told(self.held[0][2])
+
     def all(self) -> Run | None:
         """Return the run that fills the slot, or None."""
         return self.read(0, self.stride)
@@ -118,19 +124,11 @@ def _parted(p: Plan) -> frozenset[str]:
         return frozenset()
     out = set()
     for s in (s for section in p.sections for s in section.steps):
-        numbers = {i.name: i.value for i in s.ints}
-        out |= {r.cls for r in s.refs if r.by_rank}
-        if s.op == "gather":
-            own = s.ins if numbers.get("from_step") else ()
-            out |= {r.cls for r in (*own, *s.outs)}
-        elif s.op in ("alltoall", "reducescatter"):
-            out |= {r.cls for r in s.ins}
-        elif s.op == "copy":
-            sides = (
-                (s.ins, numbers.get("from_rank")),
-                (s.outs, numbers.get("to_rank")),
-            )
-            out |= {r.cls for refs, by in sides if by for r in refs}
+        by = {i.name for i in s.ints if i.value}
+        ins = s.op in REDUCTIONS or by & {"from_step", "from_rank"}
+        outs = s.op == "gather" or "to_rank" in by
+        parts = (s.ins if ins else ()) + (s.outs if outs else ())
+        out |= {r.cls for r in s.refs if r.by_rank or r in parts}
     return frozenset(out)
 
 
@@ -140,6 +138,7 @@ class Memory:
 
     def __init__(self, p: Plan) -> None:
         self.p = p
+        self.head = p.head
         self.W = p.head.ranks
         self.real = p.head.bytes
         self.groups = members(p)
@@ -339,6 +338,11 @@ class Memory:
             buffer.write_own(at, by_rank, size, run, group)
         else:
             buffer.write(at, size, run)
+
+    def holds(self, where: object, run: Run | None, want: Run) -> None:
+        """Refuse the content of a place if it is not the wanted one."""
+        if run != want:
+            self.fail(f"{where} holds {told(run)}, not {told(want)}")
 
     def makes(self, where: Place, size: int, run: Run) -> None:
         """Write new content. Refuse content that is already there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
@@ -27,14 +28,14 @@ class Formals(NamedTuple):
     numbers: dict[str, int]
 
 
+@dataclass
 class Own:
     """Plays calls of the plan's own functions. kernels: methods by the name of their kernel in
     zk.h."""
 
-    def __init__(self, m: Memory, kernels: Mapping[str, Act]) -> None:
-        self.m, self.fail, self.kernels = m, m.fail, kernels
-        self.launches = {l.name: l for l in m.p.launches}
-        self.called: dict[str, list[Called]] = {}
+    m: Memory
+    kernels: Mapping[str, Act]
+    called: dict[str, list[Called]] = field(default_factory=dict)
 
     def calling(
         self,
@@ -48,7 +49,7 @@ class Own:
         if any(
             c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
         ):
-            self.fail("the queue runs other kernels")
+            self.m.fail("the queue runs other kernels")
         names, refs = (*fn.ins, *fn.outs), s.refs
         formals = Formals(dict(zip(names, refs, strict=True)), numbers)
         work = []
@@ -60,7 +61,7 @@ class Own:
             short = any(numbers_of[at] > n for at, n in most.items())
             # On a host, a kernel's size is its argument, not its launch.
             if short and s.queue != "host":
-                self.fail(f"{name} is launched for fewer elements")
+                self.m.fail(f"{name} is launched for fewer elements")
             work.append((self.kernels[name], operands))
         return _all, work
 
@@ -68,32 +69,33 @@ class Own:
         """Return a function's calls with their arguments. Every operand of the function must be
         used."""
         used, out = set(), []
+        launches = {l.name: l for l in self.m.p.launches}
         for c in fn.calls:
-            launch = self.launches.get(c.launch)
+            launch = launches.get(c.launch)
             if c.rounds != 1 or not launch or launch.kernel != c.kernel:
-                self.fail(f"{c.kernel} is launched as another kernel")
+                self.m.fail(f"{c.kernel} is launched as another kernel")
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             if not row or row.name not in self.kernels:
-                self.fail(f"no function has {c.kernel}")
+                self.m.fail(f"no function has {c.kernel}")
             used |= {base(a) for a in c.args}
             self.fits(fn, c)
             args = [Number(a) if isinstance(a, int) else a for a in c.args]
             if len(launch.shape) != len(row.shape):
-                self.fail(f"{c.kernel} is launched for another shape")
+                self.m.fail(f"{c.kernel} is launched for another shape")
             most = {
                 row.at[name]: n
                 for name, n in zip(row.shape, launch.shape, strict=True)
             }
             out.append((row.name, args, most))
         if not {*fn.ins, *fn.outs} <= used:
-            self.fail("has operands that no call uses")
+            self.m.fail("has operands that no call uses")
         return out
 
     def fits(self, fn: Fn, call: Call) -> None:
         """Require numbers, places and words where the kernel's row has them."""
         formals = row_of(call.kernel).formals
         if len(formals) != len(call.args):
-            self.fail(f"{call.kernel} has {len(call.args)} operands")
+            self.m.fail(f"{call.kernel} has {len(call.args)} operands")
         for f, arg in zip(formals, call.args, strict=True):
             want = (
                 "number"
@@ -106,7 +108,7 @@ class Own:
             # Only calls in rounds may have by_round.
             rounds = getattr(arg, "by_round", 0)
             if not null and sort_of(arg, fn, f) != want or rounds:
-                self.fail(
+                self.m.fail(
                     f"{call.kernel}: {f.name} is {arg}, which is no {want}"
                 )
 

@@ -86,7 +86,7 @@ class Player:
         """Look up a step's names. A step that is the same in all micro-batches is looked up
         once."""
         queue = QUEUES.get(s.queue) or self.fail("no such queue")
-        if self.m.p.head.overlap == 0 and queue.beside:
+        if self.m.head.overlap == 0 and queue.beside:
             self.fail("a queue of its own, but collectives do not overlap")
         line = Line(
             INDEX[s.queue],
@@ -110,7 +110,7 @@ class Player:
         else:
             ins, outs, names = command.ins, command.outs, command.numbers
         if outs == BATCH:
-            outs, names = len(m.batch), batch_numbers(m.p.head.order)
+            outs, names = len(m.batch), batch_numbers(m.head.order)
         if (len(s.ins), len(s.outs)) != (ins, outs):
             self.fail("has other operands than it should")
         if fn and not queue.kernels:

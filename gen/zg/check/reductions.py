@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from .arrays import Came, Leaf, Sum, over_ranks
+from .arrays import Came, Leaf, over_ranks
 from .memory import Run
 from .order import Memory, Place, told
-
-# These send pieces to receive buffers where peers' memory cannot be read.
-REDUCTIONS = (
-    "alltoall",
-    "reducescatter",
-)
+from .sums import Sums
 
 
 @dataclass
@@ -33,13 +27,14 @@ class Reduction:
     summed: bool = False
 
 
+@dataclass
 class Reductions:
-    """Plays reductions, and keeps those under way. one_sum: returns a whole sum, or fails."""
+    """Plays reductions. open: those under way; reduced: how many have begun."""
 
-    def __init__(self, m: Memory, one_sum: Callable[[Run], Sum]) -> None:
-        self.m, self.fail, self.one_sum = m, m.fail, one_sum
-        self.open: list[Reduction] = []
-        self.reduced = 0
+    m: Memory
+    sums: Sums
+    open: list[Reduction] = field(default_factory=list)
+    reduced: int = 0
 
     def reducescatter(
         self, source: Place, to: Place, step: int, size: int, width: int
@@ -47,12 +42,13 @@ class Reductions:
         """NCCL's reduce-scatter. width: bytes of a number of the source."""
         run = self.sent(source, step, size, False)
         if run.width != width:
-            self.fail("sums numbers of another width")
-        added = over_ranks(self.one_sum(run), self.m.group)
+            self.m.fail("sums numbers of another width")
+        one = self.sums.one(run)
+        added = over_ranks(one, self.m.group)
         if not added:
-            self.fail("sums what does not follow each other over ranks")
-        one = self.one_sum(run).leaves  # leaf of the tree
-        sum_ = run._replace(array=added._replace(leaves=one))
+            self.m.fail("sums what does not follow each other over ranks")
+        # NCCL's sum is one leaf of the tree.
+        sum_ = run._replace(array=added._replace(leaves=one.leaves))
         self.brings(source, to, size, step, sum_, run.array)
 
     def alltoall(self, source: Place, to: Place, step: int, size: int) -> None:
@@ -63,20 +59,20 @@ class Reductions:
         """Return the array that each rank sends to rank r, from a piece of every part, the own one
         included. each: pieces arrive one by one, not as a sum."""
         m = self.m
-        exact = m.p.head.reduction == "exact" or m.W == 1
+        exact = m.head.reduction == "exact" or m.W == 1
         if each != exact:
-            self.fail(f"reduces in another way than {m.p.head.reduction}")
+            m.fail(f"reduces in another way than {m.head.reduction}")
         slot, at = source.buffer, source.at
         whole = step * (m.group.ranks - 1) + at + size
         room = step - at
         if not 0 < size <= room or whole > slot.stride:
-            self.fail("piece lies outside the shard")
+            m.fail("piece lies outside the shard")
         m.common(slot)
         slot.cut(step, m.group)
         m.touch(slot, at, at + size, False)
         run = slot.read_parts(at, step, size, m.group)
         if not run or m.group.within(run.by_rank) or size % run.width:
-            self.fail(f"{source} holds {told(run)}, which is nothing to sum")
+            m.fail(f"{source} holds {told(run)}, which is nothing to sum")
         return run
 
     def brings(
@@ -91,7 +87,7 @@ class Reductions:
         """Start a reduction: its pieces are on their way to the inbox."""
         m = self.m
         if inbox.at or any(r.inbox == inbox for r in self.open):
-            self.fail(f"{inbox} is not free: what came there is not done")
+            m.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1
         sources = m.group.ranks if m.step.op == "alltoall" else 1
         m.writes(inbox, sources * size, Run(Came(self.reduced)))
@@ -114,10 +110,10 @@ class Reductions:
         """Return the reduction whose pieces lie in this slot, and mark it as summed."""
         r = self.under_way(inbox)
         if r.summed:
-            self.fail("what came is summed")
+            self.m.fail("what came is summed")
         run = self.m.reads(r.inbox, r.sources * r.size)
         if not run or run.array != Came(r.number):
-            self.fail(f"{r.inbox} does not hold what came any more")
+            self.m.fail(f"{r.inbox} does not hold what came any more")
         r.summed = True
         return r
 
@@ -126,16 +122,16 @@ class Reductions:
         for r in self.open:
             if r.inbox == inbox:
                 return r
-        self.fail(f"nothing is under way to {inbox}")
+        self.m.fail(f"nothing is under way to {inbox}")
 
     def done(self, inbox: Place, source: Place) -> None:
         """Wait until every owner has summed its part; then the source may be overwritten."""
         m = self.m
         r = self.under_way(inbox)
         if not r.summed or r.group != m.step.group:
-            self.fail(f"group {r.group} has not summed what came")
+            m.fail(f"group {r.group} has not summed what came")
         if source != r.source:
-            self.fail(f"what was sent lies in {r.source}")
+            m.fail(f"what was sent lies in {r.source}")
         end = source.at + r.size
         came = r.sources * r.size
         source.buffer.cut(r.step, m.group)

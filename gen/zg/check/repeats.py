@@ -49,7 +49,7 @@ def _grown(
 def _counts(m: Memory, micro_batches: int) -> set[int]:
     """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
     sums, or one from each rank of a group."""
-    exact = m.p.head.reduction == "exact"
+    exact = m.head.reduction == "exact"
     sizes = [g.ranks for g in m.groups.values()] if exact else ()
     return {micro_batches * n for n in (1, *sizes)}
 
@@ -58,7 +58,7 @@ def counted(m: Memory) -> None:
     """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
     micro-batches go through a unit before the next one."""
     A, turns = (
-        m.p.head.micro_batches,
+        m.head.micro_batches,
         m.p.section("micro_batch").repeat,
     )
     good = (0, *_counts(m, A)) if turns == A else (0,)
@@ -74,9 +74,9 @@ def _first_micro_batches(m: Memory, n: int) -> frozenset[MicroBatch]:
     """Return the first n micro-batches of each rank, numbered in the order of sums."""
     by: Along = ()
     each, more = 0, 1
-    for level in m.p.head.order.levels:
+    for level in m.head.order.levels:
         if level == STEP:
-            each, more = more, more * m.p.head.micro_batches
+            each, more = more, more * m.head.micro_batches
         else:
             group = m.groups[level]
             by = plus(by, group.times(more))

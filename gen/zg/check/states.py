@@ -15,12 +15,11 @@ class States:
         self.m = m
         self.stores = stores(m.p)
 
-    def fill(self, s: Store, step: int) -> None:
-        """Set every instance of a store to the state of `step`."""
+    def fill(self, s: Store) -> None:
+        """Set every instance of a store to its first values."""
         for l in range(s.flat.count):
-            self.m.bytes(s.cls, l).write(
-                s.at, self.size(s), self.filling(s, l, step)
-            )
+            slot = self.m.bytes(s.cls, l)
+            slot.write(s.at, self.size(s), self.filling(s, l, 0))
 
     def size(self, s: Store) -> int:
         """Return the bytes of a store in a slot."""
@@ -42,9 +41,7 @@ class States:
         state = State(s.what, flat.name, l, step)
         want = Run(state, s.lo, s.width, owned)
         place = self.own_place(s, l, owned)
-        run = self.m.look(place, s.n * s.width)
-        if run != want:
-            self.m.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
+        _same(self.m, s, l, self.m.look(place, s.n * s.width), want)
 
     def own_place(self, s: Store, l: int, owned: Along) -> Place:
         """Return the place of a rank's own shard, in a store with only that shard or with more."""
@@ -73,7 +70,11 @@ class States:
         for s in self.stores:
             for l in range(s.flat.count):
                 step = m.made if (s.flat.name, l) in m.moving else 0
-                want = self.filling(s, l, step)
                 run = m.bytes(s.cls, l).read(s.at, self.size(s))
-                if run != want:
-                    m.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
+                _same(m, s, l, run, self.filling(s, l, step))
+
+
+def _same(m: Memory, s: Store, l: int, run: Run | None, want: Run) -> None:
+    """Refuse the content of a store if it is not the wanted one."""
+    if run != want:
+        m.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")

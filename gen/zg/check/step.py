@@ -18,7 +18,8 @@ from .play import Act, Action, Player
 from .reductions import Reductions
 from .repeats import counted, leap
 from .states import States
-from .sums import Sums, Trees
+from .sums import Sums
+from .trees import Trees
 from .units import Units
 from .updates import Updates
 from .uses import Uses
@@ -30,12 +31,12 @@ class Program:
     def __init__(self, p: Plan, facts: Facts) -> None:
         m = self.m = Memory(p)
         uses = Uses(m, facts)
-        sums = Sums(m, uses.complete)
-        once, updates = Once(m, sums.holds), Updates(m, sums.holds)
-        self.updates = updates
-        copies = self.copies = Copies(m)
-        reductions = self.reductions = Reductions(m, sums.one)
         self.units = Units(m, uses)
+        sums = Sums(m, uses)
+        copies = self.copies = Copies(m)
+        reductions = self.reductions = Reductions(m, sums)
+        once = Once(m, sums)
+        updates = self.updates = Updates(m, sums)
         self.own = Own(
             m,
             {
@@ -44,7 +45,7 @@ class Program:
                 "zk_factor": once.factor,
                 "zk_hash": updates.hash,
                 "zk_init": updates.init,
-                "zk_push": Trees(m, sums.one, reductions.brought).push,
+                "zk_push": Trees(m, sums, reductions).push,
                 "zk_rope_table": updates.rope_table,
                 "zk_round": updates.round,
                 "zk_square_sum": once.square_sum,
@@ -82,7 +83,7 @@ class Program:
         parameters computed from them."""
         for s in self.states.stores:
             if s.what != "p":  # arenas start as zeros
-                self.states.fill(s, 0)
+                self.states.fill(s)
         self.run("init")
         self.end()
         for s in (s for s in self.states.stores if s.given):
@@ -120,17 +121,13 @@ class Program:
             m.bytes(name, 0).write(
                 0, m.classes[name].stride, Run(Value(name, "", micro_batch))
             )
-        set_totals(
-            m.first_slot("sums"),
-            Totals(0, frozenset(), frozenset(), False),
-        )
+        set_totals(m.first_slot("sums"), Totals(0))
         self.run("eval")
         self.player.over()
         self.end()
         run = m.bytes("sums", 0).read(0, 8 * SUMS)
-        if not run or run.array != Totals(
-            0, frozenset(), frozenset({micro_batch}), False
-        ):
+        losses = frozenset({micro_batch})
+        if not run or run.array != Totals(0, losses=losses):
             m.ends(f"sums[0] holds {told(run)}, not the loss")
         self.states.settled()
 
@@ -144,7 +141,7 @@ class Program:
             m.ends(f"{self.units.left[0][0]} did not run")
         for (cls, index), slot in m.slots.items():
             if slot.held and cls in m.passing:
-                m.ends(f"{cls}[{index}] still holds {told(slot.held[0][2])}")
+                m.ends(f"{cls}[{index}] still holds {slot.told()}")
 
     def hashes(self) -> None:
         """Prove that a run's hashes cover every master weight exactly once over all ranks."""

@@ -1,41 +1,39 @@
-"""sums.py -- plays sums of gradients: leaves are pushed onto trees until they are whole."""
+"""sums.py -- tells whole sums of gradients from others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from ..plan.mesh import Members
-from .arrays import Leaf, MicroBatch, Pending, Sum, over_ranks
-from .constants import leaf_count
+from .arrays import Leaf, MicroBatch, Sum, over_ranks
 from .memory import Run
-from .operands import BLOCK, Number, Operand, Part, Sources
+from .operands import Part
 from .order import Memory, Place, told
-from .reductions import Reduction
+from .uses import Uses
 
 
+@dataclass
 class Sums:
-    """Tells whole sums of gradients from others. complete: tells whether all functions that write a
-    gradient have written it."""
+    """Requires whole sums of gradients. uses: tells which functions write a gradient."""
 
-    def __init__(self, m: Memory, complete: Callable[[Leaf], bool]) -> None:
-        self.m, self.fail, self.complete = m, m.fail, complete
+    m: Memory
+    uses: Uses
 
     def one(self, run: Run) -> Sum:
         """Return a complete gradient or a whole sum as a Sum. Refuse any other array."""
         array = run.array
         if isinstance(array, Sum) and array.whole:
             return array
-        if isinstance(array, Leaf) and self.complete(array):
+        if isinstance(array, Leaf) and self.uses.complete(array):
             return Sum(array.flat, array.l, array.micro_batch, 1, 1, True)
-        self.fail(f"sums {told(run)}")
+        self.m.fail(f"sums {told(run)}")
 
     def holds(self, where: Place, part: Part) -> None:
         """Require the sum of this step's gradients over all micro-batches of all ranks."""
         m = self.m
         run = m.reads(where, part.n * 4)
-        micro_batches = m.p.head.micro_batches * m.W
+        micro_batches = m.head.micro_batches * m.W
         if run and micro_batches == 1 and isinstance(run.array, Leaf):
-            if self.complete(run.array):  # the only micro-batch
+            if self.uses.complete(run.array):  # the only micro-batch
                 run = run._replace(array=self.one(run))
         # With one rank, its sum is the sum over all ranks.
         if run and m.W == 1 and isinstance(run.array, Sum):
@@ -51,169 +49,4 @@ class Sums:
             part.by_rank,
         )
         if run != want:
-            self.fail(f"{where} holds {told(run)}, not {told(want)}")
-
-
-class Trees:
-    """Plays the kernel that sums leaves. one_sum: returns a whole sum, or fails; brought: takes
-    the reduction whose pieces lie in a place."""
-
-    def __init__(
-        self,
-        m: Memory,
-        one_sum: Callable[[Run], Sum],
-        brought: Callable[[Place], Reduction],
-    ) -> None:
-        self.m, self.fail = m, m.fail
-        self.one_sum, self.brought = one_sum, brought
-
-    def push(
-        self,
-        node: Place,
-        stride: Number,
-        source: Operand,
-        count: Number,
-        full: Number,
-        n: Number,
-        ctl: Operand,
-        total: Number,
-        mask: Number,
-        block: Number,
-    ) -> None:
-        """Push the next leaves, or sums of leaves, onto the tree whose pending nodes are at
-        `node`."""
-        size, distance = n.n, stride.n
-        width = 4 if full.n else self.m.real
-        came, leaf, group = self.pushed(source, size, width)
-        one, ranks = self.one_sum(came), group.ranks if group else 1
-        new = over_ranks(one, group) if group and ranks > 1 else one
-        said = count.n, full.n
-        if not new or said != (ranks, int(not leaf)):
-            self.fail(f"pushes {count.n} of {told(came)}")
-        counted = False
-        before = 0
-        if isinstance(ctl, Place):
-            counted = True
-            before = leaf_count(self.m, ctl, False).leaves
-        self.tree(counted, total.n, mask.n, block.n, one, ranks)
-        self.nodes(node, distance, size, mask.n, counted)
-        nodes = mask.n.bit_count()
-        if counted and nodes > 1:
-            self.others(node, 4 * distance, nodes, one, before > 0)
-        if before:
-            new = self.carried(node, size, came, new, before * one.leaves)
-        done = new._replace(whole=before + ranks == total.n)
-        run = Run(done, came.first, 4, came.by_rank)
-        self.m.makes(node, 4 * size, run)
-
-    def pushed(
-        self, source: Operand, n: int, width: int
-    ) -> tuple[Run, bool, Members | None]:
-        """Return the pushed run, whether it holds gradients (not f32 sums), and the group it came
-        from."""
-        if isinstance(source, Sources):
-            r: Reduction = self.brought(source.inbox)
-            if (r.size, r.came.width) != (n * width, width):
-                self.fail(f"sums {n} elements of {r.size} bytes that came")
-            group = self.m.groups[r.group] if r.sources > 1 else None
-            return r.came, r.leaf, group
-        if not isinstance(source, Place):
-            self.fail(f"pushes {source}")
-        run = self.m.reads(source, n * width)
-        if not run or run.width != width:
-            self.fail(
-                f"{source} holds {told(run)}, not {n} elements of {width} bytes"
-            )
-        return run, isinstance(run.array, Leaf), None
-
-    def nodes(
-        self, node: Place, stride: int, n: int, mask: int, counted: bool
-    ) -> None:
-        """Require that pending nodes are disjoint and inside their slot."""
-        ranks = node.group.ranks
-        end = (node.at + node.by_rank * (ranks - 1)) // 4 + n
-        room = node.buffer.stride // 4
-        most = room // max(1, mask.bit_count())
-        if counted and (stride % BLOCK or not end <= stride <= most):
-            self.fail(
-                f"{node}: nodes at a distance of {stride} elements, of {end} in {room}"
-            )
-        if not counted and stride:
-            self.fail(f"{node}: a distance of nodes, of which there is one")
-
-    def others(
-        self, node: Place, step: int, nodes: int, one: Sum, begun: bool
-    ) -> None:
-        """Access a tree's nodes after the first, `step` bytes apart. Nothing else may write them
-        while the tree is incomplete."""
-        place, size = node._replace(at=step, by_rank=0), step * (nodes - 1)
-        mine = Run(Pending(one.flat, one.l))
-        self.m.access(place, size, True)
-        if node.by_rank:  # the content behind a rank's part is not tracked
-            return
-        there = self.m.look(place, size)
-        if begun and there != mine:
-            self.fail(f"{place} holds {told(there)}, not {told(mine)}")
-        if not begun:
-            self.m.put(place, size, mine)
-
-    def tree(
-        self,
-        counted: bool,
-        total: int,
-        mask: int,
-        block: int,
-        one: Sum,
-        count: int,
-    ) -> None:
-        """Require that the step's leaves form trees of the plan's size, one after the other.
-        Without a counter all leaves must come at once."""
-        head = self.m.p.head
-        times = head.micro_batches if counted else 1
-        if total != times * count:
-            self.fail(f"a tree of {total}, of {count} at a time")
-        if total > 1 and block * one.leaves != head.block:
-            self.fail(f"trees of {block} times {one.leaves} leaves")
-        want = planned = 0
-        if counted:
-            want = pending(total, count, block)
-            planned = self.m.flats[one.flat].mask
-        if mask != want or planned != want:
-            self.fail(f"pending sums at {mask:#b}, not {want:#b}")
-
-    def carried(
-        self, node: Place, n: int, came: Run, new: Sum, before: int
-    ) -> Sum:
-        """Return the pending sum extended by the leaves that follow it."""
-        old = self.m.reads(node, 4 * n)
-        was = old.array if old else None
-        step, at, by_rank = new.micro_batch
-        if (
-            not old
-            or not isinstance(was, Sum)
-            or was.whole
-            or (was.flat, was.l) != (new.flat, new.l)
-            or was.leaves != before
-            or was.micro_batch
-            != MicroBatch(step, at - was.micro_batches, by_rank)
-            or old[1:4] != (came.first, 4, came.by_rank)
-        ):
-            self.fail(
-                f"{node} holds {told(old)}, which {told(came)} does not follow"
-            )
-        return was._replace(
-            micro_batches=was.micro_batches + new.micro_batches,
-            leaves=was.leaves + new.leaves,
-        )
-
-
-def pending(total: int, count: int, block: int) -> int:
-    """Return the mask of all levels at which sums are ever pending, if `total` leaves come `count`
-    at a time. All whole blocks together count as one level."""
-    last, mask = total // count - 1, 0
-    # Bit b of n * count repeats after 2^(b+1) values of n.
-    for b in range((block - 1).bit_length()):
-        first = -(-(2**b) // count)
-        tried = range(first, min(last + 1, 2 ** (b + 1)))
-        mask |= any(n * count >> b & 1 for n in tried) << b
-    return mask | block * (last * count >= block)
+            self.m.fail(f"{where} holds {told(run)}, not {told(want)}")

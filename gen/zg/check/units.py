@@ -47,13 +47,11 @@ class Units:
         fn = self.m.fns[s.op]
         if (
             unit_of(s.unit)[0] != s.op.split(".")[1]
-            or s.unit not in self.uses.at
+            or s.unit not in self.uses.order
         ):
             self.fail("function of another unit")
-        ins, outs = (
-            list(zip(fn.ins, s.ins, strict=True)),
-            list(zip(fn.outs, s.outs, strict=True)),
-        )
+        ins = list(zip(fn.ins, s.ins, strict=True))
+        outs = list(zip(fn.outs, s.outs, strict=True))
         params = self.uses.facts.flats[s.op]
         micro_batch = self.values(
             s, [(name, ref) for name, ref in ins if name not in params]
@@ -97,11 +95,7 @@ class Units:
 
     def values(self, s: Step, ins: list[tuple[str, Ref]]) -> MicroBatch | None:
         """Check the inputs that depend on a micro-batch, and return that micro-batch."""
-        at = self.uses.at[s.unit]
-        before = self.uses.order[at - 1] if at else ""
-        after = (
-            self.uses.order[at + 1] if at + 1 < len(self.uses.order) else ""
-        )
+        before, after = self.uses.beside(s.unit)
         means = {
             "x": ("x", before),
             "y": ("x", s.unit),
@@ -158,7 +152,7 @@ class Units:
 
     def turned(self, table: str) -> None:
         head = next(t.head for t in self.m.p.tables if t.name == table)
-        run = self.m.bytes(table, 0).read(0, 4 * self.m.p.head.sequence * head)
+        run = self.m.bytes(table, 0).read(0, 4 * self.m.head.sequence * head)
         if run != Run(Table(table)):
             self.fail(f"{table} holds {told(run)}")
 
@@ -177,9 +171,8 @@ class Units:
         step = m.made if key in m.moving else 0
         state = State("p", name, l, step)
         want = Run(state, 0, m.real)
-        at = self.uses.offset(use, key)
-        right = run == want and ref.at == at
-        if not right:
+        at = use.at[name]
+        if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
     # ---- outputs
@@ -194,9 +187,7 @@ class Units:
                 f"{ref} holds {told(run)}, not what the unit's other functions made"
             )
         if not begun and slot.held or ref.at:
-            self.fail(
-                f"{ref} is overwritten while it holds {told(slot.held[0][2])}"
-            )
+            self.fail(f"{ref} is overwritten while it holds {slot.told()}")
         slot.write(0, self.m.classes[ref.cls].stride, Run(array))
         self.outs.add(name)
 
@@ -217,34 +208,32 @@ class Units:
         """Add a function's share to a gradient. If the gradient is stored as the sum, that of the
         last step is still there and is overwritten."""
         m = self.m
-        size, at = (
-            m.flats[key[0]].shard * m.W * m.real,
-            self.uses.offset(use, key),
-        )
+        size = m.flats[key[0]].shard * m.W * m.real
+        at = use.at[key[0]]
         if ref.at != at or m.classes[ref.cls].stride < size:
             self.fail(
                 f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
             )
         slot = m.all_of(m.slot(ref), True)
-        run, mine = slot.read(0, size), frozenset({use.writer})
+        run = slot.read(0, size)
         was = run.array if run else None
-        writers: frozenset[str] = frozenset()
-        stays = slot.cls not in m.passing
-        over = False
-        if stays and isinstance(was, Leaf):
-            over = was.micro_batch.step < micro_batch.step
+        mine = frozenset({use.writer})
+        leaf = Leaf(*key, micro_batch, mine)
+        over = (
+            slot.cls not in m.passing
+            and isinstance(was, Leaf)
+            and was.micro_batch.step < micro_batch.step
+        )
         if slot.held and not over:
             writers = was.writers if isinstance(was, Leaf) else mine
-            if mine <= writers or run != Run(
-                Leaf(*key, micro_batch, writers), 0, m.real
-            ):
+            others = leaf._replace(writers=writers)
+            if mine <= writers or run != Run(others, 0, m.real):
                 self.fail(
                     f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {micro_batch}"
                     f" without {use.writer}'s part"
                 )
-        slot.write(
-            0, size, Run(Leaf(*key, micro_batch, writers | mine), 0, m.real)
-        )
+            leaf = leaf._replace(writers=writers | mine)
+        slot.write(0, size, Run(leaf, 0, m.real))
 
     def loss(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch to the losses of the step's sums."""

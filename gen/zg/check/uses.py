@@ -13,13 +13,13 @@ from .order import Memory
 
 
 class Use(NamedTuple):
-    """Use of a unit's function: the flat and instance of each of its parameters, and the name under
-    which its share of a gradient is counted."""
+    """Use of a unit's function. of: the flat and instance of each of its parameters; at: the byte
+    offset of the unit's part of a flat; writer: the name under which its share of a gradient is
+    counted."""
 
     body: str
-    kind: str
-    slot: int
     of: dict[str, Key]
+    at: dict[str, int]
     writer: str
 
     def key(self, formal: str) -> Key:
@@ -36,7 +36,6 @@ class Uses:
                 s.unit for s in m.p.section("eval").steps if s.kind in BODIES
             )
         )
-        self.at = {unit: n for n, unit in enumerate(self.order)}
         self.writers = {
             key: frozenset(names) for key, names in self._writers().items()
         }
@@ -62,11 +61,16 @@ class Uses:
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
         writer = f"{unit}.{number[0]}.{n}" if number else unit
+        flats, steps = self.facts.flats[op], self.facts.steps
         of = {
             formal: (flat, self.instance(flat, kind, index, n))
-            for formal, flat in self.facts.flats[op].items()
+            for formal, flat in flats.items()
         }
-        return Use(body, kind, index, of, writer)
+        at = {
+            flat: index * steps[kind, flat] * self.m.real
+            for flat in flats.values()
+        }
+        return Use(body, of, at, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:
         """Return the instance of a flat that holds slice n of a unit's parameters."""
@@ -86,6 +90,8 @@ class Uses:
     def complete(self, leaf: Leaf) -> bool:
         return leaf.writers == self.writers[leaf.flat, leaf.l]
 
-    def offset(self, use: Use, key: Key) -> int:
-        """Return the byte offset of a unit's parameters within the operand that it gets."""
-        return use.slot * self.facts.steps[use.kind, key[0]] * self.m.real
+    def beside(self, unit: str) -> tuple[str, str]:
+        """Return the units before and after this one, "" for none."""
+        around = ["", *self.order, ""]
+        at = self.order.index(unit)
+        return around[at], around[at + 2]
