@@ -96,10 +96,8 @@ SECTIONS = ("init", "publish", "begin", "micro_batch", "update", "eval")
 @refusing
 def _classes(p: Plan) -> None:
     """Prove that classes are disjoint, sorted by kind, and large enough for their use."""
-    ends, names = (
-        {"device": 0, "host": 0, "file": 0},
-        {c.name for c in p.classes},
-    )
+    ends = {"device": 0, "host": 0, "file": 0}
+    names = {c.name for c in p.classes}
     kinds = [(c.arena, c.targets, c.readers) for c in p.classes]
     if any(k not in KINDS for k in kinds) or kinds != sorted(
         kinds, key=KINDS.index
@@ -241,10 +239,8 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
     `most`."""
     begin = 1
     for n, x in enumerate(phases):
-        last, where = (
-            n == len(phases) - 1,
-            f"phase {n} of the schedule of {name}",
-        )
+        last = n == len(phases) - 1
+        where = f"phase {n} of the schedule of {name}"
         if (
             len(phases) > PHASES
             or (x.until != 0) == last
@@ -468,7 +464,8 @@ def _nodes(p: Plan) -> None:
     """Prove that a flat has a pending sum for each bit of its mask; sums.py proves the
     mask."""
     h = p.head
-    block, every = h.block, h.micro_batches * h.ranks
+    block = h.block
+    every = h.micro_batches * h.ranks
     power = block > 0 and not block & (block - 1)
     if not power or block >= 2 * every:
         raise CheckError(f"{block} leaves are no tree of {every}")
@@ -535,13 +532,12 @@ def units(p: Plan) -> dict[str, int]:
         if s.kind in BODIES:
             kind, index = unit_of(s.unit)
             # A further part of the same unit.
-            again = s.unit == last and len(s.op.split(".")) > 2
-            if (
-                index != counts.get(kind, 0) - again
-                or s.op.split(".")[1] != kind
-            ):
+            name = s.op.split(".")
+            again = s.unit == last and len(name) > 2
+            if index != counts.get(kind, 0) - again or name[1] != kind:
                 raise CheckError(f"section eval: {s.unit} is out of order")
-            counts[kind], last = index + 1, s.unit
+            counts[kind] = index + 1
+            last = s.unit
     return counts
 
 

@@ -74,7 +74,8 @@ class Copies:
             if where.at:
                 self.fail(f"fills {where}")
             array = Value(what, "", MicroBatch(m.now, micro_batch, by))
-            slot = m.all_of(where.buffer, True)
+            slot = where.buffer
+            m.touch(slot, 0, slot.stride, True)
             slot.write(0, slot.stride, Run(array))
 
     def gather(
@@ -108,8 +109,10 @@ class Copies:
         fresh = not own and to.buffer.cls in m.passing
         if fresh:
             self.gathered(to.buffer, step * group.ranks // run.width)
-        rest, part = group.without(run.by_rank), group.each(run.by_rank)
-        slot, all_ = to.buffer, run._replace(by_rank=rest, by_part=part)
+        rest = group.without(run.by_rank)
+        part = group.each(run.by_rank)
+        slot = to.buffer
+        all_ = run._replace(by_rank=rest, by_part=part)
         again = slot.read_parts(to.at, step, size, group) == all_
         if (fresh and slot.held and not slot.step) or (
             again and to.buffer.cls in self.lasting

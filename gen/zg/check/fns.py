@@ -112,30 +112,23 @@ class Run(Body):
             for kernel in FORWARD[c.kernel]:
                 back = BACK[kernel]
                 if any(self.moves(is_[n]) for n in back.makes):
-                    out.append(
-                        (
-                            kernel,
-                            tuple(c.args[n] for _, n in back.numbers),
-                            tuple(is_[n] for _, n in back.same),
-                        )
-                    )
+                    numbers = [c.args[n] for _, n in back.numbers]
+                    same = [is_[n] for _, n in back.same]
+                    out.append((kernel, *numbers, *same))
         return Counter(out)
 
     def backward(self) -> Counter[Made]:
         """Return the backward calls that ran. None may take a forward result as its gradient."""
-        made, out = {number for _, number, _ in self.forward()}, []
+        made = {number for _, number, _ in self.forward()}
+        out = []
         for c, _, is_ in self.ran:
             if backward(c.kernel, c.args):
                 back = BACK[c.kernel]
                 if is_[back.dy][0] in made:
                     self.fail(c, f"{c.args[back.dy]} is no gradient")
-                out.append(
-                    (
-                        c.kernel,
-                        tuple(c.args[n] for n, _ in back.numbers),
-                        tuple(is_[n] for n, _ in back.same),
-                    )
-                )
+                numbers = [c.args[n] for n, _ in back.numbers]
+                same = [is_[n] for n, _ in back.same]
+                out.append((c.kernel, *numbers, *same))
         return Counter(out)
 
     def run(self) -> None:
@@ -156,14 +149,15 @@ class Run(Body):
 
     def one(self, c: Call) -> None:
         """Check one call, and run it as the plain calls that it is made of."""
-        if c.kernel == "zk_cross_entropy" and (
-            c.args[1] == "null"
-        ) != self.fn.name.startswith("eval."):
-            self.fail(c, "training needs the gradient, evaluation does not")
-        if c.kernel == "zk_cross_entropy" and (c.args[4] == "null") == (
-            c.args[1] != "null" and self.p.head.real == "f16"
-        ):
-            self.fail(c, "f16 needs a scale to train, nothing else does")
+        if c.kernel == "zk_cross_entropy":
+            trains = c.args[1] != NULL
+            scaled = c.args[4] != NULL
+            if trains == self.fn.name.startswith("eval."):
+                self.fail(
+                    c, "training needs the gradient, evaluation does not"
+                )
+            if scaled != (trains and self.head.real == "f16"):
+                self.fail(c, "f16 needs a scale to train, nothing else does")
         self.apart(c)
         if KERNELS[c.kernel].whole:
             slices.call(self, c)
@@ -220,7 +214,7 @@ def _drawn(b: Run) -> None:
             b.fail(draw, "is not the logits of a row")
     losses = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"]
     drawn = (number, 0)
-    if pick.args[3] != b.p.head.rows or of[drawn] not in losses[-1]:
+    if pick.args[3] != b.head.rows or of[drawn] not in losses[-1]:
         b.fail(pick, "is not the logits of a row")
     held = (v for values in b.held.values() for v in values)
     logits = next(v for v in held if v.made == drawn)
@@ -289,10 +283,8 @@ def _unit_bodies(
         if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
     fwd.end("y")
-    saved, y = (
-        fwd.held.get("s", []),
-        [replace(v, used=True) for v in fwd.held["y"]],
-    )
+    saved = fwd.held.get("s", [])
+    y = [replace(v, used=True) for v in fwd.held["y"]]
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
         fwd.fail(
             None, "runs backward for what does not move, or not for what does"

@@ -50,7 +50,8 @@ class Once:
         now = totals(m, sums, True)
         self.sums.holds(g, part)
         (store,) = m.p.stored("sum", part.flat)
-        over, group = m.groups.get(store.over), g.group
+        over = m.groups.get(store.over)
+        group = g.group
         each = m.flats[part.flat].shard * m.p.parts(store)
         begin = over.times(each) if over else ()
         own = plus(begin, group.times(g.by_rank // 4))

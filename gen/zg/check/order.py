@@ -107,6 +107,21 @@ class Place(NamedTuple):
         rank = by_place(self.group.name, self.by_rank)
         return f"{self.buffer}+{self.at}{rank}"
 
+    def look(self, size: int) -> Run | None:
+        """Return the content, or None if no one run of an array fills it."""
+        buffer, at, by_rank, group = self
+        if by_rank:
+            return buffer.read_own(at, by_rank, size, group)
+        return buffer.read(at, size)
+
+    def put(self, size: int, run: Run) -> None:
+        """Replace the content."""
+        buffer, at, by_rank, group = self
+        if by_rank:
+            buffer.write_own(at, by_rank, size, run, group)
+        else:
+            buffer.write(at, size, run)
+
 
 def told(run: Run | None) -> str:
     """Describe the content of a place for an error."""
@@ -240,7 +255,8 @@ class Memory:
             self.fail(f"{buffer} is written while peers may read it")
         if write and buffer.cls in self.saved and self.section in BESIDE:
             self.fail(f"{buffer} is written while a checkpoint may read it")
-        mine, clock = self.queue, self.clock
+        mine = self.queue
+        clock = self.clock
         # Consecutive pieces merge into one access, as late as its last. In the file arena they do
         # not.
         joins = buffer.arena != "file"
@@ -267,8 +283,9 @@ class Memory:
             kept.append((lo, hi, write, mine, clock[mine]))
         buffer.accesses = kept
 
-    def all_of(self, buffer: Buffer, write: bool) -> Buffer:
-        """Access the whole slot."""
+    def all_of(self, ref: Ref, write: bool) -> Buffer:
+        """Access a whole slot and return it."""
+        buffer = self.slot(ref)
         self.touch(buffer, 0, buffer.stride, write)
         return buffer
 
@@ -283,7 +300,7 @@ class Memory:
         if self.W > 1 and self.classes[buffer.cls].readers != "peers":
             self.fail(f"peers cannot read {buffer}")
 
-    # ---- a place: its accesses and its content
+    # ---- accesses to a place
 
     def access(self, where: Place, size: int, write: bool) -> Buffer:
         """Record an access to bytes of a place, or to the same bytes of every rank's part.
@@ -314,30 +331,14 @@ class Memory:
         return buffer
 
     def reads(self, where: Place, size: int) -> Run | None:
-        """Access a place and return its content, as `look` does."""
+        """Access a place and return its content."""
         self.access(where, size, False)
-        return self.look(where, size)
-
-    def look(self, where: Place, size: int) -> Run | None:
-        """Return the content of a place, or None if no one run of an array fills it."""
-        buffer, at, by_rank, group = where
-        return (
-            buffer.read_own(at, by_rank, size, group)
-            if by_rank
-            else buffer.read(at, size)
-        )
+        return where.look(size)
 
     def writes(self, where: Place, size: int, run: Run) -> None:
         """Access a place and replace its content."""
         self.access(where, size, True)
-        self.put(where, size, run)
-
-    def put(self, where: Place, size: int, run: Run) -> None:
-        buffer, at, by_rank, group = where
-        if by_rank:
-            buffer.write_own(at, by_rank, size, run, group)
-        else:
-            buffer.write(at, size, run)
+        where.put(size, run)
 
     def holds(self, where: object, run: Run | None, want: Run) -> None:
         """Refuse the content of a place if it is not the wanted one."""
@@ -346,6 +347,6 @@ class Memory:
 
     def makes(self, where: Place, size: int, run: Run) -> None:
         """Write new content. Refuse content that is already there."""
-        if self.look(where, size) == run:
+        if where.look(size) == run:
             self.fail(f"{where} holds {told(run)} already")
         self.writes(where, size, run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
 from ..facts.kernels import kernel as row_of
@@ -18,14 +17,7 @@ from .play import Act, Action
 # Types whose operands are words: spans.F, recipe, freq.N, out.
 WORDS = ("span", "recipe", "f64", "u64")
 # A kernel's name, its arguments, and operand index -> the largest number it was launched for.
-Called = tuple[str, list[Arg | Number], dict[int, int]]
-
-
-class Formals(NamedTuple):
-    """Operands that a step passes to a function, by name."""
-
-    refs: dict[str, Ref]
-    numbers: dict[str, int]
+Called = tuple[str, tuple[Arg, ...], dict[int, int]]
 
 
 @dataclass
@@ -50,11 +42,10 @@ class Own:
             c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
         ):
             self.m.fail("the queue runs other kernels")
-        names, refs = (*fn.ins, *fn.outs), s.refs
-        formals = Formals(dict(zip(names, refs, strict=True)), numbers)
+        refs = dict(zip((*fn.ins, *fn.outs), s.refs, strict=True))
         work = []
         for name, args, most in self.called[fn.name]:
-            operands = [self.operand_of(a, formals) for a in args]
+            operands = [self.operand_of(a, refs, numbers) for a in args]
             numbers_of = [
                 a.n if isinstance(a, Number) else 0 for a in operands
             ]
@@ -68,27 +59,28 @@ class Own:
     def calls_of(self, fn: Fn) -> list[Called]:
         """Return a function's calls with their arguments. Every operand of the function must be
         used."""
-        used, out = set(), []
-        launches = {l.name: l for l in self.m.p.launches}
+        m = self.m
+        used = set()
+        out = []
+        launches = {l.name: l for l in m.p.launches}
         for c in fn.calls:
             launch = launches.get(c.launch)
             if c.rounds != 1 or not launch or launch.kernel != c.kernel:
-                self.m.fail(f"{c.kernel} is launched as another kernel")
+                m.fail(f"{c.kernel} is launched as another kernel")
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             if not row or row.name not in self.kernels:
-                self.m.fail(f"no function has {c.kernel}")
+                m.fail(f"no function has {c.kernel}")
             used |= {base(a) for a in c.args}
             self.fits(fn, c)
-            args = [Number(a) if isinstance(a, int) else a for a in c.args]
             if len(launch.shape) != len(row.shape):
-                self.m.fail(f"{c.kernel} is launched for another shape")
+                m.fail(f"{c.kernel} is launched for another shape")
             most = {
                 row.at[name]: n
                 for name, n in zip(row.shape, launch.shape, strict=True)
             }
-            out.append((row.name, args, most))
+            out.append((row.name, c.args, most))
         if not {*fn.ins, *fn.outs} <= used:
-            self.m.fail("has operands that no call uses")
+            m.fail("has operands that no call uses")
         return out
 
     def fits(self, fn: Fn, call: Call) -> None:
@@ -112,25 +104,30 @@ class Own:
                     f"{call.kernel}: {f.name} is {arg}, which is no {want}"
                 )
 
-    def operand_of(self, arg: Arg | Number, formals: Formals) -> Operand:
+    def operand_of(
+        self,
+        arg: Arg,
+        refs: Mapping[str, Ref],
+        numbers: Mapping[str, int],
+    ) -> Operand:
         """Return the operand that an argument of a call stands for in this step."""
         m = self.m
-        if isinstance(arg, Number):
-            return arg
+        if isinstance(arg, int):
+            return Number(arg)
         if isinstance(arg, plan.Operand):
-            ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
+            ref = refs.get(arg.base) or Ref(arg.base, 0)
             group = m.groups[arg.group]
             return Place(m.slot(ref), ref.at + arg.at, arg.by_rank, group)
         if isinstance(arg, Index):
-            more = formals.numbers[arg.more] if arg.more else 0
-            layer = arg.by_layer * formals.numbers["l"]
+            more = numbers[arg.more] if arg.more else 0
+            layer = arg.by_layer * numbers["l"]
             return Number(layer + arg.at + more, arg.by_rank, arg.group)
         word = str(arg)
         if word.startswith("&"):
-            return m.place(formals.refs[word[1:]])
+            return m.place(refs[word[1:]])
         if word == "sources":
-            return Sources(m.place(formals.refs[word]))
-        number = formals.numbers.get(word)
+            return Sources(m.place(refs[word]))
+        number = numbers.get(word)
         return word if number is None else Number(number)
 
 

@@ -6,7 +6,7 @@ A record of an event copies the clock of its queue, a wait takes the maximum of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..facts.commands import BATCH, COMMANDS, Command, batch_numbers
 from ..facts.queues import QUEUES, Queue
@@ -36,6 +36,7 @@ class Line:
     dead: list[Buffer]  # slots that are dead after the step
 
 
+@dataclass
 class Player:
     """Plays one step after the other: it waits for events, acts, and records events.
 
@@ -43,19 +44,16 @@ class Player:
     function with these numbers; dies: releases a slot.
     """
 
-    def __init__(
-        self,
-        m: Memory,
-        commands: Mapping[str, Act],
-        call: Callable[[Fn, Step, dict[str, int]], Action],
-        dies: Callable[[Buffer], None],
-    ) -> None:
-        self.m, self.fail = m, m.fail
-        self.commands, self.call, self.dies = commands, call, dies
-        self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
-        self.events: dict[tuple[str, int], Record] = {}
-        # the plan's steps, by identity
-        self.lines: dict[int, Line] = {}
+    m: Memory
+    commands: Mapping[str, Act]
+    call: Callable[[Fn, Step, dict[str, int]], Action]
+    dies: Callable[[Buffer], None]
+    clocks: list[Clock] = field(
+        default_factory=lambda: [[0] * len(QUEUES) for _ in QUEUES]
+    )
+    events: dict[tuple[str, int], Record] = field(default_factory=dict)
+    # the plan's steps, by identity
+    lines: dict[int, Line] = field(default_factory=dict)
 
     def play(self, s: Step) -> None:
         """Play one step: wait for events, act, release dead slots, record events."""
@@ -63,7 +61,8 @@ class Player:
         m.step = s
         try:
             line = self.lines.get(id(s)) or self.read(s)
-            m.queue, m.arenas = line.queue, line.arenas
+            m.queue = line.queue
+            m.arenas = line.arenas
             m.clock = clock = self.clocks[line.queue]
             for event in line.waits:
                 queue, at, known = self.events.get(event, FIRST)
@@ -78,23 +77,24 @@ class Player:
             for buffer in line.dead:
                 self.dies(buffer)
         except LACKS as e:
-            self.fail(f"names what the plan does not have: {e}")
+            m.fail(f"names what the plan does not have: {e}")
         for event in line.recs:
             self.events[event] = line.queue, clock[line.queue], clock[:]
 
     def read(self, s: Step) -> Line:
         """Look up a step's names. A step that is the same in all micro-batches is looked up
         once."""
-        queue = QUEUES.get(s.queue) or self.fail("no such queue")
-        if self.m.head.overlap == 0 and queue.beside:
-            self.fail("a queue of its own, but collectives do not overlap")
+        m = self.m
+        queue = QUEUES.get(s.queue) or m.fail("no such queue")
+        if m.head.overlap == 0 and queue.beside:
+            m.fail("a queue of its own, but collectives do not overlap")
         line = Line(
             INDEX[s.queue],
             (queue.reads, queue.writes),
             [(e.name, e.index) for e in s.waits],
             [(e.name, e.index) for e in s.recs],
             *self.action(s, queue),
-            [self.m.bytes(r.cls, r.index) for r in s.refs if r.last],
+            [m.bytes(r.cls, r.index) for r in s.refs if r.last],
         )
         if not any([i.per for i in s.ints]):
             self.lines[id(s)] = line
@@ -112,16 +112,16 @@ class Player:
         if outs == BATCH:
             outs, names = len(m.batch), batch_numbers(m.head.order)
         if (len(s.ins), len(s.outs)) != (ins, outs):
-            self.fail("has other operands than it should")
+            m.fail("has other operands than it should")
         if fn and not queue.kernels:
-            self.fail("the queue runs no kernels")
+            m.fail("the queue runs no kernels")
         if command.moves and not queue.wire:
-            self.fail("the queue has no collectives")
+            m.fail("the queue has no collectives")
         by_micro_batch = [i.name for i in s.ints if i.per]
         if tuple([i.name for i in s.ints]) != names or set(by_micro_batch) - {
             "micro_batch"
         }:
-            self.fail("has other numbers than it should")
+            m.fail("has other numbers than it should")
         refs = s.refs
         mortal = {"copy": s.ins, "done": s.ins[1:]}
         self.dying(s, refs if fn else mortal.get(s.kind, ()))
@@ -139,25 +139,26 @@ class Player:
             if ref.last and (
                 ref not in may or self.m.classes[ref.cls].targets != "all"
             ):
-                self.fail(f"{ref} cannot end here")
+                self.m.fail(f"{ref} cannot end here")
 
     def meeting(self, s: Step, meets: bool) -> None:
         """Require that a step with a meeting of ranks names an existing group, and that others name
         none."""
         if meets != bool(s.group):
-            self.fail(
+            self.m.fail(
                 "ranks meet, of no group"
                 if meets
                 else f"is no meeting of group {s.group}"
             )
         if meets and s.group not in self.m.groups:
-            self.fail(f"there is no group {s.group}")
+            self.m.fail(f"there is no group {s.group}")
 
     def over(self) -> None:
         """Release everything that an evaluation leaves, after all queues have finished."""
         m = self.m
         m.step = Step("main", "over", "")
-        m.queue, m.clock = MAIN, self.clocks[MAIN]
+        m.queue = MAIN
+        m.clock = self.clocks[MAIN]
         for buffer in m.slots.values():
             if buffer.held and buffer.cls in m.passing:
                 self.dies(buffer)

@@ -62,7 +62,8 @@ class Reductions:
         exact = m.head.reduction == "exact" or m.W == 1
         if each != exact:
             m.fail(f"reduces in another way than {m.head.reduction}")
-        slot, at = source.buffer, source.at
+        slot = source.buffer
+        at = source.at
         whole = step * (m.group.ranks - 1) + at + size
         room = step - at
         if not 0 < size <= room or whole > slot.stride:

@@ -5,45 +5,33 @@ from __future__ import annotations
 from ..plan.mesh import Along, plus
 from ..plan.plan import STEP
 from .arrays import EVERY, Control, MicroBatch, Sum, Totals
-from .memory import Run
 from .order import Memory, told
 
 
 def leap(m: Memory, played: int, turns: int) -> None:
-    """Extrapolate sums from the repeats that were played to all repeats; each adds the same."""
+    """Extrapolate sums from the repeats that were played to all repeats; each adds the same. A
+    pending sum, a count or a loss counts if it covers exactly the micro-batches that were
+    played."""
     losses = _first_micro_batches(m, played * m.p.together)
+    counts = _counts(m, played)
 
-    def all_of(run: Run) -> Run:
-        array = _grown(m, run.array, played, turns, losses)
-        return run._replace(array=array)
+    def after(a: object) -> object:
+        if isinstance(a, Totals):
+            return a._replace(losses=EVERY) if a.losses == losses else a
+        if played == turns:
+            return a
+        if isinstance(a, Control) and a.leaves in counts:
+            return a._replace(leaves=a.leaves * turns // played)
+        if not isinstance(a, Sum) or a.whole or a.micro_batch.step != m.now:
+            return a
+        return a._replace(
+            micro_batches=a.micro_batches * turns // played,
+            leaves=a.leaves * turns // played,
+            whole=True,
+        )
 
     for slot in m.slots.values():
-        slot.each(all_of)
-
-
-def _grown(
-    m: Memory,
-    a: object,
-    played: int,
-    turns: int,
-    losses: frozenset[MicroBatch],
-) -> object:
-    """Return a pending sum, count or loss after all repeats, if it covers exactly the
-    micro-batches that were played."""
-    if isinstance(a, Totals):
-        return a._replace(losses=EVERY) if a.losses == losses else a
-    if played == turns:
-        return a
-    if isinstance(a, Sum) and not a.whole and a.micro_batch.step == m.now:
-        micro_batches, leaves = (
-            n * turns // played for n in (a.micro_batches, a.leaves)
-        )
-        return a._replace(
-            micro_batches=micro_batches, leaves=leaves, whole=True
-        )
-    if isinstance(a, Control) and a.leaves in _counts(m, played):
-        return a._replace(leaves=a.leaves * turns // played)
-    return a
+        slot.each(lambda run: run._replace(array=after(run.array)))
 
 
 def _counts(m: Memory, micro_batches: int) -> set[int]:
@@ -57,17 +45,13 @@ def _counts(m: Memory, micro_batches: int) -> set[int]:
 def counted(m: Memory) -> None:
     """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
     micro-batches go through a unit before the next one."""
-    A, turns = (
-        m.head.micro_batches,
-        m.p.section("micro_batch").repeat,
-    )
+    A = m.head.micro_batches
+    turns = m.p.section("micro_batch").repeat
     good = (0, *_counts(m, A)) if turns == A else (0,)
-    for (cls, index), slot in m.slots.items():
+    for slot in m.slots.values():
         for _, _, run in slot.held:
             if isinstance(run.array, Control) and run.array.leaves not in good:
-                m.ends(
-                    f"{cls}[{index}] holds {told(run)}, of {A} micro-batches"
-                )
+                m.ends(f"{slot} holds {told(run)}, of {A} micro-batches")
 
 
 def _first_micro_batches(m: Memory, n: int) -> frozenset[MicroBatch]:

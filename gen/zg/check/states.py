@@ -41,7 +41,7 @@ class States:
         state = State(s.what, flat.name, l, step)
         want = Run(state, s.lo, s.width, owned)
         place = self.own_place(s, l, owned)
-        _same(self.m, s, l, self.m.look(place, s.n * s.width), want)
+        _same(self.m, s, l, place.look(s.n * s.width), want)
 
     def own_place(self, s: Store, l: int, owned: Along) -> Place:
         """Return the place of a rank's own shard, in a store with only that shard or with more."""

@@ -118,14 +118,14 @@ class Program:
         self.evaluated += 1
         micro_batch = MicroBatch(0, self.evaluated, ())
         for name in m.batch:
-            m.bytes(name, 0).write(
-                0, m.classes[name].stride, Run(Value(name, "", micro_batch))
-            )
-        set_totals(m.first_slot("sums"), Totals(0))
+            slot = m.bytes(name, 0)
+            slot.write(0, slot.stride, Run(Value(name, "", micro_batch)))
+        sums = m.first_slot("sums")
+        set_totals(sums, Totals(0))
         self.run("eval")
         self.player.over()
         self.end()
-        run = m.bytes("sums", 0).read(0, 8 * SUMS)
+        run = sums.look(8 * SUMS)
         losses = frozenset({micro_batch})
         if not run or run.array != Totals(0, losses=losses):
             m.ends(f"sums[0] holds {told(run)}, not the loss")
@@ -139,9 +139,9 @@ class Program:
             m.ends("a reduction is not done")
         if self.units.left:
             m.ends(f"{self.units.left[0][0]} did not run")
-        for (cls, index), slot in m.slots.items():
-            if slot.held and cls in m.passing:
-                m.ends(f"{cls}[{index}] still holds {slot.told()}")
+        for slot in m.slots.values():
+            if slot.held and slot.cls in m.passing:
+                m.ends(f"{slot} still holds {slot.told()}")
 
     def hashes(self) -> None:
         """Prove that a run's hashes cover every master weight exactly once over all ranks."""

@@ -49,4 +49,4 @@ class Sums:
             part.by_rank,
         )
         if run != want:
-            self.m.fail(f"{where} holds {told(run)}, not {told(want)}")
+            m.fail(f"{where} holds {told(run)}, not {told(want)}")

@@ -37,19 +37,22 @@ class Trees:
     ) -> None:
         """Push the next leaves, or sums of leaves, onto the tree whose pending nodes are at
         `node`."""
-        size, distance = n.n, stride.n
-        width = 4 if full.n else self.m.real
+        m = self.m
+        size = n.n
+        distance = stride.n
+        width = 4 if full.n else m.real
         came, leaf, group = self.pushed(source, size, width)
-        one, ranks = self.sums.one(came), group.ranks if group else 1
+        one = self.sums.one(came)
+        ranks = group.ranks if group else 1
         new = over_ranks(one, group) if group and ranks > 1 else one
         said = count.n, full.n
         if not new or said != (ranks, int(not leaf)):
-            self.m.fail(f"pushes {count.n} of {told(came)}")
+            m.fail(f"pushes {count.n} of {told(came)}")
         counted = False
         before = 0
         if isinstance(ctl, Place):
             counted = True
-            before = leaf_count(self.m, ctl, False).leaves
+            before = leaf_count(m, ctl, False).leaves
         self.tree(counted, total.n, mask.n, block.n, one, ranks)
         self.nodes(node, distance, size, mask.n, counted)
         nodes = mask.n.bit_count()
@@ -59,24 +62,25 @@ class Trees:
             new = self.carried(node, size, came, new, before * one.leaves)
         done = new._replace(whole=before + ranks == total.n)
         run = Run(done, came.first, 4, came.by_rank)
-        self.m.makes(node, 4 * size, run)
+        m.makes(node, 4 * size, run)
 
     def pushed(
         self, source: Operand, n: int, width: int
     ) -> tuple[Run, bool, Members | None]:
         """Return the pushed run, whether it holds gradients (not f32 sums), and the group it came
         from."""
+        m = self.m
         if isinstance(source, Sources):
             r = self.reductions.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
-                self.m.fail(f"sums {n} elements of {r.size} bytes that came")
-            group = self.m.groups[r.group] if r.sources > 1 else None
+                m.fail(f"sums {n} elements of {r.size} bytes that came")
+            group = m.groups[r.group] if r.sources > 1 else None
             return r.came, r.leaf, group
         if not isinstance(source, Place):
-            self.m.fail(f"pushes {source}")
-        run = self.m.reads(source, n * width)
+            m.fail(f"pushes {source}")
+        run = m.reads(source, n * width)
         if not run or run.width != width:
-            self.m.fail(
+            m.fail(
                 f"{source} holds {told(run)}, not {n} elements of {width} bytes"
             )
         return run, isinstance(run.array, Leaf), None
@@ -101,16 +105,17 @@ class Trees:
     ) -> None:
         """Access a tree's nodes after the first, `step` bytes apart. Nothing else may write them
         while the tree is incomplete."""
-        place, size = node._replace(at=step, by_rank=0), step * (nodes - 1)
+        place = node._replace(at=step, by_rank=0)
+        size = step * (nodes - 1)
         mine = Run(Pending(one.flat, one.l))
         self.m.access(place, size, True)
         if node.by_rank:  # the content behind a rank's part is not tracked
             return
-        there = self.m.look(place, size)
+        there = place.look(size)
         if begun and there != mine:
             self.m.fail(f"{place} holds {told(there)}, not {told(mine)}")
         if not begun:
-            self.m.put(place, size, mine)
+            place.put(size, mine)
 
     def tree(
         self,
@@ -123,18 +128,19 @@ class Trees:
     ) -> None:
         """Require that the step's leaves form trees of the plan's size, one after the other.
         Without a counter all leaves must come at once."""
-        head = self.m.p.head
+        m = self.m
+        head = m.p.head
         times = head.micro_batches if counted else 1
         if total != times * count:
-            self.m.fail(f"a tree of {total}, of {count} at a time")
+            m.fail(f"a tree of {total}, of {count} at a time")
         if total > 1 and block * one.leaves != head.block:
-            self.m.fail(f"trees of {block} times {one.leaves} leaves")
+            m.fail(f"trees of {block} times {one.leaves} leaves")
         want = planned = 0
         if counted:
             want = pending(total, count, block)
-            planned = self.m.flats[one.flat].mask
+            planned = m.flats[one.flat].mask
         if mask != want or planned != want:
-            self.m.fail(f"pending sums at {mask:#b}, not {want:#b}")
+            m.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
     def carried(
         self, node: Place, n: int, came: Run, new: Sum, before: int
@@ -165,7 +171,8 @@ class Trees:
 def pending(total: int, count: int, block: int) -> int:
     """Return the mask of all levels at which sums are ever pending, if `total` leaves come `count`
     at a time. All whole blocks together count as one level."""
-    last, mask = total // count - 1, 0
+    last = total // count - 1
+    mask = 0
     # Bit b of n * count repeats after 2^(b+1) values of n.
     for b in range((block - 1).bit_length()):
         first = -(-(2**b) // count)

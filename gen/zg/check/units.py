@@ -77,17 +77,18 @@ class Units:
 
     def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> Use:
         """Require that a body's functions follow each other with no other function between them."""
-        body, kind = s.op.split(".")[:2]
+        name, kind = s.op.split(".")[:2]
+        body = s.unit, name, micro_batch
         if not self.left:
-            self.body, self.outs = (s.unit, body, micro_batch), set()
+            self.body = body
+            self.outs = set()
             self.left = [
                 (op, n, at)
-                for op, rows in self.uses.facts.parts[body, kind]
+                for op, rows in self.uses.facts.parts[name, kind]
                 for n, at in enumerate(rows)
             ]
         op, n, at = self.left.pop(0)
-        now = (s.op, row, (s.unit, body, micro_batch))
-        if now != (op, at, self.body):
+        if (s.op, row, body) != (op, at, self.body):
             self.fail("is out of turn")
         return self.uses.use(s.unit, op, n)
 
@@ -108,7 +109,7 @@ class Units:
         }
         micro_batch = None
         for name, ref in ins:
-            self.m.all_of(self.m.slot(ref), False)
+            self.m.all_of(ref, False)
             micro_batch = self.expect(ref, *means[name], micro_batch)
         return micro_batch
 
@@ -135,13 +136,14 @@ class Units:
         m = self.m
         for arg in self.direct[s.op]:
             name = arg.base
-            read = name in (*m.batch, "ctl") or name.startswith("table")
+            table = name.startswith("table")
+            read = table or name in (*m.batch, "ctl")
             if m.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
             m.operand(arg, not read)
             if name in m.batch:
                 micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
-            elif name.startswith("table"):
+            elif table:
                 self.turned(name)
             elif arg == SCALED:
                 self.scaled()
@@ -166,7 +168,7 @@ class Units:
         m = self.m
         name, l = key
         shard = m.flats[name].shard
-        slot = m.all_of(m.slot(ref), False)
+        slot = m.all_of(ref, False)
         run = slot.read(0, shard * m.W * m.real)
         step = m.made if key in m.moving else 0
         state = State("p", name, l, step)
@@ -179,7 +181,7 @@ class Units:
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """Write a value, or one function's share of it."""
-        slot = self.m.all_of(self.m.slot(ref), True)
+        slot = self.m.all_of(ref, True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
@@ -188,7 +190,7 @@ class Units:
             )
         if not begun and slot.held or ref.at:
             self.fail(f"{ref} is overwritten while it holds {slot.told()}")
-        slot.write(0, self.m.classes[ref.cls].stride, Run(array))
+        slot.write(0, slot.stride, Run(array))
         self.outs.add(name)
 
     def sum_of_rows(
@@ -197,7 +199,7 @@ class Units:
         """Write the f32 sum of a tied weight's gradient: the head starts it, the embedding adds to
         it."""
         if body == "bwd":
-            self.m.all_of(self.m.slot(ref), True)
+            self.m.all_of(ref, True)
             self.expect(ref, "acc", "", micro_batch)
         else:
             self.value("acc", ref, Value("acc", "", micro_batch))
@@ -214,7 +216,7 @@ class Units:
             self.fail(
                 f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
             )
-        slot = m.all_of(m.slot(ref), True)
+        slot = m.all_of(ref, True)
         run = slot.read(0, size)
         was = run.array if run else None
         mine = frozenset({use.writer})
@@ -237,7 +239,8 @@ class Units:
 
     def loss(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch to the losses of the step's sums."""
-        run = self.m.bytes("sums", 0).read(0, 8 * SUMS)
+        sums = self.m.first_slot("sums")
+        run = sums.look(8 * SUMS)
         now = run.array if run else None
         if (
             not isinstance(now, Totals)
@@ -248,7 +251,4 @@ class Units:
             self.fail(
                 f"sums[0] holds {told(run)}: not cleared, or it has this loss"
             )
-        set_totals(
-            self.m.first_slot("sums"),
-            now._replace(losses=now.losses | {micro_batch}),
-        )
+        set_totals(sums, now._replace(losses=now.losses | {micro_batch}))

@@ -95,19 +95,21 @@ class Updates:
 
     def goes_on(self, where: Place, width: int, part: Part, what: str) -> None:
         """Advance a state's elements from the last step to this one."""
-        m, size = self.m, part.n * width
+        m = self.m
+        size = part.n * width
         m.access(where, size, True)  # which includes reading them
-        m.holds(where, m.look(where, size), part.run(what, m.now - 1, width))
-        m.put(where, size, part.run(what, m.now, width))
+        m.holds(where, where.look(size), part.run(what, m.now - 1, width))
+        where.put(size, part.run(what, m.now, width))
 
     def rope_table(
         self, table: Place, freq: str, T: Number, D: Number
     ) -> None:
-        rows = {f"freq.{n}": t for n, t in enumerate(self.m.p.tables)}
+        m = self.m
+        rows = {f"freq.{n}": t for n, t in enumerate(m.p.tables)}
         row = rows.get(freq)
-        if not row or (T.n, D.n) != (self.m.head.sequence, row.head):
-            self.m.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        self.m.writes(table, 4 * T.n * D.n, Run(Table(row.name)))
+        if not row or (T.n, D.n) != (m.head.sequence, row.head):
+            m.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
+        m.writes(table, 4 * T.n * D.n, Run(Table(row.name)))
 
     def hash(
         self,
@@ -125,7 +127,7 @@ class Updates:
         width = self.width(full)
         step = m.now if (part.flat, part.l) in m.moving else 0
         want = part.run("p", step, width)
-        run = m.look(p, part.n * width)
+        run = p.look(part.n * width)
         if run != want or out != "out":
             m.fail(f"{p} holds {told(run)}, not {told(want)}")
         self.hashed = part

@@ -30,7 +30,8 @@ class Uses:
     """Knows the units of a plan in forward order, and the parameters of each."""
 
     def __init__(self, m: Memory, facts: Facts) -> None:
-        self.m, self.fail, self.facts = m, m.fail, facts
+        self.m = m
+        self.facts = facts
         self.order = list(
             dict.fromkeys(
                 s.unit for s in m.p.section("eval").steps if s.kind in BODIES
@@ -61,7 +62,8 @@ class Uses:
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
         writer = f"{unit}.{number[0]}.{n}" if number else unit
-        flats, steps = self.facts.flats[op], self.facts.steps
+        flats = self.facts.flats[op]
+        steps = self.facts.steps
         of = {
             formal: (flat, self.instance(flat, kind, index, n))
             for formal, flat in flats.items()
@@ -84,7 +86,7 @@ class Uses:
             if flat in self.facts.flats[op].values()
         }
         if len(slices) > 1:
-            self.fail(f"{flat} is in {sorted(slices)} slices")
+            self.m.fail(f"{flat} is in {sorted(slices)} slices")
         return index * slices.pop() + n
 
     def complete(self, leaf: Leaf) -> bool:
