@@ -260,7 +260,24 @@ def test_checking_knows_no_feature() -> None:
         re.I,
     )
     folder = pathlib.Path(check.__file__).parent
-    for name in ("memory", "copies", "effects", "units", "step"):
+    for name in (
+        "memory",
+        "order",
+        "play",
+        "copies",
+        "reductions",
+        "own",
+        "operands",
+        "constants",
+        "once",
+        "sums",
+        "updates",
+        "uses",
+        "units",
+        "states",
+        "repeats",
+        "step",
+    ):
         text = (folder / f"{name}.py").read_text()
         assert [
             line for line in text.splitlines() if words.search(line)

@@ -14,7 +14,7 @@ import mutants
 import pytest
 import test_mutants
 from plans import planned
-from zg.check import check, effects
+from zg.check import check, updates
 from zg.facts.grids import Grid
 from zg.plan.plan import Int, Plan, Ref, Step
 from zg.plan.text import PlanError, parse
@@ -223,7 +223,7 @@ def test_a_fault_of_the_checker_goes_on(
         (lambda self, *rest: self.nothing, AttributeError),
         (lambda self: None, TypeError),
     ):
-        monkeypatch.setattr(effects.Effects, "zk_update", fault)
+        monkeypatch.setattr(updates.Updates, "update", fault)
         with pytest.raises(kind):
             check.check(p)
 

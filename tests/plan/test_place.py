@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import EACH, NAMES, keys, planned
-from zg.check import check, fns
+from zg.check import body, check, fns
 from zg.facts.kernels import KERNELS
 from zg.facts.ops import up
 from zg.passes.place import ALIGN, Item, pack, stack
@@ -112,8 +112,8 @@ def test_what_is_read_again_is_not_written_over(name: str) -> None:
 PASSING = ("ring", "grad", "x", "dx", "save")
 
 
-class Extents(fns.Run):
-    """A run of a function that finds how far it reaches into temporary space and scratch."""
+class Extents(body.Body):
+    """A body of a function that finds how far it reaches into temporary space and scratch."""
 
     def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:
         base, at = super().place(call, arg, size)
@@ -142,7 +142,7 @@ class Extents(fns.Run):
 
     @property
     def bytes(self) -> int:
-        self.run()
+        fns.run(self)
         return sum(
             up(n, 4096)
             for base, n in self.ends.items()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..facts import ops
-from ..facts.stores import begin
 from ..plan import plan
 from ..plan.mesh import Along, Members
 from ..plan.plan import Flat, Plan
@@ -99,9 +98,9 @@ class Totals(NamedTuple):
     over all ranks."""
 
     step: int
-    norms: frozenset[tuple[str, int, int, Along, int]]
-    losses: frozenset[MicroBatch]
-    everywhere: bool
+    norms: frozenset[tuple[str, int, int, Along, int]] = frozenset()
+    losses: frozenset[MicroBatch] = frozenset()
+    everywhere: bool = False
 
     def __str__(self) -> str:
         ranks = "all ranks" if self.everywhere else "a rank"
@@ -191,7 +190,7 @@ def stores(p: Plan) -> list[Store]:
             out.append(
                 replace(
                     _store(p, f, s, "p"),
-                    at=begin(p, s),
+                    at=p.begin(s) * ops.BYTES[s.dtype],
                     given=f"{near}hash.{f.name}",
                 )
             )

@@ -100,10 +100,11 @@ class Body:
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
         self.kind = self.fn.name.split(".")[1]
-        self.real = self.p.head.bytes
+        self.head = self.p.head
+        self.real = self.head.bytes
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
-        self.width = self.p.head.value
+        self.width = self.head.value
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
         self.limits["s"] = max(
             self.limits.get(f"{near}save.{self.kind}", 0)
@@ -134,7 +135,8 @@ class Body:
             if f.mode == "~" and isinstance(arg, Index):
                 continue
             if isinstance(arg, Layers) and f.name in BY_LAYER:
-                self.numbered(call)
+                if "l" not in self.fn.ints:
+                    self.fail(call, "does not know which unit it is of")
                 continue
             if f.number:
                 if not isinstance(arg, int) and (
@@ -147,8 +149,8 @@ class Body:
                     self.fail(call, f"{f.name} is {arg}")
                 out[f.name] = arg
         for name, stated in (
-            ("B", self.p.head.batch),
-            ("T", self.p.head.sequence),
+            ("B", self.head.batch),
+            ("T", self.head.sequence),
         ):
             if out.get(name, stated) != stated:
                 self.fail(call, f"{name} is {out[name]}, not {stated}")
@@ -162,24 +164,19 @@ class Body:
             self.goes_on(call, int(out["M"]))
         if call.kernel == "zk_cross_entropy":
             if (out["V"], out["rows"]) != (
-                self.p.head.vocab,
-                self.p.head.rows,
+                self.head.vocab,
+                self.head.rows,
             ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
 
-    def numbered(self, call: Call) -> None:
-        """Refuse an argument that differs between units if the function gets no unit number."""
-        if "l" not in self.fn.ints:
-            self.fail(call, "does not know which unit it is of")
-
     def goes_on(self, call: Call, terms: int) -> None:
         """Refuse to continue a sum of products after `terms` terms, unless that is a multiple of
         TERMS."""
-        if terms % TERMS[self.p.head.real]:
+        if terms % TERMS[self.head.real]:
             self.fail(
                 call,
-                f"goes on with a sum behind {terms} terms in {self.p.head.real}",
+                f"goes on with a sum behind {terms} terms in {self.head.real}",
             )
 
     def bytes_of(self, type_: str) -> int:
@@ -308,7 +305,8 @@ class Body:
         self, where: str, at: int, by: int, rounds: int, old: Value | None
     ) -> None:
         """Join the parts again, to the value that was there before or to a new one."""
-        values, end = self.held[where], at + by * rounds
+        values = self.held[where]
+        end = at + by * rounds
         there = met(values, at, end)
         mine = values[there]
         types = {v.type for v in mine}
@@ -351,7 +349,8 @@ class Body:
                 or not dims[mode]
             ):
                 self.fail(call, f"{arg} is not written in f32")
-            name, added = "acc", mode == "add"
+            name = "acc"
+            added = mode == "add"
         else:
             name = self.tensor(call, arg, elems, 0, True).name
             added = mode == "add" and bool(dims["add"])
@@ -371,10 +370,8 @@ class Body:
     def packed(self, call: Call, row: Kernel) -> None:
         """Refuse a call by rows of samples without positions if documents end, or with positions if
         not."""
-        ends, args = (
-            self.p.head.end >= 0,
-            dict(zip(row.at, call.args, strict=True)),
-        )
+        ends = self.head.end >= 0
+        args = dict(zip(row.at, call.args, strict=True))
         if "position" in args:
             if (args["position"] != NULL) != ends:
                 self.fail(call, f"takes {args['position']} for positions")

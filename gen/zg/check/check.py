@@ -1,14 +1,17 @@
 """check.py -- the verifier: proves the passes' promises about a Plan, and imports none of them.
 
-It plays the plan twice: start, two training steps, an evaluation, a third step; and start, two
-evaluations. Each step moves bytes (copies.py) or makes new ones (effects.py). The content of every
-byte is known as elements of named arrays (memory.py, arrays.py). It proves:
+It plays the plan twice (step.py, play.py): start, two training steps, an evaluation, a third step;
+and start, two evaluations. Each step moves bytes (copies.py, reductions.py) or makes new ones, by
+kernels (own.py; once.py, sums.py, updates.py) or by a function of a unit (units.py). The content of
+every byte is known as elements of named arrays (memory.py, arrays.py). The parts share one state
+(order.py); step.py puts them together. It proves:
  order     any two conflicting accesses are ordered by queue order and wait/record (order.py)
  numbers   calls and tensors have the numbers that the plan states of its spec (stated.py)
- content   each function of a unit, and each of its calls, reads the right values (step.py, fns.py);
-           an update reads parameters and states of the last step, the sum of all gradients, each
-           complete and included once, and the step's factor
- states    after every step each place of each state holds all its elements, of this step (step.py)
+ content   each function of a unit, and each of its calls, reads the right values (units.py,
+           fns.py); an update reads parameters and states of the last step, the sum of all
+           gradients, each complete and included once, and the step's factor
+ states    after every step each place of each state holds all its elements, of this step
+           (states.py)
  saving    only an update changes the states of a run, so a checkpoint can be written meanwhile
            (order.py)
  memory    classes do not overlap and are large enough; gathered elements stay within the bound
@@ -39,14 +42,13 @@ from ..plan.plan import (
     Ref,
     Run,
     Tensor,
+    unit_of,
 )
 from . import stores
-from .copies import REDUCTIONS
 from .fns import Facts, functions
 from .kernels import BODIES
-from .order import CheckError, refusing
+from .order import REDUCTIONS, CheckError, refusing
 from .step import Program
-from .units import unit_of
 
 __all__ = ["CheckError", "check"]
 
@@ -94,10 +96,8 @@ SECTIONS = ("init", "publish", "begin", "micro_batch", "update", "eval")
 @refusing
 def _classes(p: Plan) -> None:
     """Prove that classes are disjoint, sorted by kind, and large enough for their use."""
-    ends, names = (
-        {"device": 0, "host": 0, "file": 0},
-        {c.name for c in p.classes},
-    )
+    ends = {"device": 0, "host": 0, "file": 0}
+    names = {c.name for c in p.classes}
     kinds = [(c.arena, c.targets, c.readers) for c in p.classes]
     if any(k not in KINDS for k in kinds) or kinds != sorted(
         kinds, key=KINDS.index
@@ -239,10 +239,8 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
     `most`."""
     begin = 1
     for n, x in enumerate(phases):
-        last, where = (
-            n == len(phases) - 1,
-            f"phase {n} of the schedule of {name}",
-        )
+        last = n == len(phases) - 1
+        where = f"phase {n} of the schedule of {name}"
         if (
             len(phases) > PHASES
             or (x.until != 0) == last
@@ -463,10 +461,11 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
 
 @refusing
 def _nodes(p: Plan) -> None:
-    """Prove that a flat has a pending sum for each bit of its mask; effects.tree proves the
+    """Prove that a flat has a pending sum for each bit of its mask; sums.py proves the
     mask."""
     h = p.head
-    block, every = h.block, h.micro_batches * h.ranks
+    block = h.block
+    every = h.micro_batches * h.ranks
     power = block > 0 and not block & (block - 1)
     if not power or block >= 2 * every:
         raise CheckError(f"{block} leaves are no tree of {every}")
@@ -533,13 +532,12 @@ def units(p: Plan) -> dict[str, int]:
         if s.kind in BODIES:
             kind, index = unit_of(s.unit)
             # A further part of the same unit.
-            again = s.unit == last and len(s.op.split(".")) > 2
-            if (
-                index != counts.get(kind, 0) - again
-                or s.op.split(".")[1] != kind
-            ):
+            name = s.op.split(".")
+            again = s.unit == last and len(name) > 2
+            if index != counts.get(kind, 0) - again or name[1] != kind:
                 raise CheckError(f"section eval: {s.unit} is out of order")
-            counts[kind], last = index + 1, s.unit
+            counts[kind] = index + 1
+            last = s.unit
     return counts
 
 
@@ -636,8 +634,8 @@ def play(p: Plan, facts: Facts) -> None:
     other.start()
     other.evaluate()
     other.evaluate()
-    if player.most != p.head.live or p.head.live > p.head.bound:
+    if player.copies.most != p.head.live or p.head.live > p.head.bound:
         raise CheckError(
-            f"{player.most} elements are gathered at once, {p.head.live} were "
+            f"{player.copies.most} elements are gathered at once, {p.head.live} were "
             f"promised, the bound is {p.head.bound}"
         )

@@ -20,7 +20,7 @@ It proves:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -68,7 +68,7 @@ def _numbered(c: Call, at: int) -> Call:
 Span = tuple[Formal, str, int, int]  # an operand: its formal, base, lo, hi
 
 
-def _apart(out: Span, x: Span) -> bool:
+def _clear(out: Span, x: Span) -> bool:
     """Return whether an output is disjoint from another operand, or is allowed to alias it."""
     f, where, lo, hi = out
     formal, there, low, high = x
@@ -77,134 +77,125 @@ def _apart(out: Span, x: Span) -> bool:
     return formal.name in f.alias and (lo, hi) == (low, high)
 
 
-@dataclass
-class Run(Body):
-    """Runs the calls of a body and proves them one by one."""
-
-    def apart(self, call: Call) -> None:
-        """Require that outputs overlap no operand, except one that they may alias exactly. Outputs
-        come first."""
-        row = UNITS[call.kernel]
-        dims = self.dims(call, row)
-        spans: list[Span] = []
-        for f, arg in zip(row.formals, call.args, strict=True):
-            if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
-                continue
-            size = value(f.elems, dims) * self.bytes_of(f.type)
-            where, at = self.place(call, arg, size)
-            spans.append((f, where, at, at + size))
-        outs = [s for s in spans if s[0].mode == ">"]
-        for n, out in enumerate(outs):
-            others = [x for m, x in enumerate(spans) if m != n]
-            if not all(_apart(out, x) for x in others):
-                _, where, at, _ = out
-                self.fail(call, f"{where}+{at} overlaps another operand")
-
-    def forward(self) -> list[Ran]:
-        """Return the forward calls that ran."""
-        return [r for r in self.ran if forward(r[0].kernel, r[0].args)]
-
-    def wanted(self) -> Counter[Made]:
-        """Return the backward calls that forward requires, as (kernel, numbers, forward's
-        operands)."""
-        out = []
-        for c, _, is_ in self.forward():
-            for kernel in FORWARD[c.kernel]:
-                back = BACK[kernel]
-                if any(self.moves(is_[n]) for n in back.makes):
-                    out.append(
-                        (
-                            kernel,
-                            tuple(c.args[n] for _, n in back.numbers),
-                            tuple(is_[n] for _, n in back.same),
-                        )
-                    )
-        return Counter(out)
-
-    def backward(self) -> Counter[Made]:
-        """Return the backward calls that ran. None may take a forward result as its gradient."""
-        made, out = {number for _, number, _ in self.forward()}, []
-        for c, _, is_ in self.ran:
-            if backward(c.kernel, c.args):
-                back = BACK[c.kernel]
-                if is_[back.dy][0] in made:
-                    self.fail(c, f"{c.args[back.dy]} is no gradient")
-                out.append(
-                    (
-                        c.kernel,
-                        tuple(c.args[n] for n, _ in back.numbers),
-                        tuple(is_[n] for n, _ in back.same),
-                    )
-                )
-        return Counter(out)
-
-    def run(self) -> None:
-        for fn in self.fns:
-            self.fn = fn
-            self.launched(list(fn.calls))
-            for at in slices.rounds(self, fn):
-                self.calls([_numbered(c, at) for c in fn.calls])
-        slices.end(self)
-
-    def calls(self, calls: list[Call]) -> None:
-        for rounds, some in groupby(calls, key=lambda c: c.rounds):
-            group = list(some)
-            if rounds < 1:
-                self.fail(group[0], f"is called {rounds} times")
-            for c in through(self, rounds, group) if rounds > 1 else group:
-                self.one(c)
-
-    def one(self, c: Call) -> None:
-        """Check one call, and run it as the plain calls that it is made of."""
-        if c.kernel == "zk_cross_entropy" and (
-            c.args[1] == "null"
-        ) != self.fn.name.startswith("eval."):
-            self.fail(c, "training needs the gradient, evaluation does not")
-        if c.kernel == "zk_cross_entropy" and (c.args[4] == "null") == (
-            c.args[1] != "null" and self.p.head.real == "f16"
-        ):
-            self.fail(c, "f16 needs a scale to train, nothing else does")
-        self.apart(c)
-        if KERNELS[c.kernel].whole:
-            slices.call(self, c)
-        elif c.kernel == ROUND and not base(c.args[1]).startswith("acc"):
-            slices.rounded(self, c)
-        else:
-            for part in parts(c):
-                self.call(part)
-
-    def launched(self, calls: list[Call]) -> None:
-        """Require that each call has the kernel and the integers of its launch."""
-        for c in calls:
-            launch = next(
-                (l for l in self.p.launches if l.name == c.launch), None
-            )
-            shape = tuple(a for a in c.args if isinstance(a, int))
-            if (
-                not launch
-                or launch.kernel != c.kernel
-                or launch.shape != shape
-            ):
-                self.fail(c, f"launch {c.launch} is of another shape")
-
-    def end(self, *outs: str) -> None:
-        """Require that `outs` are whole and that every value was used."""
-        for name in outs:
-            there = [(v.lo, v.hi, v.type) for v in self.held.get(name, [])]
-            if any(name in f.outs for f in self.fns) and there != [
-                (0, self.width, "real")
-            ]:
-                self.fail(None, f"{name} is not written whole")
-        for where, values in self.held.items():
-            for v in values:
-                if where == "tmp" and not self.done(v):
-                    self.fail(None, f"{where}+{v.lo} is written and not read")
-        for c, number, _ in self.ran:
-            if number in self.again - self.of:
-                self.fail(c, "is recomputed and not read")
+def _apart(b: Body, call: Call) -> None:
+    """Require that outputs overlap no operand, except one that they may alias exactly. Outputs
+    come first."""
+    row = UNITS[call.kernel]
+    dims = b.dims(call, row)
+    spans: list[Span] = []
+    for f, arg in zip(row.formals, call.args, strict=True):
+        if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
+            continue
+        size = value(f.elems, dims) * b.bytes_of(f.type)
+        where, at = b.place(call, arg, size)
+        spans.append((f, where, at, at + size))
+    outs = [s for s in spans if s[0].mode == ">"]
+    for n, out in enumerate(outs):
+        others = [x for m, x in enumerate(spans) if m != n]
+        if not all(_clear(out, x) for x in others):
+            _, where, at, _ = out
+            b.fail(call, f"{where}+{at} overlaps another operand")
 
 
-def _drawn(b: Run) -> None:
+def _ran_forward(b: Body) -> list[Ran]:
+    """Return the forward calls that ran."""
+    return [r for r in b.ran if forward(r[0].kernel, r[0].args)]
+
+
+def _wanted(b: Body) -> Counter[Made]:
+    """Return the backward calls that forward requires, as (kernel, numbers, forward's
+    operands)."""
+    out = []
+    for c, _, is_ in _ran_forward(b):
+        for kernel in FORWARD[c.kernel]:
+            back = BACK[kernel]
+            if any(b.moves(is_[n]) for n in back.makes):
+                numbers = [c.args[n] for _, n in back.numbers]
+                same = [is_[n] for _, n in back.same]
+                out.append((kernel, *numbers, *same))
+    return Counter(out)
+
+
+def _ran_backward(b: Body) -> Counter[Made]:
+    """Return the backward calls that ran. None may take a forward result as its gradient."""
+    made = {number for _, number, _ in _ran_forward(b)}
+    out = []
+    for c, _, is_ in b.ran:
+        if backward(c.kernel, c.args):
+            back = BACK[c.kernel]
+            if is_[back.dy][0] in made:
+                b.fail(c, f"{c.args[back.dy]} is no gradient")
+            numbers = [c.args[n] for n, _ in back.numbers]
+            same = [is_[n] for n, _ in back.same]
+            out.append((c.kernel, *numbers, *same))
+    return Counter(out)
+
+
+def run(b: Body) -> None:
+    """Run the calls of a body's functions, and prove them one by one."""
+    for fn in b.fns:
+        b.fn = fn
+        _launched(b, fn.calls)
+        for at in slices.rounds(b, fn):
+            _calls(b, [_numbered(c, at) for c in fn.calls])
+    slices.end(b)
+
+
+def _calls(b: Body, calls: list[Call]) -> None:
+    for rounds, some in groupby(calls, key=lambda c: c.rounds):
+        group = list(some)
+        if rounds < 1:
+            b.fail(group[0], f"is called {rounds} times")
+        for c in through(b, rounds, group) if rounds > 1 else group:
+            _one(b, c)
+
+
+def _one(b: Body, c: Call) -> None:
+    """Check one call, and run it as the plain calls that it is made of."""
+    if c.kernel == "zk_cross_entropy":
+        trains = c.args[1] != NULL
+        scaled = c.args[4] != NULL
+        if trains == b.fn.name.startswith("eval."):
+            b.fail(c, "training needs the gradient, evaluation does not")
+        if scaled != (trains and b.head.real == "f16"):
+            b.fail(c, "f16 needs a scale to train, nothing else does")
+    _apart(b, c)
+    if KERNELS[c.kernel].whole:
+        slices.call(b, c)
+    elif c.kernel == ROUND and not base(c.args[1]).startswith("acc"):
+        slices.rounded(b, c)
+    else:
+        for part in parts(c):
+            b.call(part)
+
+
+def _launched(b: Body, calls: Sequence[Call]) -> None:
+    """Require that each call has the kernel and the integers of its launch."""
+    for c in calls:
+        launch = next((l for l in b.p.launches if l.name == c.launch), None)
+        shape = tuple(a for a in c.args if isinstance(a, int))
+        if not launch or launch.kernel != c.kernel or launch.shape != shape:
+            b.fail(c, f"launch {c.launch} is of another shape")
+
+
+def _end(b: Body, *outs: str) -> None:
+    """Require that `outs` are whole and that every value was used."""
+    for name in outs:
+        there = [(v.lo, v.hi, v.type) for v in b.held.get(name, [])]
+        if any(name in f.outs for f in b.fns) and there != [
+            (0, b.width, "real")
+        ]:
+            b.fail(None, f"{name} is not written whole")
+    for where, values in b.held.items():
+        for v in values:
+            if where == "tmp" and not b.done(v):
+                b.fail(None, f"{where}+{v.lo} is written and not read")
+    for c, number, _ in b.ran:
+        if number in b.again - b.of:
+            b.fail(c, "is recomputed and not read")
+
+
+def _drawn(b: Body) -> None:
     """Prove that the last calls pick a row and compute its logits as the loss's logits are
     computed. They are removed from the calls of the loss."""
     at = max(n for n, (c, _, _) in enumerate(b.ran) if c.kernel == "zk_pick")
@@ -220,7 +211,7 @@ def _drawn(b: Run) -> None:
             b.fail(draw, "is not the logits of a row")
     losses = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"]
     drawn = (number, 0)
-    if pick.args[3] != b.p.head.rows or of[drawn] not in losses[-1]:
+    if pick.args[3] != b.head.rows or of[drawn] not in losses[-1]:
         b.fail(pick, "is not the logits of a row")
     held = (v for values in b.held.values() for v in values)
     logits = next(v for v in held if v.made == drawn)
@@ -250,8 +241,8 @@ def _of_a_row(
 
 def _unit_bodies(
     p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
-) -> list[Run]:
-    """Run a kind's functions forward, then backward on the saved values. below: the input of its
+) -> list[Body]:
+    """Body a kind's functions forward, then backward on the saved values. below: the input of its
     first unit has a gradient."""
     width = p.head.value
     known: dict[Made, int] = {}
@@ -266,40 +257,38 @@ def _unit_bodies(
     if not forward:
         out = []
         for body in ("train", "eval"):
-            b = Run(
+            b = Body(
                 p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x
             )
-            b.run()
+            run(b)
             if body == "eval":
                 _drawn(b)
-            b.end("dx")
+            _end(b, "dx")
             out.append(b)
         if (
-            not out[0].wanted() == out[0].backward() == out[1].wanted()
-            or out[1].backward()
+            not _wanted(out[0]) == _ran_backward(out[0]) == _wanted(out[1])
+            or _ran_backward(out[1])
             or out[0].reads != out[1].reads
             or not grads.adds_back(out[1], out[0])
         ):
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     for _ in range(2):
-        fwd = Run(p, forward, {"x": value("x")}, known, alive={*x})
-        fwd.run()
+        fwd = Body(p, forward, {"x": value("x")}, known, alive={*x})
+        run(fwd)
         # The input of the second unit depends on the first unit's tensors.
         if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
-    fwd.end("y")
-    saved, y = (
-        fwd.held.get("s", []),
-        [replace(v, used=True) for v in fwd.held["y"]],
-    )
+    _end(fwd, "y")
+    saved = fwd.held.get("s", [])
+    y = [replace(v, used=True) for v in fwd.held["y"]]
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
         fwd.fail(
             None, "runs backward for what does not move, or not for what does"
         )
     if not backward:
         return [fwd]
-    bwd = Run(
+    bwd = Body(
         p,
         backward,
         {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
@@ -310,17 +299,17 @@ def _unit_bodies(
     for name in ("x", "y", "dy", "s"):
         if not any(name in f.ins for f in bwd.fns):
             bwd.held.pop(name)
-    bwd.run()
-    bwd.end("dx")
+    run(bwd)
+    _end(bwd, "dx")
     if (
-        fwd.wanted() != bwd.backward()
-        or fwd.backward()
+        _wanted(fwd) != _ran_backward(bwd)
+        or _ran_backward(fwd)
         or not grads.adds_back(fwd, bwd)
     ):
         bwd.fail(None, "does not run backward what ran forward")
     dx = bwd.held["dx"][0].made if any("dx" in f.outs for f in bwd.fns) else ()
     grads.prove(fwd.ran, bwd.ran, y[0].made, dx, bwd.fail)
-    for c, number, _ in bwd.forward():
+    for c, number, _ in _ran_forward(bwd):
         if number not in {n for _, n, _ in fwd.ran}:
             bwd.fail(c, "is not what ran forward")
     for v in saved:
@@ -345,7 +334,7 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
     Raises CheckError.
     """
     fns = {f.name: f for f in p.fns}
-    bodies: dict[str, list[Run]] = {}
+    bodies: dict[str, list[Body]] = {}
     alive: set[str] = set()
     for kind, count in counts.items():
         bodies[kind] = _unit_bodies(p, kind, fns, count, bool(alive))

@@ -38,7 +38,8 @@ CTL = {LEAVES: (COUNT, COUNT + 8), SCALED: (SCALE, SCALE + 8)}
 
 def parts(c: Call) -> list[Call]:
     """Return the plain calls that a call is bit-identical to: a norm and an addition, or itself."""
-    at, args = KERNELS[c.kernel].at, list(c.args)
+    at = KERNELS[c.kernel].at
+    args = list(c.args)
     if "more" not in at:
         return [c]
     forward = "sum" in at
@@ -48,7 +49,8 @@ def parts(c: Call) -> list[Call]:
     summed = forward and args[total] != NULL
     if more == NULL and not summed:
         return [c]
-    rows, columns = args[at["M"]], args[at["C"]]
+    rows = args[at["M"]]
+    columns = args[at["C"]]
     elems = number(rows) * number(columns)
     add = Call(ADD, "", (args[total], args[one], more, elems))
     args[at["more"]] = NULL

@@ -9,7 +9,7 @@ until they form one run again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,6 +116,13 @@ class Slot:
     def clear(self) -> None:
         self.held, self.others, self.step, self.group = [], [], 0, None
 
+    def each(self, change: Callable[[Run], Run]) -> None:
+        """Apply `change` to every run."""
+        self.held, self.others = (
+            joined([(a, b, change(run)) for a, b, run in pieces])
+            for pieces in (self.held, self.others)
+        )
+
     def own(self, other: Run, group: Members) -> Run:
         """Return the content of a rank's own part, given that of the other parts."""
         by_rank = plus(other.by_rank, group.times(other.by_part))
@@ -142,10 +149,8 @@ class Slot:
         if self.step:
             lo = self._in_part(at, step, size, group)
             return _find(self.held, lo, lo + size) if lo >= 0 else None
-        whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
-        if not whole or step % whole.width:
-            return None
-        return self.own(whole._replace(by_part=step // whole.width), group)
+        whole = self.read_parts(at, step, size, group)
+        return self.own(whole, group) if whole else None
 
     def write_own(
         self, at: int, step: int, size: int, run: Run, group: Members
@@ -167,10 +172,8 @@ class Slot:
                 return None
             return whole._replace(by_part=step // whole.width)
         lo = self._in_part(at, step, size, group)
-        mine, other = (
-            _find(self.held, lo, lo + size),
-            _find(self.others, lo, lo + size),
-        )
+        mine = _find(self.held, lo, lo + size)
+        other = _find(self.others, lo, lo + size)
         if lo < 0 or not mine or not other:
             return None
         return other if self.own(other, group) == mine else None
@@ -219,22 +222,27 @@ class Slot:
         """Cut one run into parts."""
         if (self.step, self.group) == (step, group):
             return
-        whole, page = [] if self.step else self.held, step * group.ranks
+        whole = [] if self.step else self.held
+        page = step * group.ranks
         self.clear()
-        self.step, self.group = step, group
+        self.step = step
+        self.group = group
         for lo, hi, run in whole:
             for n in range(-(-lo // page), hi // page)[:PAGES]:
                 begin = run.after(n * page - lo)
                 if not begin or step % run.width:
                     continue
-                there, more = (n * step, n * step + step), step // run.width
+                there = (n * step, n * step + step)
+                more = step // run.width
                 other = begin._replace(by_part=more)
                 self.held.append((*there, self.own(other, group)))
                 self.others.append((*there, other))
 
     def _settle(self) -> None:
         """Merge the parts if they form one run again."""
-        step, group, out = self.step, self.group, []
+        step = self.step
+        group = self.group
+        out = []
         assert group
         if len(self.held) != len(self.others):
             return
@@ -253,5 +261,5 @@ class Slot:
             out.append(
                 (lo * group.ranks, hi * group.ranks, other._replace(by_part=0))
             )
-        self.held, self.others, self.step = joined(out), [], 0
-        self.group = None
+        self.clear()
+        self.held = joined(out)

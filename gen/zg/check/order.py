@@ -1,25 +1,27 @@
-"""order.py -- the checker's base: queues, events, slots, and the order of accesses.
+"""order.py -- the slots of a plan, and the order of accesses to them.
 
-Steps are taken in order of issue. A queue's clock is a vector: the number of steps of each queue
-that have finished before its next step. A record copies the clock, a wait takes the maximum of
-both. Two accesses to the same bytes, one of them a write, must be ordered by these clocks.
+A queue's clock is a vector: the number of steps of each queue that have finished before its next
+step. Two accesses to the same bytes, one of them a write, must be ordered by these clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 
+from ..facts import ops
 from ..facts.queues import QUEUES
-from ..plan.mesh import Members, members
-from ..plan.operand import Operand
+from ..plan.mesh import Along, Members, members
+from ..plan.operand import Operand, by_place
 from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
 from .memory import Run, Slot
 
-INDEX = {name: n for n, name in enumerate(QUEUES)}
+MAIN = list(QUEUES).index("main")
+# These send pieces to receive buffers where peers' memory cannot be read.
+REDUCTIONS = ("alltoall", "reducescatter")
 # Sections during which a checkpoint may be written
 BESIDE = ("begin", "micro_batch", "eval")
 
@@ -57,9 +59,6 @@ def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
 Clock = list[int]
 # Bytes [lo, hi), whether it writes, the queue, and the number of the step there.
 Access = tuple[int, int, bool, int, int]
-# Queue, number of the step there, and the clock after that step.
-Record = tuple[int, int, Clock]
-FIRST: Record = (0, 0, [])
 
 
 @dataclass(slots=True, eq=False)
@@ -87,57 +86,102 @@ class Buffer(Slot):
     def __str__(self) -> str:
         return f"{self.cls}[{self.index}]"
 
+    def told(self) -> str:
+        """Describe the first piece of the content for an error."""
+        return told(self.held[0][2])
+
     def all(self) -> Run | None:
         """Return the run that fills the slot, or None."""
         return self.read(0, self.stride)
 
 
-# A method and its arguments.
-Action = tuple[Callable[..., None], Sequence[object]]
+class Place(NamedTuple):
+    """Bytes of a slot from `at` on, by_rank bytes further for each place in a group."""
+
+    buffer: Buffer
+    at: int
+    by_rank: int
+    group: Members
+
+    def __str__(self) -> str:
+        rank = by_place(self.group.name, self.by_rank)
+        return f"{self.buffer}+{self.at}{rank}"
+
+    def look(self, size: int) -> Run | None:
+        """Return the content, or None if no one run of an array fills it."""
+        buffer, at, by_rank, group = self
+        if by_rank:
+            return buffer.read_own(at, by_rank, size, group)
+        return buffer.read(at, size)
+
+    def put(self, size: int, run: Run) -> None:
+        """Replace the content."""
+        buffer, at, by_rank, group = self
+        if by_rank:
+            buffer.write_own(at, by_rank, size, run, group)
+        else:
+            buffer.write(at, size, run)
 
 
-@dataclass(slots=True)
-class Line:
-    """A step with its names looked up, so that it can be played again. act, operands: a method and
-    its arguments."""
-
-    queue: int
-    arenas: tuple[str, str]
-    waits: list[tuple[str, int]]
-    recs: list[tuple[str, int]]
-    act: Callable[..., None]
-    operands: Sequence[object]
-    dead: list[Buffer]  # slots that are dead after the step
+def told(run: Run | None) -> str:
+    """Describe the content of a place for an error."""
+    if run is None:
+        return "no one array"
+    if run.width == 1 and not run.first:
+        return str(run.array)
+    rank = f" + {run.by_rank} along the axes" if run.by_rank else ""
+    return f"{run.array}, from element {run.first}{rank} on"
 
 
-class Order:
-    """Plays steps in order of issue. Subclasses define the effect of a step (`action`)."""
+def _parted(p: Plan) -> frozenset[str]:
+    """Return the classes that some step addresses by rank."""
+    if p.head.ranks == 1:
+        return frozenset()
+    out = set()
+    for s in (s for section in p.sections for s in section.steps):
+        by = {i.name for i in s.ints if i.value}
+        ins = s.op in REDUCTIONS or by & {"from_step", "from_rank"}
+        outs = s.op == "gather" or "to_rank" in by
+        parts = (s.ins if ins else ()) + (s.outs if outs else ())
+        out |= {r.cls for r in s.refs if r.by_rank or r in parts}
+    return frozenset(out)
+
+
+class Memory:
+    """Holds all that the parts of the play share: the plan's records by name, the slots, and the
+    step that is played. It refuses accesses to slots that are out of order."""
 
     def __init__(self, p: Plan) -> None:
         self.p = p
+        self.head = p.head
         self.W = p.head.ranks
+        self.real = p.head.bytes
         self.groups = members(p)
         self.every = self.groups["all"]
-        self.real = p.head.bytes
         self.classes = {c.name: c for c in p.classes}
-        self.limits = {e.name: e.index for e in p.events}
-        self.memory: dict[tuple[str, int], Buffer] = {}
-        # classes that are addressed by rank
-        self.parted: frozenset[str] = frozenset()
+        self.flats = {f.name: f for f in p.flats}
+        self.fns = {f.name: f for f in p.fns}
+        self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
+        # Flats' instances that train
+        self.moving = {
+            (f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)
+        }
+        # Classes that are addressed by rank, those whose content dies at a marked last use, and
+        # those of states that a run keeps.
+        self.parted = _parted(p)
+        self.passing = {c.name for c in p.passing}
         self.saved = {s.cls for f in p.flats for s in p.kept(f)}
-        self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
-        self.events: dict[tuple[str, int], Record] = {}
+        self.slots: dict[tuple[str, int], Buffer] = {}
         # slots that peers may read until `done`
         self.peers: tuple[Buffer, ...] = ()
-        # the plan's steps, by identity
-        self.lines: dict[int, Line] = {}
-        self.local = 0  # index of the current micro-batch in its step
+        # training steps begun, those that are over, and the micro-batch's index in its step
+        self.now = self.made = self.local = 0
         # The current step: its section and number there, its queue, clock and arenas.
         self.section = ""
         self.number = 0
         self.step = Step("main", "", "")
-        self.queue = 0
-        self.clock = self.clocks[0]
+        self.queue = MAIN
+        self.clock: Clock = []
         self.arenas = ("device", "device")
 
     def fail(self, what: str) -> NoReturn:
@@ -145,60 +189,16 @@ class Order:
         where = f"section {self.section}, step {self.number}"
         raise CheckError(f"{where}: {s.queue} {s.op} {s.unit}: {what}")
 
-    def action(self, s: Step) -> Action:
-        """Return a step's method and its arguments."""
-        self.fail("no such step")
+    def ends(self, what: str) -> NoReturn:
+        raise CheckError(f"at the end of section {self.section}: {what}")
 
-    def dies(self, buffer: Buffer) -> None:
-        self.fail("nothing dies")
-
-    def play(self, s: Step) -> None:
-        """Play one step: wait for events, act, release dead slots, record events."""
-        self.step = s
-        try:
-            line = self.lines.get(id(s)) or self.read(s)
-            self.queue, self.arenas = line.queue, line.arenas
-            self.clock = clock = self.clocks[line.queue]
-            for event in line.waits:
-                queue, at, known = self.events.get(event, FIRST)
-                # Otherwise all that it knew is already known here.
-                if clock[queue] < at:
-                    clock[:] = [
-                        a if a > b else b
-                        for a, b in zip(clock, known, strict=True)
-                    ]
-            clock[line.queue] += 1
-            line.act(self, *line.operands)
-            for buffer in line.dead:
-                self.dies(buffer)
-        except LACKS as e:
-            self.fail(f"names what the plan does not have: {e}")
-        for event in line.recs:
-            self.events[event] = line.queue, clock[line.queue], clock[:]
-
-    def read(self, s: Step) -> Line:
-        """Look up a step's names. A step that is the same in all micro-batches is looked up
-        once."""
-        queue = QUEUES.get(s.queue) or self.fail("no such queue")
-        if self.p.head.overlap == 0 and queue.beside:
-            self.fail("a queue of its own, but collectives do not overlap")
-        line = Line(
-            INDEX[s.queue],
-            (queue.reads, queue.writes),
-            [(e.name, e.index) for e in s.waits],
-            [(e.name, e.index) for e in s.recs],
-            *self.action(s),
-            [self.bytes(r.cls, r.index) for r in s.refs if r.last],
-        )
-        if not any([i.per for i in s.ints]):
-            self.lines[id(s)] = line
-        return line
+    # ---- names
 
     def slot(self, ref: Ref) -> Buffer:
         return self.bytes(ref.cls, ref.index)
 
     def bytes(self, cls: str, index: int) -> Buffer:
-        found = self.memory.get((cls, index))
+        found = self.slots.get((cls, index))
         if found is None:
             c = self.classes.get(cls) or self.fail(f"no class {cls}")
             room = c.stride if 0 <= index < c.slots else 0
@@ -210,8 +210,33 @@ class Order:
                 arena=c.arena,
                 parted=cls in self.parted,
             )
-            self.memory[cls, index] = found
+            self.slots[cls, index] = found
         return found
+
+    def place(self, ref: Ref) -> Place:
+        group = self.groups[ref.group]
+        return Place(self.slot(ref), ref.at, ref.by_rank, group)
+
+    def first_slot(self, cls: str) -> Place:
+        return Place(self.bytes(cls, 0), 0, 0, self.every)
+
+    @property
+    def group(self) -> Members:
+        """The group that the current step names."""
+        return self.groups[self.step.group]
+
+    def owners(self, flat: str) -> Members:
+        """Return the group in which a rank's place is the number of its shard."""
+        return self.groups[self.flats[flat].owners]
+
+    def among(self, by: Along, n: int) -> Members | None:
+        """Return the group in which neighbouring places are `n` apart, as `by` says."""
+        for group in self.groups.values():
+            if group.times(n) == by:
+                return group
+        return None
+
+    # ---- accesses to a slot
 
     def touch(
         self, buffer: Buffer, lo: int, hi: int, write: bool, dies: bool = False
@@ -230,7 +255,8 @@ class Order:
             self.fail(f"{buffer} is written while peers may read it")
         if write and buffer.cls in self.saved and self.section in BESIDE:
             self.fail(f"{buffer} is written while a checkpoint may read it")
-        mine, clock = self.queue, self.clock
+        mine = self.queue
+        clock = self.clock
         # Consecutive pieces merge into one access, as late as its last. In the file arena they do
         # not.
         joins = buffer.arena != "file"
@@ -257,6 +283,12 @@ class Order:
             kept.append((lo, hi, write, mine, clock[mine]))
         buffer.accesses = kept
 
+    def all_of(self, ref: Ref, write: bool) -> Buffer:
+        """Access a whole slot and return it."""
+        buffer = self.slot(ref)
+        self.touch(buffer, 0, buffer.stride, write)
+        return buffer
+
     def operand(self, arg: Operand, write: bool) -> None:
         """Access the class that an operand names: a kernel's part of ctl, or all of another
         class."""
@@ -267,3 +299,54 @@ class Order:
         """Require that peers can read the buffer."""
         if self.W > 1 and self.classes[buffer.cls].readers != "peers":
             self.fail(f"peers cannot read {buffer}")
+
+    # ---- accesses to a place
+
+    def access(self, where: Place, size: int, write: bool) -> Buffer:
+        """Record an access to bytes of a place, or to the same bytes of every rank's part.
+
+        All pieces of a buffer that is cut by rank are equally far apart, so the offset within a
+        part decides whether two accesses conflict. An access to the buffer as a whole conflicts
+        with all.
+        """
+        buffer, at, by_rank, group = where
+        if by_rank:
+            buffer.cut(by_rank, group)
+            within = at % (by_rank * group.ranks)
+            if self.W > 1 and not buffer.parted:
+                self.fail(f"{where}: no step takes {buffer.cls} in parts")
+            if (
+                within + size > by_rank
+                or at + by_rank * (group.ranks - 1) + size > buffer.stride
+            ):
+                self.fail(f"{where}: {size} bytes are no rank's part")
+            # Peers never read a rank's own part.
+            peers, self.peers = self.peers, ()
+            self.touch(buffer, at, at + size, write)
+            self.peers = peers
+        elif buffer.parted and at + size <= buffer.stride:
+            self.touch(buffer, 0, buffer.stride, write)
+        else:
+            self.touch(buffer, at, at + size, write)
+        return buffer
+
+    def reads(self, where: Place, size: int) -> Run | None:
+        """Access a place and return its content."""
+        self.access(where, size, False)
+        return where.look(size)
+
+    def writes(self, where: Place, size: int, run: Run) -> None:
+        """Access a place and replace its content."""
+        self.access(where, size, True)
+        where.put(size, run)
+
+    def holds(self, where: object, run: Run | None, want: Run) -> None:
+        """Refuse the content of a place if it is not the wanted one."""
+        if run != want:
+            self.fail(f"{where} holds {told(run)}, not {told(want)}")
+
+    def makes(self, where: Place, size: int, run: Run) -> None:
+        """Write new content. Refuse content that is already there."""
+        if where.look(size) == run:
+            self.fail(f"{where} holds {told(run)} already")
+        self.writes(where, size, run)

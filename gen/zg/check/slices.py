@@ -41,8 +41,7 @@ def call(b: Body, c: Call) -> None:
     """Run one call on a slice."""
     row = KERNELS[c.kernel]
     dims = b.dims(c, row)
-    M, N, K = (int(dims[d]) for d in ("M", "N", "K"))
-    at, n = int(dims["at"]), int(dims["n"])
+    M, N, K, at, n = (int(dims[d]) for d in ("M", "N", "K", "at", "n"))
     whole = whole_of(c, row)
     begun, of = b.slices.open.pop(whole, (0, []))
     if at != begun or n <= 0 or N % n:
@@ -113,21 +112,21 @@ def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
 def rounded(b: Body, c: Call) -> None:
     """Round an f32 sum of dx to dx."""
     n = number(c.args[2])
-    made = b.read(c, c.args[1], 4 * n, "f32")
-    (base, at), (other, to) = (
-        b.place(c, c.args[1], 4 * n),
-        b.place(c, c.args[0], b.real * n),
-    )
+    summed = 4 * n
+    size = b.real * n
+    made = b.read(c, c.args[1], summed, "f32")
+    base, at = b.place(c, c.args[1], summed)
+    other, to = b.place(c, c.args[0], size)
     if (
         made not in b.slices.sums
         or b.real == 4
         or base == other
-        and at < to + b.real * n
-        and to < at + 4 * n
+        and at < to + size
+        and to < at + summed
     ):
         b.fail(c, f"rounds {c.args[1]}")
     b.slices.sums.discard(made)
-    b.write(c, c.args[0], b.real * n, "real", made)
+    b.write(c, c.args[0], size, "real", made)
 
 
 def end(b: Body) -> None:

@@ -39,7 +39,8 @@ def prove(
     for kind, count in counts.items():
         end = first + count
         units = range(first, end)
-        forward, last = bodies[kind][0], bodies[kind][-1]
+        forward = bodies[kind][0]
+        last = bodies[kind][-1]
         _calls(p, lines, forward, forward.calls_of(), units)
         drawn = _drawn(forward, place)
         if last.fn.name.startswith("eval."):
@@ -100,10 +101,8 @@ def _calls(
     tables = {t.name: t for t in p.tables}
     for what, found in taken.items():
         for l, some in _layers(b, found, units):
-            mine, want = (
-                [of_layer(arg, l) for arg in found],
-                _of(lines, what, some),
-            )
+            mine = [of_layer(arg, l) for arg in found]
+            want = _of(lines, what, some)
             same = [
                 _is(tables, arg, value)
                 for arg, value in zip(mine, want, strict=False)

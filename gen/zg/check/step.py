@@ -1,278 +1,170 @@
-"""step.py -- plays a plan's sections, and proves the content of all states after every step."""
+"""step.py -- plays a plan's sections, with all parts of the play."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Mapping
 
-from ..plan.mesh import Along
-from ..plan.plan import Plan, Ref, Step
-from .arrays import (
-    EVERY,
-    Control,
-    MicroBatch,
-    State,
-    Store,
-    Sum,
-    Totals,
-    Value,
-    stores,
-)
-from .copies import MAIN, Place, told
-from .effects import SUMS
+from ..plan.plan import Fn, Plan, Ref, Step
+from .arrays import MicroBatch, Totals, Value
+from .constants import SUMS, set_totals
+from .copies import Copies
 from .fns import Facts
 from .kernels import BODIES
-from .memory import Run, Slot, joined
-from .order import CheckError
+from .memory import Run
+from .once import Once
+from .order import CheckError, Memory, told
+from .own import Own
+from .play import Act, Action, Player
+from .reductions import Reductions
+from .repeats import counted, leap
+from .states import States
+from .sums import Sums
+from .trees import Trees
 from .units import Units
+from .updates import Updates
+from .uses import Uses
 
 
-class Program(Units):
+class Program:
     """Plays a whole run of a plan."""
 
     def __init__(self, p: Plan, facts: Facts) -> None:
-        super().__init__(p, facts)
-        self.stores = stores(p)
+        m = self.m = Memory(p)
+        uses = Uses(m, facts)
+        self.units = Units(m, uses)
+        sums = Sums(m, uses)
+        copies = self.copies = Copies(m)
+        reductions = self.reductions = Reductions(m, sums)
+        once = Once(m, sums)
+        updates = self.updates = Updates(m, sums)
+        self.own = Own(
+            m,
+            {
+                "zk_begin": once.begin,
+                "zk_count": once.count,
+                "zk_factor": once.factor,
+                "zk_hash": updates.hash,
+                "zk_init": updates.init,
+                "zk_push": Trees(m, sums, reductions).push,
+                "zk_rope_table": updates.rope_table,
+                "zk_round": updates.round,
+                "zk_square_sum": once.square_sum,
+                "zk_update": updates.update,
+            },
+        )
+        commands: Mapping[str, Act] = {
+            "copy": copies.copy,
+            "batch": copies.batch,
+            "mark": copies.mark,
+            "gather": copies.gather,
+            "alltoall": reductions.alltoall,
+            "reducescatter": reductions.reducescatter,
+            "allreduce": once.allreduce,
+            "done": reductions.done,
+        }
+        self.player = Player(m, commands, self.calling, copies.dies)
+        self.states = States(m)
         self.evaluated = 0
-        exact = p.head.reduction == "exact"
-        self.sizes = {g.ranks for g in self.groups.values()} if exact else ()
 
-    # ---- sections
+    def calling(self, fn: Fn, s: Step, numbers: dict[str, int]) -> Action:
+        """Return the method for a call of a function: a unit's, or the plan's own."""
+        if s.kind in BODIES:
+            return self.units.calling(s, numbers)
+        return self.own.calling(fn, s, numbers)
 
     def run(self, name: str) -> None:
-        self.section = name
-        for number, s in enumerate(self.p.section(name).steps):
-            self.number = number
-            self.play(s)
+        self.m.section = name
+        for number, s in enumerate(self.m.p.section(name).steps):
+            self.m.number = number
+            self.player.play(s)
 
     def start(self) -> None:
         """Play the start: initial values, the values that a run may load instead, and the
         parameters computed from them."""
-        for s in self.stores:
+        for s in self.states.stores:
             if s.what != "p":  # arenas start as zeros
-                self.fill(s, 0)
+                self.states.fill(s)
         self.run("init")
         self.end()
-        for s in (s for s in self.stores if s.given):
+        for s in (s for s in self.states.stores if s.given):
             for l in range(s.flat.count):
-                self.own_part(s, l, -1)
-                self.rename(s.cls, l)
+                self.states.own_part(s, l, -1)
+                self.states.rename(s.cls, l)
         self.run("publish")
         self.end()
-        self.settled()
-
-    def fill(self, s: Store, step: int) -> None:
-        """Set every instance of a store to the state of `step`."""
-        for l in range(s.flat.count):
-            self.bytes(s.cls, l).write(
-                s.at, self.size(s), self.filling(s, l, step)
-            )
-
-    def size(self, s: Store) -> int:
-        """Return the bytes of a store in a slot."""
-        return (s.flat.shard * s.parts if s.parts > 1 else s.n) * s.width
-
-    def filling(self, s: Store, l: int, step: int) -> Run:
-        """Return the run that a store must hold after `step`."""
-        first = 0 if s.parts > 1 else s.lo
-        group = self.groups.get(s.over)
-        by_rank = group.times(s.flat.shard * s.parts) if group else ()
-        return Run(
-            State(s.what, s.flat.name, l, step), first, s.width, by_rank
-        )
-
-    def own_part(self, s: Store, l: int, step: int) -> None:
-        """Require that a rank's own part of a store holds the state."""
-        flat = s.flat
-        owned = self.owners(flat.name).times(flat.shard)
-        state = State(s.what, flat.name, l, step)
-        want = Run(state, s.lo, s.width, owned)
-        place = self.own_place(s, l, owned)
-        run = self.look(place, s.n * s.width)
-        if run != want:
-            self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
-
-    def own_place(self, s: Store, l: int, owned: Along) -> Place:
-        """Return the place of a rank's own shard, in a store with only that shard or with more."""
-        slot = self.bytes(s.cls, l)
-        if s.over and s.parts == 1:
-            return Place(slot, s.at, 0, self.every)
-        rest = self.groups[s.over].without(owned) if s.over else owned
-        among = self.among(rest, s.flat.shard) or self.every
-        return Place(slot, s.at, s.flat.shard * s.width, among)
-
-    def rename(self, cls: str, l: int) -> None:
-        """Turn initial values into the values of step 0, as if a run had loaded them here. Initial
-        values in other places stay as they are."""
-
-        def given(run: Run) -> Run:
-            if not isinstance(run.array, State) or run.array.step != -1:
-                return run
-            return run._replace(array=run.array._replace(step=0))
-
-        self.each(self.bytes(cls, l), given)
-
-    def each(self, slot: Slot, change: Callable[[Run], Run]) -> None:
-        """Apply `change` to every run of a slot."""
-        slot.held = joined([(a, b, change(run)) for a, b, run in slot.held])
-        slot.others = joined(
-            [(a, b, change(run)) for a, b, run in slot.others]
-        )
-
-    def settled(self) -> None:
-        """Require that every place of every state holds its elements as of the last step."""
-        for s in self.stores:
-            for l in range(s.flat.count):
-                step = self.made if (s.flat.name, l) in self.moving else 0
-                want = self.filling(s, l, step)
-                run = self.bytes(s.cls, l).read(s.at, self.size(s))
-                if run != want:
-                    self.ends(
-                        f"{s.cls}[{l}] holds {told(run)}, not {told(want)}"
-                    )
+        self.states.settled()
 
     def train(self, most: int = 1) -> None:
         """Play one training step with at most `most` repeats of the micro-batch section."""
-        turns = self.p.section("micro_batch").repeat
-        self.now += 1
+        m = self.m
+        turns = m.p.section("micro_batch").repeat
+        m.now += 1
         self.run("begin")
-        for self.local in range(min(turns, most)):
+        for m.local in range(min(turns, most)):
             self.run("micro_batch")
             self.end()
-        self.local = 0
-        self.leap(min(turns, most), turns)
-        self.counted()
+        m.local = 0
+        leap(m, min(turns, most), turns)
+        counted(m)
         self.run("update")
-        self.made = self.now
+        m.made = m.now
         self.end()
-        self.settled()
+        self.states.settled()
         self.hashes()
-
-    def leap(self, played: int, turns: int) -> None:
-        """Extrapolate sums from the repeats that were played to all repeats; each adds the same."""
-        losses = self.first_micro_batches(played * self.p.together)
-        for slot in self.memory.values():
-            self.each(
-                slot,
-                lambda run: run._replace(
-                    array=self.grown(run.array, played, turns, losses)
-                ),
-            )
-
-    def grown(
-        self, a: object, played: int, turns: int, losses: frozenset[MicroBatch]
-    ) -> object:
-        """Return a pending sum, count or loss after all repeats, if it covers exactly the
-        micro-batches that were played."""
-        if isinstance(a, Totals):
-            return a._replace(losses=EVERY) if a.losses == losses else a
-        if played == turns:
-            return a
-        if (
-            isinstance(a, Sum)
-            and not a.whole
-            and a.micro_batch.step == self.now
-        ):
-            micro_batches, leaves = (
-                n * turns // played for n in (a.micro_batches, a.leaves)
-            )
-            return a._replace(
-                micro_batches=micro_batches, leaves=leaves, whole=True
-            )
-        if isinstance(a, Control) and a.leaves in self.counts(played):
-            return a._replace(leaves=a.leaves * turns // played)
-        return a
-
-    def counts(self, micro_batches: int) -> set[int]:
-        """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
-        sums, or one from each rank of a group."""
-        return {micro_batches * n for n in (1, *self.sizes)}
-
-    def counted(self) -> None:
-        """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
-        micro-batches go through a unit before the next one."""
-        A, turns = (
-            self.p.head.micro_batches,
-            self.p.section("micro_batch").repeat,
-        )
-        good = (0, *self.counts(A)) if turns == A else (0,)
-        for (cls, index), slot in self.memory.items():
-            for _, _, run in slot.held:
-                if (
-                    isinstance(run.array, Control)
-                    and run.array.leaves not in good
-                ):
-                    self.ends(
-                        f"{cls}[{index}] holds {told(run)}, of {A} micro-batches"
-                    )
 
     def evaluate(self) -> None:
         """Play an evaluation. A run puts a micro-batch into the first slots and clears the sums."""
+        m = self.m
         self.evaluated += 1
         micro_batch = MicroBatch(0, self.evaluated, ())
-        for name in self.batch:
-            self.bytes(name, 0).write(
-                0, self.classes[name].stride, Run(Value(name, "", micro_batch))
-            )
-        self.set_totals(
-            self.first_slot("sums"),
-            Totals(0, frozenset(), frozenset(), False),
-        )
+        for name in m.batch:
+            slot = m.bytes(name, 0)
+            slot.write(0, slot.stride, Run(Value(name, "", micro_batch)))
+        sums = m.first_slot("sums")
+        set_totals(sums, Totals(0))
         self.run("eval")
-        self.over()
+        self.player.over()
         self.end()
-        run = self.bytes("sums", 0).read(0, 8 * SUMS)
-        if not run or run.array != Totals(
-            0, frozenset(), frozenset({micro_batch}), False
-        ):
-            self.ends(f"sums[0] holds {told(run)}, not the loss")
-        self.settled()
-
-    def ends(self, what: str) -> NoReturn:
-        raise CheckError(f"at the end of section {self.section}: {what}")
-
-    def over(self) -> None:
-        """Release everything that an evaluation leaves, after all queues have finished."""
-        self.step = Step("main", "over", "")
-        self.queue, self.clock = MAIN, self.clocks[MAIN]
-        for buffer in self.memory.values():
-            if buffer.held and buffer.cls in self.passing:
-                self.dies(buffer)
+        run = sums.look(8 * SUMS)
+        losses = frozenset({micro_batch})
+        if not run or run.array != Totals(0, losses=losses):
+            m.ends(f"sums[0] holds {told(run)}, not the loss")
+        self.states.settled()
 
     def end(self) -> None:
         """Require that reductions, bodies and the content of passing classes end with the
         section."""
-        if self.reductions:
-            self.ends("a reduction is not done")
-        if self.left:
-            self.ends(f"{self.left[0][0]} did not run")
-        for (cls, index), slot in self.memory.items():
-            if slot.held and cls in self.passing:
-                self.ends(
-                    f"{cls}[{index}] still holds {told(slot.held[0][2])}"
-                )
+        m = self.m
+        if self.reductions.open:
+            m.ends("a reduction is not done")
+        if self.units.left:
+            m.ends(f"{self.units.left[0][0]} did not run")
+        for slot in m.slots.values():
+            if slot.held and slot.cls in m.passing:
+                m.ends(f"{slot} still holds {slot.told()}")
 
     def hashes(self) -> None:
         """Prove that a run's hashes cover every master weight exactly once over all ranks."""
-        for s in self.stores:
+        m = self.m
+        for s in self.states.stores:
             if not s.given:
                 continue
-            fn = self.fns[s.given]
-            arena = self.classes[s.cls].arena
+            fn = m.fns[s.given]
+            arena = m.classes[s.cls].arena
             queue = "main" if arena == "device" else "host"
             for l in {0, s.flat.count - 1}:
                 masters = Ref(s.cls, l, s.at)
-                self.step = Step(queue, fn.name, "", ins=(masters,))
+                m.step = Step(queue, fn.name, "", ins=(masters,))
                 numbers = {"l": l, "at": s.lo, "n": s.n}
-                act, operands = self.calling(fn, self.step, numbers)
-                act(self, *operands)
-                by_rank = self.owners(s.flat.name).times(s.flat.shard)
-                if self.hashed != (s.flat.name, l, s.lo, by_rank, s.n):
-                    self.fail(f"hashes {self.hashed}")
+                act, operands = self.own.calling(fn, m.step, numbers)
+                act(*operands)
+                by_rank = m.owners(s.flat.name).times(s.flat.shard)
+                if self.updates.hashed != (s.flat.name, l, s.lo, by_rank, s.n):
+                    m.fail(f"hashes {self.updates.hashed}")
 
     def finished(self) -> None:
         """Require that each of the plan's own functions has run."""
-        own = {f.name for f in self.p.fns if f.body not in BODIES}
-        idle = own - self.called.keys()
+        own = {f.name for f in self.m.p.fns if f.body not in BODIES}
+        idle = own - self.own.called.keys()
         if idle:
             raise CheckError(f"nothing calls {sorted(idle)}")

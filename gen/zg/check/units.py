@@ -2,150 +2,57 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import NamedTuple
-
 from ..plan.operand import Operand
-from ..plan.plan import Fn, Plan, Ref, Step
+from ..plan.plan import Fn, Ref, Step, unit_of
 from .arrays import Key, Leaf, MicroBatch, State, Table, Totals, Value
-from .copies import told
-from .effects import SUMS, Effects
-from .fns import Facts
+from .constants import SUMS, control, set_totals
 from .kernels import BODIES, SCALED
 from .memory import Run
-from .order import Action
+from .order import Memory, told
+from .play import Action
+from .uses import Use, Uses
 
 LOSS = "zk_loss_sum"
 
 
-@cache
-def unit_of(text: str) -> tuple[str, int]:
-    """Return the kind and index of a unit: `block[3]` -> (block, 3)."""
-    name, _, index = text.partition("[")
-    return name, int(index[:-1]) if index else 0
+class Units:
+    """Plays the functions of units, each as a whole. uses: their parameters."""
 
-
-class Use(NamedTuple):
-    """Use of a unit's function: the flat and instance of each of its parameters, and the name under
-    which its share of a gradient is counted."""
-
-    body: str
-    kind: str
-    slot: int
-    of: dict[str, Key]
-    writer: str
-
-    def key(self, formal: str) -> Key:
-        return self.of[formal.removeprefix("d")]
-
-
-class Units(Effects):
-    """Plays the functions of units, each as a whole."""
-
-    def __init__(self, p: Plan, facts: Facts) -> None:
-        super().__init__(p)
-        self.facts = facts
+    def __init__(self, m: Memory, uses: Uses) -> None:
+        self.m, self.fail, self.uses = m, m.fail, uses
         self.direct = {
-            f.name: self._direct(f) for f in p.fns if f.body in BODIES
+            f.name: self._direct(f) for f in m.p.fns if f.body in BODIES
         }
-        self.order = list(
-            dict.fromkeys(
-                s.unit for s in p.section("eval").steps if s.kind in BODIES
-            )
-        )
-        self.at = {unit: n for n, unit in enumerate(self.order)}
-        self.writers = {
-            key: frozenset(names) for key, names in self._writers().items()
-        }
-        self.made = 0  # training steps that are over
         # functions of the current body that are still to run
         self.left: list[tuple[str, int, int]] = []
         # the current body
         self.body: tuple[str, str, MicroBatch] | None = None
         self.outs: set[str] = set()  # outputs that its functions have written
 
-    # ---- expectations, derived from flats and functions
+    def calling(self, s: Step, numbers: dict[str, int]) -> Action:
+        """Prepare a function of a unit."""
+        l = unit_of(s.unit)[1]
+        if numbers.get("l", l) != l:
+            self.fail(f"is called as unit {numbers['l']}")
+        return self.unit, (s, numbers.get("at", 0))
 
     def _direct(self, f: Fn) -> list[Operand]:
         """Return the operands of a function that name a class directly."""
         named = {a for c in f.calls for a in c.args if isinstance(a, Operand)}
-        own = self.classes.keys() - {*f.ins, *f.outs}
+        own = self.m.classes.keys() - {*f.ins, *f.outs}
         return sorted((a for a in named if a.base in own), key=str)
-
-    def _writers(self) -> dict[Key, set[str]]:
-        """Return the functions that write each gradient in backward."""
-        out: dict[Key, set[str]] = {
-            (f.name, l): set() for f in self.p.flats for l in range(f.count)
-        }
-        for unit in self.order:
-            kind, index = unit_of(unit)
-            body = "bwd" if ("bwd", kind) in self.facts.parts else "train"
-            for op, rows in self.facts.parts.get((body, kind), ()):
-                for n in range(len(rows)):
-                    use = self.use(unit, op, n)
-                    for formal in self.fns[op].outs:
-                        if self.fns[op].flat(formal):
-                            out[use.key(formal)].add(use.writer)
-        return out
-
-    def use(self, unit: str, op: str, n: int) -> Use:
-        """Return the use of a unit's function on slice n of its weight."""
-        body, kind, *number = op.split(".")
-        index = unit_of(unit)[1]
-        writer = f"{unit}.{number[0]}.{n}" if number else unit
-        of = {
-            formal: (flat, self.instance(flat, kind, index, n))
-            for formal, flat in self.facts.flats[op].items()
-        }
-        return Use(body, kind, index, of, writer)
-
-    def instance(self, flat: str, kind: str, index: int, n: int) -> int:
-        """Return the instance of a flat that holds slice n of a unit's parameters."""
-        if self.flats[flat].count == 1:
-            return 0
-        slices = {
-            len(rows)
-            for (_, name), parts in self.facts.parts.items()
-            if name == kind
-            for op, rows in parts
-            if flat in self.facts.flats[op].values()
-        }
-        if len(slices) > 1:
-            self.fail(f"{flat} is in {sorted(slices)} slices")
-        return index * slices.pop() + n
-
-    def complete(self, leaf: Leaf) -> bool:
-        return leaf.writers == self.writers[leaf.flat, leaf.l]
-
-    def offset(self, use: Use, key: Key) -> int:
-        """Return the byte offset of a unit's parameters within the operand that it gets."""
-        return use.slot * self.facts.steps[use.kind, key[0]] * self.real
-
-    # ---- a function
-
-    def calling(
-        self,
-        fn: Fn,
-        s: Step,
-        numbers: dict[str, int],
-    ) -> Action:
-        if s.kind in BODIES:
-            l = unit_of(s.unit)[1]
-            if numbers.get("l", l) != l:
-                self.fail(f"is called as unit {numbers['l']}")
-            return Units.unit, (s, numbers.get("at", 0))
-        return super().calling(fn, s, numbers)
 
     def unit(self, s: Step, row: int) -> None:
         """Play one function of a unit. row: first row of its slice."""
-        fn = self.fns[s.op]
-        if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
+        fn = self.m.fns[s.op]
+        if (
+            unit_of(s.unit)[0] != s.op.split(".")[1]
+            or s.unit not in self.uses.order
+        ):
             self.fail("function of another unit")
-        ins, outs = (
-            list(zip(fn.ins, s.ins, strict=True)),
-            list(zip(fn.outs, s.outs, strict=True)),
-        )
-        params = self.facts.flats[s.op]
+        ins = list(zip(fn.ins, s.ins, strict=True))
+        outs = list(zip(fn.outs, s.outs, strict=True))
+        params = self.uses.facts.flats[s.op]
         micro_batch = self.values(
             s, [(name, ref) for name, ref in ins if name not in params]
         )
@@ -155,7 +62,7 @@ class Units(Effects):
             if name in params:
                 self.parameters(ref, use, use.key(name))
         for name, ref in outs:
-            if name[:2] in ("dw", "dp"):
+            if fn.flat(name):
                 self.gradient(ref, use, use.key(name), micro_batch)
             elif name == "acc":
                 self.sum_of_rows(ref, use.body, micro_batch)
@@ -170,27 +77,26 @@ class Units(Effects):
 
     def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> Use:
         """Require that a body's functions follow each other with no other function between them."""
-        body, kind = s.op.split(".")[:2]
+        name, kind = s.op.split(".")[:2]
+        body = s.unit, name, micro_batch
         if not self.left:
-            self.body, self.outs = (s.unit, body, micro_batch), set()
+            self.body = body
+            self.outs = set()
             self.left = [
                 (op, n, at)
-                for op, rows in self.facts.parts[body, kind]
+                for op, rows in self.uses.facts.parts[name, kind]
                 for n, at in enumerate(rows)
             ]
         op, n, at = self.left.pop(0)
-        now = (s.op, row, (s.unit, body, micro_batch))
-        if now != (op, at, self.body):
+        if (s.op, row, body) != (op, at, self.body):
             self.fail("is out of turn")
-        return self.use(s.unit, op, n)
+        return self.uses.use(s.unit, op, n)
 
     # ---- inputs
 
     def values(self, s: Step, ins: list[tuple[str, Ref]]) -> MicroBatch | None:
         """Check the inputs that depend on a micro-batch, and return that micro-batch."""
-        at = self.at[s.unit]
-        before = self.order[at - 1] if at else ""
-        after = self.order[at + 1] if at + 1 < len(self.order) else ""
+        before, after = self.uses.beside(s.unit)
         means = {
             "x": ("x", before),
             "y": ("x", s.unit),
@@ -203,7 +109,7 @@ class Units(Effects):
         }
         micro_batch = None
         for name, ref in ins:
-            self.all_of(self.slot(ref), False)
+            self.m.all_of(ref, False)
             micro_batch = self.expect(ref, *means[name], micro_batch)
         return micro_batch
 
@@ -211,7 +117,7 @@ class Units(Effects):
         self, ref: Ref, what: str, unit: str, micro_batch: MicroBatch | None
     ) -> MicroBatch:
         """Require that a slot holds this value of a unit, and return its micro-batch."""
-        run = self.slot(ref).all()
+        run = self.m.slot(ref).all()
         array = run.array if run else None
         if (
             run
@@ -227,15 +133,17 @@ class Units(Effects):
 
     def fixed(self, s: Step, micro_batch: MicroBatch | None) -> MicroBatch:
         """Check the classes that a function names directly, such as temporary space."""
+        m = self.m
         for arg in self.direct[s.op]:
             name = arg.base
-            read = name in (*self.batch, "ctl") or name.startswith("table")
-            if self.classes[name].slots > 1 and name != "sums":
+            table = name.startswith("table")
+            read = table or name in (*m.batch, "ctl")
+            if m.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
-            self.operand(arg, not read)
-            if name in self.batch:
+            m.operand(arg, not read)
+            if name in m.batch:
                 micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
-            elif name.startswith("table"):
+            elif table:
                 self.turned(name)
             elif arg == SCALED:
                 self.scaled()
@@ -245,35 +153,35 @@ class Units(Effects):
         return micro_batch or self.fail("is of no micro-batch")
 
     def turned(self, table: str) -> None:
-        head = next(t.head for t in self.p.tables if t.name == table)
-        run = self.bytes(table, 0).read(0, 4 * self.p.head.sequence * head)
+        head = next(t.head for t in self.m.p.tables if t.name == table)
+        run = self.m.bytes(table, 0).read(0, 4 * self.m.head.sequence * head)
         if run != Run(Table(table)):
             self.fail(f"{table} holds {told(run)}")
 
     def scaled(self) -> None:
-        now = self.control(self.first_slot("ctl"))
-        if now.step != self.now:
+        now = control(self.m, self.m.first_slot("ctl"))
+        if now.step != self.m.now:
             self.fail(f"the scale is of another step: {now}")
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """Require that operand w or p holds all parameters of a flat's instance, up to date."""
+        m = self.m
         name, l = key
-        shard = self.flats[name].shard
-        slot = self.all_of(self.slot(ref), False)
-        run = slot.read(0, shard * self.W * self.real)
-        step = self.made if key in self.moving else 0
+        shard = m.flats[name].shard
+        slot = m.all_of(ref, False)
+        run = slot.read(0, shard * m.W * m.real)
+        step = m.made if key in m.moving else 0
         state = State("p", name, l, step)
-        want = Run(state, 0, self.real)
-        at = self.offset(use, key)
-        right = run == want and ref.at == at
-        if not right:
+        want = Run(state, 0, m.real)
+        at = use.at[name]
+        if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
     # ---- outputs
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """Write a value, or one function's share of it."""
-        slot = self.all_of(self.slot(ref), True)
+        slot = self.m.all_of(ref, True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
@@ -281,10 +189,8 @@ class Units(Effects):
                 f"{ref} holds {told(run)}, not what the unit's other functions made"
             )
         if not begun and slot.held or ref.at:
-            self.fail(
-                f"{ref} is overwritten while it holds {told(slot.held[0][2])}"
-            )
-        slot.write(0, self.classes[ref.cls].stride, Run(array))
+            self.fail(f"{ref} is overwritten while it holds {slot.told()}")
+        slot.write(0, slot.stride, Run(array))
         self.outs.add(name)
 
     def sum_of_rows(
@@ -293,7 +199,7 @@ class Units(Effects):
         """Write the f32 sum of a tied weight's gradient: the head starts it, the embedding adds to
         it."""
         if body == "bwd":
-            self.all_of(self.slot(ref), True)
+            self.m.all_of(ref, True)
             self.expect(ref, "acc", "", micro_batch)
         else:
             self.value("acc", ref, Value("acc", "", micro_batch))
@@ -303,38 +209,38 @@ class Units(Effects):
     ) -> None:
         """Add a function's share to a gradient. If the gradient is stored as the sum, that of the
         last step is still there and is overwritten."""
-        size, at = (
-            self.flats[key[0]].shard * self.W * self.real,
-            self.offset(use, key),
-        )
-        if ref.at != at or self.classes[ref.cls].stride < size:
+        m = self.m
+        size = m.flats[key[0]].shard * m.W * m.real
+        at = use.at[key[0]]
+        if ref.at != at or m.classes[ref.cls].stride < size:
             self.fail(
                 f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
             )
-        slot = self.all_of(self.slot(ref), True)
-        run, mine = slot.read(0, size), frozenset({use.writer})
+        slot = m.all_of(ref, True)
+        run = slot.read(0, size)
         was = run.array if run else None
-        writers: frozenset[str] = frozenset()
-        stays = slot.cls not in self.passing
-        over = False
-        if stays and isinstance(was, Leaf):
-            over = was.micro_batch.step < micro_batch.step
+        mine = frozenset({use.writer})
+        leaf = Leaf(*key, micro_batch, mine)
+        over = (
+            slot.cls not in m.passing
+            and isinstance(was, Leaf)
+            and was.micro_batch.step < micro_batch.step
+        )
         if slot.held and not over:
             writers = was.writers if isinstance(was, Leaf) else mine
-            if mine <= writers or run != Run(
-                Leaf(*key, micro_batch, writers), 0, self.real
-            ):
+            others = leaf._replace(writers=writers)
+            if mine <= writers or run != Run(others, 0, m.real):
                 self.fail(
                     f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {micro_batch}"
                     f" without {use.writer}'s part"
                 )
-        slot.write(
-            0, size, Run(Leaf(*key, micro_batch, writers | mine), 0, self.real)
-        )
+            leaf = leaf._replace(writers=writers | mine)
+        slot.write(0, size, Run(leaf, 0, m.real))
 
     def loss(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch to the losses of the step's sums."""
-        run = self.bytes("sums", 0).read(0, 8 * SUMS)
+        sums = self.m.first_slot("sums")
+        run = sums.look(8 * SUMS)
         now = run.array if run else None
         if (
             not isinstance(now, Totals)
@@ -345,7 +251,4 @@ class Units(Effects):
             self.fail(
                 f"sums[0] holds {told(run)}: not cleared, or it has this loss"
             )
-        self.set_totals(
-            self.first_slot("sums"),
-            now._replace(losses=now.losses | {micro_batch}),
-        )
+        set_totals(sums, now._replace(losses=now.losses | {micro_batch}))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from .operand import ALL as ALL
 from .operand import Arg, Ints, Layers, Names, by_place
@@ -412,6 +412,13 @@ class Step:
         return self.op.partition(".")[0]
 
 
+@cache
+def unit_of(text: str) -> tuple[str, int]:
+    """Kind and index of a unit: `block[3]` -> (block, 3)."""
+    name, _, index = text.partition("[")
+    return name, int(index[:-1]) if index else 0
+
+
 @dataclass(frozen=True)
 class Section:
     """Steps in order of issue, run `repeat` times in a row."""
@@ -452,6 +459,12 @@ class Plan:
     def parts(self, s: Store) -> int:
         """Return how many shards a rank has of a stored state, one after the other."""
         return self.head.ranks // (self.group(s.over).ranks if s.over else 1)
+
+    def begin(self, s: Store) -> int:
+        """Elements of a slot before those of what is stored. The class of parameters holds a whole
+        shard, of which masters may be a part; any other has its state's elements alone."""
+        (params,) = self.stored("params", s.flat)
+        return s.first if s.cls == params.cls else 0
 
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)

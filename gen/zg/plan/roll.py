@@ -15,7 +15,7 @@ from itertools import chain, product
 from typing import Generic, TypeVar
 
 from .operand import Ints
-from .plan import Event, Step
+from .plan import Event, Step, unit_of
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,6 @@ Node = Line | Loop
 Shape = tuple[object, ...]  # the common part of a loop's rounds
 WINDOW = 64  # the longest loop body that is tried
 DEPTH = 3  # largest nesting of loops
-
-
-def unit_of(step: Step) -> tuple[str, int]:
-    """Return `block[3]` as (block, 3)."""
-    name, _, index = step.unit.partition("[")
-    return name, int(index[:-1]) if index else 0
 
 
 T = TypeVar("T")
@@ -88,7 +82,7 @@ def parts(step: Step, row: Sequence[T]) -> Parts[T]:
 
 def numbers(step: Step) -> Ints:
     return Parts(
-        unit_of(step)[1],
+        unit_of(step.unit)[1],
         tuple((r.index, r.at) for r in step.refs),
         tuple(i.value for i in step.ints),
         tuple(e.index for e in step.waits),
@@ -130,7 +124,7 @@ def rebuild(step: Step, values: Sequence[int]) -> Step:
         pairs = zip(old, index, strict=True)
         return tuple(replace(e, index=n) for e, n in pairs)
 
-    name, _ = unit_of(step)
+    name, _ = unit_of(step.unit)
     pairs = zip(step.ints, made.ints, strict=True)
     return replace(
         step,
@@ -155,7 +149,7 @@ def _shape(node: Node) -> Shape:
         s.queue,
         s.op,
         s.group,
-        unit_of(s)[0],
+        unit_of(s.unit)[0],
         ins,
         outs,
         tuple((i.name, i.per) for i in s.ints),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
-from ..facts import kernels, ops, queues, stores
+from ..facts import kernels, ops, queues
 from ..facts.commands import COLLECTIVES
 from ..plan import plan
 from ..plan.operand import Layers
@@ -396,8 +396,7 @@ def states(p: Plan) -> list[str]:
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
     f, cls = p.flats[flat], upper(s.cls)
     first = in_c(s.first)
-    begin = stores.begin(p, s)
-    at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(begin)
+    at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(p.begin(s))
     over = "-1" if s.whole else upper(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"

@@ -1,0 +1,68 @@
+"""repeats.py -- extends the sums of the micro-batches that were played to all of a step."""
+
+from __future__ import annotations
+
+from ..plan.mesh import Along, plus
+from ..plan.plan import STEP
+from .arrays import EVERY, Control, MicroBatch, Sum, Totals
+from .order import Memory, told
+
+
+def leap(m: Memory, played: int, turns: int) -> None:
+    """Extrapolate sums from the repeats that were played to all repeats; each adds the same. A
+    pending sum, a count or a loss counts if it covers exactly the micro-batches that were
+    played."""
+    losses = _first_micro_batches(m, played * m.p.together)
+    counts = _counts(m, played)
+
+    def after(a: object) -> object:
+        if isinstance(a, Totals):
+            return a._replace(losses=EVERY) if a.losses == losses else a
+        if played == turns:
+            return a
+        if isinstance(a, Control) and a.leaves in counts:
+            return a._replace(leaves=a.leaves * turns // played)
+        if not isinstance(a, Sum) or a.whole or a.micro_batch.step != m.now:
+            return a
+        return a._replace(
+            micro_batches=a.micro_batches * turns // played,
+            leaves=a.leaves * turns // played,
+            whole=True,
+        )
+
+    for slot in m.slots.values():
+        slot.each(lambda run: run._replace(array=after(run.array)))
+
+
+def _counts(m: Memory, micro_batches: int) -> set[int]:
+    """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
+    sums, or one from each rank of a group."""
+    exact = m.head.reduction == "exact"
+    sizes = [g.ranks for g in m.groups.values()] if exact else ()
+    return {micro_batches * n for n in (1, *sizes)}
+
+
+def counted(m: Memory) -> None:
+    """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
+    micro-batches go through a unit before the next one."""
+    A = m.head.micro_batches
+    turns = m.p.section("micro_batch").repeat
+    good = (0, *_counts(m, A)) if turns == A else (0,)
+    for slot in m.slots.values():
+        for _, _, run in slot.held:
+            if isinstance(run.array, Control) and run.array.leaves not in good:
+                m.ends(f"{slot} holds {told(run)}, of {A} micro-batches")
+
+
+def _first_micro_batches(m: Memory, n: int) -> frozenset[MicroBatch]:
+    """Return the first n micro-batches of each rank, numbered in the order of sums."""
+    by: Along = ()
+    each, more = 0, 1
+    for level in m.head.order.levels:
+        if level == STEP:
+            each, more = more, more * m.head.micro_batches
+        else:
+            group = m.groups[level]
+            by = plus(by, group.times(more))
+            more *= group.ranks
+    return frozenset(MicroBatch(m.now, g * each, by) for g in range(n))
