@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..plan.plan import Events, Int, Ref
-from ..plan.size import Size
+from ..plan.size import Size, plus
 from .hops import Hop, Ring, free, full, plain_hop
 from .levels import Phase
 from .pieces import Span
@@ -93,7 +93,7 @@ def host_pieces(m: Steps, f: Flat) -> list[Span]:
     if level:
         spans = m.cut(f.shard, "reduce_bucket_size", level)
     return [
-        (o + at, n)
+        (plus(o, at), n)
         for o, size in spans
         for at, n in m.cut(size, "sub_group_size", name="part")
     ]

@@ -36,7 +36,7 @@ from itertools import islice
 
 from ..plan.operand import Names
 from ..plan.plan import Events, Int, Ref, Refs
-from ..plan.size import Size
+from ..plan.size import Size, plus
 from . import device
 from .hops import Hop, Ring, end, free, full, plain_hop
 from .rings import Gathered
@@ -219,7 +219,7 @@ def norms_on_host(m: Steps) -> None:
 def _stored_at(m: Steps, c: str, t: Tile) -> Ref:
     """Return the place where a tile of a state is stored."""
     s = m.kept.of(c, t.flat)
-    return Ref(s.cls, t.l, (t.at - s.first).bytes(s.width))
+    return Ref(s.cls, t.l, plus(t.at, s.first, -1).bytes(s.width))
 
 
 def _found_at(m: Steps, c: str, t: Tile) -> Ref:

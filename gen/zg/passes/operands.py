@@ -258,7 +258,7 @@ class Operands:
         if not step:
             return 0
         each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
-        return (each * u.index).bytes(self.real)
+        return each.many(u.index).bytes(self.real)
 
     def operand_names(self, kind: Kind, body: str, part: Part) -> Formals:
         """Return the names of the operands that a function reads and writes, and their flats."""

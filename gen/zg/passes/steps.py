@@ -9,7 +9,7 @@ from typing import Any
 
 from ..facts import ops
 from ..plan.plan import ALL, Event, Int, Ref, Step
-from ..plan.size import Size
+from ..plan.size import Size, plus
 from . import pieces
 from .flats import BLOCK, PAGE
 from .grid import Level
@@ -100,7 +100,7 @@ class Steps(Operands):
         )
         unit = PAGE // 2 if filed else BLOCK
         cut = self.cut(f.far, "sub_group_size", unit=unit)
-        return [(f.near + at, n) for at, n in cut]
+        return [(plus(f.near, at), n) for at, n in cut]
 
     # ---- uses
 

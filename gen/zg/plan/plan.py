@@ -25,6 +25,7 @@ from .operand import Arg, Ints, Layers, Names, by_place
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
+from .size import minus, plus
 
 STEP = "step"  # level of a sum: a rank's own micro-batches
 
@@ -461,8 +462,8 @@ class Plan:
         return self.head.ranks // (self.group(s.over).ranks if s.over else 1)
 
     def begin(self, s: Store) -> int:
-        """Elements of a slot before those of what is stored. The class of parameters holds a whole
-        shard, of which masters may be a part; any other has its state's elements alone."""
+        """Return how many elements of a slot lie before a stored state. The class of parameters
+        holds whole shards, of which masters may be a part; other classes have their state alone."""
         (params,) = self.stored("params", s.flat)
         return s.first if s.cls == params.cls else 0
 
@@ -528,17 +529,20 @@ class Plan:
         """Return the stores of the masters, in order of their elements: initial values and loaded
         weights go there."""
         (params,) = self.stored("params", f.name)
-        out, end = [], 0
+        out: list[Store] = []
+        end = 0
         for s in (
             *self.stored("master", f.name),
             replace(params, first=f.shard, n=0),
         ):
             if s.first > end:  # these parameters are the masters
                 out.append(
-                    replace(params, what="master", first=end, n=s.first - end)
+                    replace(
+                        params, what="master", first=end, n=minus(s.first, end)
+                    )
                 )
             out += [s] * (s.n > 0)
-            end = s.first + s.n
+            end = plus(s.first, s.n)
         return tuple(out)
 
     def copies(self, f: Flat) -> tuple[Store, ...]:

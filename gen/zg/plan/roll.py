@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from .operand import Ints
 from .plan import Event, Step, unit_of
+from .size import minus
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,18 @@ def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
     ]
 
 
+def _named(l: _List, i: int, p: int, growth: list[int]) -> list[int]:
+    """Return the growth of a loop's numbers by name, from its first two rounds."""
+    pairs = zip(
+        chain(*l.vectors[i : i + p]),
+        chain(*l.vectors[i + p : i + 2 * p]),
+        chain(*l.cycles[i : i + p]),
+        growth,
+        strict=True,
+    )
+    return [g if m else minus(b, a) for a, b, m, g in pairs]
+
+
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """Return how many copies of the window [i, i+p) follow one another, and their numbers'
     growth."""
@@ -235,6 +248,7 @@ def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
         some = count >= 3 or (count == 2 and p >= 6)
         window = l.nodes[i : i + p]
         if some and max(map(_depth, window)) < DEPTH:
+            growth = _named(l, i, p, growth)
             body = tuple(_wrap(n, growth) for n in window)
             loop = Loop(count, body)
             shape = _shape(loop)

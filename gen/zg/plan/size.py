@@ -24,8 +24,8 @@ Terms = tuple[tuple[Unit, int], ...]
 
 class Size(int):
     """`width` times a sum of units, each with a factor. flat: the flat buffer whose elements are
-    counted, '' for anything else. Sums, differences and multiples of Sizes are Sizes; a plain
-    number among them counts as a nameless unit, and a fraction makes a plain number."""
+    counted, '' for anything else. An operator takes it as the int that it is; `plus`, `minus`,
+    `times` and `divided` keep names."""
 
     terms: Terms
     flat: str
@@ -49,59 +49,52 @@ class Size(int):
     def none(cls, flat: str) -> Size:
         return cls((), flat)
 
+    def many(self, n: int) -> Size:
+        """Return so many times the number."""
+        terms = tuple((u, k * n) for u, k in self.terms)
+        return Size(terms, self.flat, self.width)
+
     def bytes(self, width: int) -> Size:
         """Return the bytes of these elements, at `width` bytes each."""
         return Size(self.terms, self.flat, width)
 
-    def over(self, width: int) -> int:
-        """Return the number divided by `width`: a count of elements if it counts bytes of that
-        width."""
-        if width == self.width:
-            return self.bytes(1)
-        return self // width
 
-    def _plus(self, other: int, sign: int) -> Size:
-        if not isinstance(other, Size):
-            other = Size(((NAMELESS, other),))
-        total = dict(self.terms)
-        for unit, n in other.terms:
-            times, rest = divmod(n * other.width, self.width)
+def plus(a: int, b: int, sign: int = 1) -> Size:
+    """Return a + sign * b; a plain number among them counts as a nameless unit."""
+    a, b = (
+        x if isinstance(x, Size) else Size(((NAMELESS, x),)) for x in (a, b)
+    )
+    width = a.width if a else b.width
+    total: dict[Unit, int] = {}
+    for x, by in ((a, 1), (b, sign)):
+        for unit, n in x.terms:
+            factor, rest = divmod(n * x.width, width)
             if rest:
-                return Size(((NAMELESS, int(self) + sign * int(other)),))
-            total[unit] = total.get(unit, 0) + sign * times
-        return Size((*total.items(),), self.flat or other.flat, self.width)
-
-    def __add__(self, other: int) -> Size:
-        return self._plus(other, 1) if _whole(other) else NotImplemented
-
-    __radd__ = __add__
-
-    def __sub__(self, other: int) -> Size:
-        return self._plus(other, -1) if _whole(other) else NotImplemented
-
-    def __mul__(self, n: int) -> Size:
-        if not _whole(n):
-            return NotImplemented
-        terms = tuple((u, k * int(n)) for u, k in self.terms)
-        return Size(terms, self.flat, self.width)
-
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Size:
-        return self * -1
-
-    def __floordiv__(self, n: int) -> int:
-        if not _whole(n):
-            return NotImplemented
-        if any(k % n for _, k in self.terms):
-            return int(self) // n
-        terms = tuple((u, k // n) for u, k in self.terms)
-        return Size(terms, self.flat, self.width)
+                return Size(((NAMELESS, int(a) + sign * int(b)),))
+            total[unit] = total.get(unit, 0) + by * factor
+    return Size((*total.items(),), a.flat or b.flat, width)
 
 
-def _whole(n: object) -> bool:
-    """Return whether an operand is a whole number, a Size or an int."""
-    return isinstance(n, int)
+def minus(a: int, b: int) -> int:
+    """Return a - b, with names if one of them has some."""
+    named = isinstance(a, Size) or isinstance(b, Size)
+    return plus(a, b, -1) if named else a - b
+
+
+def times(a: int, n: int) -> int:
+    """Return a * n, with the names of a."""
+    return a.many(n) if isinstance(a, Size) else a * n
+
+
+def divided(a: int, n: int) -> int:
+    """Return a // n, with the names of a if n is its width or divides each term."""
+    if not isinstance(a, Size):
+        return a // n
+    if n == a.width:
+        return a.bytes(1)
+    if any(k % n for _, k in a.terms):
+        return a // n
+    return Size(tuple((u, k // n) for u, k in a.terms), a.flat, a.width)
 
 
 def flat_of(numbers: Sequence[int]) -> str:
@@ -122,9 +115,9 @@ def pieces(whole: Size, most: int, name: str) -> list[tuple[Size, Size]]:
         return [(Size.none(whole.flat), whole)]
     one = Size.of(f"{name}.{whole.flat}", most, whole.flat)
     count, rest = divmod(int(whole), most)
-    out = [(one * n, one) for n in range(count)]
+    out = [(one.many(n), one) for n in range(count)]
     if rest:
         (unit, _), *_ = whole.terms
         left = f"{unit.name} % {name}.{whole.flat}"
-        out.append((one * count, Size.of(left, rest, whole.flat)))
+        out.append((one.many(count), Size.of(left, rest, whole.flat)))
     return out

@@ -154,9 +154,9 @@ def sizes_of(s: Step) -> Iterator[Size]:
 def begin(r: Ref) -> What:
     """Return the meaning of the offset in a slot."""
     by = 0
-    if isinstance(r.at, Size):
-        each = (u for u, _ in r.at.terms if u.each)
-        by = sum(Size(((u, 1),), r.at.flat, r.at.width) for u in each)
+    for u, _ in r.at.terms if isinstance(r.at, Size) else ():
+        if u.each:
+            by = Size(((u, 1),), width=width_of([r.at]))
     return What("at", width=width_of([r.at]), by=by)
 
 

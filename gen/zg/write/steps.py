@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from ..facts import queues
 from ..plan import plan, roll
 from ..plan.plan import Event, Plan, Step
-from ..plan.size import Size
+from ..plan.size import Size, times
 from .sizes import PIECES, Sizes
 from .tables import VARS, comment, place, wrap
 from .verbs import BY, Kind, Number, Verb, Verbs, over
@@ -265,7 +265,7 @@ def of_verb(x: Number) -> str:
         return in_c(x.base, [(BY, x.by)])
     if not x.base:
         return linear(0, [(x.of, x.by)])
-    sign, base = ("-", -x.base) if x.base < 0 else ("+", x.base)
+    sign, base = ("-", times(x.base, -1)) if x.base < 0 else ("+", x.base)
     return product("", x.by, f"({x.of} {sign} {in_c(over(base, x.by))})", 0)
 
 

@@ -25,7 +25,7 @@ from itertools import chain, count, groupby, takewhile
 from ..plan.operand import Names
 from ..plan.plan import Event, Events, Int, Ref, Step
 from ..plan.roll import Parts, numbers, parts
-from ..plan.size import Size, width_of
+from ..plan.size import Size, divided, minus, times, width_of
 from .sizes import Sizes, What, held
 from .words import lower
 
@@ -188,7 +188,7 @@ class _Numbers:
         l = self.columns[0]
         if what == What(BY):
             return Number(0, 1, BY)
-        base = column[0] - what.by * l[0]
+        base = minus(column[0], times(what.by, l[0]))
         if what.by and on(column, base, what.by, l):
             return Number(base, what.by, BY)
         found = line(column, l)
@@ -203,7 +203,7 @@ class _Numbers:
         column, each = self.columns[n], max(what.width, 1)
         for i, x in enumerate(self.found):
             of = [over(v, x.each) for v in self.columns[x.at]]
-            begin = column[0] - of[0] * each
+            begin = minus(column[0], times(of[0], each))
             same = aside(begin) and on(column, begin, each, of)
             if same and alike_(x.what, what):
                 self.found[i] = replace(x, uses=(*x.uses, what))
@@ -278,7 +278,7 @@ def plain_name(uses: Sequence[What]) -> str:
 def over(n: int, each: int) -> int:
     """Return a number of bytes as a number of elements of `each` bytes."""
     assert not n % each
-    return n.over(each) if isinstance(n, Size) else n // each
+    return divided(n, each)
 
 
 def aside(n: int) -> bool:
@@ -301,8 +301,8 @@ def line(column: Sequence[int], of: Sequence[int]) -> tuple[int, int] | None:
     if len(at) < LINE:
         return None
     first, second, *_ = sorted(at)
-    by = (at[second] - at[first]) // (second - first)
-    base = at[first] - by * first
+    by = divided(minus(at[second], at[first]), second - first)
+    base = minus(at[first], times(by, first))
     return (base, by) if on(column, base, by, of) else None
 
 
