@@ -2,7 +2,9 @@
  * index; see mutate.h. An input is four: of the index, of meta.json and of the labels NUMBER\n and
  * so many bytes, then the tokens. */
 #include "mutate.h"
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 
 enum { T = 5, VOCAB = 300, ROWS = 3, PARTS = 4 };
 static const char *const names[PARTS] = {"mutant.idx", "meta.json", "labels", "mutant.bin"};

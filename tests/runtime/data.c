@@ -5,6 +5,7 @@
  * Opens (WIDTH: bytes of a token where the file does not tell, or 0), checks samples FIRST .. FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of
  * samples FIRST .. FIRST+B-1, a line each. What is wrong goes to stderr, exit code 2.
  */
+#include "zr_data.h"
 #include "zr_file.h"
 #include <inttypes.h>
 #include <stdio.h>

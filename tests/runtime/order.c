@@ -9,7 +9,9 @@
  * W counts in ten-thousandths. Counts of zr_mix_taken that are
  * not those of the samples so far end with exit code 1.
  */
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 #include "zr_order.h"
 #include <inttypes.h>
 #include <stdio.h>
