@@ -38,13 +38,10 @@ void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name);
 /* ---- queues */
 void zr_wait(zr *z, int queue, int event);
 void zr_record(zr *z, int queue, int event);
-static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
-{
-    for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
-}
+void zr_wait_n(zr *z, int queue, int n, const int *event); /* wait for each of event[n] */
 /* Make the next commands of `other` wait for all commands issued to `queue` so far. */
 #define zr_before(z, queue, other, event) (zr_record(z, queue, event), zr_wait(z, other, event))
-#define zr_waits(z, queue, ...) /* wait for each of these events */                                \
+#define zr_waits(z, queue, ...)                                                                    \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
 /* Issue fn with n <= 12 operands, which are copied. name: the function's name as profilers and the

@@ -1,12 +1,27 @@
 /* zr_checkpoint.c -- checkpoints: their folders, saving by all ranks, resuming. */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
-#include "zr_safetensors.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_grace.h"
+#include "zr_handshake.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_options.h"
+#include "zr_products.h"
+#include "zr_progress.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
+#include "zr_weights.h"
+#include "zr_writer.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,7 +149,7 @@ static int by_step(const void *a, const void *b)
 
 static void add_kept(zr *z, int64_t step)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 2) * sizeof *c->kept);
     if (!c->kept) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     c->kept[c->nkept++] = step;
@@ -152,12 +167,12 @@ static void look_into(zr *z)
         if (is_left(e->d_name) && !zr_path(file, z->o->checkpoints, e->d_name, why))
             remove_checkpoint(file);
         if (step < 0 || !is_whole(z, step)) continue;
-        if (step > z->checkpoints.last) z->checkpoints.last = step;
+        if (step > z->checkpoints->last) z->checkpoints->last = step;
         if (!exempt(z, step)) add_kept(z, step);
     }
     closedir(d);
-    if (z->checkpoints.nkept)
-        qsort(z->checkpoints.kept, (size_t)z->checkpoints.nkept, sizeof *z->checkpoints.kept,
+    if (z->checkpoints->nkept)
+        qsort(z->checkpoints->kept, (size_t)z->checkpoints->nkept, sizeof *z->checkpoints->kept,
               by_step);
 }
 
@@ -188,7 +203,7 @@ static void lock_folder(zr *z)
 /* Return the number of checkpoints still to write, without those that signals request. */
 static int64_t still_to_save(const zr *z)
 {
-    int64_t every = z->o->save_every, at = z->checkpoints.at, steps = z->o->steps;
+    int64_t every = z->o->save_every, at = z->checkpoints->at, steps = z->o->steps;
     if (at >= steps) return 0;
     return every ? steps / every - at / every + (steps % every != 0) : 1;
 }
@@ -196,7 +211,7 @@ static int64_t still_to_save(const zr *z)
 /* Return how many will be written before an old checkpoint is deleted. */
 static int64_t rooms_wanted(const zr *z)
 {
-    int64_t more = z->o->keep + 1 - z->checkpoints.nkept, most = still_to_save(z);
+    int64_t more = z->o->keep + 1 - z->checkpoints->nkept, most = still_to_save(z);
     if (more < 1) more = 1;
     return more < most ? more : most;
 }
@@ -211,7 +226,7 @@ static int room_path(zr *z, char *to, int64_t i, char *why)
 /* Open the files of a folder as c->fd, creating them if needed, and allocate their space. */
 static int open_files(zr *z, const char *folder, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char file[ZR_FILE], name[SHORT];
     for (int i = 0; i <= c->nstored; i++) c->fd[i] = -1;
     if (mkdir(folder, 0777) && (errno != EEXIST || !is_folder(folder)))
@@ -238,7 +253,7 @@ static void close_files(zr_checkpoints *c)
 
 static int add_room(zr *z, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char folder[ZR_FILE];
     if (room_path(z, folder, c->rooms, why)) return -1;
     if (mkdir(folder, 0777))
@@ -256,7 +271,7 @@ static int add_room(zr *z, char *why)
 static void hold_room(zr *z)
 {
     char why[ZR_WHY];
-    while (z->checkpoints.rooms < rooms_wanted(z))
+    while (z->checkpoints->rooms < rooms_wanted(z))
         if (add_room(z, why)) {
             zr_print(z, STDERR_FILENO, "no room is kept for the next checkpoint: %s\n", why);
             return;
@@ -265,7 +280,7 @@ static void hold_room(zr *z)
 
 void zr_checkpoint_close(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char folder[ZR_FILE], why[ZR_WHY];
     zr_writer_stop(z);
     for (; c->rooms > 0; c->rooms--)
@@ -275,7 +290,7 @@ void zr_checkpoint_close(zr *z)
 /* Reserve space for all checkpoints to be kept, and one more being written. */
 static void reserve_rooms(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY];
     struct statvfs v;
     int64_t more = rooms_wanted(z);
@@ -296,7 +311,7 @@ static void reserve_rooms(zr *z)
 static void check_room(zr *z)
 {
     char room[ZR_FILE], file[ZR_FILE], why[ZR_WHY];
-    int64_t rooms = z->checkpoints.rooms;
+    int64_t rooms = z->checkpoints->rooms;
     zr_tell(z, &rooms, sizeof rooms);
     if (z->rank == 0 || !rooms) return;
     if (room_path(z, room, 0, why) || zr_path(file, room, "model.safetensors", why))
@@ -313,7 +328,7 @@ static void check_room(zr *z)
 static int64_t step_to_resume(zr *z)
 {
     const char *resume = z->o->resume;
-    int64_t last = z->checkpoints.last;
+    int64_t last = z->checkpoints->last;
     if (resume && !strcmp(resume, "no")) {
         if (last >= 0)
             zr_fail(z, ZR_USER,
@@ -338,71 +353,22 @@ static int64_t step_to_resume(zr *z)
     return step;
 }
 
-/* ---- the order of bf16 products */
-
-/* Return the order of the run that is resumed; below 0: none. */
-static int past_order(zr *z)
+int zr_past_order(zr *z)
 {
     char why[ZR_WHY], file[ZR_FILE];
     int order = -1;
-    if (z->rank == 0 && z->checkpoints.from &&
-        (path_of(z, file, z->checkpoints.from, NULL, record, why) ||
+    if (z->rank == 0 && z->checkpoints->from &&
+        (path_of(z, file, z->checkpoints->from, NULL, record, why) ||
          zr_run_order(file, &order, why)))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
     zr_tell(z, &order, sizeof order);
     return order;
 }
 
-/* Return the order that is fastest if every rank supports it. */
-static int fastest_order(zr *z)
-{
-    uint64_t sum[2] = {z->p->products(z->queue[ZR_MAIN].k, -1) == ZR_TILES};
-    zr_total(z, sum);
-    return sum[0] == (uint64_t)z->ranks ? ZR_TILES : ZR_PAIRS;
-}
-
-void zr_settle_order(zr *z)
-{
-    const char *given = z->o->products;
-    z->order = -1;
-    if (given && (!z->p->products || zr_is_gpu))
-        zr_fail(z, ZR_USER, "--products %s: %s; leave it out", given,
-                zr_is_gpu ? "a GPU's products have an order of their own"
-                          : "products have two orders in bf16 alone, and this program has another "
-                            "type");
-    if (!z->p->products && z->p->type == ZR_BF16 && !zr_is_gpu)
-        zr_fail(z, ZR_DISAGREE, "made by another version; generate it anew");
-    if (!z->p->products) return;
-    int past = past_order(z);
-    if (zr_is_gpu) {
-        z->order = past; /* for a later run that resumes on a CPU */
-        return;
-    }
-    int wanted = !given ? -1 : strcmp(given, zr_order_name(ZR_PAIRS)) ? ZR_TILES : ZR_PAIRS;
-    if (wanted >= 0 && z->p->order >= 0 && wanted != z->p->order)
-        zr_fail(
-            z, ZR_USER,
-            "--products %s: the program was made with train.products %s; leave it out, or generate "
-            "with train.products auto",
-            given, zr_order_name(z->p->order));
-    z->order = z->p->order >= 0 ? z->p->order : wanted >= 0 ? wanted : past;
-    if (z->order < 0) z->order = fastest_order(z);
-    if (past >= 0 && past != z->order && !zr_accepts(z, "train.products"))
-        zr_fail(z, ZR_DISAGREE,
-                "%s %s: the run in %s sums products by %s; %s, or name another folder "
-                "(--accept-change train.products: goes on, with other bits)",
-                given ? "--products" : "train.products", zr_order_name(z->order), z->o->checkpoints,
-                zr_order_name(past),
-                given              ? "leave --products out"
-                : past == ZR_PAIRS ? "generate with train.products pairs"
-                                   : "generate with train.products tiles");
-    z->p->products(z->queue[ZR_MAIN].k, z->order);
-}
-
 /* Make the recipe: the program's lines and those that the command line adds. */
 static void list_recipe(zr *z, zr_checkpoints *c)
 {
-    const zr_mix *m = &z->train;
+    const zr_mix *m = z->train;
     char *line = NULL;
     size_t n = 0;
     const char **recipe = zr_get(z, z->p->nrecipe + 2, sizeof *recipe);
@@ -421,7 +387,7 @@ static void list_recipe(zr *z, zr_checkpoints *c)
 
 void zr_checkpoint_find(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     c->last = -1;
     if (!z->o->checkpoints) return;
     if (z->rank == 0) {
@@ -434,9 +400,9 @@ void zr_checkpoint_find(zr *z)
 
 void zr_checkpoint_open(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     if (!z->o->checkpoints) return;
-    zr_data_text(&z->train, c->data);
+    zr_data_text(z->train, c->data);
     list_recipe(z, c);
     find_stored(z, c);
     zr_run_open(z, &c->record, c->tensors);
@@ -460,7 +426,7 @@ void zr_checkpoint_open(zr *z)
 /* Fail unless the sums over all ranks are those of the record. */
 static void compare_sums(zr *z, const zr_past *past, const char *folder)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     int64_t at = 0;
     for (int i = 0; i < c->nstored; i++)
         for (int64_t t = 0; t < c->header[i].tensors; t++, at++) {
@@ -493,7 +459,7 @@ static int is_cpus(const char *object)
 void zr_checkpoint_load(zr *z)
 {
     char why[ZR_WHY], folder[ZR_FILE], file[ZR_FILE];
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums)};
     uint64_t *sums = c->sums;
     if (path_of(z, folder, c->from, NULL, NULL, why) ||
@@ -514,7 +480,7 @@ void zr_checkpoint_load(zr *z)
     compare_sums(z, &past, folder);
     set_control(z, &past);
     z->skips = past.skips;
-    z->log.skipped = past.skipped;
+    z->log->skipped = past.skipped;
     free(past.sums);
     zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
     if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
@@ -530,14 +496,14 @@ static int all_well(zr *z, int bad)
 {
     uint64_t sum[2] = {bad != 0, bad && zr_late(z)};
     zr_total(z, sum);
-    z->checkpoints.late |= sum[1] != 0;
+    z->checkpoints->late |= sum[1] != 0;
     return sum[0] == 0;
 }
 
 /* Make the folder under its temporary name, and its files with all their space. */
 static int begin_checkpoint(zr *z, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char part[ZR_FILE], room[ZR_FILE];
     if (path_of(z, part, c->at, ".part", NULL, why)) return -1;
     if (c->rooms && !room_path(z, room, c->rooms - 1, why) && !rename(room, part)) c->rooms--;
@@ -546,7 +512,7 @@ static int begin_checkpoint(zr *z, char *why)
 
 static int write_states(zr *z, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     uint64_t *sums = c->sums;
     char file[ZR_FILE], name[SHORT];
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
@@ -572,7 +538,7 @@ static int sync_folder(const char *folder)
 /* Write run.json, then give the folder the name that marks it complete. */
 static int finish_checkpoint(zr *z, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char part[ZR_FILE], whole[ZR_FILE];
     int fd = c->fd[c->nstored];
     if (path_of(z, part, c->at, ".part", NULL, why) || path_of(z, whole, c->at, NULL, NULL, why))
@@ -589,7 +555,7 @@ static int finish_checkpoint(zr *z, char *why)
 /* Remove checkpoints beyond --keep; each is first renamed, so that it no longer counts. */
 static void prune(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
     while (c->nkept > z->o->keep) {
@@ -605,7 +571,7 @@ static void prune(zr *z)
 
 static void add_sums(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     for (int64_t i = 0; i < c->tensors; i += 2) {
         uint64_t sum[2] = {c->sums[i], i + 1 < c->tensors ? c->sums[i + 1] : 0};
         zr_total(z, sum);
@@ -617,15 +583,15 @@ static void add_sums(zr *z)
 /* Remove what rank 0 has begun, and report why. */
 static void give_up(zr *z, const char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char part[ZR_FILE], other[ZR_WHY], who[ZR_HOST_NAME];
-    int gave_up = c->late || atomic_load(&z->writer.stop);
+    int gave_up = c->late || atomic_load(&z->writer->stop);
     if (z->rank && *why && !gave_up && atomic_exchange(&z->shared->said, c->at) != c->at)
         zr_print_any(z, "%s: %s\n", zr_who(z, z->rank, who), why);
     if (z->rank) return;
     zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", c->at,
              c->late ? "the time of --grace has passed"
-             : atomic_load(&z->writer.stop)
+             : atomic_load(&z->writer->stop)
                  ? "the next update has waited for it too long (ZR_SAVE_S)"
              : *why ? why
                     : "another rank could not write its part");
@@ -637,7 +603,7 @@ static void give_up(zr *z, const char *why)
  * so far; bad: this rank has. */
 static int end_saving(zr *z, int well, int bad, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     if (well) well = all_well(z, bad);
     if (well) add_sums(z);
     if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
@@ -663,7 +629,7 @@ static double paused(zr_checkpoints *c, double begun)
 /* Report the end. whole: seconds that the checkpoint took before `begun`. */
 static void told_end(zr *z, int well, double begun, double whole)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     zr_progress(z, NULL, NULL, 0);
     whole += paused(c, begun);
     if (whole > c->save) c->save = whole;
@@ -672,7 +638,7 @@ static void told_end(zr *z, int well, double begun, double whole)
 
 int zr_checkpoint_save(zr *z, int beside)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY] = "";
     if (!z->o->checkpoints || c->late) return 0;
     if (c->last == z->step) return 1;
@@ -682,7 +648,7 @@ int zr_checkpoint_save(zr *z, int beside)
     c->pause = c->waited = 0;
     zr_run_note(z, &c->record);
     int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
-    c->beside = well && beside && z->writer.there;
+    c->beside = well && beside && z->writer->there;
     if (c->beside) {
         zr_progress(z, NULL, NULL, 0);
         zr_writer_begin(z, write_states);
@@ -696,16 +662,16 @@ int zr_checkpoint_save(zr *z, int beside)
 
 void zr_checkpoint_end(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     if (!c->beside) return;
     double begun = zr_now();
     zr_progress(z, "checkpoint", NULL, 0);
     zr_writer_wait(z);
     c->beside = 0;
-    int well = end_saving(z, 1, z->writer.bad, z->writer.why);
-    double ended = z->writer.ended;
+    int well = end_saving(z, 1, z->writer->bad, z->writer->why);
+    double ended = z->writer->ended;
     told_end(z, well, begun, (ended < begun ? ended : begun) - c->begun);
-    atomic_store(&z->writer.stop, 0); /* it was for this checkpoint */
+    atomic_store(&z->writer->stop, 0); /* it was for this checkpoint */
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)
@@ -718,7 +684,7 @@ int zr_checkpoint_due(const zr *z, int64_t steps)
  * step, so that a run restarted again and again makes progress. */
 static int time_is_up(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     double now = zr_now(), left = z->started + (double)z->o->max_time - now;
     double turn = c->turned > 0 ? now - c->turned - c->saving : 0;
     if (turn > c->turn) c->turn = turn;

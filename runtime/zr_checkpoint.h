@@ -10,7 +10,45 @@
  */
 #ifndef ZR_CHECKPOINT_H
 #define ZR_CHECKPOINT_H
-#include "zr_int.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
+#include "zr_weights.h"
+
+enum { ZR_STORED = 8 };
+typedef struct zr_run { /* contents of run.json */
+    char *text;         /* [n] */
+    int64_t n;
+    int64_t *number, *sum; /* offsets in the text of the numbers and of the checksums */
+} zr_run;
+
+struct zr_checkpoints {
+    int64_t from, last;   /* step the run resumed from; step of the newest checkpoint, -1: none */
+    int64_t at;           /* step of the checkpoint being written */
+    int beside;           /* 1: it is being written beside the next step */
+    int64_t *kept, nkept; /* rank 0: steps of the checkpoints that may be deleted, oldest first */
+    int64_t rooms; /* rank 0: number of folders that reserve space for the next checkpoints */
+    zr_stored stored[ZR_STORED]; /* files of each checkpoint */
+    zr_header header[ZR_STORED];
+    /* rank 0: open files while a checkpoint is written; the last one is run.json */
+    int fd[ZR_STORED + 1];
+    int nstored;
+    int64_t tensors, bytes; /* totals of all files */
+    uint64_t *sums;         /* [tensors] checksums */
+    zr_chunk *chunk;
+    zr_run record;
+    char data[ZR_TOLD];        /* description of the files of --data */
+    const char *const *recipe; /* [nrecipe] the program's lines, then the weights of the sources */
+    int nrecipe;
+    int late;         /* 1: the time to save in has passed (--grace), the same on all ranks */
+    int64_t unsynced; /* bytes this rank has written that may not be on the disk yet */
+    double turned;    /* zr_now() between the last two steps; 0: none yet */
+    double saving;    /* seconds since then that training stood still for checkpoints */
+    /* zr_now() when the current checkpoint began; seconds of `saving` it caused */
+    double begun, pause;
+    double waited; /* seconds that an update waited for it */
+    /* longest so far: time from one step to the next without `saving`; `saving` itself */
+    double turn, save;
+};
 
 /* Contents of run.json about the run that wrote it. */
 typedef struct zr_past {
@@ -53,6 +91,8 @@ void zr_checkpoint_load(zr *z);
 int zr_checkpoint_save(zr *z, int beside);
 void zr_checkpoint_end(zr *z);                     /* complete one that was begun, if any */
 int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after this number of steps? */
+/* Return the order of products of the run that is resumed; below 0: none. */
+int zr_past_order(zr *z);
 /* Return whether the run is asked to exit, the same on all ranks. */
 int zr_asked_to_leave(zr *z);
 

@@ -11,6 +11,8 @@
  *     file may have changed.
  *  3. Memory is allocated only when a file is opened.
  */
+#include "zr_choices.h"
+#include "zr_data.h"
 #include "zr_file.h"
 #include <errno.h>
 #include <fcntl.h>

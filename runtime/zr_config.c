@@ -1,8 +1,10 @@
 /* zr_config.c -- whether the folder of --load is of another model than the program. Shapes do not
  * show numbers that no tensor has, nor which model is meant if one does not fit. */
 #define _GNU_SOURCE
+#include "zr_file.h"
 #include "zr_json.h"
 #include "zr_safetensors.h"
+#include "zr_save.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

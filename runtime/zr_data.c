@@ -6,6 +6,7 @@
  *  2. Every token that leaves this file is below the vocabulary size, even if the file changes.
  *  3. The bytes read at the start are bounded, however long the file is.
  */
+#include "zr_data.h"
 #include "zr_file.h"
 #include <errno.h>
 #include <fcntl.h>

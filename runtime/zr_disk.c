@@ -12,11 +12,18 @@
  *  3. Nothing is allocated after zr_disk_open.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_disk.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_log.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_rank.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/io_uring.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

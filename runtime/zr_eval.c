@@ -11,7 +11,18 @@
  *  2. A mean uses this rank's sums only (z->apart), so no bit of it depends on other ranks.
  *  3. Memory is allocated only when the file is opened.
  */
-#include "zr_int.h"
+#include "zr_choices.h"
+#include "zr_eval.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_queue.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
 #include <math.h>
 
 /* ---- any evaluation */
@@ -48,7 +59,7 @@ double zr_mean(zr *z, double *valid)
  * `first` on, one per rank. */
 static int64_t turns_of(const zr *z, int64_t first)
 {
-    const zr_choices *c = &z->choices;
+    const zr_choices *c = z->choices;
     int64_t most = 0;
     for (int64_t e = first; e < zr_least(first + z->ranks, c->n); e++)
         if (c->count[e] > most) most = c->count[e];
@@ -58,11 +69,11 @@ static int64_t turns_of(const zr *z, int64_t first)
 void zr_eval_open(zr *z)
 {
     char why[ZR_WHY];
-    z->choices.fd = -1;
+    z->choices->fd = -1;
     if (!z->o->eval) return;
-    if (zr_choices_open(&z->choices, z->o->eval, z->p->sequence, z->p->vocab, why))
+    if (zr_choices_open(z->choices, z->o->eval, z->p->sequence, z->p->vocab, why))
         zr_fail(z, ZR_USER, "%s", why);
-    for (int64_t e = 0; e < z->choices.n; e += z->ranks) z->tries += turns_of(z, e);
+    for (int64_t e = 0; e < z->choices->n; e += z->ranks) z->tries += turns_of(z, e);
 }
 
 /* Return the mean loss of the next completion of the rank's example. there: 0 if there is none. */
@@ -72,7 +83,7 @@ static double mean_loss(zr *z, int there)
     int32_t *tokens, *targets;
     zr_batch_place(z, 0, &tokens, &targets);
     zr_blank(z, 0, tokens, targets);
-    if (there) zr_choices_next(&z->choices, tokens, targets);
+    if (there) zr_choices_next(z->choices, tokens, targets);
     zr_batch_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
@@ -85,7 +96,7 @@ static double mean_loss(zr *z, int there)
 static int is_right(zr *z, int64_t first)
 {
     char why[ZR_WHY];
-    zr_choices *c = &z->choices;
+    zr_choices *c = z->choices;
     int64_t own = first + z->rank, turns = turns_of(z, first), best = -1;
     int64_t many = own < c->n ? c->count[own] : 0;
     double least = INFINITY;
@@ -102,7 +113,7 @@ static int is_right(zr *z, int64_t first)
 void zr_eval(zr *z, int64_t step)
 {
     uint64_t right[2] = {0, 0};
-    int64_t examples = z->choices.n;
+    int64_t examples = z->choices->n;
     if (!z->o->eval) return;
     zr_progress(z, "eval", "micro-batch", z->tries);
     zr_lives(z, ZR_STEPS);

@@ -5,13 +5,18 @@
  *  2. All other files may call this one; it calls none of them.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_net.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
 #include "zr_text.h"
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -80,8 +85,8 @@ const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME])
 const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME])
 {
     if (z->rank >= 0) return zr_who(z, z->rank, who);
-    if (!z->net.rank) return z->p->name;
-    return with_host(who, snprintf(who, ZR_HOST_NAME, "rank %.9s", z->net.rank));
+    if (!z->net->rank) return z->p->name;
+    return with_host(who, snprintf(who, ZR_HOST_NAME, "rank %.9s", z->net->rank));
 }
 
 /* Block all threads but the first that exits, which ends the others too, because it may still have

@@ -1,10 +1,16 @@
 /* zr_grace.c -- the time for a checkpoint after a signal (--grace). */
 #define _GNU_SOURCE
-#include "zr_file.h"
-#include "zr_int.h"
+#include "zr_checkpoint.h"
+#include "zr_fail.h"
+#include "zr_grace.h"
+#include "zr_options.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
+#include "zr_writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 /* Bytes synced to the disk at once while a signal's sender or an update waits. */
@@ -18,10 +24,10 @@ int zr_late(zr *z)
 
 int zr_wrote(zr *z, int fd, int64_t bytes)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     c->unsynced += bytes;
     errno = ECANCELED;
-    if (atomic_load(&z->writer.stop)) return -1;
+    if (atomic_load(&z->writer->stop)) return -1;
     int hurried = z->o->grace && atomic_load(&z->shared->asked);
     if (!hurried && !c->beside) return 0;
     if (c->unsynced > SYNCED) {

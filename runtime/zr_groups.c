@@ -1,5 +1,7 @@
 /* zr_groups.c -- the ranks of each group, and this rank's place in it. */
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_groups.h"
+#include "zr_rank.h"
 
 static int ranks_of(const zr_program *p, int group)
 {

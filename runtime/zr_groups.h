@@ -35,4 +35,14 @@ static inline int zr_first_part(const zr_program *p, const zr_state *s, int rank
     return s->over < 0 ? 0 : zr_place_of(p, s->over, rank) * zr_parts(p, s);
 }
 
+/* Return the bytes of an element of a state. */
+static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8}[s->type]; }
+
+/* A group as this rank sees it. */
+typedef struct zr_members {
+    int ranks, place, far; /* place: of this rank; far: members on other hosts */
+    int *rank;             /* [ranks] rank at each place */
+} zr_members;
+void zr_groups_open(zr *z);
+
 #endif

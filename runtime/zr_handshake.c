@@ -9,8 +9,19 @@
  *  2. Properties that may differ between ranks are not facts: where files are, threads, the log.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_choices.h"
+#include "zr_data.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_handshake.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_net.h"
+#include "zr_options.h"
+#include "zr_rank.h"
 #include "zr_safetensors.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -86,19 +97,19 @@ static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, 
 static void write_data(zr *z, char text[ZR_TOLD])
 {
     uint64_t hash = ZR_HASH;
-    zr_data_text(&z->train, text);
-    for (int k = 0; k < z->train.n; k++) zr_add_hash(&hash, &z->train.of[k].weight, 8);
+    zr_data_text(z->train, text);
+    for (int k = 0; k < z->train->n; k++) zr_add_hash(&hash, &z->train->of[k].weight, 8);
     size_t n = strlen(text);
-    if (z->train.n > 1) snprintf(text + n, ZR_TOLD - n, ", weights %016" PRIx64, hash);
+    if (z->train->n > 1) snprintf(text + n, ZR_TOLD - n, ", weights %016" PRIx64, hash);
 }
 
-static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(&z->val, text); }
+static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(z->val, text); }
 
 static void write_eval(zr *z, char text[ZR_TOLD])
 {
     seen s = {0, 0, ZR_HASH};
-    if (z->choices.fd < 0) return;
-    add_samples(&s, z->choices.fd);
+    if (z->choices->fd < 0) return;
+    add_samples(&s, z->choices->fd);
     tell_seen(&s, text);
 }
 
@@ -152,7 +163,7 @@ static void agree(zr *z, const fact *f)
 void zr_same_program(zr *z)
 {
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) agree(z, programs + i);
-    z->net.until = 0; /* all have met: allocating arenas and starting libraries may take longer */
+    z->net->until = 0; /* all have met: allocating arenas and starting libraries may take longer */
 }
 
 void zr_handshake(zr *z)

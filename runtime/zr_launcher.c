@@ -12,7 +12,11 @@
  *  1. Only the environment is read.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_net.h"
+#include "zr_options.h"
+#include "zr_rank.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,8 +88,8 @@ static void take_address(zr *z, const char *text)
     }
     if (n < 1 || n >= ZR_HOST_NAME || *host == '[' || *end || port < 1 || port > MOST_PORT)
         zr_fail(z, ZR_USER, "ZR_ADDR %s: HOST:PORT is needed", text);
-    snprintf(z->net.host, ZR_HOST_NAME, "%.*s", (int)n, host);
-    z->net.port = (int)port;
+    snprintf(z->net->host, ZR_HOST_NAME, "%.*s", (int)n, host);
+    z->net->port = (int)port;
 }
 
 /* Take MASTER_ADDR and a port. torchrun's own store uses MASTER_PORT, so
@@ -94,8 +98,8 @@ static void take_master(zr *z)
 {
     int port = (int)zr_setting(z, "MASTER_PORT", MOST_PORT);
     if (is_set("TORCHELASTIC_RUN_ID")) port += port < MOST_PORT ? 1 : -1;
-    snprintf(z->net.host, ZR_HOST_NAME, "%s", getenv("MASTER_ADDR"));
-    z->net.port = port;
+    snprintf(z->net->host, ZR_HOST_NAME, "%s", getenv("MASTER_ADDR"));
+    z->net->port = port;
 }
 
 int zr_port_of(zr *z, uint64_t run)
@@ -118,36 +122,36 @@ static void take_slurm(zr *z, const char *list)
     int alike = !strcmp(list, "SLURM_STEP_NODELIST");
     int64_t job = zr_setting(z, "SLURM_JOB_ID", INT32_MAX);
     int64_t step = alike ? zr_setting(z, "SLURM_STEP_ID", UINT32_MAX) : 0;
-    first_host(getenv(list), z->net.host, ZR_HOST_NAME);
-    z->net.port = zr_port_of(z, (uint64_t)(job + STEP * step));
+    first_host(getenv(list), z->net->host, ZR_HOST_NAME);
+    z->net->port = zr_port_of(z, (uint64_t)(job + STEP * step));
 }
 
 static void name_run(zr *z, const struct source *s)
 {
     const char *names[] = {*s->run ? getenv(s->run) : NULL, getenv("ZR_TOKEN")};
-    z->net.run = ZR_HASH;
+    z->net->run = ZR_HASH;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (names[i]) zr_add_hash(&z->net.run, names[i], strlen(names[i]) + 1);
+        if (names[i]) zr_add_hash(&z->net->run, names[i], strlen(names[i]) + 1);
 }
 
 /* All ranks are on this host. Where MPI names runs, each has its own port. */
 static void take_own(zr *z)
 {
-    z->net.own = 1;
-    z->net.port = z->net.ask || is_set("ZR_PORTS") ? zr_port_of(z, z->net.run) : PORT;
+    z->net->own = 1;
+    z->net->port = z->net->ask || is_set("ZR_PORTS") ? zr_port_of(z, z->net->run) : PORT;
 }
 
 static void find_address(zr *z, const struct source *s)
 {
     int slurm = !strcmp(s->rank, "SLURM_PROCID");
     int near = is_set(s->neighbours) ? number_of(z, s->neighbours) : z->here;
-    snprintf(z->net.host, ZR_HOST_NAME, "%s", is_set("ZR_BIND") ? getenv("ZR_BIND") : "127.0.0.1");
+    snprintf(z->net->host, ZR_HOST_NAME, "%s", is_set("ZR_BIND") ? getenv("ZR_BIND") : "127.0.0.1");
     if (is_set("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
     else if (is_set("MASTER_ADDR") && is_set("MASTER_PORT")) take_master(z);
     else if (slurm && is_set("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
     else if (near == z->ranks) take_own(z);
     else if (is_set("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
-    else if (z->net.ask) z->net.port = 0;
+    else if (z->net->ask) z->net->port = 0;
     else
         zr_fail(z, ZR_USER,
                 "%d of %d ranks are known to be on this host%s%s, and nothing says "
@@ -209,10 +213,10 @@ void zr_find_launcher(zr *z)
     if (ranks != z->ranks && !pods) unlike(z, getenv(s->ranks), s->ranks);
     z->here = pods ? z->ranks / ranks : 1;
     z->lowest = number_of(z, s->rank) * z->here;
-    z->net.sharing = z->here;
+    z->net->sharing = z->here;
     if (z->lowest >= z->ranks)
         zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
-    z->net.local = is_set(s->local) ? number_of(z, s->local) : z->ranks > 1 ? -1 : 0;
+    z->net->local = is_set(s->local) ? number_of(z, s->local) : z->ranks > 1 ? -1 : 0;
     name_run(z, s);
     find_address(z, s);
     if (z->ranks > 1) z->far = &zr_plane;

@@ -7,9 +7,20 @@
  *  3. Existing lines of the log stay. Only a run that has passed all its checks writes to it.
  *  4. Output that fails never ends training: it is reported at once, and again at the end.
  */
-#include "zr_int.h"
+#include "zr_checkpoint.h"
+#include "zr_choices.h"
+#include "zr_data.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_handshake.h"
 #include "zr_json.h"
+#include "zr_log.h"
+#include "zr_mix.h"
+#include "zr_options.h"
+#include "zr_products.h"
+#include "zr_rank.h"
 #include "zr_safetensors.h"
+#include "zr_shared.h"
 #include "zr_text.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +28,7 @@
 #include <math.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +50,7 @@ static const char *sink_name(const zr *z, int sink)
 
 void zr_lose(zr *z, int sink, int error)
 {
-    z->log.lost[sink] = error;
+    z->log->lost[sink] = error;
     zr_print(z, STDERR_FILENO, "writing %s: %s%s\n", sink_name(z, sink), strerror(error),
              z->rank < 0 ? "" : "; the run goes on without it");
 }
@@ -66,7 +78,7 @@ static int put_all(zr *z, int file, const char *text, size_t n)
         }
         if (done < 0) {
             int error = errno;
-            if (file == z->log.file) take_back(file, at);
+            if (file == z->log->file) take_back(file, at);
             return error;
         }
         at += (size_t)done;
@@ -108,12 +120,12 @@ void zr_show(zr *z, int kind, const char *line)
 {
     char text[TEXT];
     if (!begin_turn(z)) return;
-    if (z->log.tty && kind == ZR_PROGRESS && atomic_load(&z->shared->live) == ZR_RESULT)
+    if (z->log->tty && kind == ZR_PROGRESS && atomic_load(&z->shared->live) == ZR_RESULT)
         make_room(z);
     /* 7l, 7h: cut a line that is too long, as a wrapped line could not be overwritten */
-    int n = snprintf(text, TEXT, z->log.tty ? "\r\033[?7l%s\033[K\033[?7h" : "%s\n", line);
+    int n = snprintf(text, TEXT, z->log->tty ? "\r\033[?7l%s\033[K\033[?7h" : "%s\n", line);
     put(z, STDERR_FILENO, text, (size_t)n);
-    atomic_store(&z->shared->live, z->log.tty ? kind : ZR_NO_LINE);
+    atomic_store(&z->shared->live, z->log->tty ? kind : ZR_NO_LINE);
     atomic_store(&z->shared->shown, zr_now());
     end_turn(z);
 }
@@ -139,7 +151,7 @@ static void put_in_turn(zr *z, int file, const char *text, size_t n)
 {
     int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
     if (turn) make_room(z);
-    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)]) error = put_all(z, file, text, n);
+    if (file == STDERR_FILENO || !z->log->lost[sink_of(file)]) error = put_all(z, file, text, n);
     if (turn) end_turn(z);
     if (error) zr_lose(z, sink_of(file), error);
 }
@@ -176,10 +188,10 @@ void zr_print_any(zr *z, const char *format, ...)
 void zr_log_close(zr *z)
 {
     for (int sink = 0; sink < ZR_SINKS; sink++)
-        if (z->log.lost[sink])
+        if (z->log->lost[sink])
             zr_print(z, STDERR_FILENO, "not all was written to %s: %s\n", sink_name(z, sink),
-                     strerror(z->log.lost[sink]));
-    if (z->log.lost[ZR_TO_STDOUT] && (z->o->hash || z->o->sample || !z->o->steps))
+                     strerror(z->log->lost[sink]));
+    if (z->log->lost[ZR_TO_STDOUT] && (z->o->hash || z->o->sample || !z->o->steps))
         zr_fail(z, ZR_ENVIRONMENT, "what was asked for could not be written");
 }
 
@@ -260,9 +272,12 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
         const char *of;
         int is;
     } inputs[] = {
-        {"--data", is_data(s, &z->train)},           {"--val", is_data(s, &z->val)},
-        {"--eval", is_open(s, z->choices.fd)},       {"--load", is_weights(s, z->o->load)},
-        {"--prompt-tokens", is_at(s, z->o->prompt)}, {"--gemms", is_at(s, z->o->gemms)},
+        {"--data", is_data(s, z->train)},
+        {"--val", is_data(s, z->val)},
+        {"--eval", is_open(s, z->choices->fd)},
+        {"--load", is_weights(s, z->o->load)},
+        {"--prompt-tokens", is_at(s, z->o->prompt)},
+        {"--gemms", is_at(s, z->o->gemms)},
     };
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (inputs[i].is)
@@ -273,7 +288,7 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
 /* Lock the log against other runs. */
 static void lock(zr *z)
 {
-    if (!flock(z->log.file, LOCK_EX | LOCK_NB)) return;
+    if (!flock(z->log->file, LOCK_EX | LOCK_NB)) return;
     if (errno == EWOULDBLOCK)
         zr_fail(z, ZR_ENVIRONMENT, "--log %s: another run writes it", z->o->log);
     zr_print(z, STDERR_FILENO, "--log %s: cannot be locked (%s): let no other run write it\n",
@@ -285,8 +300,8 @@ void zr_log_open(zr *z)
     struct stat s;
     if (z->rank != 0 || !z->o->log) return;
     zr_refuse_saved(z, "--log", z->o->log);
-    z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (z->log.file < 0 || fstat(z->log.file, &s))
+    z->log->file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (z->log->file < 0 || fstat(z->log->file, &s))
         zr_fail(z, ZR_USER, "--log %s: %s", z->o->log, strerror(errno));
     zr_refuse_inputs(z, "--log", z->o->log, &s);
     if (S_ISREG(s.st_mode)) lock(z);
@@ -343,7 +358,7 @@ static void quoted(FILE *to, const char *name, const char *text)
 /* Write the list of the sources of --data. */
 static void write_data_files(zr *z, FILE *to)
 {
-    const zr_mix *m = &z->train;
+    const zr_mix *m = z->train;
     fprintf(to, "], \"data\": [");
     for (const zr_dataset *from = m->of; from < m->of + m->n; from++) {
         const zr_data *d = &from->data;
@@ -402,7 +417,7 @@ static void end_line(zr *z)
     if (file < 0) return;
     if (fstat(file, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0 &&
         pread(file, &last, 1, s.st_size - 1) == 1 && last != '\n')
-        put(z, z->log.file, "\n", 1);
+        put(z, z->log->file, "\n", 1);
     close(file);
 }
 
@@ -410,18 +425,18 @@ void zr_log_begin(zr *z)
 {
     char *text = NULL;
     size_t n = 0;
-    if (z->log.file < 0) return;
+    if (z->log->file < 0) return;
     end_line(z);
     FILE *to = open_memstream(&text, &n);
     if (to) write_run(z, to);
     if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    put(z, z->log.file, text, n);
+    put(z, z->log->file, text, n);
     free(text);
 }
 
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
 {
-    zr_log *l = &z->log;
+    zr_log *l = z->log;
     char loss[NUMBER], norm[NUMBER], lr[NUMBER], scale[2 * NUMBER] = "", share[2 * NUMBER] = "";
     int skipped = report[ZR_SKIPPED] != ZR_APPLIED;
     double steps = (double)(z->step + 1), pace = zr_rate(z->p->flops, seconds);
@@ -441,14 +456,14 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
              "\"tokens_per_second\": %.9g%s}\n",
              steps, number_text(loss, report[ZR_LOSS]), number_text(norm, report[ZR_NORM]),
              number_text(lr, report[ZR_LR]), steps * zr_step_tokens(z), report[ZR_VALID], skipped,
-             scale, steps * step_samples(z) / (double)zr_samples(&z->train), seconds,
+             scale, steps * step_samples(z) / (double)zr_samples(z->train), seconds,
              zr_rate(zr_step_tokens(z), seconds), share);
 }
 
 void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 {
     char text[NUMBER];
-    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
+    zr_print(z, z->log->file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
              step, number_text(text, loss), tokens);
     if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f over %.0f targets\n", loss, tokens);
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
@@ -457,7 +472,7 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples)
 {
     double accuracy = (double)right / (double)examples;
-    zr_print(z, z->log.file,
+    zr_print(z, z->log->file,
              "{\"step\": %" PRId64 ", \"eval_right\": %" PRId64 ", \"eval_examples\": %" PRId64
              ", \"eval_accuracy\": %.17g}\n",
              step, right, examples, accuracy);
@@ -467,13 +482,13 @@ void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples)
 
 void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause)
 {
-    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g, \"pause\": %.9g}\n",
+    zr_print(z, z->log->file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g, \"pause\": %.9g}\n",
              step, seconds, pause);
 }
 
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds)
 {
-    zr_print(z, z->log.file,
+    zr_print(z, z->log->file,
              "{\"step\": %" PRId64 ", \"weights\": \"%016" PRIx64 "%016" PRIx64
              "\", \"verification\": %.9g}\n",
              step, sum[0], sum[1], seconds);
@@ -484,16 +499,16 @@ void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds)
 static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_MOVED])
 {
     const zr_program *p = z->p;
-    const int64_t N = z->step - z->checkpoints.from;
-    double steps = (double)N, busy = z->log.busy;
+    const int64_t N = z->step - z->checkpoints->from;
+    double steps = (double)N, busy = z->log->busy;
     char loss[ZR_LOSS_TEXT];
     zr_print(z, STDOUT_FILENO, "loss %s\n",
              zr_loss_text(loss, 6, report[ZR_LOSS], report[ZR_VALID]));
-    if (z->log.untargeted)
+    if (z->log->untargeted)
         zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " had no target\n",
-                 z->log.untargeted, N);
-    if (z->log.skipped)
-        zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log.skipped,
+                 z->log->untargeted, N);
+    if (z->log->skipped)
+        zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log->skipped,
                  (int64_t)z->step);
     zr_print(z, STDOUT_FILENO, "%.3f s of training, %.0f tokens/s, %.1f GFLOP/s\n", busy,
              zr_rate(steps * zr_step_tokens(z), busy), 1e-9 * zr_rate(steps * z->p->flops, busy));
@@ -514,16 +529,16 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
 
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])
 {
-    int64_t steps = z->step - z->checkpoints.from, N = steps ? steps : 1;
+    int64_t steps = z->step - z->checkpoints->from, N = steps ? steps : 1;
     if (steps > 0) end_of_training(z, report, moved);
     zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n",
              z->ready - z->started, z->first - z->started);
-    zr_print(z, z->log.file,
+    zr_print(z, z->log->file,
              "{\"end\": %" PRId64 ", \"skipped\": %" PRId64 ", \"seconds\": %.9g"
              ", \"wire\": %" PRId64 ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
-             (int64_t)z->step, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N,
+             (int64_t)z->step, z->log->skipped, z->log->busy, moved[ZR_WIRE] / N,
              moved[ZR_MESSAGES] / N, z->p->columns[z->column].arena, z->started,
              z->ready - z->started, z->first - z->started, z->p->plan);
 }

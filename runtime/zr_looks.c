@@ -6,7 +6,9 @@
  *     description is not judged: one named by a meta.json or Megatron's index, or with the header
  *     of llm.c or llm.q.
  */
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

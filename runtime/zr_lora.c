@@ -9,7 +9,9 @@
  *  2. A merge uses only the memory that zr_merge_new allocates.
  */
 #define _GNU_SOURCE
+#include "zr_file.h"
 #include "zr_json.h"
+#include "zr_lora.h"
 #include "zr_safetensors.h"
 #include <errno.h>
 #include <inttypes.h>

@@ -10,11 +10,42 @@
  */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
+#include "zr_choices.h"
+#include "zr_clock.h"
+#include "zr_data.h"
+#include "zr_disk.h"
+#include "zr_eval.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_groups.h"
+#include "zr_handshake.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_net.h"
+#include "zr_options.h"
+#include "zr_order.h"
+#include "zr_products.h"
+#include "zr_profile.h"
+#include "zr_progress.h"
+#include "zr_queue.h"
+#include "zr_range.h"
+#include "zr_rank.h"
+#include "zr_ranks.h"
+#include "zr_save.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
+#include "zr_verify.h"
+#include "zr_watch.h"
+#include "zr_weights.h"
+#include "zr_writer.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +58,11 @@ enum { PROMPT = 16, STACK_KIB = 128 };
 static const int64_t shard_bytes = 5000000000;
 
 int zr_rank(const zr *z) { return z->rank; }
+
+void zr_wait_n(zr *z, int queue, int n, const int *event)
+{
+    for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
+}
 
 /* ---- tokens */
 
@@ -41,7 +77,7 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
         zr_fail(z, zr_code_of(errno), "%s", why);
     zr_blank(z, rows * z->p->sequence, tokens, targets);
-    zr_batch_filled(z, at, d == &z->train ? first : ZR_NO_SAMPLE);
+    zr_batch_filled(z, at, d == z->train ? first : ZR_NO_SAMPLE);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
@@ -51,7 +87,7 @@ static void run_batch(zr *z, int queue, const zr_command *c)
     /* several at once: no progress by parts */
     if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0);
     int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + nth;
-    load_batch(z, at, &z->train, micro_batch * z->p->batch, z->p->batch);
+    load_batch(z, at, z->train, micro_batch * z->p->batch, z->p->batch);
 }
 
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
@@ -85,13 +121,13 @@ static void open_data(zr *z)
 {
     const char *file = z->o->val;
     const zr_given val = {file, ZR_WEIGHT, file ? (int)strlen(file) : 0};
-    open_tokens(z, &z->train, "--data", z->o->data, z->o->ndata, "train.bin");
-    open_tokens(z, &z->val, "--val", &val, z->o->val != NULL, "val.bin");
-    z->train.shuffle = z->p->shuffle;
-    z->train.seed = z->p->seed;
-    if (z->val.n && z->o->val_tokens)
-        z->val.of->data.samples =
-            zr_least(z->val.of->data.samples, z->o->val_tokens / z->p->sequence);
+    open_tokens(z, z->train, "--data", z->o->data, z->o->ndata, "train.bin");
+    open_tokens(z, z->val, "--val", &val, z->o->val != NULL, "val.bin");
+    z->train->shuffle = z->p->shuffle;
+    z->train->seed = z->p->seed;
+    if (z->val->n && z->o->val_tokens)
+        z->val->of->data.samples =
+            zr_least(z->val->of->data.samples, z->o->val_tokens / z->p->sequence);
 }
 
 /* Read the last tokens of --prompt-tokens, as many as the model's sequence holds. */
@@ -171,14 +207,14 @@ static void begin_save(zr *z)
     char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
     int64_t most = zr_setting(z, "ZR_SHARD_BYTES", INT64_MAX);
     if (!z->o->save) return;
-    if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->merge,
-                     z->o->save_type, loaded_types(z), most ? most : shard_bytes, note, why) ||
+    if (zr_save_open(z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->merge, z->o->save_type,
+                     loaded_types(z), most ? most : shard_bytes, note, why) ||
         zr_save_temp(path, z->o->save, why))
         zr_fail(z, ZR_USER, "--save %s", why);
     if (z->rank != 0) return;
     if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
     zr_temp(z, ZR_SAVING, path); /* it is removed only if this run holds its lock: clear_temps() */
-    if (zr_save_begin(&z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_begin(z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
 /* Set the masters: resume, or initialise, load weights and load adapters. --load reads all masters,
@@ -186,7 +222,7 @@ static void begin_save(zr *z)
 static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
-    if (z->checkpoints.from) {
+    if (z->checkpoints->from) {
         zr_checkpoint_load(z);
         return;
     }
@@ -231,7 +267,7 @@ static void tell_launch(zr *z)
 {
     enum { ROUNDS = 10 };
     char host[ZR_HOST_NAME] = "";
-    int near = z->far ? z->net.neighbours : z->ranks, local = z->rank - z->lowest;
+    int near = z->far ? z->net->neighbours : z->ranks, local = z->rank - z->lowest;
     zr_arena(z);
     zr_queues_start(z);
     zr_barrier(z);
@@ -244,13 +280,13 @@ static void tell_launch(zr *z)
         zr_print(z, STDOUT_FILENO, "hosts of %d rank%s in a row, as the plan has them\n",
                  z->p->local, &"s"[z->p->local == 1]);
     if (z->far && z->rank == 0)
-        zr_print(z, STDOUT_FILENO, "rank 0 is at %s, port %d\n", z->net.host, z->net.port);
+        zr_print(z, STDOUT_FILENO, "rank 0 is at %s, port %d\n", z->net->host, z->net->port);
     for (int r = 0; r < z->ranks; r++) {
         zr_barrier(z);
         if (r != z->rank) continue;
         printf("rank %d: host %s, %d of %d there, %d threads, kernels %s; to rank 0 and back "
                "%.0f us\n",
-               r, host, (z->far ? z->net.local : 0) + local, near, z->threads, z->p->object(),
+               r, host, (z->far ? z->net->local : 0) + local, near, z->threads, z->p->object(),
                1e6 * seconds);
         fflush(stdout);
     }
@@ -265,8 +301,8 @@ static void begin(zr *z)
     open_prompt(z);
     zr_eval_open(z);
     zr_handshake(z);
-    check_tokens(z, &z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
-    check_tokens(z, &z->val, INT64_MAX);
+    check_tokens(z, z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
+    check_tokens(z, z->val, INT64_MAX);
     zr_checkpoint_find(z);
     zr_settle_order(z);
     zr_checkpoint_open(z);
@@ -300,13 +336,13 @@ static void validate(zr *z, int64_t step)
     int64_t B = z->p->batch, turn = B * z->ranks;
     double valid, begun = zr_now();
     if (!z->o->val) return;
-    int64_t samples = z->val.of->data.samples;
+    int64_t samples = z->val->of->data.samples;
     zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
     zr_lives(z, ZR_STEPS);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < samples; first += turn) {
         int64_t mine = first + z->rank * B, rows = samples - mine;
-        load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
+        load_batch(z, 0, z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_all_dead(z);
     }
@@ -413,14 +449,14 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     zr_checkpoint_end(z);
     zr_drain(z);
     count_moved(z, moved, 1);
-    return asked && (z->step < z->o->steps || z->checkpoints.late);
+    return asked && (z->step < z->o->steps || z->checkpoints->late);
 }
 
 /* Save a checkpoint if there is something new and time for it; the run then exits with code 75 and
  * can be resumed. */
 static void save_and_leave(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     int is_new = z->step > c->from;
     if (is_new && !zr_checkpoint_save(z, 0) && !c->late) {
         zr_checkpoint_close(z);
@@ -443,7 +479,7 @@ static void save_and_leave(zr *z)
  * not resume it. */
 static void check_saved(zr *z)
 {
-    const zr_checkpoints *c = &z->checkpoints;
+    const zr_checkpoints *c = z->checkpoints;
     if (!z->o->checkpoints || z->step == c->from || c->last == z->step) return;
     zr_fail(z, ZR_ENVIRONMENT, "the last checkpoint, of step %" PRId64 ", is not saved",
             (int64_t)z->step);
@@ -459,11 +495,11 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
     _Static_assert(sizeof what / sizeof *what == ZR_MOVED, "words for all that is counted");
     const int64_t plan[] = {z->p->wire, z->p->messages, z->p->far, z->p->loads, z->p->stores};
     for (int i = 0; i < ZR_MOVED; i++)
-        if (moved[i] != plan[i] * (z->step - z->checkpoints.from))
+        if (moved[i] != plan[i] * (z->step - z->checkpoints->from))
             zr_fail(z, ZR_MISCOUNTED,
                     "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
                     " a step; build the program anew, and tell of it if that does not help",
-                    moved[i], what[i], z->step - z->checkpoints.from, plan[i]);
+                    moved[i], what[i], z->step - z->checkpoints->from, plan[i]);
 }
 
 /* ---- results */
@@ -501,7 +537,7 @@ static int64_t begin_of_data(zr *z, int32_t *context)
 {
     char why[ZR_WHY];
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
-    const zr_mix *from = z->o->val ? &z->val : &z->train;
+    const zr_mix *from = z->o->val ? z->val : z->train;
     if (zr_data_read(&from->of->data, 0, 1, context, context + T, why))
         zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
@@ -533,15 +569,15 @@ static void save(zr *z)
     char why[ZR_WHY];
     if (!z->o->save) return;
     zr_progress(z, "save", "tensor", tensors(z));
-    if (zr_save_adapters(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_adapters(z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     if (z->o->merge) zr_barrier(z);
-    if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_part(z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
         zr_temp(z, ZR_SAVING, NULL); /* they are complete */
-        if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+        if (zr_save_end(z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     }
-    zr_save_close(&z->saving);
+    zr_save_close(z->saving);
     zr_barrier(z);
     zr_progress(z, NULL, NULL, 0);
     atomic_store(&z->shared->saved, 1);
@@ -616,10 +652,18 @@ int zr_main(int argc, char **argv, const zr_program *p)
             .rank = -1,
             .ranks = p->ranks,
             .here = p->ranks,
-            .net = {.rank = zr_launched(p->ranks), .sharing = p->ranks},
             .started = zr_now(),
-            .watch = {.lock = PTHREAD_MUTEX_INITIALIZER},
-            .log = {.file = -1, .tty = isatty(STDERR_FILENO)}};
+            .net = &(zr_net){.rank = zr_launched(p->ranks), .sharing = p->ranks},
+            .train = &(zr_mix){0},
+            .val = &(zr_mix){0},
+            .choices = &(zr_choices){0},
+            .log = &(zr_log){.file = -1, .tty = isatty(STDERR_FILENO)},
+            .profile = &(zr_profile){0},
+            .checkpoints = &(zr_checkpoints){0},
+            .saving = &(zr_saving){0},
+            .writer = &(zr_writer){0},
+            .watch = &(zr_watch){.lock = PTHREAD_MUTEX_INITIALIZER},
+            .queue = (zr_queue[ZR_QUEUES]){{0}}};
     hold_places();
     check_stack(&z);
     if (p->abi != ZR_ABI)
@@ -627,7 +671,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_parse(&z, &o, argc, argv);
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
-    if (o.help || o.version) return z.log.lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
+    if (o.help || o.version) return z.log->lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
     signal(SIGXFSZ, SIG_IGN); /* so that a file too large is an error of write */
     signal(SIGPIPE, SIG_IGN); /* and a pipe without a reader too */
     zr_prepare(&z);

@@ -11,7 +11,12 @@
  */
 #define _GNU_SOURCE
 #include "zr_cores.h"
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_net.h"
+#include "zr_options.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <netdb.h>
@@ -47,7 +52,7 @@ typedef struct welcome {
 static void begin_time(zr *z)
 {
     int64_t patience = zr_setting(z, "ZR_MEET_S", 1000000);
-    z->net.until = zr_now() + (double)(patience ? patience : MEET_S);
+    z->net->until = zr_now() + (double)(patience ? patience : MEET_S);
 }
 
 /* Set a connection's options. A host without power sends nothing, and firewalls drop
@@ -104,7 +109,7 @@ static hello this_rank(const zr *z)
     hello h = {.magic = MAGIC,
                .rank = (uint32_t)z->rank,
                .ranks = (uint32_t)z->ranks,
-               .run = z->net.run,
+               .run = z->net->run,
                .host = zr_host(),
                .cpus = ZR_HASH};
     if (!zr_cpus_allowed(&cpus)) zr_add_hash(&h.cpus, &cpus, sizeof cpus);
@@ -135,7 +140,7 @@ static int listen_bound(zr *z, const char *address)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *at;
     char port[16];
-    snprintf(port, sizeof port, "%d", z->net.port);
+    snprintf(port, sizeof port, "%d", z->net->port);
     if (getaddrinfo(address, port, &hints, &at))
         zr_fail(z, ZR_USER, "ZR_BIND %s: an address is needed, of IPv4 or IPv6", address);
     int fd = listen_at(at->ai_addr, at->ai_addrlen, z->ranks);
@@ -146,11 +151,11 @@ static int listen_bound(zr *z, const char *address)
 /* Listen on this host alone if all ranks are here, else on all addresses. */
 static int listen_open(const zr *z)
 {
-    in_port_t port = htons((in_port_t)z->net.port);
+    in_port_t port = htons((in_port_t)z->net->port);
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = port};
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = port};
-    if (z->net.own) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = z->net.own ? -1 : listen_at((struct sockaddr *)&six, sizeof six, z->ranks);
+    if (z->net->own) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = z->net->own ? -1 : listen_at((struct sockaddr *)&six, sizeof six, z->ranks);
     return fd < 0 ? listen_at((struct sockaddr *)&four, sizeof four, z->ranks) : fd;
 }
 
@@ -160,7 +165,7 @@ static int listen_there(zr *z)
     if (bound && !*bound) bound = NULL;
     int fd = bound ? listen_bound(z, bound) : listen_open(z);
     if (fd < 0)
-        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d%s%s: %s; set another %s", z->net.port,
+        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d%s%s: %s; set another %s", z->net->port,
                 bound ? " of " : "", bound ? bound : "", strerror(errno),
                 bound ? "ZR_BIND=ADDRESS" : "ZR_ADDR=HOST:PORT");
     return fd;
@@ -202,7 +207,7 @@ static const char *missing_ranks(const zr *z, char *text, size_t n)
     size_t length = 0;
     text[0] = 0;
     for (int r = 1; r < z->ranks && length < n - 16; r++)
-        if (z->net.line[r] < 0)
+        if (z->net->line[r] < 0)
             length += (size_t)snprintf(text + length, n - length, "%s%d", length ? ", " : "", r);
     return text;
 }
@@ -218,7 +223,7 @@ static void look_around(const zr *z, hall *h)
 {
     struct pollfd *guests = h->seen + z->ranks;
     h->seen[0] = (struct pollfd){free_place(h) ? h->door : -1, POLLIN, 0};
-    for (int r = 1; r < z->ranks; r++) h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
+    for (int r = 1; r < z->ranks; r++) h->seen[r] = (struct pollfd){z->net->line[r], POLLRDHUP, 0};
     for (int g = 0; g < GUESTS; g++) guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
     poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
 }
@@ -259,11 +264,11 @@ static void turn_away(guest *g)
 static void seat(zr *z, hall *h, guest *g)
 {
     uint32_t rank = g->h.rank, ranks = g->h.ranks;
-    if (ranks != (uint32_t)z->ranks || rank == 0 || rank >= ranks || z->net.line[rank] >= 0)
+    if (ranks != (uint32_t)z->ranks || rank == 0 || rank >= ranks || z->net->line[rank] >= 0)
         zr_fail(z, ZR_DISAGREE, "meeting ranks: rank %u of %u has come, out of place", rank, ranks);
     keep_alive(g->fd);
-    name_end(g->fd, z->net.end[rank]);
-    z->net.line[rank] = g->fd;
+    name_end(g->fd, z->net->end[rank]);
+    z->net->line[rank] = g->fd;
     h->all[rank] = g->h;
     h->missing--;
     g->fd = -1;
@@ -276,7 +281,7 @@ static void hear(zr *z, hall *h, guest *g, int ready)
     if (ready) some = recv(g->fd, (char *)&g->h + g->said, sizeof g->h - g->said, 0);
     if (some > 0) g->said += (size_t)some;
     int whole = g->said == sizeof g->h, gone = ready && some <= 0;
-    if (whole && g->h.magic == MAGIC && g->h.run != z->net.run) turn_away(g);
+    if (whole && g->h.magic == MAGIC && g->h.run != z->net->run) turn_away(g);
     else if (whole && g->h.magic == MAGIC) seat(z, h, g);
     else if (whole || gone || (zr_now() > g->until && !free_place(h))) let_go(g);
 }
@@ -287,7 +292,7 @@ static void check_time(zr *z, const hall *h)
     if (!zr_plane_late(z)) return;
     zr_fail(z, ZR_DIED,
             "%d of %d ranks have not come to port %d in time (ZR_MEET_S): %s%s; see what they say",
-            h->missing, z->ranks, z->net.port, missing_ranks(z, who, sizeof who),
+            h->missing, z->ranks, z->net->port, missing_ranks(z, who, sizeof who),
             h->missing > 30 ? " ..." : "");
 }
 
@@ -313,9 +318,9 @@ static void accept_all(zr *z, hello *all)
 
 static void take_place(zr *z, welcome w)
 {
-    z->net.neighbours = w.neighbours;
-    z->net.sharing = w.sharing;
-    if (z->net.local < 0) z->net.local = w.local - (z->rank - z->lowest);
+    z->net->neighbours = w.neighbours;
+    z->net->sharing = w.sharing;
+    if (z->net->local < 0) z->net->local = w.local - (z->rank - z->lowest);
 }
 
 /* Tell every rank its number on its host. */
@@ -347,13 +352,13 @@ static void check_hosts(zr *z, const hello *all)
 {
     int local = z->p->local, at = local ? stray(z, all, local) : -1, fits = z->ranks;
     if (at < 0) return;
-    gethostname(z->net.end[0], sizeof z->net.end[0] - 1);
+    gethostname(z->net->end[0], sizeof z->net->end[0] - 1);
     while (z->ranks % fits || stray(z, all, fits) >= 0) fits--;
     zr_fail(z, ZR_DISAGREE,
             "rank %d (%s) is on another host than rank %d (%s), but the program has ranks %d to %d "
             "on one host (cluster.local: %d); deal ranks host by host (Slurm: srun "
             "--distribution=block, Open MPI: --map-by slot), or generate with cluster.local: %d",
-            at, z->net.end[at], at - at % local, z->net.end[at - at % local], at - at % local,
+            at, z->net->end[at], at - at % local, z->net->end[at - at % local], at - at % local,
             at - at % local + local - 1, local, fits);
 }
 
@@ -430,7 +435,7 @@ static int try_name(zr *z, const char *name, char why[REASONS])
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     char port[16];
-    snprintf(port, sizeof port, "%d", z->net.port);
+    snprintf(port, sizeof port, "%d", z->net->port);
     int error = getaddrinfo(name, port, &hints, &found);
     if (error) {
         add_reason(why, name, gai_strerror(error));
@@ -446,7 +451,7 @@ static int try_to_reach(zr *z, char why[REASONS])
     char names[ZR_HOST_NAME], *rest = names, *name;
     int fd = -1;
     *why = 0;
-    snprintf(names, sizeof names, "%s", z->net.host);
+    snprintf(names, sizeof names, "%s", z->net->host);
     while (fd < 0 && (name = strsep(&rest, ","))) fd = try_name(z, name, why);
     return fd;
 }
@@ -458,40 +463,40 @@ static void connect_there(zr *z)
     char why[REASONS];
     hello h = this_rank(z);
     welcome w;
-    while ((z->net.line[0] = try_to_reach(z, why)) < 0) {
+    while ((z->net->line[0] = try_to_reach(z, why)) < 0) {
         if (zr_plane_late(z))
             zr_fail(z, ZR_ENVIRONMENT,
                     "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "
                     "ZR_ADDR=HOST:PORT to where it can",
-                    z->net.host, z->net.port, why);
+                    z->net->host, z->net->port, why);
         nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
     }
     begin_time(z);
-    z->net.until += BEHIND_S;
-    keep_alive(z->net.line[0]);
-    name_end(z->net.line[0], z->net.end[0]);
+    z->net->until += BEHIND_S;
+    keep_alive(z->net->line[0]);
+    name_end(z->net->line[0], z->net->end[0]);
     zr_plane_move(z, 0, &h, sizeof h, 1);
     zr_plane_move(z, 0, &w, sizeof w, 0);
     if (w.magic != MAGIC)
         zr_fail(z, ZR_ENVIRONMENT,
-                "what answers at %s:%d is no rank 0; set another ZR_ADDR=HOST:PORT", z->net.host,
-                z->net.port);
+                "what answers at %s:%d is no rank 0; set another ZR_ADDR=HOST:PORT", z->net->host,
+                z->net->port);
     if (!w.neighbours)
         zr_fail(z, ZR_ENVIRONMENT,
                 "rank 0 of another run answers at %s:%d; set another ZR_ADDR=HOST:PORT, and the "
                 "same ZR_TOKEN on all ranks",
-                z->net.host, z->net.port);
+                z->net->host, z->net->port);
     take_place(z, w);
 }
 
 void zr_meet(zr *z)
 {
-    if (!z->net.port) z->net.ask(z);
+    if (!z->net->port) z->net->ask(z);
     begin_time(z);
-    z->net.line = zr_get(z, z->ranks, sizeof *z->net.line);
-    z->net.end = zr_get(z, z->ranks, sizeof *z->net.end);
-    for (int r = 0; r < z->ranks; r++) z->net.line[r] = -1;
+    z->net->line = zr_get(z, z->ranks, sizeof *z->net->line);
+    z->net->end = zr_get(z, z->ranks, sizeof *z->net->end);
+    for (int r = 0; r < z->ranks; r++) z->net->line[r] = -1;
     if (z->rank == 0) receive(z);
     else connect_there(z);
 }

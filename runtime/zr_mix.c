@@ -7,7 +7,9 @@
  *     two lightest are joined first, so on the way to the root weights double at every second fork,
  *     and each fork adds at most half a sample times the share that goes this way.
  */
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 #include "zr_order.h"
 #include <errno.h>
 #include <inttypes.h>

@@ -6,7 +6,9 @@
  *  2. An explanation has no effect: a misfit is refused whatever its cause.
  */
 #define _GNU_SOURCE
+#include "zr_file.h"
 #include "zr_names.h"
+#include "zr_safetensors.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,8 +4,16 @@
  *  1. Errors in options alone are found here, before anything else is done; exit code 2.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
 #include "zr_cores.h"
+#include "zr_fail.h"
+#include "zr_handshake.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_net.h"
+#include "zr_options.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -437,7 +445,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 void zr_choose_threads(zr *z)
 {
     zr_cpus allowed;
-    int64_t part = zr_cpus_allowed(&allowed) ? 1 : zr_cores("", &allowed) / z->net.sharing;
+    int64_t part = zr_cpus_allowed(&allowed) ? 1 : zr_cores("", &allowed) / z->net->sharing;
     if (part < 1) part = 1;
     if (part > MOST_THREADS) part = MOST_THREADS;
     z->cores = (int)part;

@@ -50,6 +50,9 @@ static inline uint64_t zr_mixed(uint64_t x)
     return x ^ x >> 31;
 }
 
+/* splitmix64: return the next random number */
+static inline uint64_t zr_random(uint64_t *state) { return zr_mixed(*state += 0x9e3779b97f4a7c15); }
+
 /* Return the key of an order of samples. */
 static inline uint64_t zr_order_key(uint64_t seed, uint64_t source, uint64_t epoch)
 {

@@ -13,9 +13,17 @@
  *     gone is noticed by the end of its connection.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_net.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
+#include "zr_watch.h"
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,10 +47,10 @@ void zr_plane_lost(zr *z, int rank)
 {
     zr_plane_grace(z);
     zr_fail(z, ZR_DIED, "the connection to rank %d at %s has ended; see what that rank says", rank,
-            z->net.end[rank]);
+            z->net->end[rank]);
 }
 
-int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.until; }
+int zr_plane_late(const zr *z) { return z->net->until > 0 && zr_now() > z->net->until; }
 
 /* While rank 0 waits for a rank, check whether another one is gone; the parent reports the wait.
  * While sending nobody checks, as a rank may exit once it has the last message. */
@@ -56,7 +64,7 @@ static void idle(zr *z, int rank, int out)
 
 static void move_bytes(zr *z, int rank, void *at, size_t n, int out)
 {
-    struct pollfd p = {z->net.line[rank], out ? POLLOUT : POLLIN, 0};
+    struct pollfd p = {z->net->line[rank], out ? POLLOUT : POLLIN, 0};
     for (size_t done = 0; done < n;) {
         zr_leave_if_stopped(z);
         int ready = poll(&p, 1, SLICE_MS) > 0;
@@ -80,16 +88,16 @@ static void send_word(zr *z, int rank, const void *at, size_t n)
     char all[1 + ZR_TOLD] = {WORD};
     int bare = z->ready == 0;
     memcpy(all + 1, at, n);
-    pthread_mutex_lock(&z->watch.lock);
+    pthread_mutex_lock(&z->watch->lock);
     move_bytes(z, rank, all + bare, n + !bare, 1);
-    pthread_mutex_unlock(&z->watch.lock);
+    pthread_mutex_unlock(&z->watch->lock);
 }
 
 /* Return the number of BEATs that have already arrived; they are many after a long step. */
 static size_t more_beats(zr *z, int rank, char *some, size_t n)
 {
     size_t beats = 0;
-    ssize_t come = recv(z->net.line[rank], some, n, MSG_PEEK | MSG_DONTWAIT);
+    ssize_t come = recv(z->net->line[rank], some, n, MSG_PEEK | MSG_DONTWAIT);
     while ((ssize_t)beats < come && some[beats] == BEAT) beats++;
     return beats;
 }
@@ -122,7 +130,7 @@ void zr_plane_beat(zr *z)
     const char beat = BEAT;
     int silent = atomic_load(&z->shared->seat[z->rank].life) == ZR_SILENT;
     for (int r = 0; z->far && !silent && r < z->ranks; r++)
-        if (z->net.line[r] >= 0) send(z->net.line[r], &beat, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (z->net->line[r] >= 0) send(z->net->line[r], &beat, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* ---- calls */
@@ -202,7 +210,7 @@ void zr_plane_alone(zr *z, const char *what, const char *advice)
 void zr_plane_look(zr *z)
 {
     for (int r = 0; z->far && r < z->ranks; r++) {
-        struct pollfd p = {z->net.line[r], POLLRDHUP, 0};
+        struct pollfd p = {z->net->line[r], POLLRDHUP, 0};
         if (p.fd >= 0 && poll(&p, 1, 0) > 0) zr_plane_lost(z, r);
     }
 }

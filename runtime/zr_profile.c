@@ -12,12 +12,23 @@
  *     end training.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_clock.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_options.h"
+#include "zr_profile.h"
+#include "zr_queue.h"
+#include "zr_range.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +76,7 @@ void zr_profile_open(zr *z)
         if (stat(name, &s)) continue;
         if (!S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", name);
         zr_refuse_inputs(z, "--profile", name, &s);
-        if (z->log.file >= 0 && !fstat(z->log.file, &log) && s.st_dev == log.st_dev &&
+        if (z->log->file >= 0 && !fstat(z->log->file, &log) && s.st_dev == log.st_dev &&
             s.st_ino == log.st_ino)
             zr_fail(z, ZR_USER, "--profile %s: is the file of --log", name);
         if (access(name, W_OK)) zr_fail(z, ZR_USER, "--profile %s: %s", name, strerror(errno));
@@ -75,7 +86,7 @@ void zr_profile_open(zr *z)
 
 void zr_profile_start(zr *z)
 {
-    zr_profile *f = &z->profile;
+    zr_profile *f = z->profile;
     size_t bytes = (size_t)zr_profile_bytes(z);
     if (!z->o->profile) return;
     f->room = z->p->commands * steps(z);
@@ -96,7 +107,7 @@ static int64_t moved(const zr_queue *q) { return q->bytes + q->copied; }
 
 zr_note *zr_note_make(zr *z, int queue, const char *name, int kind)
 {
-    zr_profile *f = &z->profile;
+    zr_profile *f = z->profile;
     int64_t n = atomic_fetch_add_explicit(&f->used, 1, memory_order_relaxed);
     if (n >= f->room)
         zr_fail(z, ZR_DISAGREE,
@@ -121,7 +132,7 @@ void zr_note_done(zr *z, zr_note *note)
 /* step: from 0. */
 static int profiles(const zr *z, int64_t step)
 {
-    return z->profile.note && step + 1 >= z->o->profile_first && step + 1 <= z->o->profile_last;
+    return z->profile->note && step + 1 >= z->o->profile_first && step + 1 <= z->o->profile_last;
 }
 
 static int profiled(const zr *z) { return profiles(z, z->step); }
@@ -131,8 +142,8 @@ int zr_profile_apart(const zr *z) { return profiled(z) || profiles(z, z->step + 
 void zr_profile_step(zr *z, int begins)
 {
     if (!profiled(z)) return;
-    z->profile.wall[z->step + 1 - z->o->profile_first][!begins] = zr_now();
-    z->profile.on = begins;
+    z->profile->wall[z->step + 1 - z->o->profile_first][!begins] = zr_now();
+    z->profile->on = begins;
     if (begins) zr_clocks_step(z);
 }
 
@@ -150,7 +161,7 @@ static double seconds(const zr_note *note) { return 1e-9 * (double)(note->end - 
 /* Return the row of a name, adding it if needed; a step has at most as many rows as commands. */
 static zr_row *row_of(zr *z, const char *name, int queue)
 {
-    zr_profile *f = &z->profile;
+    zr_profile *f = z->profile;
     for (zr_row *r = f->row; r < f->row + f->rows; r++)
         if (r->queue == queue && !strcmp(r->name, name)) return r;
     f->row[f->rows] = (zr_row){.name = name, .queue = queue};
@@ -188,9 +199,9 @@ static int descending(const void *a, const void *b)
 
 static void add_notes(zr *z, const char *(*name)(zr *z, const zr_note *note))
 {
-    z->profile.rows = 0;
-    for (int64_t i = 0; i < z->profile.used; i++) {
-        const zr_note *note = &z->profile.note[i];
+    z->profile->rows = 0;
+    for (int64_t i = 0; i < z->profile->used; i++) {
+        const zr_note *note = &z->profile->note[i];
         const char *as = name(z, note);
         if (!as) continue;
         zr_row *r = row_of(z, as, note->queue);
@@ -199,14 +210,14 @@ static void add_notes(zr *z, const char *(*name)(zr *z, const zr_note *note))
         r->seconds += seconds(note);
         r->bytes += note->bytes;
     }
-    qsort(z->profile.row, (size_t)z->profile.rows, sizeof *z->profile.row, descending);
+    qsort(z->profile->row, (size_t)z->profile->rows, sizeof *z->profile->row, descending);
 }
 
 /* Print the totals of a queue above its rows. */
 static void print_queue(zr *z, int queue, double wall)
 {
     double sum[2] = {0}, n = (double)steps(z);
-    for (const zr_row *r = z->profile.row; r < z->profile.row + z->profile.rows; r++)
+    for (const zr_row *r = z->profile->row; r < z->profile->row + z->profile->rows; r++)
         if (r->queue == queue) sum[r->waits] += r->seconds;
     zr_print(z, STDOUT_FILENO, "%-7s works %.3f ms (%.1f %%), waits %.3f ms (%.1f %%)\n",
              zr_queue_name(queue), 1e3 * sum[0] / n, 100 * sum[0] / wall, 1e3 * sum[1] / n,
@@ -241,13 +252,13 @@ static const char *part_of_main(zr *z, const zr_note *note)
 static double wall_seconds(const zr *z)
 {
     double sum = 0;
-    for (int64_t i = 0; i < steps(z); i++) sum += z->profile.wall[i][1] - z->profile.wall[i][0];
+    for (int64_t i = 0; i < steps(z); i++) sum += z->profile->wall[i][1] - z->profile->wall[i][0];
     return sum;
 }
 
 static void print_table(zr *z)
 {
-    const zr_profile *f = &z->profile;
+    const zr_profile *f = z->profile;
     double wall = wall_seconds(z), n = (double)steps(z), rest = wall;
     zr_print(z, STDOUT_FILENO,
              "profile of rank 0, mean of steps %" PRId64 " to %" PRId64
@@ -330,7 +341,7 @@ static void unit_name(const zr *z, char name[LINE / 2], const zr_note *note, int
 
 static void write_notes(zr *z, struct out *o)
 {
-    zr_profile *f = &z->profile;
+    zr_profile *f = z->profile;
     char name[LINE / 2];
     for (int64_t i = 0; i < steps(z); i++) {
         snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);

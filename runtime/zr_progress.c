@@ -9,9 +9,20 @@
  *     the line of a step: rank 0 and the parent write in turns.
  *  3. Nothing is allocated.
  */
-#include "zr_int.h"
+#include "zr_checkpoint.h"
+#include "zr_data.h"
+#include "zr_fail.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_options.h"
+#include "zr_products.h"
+#include "zr_progress.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
 #include <inttypes.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,15 +117,15 @@ static double validations(const zr *z, int64_t from)
  * one, as the forward pass of a step, a third of its time. */
 static double evaluation_seconds(const zr *z, double step, int64_t micro_batches)
 {
-    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
-    double each = z->log.validated > 0 ? z->log.validated / (double)turns
-                                       : step / 3 / (double)z->p->micro_batches;
+    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(z->val) + B - 1) / B;
+    double each = z->log->validated > 0 ? z->log->validated / (double)turns
+                                        : step / 3 / (double)z->p->micro_batches;
     return each * (double)micro_batches;
 }
 
 static double validation_seconds(const zr *z, double step)
 {
-    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
+    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(z->val) + B - 1) / B;
     return evaluation_seconds(z, step, turns);
 }
 
@@ -122,7 +133,7 @@ static double validation_seconds(const zr *z, double step)
  * validation is still to come. */
 static void foresee(zr *z, int64_t steps, int64_t from)
 {
-    double step = zr_rate(z->log.busy, (double)(steps - z->checkpoints.from));
+    double step = zr_rate(z->log->busy, (double)(steps - z->checkpoints->from));
     double all = step * (double)(z->o->steps - steps) +
                  validations(z, from) * validation_seconds(z, step) +
                  evaluation_seconds(z, step, z->tries) +
@@ -140,7 +151,7 @@ static double left(const zr *z, double now)
 
 static void show_data(zr *z)
 {
-    const zr_mix *m = &z->train;
+    const zr_mix *m = z->train;
     int64_t samples = z->p->micro_batches * z->ranks * z->p->batch * z->o->steps;
     int64_t taken[ZR_SOURCES] = {0}, sum = 0;
     zr_mix_taken(m, samples, taken);
@@ -190,7 +201,7 @@ static void show_estimate(zr *z)
 {
     char from[LINE] = "", time[SHORT];
     double gflop = 1e-9 * z->p->flops, pace = z->peak;
-    int64_t steps = z->o->steps - z->checkpoints.from;
+    int64_t steps = z->o->steps - z->checkpoints->from;
     const char *object = z->p->object();
     if (pace > 0)
         snprintf(from, sizeof from, "at a peak of %.4g GFLOP/s; a step takes longer", pace);
@@ -219,7 +230,7 @@ void zr_show_start(zr *z)
         zr_print(z, STDERR_FILENO, "--threads %d: a rank has %d of the cores allowed here\n",
                  z->threads, z->cores);
     if (z->o->steps == 0) return;
-    if (z->o->steps == z->checkpoints.from) {
+    if (z->o->steps == z->checkpoints->from) {
         zr_print(z, STDERR_FILENO, "nothing is left to train: --steps %" PRId64 " are done\n",
                  z->o->steps);
         return;
@@ -233,7 +244,7 @@ void zr_show_start(zr *z)
 
 static void show(zr *z, const double *report, double now)
 {
-    zr_log *l = &z->log;
+    zr_log *l = z->log;
     char share[48] = "", scale[SHORT] = "", time[SHORT], loss[ZR_LOSS_TEXT], line[LINE];
     int64_t step = z->step + 1;
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
@@ -260,19 +271,19 @@ void zr_show_step(zr *z, const double report[ZR_REPORT])
     double now = zr_now();
     if (z->rank != 0) return;
     foresee(z, steps, steps);
-    int first = steps == z->checkpoints.from + 1;
-    if (first) z->log.shown_step = z->step;
+    int first = steps == z->checkpoints->from + 1;
+    if (first) z->log->shown_step = z->step;
     if (first && z->o->steps > steps)
         zr_print(z, STDERR_FILENO, "the first step took %.3g s (measured), about %s are left\n",
-                 z->log.busy, clock_text(time, left(z, now)));
+                 z->log->busy, clock_text(time, left(z, now)));
     if (first || steps == z->o->steps ||
-        now - z->log.shown > (z->log.tty ? steps_soon : steps_late))
+        now - z->log->shown > (z->log->tty ? steps_soon : steps_late))
         show(z, report, now);
 }
 
 void zr_show_validated(zr *z, int64_t steps, double seconds)
 {
-    z->log.validated = seconds;
+    z->log->validated = seconds;
     if (z->rank == 0) foresee(z, steps, steps + 1);
 }
 
@@ -310,7 +321,7 @@ void zr_progress_look(zr *z)
 {
     char line[LINE];
     zr_task *t = &z->shared->task;
-    double now = zr_now(), wait = z->log.tty ? soon : late;
+    double now = zr_now(), wait = z->log->tty ? soon : late;
     const char *what = atomic_load(&t->what);
     struct pollfd room = {STDERR_FILENO, POLLOUT, 0};
     if (z->lowest != 0 || !what || atomic_load(&z->shared->code)) return;

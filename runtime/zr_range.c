@@ -8,8 +8,13 @@
  *  1. A command is checked before it is issued, an operand of a function before it is used.
  *  2. Both targets make the same checks: each begins every function of zr.h with one of these.
  */
+#include "zr_fail.h"
 #include "zr_file.h"
-#include "zr_int.h"
+#include "zr_groups.h"
+#include "zr_options.h"
+#include "zr_queue.h"
+#include "zr_range.h"
+#include "zr_rank.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -306,18 +311,16 @@ uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
     return last;
 }
 
-int zr_dying(zr *z, const char *what, int queue, const int64_t *i, uint32_t *last, int64_t *at,
-             int64_t *bytes)
+void zr_dead(zr *z, const char *what, int queue, const int64_t *i, uint32_t last,
+             zr_poisoner *poison)
 {
-    if (z->o->mode == ZR_EAGER) return 0;
-    for (int k = 0; *last >> k; k++) {
-        if (!(*last >> k & 1)) continue;
-        *last -= 1u << k;
-        *at = i[k];
-        slot_of(z, what, queue, at, bytes);
-        return 1;
+    if (z->o->mode == ZR_EAGER) return;
+    for (int k = 0; last >> k; k++) {
+        int64_t at = i[k], bytes;
+        if (!(last >> k & 1)) continue;
+        slot_of(z, what, queue, &at, &bytes);
+        poison(z, queue, at, bytes);
     }
-    return 0;
 }
 
 /* ---- operands of functions */

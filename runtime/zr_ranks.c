@@ -9,10 +9,19 @@
  *     run has locked it.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_log.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_rank.h"
+#include "zr_ranks.h"
+#include "zr_shared.h"
+#include "zr_stall.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

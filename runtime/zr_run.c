@@ -6,9 +6,18 @@
  */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_handshake.h"
 #include "zr_json.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_options.h"
+#include "zr_products.h"
+#include "zr_rank.h"
 #include "zr_safetensors.h"
 #include "zr_sum.h"
+#include "zr_weights.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -72,7 +81,7 @@ static void put_run(zr *z, layout *l)
 {
     const zr_program *p = z->p;
     FILE *to = l->to;
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     int at = 0;
     fprintf(to, "{\"format\": %d,\n", FORMAT);
     put_text(to, "name", p->name);
@@ -154,7 +163,7 @@ void zr_run_note(zr *z, zr_run *r)
 {
     int at = 0;
     set_number(r, r->number[at++], z->step);
-    set_number(r, r->number[at++], z->log.skipped);
+    set_number(r, r->number[at++], z->log->skipped);
     set_number(r, r->number[at++], z->skips);
     for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++) {
         char text[WIDTH];
@@ -230,7 +239,7 @@ static int other(char *why, const char *file, const char *key, const char *their
 static int check_accepted(const zr *z, const char *known, const zr_past *past, const char *file,
                           char *why)
 {
-    const zr_checkpoints *c = &z->checkpoints;
+    const zr_checkpoints *c = z->checkpoints;
     const char *keys = z->o->accept_change;
     for (size_t i = 0, n; keys && keys[i]; i += n + (keys[i + n] == ',')) {
         const char *key = keys + i;
@@ -251,7 +260,7 @@ static int check_accepted(const zr *z, const char *known, const zr_past *past, c
 static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past *past,
                       const char *file, char *why)
 {
-    const zr_checkpoints *c = &z->checkpoints;
+    const zr_checkpoints *c = z->checkpoints;
     int64_t n = 0;
     while (zr_json_more(j, '[', &n)) {
         const char *line = zr_json_text(j);
@@ -275,7 +284,7 @@ static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past 
 static int read_recipe(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
     const char *keys = z->o->accept_change;
-    char *seen = zr_get(z, z->checkpoints.nrecipe + 1, 1);
+    char *seen = zr_get(z, z->checkpoints->nrecipe + 1, 1);
     char *known = zr_get(z, keys ? (int64_t)strlen(keys) : 0, 1);
     int bad = read_lines(z, j, seen, known, to, file, why);
     free(known);
@@ -286,7 +295,7 @@ static int read_recipe(zr *z, zr_json *j, const char *file, zr_past *to, char *w
 static int read_data(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
     (void)to;
-    const char *text = zr_json_text(j), *ours = z->checkpoints.data;
+    const char *text = zr_json_text(j), *ours = z->checkpoints->data;
     if (!text) return -1;
     if (!strcmp(text, ours) || accepted(z, "data", 4)) return 0;
     return other(why, file, "data of ", text, ours);
@@ -354,7 +363,7 @@ static void find_name(void *to, const char *name)
 /* Read {FILE: {NAME: HEX}} into this program's order of sums. */
 static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
-    zr_checkpoints *c = &z->checkpoints;
+    zr_checkpoints *c = z->checkpoints;
     int64_t n = 0, first = 0;
     while (zr_json_more(j, '{', &n)) {
         const char *key = zr_json_key(j);

@@ -5,8 +5,9 @@
  *     byte of data belongs to exactly one tensor, sizes equal dtype times shape.
  *  2. Every entry of an open table lies within its file as it was when opened.
  */
-#include "zr_safetensors.h"
+#include "zr_file.h"
 #include "zr_json.h"
+#include "zr_safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>

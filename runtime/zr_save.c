@@ -14,7 +14,10 @@
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_json.h"
+#include "zr_lora.h"
 #include "zr_safetensors.h"
+#include "zr_save.h"
+#include "zr_weights.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -10,8 +10,13 @@
  *     several times a second.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_net.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
 #include <linux/futex.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>

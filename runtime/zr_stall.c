@@ -16,8 +16,16 @@
  *  3. A rank that uses a processor is working: it has ZR_TIMES as long.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_memory.h"
+#include "zr_range.h"
+#include "zr_rank.h"
+#include "zr_shared.h"
+#include "zr_stall.h"
+#include "zr_watch.h"
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
 

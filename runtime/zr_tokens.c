@@ -11,6 +11,7 @@
  * Invariants
  *  1. Files are long enough for the tokens, labels and mask found in them.
  */
+#include "zr_data.h"
 #include "zr_file.h"
 #include "zr_json.h"
 #include <errno.h>

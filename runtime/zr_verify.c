@@ -6,8 +6,18 @@
  *     is read.
  *  2. Nothing is allocated after zr_verify_open.
  */
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_groups.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_queue.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
 #include "zr_sum.h"
+#include "zr_verify.h"
 #include <inttypes.h>
 #include <string.h>
 

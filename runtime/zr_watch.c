@@ -12,8 +12,15 @@
  *  3. It sends bytes only under the lock, so that none gets into a message of the rank.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_fail.h"
+#include "zr_memory.h"
+#include "zr_net.h"
+#include "zr_range.h"
+#include "zr_rank.h"
+#include "zr_watch.h"
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -51,7 +58,7 @@ static double usual_step(const zr_watch *w)
 
 void zr_expect(zr *z)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     if (!zr_is_gpu) return; /* the parent checks the clock */
     pthread_mutex_lock(&w->lock);
     if (w->deadline == 0) {
@@ -63,7 +70,7 @@ void zr_expect(zr *z)
 
 void zr_met(zr *z)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     pthread_mutex_lock(&w->lock);
     w->deadline = 0;
     pthread_mutex_unlock(&w->lock);
@@ -71,22 +78,22 @@ void zr_met(zr *z)
 
 void zr_measure(zr *z, double seconds)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     w->recent[w->steps++ % ZR_RECENT] = seconds;
 }
 
 void zr_watch_also(zr *z, void (*look)(zr *z))
 {
-    pthread_mutex_lock(&z->watch.lock);
-    z->watch.look = look;
-    pthread_mutex_unlock(&z->watch.lock);
+    pthread_mutex_lock(&z->watch->lock);
+    z->watch->look = look;
+    pthread_mutex_unlock(&z->watch->lock);
 }
 
 /* ---- the watchdog */
 
 static void look_at_clock(zr *z)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     if (w->deadline == 0 || zr_now() < w->deadline) return;
     const char *what = atomic_load_explicit(&w->what, memory_order_relaxed);
     zr_fail(z, ZR_STUCK,
@@ -102,7 +109,7 @@ enum { EVERY = 5 };
 static void *watch(void *arg)
 {
     zr *z = arg;
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     const struct timespec pause = {0, 100000000};
     int quit = 0;
     for (int n = 0; !quit; n++) {
@@ -123,21 +130,21 @@ static void *watch(void *arg)
 
 void zr_watch_start(zr *z)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     int error = pthread_create(&w->thread, NULL, watch, z);
     if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
 }
 
 void zr_watch_alone(zr *z)
 {
-    pthread_mutex_lock(&z->watch.lock);
-    z->watch.alone = 1;
-    pthread_mutex_unlock(&z->watch.lock);
+    pthread_mutex_lock(&z->watch->lock);
+    z->watch->alone = 1;
+    pthread_mutex_unlock(&z->watch->lock);
 }
 
 void zr_watch_stop(zr *z)
 {
-    zr_watch *w = &z->watch;
+    zr_watch *w = z->watch;
     pthread_mutex_lock(&w->lock);
     w->quit = 1;
     pthread_mutex_unlock(&w->lock);

@@ -12,9 +12,15 @@
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_float.h"
+#include "zr_grace.h"
 #include "zr_groups.h"
+#include "zr_lora.h"
+#include "zr_memory.h"
 #include "zr_names.h"
+#include "zr_progress.h"
+#include "zr_safetensors.h"
 #include "zr_sum.h"
+#include "zr_weights.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

@@ -9,8 +9,17 @@
  *  2. The thread is started before the first step; later nothing is allocated.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_checkpoint.h"
+#include "zr_fail.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_rank.h"
+#include "zr_seats.h"
+#include "zr_shared.h"
+#include "zr_watch.h"
+#include "zr_writer.h"
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -19,7 +28,7 @@ enum { PATIENCE_S = 60, SLICE_MS = 100 };
 static void *write_on(void *arg)
 {
     zr *z = arg;
-    zr_writer *w = &z->writer;
+    zr_writer *w = z->writer;
     zr_progress_beside();
     pthread_mutex_lock(&w->lock);
     for (;;) {
@@ -39,7 +48,7 @@ static void *write_on(void *arg)
 
 void zr_writer_start(zr *z)
 {
-    zr_writer *w = &z->writer;
+    zr_writer *w = z->writer;
     pthread_condattr_t monotonic;
     int64_t patience = zr_setting(z, "ZR_SAVE_S", 1000000);
     w->patience = (double)(patience ? patience : PATIENCE_S);
@@ -55,7 +64,7 @@ void zr_writer_start(zr *z)
 
 void zr_writer_stop(zr *z)
 {
-    zr_writer *w = &z->writer;
+    zr_writer *w = z->writer;
     if (!w->there) return;
     pthread_mutex_lock(&w->lock);
     w->quit = 1;
@@ -67,7 +76,7 @@ void zr_writer_stop(zr *z)
 
 void zr_writer_begin(zr *z, int (*work)(zr *z, char *why))
 {
-    zr_writer *w = &z->writer;
+    zr_writer *w = z->writer;
     pthread_mutex_lock(&w->lock);
     w->work = work;
     w->why[0] = 0;
@@ -89,7 +98,7 @@ static void wait_some(zr_writer *w)
 
 double zr_writer_wait(zr *z)
 {
-    zr_writer *w = &z->writer;
+    zr_writer *w = z->writer;
     double begun = zr_now();
     if (!w->there) return 0;
     pthread_mutex_lock(&w->lock);
@@ -107,10 +116,10 @@ double zr_writer_wait(zr *z)
 
 void zr_writer_before_update(zr *z)
 {
-    if (!z->checkpoints.beside) return;
+    if (!z->checkpoints->beside) return;
     zr_met(z);
     zr_lives(z, ZR_BETWEEN);
-    z->checkpoints.waited += zr_writer_wait(z);
+    z->checkpoints->waited += zr_writer_wait(z);
     zr_lives(z, ZR_STEPS);
     zr_barrier(z); /* so that no peer's watchdog counts the wait either */
     zr_expect(z);

@@ -1,5 +1,8 @@
 /* clock.c -- the times of --profile on a CPU: the thread of a queue reads the clock itself. */
 #include "cpu.h"
+#include "../zr_clock.h"
+#include "../zr_fail.h"
+#include "../zr_memory.h"
 
 const int zr_is_gpu = 0;
 

@@ -12,6 +12,13 @@
  */
 #define _GNU_SOURCE
 #include "cpu.h"
+#include "../zr_fail.h"
+#include "../zr_groups.h"
+#include "../zr_queue.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
+#include "../zr_seats.h"
+#include "../zr_shared.h"
 #include <emmintrin.h>
 #include <sched.h>
 #include <string.h>
@@ -215,7 +222,7 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
     zr_check_done(z, queue, group, at);
     (void)zr_inbox(z, "done", to);
     zr_push(z, queue, &(zr_command){run_done, "done", NULL, {to, group}});
-    zr_dead(z, "done", queue, &at, last);
+    zr_dead(z, "done", queue, &at, last, zr_poison);
 }
 
 /* ---- allreduce */
@@ -227,11 +234,11 @@ static void add_ints(uint64_t *sum, const void *there, int64_t n)
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* to[n] = the sum of from[n] over ranks, n <= ZR_PART. All ranks have read before anything is
+/* to[n] = the sum of from[n] over ranks, n <= ZR_SUMMED. All ranks have read before anything is
  * written, so `to` may be `from`. */
 static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
-    uint64_t sum[ZR_PART] = {0}, *theirs = z->t->theirs[queue];
+    uint64_t sum[ZR_SUMMED] = {0}, *theirs = z->t->theirs[queue];
     int64_t bytes = n * (int64_t)sizeof *sum, step = (int64_t)sizeof sum;
     uint32_t turn = arrive(z, queue);
     begin_exchange(z, queue, 0, z->t->arena + from, 0, (char *)theirs, step, bytes);
@@ -244,7 +251,7 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
     readable(z, -1);
     await(z, queue);
     for (int r = 0; r < z->ranks; r++)
-        if (!z->t->peer[r]) add_ints(sum, theirs + r * ZR_PART, n);
+        if (!z->t->peer[r]) add_ints(sum, theirs + r * ZR_SUMMED, n);
     all_read(z, queue, 0, turn);
     memcpy(z->t->arena + to, sum, (size_t)bytes);
 }
@@ -252,8 +259,8 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 static void run_allreduce(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], to = c->i[1], n = c->i[2];
-    for (int64_t i = 0; i < n; i += ZR_PART)
-        reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < ZR_PART ? n - i : ZR_PART);
+    for (int64_t i = 0; i < n; i += ZR_SUMMED)
+        reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < ZR_SUMMED ? n - i : ZR_SUMMED);
     count_pieces(z, queue, 0, 8 * n);
 }
 

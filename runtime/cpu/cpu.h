@@ -6,10 +6,11 @@
  */
 #ifndef ZR_CPU_H
 #define ZR_CPU_H
-#include "../zr_int.h"
+#include "../zr_queue.h"
+#include <pthread.h>
 
 enum { ZR_RING = 1024 };
-enum { ZR_PART = 512 }; /* int64 of an all-reduce that are summed at a time */
+enum { ZR_SUMMED = 512 }; /* int64 of an all-reduce that are summed at a time */
 
 /* A connection to ranks whose memory this one cannot read. A queue posts its sends and receives,
  * then polls `test` until all are complete. No call waits except `close`, which all ranks call.
@@ -55,7 +56,7 @@ struct zr_target {
     int unmap, readable;         /* readable: number of collectives in progress; under lock */
     const zr_wire *wire;         /* connection to ranks that cannot be read; NULL: there are none */
     struct zr_mpi *mpi;          /* state of ../mpi/wire.c */
-    uint64_t *theirs[ZR_QUEUES]; /* [ranks][ZR_PART] terms of an all-reduce from those ranks */
+    uint64_t *theirs[ZR_QUEUES]; /* [ranks][ZR_SUMMED] terms of an all-reduce from those ranks */
 };
 
 char *zr_arena_of(const zr *z, int queue); /* the arena that functions of a queue work on */

@@ -10,6 +10,14 @@
 #define _GNU_SOURCE
 #include "cpu.h"
 #include "../zr_cores.h"
+#include "../zr_disk.h"
+#include "../zr_fail.h"
+#include "../zr_file.h"
+#include "../zr_log.h"
+#include "../zr_memory.h"
+#include "../zr_profile.h"
+#include "../zr_progress.h"
+#include "../zr_rank.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <sched.h>

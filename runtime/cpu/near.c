@@ -2,6 +2,12 @@
  * others' arenas. */
 #define _GNU_SOURCE
 #include "cpu.h"
+#include "../zr_fail.h"
+#include "../zr_memory.h"
+#include "../zr_net.h"
+#include "../zr_options.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
 #include <sys/mman.h>
 
 enum { MOST_DELAY = 1000000000 };

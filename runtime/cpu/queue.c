@@ -18,8 +18,20 @@
  */
 #define _GNU_SOURCE
 #include "cpu.h"
+#include "../zr_clock.h"
+#include "../zr_disk.h"
+#include "../zr_fail.h"
+#include "../zr_options.h"
+#include "../zr_order.h"
+#include "../zr_profile.h"
+#include "../zr_queue.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
+#include "../zr_shared.h"
+#include "../zr_writer.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -127,7 +139,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     memcpy(c.i, i, (size_t)n * sizeof *i);
     uint32_t last = zr_unmark(z, name, queue, c.i, n);
     zr_push(z, queue, &c);
-    zr_dead(z, name, queue, c.i, last);
+    zr_dead(z, name, queue, c.i, last, zr_poison);
 }
 
 static void run_poison(zr *z, int queue, const zr_command *c)
@@ -157,7 +169,7 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     uint32_t last = zr_unmark(z, "copy", queue, &from, 1);
     zr_check_copy(z, queue, from, to, bytes);
     zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
-    zr_dead(z, "copy", queue, &from, last);
+    zr_dead(z, "copy", queue, &from, last, zr_poison);
 }
 
 /* ---- a queue's thread */

@@ -13,6 +13,17 @@
  */
 #define _GNU_SOURCE
 #include "cuda.h"
+#include "../zr_clock.h"
+#include "../zr_fail.h"
+#include "../zr_groups.h"
+#include "../zr_net.h"
+#include "../zr_profile.h"
+#include "../zr_queue.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
+#include "../zr_seats.h"
+#include "../zr_shared.h"
+#include "../zr_watch.h"
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
@@ -325,7 +336,7 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
     uint32_t last = zr_unmark(z, "done", queue, &at, 1);
     zr_check_done(z, queue, group, at);
     (void)zr_inbox(z, "done", to);
-    zr_dead(z, "done", queue, &at, last);
+    zr_dead(z, "done", queue, &at, last, zr_poison);
 }
 
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)

@@ -19,9 +19,10 @@
  */
 #ifndef ZR_CUDA_H
 #define ZR_CUDA_H
-#include "../zr_int.h"
+#include "../zr.h"
 #include <cuda_runtime_api.h>
 #include <nccl.h>
+#include <pthread.h>
 
 enum { ZR_BOUNCE = 1 << 20 };
 

@@ -6,7 +6,17 @@
  */
 #define _GNU_SOURCE
 #include "cuda.h"
-#include "range.h"
+#include "nvtx.h"
+#include "../zr_disk.h"
+#include "../zr_fail.h"
+#include "../zr_log.h"
+#include "../zr_memory.h"
+#include "../zr_net.h"
+#include "../zr_options.h"
+#include "../zr_progress.h"
+#include "../zr_queue.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +43,7 @@ enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
 static void set_up_hosts(zr *z)
 {
     ncclGetVersion(&z->t->nccl);
-    if (!z->far || z->net.neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
+    if (!z->far || z->net->neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
     set("NCCL_GRAPH_REGISTER", "0");
     zr_print(z, STDERR_FILENO,
              "several hosts and NCCL %d: buffers of graphs are not registered, "
@@ -154,13 +164,13 @@ static void choose(zr *z)
                 "none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
     int alone = z->far && devices == 1; /* the visible device is this task's own */
-    int ranks = z->far ? z->net.neighbours : z->here;
+    int ranks = z->far ? z->net->neighbours : z->here;
     if (devices < ranks && !share && !alone)
         zr_fail(z, ZR_ENVIRONMENT,
                 "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
                 "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test",
                 devices, ranks);
-    z->t->device = (z->net.local + z->rank - z->lowest) % devices;
+    z->t->device = (z->net->local + z->rank - z->lowest) % devices;
     if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0) /* before any call makes the context */
         zr_cuda(z,
                 cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,

@@ -13,7 +13,19 @@
  */
 #define _GNU_SOURCE
 #include "cuda.h"
-#include "range.h"
+#include "nvtx.h"
+#include "../zr_checkpoint.h"
+#include "../zr_clock.h"
+#include "../zr_disk.h"
+#include "../zr_fail.h"
+#include "../zr_options.h"
+#include "../zr_profile.h"
+#include "../zr_queue.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
+#include "../zr_seats.h"
+#include "../zr_watch.h"
+#include "../zr_writer.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -114,7 +126,7 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
             "copying");
     z->queue[queue].copied += bytes;
     zr_note_end(z, note);
-    zr_dead(z, "copy", queue, &from, last);
+    zr_dead(z, "copy", queue, &from, last, zr_poison);
 }
 
 void zr_push(zr *z, int queue, const zr_command *c)
@@ -162,7 +174,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     fn(z, z->queue[queue].k, z->t->arena, own);
     zr_ends();
     zr_note_end(z, note);
-    zr_dead(z, name, queue, own, last);
+    zr_dead(z, name, queue, own, last, zr_poison);
 }
 
 /* ---- graphs */
@@ -247,12 +259,12 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
                                         "the graph of the update", "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
-    if (graph == ZR_UPDATE && z->checkpoints.beside) {
+    if (graph == ZR_UPDATE && z->checkpoints->beside) {
         zr_finish(z, ZR_MAIN); /* so far the device need not wait for the writer */
         zr_writer_before_update(z);
     }
     zr_begins(names[graph]);
-    if (!plays(z) || z->profile.on) {
+    if (!plays(z) || z->profile->on) {
         issue(z);
     } else {
         zr_ready(z, graph, issue);

@@ -1,6 +1,13 @@
 /* stream.c -- the base of a GPU's files: CUDA's results, the streams of queues, events on them, and
  * the times of --profile. */
 #include "cuda.h"
+#include "../zr_clock.h"
+#include "../zr_fail.h"
+#include "../zr_memory.h"
+#include "../zr_options.h"
+#include "../zr_queue.h"
+#include "../zr_rank.h"
+#include "../zr_watch.h"
 #include <inttypes.h>
 
 const int zr_is_gpu = 1;
@@ -61,14 +68,14 @@ void zr_clocks_step(zr *z)
 
 void zr_clock(zr *z, zr_note *note, int end)
 {
-    zr_mark(z, z->t->clock[2 * (note - z->profile.note) + end], note->queue);
+    zr_mark(z, z->t->clock[2 * (note - z->profile->note) + end], note->queue);
 }
 
 void zr_clocks_end(zr *z)
 {
     zr_target *t = z->t;
-    for (int64_t i = 0; i < 2 * z->profile.used; i++) {
-        zr_note *note = &z->profile.note[i / 2];
+    for (int64_t i = 0; i < 2 * z->profile->used; i++) {
+        zr_note *note = &z->profile->note[i / 2];
         int64_t step = note->step + 1 - z->o->profile_first;
         float ms;
         zr_cuda(z, cudaEventElapsedTime(&ms, t->origin[step], t->clock[i]), "reading a time");

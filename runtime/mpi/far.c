@@ -11,6 +11,16 @@
  */
 #define _GNU_SOURCE
 #include "wire.h"
+#include "../zr_fail.h"
+#include "../zr_file.h"
+#include "../zr_memory.h"
+#include "../zr_net.h"
+#include "../zr_options.h"
+#include "../zr_range.h"
+#include "../zr_rank.h"
+#include "../zr_seats.h"
+#include "../zr_shared.h"
+#include "../zr_watch.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -50,7 +60,7 @@ static void add_inbox(zr *z)
 void zr_prepare(zr *z)
 {
     z->t = zr_get(z, 1, sizeof *z->t);
-    z->net.ask = zr_mpi_ask;
+    z->net->ask = zr_mpi_ask;
     zr_find_launcher(z);
     if (!z->far && z->ranks > 1)
         zr_fail(z, ZR_USER,
@@ -66,10 +76,10 @@ void zr_prepare(zr *z)
 /* Called when ranks have met, so that those of this host are known. */
 void zr_open(zr *z)
 {
-    int here = z->far ? z->net.neighbours : 1;
+    int here = z->far ? z->net->neighbours : 1;
     zr_choose_threads(z);
     zr_check_memory(z, here);
-    if (z->far && z->net.sharing == here) zr_keep_apart(z->net.local, here);
+    if (z->far && z->net->sharing == here) zr_keep_apart(z->net->local, here);
 }
 
 /* ---- which ranks see each other */
@@ -139,7 +149,7 @@ static void find_peers(zr *z, lobby *own)
         else if (r != z->rank) t->peer[r] = zr_common(z, file[r], 0, NULL, PROT_READ);
     }
     for (int queue = 0; t->wire && queue <= ZR_REDUCE; queue++)
-        t->theirs[queue] = zr_get(z, z->ranks, ZR_PART * sizeof **t->theirs);
+        t->theirs[queue] = zr_get(z, z->ranks, ZR_SUMMED * sizeof **t->theirs);
     free(all);
     free(file);
 }

@@ -9,12 +9,18 @@
  */
 #define _GNU_SOURCE
 #include "wire.h"
+#include "../zr_fail.h"
+#include "../zr_net.h"
+#include "../zr_queue.h"
+#include "../zr_rank.h"
+#include "../zr_shared.h"
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <mpi.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,16 +113,16 @@ typedef struct place {
 
 void zr_mpi_ask(zr *z)
 {
-    z->net.port = zr_port_of(z, z->net.run);
-    place first = {.run = z->net.run, .port = z->net.port};
+    z->net->port = zr_port_of(z, z->net->run);
+    place first = {.run = z->net->run, .port = z->net->port};
     join_world(z);
     if (z->rank == 0) name_host(first.names);
     must(z, MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD),
          "asking for rank 0's host");
-    if (first.run != z->net.run || first.port != z->net.port)
+    if (first.run != z->net->run || first.port != z->net->port)
         zr_fail(z, ZR_DISAGREE,
                 "ZR_TOKEN or ZR_PORTS is not what rank 0 has; give all ranks the same");
-    snprintf(z->net.host, ZR_HOST_NAME, "%s", first.names);
+    snprintf(z->net->host, ZR_HOST_NAME, "%s", first.names);
 }
 
 void zr_mpi_tell_all(zr *z, const void *mine, void *all, size_t n)

@@ -1,5 +1,6 @@
 /* choices.c -- mutants of files of multiple choice; see mutate.h. */
 #include "mutate.h"
+#include "zr_choices.h"
 #include "zr_file.h"
 
 enum { T = 6, VOCAB = 300, AROUND = 4 };

@@ -2,7 +2,9 @@
  * index; see mutate.h. An input has four parts: for the index, meta.json and the labels NUMBER\n
  * and as many bytes; then the tokens. */
 #include "mutate.h"
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 
 enum { T = 5, VOCAB = 300, ROWS = 3, PARTS = 4 };
 static const char *const names[PARTS] = {"mutant.idx", "meta.json", "labels", "mutant.bin"};

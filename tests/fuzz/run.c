@@ -2,7 +2,16 @@
  * by a run that accepts another seed and other data. Each input gets its checksum. */
 #include "mutate.h"
 #include "zr_checkpoint.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_grace.h"
+#include "zr_handshake.h"
 #include "zr_json.h"
+#include "zr_log.h"
+#include "zr_memory.h"
+#include "zr_options.h"
+#include "zr_progress.h"
+#include "zr_weights.h"
 #include <fcntl.h>
 
 static const char *const recipe[] = {"model.vocab: 256", "train.optimizer.lr: 0.001",
@@ -65,12 +74,15 @@ void zr_fail(zr *z, int code, const char *format, ...)
 }
 
 static zr_options options[2] = {{.accept_change = NULL}, {.accept_change = "train.seed,data"}};
-static zr rank = {.p = &program, .o = &options[0], .step = 4};
+static zr_log lines;
+static zr_checkpoints checkpoints;
+static zr rank = {
+    .p = &program, .o = &options[0], .step = 4, .log = &lines, .checkpoints = &checkpoints};
 
 /* Makes the file of a run, from which mutants are made. */
 static void prepare(void)
 {
-    zr_checkpoints *c = &rank.checkpoints;
+    zr_checkpoints *c = rank.checkpoints;
     static const zr_stored stored[] = {{"model", "master", ZR_F32, 0, NULL, ZR_ALL, NULL},
                                        {"exp_avg", "exp_avg", ZR_F32, 0, NULL, ZR_ALL, NULL}};
     c->recipe = recipe;
@@ -81,7 +93,7 @@ static void prepare(void)
         zr_stored_open(&c->header[c->nstored], &program, &stored[c->nstored], 0, INT64_MAX);
         c->tensors += c->header[c->nstored].tensors;
     }
-    rank.log.skipped = 2;
+    rank.log->skipped = 2;
     rank.skips = 1;
     zr_run_open(&rank, &c->record, c->tensors);
 }
@@ -105,7 +117,7 @@ static void judge(const uint8_t *data, size_t size, const zr_past *past)
     if (rank.o->accept_change || memchr(data, '\\', size)) return;
     for (int i = 0; i < program.nrecipe; i++)
         if (!has(data, size, recipe[i])) abort();
-    if (!has(data, size, rank.checkpoints.data)) abort();
+    if (!has(data, size, rank.checkpoints->data)) abort();
 }
 
 static int one(const uint8_t *data, size_t size)
@@ -116,7 +128,7 @@ static int one(const uint8_t *data, size_t size)
     if (fd < 0) {
         snprintf(file, sizeof file, "%s/run.json", workplace);
         fd = make_file(file);
-        if (!rank.checkpoints.nstored) prepare();
+        if (!rank.checkpoints->nstored) prepare();
     }
     int accepts = size && data[0] == 'A';
     rank.o = &options[accepts];
@@ -129,7 +141,7 @@ static int one(const uint8_t *data, size_t size)
     free(sealed);
     /* on the heap: the sanitizer sees its ends */
     zr_past *past = calloc(1, sizeof *past);
-    past->sums = calloc((size_t)rank.checkpoints.tensors, sizeof *past->sums);
+    past->sums = calloc((size_t)rank.checkpoints->tensors, sizeof *past->sums);
     int bad = zr_run_read(&rank, file, past, why);
     if (!bad) judge(data, size, past);
     else if (!*why) abort();
@@ -145,10 +157,10 @@ static bytes written(const char *first, char seed)
     static char text[2][4096];
     static int n;
     const uint64_t sums[6] = {0, 1, 2, 3, 4, UINT64_MAX};
-    zr_run *r = &rank.checkpoints.record;
+    zr_run *r = &rank.checkpoints->record;
     int fd = open("/dev/null", O_WRONLY);
     zr_run_note(&rank, r);
-    if (fd < 0 || zr_run_write(r, sums, rank.checkpoints.tensors, fd)) abort();
+    if (fd < 0 || zr_run_write(r, sums, rank.checkpoints->tensors, fd)) abort();
     close(fd);
     int length = snprintf(text[n], sizeof *text, "%s%.*s", first, (int)r->n, r->text);
     strstr(text[n], "train.seed: ")[12] = seed;

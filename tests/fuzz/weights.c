@@ -7,6 +7,11 @@
  */
 #include "mutate.h"
 #include "zr_file.h"
+#include "zr_grace.h"
+#include "zr_memory.h"
+#include "zr_progress.h"
+#include "zr_save.h"
+#include "zr_weights.h"
 #include <sys/stat.h>
 
 enum { DATA = 88, ARENA = 128 };

@@ -1,11 +1,13 @@
-"""test_circles.py -- reads the calls among C files off the objects of a program, and tests that no
-file is in a circle."""
+"""test_circles.py -- reads the calls among C files off the objects of a program, and the includes off
+their sources, and tests that no file is in a circle of either."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
+import tempfile
 
 import pytest
 import test_rules
@@ -57,15 +59,58 @@ def calls(objects: dict[pathlib.Path, str]) -> dict[str, set[str]]:
     return found
 
 
-def of_a_program(kind: trainer.Kind) -> dict[str, set[str]]:
+def included(source: str, folder: pathlib.Path) -> set[str]:
+    """Files of ours that one includes."""
+    path = folder / source
+    return {
+        str((path.parent / name).resolve().relative_to(folder.resolve()))
+        for name in re.findall(r'^#include "(.*)"', path.read_text(), re.M)
+        if (path.parent / name).exists()
+    }
+
+
+def own_functions(header: str, folder: pathlib.Path) -> set[str]:
+    """Names that the functions of a header, and of those that it includes, ask of objects."""
+    with tempfile.NamedTemporaryFile(suffix=".o") as made:
+        words = "-std=gnu11 -fkeep-inline-functions -w -x c -c".split()
+        subprocess.run(
+            ["gcc", *words, header, "-o", made.name], cwd=folder, check=True
+        )
+        return symbols(pathlib.Path(made.name), "--undefined-only")
+
+
+def needs(
+    objects: dict[pathlib.Path, str], folder: pathlib.Path = trainer.ROOT
+) -> dict[str, set[str]]:
+    """Return the files that each file calls or includes, with its header. Of the kernels' headers,
+    which every processor compiles in its own way, only includes count."""
+    found = calls(objects)
+    owner = {
+        name: source
+        for made, source in objects.items()
+        for name in symbols(made, "--defined-only", "--extern-only")
+    }
+    left = set(found)
+    while left:
+        source = left.pop()
+        found.setdefault(source, set()).update(included(source, folder))
+        left |= found[source] - found.keys()
+        if source.endswith(".h") and not source.startswith("kernels/"):
+            asked = own_functions(source, folder)
+            own = source.removesuffix("h") + "c"
+            found[source] |= {owner[name] for name in asked & owner.keys()} - {
+                own
+            }
+    return found
+
+
+def of_a_program(kind: trainer.Kind) -> dict[pathlib.Path, str]:
     known = sources()
-    return calls(
-        {
-            made: known[made]
-            for made in trainer.objects(kind)
-            if known[made].startswith(OURS)
-        }
-    )
+    return {
+        made: known[made]
+        for made in trainer.objects(kind)
+        if known[made].startswith(OURS)
+    }
 
 
 def circles(of: dict[str, set[str]]) -> list[set[str]]:
@@ -111,10 +156,34 @@ def test_calls_are_seen(tmp_path: pathlib.Path) -> None:
     ]
 
 
+def test_headers_are_seen(tmp_path: pathlib.Path) -> None:
+    """A file needs the functions that its headers call, used or not."""
+    (tmp_path / "low.h").write_text(
+        "void up(void); static inline void in(void) { up(); }"
+    )
+    (tmp_path / "mid.h").write_text('#include "low.h"\n')
+    made = compiled(
+        tmp_path,
+        a='#include "mid.h"\nvoid f(void) {}',
+        b="void f(void); void up(void) { f(); }",
+    )
+    files = {path: f"{name}.c" for path, name in made.items()}
+    assert needs(files, tmp_path) == {
+        "a.c": {"mid.h"},
+        "b.c": {"a.c"},
+        "low.h": {"b.c"},
+        "mid.h": {"b.c", "low.h"},
+    }
+    assert circles(needs(files, tmp_path)) == [
+        {"a.c", "b.c", "low.h", "mid.h"}
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.program)
 def test_no_call_goes_in_a_circle(kind: trainer.Kind) -> None:
-    found = of_a_program(kind)
+    objects = of_a_program(kind)
+    found = calls(objects)
     files = {
         path
         for path in map(test_rules.short, test_rules.sources(".c", ".cu"))
@@ -123,4 +192,12 @@ def test_no_call_goes_in_a_circle(kind: trainer.Kind) -> None:
     others = {"/cpu/", "/mpi/", "/cuda/"} - OF[kind]
     apart = {path for path in files if any(t in path for t in others)}
     assert found.keys() == files - apart | (found.keys() & apart)
+    assert circles(found) == []
+
+
+@pytest.mark.slow
+def test_no_include_goes_in_a_circle() -> None:
+    """Nor do calls by way of functions in headers."""
+    found = needs(of_a_program(trainer.GCC))
+    assert {"runtime/zr.h", "runtime/zr_rank.h"} <= found.keys()
     assert circles(found) == []

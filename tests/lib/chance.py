@@ -4,7 +4,7 @@ elements that dropout keeps."""
 import numpy as np
 
 LOW = np.uint64(0xFFFFFFFF)
-STEP, PLACE = 0xD1342543DE82EF95, 1 << 62  # runtime/zr_int.h, kernels/drop.h
+STEP, PLACE = 0xD1342543DE82EF95, 1 << 62  # zr_memory.h, drop.h
 
 
 def philox(counter: np.ndarray, key: np.ndarray, seed: int) -> np.ndarray:

@@ -6,6 +6,7 @@
  * FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of samples FIRST .. FIRST+B-1, a
  * line each. Errors go to stderr, with exit code 2.
  */
+#include "zr_data.h"
 #include "zr_file.h"
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,7 +9,9 @@
  * W counts in ten-thousandths. If zr_mix_taken does not count the samples so far, the exit code is
  * 1.
  */
+#include "zr_data.h"
 #include "zr_file.h"
+#include "zr_mix.h"
 #include "zr_order.h"
 #include <inttypes.h>
 #include <stdio.h>

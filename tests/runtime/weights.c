@@ -10,7 +10,12 @@
  * `tensor NAME OFFSET OFFSET_STEP NDIM SHAPE0 SHAPE1 FLAT FLAT_STEP COUNT FIRST`.
  */
 #include "zr_file.h"
+#include "zr_grace.h"
+#include "zr_memory.h"
+#include "zr_progress.h"
 #include "zr_safetensors.h"
+#include "zr_save.h"
+#include "zr_weights.h"
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>

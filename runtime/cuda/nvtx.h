@@ -1,7 +1,7 @@
-/* range.h -- names for a profiler, which NVTX shows above the kernels. Without a profiler each
+/* nvtx.h -- names for a profiler, which NVTX shows above the kernels. Without a profiler each
  * costs a jump; without NVTX's headers in the toolkit, nothing. */
-#ifndef ZR_RANGE_H
-#define ZR_RANGE_H
+#ifndef ZR_NVTX_H
+#define ZR_NVTX_H
 #include <cuda_runtime_api.h>
 #if __has_include(<nvtx3/nvToolsExtCudaRt.h>)
 #include <nvtx3/nvToolsExtCudaRt.h>

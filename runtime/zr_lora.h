@@ -1,0 +1,29 @@
+/* zr_lora.h -- LoRA adapters.
+ *
+ * The invariants are those of zr_file.h.
+ */
+#ifndef ZR_LORA_H
+#define ZR_LORA_H
+#include "zr_file.h"
+
+typedef struct zr_merge zr_merge;
+
+int zr_is_adapter(const char *name);
+/* Return the bytes of p->lead before a tensor's name; the head's name
+ * lacks the model's own part. */
+int zr_adapter_lead(const zr_program *p, const char *name);
+/* to[256] = the base's tensor that PEFT keeps beside an adapter of the head.
+ * Returns 0 if there is none. */
+int zr_adapter_base(char *to, const char *name);
+/* Check that dir/adapter_config.json describes the program's adapters. base: the argument of
+ * --load, or NULL. note[ZR_WHY]: differences without effect; unchanged if there are none. */
+int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char *note, char *why);
+zr_merge *zr_merge_new(const zr_program *p);
+int zr_merge_open(zr_merge *m, const char *path, char *why);
+void zr_merge_close(zr_merge *m);
+/* Load the adapters of this tensor. Returns 0 if it has none, -1 and errno on failure. */
+int zr_merge_take(zr_merge *m, const char *name);
+/* w[n], from its element `first` on, += scale * B A */
+void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n);
+
+#endif
