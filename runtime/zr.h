@@ -44,7 +44,7 @@ void zr_wait_n(zr *z, int queue, int n, const int *event); /* wait for each of e
 #define zr_waits(z, queue, ...)                                                                    \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
-/* Issue fn with n <= 12 operands, which are copied. name: the function's name as profilers and the
+/* Issue fn with n <= 16 operands, which are copied. name: the function's name as profilers and the
  * watchdog print it. */
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i);
 #define zr_call(z, queue, fn, ...)                                                                 \
