@@ -23,6 +23,11 @@ void zr_wait(zr *z, int queue, int event)
     LINE("wait", queue, event);
 }
 
+void zr_wait_n(zr *z, int queue, int n, const int *event)
+{
+    for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
+}
+
 void zr_record(zr *z, int queue, int event)
 {
     (void)z;

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..plan import roll
+from ..plan.operand import Index, Operand
 from ..plan.plan import Event, Plan, Ref, Step
 from ..plan.size import Size, Unit, flat_of, width_of
 from .letters import of_unit
@@ -49,11 +50,13 @@ class Sizes:
         self.stores = {s.cls: s for s in p.stores}
         self.slots = {c.name: c.slots for c in p.classes}
         self.units: dict[str, dict[str, Unit]] = {f: {} for f in self.flats}
-        steps = (s for section in p.sections for s in section.steps)
-        for size in (n for s in steps for n in sizes_of(s)):
-            self.units.get(size.flat, {}).update(
-                {u.name: u for u, _ in size.terms}
-            )
+        for size in all_sizes(p):
+            known = self.units.get(size.flat, {})
+            for u, _ in size.terms:
+                if known.setdefault(u.name, u) != u:
+                    raise ValueError(
+                        f"{u.name} is {known[u.name].size} and {u.size}"
+                    )
 
     def flat(self, s: Step) -> str:
         """Return the flat that a step works on: that of its function, else the one that its numbers
@@ -109,7 +112,8 @@ class Sizes:
     def rows(self) -> Iterator[tuple[str, str]]:
         """Yield enumerators of flats, their parts and pieces, each with a comment."""
         for f in self.p.flats:
-            name, near = upper(f.name), self.p.near(f)
+            name, units = upper(f.name), self.units[f.name]
+            near = units.get(f"near.{f.name}")
             whole = f.shard * self.p.head.ranks
             yield f"FLAT_{name} = {number(whole)}", f"instances: {f.count}"
             yield f"SHARD_{name} = {number(f.shard)}", "a rank's of each"
@@ -117,16 +121,14 @@ class Sizes:
                 yield f"{share} = {number(size)}", "of a rank of that group"
             if near:
                 yield (
-                    f"NEAR_{name} = {number(near)}",
+                    f"NEAR_{name} = {number(near.size)}",
                     "of these, on the device",
                 )
                 yield (
-                    f"FAR_{name} = {number(f.shard - near)}",
+                    f"FAR_{name} = {number(f.shard - near.size)}",
                     "of these, elsewhere",
                 )
-            found = [
-                u for u in self.units[f.name].values() if "%" not in u.name
-            ]
+            found = [u for u in units.values() if "%" not in u.name]
             for piece, text in PIECES.items():
                 for u in found:
                     if word(u.name) == piece:
@@ -138,6 +140,21 @@ class Sizes:
                         f"{constant(u)} = {number(u.size)}",
                         f"of it, each {unit}'s",
                     )
+
+
+def all_sizes(p: Plan) -> Iterator[Size]:
+    """Yield the Sizes of a plan's steps, calls and stores."""
+    for section in p.sections:
+        for s in section.steps:
+            yield from sizes_of(s)
+    found: list[object] = [n for s in p.stores for n in (s.first, s.n)]
+    for a in (a for fn in p.fns for c in fn.calls for a in c.args):
+        found.append(a)
+        if isinstance(a, Index):
+            found += [a.at, a.by_rank, a.by_layer]
+        elif isinstance(a, Operand):
+            found.append(a.by_rank)
+    yield from (n for n in found if isinstance(n, Size))
 
 
 def sizes_of(s: Step) -> Iterator[Size]:
