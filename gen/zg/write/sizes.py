@@ -117,8 +117,12 @@ class Sizes:
             whole = f.shard * self.p.head.ranks
             yield f"FLAT_{name} = {number(whole)}", f"instances: {f.count}"
             yield f"SHARD_{name} = {number(f.shard)}", "a rank's of each"
-            for size, share in shares(self.p, f).items():
-                yield f"{share} = {number(size)}", "of a rank of that group"
+            rows = {share: n for n, share in shares(self.p, f).items()}
+            for u in units.values():
+                if word(u.name) == "share" and "%" not in u.name:
+                    rows[constant(u)] = u.size
+            for share, n in rows.items():
+                yield f"{share} = {number(n)}", "of a rank of that group"
             if near:
                 yield (
                     f"NEAR_{name} = {number(near.size)}",

@@ -1,0 +1,70 @@
+"""test_constants.py -- every constant of a flat that a train.c uses is declared there, once."""
+
+import pathlib
+from itertools import product
+
+import pytest
+import trainer
+from test_mutants import planned, source
+from zg.plan.plan import Plan
+
+PIECES = (
+    "zero.stage3_param_persistence_threshold=0",
+    "zero.reduce_bucket_size=5000",
+    "zero.allgather_bucket_size=5000",
+)
+HOST = (
+    "zero.offload_optimizer.device=cpu",
+    "zero.sub_group_size=3000",
+    "zero.reduce_bucket_size=9000",
+)
+GRIDS = [(4, 2, 0), (8, 4, 2), (8, 2, 4), (8, 0, 4), (8, 4, 4), (16, 4, 8)]
+
+
+def declared_once(p: Plan, folder: pathlib.Path) -> None:
+    """The compiler finds each constant, and no second one of its name."""
+    path = folder / "train.c"
+    path.write_text(source(p))
+    words = ("-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
+    quiet = "-Wno-unused-function"
+    trainer.sh("gcc", *words, quiet, "-Iruntime", "-Ikernels", path)
+
+
+@pytest.mark.parametrize("stage,grid", product((1, 2, 3), GRIDS))
+def test_grids_in_pieces(
+    stage: int, grid: tuple[int, int, int], tmp_path: pathlib.Path
+) -> None:
+    ranks, local, shared = grid
+    more = [f"cluster.local={local}"] * (local > 0)
+    more += [f"zero.shard_size={shared}"] * (shared > 0)
+    declared_once(
+        planned(
+            "gpt-tiny",
+            f"zero.stage={stage}",
+            f"cluster.ranks={ranks}",
+            "train.micro_batch=1",
+            f"train.global_batch={2 * ranks}",
+            *more,
+            *PIECES,
+        ),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("ratio", ["0.5", "0.7", "1.0"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "Adagrad"])
+def test_a_part_on_the_host(
+    ratio: str, optimizer: str, tmp_path: pathlib.Path
+) -> None:
+    declared_once(
+        planned(
+            "gpt-tiny",
+            "zero.stage=3",
+            "cluster.ranks=2",
+            "train.global_batch=8",
+            f"zero.offload_optimizer.ratio={ratio}",
+            f"train.optimizer.type={optimizer}",
+            *HOST,
+        ),
+        tmp_path,
+    )
