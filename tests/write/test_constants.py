@@ -30,7 +30,7 @@ def declared_once(p: Plan, folder: pathlib.Path) -> None:
     trainer.sh("gcc", *words, quiet, "-Iruntime", "-Ikernels", path)
 
 
-@pytest.mark.parametrize("stage,grid", product((1, 2, 3), GRIDS))
+@pytest.mark.parametrize("stage,grid", [*product((1, 2, 3), GRIDS)])
 def test_grids_in_pieces(
     stage: int, grid: tuple[int, int, int], tmp_path: pathlib.Path
 ) -> None:
