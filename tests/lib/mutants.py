@@ -107,7 +107,7 @@ def plain(said: str) -> str:
             "",
         ),
         (r"\bholds? .*", "holds"),
-        (r"[\w.]+\[\d+\](\+\d+)?", "X"),
+        (r"[\w.]+\[\d+\](\+(\w+\*)?-?\d+)*", "X"),
         (r"\b(queue|launch|function|tensor|of) [\w.\[\]{}]+", r"\1 X"),
         (r"\w+\.[\w.]+", "X"),
         (r"-?\d+", "N"),

@@ -1,4 +1,4 @@
-"""test_constants.py -- every constant of a flat that a train.c uses is declared there, once."""
+"""test_constants.py -- every constant and array that a train.c uses is declared there, once."""
 
 import pathlib
 from itertools import product
@@ -68,3 +68,16 @@ def test_a_part_on_the_host(
         ),
         tmp_path,
     )
+
+
+def test_windows_of_a_block_in_parts(tmp_path: pathlib.Path) -> None:
+    """A block that is gathered in parts has arrays of windows for each part."""
+    p = planned(
+        "llama-tiny",
+        "zero.stage3_max_live_parameters=17000",
+        "zero.stage3_prefetch_bucket_size=0",
+        "zero.stage3_param_persistence_threshold=0",
+        "model.units[1].ops[0].residual[1].attention.window=[40,17]",
+    )
+    assert "static const int64_t block_0_window[] = {40, 17};" in source(p)
+    declared_once(p, tmp_path)

@@ -129,7 +129,7 @@ class Calls:
                     continue
                 unit = unit_of(fn)
                 n = sum(other == unit for other, _ in names) + 1
-                name = f"{unit}_{formal.name}" + f"_{n}" * (n > 1)
+                name = lower(f"{unit}_{formal.name}") + f"_{n}" * (n > 1)
                 names.setdefault((unit, arg), name)
         return names
 
