@@ -149,9 +149,7 @@ def together(
     ]
     said = [p.communicate()[0] for p in running]
     return (
-        [float(s) for s in said]
-        if all(p.returncode == 0 for p in running)
-        else [0.0]
+        [float(s) for s in said] if all(p.returncode == 0 for p in running) else [0.0]
     )
 
 
@@ -211,9 +209,7 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
         )
         for _ in range(pairs)
     ]
-    ours, theirs = (
-        statistics.median(side) for side in zip(*rates, strict=True)
-    )
+    ours, theirs = (statistics.median(side) for side in zip(*rates, strict=True))
     return {
         "ours": ours,
         "openblas": theirs,
@@ -232,18 +228,14 @@ def touch(p: plan.Plan) -> Touch:
         p.shared,
         p.arena("cpu") - p.shared,
     )
-    kinds = zip(
-        *(map(float, line.split()) for line in said.splitlines()), strict=True
-    )
+    kinds = zip(*(map(float, line.split()) for line in said.splitlines()), strict=True)
     return Touch(*(statistics.mean(kind) for kind in kinds))
 
 
 # ---- the programs
 
 
-def spread(
-    ranks: int, stage: int, sequence: int = SEQUENCE
-) -> tuple[str, ...]:
+def spread(ranks: int, stage: int, sequence: int = SEQUENCE) -> tuple[str, ...]:
     """Return the keys that spread a step's tokens over ranks."""
     keys = {
         "zero.stage": stage,
@@ -300,9 +292,7 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
 def tokens(p: plan.Plan, steps: int, name: str = "tokens") -> Path:
     """Write tokens for `steps` timed steps and one before them, uint16 within the vocabulary."""
     data, count = MADE / f"{name}.bin", TOKENS * (steps + 1) + 1
-    drawn = np.random.RandomState(1).randint(
-        0, min(p.head.vocab, 1 << 16), count
-    )
+    drawn = np.random.RandomState(1).randint(0, min(p.head.vocab, 1 << 16), count)
     data.write_bytes(drawn.astype("<u2").tobytes())
     return data
 
@@ -314,9 +304,7 @@ def measure(
     runs: dict[str, list[Run]] = {case.name: [] for case in plans}
     for turn in range(rounds):
         for case, p in plans.items():
-            print(
-                f"round {turn + 1} of {rounds}: {case.name}", file=sys.stderr
-            )
+            print(f"round {turn + 1} of {rounds}: {case.name}", file=sys.stderr)
             runs[case.name].append(run(case, p, steps, data))
     return runs
 
@@ -398,9 +386,7 @@ def table(result: dict) -> str:
 def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
     """Return the options of a benchmark in this folder. says: its docstring."""
     parser = argparse.ArgumentParser(description=says.split("\n")[0])
-    parser.add_argument(
-        "--steps", type=int, default=steps, help="timed steps of a run"
-    )
+    parser.add_argument("--steps", type=int, default=steps, help="timed steps of a run")
     parser.add_argument(
         "--rounds", type=int, default=rounds, help="runs of each program"
     )
@@ -414,9 +400,7 @@ def finish(result: dict, name: str, table: Callable[[dict], str]) -> int:
     """Write figures to out/NAME.json and the table to stdout. Return the exit code."""
     result["machine"] = machine()
     result["valid"] = result["machine"]["others"] <= MOST_OTHERS
-    (ROOT / "out" / f"{name}.json").write_text(
-        json.dumps(result, indent=1) + "\n"
-    )
+    (ROOT / "out" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
     if not result["valid"]:
         print(

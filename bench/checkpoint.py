@@ -200,9 +200,7 @@ def main() -> int:
     bench.build(Case(given.spec, "whole", WHOLE))
     plan = bench.build(Case(given.spec, "checkpoint", KEYS))
     data = bench.tokens(plan, given.steps)
-    rounds = [
-        measure(given.folder, data, given.steps) for _ in range(given.rounds)
-    ]
+    rounds = [measure(given.folder, data, given.steps) for _ in range(given.rounds)]
     result = {
         "spec": given.spec,
         "rounds": [asdict(r) for r in rounds],

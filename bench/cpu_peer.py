@@ -43,9 +43,7 @@ def adamw(m: nn.Module, recipe: dict) -> torch.optim.AdamW:
         if p.requires_grad:
             sides[p.dim() > 1].append(p)
     decays = {True: o["weight_decay"], False: 0.0}
-    groups = [
-        {"params": sides[side], "weight_decay": decays[side]} for side in sides
-    ]
+    groups = [{"params": sides[side], "weight_decay": decays[side]} for side in sides]
     return torch.optim.AdamW(
         groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], fused=True
     )
@@ -139,9 +137,7 @@ def peft(spec: dict) -> nn.Module:
         n_positions=first["embedding"]["context"],
         n_embd=spec["model"]["width"],
         n_layer=blocks["blocks"],
-        n_head=next(
-            op["attention"]["heads"] for op in ops if "attention" in op
-        ),
+        n_head=next(op["attention"]["heads"] for op in ops if "attention" in op),
         resid_pdrop=0,
         embd_pdrop=0,
         attn_pdrop=0,

@@ -73,9 +73,7 @@ def ours(file: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="see the file's head")
-    parser.add_argument(
-        "--text", type=Path, default=ROOT / "tests/data/kjv.txt"
-    )
+    parser.add_argument("--text", type=Path, default=ROOT / "tests/data/kjv.txt")
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -95,10 +93,7 @@ def main() -> int:
         for name, call in calls.items():
             times[name].append(timed(call))
     rates = {
-        name: [
-            tokens / 1e6 / statistics.median(x)
-            for x in zip(*found, strict=True)
-        ]
+        name: [tokens / 1e6 / statistics.median(x) for x in zip(*found, strict=True)]
         for name, found in times.items()
     }
     for name, (clock, busy) in rates.items():
@@ -107,9 +102,7 @@ def main() -> int:
         )
     pairs = zip(rates["run data"], rates["library"], strict=True)
     share, of = (a / b for a, b in pairs)
-    print(
-        f"run data: {share:.0%} of the library by the clock, {of:.0%} by processors"
-    )
+    print(f"run data: {share:.0%} of the library by the clock, {of:.0%} by processors")
     print(f"others took {bench.others():.1%} of this run's time")
     return int(share < SHARE)
 

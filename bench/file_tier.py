@@ -32,9 +32,7 @@ FILE = (
 )
 
 
-def run(
-    case: Case, data: Path, steps: int, *options: str, **env: str
-) -> list[float]:
+def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> list[float]:
     """Return the seconds of each step, except the first, and the last, which waits for its
     writes."""
     log = MADE / f"{case.name}.jsonl"
@@ -81,9 +79,7 @@ def table(result: dict) -> str:
 
 def main() -> int:
     parser = bench.options(__doc__, 3, 2)
-    parser.add_argument(
-        "--dir", default="/dev/shm", help="where the file lies"
-    )
+    parser.add_argument("--dir", default="/dev/shm", help="where the file lies")
     given = parser.parse_args()
     MADE.mkdir(parents=True, exist_ok=True)
     library = MADE / "slow_disk.so"
@@ -110,9 +106,7 @@ def main() -> int:
                 f"train.global_batch={micro_batches * samples}",
             ),
         )
-        for micro_batches in sorted(
-            {micro_batches for _, micro_batches in ROWS}
-        )
+        for micro_batches in sorted({micro_batches for _, micro_batches in ROWS})
         for name, keys in (("host", HOST), ("file", FILE))
     }
     plans = {key: bench.build(case) for key, case in cases.items()}
@@ -123,9 +117,7 @@ def main() -> int:
         print(f"round {turn + 1} of {given.rounds}", file=sys.stderr)
         for (name, micro_batches), case in cases.items():
             for rate in (
-                [0.0]
-                if name == "host"
-                else [r for r, n in ROWS if n == micro_batches]
+                [0.0] if name == "host" else [r for r, n in ROWS if n == micro_batches]
             ):
                 slow = (
                     {"LD_PRELOAD": str(library), "ZR_DISK_RATE": str(rate)}

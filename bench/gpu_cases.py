@@ -25,9 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOM = Path(
-    os.environ.get("ZR_BENCH_FROM") or ROOT / "out" / "bench" / "sources"
-)
+ROOM = Path(os.environ.get("ZR_BENCH_FROM") or ROOT / "out" / "bench" / "sources")
 REHEARSAL = os.environ.get("ZR_BENCH_KIND") == "emulated"
 FAMILIES = ("gpt", "qwen3", "llama")
 REALS = ("f32", "bf16", "f16")
@@ -150,9 +148,7 @@ MEASURED = (
 # The same paths in a second or two on a CPU.
 REHEARSED = (
     case("gpt-tiny", 2, 32, 4, dropped=1),
-    case(
-        "llama-tiny-2", 1, 32, 4, "llama-tiny", 2, dropped=1, compile="block"
-    ),
+    case("llama-tiny-2", 1, 32, 4, "llama-tiny", 2, dropped=1, compile="block"),
     case("qwen3-tiny", 1, 32, 3, dropped=1),
 )
 CASES = REHEARSED if REHEARSAL else MEASURED
@@ -337,12 +333,8 @@ def origin() -> str:
         ("bench", "gpu_cases.py"),
     ):
         for path in sorted((ROOT / folder).glob(pattern)):
-            found.update(
-                str(path.relative_to(ROOT)).encode() + path.read_bytes()
-            )
-    return (
-        f"{found.hexdigest()} {'rehearsal' if REHEARSAL else 'measurement'}\n"
-    )
+            found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return f"{found.hexdigest()} {'rehearsal' if REHEARSAL else 'measurement'}\n"
 
 
 def fresh() -> bool:

@@ -212,10 +212,7 @@ def losses(out: str) -> bool:
         ]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
-            off = [
-                abs(x - y) / y
-                for x, y in zip(a.losses, b.losses, strict=False)
-            ]
+            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses, strict=False)]
             right = (
                 len(off) == STEPS
                 and off[0] <= BOUNDS[real][0]
@@ -378,9 +375,7 @@ def tune(out: str) -> bool:
 def profile(out: str) -> bool:
     """Profile one step of the first model, command by command."""
     case, traced = CASES[0], MADE / "profile.json"
-    data = tokens(
-        text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1
-    )
+    data = tokens(text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1)
     done = subprocess.run(
         [
             trainer.build(case.source.read(".c"), KIND),
@@ -424,16 +419,10 @@ def offload(out: str) -> bool:
     for place in (*PLACES, *PLACES):
         runs.append(run(PLACES[place], KIND, data, LARGE.steps))
         # The last step waits.
-        times.setdefault(place, []).extend(
-            runs[-1].seconds[LARGE.dropped : -1]
-        )
-        step = {
-            p: statistics.median(all_) for p, all_ in times.items() if all_
-        }
+        times.setdefault(place, []).extend(runs[-1].seconds[LARGE.dropped : -1])
+        step = {p: statistics.median(all_) for p, all_ in times.items() if all_}
         speed = (
-            {p: step["device"] / s for p, s in step.items()}
-            if "device" in step
-            else {}
+            {p: step["device"] / s for p, s in step.items()} if "device" in step else {}
         )
         write(
             out,
@@ -446,9 +435,7 @@ def offload(out: str) -> bool:
         speed,
         *(r.said for r in runs if r.code),
     )
-    return (
-        all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
-    )
+    return all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
 
 
 # ---- memory

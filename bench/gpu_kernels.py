@@ -85,22 +85,16 @@ ROWS = {
         "y=R*M*C token=4*M position=4*M w=R*V*C p=R*P*C",
         "R*M*C+8*M+R*min(M,V)*C+R*P*C",
     ),
-    "zk_position_packed_bwd": Row(
-        "dp=R*P*C dy=R*M*C position=4*M index=4*(P+1+M)"
-    ),
+    "zk_position_packed_bwd": Row("dp=R*P*C dy=R*M*C position=4*M index=4*(P+1+M)"),
     "zk_layernorm_fwd": Row(
         "y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C"
     ),
     "zk_layernorm_bwd": Row(
-        "dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C "
-        "scratch=8*C"
+        "dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C scratch=8*C"
     ),
-    "zk_rmsnorm_fwd": Row(
-        "y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C"
-    ),
+    "zk_rmsnorm_fwd": Row("y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C"),
     "zk_rmsnorm_bwd": Row(
-        "dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C "
-        "scratch=8*C"
+        "dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C scratch=8*C"
     ),
     "zk_qknorm_fwd": Row("y=R*M*E stat=4*M*(H+G) in=R*M*E wq=R*D wk=R*D"),
     "zk_qknorm_bwd": Row(
@@ -110,8 +104,7 @@ ROWS = {
     ),
     "zk_qknorm_whole_fwd": Row("y=R*M*E stat=8*M in=R*M*E wq=R*H*D wk=R*G*D"),
     "zk_qknorm_whole_bwd": Row(
-        "din=R*M*E dwq=R*H*D dwk=R*G*D dy=R*M*E in=R*M*E stat=8*M wq=R*H*D "
-        "wk=R*G*D",
+        "din=R*M*E dwq=R*H*D dwk=R*G*D dy=R*M*E in=R*M*E stat=8*M wq=R*H*D wk=R*G*D",
         "3*R*M*E+8*M",
     ),
     "zk_linear_fwd": Row("y=R*M*N x=R*M*K w=R*N*K b=R*N", flops="2*M*N*K"),
@@ -120,30 +113,20 @@ ROWS = {
         "dw=(4*full+R*(1-full))*N*K dy=R*M*N x=R*M*K", flops="2*M*N*K"
     ),
     "zk_linear_bwd_b": Row("db=R*N dy=R*M*N"),
-    "zk_slice_fwd": Row(
-        "y=R*M*N x=R*M*K w=R*n*K b=R*N", "R*(M*n+M*K+n*K)", "2*M*n*K"
-    ),
-    "zk_slice_bwd_x": Row(
-        "dx=4*M*K dy=R*M*N w=R*n*K", "4*M*K+R*(M*n+n*K)", "2*M*n*K"
-    ),
-    "zk_slice_bwd_w": Row(
-        "dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"
-    ),
+    "zk_slice_fwd": Row("y=R*M*N x=R*M*K w=R*n*K b=R*N", "R*(M*n+M*K+n*K)", "2*M*n*K"),
+    "zk_slice_bwd_x": Row("dx=4*M*K dy=R*M*N w=R*n*K", "4*M*K+R*(M*n+n*K)", "2*M*n*K"),
+    "zk_slice_bwd_w": Row("dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"),
     "zk_lora_fwd": Row(
         "y=R*M*N base=R*M*N x=R*M*K w=R*n*K", "R*(2*M*n+M*K+n*K)", "2*M*n*K"
     ),
-    "zk_lora_bwd_x": Row(
-        "dx=R*M*K dy=R*M*N w=R*n*K", "R*(M*K+M*n+n*K)", "2*M*n*K"
-    ),
+    "zk_lora_bwd_x": Row("dx=R*M*K dy=R*M*N w=R*n*K", "R*(M*K+M*n+n*K)", "2*M*n*K"),
     "zk_lora_bwd_w": Row(
         "dw=(4*full+R*(1-full))*n*K dy=R*M*N x=R*M*K",
         "R*(M*n+M*K)+(4*full+R*(1-full))*n*K",
         "2*M*n*K",
     ),
     "zk_rope": Row("y=R*B*T*E in=R*B*T*E table=4*T*D"),
-    "zk_attention_fwd": Row(
-        "y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E", flops="2*B*H*T*T*D"
-    ),
+    "zk_attention_fwd": Row("y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E", flops="2*B*H*T*T*D"),
     "zk_attention_bwd": Row(
         "dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T "
         "scratch=4*(B*H*T+B*T*E)",
@@ -171,15 +154,11 @@ ROWS = {
     "zk_dropout_bwd": Row("dx=R*B*n dy=R*B*n key=8*B"),
     "zk_add": Row("y=R*n a=R*n b=R*n"),
     "zk_round": Row("y=R*n x=4*n"),
-    "zk_cross_entropy": Row(
-        "loss=4*M logits=R*M*(V+7&-8) target=4*M", "2*R*M*V+8*M"
-    ),
+    "zk_cross_entropy": Row("loss=4*M logits=R*M*(V+7&-8) target=4*M", "2*R*M*V+8*M"),
     "zk_loss_sum": Row("sums=576 loss=4*M target=4*M"),
     "zk_push": Row("node=4*n leaf=R*n", "(4+R)*n"),
     "zk_square_sum": Row("sums=576 g=4*n"),
-    "zk_update": Row(
-        "w=R*n p=4*n m=4*n v=4*n g=4*n", "(28+(R if R==2 else 0))*n"
-    ),
+    "zk_update": Row("w=R*n p=4*n m=4*n v=4*n g=4*n", "(28+(R if R==2 else 0))*n"),
     "zk_begin": Row("ctl=128 sums=576"),
     "zk_factor": Row("ctl=128 sums=576"),
     "zk_count": Row("ctl=128"),
@@ -247,13 +226,9 @@ def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
 
 
 def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
-    run = next(
-        r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets
-    )
+    run = next(r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets)
     grids = [zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in run.grids]
-    return zk.Launch(
-        (ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids), run.margin
-    )
+    return zk.Launch((ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids), run.margin)
 
 
 # ---- operands on the device
@@ -305,9 +280,7 @@ class Bench:
         first = min(size, block.nbytes)
         self.device.copy(at, block.ctypes.data, first, TO_DEVICE)
         for start in range(first, size, first):
-            self.device.copy(
-                at + start, at, min(first, size - start), ON_DEVICE
-            )
+            self.device.copy(at + start, at, min(first, size - start), ON_DEVICE)
 
     def upload(self, at: int, array: np.ndarray) -> None:
         self.device.copy(at, array.ctypes.data, array.nbytes, TO_DEVICE)
@@ -392,9 +365,7 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
         rows = d.get("M") or d["B"] * d["T"]
         b.upload(
             at,
-            np.random.default_rng(2)
-            .integers(0, d["V"], rows)
-            .astype(np.int32),
+            np.random.default_rng(2).integers(0, d["V"], rows).astype(np.int32),
         )
     elif name == "position":  # of about three documents per sample
         rows = d.get("M") or d["B"] * d["T"]
@@ -419,9 +390,7 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
         b.upload(at, sums)
 
 
-def words_of(
-    b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]
-) -> Call:
+def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> Call:
     """Return the call with its own operands. As in training, a loss's gradient overwrites the
     logits, a bias exists if the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
@@ -471,27 +440,18 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
 
 def need(k: Kernel, d: dict[str, int]) -> int:
     return (
-        sum(
-            -(-size // 256) * 256
-            for size in ROWS[k.launch.kernel].sizes(d).values()
-        )
+        sum(-(-size // 256) * 256 for size in ROWS[k.launch.kernel].sizes(d).values())
         + 4096
     )
 
 
 def moved(k: Kernel, d: dict[str, int]) -> int:
     row, names = ROWS[k.launch.kernel], zk.operand_names(k.launch.kernel)
-    absent = {
-        name
-        for name, word in zip(names, k.args, strict=False)
-        if word == "null"
-    }
+    absent = {name for name, word in zip(names, k.args, strict=False) if word == "null"}
     if row.moved:
         return value(row.moved, d)
     return sum(
-        size
-        for name, size in row.sizes(d).items()
-        if name not in absent | SCRATCH
+        size for name, size in row.sizes(d).items() if name not in absent | SCRATCH
     )
 
 
@@ -532,9 +492,7 @@ def product(real: str) -> float:
         (0, 0, 0, 0, n, n, n, 1),
     )
     x, w, y = (b.take(R * n * n) for _ in range(3))
-    call = Call(
-        b, text.kernel, launch, [y, x, w, None, n, n, n, zk.OUT_IN], []
-    )
+    call = Call(b, text.kernel, launch, [y, x, w, None, n, n, n, zk.OUT_IN], [])
     rate = 2 * n**3 / b.seconds([call])
     b.close()
     return rate
@@ -576,9 +534,7 @@ def table(path: str) -> None:
     for c in gpu_cases.CASES:
         p = parse(c.source.read(".plan"))
         listed = kernels(p)
-        b = Bench(
-            p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed))
-        )
+        b = Bench(p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed)))
         rows = []
         for k in listed:
             rows.append(timed(b, p, k, found["ceilings"]))

@@ -35,18 +35,14 @@ def part(folder: Path, name: str) -> dict[str, object]:
         else [],
     }
     try:
-        made["found"] = (
-            json.loads(found.read_text()) if found.exists() else None
-        )
+        made["found"] = json.loads(found.read_text()) if found.exists() else None
     except ValueError:  # it was ended while it wrote
         made["found"] = None
     return made
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True
-    )
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
 
 
@@ -62,9 +58,7 @@ def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
         step = speed.get("ours", {}).get("step")
         by: dict[str, float] = {}
         for row in case["rows"]:
-            by[row["kernel"]] = (
-                by.get(row["kernel"], 0) + 1e-6 * row["step_us"]
-            )
+            by[row["kernel"]] = by.get(row["kernel"], 0) + 1e-6 * row["step_us"]
         made[name] = {
             "kernels": case["step"],
             "step": step,
@@ -78,8 +72,7 @@ def shown(parts: dict[str, dict], steps: dict[str, dict]) -> None:
     """Print a short table, the most important line last."""
     for name, p in steps.items():
         by = ", ".join(
-            f"{k[3:]} {1e3 * s:.2f}"
-            for k, s in list(p["by_kernel"].items())[:8]
+            f"{k[3:]} {1e3 * s:.2f}" for k, s in list(p["by_kernel"].items())[:8]
         )
         print(
             f"{name}: kernels {1e3 * p['kernels']:.2f} ms of a step of "
@@ -99,19 +92,14 @@ def shown(parts: dict[str, dict], steps: dict[str, dict]) -> None:
                     )
             print(f"{'':14} ratio {found.get('ratio')}")
     print(
-        *(
-            f"{name}: {p['status']} ({p['seconds']} s)"
-            for name, p in parts.items()
-        ),
+        *(f"{name}: {p['status']} ({p['seconds']} s)" for name, p in parts.items()),
         sep="; ",
     )
 
 
 def main(argv: list[str]) -> int:
     folder, out, status = Path(argv[0]), Path(argv[1]), argv[2]
-    order = sorted(
-        folder.glob("*.status"), key=lambda path: path.stat().st_mtime_ns
-    )
+    order = sorted(folder.glob("*.status"), key=lambda path: path.stat().st_mtime_ns)
     parts = {path.stem: part(folder, path.stem) for path in order}
     steps = profile(parts)
     clocks = folder / "clocks.csv"

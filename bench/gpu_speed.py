@@ -46,9 +46,7 @@ def ours(case: Case, data: Path, limit: float) -> dict[str, object]:
         case.source, KIND, data, case.steps, *gemms, limit=limit, label="speed"
     )
     found = memory_of(r.said)
-    graphs = [
-        line for line in r.said.splitlines() if line.startswith("graphs:")
-    ]
+    graphs = [line for line in r.said.splitlines() if line.startswith("graphs:")]
     return {
         "code": r.code,
         "seconds": r.seconds,
@@ -60,9 +58,7 @@ def ours(case: Case, data: Path, limit: float) -> dict[str, object]:
     }
 
 
-def theirs(
-    case: Case, data: Path, limit: float, params: int
-) -> dict[str, object]:
+def theirs(case: Case, data: Path, limit: float, params: int) -> dict[str, object]:
     out, device = (
         MADE / f"{case.name}-torch.json",
         "cpu" if REHEARSAL else "cuda",
@@ -105,11 +101,7 @@ def theirs(
             -1,
             f"not done in {limit:.0f} s\n{(e.stderr or b'').decode()}",
         )
-    found = (
-        json.loads(out.read_text())
-        if out.exists()
-        else {"seconds": [], "peak": 0}
-    )
+    found = json.loads(out.read_text()) if out.exists() else {"seconds": [], "peak": 0}
     if out.exists() and found["params"] != params:
         code, said = -2, f"{found['params']} parameters, ours has {params}"
     return {"code": code, **found, "said": said[-600:] if code else ""}
@@ -117,9 +109,7 @@ def theirs(
 
 def figures(case: Case, p: plan.Plan, runs: list[dict]) -> dict[str, object]:
     """Return one side's figures: medians over its runs that succeeded."""
-    steps = [
-        s for r in runs if r["code"] == 0 for s in r["seconds"][case.dropped :]
-    ]
+    steps = [s for r in runs if r["code"] == 0 for s in r["seconds"][case.dropped :]]
     if not steps:
         return {"step": None, "peak": None}
     step, causal = statistics.median(steps), cost.flops(p)

@@ -20,9 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 def loss(folder: str, tokens: str, sequence: int) -> float:
     """Return the mean loss over every whole sample of the file, as the program computes it."""
-    model, told = AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True
-    )
+    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     wrong = {k: v for k, v in told.items() if v and k != "error_msgs"}
     if wrong:
         sys.exit(f"{folder}: {wrong}")

@@ -46,9 +46,7 @@ def squares(isa: str, compiler: str) -> list[float]:
         np.zeros(zk.SUMS, np.int64),
         zk.spans([dict(at=0, elems=n, count=1)]),
     )
-    return least(
-        lambda: k.zk_square_sum(sums, g, spans, 1, 0, n), lambda: g.sum()
-    )
+    return least(lambda: k.zk_square_sum(sums, g, spans, 1, 0, n), lambda: g.sum())
 
 
 def weights(isa: str, compiler: str, half: int) -> list[float]:
@@ -59,8 +57,7 @@ def weights(isa: str, compiler: str, half: int) -> list[float]:
     for dtype in half, zk.F32:
         k = zk.Kernels(isa, dtype, compiler=compiler)
         dw, dy, x = (
-            zk.store(np.ones(shape), dtype)
-            for shape in ((N, K), (M, N), (M, K))
+            zk.store(np.ones(shape), dtype) for shape in ((N, K), (M, N), (M, K))
         )
         calls.append(
             lambda k=k, dw=dw, dy=dy, x=x: k.zk_linear_bwd_w(
@@ -78,8 +75,7 @@ def ordered(isa: str, compiler: str, order: int) -> list[float]:
     for dtype in zk.BF16, zk.F32:
         k = zk.Kernels(isa, dtype, compiler=compiler, order=order)
         y, x, w = (
-            zk.store(r.normal(size=shape), dtype)
-            for shape in ((M, N), (M, K), (N, K))
+            zk.store(r.normal(size=shape), dtype) for shape in ((M, N), (M, K), (N, K))
         )
         calls.append(
             lambda k=k, y=y, x=x, w=w: k.zk_linear_fwd(
@@ -111,24 +107,16 @@ AFTER = {
     "GELU beside its linear": lambda k, to, y: k.zk_gelu_fwd(
         to, y, y.size, zk.GELU_TANH
     ),
-    "bias gradient beside it": lambda k, to, y: k.zk_linear_bwd_b(
-        to[0], y, *y.shape
-    ),
+    "bias gradient beside it": lambda k, to, y: k.zk_linear_bwd_b(to[0], y, *y.shape),
     "a copy beside it": lambda _, to, y: np.copyto(to, y),
 }
 ROWS = {
-    **{
-        name: partial(beside_linear, work=work) for name, work in AFTER.items()
-    },
+    **{name: partial(beside_linear, work=work) for name, work in AFTER.items()},
     "squares beside a sum": squares,
     "pairs in bf16 beside f32": partial(ordered, order=zk.PAIRS),
     "tiles in bf16 beside f32": partial(ordered, order=zk.TILED),
-    "bwd_w in bf16 beside f32": lambda isa, compiler: weights(
-        isa, compiler, zk.BF16
-    ),
-    "bwd_w in f16 beside f32": lambda isa, compiler: weights(
-        isa, compiler, zk.F16
-    ),
+    "bwd_w in bf16 beside f32": lambda isa, compiler: weights(isa, compiler, zk.BF16),
+    "bwd_w in f16 beside f32": lambda isa, compiler: weights(isa, compiler, zk.F16),
 }
 
 

@@ -67,9 +67,7 @@ RATES = (1e9, 10e9)  # bits a second
 class Runs:
     """Programs of one train.c, and their runs on a file of tokens."""
 
-    def __init__(
-        self, folder: Path, spec: Path, *keys: str, ranks: int = 2
-    ) -> None:
+    def __init__(self, folder: Path, spec: Path, *keys: str, ranks: int = 2) -> None:
         self.folder, self.ranks = folder, ranks
         source = trainer.generate(spec, *keys)
         self.near = trainer.build(source)
@@ -121,9 +119,7 @@ def span(events: list[dict[str, Any]], kind: Kind) -> tuple[float, float]:
     """Return the start and end of a rank's largest collective in a step, in microseconds."""
     firsts = [e for e in events if e["name"] == kind.first]
     first = max(firsts, key=lambda e: e["args"]["bytes"])
-    last = next(
-        e for e in events if e["name"] == kind.last and e["ts"] >= first["ts"]
-    )
+    last = next(e for e in events if e["name"] == kind.last and e["ts"] >= first["ts"])
     return first["ts"], last["ts"] + last["dur"]
 
 
@@ -142,9 +138,7 @@ def seconds(events: list[dict[str, Any]], kind: Kind) -> float:
     )
 
 
-def collectives(
-    folder: Path, steps: int, rounds: int
-) -> dict[str, dict[str, float]]:
+def collectives(folder: Path, steps: int, rounds: int) -> dict[str, dict[str, float]]:
     (folder / "flat.yaml").write_text(FLAT)
     runs = Runs(folder, folder / "flat.yaml")
     profile = folder / "profile.json"
@@ -194,9 +188,7 @@ def unhidden(p: Plan) -> int:
     return sum(cost.wire_of(p, s).bytes for s in (gather, reduce))
 
 
-def links(
-    folder: Path, spec: Path, steps: int, rounds: int
-) -> list[dict[str, float]]:
+def links(folder: Path, spec: Path, steps: int, rounds: int) -> list[dict[str, float]]:
     keys = bench.spread(2, 3)
     runs = Runs(folder, spec, *keys)
     said = (word for key in keys for word in ("--set", key))
@@ -262,9 +254,7 @@ def main() -> int:
         result = {
             "spec": given.spec,
             "collectives": collectives(folder, given.steps, given.rounds),
-            "links": links(
-                folder, ROOT / given.spec, given.steps, given.rounds
-            ),
+            "links": links(folder, ROOT / given.spec, given.steps, given.rounds),
         }
     return bench.finish(result, "mpi", table)
 

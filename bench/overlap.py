@@ -17,9 +17,7 @@ from pathlib import Path
 
 from bench import ROOT
 
-sys.path[:0] = [
-    str(ROOT / "tests" / part) for part in ("lib", "plan", "runtime")
-]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("lib", "plan", "runtime")]
 import law  # noqa: E402
 import program  # noqa: E402
 import trainer  # noqa: E402
@@ -78,9 +76,7 @@ def main() -> int:
         none, one = (shown(made, batch, ahead) for ahead in ("0", "auto"))
     print(f"micro-batch {batch}; {gathers(p)} gathers a step, {DELAY} s each")
     print(f"none ahead: a step takes {none:.3f} s longer")
-    print(
-        f"one ahead:  a step takes {one:.3f} s longer; by the plan {planned:.3f}"
-    )
+    print(f"one ahead:  a step takes {one:.3f} s longer; by the plan {planned:.3f}")
     return 0
 
 

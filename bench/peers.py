@@ -238,9 +238,7 @@ def objects(row: Row) -> str:
         words = [program, "--isa", isa, "--version"]
         runs = not subprocess.run(words, capture_output=True).returncode
         if isa != taken:
-            out.append(
-                f"{isa} ({'not taken' if runs else 'does not run'} here)"
-            )
+            out.append(f"{isa} ({'not taken' if runs else 'does not run'} here)")
     return f"Ours by {taken}, whose bits are those of {', '.join(out)}."
 
 
@@ -256,9 +254,7 @@ def torch(row: Row, steps: int, data: Path) -> Ran:
     words += ["--batch", TOKENS // model.sequence // row.ranks, "--data", data]
     words += ["--steps", steps + 1, "--out", out, *row.words]
     threads = max(1, CORES // row.ranks)
-    called, memory = timed(
-        words, OMP_NUM_THREADS=threads, DS_ACCELERATOR="cpu"
-    )
+    called, memory = timed(words, OMP_NUM_THREADS=threads, DS_ACCELERATOR="cpu")
     said = json.loads(out.read_text())
     return Ran(
         statistics.median(said["seconds"][1:]),
@@ -340,9 +336,7 @@ def rates(precision: str) -> tuple[float, float]:
     ours = float(bench.sh("out/train-peak", CORES, 2048, 2, precision))
     word = {"f32": "float32", "bf16": "bfloat16"}[precision]
     one = {"OMP_NUM_THREADS": "1"}
-    theirs = bench.together(
-        [VENV / "python", "-c", PRODUCT, 2, word], CORES, one
-    )
+    theirs = bench.together([VENV / "python", "-c", PRODUCT, 2, word], CORES, one)
     copied = bench.together([sys.executable, "-c", bench.COPY], CORES, {})
     return 1e9 * max(ours, sum(theirs)), 1e9 * sum(copied)
 
@@ -350,9 +344,7 @@ def rates(precision: str) -> tuple[float, float]:
 def floors(plans: dict[Case, Plan]) -> dict[str, float]:
     """Return the floor of each of our programs' steps in seconds, from its FLOPs and the bytes of
     all ranks' updates."""
-    kinds = {
-        real: rates(real) for real in {p.head.real for p in plans.values()}
-    }
+    kinds = {real: rates(real) for real in {p.head.real for p in plans.values()}}
     return {
         case.name: cost.flops(p) / kinds[p.head.real][0]
         + p.head.ranks * cost.update(p) / kinds[p.head.real][1]
@@ -380,9 +372,7 @@ def figures(
         "our_placed": statistics.median(o.placed for o in own),
         "memory": theirs[0].memory,
         "our_memory": own[0].memory,
-        "rounds": [
-            [asdict(t), asdict(o)] for t, o in zip(theirs, own, strict=True)
-        ],
+        "rounds": [[asdict(t), asdict(o)] for t, o in zip(theirs, own, strict=True)],
     }
 
 
@@ -536,10 +526,7 @@ def main() -> int:
     if first:
         steps |= dict.fromkeys(saving(first).values(), given.steps)
     plans = {case: bench.build(case) for case in steps}
-    data = {
-        case: bench.tokens(p, steps[case], case.name)
-        for case, p in plans.items()
-    }
+    data = {case: bench.tokens(p, steps[case], case.name) for case, p in plans.items()}
     for row in rows:
         if not row.words:
             build_llmc(given.llmc, data[case_of(row)])
@@ -556,9 +543,7 @@ def main() -> int:
             for own in (case_of(row).name,)
         ],
         "saved": saved(rounds, first) if first else [],
-        "orders": next(
-            (orders(rounds, row) for row in rows if has_orders(row)), []
-        ),
+        "orders": next((orders(rounds, row) for row in rows if has_orders(row)), []),
         "objects": objects(rows[0]),
     }
     (ROOT / "out" / "peers.svg").write_text(picture(result))

@@ -46,9 +46,7 @@ def run(case: Case, steps: int) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def figures(
-    way: str, lines: list[dict], base: list[dict]
-) -> dict[str, object]:
+def figures(way: str, lines: list[dict], base: list[dict]) -> dict[str, object]:
     """Return the largest error of the first training losses relative to f32, and the validation
     loss."""
     losses, whole = (
@@ -60,9 +58,7 @@ def figures(
     )
     return {
         "way": way,
-        "first": max(
-            abs(a - b) for a, b in zip(losses[:FIRST], whole, strict=False)
-        ),
+        "first": max(abs(a - b) for a, b in zip(losses[:FIRST], whole, strict=False)),
         "fell": losses[0] - losses[:FIRST][-1],
         "val": val,
         "off": val - true,
@@ -92,16 +88,12 @@ def table(result: dict) -> str:
 
 def holds(ways: list[dict]) -> bool:
     full, other, half = ways
-    return half["first"] <= OFF * full["fell"] and half["off"] <= abs(
-        other["off"]
-    )
+    return half["first"] <= OFF * full["fell"] and half["off"] <= abs(other["off"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--steps", type=int, default=1200, help="steps of each run"
-    )
+    parser.add_argument("--steps", type=int, default=1200, help="steps of each run")
     given = parser.parse_args()
     if not (ROOT / "out" / "demo-val.bin").exists():
         parser.error("out/demo-val.bin is not there; ./run demo makes it")
@@ -129,9 +121,7 @@ def main() -> int:
         "machine": bench.machine(),
         "ways": ways,
     }
-    (ROOT / "out" / "precision.json").write_text(
-        json.dumps(result, indent=1) + "\n"
-    )
+    (ROOT / "out" / "precision.json").write_text(json.dumps(result, indent=1) + "\n")
     print(table(result))
     return 0 if holds(ways) else 1
 

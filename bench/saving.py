@@ -84,9 +84,7 @@ def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
     n = sum(x.nbytes for x in arrays[:half])
     return {
         "copy": max(2e-9 * n / busy(copy, threads) for _ in range(TRIES)),
-        "sum in place": max(
-            3e-9 * n / busy(add, threads) for _ in range(TRIES)
-        ),
+        "sum in place": max(3e-9 * n / busy(add, threads) for _ in range(TRIES)),
     }
 
 
@@ -104,9 +102,7 @@ def update(threads: int, rounds: int) -> dict[str, object]:
         rows=1,
         rule=list(ops.OPTIMIZERS).index("AdamW"),
     )
-    ctl = zk.Ctl(
-        step=1, applied=1, beta1=0.9, lr=1e-3, factor=1, bias1=1, bias2=1
-    )
+    ctl = zk.Ctl(step=1, applied=1, beta1=0.9, lr=1e-3, factor=1, bias1=1, bias2=1)
     span = zk.spans([dict(at=0, elems=ELEMENTS, count=1, key=1)])
 
     def seconds() -> float:
@@ -118,9 +114,7 @@ def update(threads: int, rounds: int) -> dict[str, object]:
     for _ in range(rounds):
         there.append(limits(arrays, threads))
         ours.append(28e-9 * ELEMENTS / min(seconds() for _ in range(TRIES)))
-    most = {
-        name: statistics.median(x[name] for x in there) for name in there[0]
-    }
+    most = {name: statistics.median(x[name] for x in there) for name in there[0]}
     return {
         "gbs": statistics.median(ours),
         "limits": most,
@@ -153,9 +147,7 @@ def figures(
             {
                 "way": name,
                 "keys": list(case.keys),
-                "step": statistics.median(
-                    s for r in runs[case.name] for s in r.steps
-                ),
+                "step": statistics.median(s for r in runs[case.name] for s in r.steps),
                 "cost": statistics.median(pairs) - 1,
                 "arena": p.arena("cpu"),
                 "hosted": p.hosted,
@@ -178,9 +170,7 @@ def table(result: dict) -> str:
         f"| {w['activations'] / 1e6:.0f} | {w['hosted'] / 1e6:.0f} |"
         for w in result["ways"]
     ]
-    limits = ", ".join(
-        f"{name} {gbs:.1f}" for name, gbs in u["limits"].items()
-    )
+    limits = ", ".join(f"{name} {gbs:.1f}" for name, gbs in u["limits"].items())
     lines += [
         "",
         f"AdamW on the host: {u['gbs']:.1f} GB/s, {100 * u['share']:.0f} % of the most "

@@ -63,13 +63,9 @@ class Attention(nn.Module):
         """Rotate x [B, heads, T, D] by a table of cosine and sine, [T, D/2] each."""
         a, b = x.chunk(2, -1)
         cos, sin = table
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(
-            x.dtype
-        )
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
-    def forward(
-        self, x: Tensor, table: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
         """Attend within x [B, T, C]."""
         B, T, _ = x.shape
         q, k, v = (
@@ -88,9 +84,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
-def part(
-    kind: str, args: dict | str, width: int, into: int
-) -> tuple[nn.Module, int]:
+def part(kind: str, args: dict | str, width: int, into: int) -> tuple[nn.Module, int]:
     """Return the module of an op of the spec for an input width, and its output width."""
     args = args or {}
     if kind == "layernorm":
@@ -137,9 +131,7 @@ class Block(nn.Module):
                 ops.append(made)
             self.branches.append(ops)
 
-    def forward(
-        self, x: Tensor, table: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
         for ops in self.branches:
             y = x
             for op in ops:
@@ -157,9 +149,7 @@ class Model(nn.Module):
         C, V, embedding = model["width"], model["vocab"], first["embedding"]
         self.tokens = nn.Embedding(V, C)
         self.positions = (
-            nn.Embedding(embedding["context"], C)
-            if "positions" in embedding
-            else None
+            nn.Embedding(embedding["context"], C) if "positions" in embedding else None
         )
         self.blocks = nn.ModuleList(
             [
@@ -191,18 +181,12 @@ class Model(nn.Module):
     def loss(self, x: Tensor, target: Tensor) -> Tensor:
         """Return the mean loss of x [B, T, C] against target [B, T]."""
         logits = self.head(self.norm(x)).float()
-        return F.cross_entropy(
-            logits.view(-1, logits.shape[-1]), target.view(-1)
-        )
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), target.view(-1))
 
     def start(self, token: Tensor) -> Tensor:
         """Embed token [B, T]."""
         x = self.tokens(token)
-        return (
-            x
-            if self.positions is None
-            else x + self.positions.weight[: self.T]
-        )
+        return x if self.positions is None else x + self.positions.weight[: self.T]
 
     def forward(
         self,
@@ -216,9 +200,7 @@ class Model(nn.Module):
         return self.loss(x, target)
 
 
-def make(
-    spec: dict, sequence: int, device: str, dtype: torch.dtype, how: str
-) -> Model:
+def make(spec: dict, sequence: int, device: str, dtype: torch.dtype, how: str) -> Model:
     torch.set_default_dtype(dtype)
     with torch.device(device):
         m = Model(spec["model"], sequence)
@@ -253,9 +235,7 @@ class Trainer:
         )
         self.real = list(m.parameters())
         f32 = all(p.dtype == torch.float32 for p in self.real)
-        self.master = (
-            self.real if f32 else [p.detach().float() for p in self.real]
-        )
+        self.master = self.real if f32 else [p.detach().float() for p in self.real]
         if not f32:
             for p in self.master:
                 p.grad = torch.zeros_like(p)
@@ -295,9 +275,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.master, self.clip)
         self.step_number += 1
         for group in self.adamw.param_groups:
-            group["lr"] = self.lr * min(
-                1.0, self.step_number / max(1, self.warmup)
-            )
+            group["lr"] = self.lr * min(1.0, self.step_number / max(1, self.warmup))
         self.adamw.step()
         if self.apart:
             with torch.no_grad():
@@ -307,15 +285,12 @@ class Trainer:
         return loss.detach()
 
 
-def batches(
-    path: str, B: int, T: int, device: str, rank: int = 0, ranks: int = 1
-):
+def batches(path: str, B: int, T: int, device: str, rank: int = 0, ranks: int = 1):
     """Yield batches `rank`, `rank` + `ranks`, ... of a file."""
     data, at = np.fromfile(path, np.uint16), rank * B
     while True:
         rows = [
-            data[(at + i) * T : (at + i) * T + T + 1].astype(np.int64)
-            for i in range(B)
+            data[(at + i) * T : (at + i) * T + T + 1].astype(np.int64) for i in range(B)
         ]
         at += ranks * B
         x = torch.from_numpy(np.stack(rows))

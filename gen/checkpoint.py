@@ -132,9 +132,7 @@ def is_lines(x: object) -> bool:
 
 
 def is_numbers(x: object) -> bool:
-    return isinstance(x, dict) and all(
-        is_count(n) or is_text(n) for n in x.values()
-    )
+    return isinstance(x, dict) and all(is_count(n) or is_text(n) for n in x.values())
 
 
 def is_sums(x: object) -> bool:
@@ -245,9 +243,7 @@ def entry(path: Path, name: str, given: object, start: int) -> Tensor:
     begin, end = place
     found = Tensor(path, name, dtype, tuple(shape), start + begin)
     if found.bytes != end - begin:
-        raise Bad(
-            f"{where}: {end - begin} bytes of data do not make {dtype} {shape}"
-        )
+        raise Bad(f"{where}: {end - begin} bytes of data do not make {dtype} {shape}")
     return found
 
 
@@ -262,9 +258,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
     if not 2 <= header <= HEADER_MAX:
         raise Bad(f"{path}: no safetensors file (a header of {header} bytes)")
     if start > size:
-        raise Bad(
-            f"{path}: truncated: a header of {header} bytes in a file of {size}"
-        )
+        raise Bad(f"{path}: truncated: a header of {header} bytes in a file of {size}")
     found = parsed(part(path, 8, header), f"{path}: header")
     found.pop("__metadata__", None)
     tensors = [entry(path, name, x, start) for name, x in found.items()]
@@ -381,9 +375,7 @@ def show(folder: Path) -> int:
         step, size = step_of(path), bytes_of(path)
         say(form.format(step, took, size, when, told))
         bad |= bool(wrong)
-    why = (
-        "a run writes here" if is_locked(folder) else "the next run clears it"
-    )
+    why = "a run writes here" if is_locked(folder) else "the next run clears it"
     for path in inside(folder):
         name = path.name
         if name.startswith(".step-"):
@@ -569,9 +561,7 @@ def diff(one: Path, other: Path) -> int:
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     head = __doc__.partition("\n\nInvariants")[0].partition("-- ")[2]
     form = argparse.RawDescriptionHelpFormatter
-    parser = Parser(
-        prog="run checkpoint", description=head, formatter_class=form
-    )
+    parser = Parser(prog="run checkpoint", description=head, formatter_class=form)
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb, of in (
         ("list", ["DIR"]),

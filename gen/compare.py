@@ -88,8 +88,7 @@ def steps(log: Path) -> tuple[dict[int, Record], list[str]]:
 def changes(a: Sequence[str], b: Sequence[str]) -> list[str]:
     """Return the keys in which two recipes differ, each with both values."""
     one, other = (
-        dict(line.split(": ", 1) for line in lines if ": " in line)
-        for lines in (a, b)
+        dict(line.split(": ", 1) for line in lines if ": " in line) for lines in (a, b)
     )
     return [
         f"{key}: {one.get(key, 'not there')} -> {other.get(key, 'not there')}"
@@ -100,9 +99,7 @@ def changes(a: Sequence[str], b: Sequence[str]) -> list[str]:
 
 def differences(a: Record, b: Record) -> list[str]:
     return [
-        f"{key} {x} -> {b[key]}"
-        for key, x in a.items()
-        if key in b and b[key] != x
+        f"{key} {x} -> {b[key]}" for key, x in a.items() if key in b and b[key] != x
     ]
 
 

@@ -74,9 +74,7 @@ def fields(kind: type) -> Iterator[tuple[str, object, object]]:
     """Yield a record's keys with their types and defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if hasattr(kind, "model_fields"):
-        yield from (
-            (n, hints[n], f.default) for n, f in kind.model_fields.items()
-        )
+        yield from ((n, hints[n], f.default) for n, f in kind.model_fields.items())
         return
     for f in dataclasses.fields(kind):
         made = f.default_factory
@@ -101,16 +99,12 @@ def allowed(kind: object) -> str:
     if isinstance(kind, type):
         return kind.__name__
     if hasattr(kind, "__metadata__"):
-        one = any(
-            isinstance(meta, BeforeValidator) for meta in kind.__metadata__
-        )
+        one = any(isinstance(meta, BeforeValidator) for meta in kind.__metadata__)
         return ("one or " if one else "") + allowed(args[0])
     if typing.get_origin(kind) is tuple:
         return f"a list of {allowed(args[0])}"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(
-            "null" if a is type(None) else allowed(a) for a in args
-        )
+        return " or ".join("null" if a is type(None) else allowed(a) for a in args)
     raise TypeError(kind)
 
 
@@ -121,9 +115,7 @@ def said(value: object, key: str = "") -> str:
         return derived[0]
     if missing(value):
         return ""
-    return (
-        f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
-    )
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
 
 
 def spec(kind: type, path: str = "") -> Iterator[str]:
@@ -132,11 +124,7 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         below = record(hint)
         if below is None:
             types = schema.TYPES.get(kind, {})
-            rows = {
-                t: said(row[name], key)
-                for t, row in types.items()
-                if name in row
-            }
+            rows = {t: said(row[name], key) for t, row in types.items() if name in row}
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
             yield (
                 f"| `{key}` | {DOES[key]} | {allowed(hint)} | "
@@ -147,9 +135,7 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         elif not list(fields(below)):
             yield f"| `{key}` | {DOES[key]} | {{}} | |"
         else:
-            yield from spec(
-                below, f"{key}[]." if "tuple" in str(hint) else f"{key}."
-            )
+            yield from spec(below, f"{key}[]." if "tuple" in str(hint) else f"{key}.")
 
 
 # ---- a ds_config.json's keys
@@ -169,11 +155,7 @@ def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
 
 def becomes(name: str, row: dsrows.Key) -> str:
     if isinstance(row, dsrows.Honour):
-        key = (
-            f"`{row.key}`"
-            if row.key
-            else "`train.global_batch` follows from it"
-        )
+        key = f"`{row.key}`" if row.key else "`train.global_batch` follows from it"
         return key + words(row) + (f'; "auto": {row.rule}' if row.auto else "")
     if isinstance(row, dsrows.Same):
         return f"must agree with `{row.key}`"
@@ -192,9 +174,7 @@ def deepspeed() -> Iterator[str]:
     sections: dict[str, list[str]] = {}
     for name, row in dskeys.TABLE.items():
         section, _, key = name.rpartition(".")
-        stage = (
-            "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
-        )
+        stage = "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
         same = isinstance(row, dsrows.Moved) and not row.words
         kind = "the same" if same else row.kind.allowed
         ours = becomes(name, row) + stage

@@ -91,9 +91,7 @@ def table() -> str:
         lines.append(f"| `{key}` | {whose} | {shown(where)} |")
         others = ", ".join(f for f, keys in none.items() if key in keys)
         if others:
-            lines.append(
-                f"| `{key}` | {others} | no effect, as in transformers |"
-            )
+            lines.append(f"| `{key}` | {others} | no effect, as in transformers |")
     return "\n".join(lines)
 
 
@@ -103,13 +101,10 @@ def named(title: str, keys: tuple[str, ...], behind: str = "") -> str:
 
 
 def text() -> str:
-    fixed = ", ".join(
-        f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items()
-    )
+    fixed = ", ".join(f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items())
     one = f"Only this value or null is allowed: {fixed}."
     why = {
-        key: f"{wrong}; take {good}"
-        for key, (wrong, good) in hfkeys.REFUSED.items()
+        key: f"{wrong}; take {good}" for key, (wrong, good) in hfkeys.REFUSED.items()
     }
     return "\n\n".join(
         (

@@ -48,9 +48,7 @@ def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
     add-0.1 smoothing."""
     pairs = train[:-1].astype(np.int64) * VOCABULARY + train[1:]
     count = (
-        np.bincount(pairs, minlength=VOCABULARY**2).reshape(
-            VOCABULARY, VOCABULARY
-        )
+        np.bincount(pairs, minlength=VOCABULARY**2).reshape(VOCABULARY, VOCABULARY)
         + SMOOTHING
     )
     logp = np.log(count / count.sum(axis=1, keepdims=True))

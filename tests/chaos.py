@@ -74,9 +74,7 @@ class Chaos:
 
     def drawn(self) -> pathlib.Path:
         """Return a program of the recipe."""
-        return made(
-            self.recipe, self.rnd.choice(test_resume.ways(self.recipe))
-        )
+        return made(self.recipe, self.rnd.choice(test_resume.ways(self.recipe)))
 
     def begin(self) -> None:
         """Draw a recipe and find the hash of its undisturbed run."""

@@ -15,17 +15,13 @@ from hypothesis import settings
 from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
 
 # The same examples in every run: a failure can be repeated, and a pass means the same.
-settings.register_profile(
-    "fixed", derandomize=True, database=None, deadline=None
-)
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.load_profile("fixed")
 
 # Programs run as on the named class of processors: an Intel one with AMX takes avx512.
 named = os.environ.get("ZR_TEST_ISA")
 if named:
-    if named not in zk.CLASSES or not zk.runs(
-        "tiles" if named == "amx" else named
-    ):
+    if named not in zk.CLASSES or not zk.runs("tiles" if named == "amx" else named):
         raise pytest.UsageError(
             f"ZR_TEST_ISA={named}: not on this processor, "
             f"which can stand for {', '.join(zk.isas(zk.CLASSES[:-1]))}"
@@ -37,9 +33,7 @@ if named:
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         usual = number == signal.SIGINT
-        signal.signal(
-            number, signal.default_int_handler if usual else signal.SIG_DFL
-        )
+        signal.signal(number, signal.default_int_handler if usual else signal.SIG_DFL)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -79,10 +79,7 @@ def uses(log: str, ptx: str) -> list[Use]:
             )
         )
     known = names({use.kernel for use in found})
-    return [
-        Use(known[use.kernel], *list(use.__dict__.values())[1:])
-        for use in found
-    ]
+    return [Use(known[use.kernel], *list(use.__dict__.values())[1:]) for use in found]
 
 
 def compiler() -> str:
@@ -114,9 +111,7 @@ def read(text: str) -> list[Use]:
 
 def objects() -> list[pathlib.Path]:
     """Return the object of each source of kernels."""
-    stems = sorted(
-        path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")
-    )
+    stems = sorted(path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu"))
     return [ROOT / f"out/o/cuda/{stem}.o" for stem in stems]
 
 

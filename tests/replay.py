@@ -106,19 +106,12 @@ def replay(chosen: list[list], weights: bool) -> None:
         folder.mkdir(parents=True)
         emitted(main, f"model_specs/{name}.yaml", tuple(settings), folder)
         source = folder / "c"
-        if (
-            weights
-            and name in TINY
-            and "sm_" not in str(settings)
-            and source.exists()
-        ):
+        if weights and name in TINY and "sm_" not in str(settings) and source.exists():
             (folder / "weights").write_text(trained(trainer, source, tokens))
         print(".", end="", file=sys.stderr, flush=True)
 
 
-def emitted(
-    main, spec: str, settings: tuple[str, ...], folder: pathlib.Path
-) -> None:
+def emitted(main, spec: str, settings: tuple[str, ...], folder: pathlib.Path) -> None:
     for emit in EMITS:
         words = [spec, "--emit", emit, "-o", str(folder / emit)]
         words += [word for key in settings for word in ("--set", key)]
@@ -126,9 +119,7 @@ def emitted(
         with contextlib.redirect_stderr(told):
             code = main.main(words)
         notes = [
-            line
-            for line in told.getvalue().splitlines()
-            if not line.endswith(" ...")
+            line for line in told.getvalue().splitlines() if not line.endswith(" ...")
         ]
         (folder / "notes").write_text("\n".join([*notes, f"exit {code}\n"]))
         if code:
@@ -205,16 +196,12 @@ def files(made: pathlib.Path) -> dict[str, str]:
 
 def difference(name: str, old: str | None, new: str | None) -> str:
     if old is None or new is None:
-        return f"{name}: only {'the working tree' if old is None else 'the base'} has it"
-    lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), lineterm="", n=0
-    )
-    shown = [
-        line for line in lines if not line.startswith(("---", "+++", "@@"))
-    ]
-    return f"{name}: {len(shown)} lines differ, first\n  " + "\n  ".join(
-        shown[:4]
-    )
+        return (
+            f"{name}: only {'the working tree' if old is None else 'the base'} has it"
+        )
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    shown = [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    return f"{name}: {len(shown)} lines differ, first\n  " + "\n  ".join(shown[:4])
 
 
 def compare(old: dict[str, str], new: dict[str, str]) -> int:
@@ -236,8 +223,7 @@ def compare(old: dict[str, str], new: dict[str, str]) -> int:
         print(difference(name, old.get(name), new.get(name)))
     for emit in (*EMITS, "notes", "weights"):
         compared, differ = (
-            sum(name.endswith(f"/{emit}") for name in names)
-            for names in (new, wrong)
+            sum(name.endswith(f"/{emit}") for name in names) for names in (new, wrong)
         )
         print(f"{emit}: {compared} compared, {differ} differ")
     if not new:
@@ -267,9 +253,7 @@ def main() -> int:
     ]
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     running = [
-        subprocess.Popen(
-            command, cwd=made, env=env, text=True, stdin=subprocess.PIPE
-        )
+        subprocess.Popen(command, cwd=made, env=env, text=True, stdin=subprocess.PIPE)
         for made in trees
     ]
     for child in running:

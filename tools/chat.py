@@ -190,9 +190,7 @@ class Template:
             whole, spans = spans_of(whole)
             if not all(learned):
                 self.paired(whole, spans, [messages[n] for n in said])
-                spans = [
-                    span for span, x in zip(spans, learned, strict=True) if x
-                ]
+                spans = [span for span, x in zip(spans, learned, strict=True) if x]
             return whole, spans
         spans = [
             self.turn(whole, messages, n, given)
@@ -201,9 +199,7 @@ class Template:
         ]
         return whole, spans
 
-    def paired(
-        self, text: str, spans: Sequence[Span], said: Sequence[Message]
-    ) -> None:
+    def paired(self, text: str, spans: Sequence[Span], said: Sequence[Message]) -> None:
         """Require one {% generation %} per message of the assistant."""
         if len(spans) == len(said):
             pairs = zip(spans, said, strict=True)
@@ -308,14 +304,10 @@ def asked(messages: Sequence[Message], number: int) -> bool | None:
         if x is None:
             continue
         if not isinstance(x, (int, float)) or x not in (0, 1):
-            raise Bad(
-                f"{where}: {key} is {x}: 0 or 1, false or true, is known"
-            )
+            raise Bad(f"{where}: {key} is {x}: 0 or 1, false or true, is known")
         learned = bool(x) == value
         if learned and message["role"] != "assistant":
-            raise Bad(
-                f"{where}: {key}: only what the assistant says is learned"
-            )
+            raise Bad(f"{where}: {key}: only what the assistant says is learned")
         if found is not None and found != learned:
             raise Bad(f"{where}: {key} says otherwise than the keys before it")
         found = learned
@@ -360,9 +352,7 @@ def checked(messages: Any) -> list[Message]:
 def side(role: str, x: Any) -> list[Message]:
     """Return the messages of a prompt or completion, given as text or messages. A key that
     contradicts the role is refused."""
-    found = checked(
-        [{"role": role, "content": x}] if isinstance(x, str) else x
-    )
+    found = checked([{"role": role, "content": x}] if isinstance(x, str) else x)
     learns = role == "assistant"
     for number in range(len(found)):
         if asked(found, number) is not (not learns):
@@ -411,9 +401,7 @@ def beside(record: Mapping[str, Any]) -> None:
                 f"{key} is {record[key]}: such a record is not learned: take it out"
             )
     if weight not in (None, 1):
-        raise Bad(
-            f"weight is {weight}: a record is learned as a whole, or not"
-        )
+        raise Bad(f"weight is {weight}: a record is learned as a whole, or not")
 
 
 def chat(

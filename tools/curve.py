@@ -76,12 +76,7 @@ def drawable(log: Log, key: str) -> list[tuple[int, float]]:
 def axes(logs: Sequence[Log], most: int, *levels: float) -> Axes:
     """Return axes around all losses of logs, with about `most` ticks. levels: other losses to
     include."""
-    found = [
-        p
-        for log in logs
-        for k in ("loss", "val_loss")
-        for p in drawable(log, k)
-    ]
+    found = [p for log in logs for k in ("loss", "val_loss") for p in drawable(log, k)]
     steps = [step for step, _ in found] or [0]
     losses = [loss for _, loss in found] + list(levels) or [0.0]
     first, last = min(steps), max(steps)
@@ -181,9 +176,7 @@ def entry(log: Log, name: str, look: Style) -> Entry:
     """Return the entry of a log. name: its name among several logs, "" if it is alone."""
     words = {"loss": "loss", "val_loss": "validation"}
     last = {key: found[-1] for key in words if (found := drawable(log, key))}
-    told = ", ".join(
-        f"{words[key]} {shown(x)}" for key, (_, x) in last.items()
-    )
+    told = ", ".join(f"{words[key]} {shown(x)}" for key, (_, x) in last.items())
     name = f"{name}: " if name else ""
     return Entry(name, told, look, "val_loss" in last)
 
@@ -258,9 +251,7 @@ def curve(
     names: of several logs."""
     level = [] if bigram is None else [bigram]
     found = axes(logs, 8, *level)
-    told = (
-        logs[0].run.get("run", "?") if len(logs) == 1 else f"{len(logs)} runs"
-    )
+    told = logs[0].run.get("run", "?") if len(logs) == 1 else f"{len(logs)} runs"
     last = max((max(log.steps, default=0) for log in logs), default=0)
     title = f": loss of {last} step{'s' * (last != 1)}, nats a token"
     size, room = 15, WIDTH - 2 * EDGE

@@ -99,15 +99,11 @@ def tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield task
 
 
-def encoded(
-    recipe: Recipe, pieces: Iterable[Piece], processes: int
-) -> Iterator[Done]:
+def encoded(recipe: Recipe, pieces: Iterable[Piece], processes: int) -> Iterator[Done]:
     """Yield encoded tasks in the order of the files."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     waiting: deque[Future[Done]] = deque()
-    pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), begin, (recipe,)
-    )
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), begin, (recipe,))
     try:
         for task in tasks(pieces):
             waiting.append(pool.submit(work, task))
@@ -116,9 +112,7 @@ def encoded(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise Bad(
-            "a process of ours was ended, as for want of memory"
-        ) from None
+        raise Bad("a process of ours was ended, as for want of memory") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -143,8 +137,7 @@ def appearing(folder: Path) -> Iterator[Path]:
     ours(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     made, old = (
-        folder.with_name(f".{folder.name}.{os.getpid()}{x}")
-        for x in ("", ".old")
+        folder.with_name(f".{folder.name}.{os.getpid()}{x}") for x in ("", ".old")
     )
     made.mkdir()
     try:
@@ -192,9 +185,7 @@ class Progress:
         share = min(self.read / self.total, 1)
         left = self.seconds * (1 - share) / max(share, 1e-9)
         speed = f"{self.rate:,.0f} a second"
-        tell(
-            f"{share:4.0%}  {self.tokens:,} tokens  {speed}  {left:.0f} s left"
-        )
+        tell(f"{share:4.0%}  {self.tokens:,} tokens  {speed}  {left:.0f} s left")
 
 
 def files_of(recipe: Recipe, split: str) -> list[str]:
@@ -337,9 +328,7 @@ def build(args: argparse.Namespace, processes: int) -> int:
     splits = SPLITS if args.val else SPLITS[:1]
     encoder = Encoder(recipe)
     columns = recipe.layout.columns
-    pieces = documents.opened(
-        args.kind, args.file, columns, encoder.splits, recipe.cut
-    )
+    pieces = documents.opened(args.kind, args.file, columns, encoder.splits, recipe.cut)
     done = encoded(recipe, pieces, processes)
     counts, empty = write(recipe, done, splits, args.o, progress)
     for note in (*recipe.notes, *encoder.notes()):

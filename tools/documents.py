@@ -181,9 +181,7 @@ def line_start(path: Path, at: int) -> int:
         return file.tell()
 
 
-def texts(
-    files: Sequence[Path], splits: Splits, cut: int | None
-) -> Iterator[Piece]:
+def texts(files: Sequence[Path], splits: Splits, cut: int | None) -> Iterator[Piece]:
     """Yield pieces of texts. A file is a document; with `cut` the only file is two, split at that
     byte."""
     if cut is not None:
@@ -246,7 +244,9 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
             raise Bad(f"{path}: damaged behind row {row}: {e}") from None
 
 
-LINES = "not an object: a record is {...} in a line; `jq -c .[]` makes lines of an array"
+LINES = (
+    "not an object: a record is {...} in a line; `jq -c .[]` makes lines of an array"
+)
 
 
 def loaded(where: str, line: bytes) -> Any:
@@ -307,9 +307,7 @@ def first(kind: str, files: Sequence[Path], field: str | None) -> Layout:
         found = next(lines(files), None)
     else:
         known = parquet(files[0]).schema_arrow.names
-        asked = [
-            name for name in known if name in ([field] if field else FIELDS)
-        ]
+        asked = [name for name in known if name in ([field] if field else FIELDS)]
         found = next(rows(files, asked or known), None)
     if found is None:
         raise Bad(f"{files[0]}: no record")

@@ -47,9 +47,7 @@ class Bytes:
     @property
     def offsets(self) -> list[Span]:
         return [
-            (at, at + 1)
-            for at, letter in enumerate(self.text)
-            for _ in letter.encode()
+            (at, at + 1) for at, letter in enumerate(self.text) for _ in letter.encode()
         ]
 
 
@@ -259,9 +257,7 @@ class Encoder:
                     f"chat templates: none is named default; there is: {', '.join(there)}"
                 )
             self.templates = {
-                name: Template(
-                    source.text, recipe.variables, recipe.now, source.where
-                )
+                name: Template(source.text, recipe.variables, recipe.now, source.where)
                 for name, source in recipe.templates.items()
                 if name in USED
             }
@@ -294,9 +290,7 @@ class Encoder:
         names = [self.recipe.variables.get("eos_token"), *ENDS]
         names.append(self.recipe.variables.get("pad_token"))
         found = map(self.tokenizer.token_to_id, filter(None, names))
-        return next(
-            (x for x in found if x is not None and x not in inner), None
-        )
+        return next((x for x in found if x is not None and x not in inner), None)
 
     def notes(self) -> list[str]:
         """Return notes about templates whose answers have no end."""
@@ -343,9 +337,7 @@ class Encoder:
             raise Bad(f"{piece.where}: {e}") from None
         return sound(piece, text), spans
 
-    def learned(
-        self, ids: Ids, offsets: Sequence[Span], spans: Sequence[Span]
-    ) -> Ids:
+    def learned(self, ids: Ids, offsets: Sequence[Span], spans: Sequence[Span]) -> Ids:
         """Return labels. A token with a character in a span is a target."""
         ignore = self.recipe.ignore
         assert ignore is not None
@@ -359,9 +351,7 @@ class Encoder:
                 labels[at] = ids[at]
         return labels
 
-    def conversations(
-        self, pieces: Sequence[Piece]
-    ) -> Iterator[tuple[Ids, Ids]]:
+    def conversations(self, pieces: Sequence[Piece]) -> Iterator[tuple[Ids, Ids]]:
         """Yield tokens and labels of each piece."""
         chats = [self.conversation(piece) for piece in pieces]
         texts = [text for text, _ in chats]

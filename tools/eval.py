@@ -88,9 +88,7 @@ def write(source: Path, to: Path, encoder: Encoder) -> None:
         file.seek(4 * HEADER)
         for piece in lines([source]):
             if piece.number == MOST:
-                raise Bad(
-                    f"{piece.where}: the format has {MOST} examples at most"
-                )
+                raise Bad(f"{piece.where}: the format has {MOST} examples at most")
             each = example(piece, encoder)
             longest = max(longest, len(each))
             count += 1

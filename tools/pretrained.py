@@ -211,9 +211,7 @@ def renamed(known: Config, once: bool = False) -> None:
     tokens of an object become model_specific_special_tokens. once: existing new keys stay."""
     if OLDER in known and not known.get(MORE) and not once:
         known[MORE] = known.pop(OLDER)
-    if isinstance(known.get(MORE), dict) and isinstance(
-        known.get(OWN) or {}, dict
-    ):
+    if isinstance(known.get(MORE), dict) and isinstance(known.get(OWN) or {}, dict):
         known[OWN] = (known.get(OWN) or {}) | known.pop(MORE)
 
 
@@ -384,9 +382,7 @@ def several(where: str, x: object) -> dict[str, str]:
         return {"default": x}
     if isinstance(x, list) and all(isinstance(each, dict) for each in x):
         x = {str(each.get("name")): each.get("template") for each in x}
-    if not isinstance(x, dict) or not all(
-        isinstance(text, str) for text in x.values()
-    ):
+    if not isinstance(x, dict) or not all(isinstance(text, str) for text in x.values()):
         raise Bad(
             f'{where}: a text, or a list of {{"name": ..., "template": ...}}, is needed'
         )

@@ -108,9 +108,7 @@ def sample(chosen: argparse.Namespace) -> int:
     ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
     if not ids:
         raise Bad("--prompt: at least one token is needed")
-    reader: Reader = (
-        TokenReader(encoder, ids) if encoder.tokenizer else ByteReader()
-    )
+    reader: Reader = TokenReader(encoder, ids) if encoder.tokenizer else ByteReader()
     with tempfile.TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
         with naming(prompt):

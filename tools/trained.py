@@ -64,18 +64,14 @@ def saved_by(folder: Path) -> list[str]:
                 continue
             about = parsed(part(path, 8, head), "").get("__metadata__")
             if isinstance(about, dict):
-                return [
-                    x for x in map(about.get, ("plan", "layout")) if is_text(x)
-                ]
+                return [x for x in map(about.get, ("plan", "layout")) if is_text(x)]
     return []
 
 
 def version(path: Path) -> str:
     """Return the --version text of a program, "" if it cannot be run."""
     try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True
-        )
+        done = subprocess.run([path, "--version"], capture_output=True, text=True)
     except (OSError, UnicodeError):
         return ""
     return done.stdout

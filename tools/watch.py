@@ -122,12 +122,8 @@ def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
     plotext.plotsize(columns, rows)
     plotext.xlim(0, 1)
     plotext.ylim(0, 1)
-    plotext.xticks(
-        [found.at(step, 0)[0] for step, _ in steps], [x for _, x in steps]
-    )
-    plotext.yticks(
-        [found.at(0, loss)[1] for loss, _ in losses], [x for _, x in losses]
-    )
+    plotext.xticks([found.at(step, 0)[0] for step, _ in steps], [x for _, x in steps])
+    plotext.yticks([found.at(0, loss)[1] for loss, _ in losses], [x for _, x in losses])
     for number, (log, name) in enumerate(zip(logs, names, strict=True)):
         sign = SIGNS[number % len(SIGNS)]
         for key, marker in (("loss", sign), ("val_loss", "o")):
@@ -143,10 +139,7 @@ def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
             )
     plot = ESCAPE.sub("", plotext.build())
     lines = [row.rstrip() for row in plot.splitlines()]
-    lines += [
-        line(log, name)[:columns]
-        for log, name in zip(logs, names, strict=True)
-    ]
+    lines += [line(log, name)[:columns] for log, name in zip(logs, names, strict=True)]
     return "\n".join(lines)
 
 

@@ -61,9 +61,7 @@ def _idle(spec: Spec, graph: Graph) -> Names:
     """Return a note for each op to recompute that no block has; `full` names all ops and gets
     none."""
     named = set(spec.train.recompute)
-    idle = (
-        sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
-    )
+    idle = sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
     return tuple(f"train.recompute: no block has {word}" for word in idle)
 
 
@@ -112,9 +110,7 @@ def _head(
     spec: Spec, graph: Graph, shards: Shards, schedule: sched.Schedule
 ) -> plan.Head:
     t, z = spec.train, spec.zero
-    params = sum(
-        k.count * sum(x.params for x in k.tensors) for k in graph.kinds
-    )
+    params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
     return plan.Head(
         spec=spec.name,
         ranks=spec.cluster.ranks,
@@ -153,17 +149,12 @@ def _built(spec: Spec) -> Built:
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
     saves = {k: v.size for k, v in bodies.save.items()}
     schedule = sched.schedule(spec, graph, shards, kept, saves)
-    fns, launches, runs = launch.functions(
-        spec, graph, shards, kept, bodies, schedule
-    )
+    fns, launches, runs = launch.functions(spec, graph, shards, kept, bodies, schedule)
     classes = place.classes(
-        buffers.wanted(
-            spec, graph, shards, bodies, schedule, kept.states, runs
-        )
+        buffers.wanted(spec, graph, shards, bodies, schedule, kept.states, runs)
     )
     tables = tuple(
-        plan.Table(f"table.{n}", x.head, x.freq)
-        for n, x in enumerate(graph.tables)
+        plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables)
     )
     made = plan.Plan(
         head=_head(spec, graph, shards, schedule),
@@ -180,9 +171,7 @@ def _built(spec: Spec) -> Built:
         fns=fns,
         events=_events(schedule.sections),
         sections=schedule.sections,
-        files=tuple(
-            _files(spec) if any(c.arena == "file" for c in classes) else ()
-        ),
+        files=tuple(_files(spec) if any(c.arena == "file" for c in classes) else ()),
         axes=shards.grid.axes,
     )
     return Built(

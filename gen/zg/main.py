@@ -43,9 +43,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument(
-        "spec", nargs="?", help="YAML model spec (see model_specs/)"
-    )
+    p.add_argument("spec", nargs="?", help="YAML model spec (see model_specs/)")
     p.add_argument(
         "--from",
         metavar="DIR",
@@ -97,9 +95,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="C with a line per step instead of loops",
     )
-    p.add_argument(
-        "--version", action="version", version=f"zgen {home.version()}"
-    )
+    p.add_argument("--version", action="version", version=f"zgen {home.version()}")
     args = p.parse_args(argv)
     if args.spec is None and args.folder is None:
         p.error("SPEC or --from DIR is needed")
@@ -133,9 +129,7 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "memory":
         return explain.memory(built.plan, others())
     if args.emit == "explain":
-        return explain.explain(built.plan) + (
-            built.choices and "\n" + built.choices
-        )
+        return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
     if args.emit == "timeline":
         return timeline.text(built.plan)
     from .write import emit, hf, peft, view
@@ -164,9 +158,7 @@ def main(argv: Sequence[str]) -> int:
 def new_folder(path: str | None) -> bool:
     """Return whether a path does not exist yet or is an empty folder."""
     return path is not None and (
-        not os.path.lexists(path)
-        or os.path.isdir(path)
-        and not os.listdir(path)
+        not os.path.lexists(path) or os.path.isdir(path) and not os.listdir(path)
     )
 
 
@@ -207,9 +199,7 @@ def run(args: argparse.Namespace) -> int:
         print(e, file=sys.stderr)
         return 2
     except CheckError as e:
-        print(
-            f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr
-        )
+        print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
         return 3
     try:
         if args.emit == "bundle":

@@ -41,9 +41,7 @@ def moved(p: Plan, group: str) -> Plan:
         replace(
             section,
             steps=tuple(
-                replace(s, group=group)
-                if s.group and s.op != "allreduce"
-                else s
+                replace(s, group=group) if s.group and s.op != "allreduce" else s
                 for s in section.steps
             ),
         )

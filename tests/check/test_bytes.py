@@ -46,9 +46,7 @@ def dot(a: Along, b: Along) -> int:
     return sum(x * y for x, y in zip(a, b, strict=False))
 
 
-def element(
-    run: Run, n: int, places: Along, part: int
-) -> tuple[object, int, int]:
+def element(run: Run, n: int, places: Along, part: int) -> tuple[object, int, int]:
     """Return a byte's content: its array, element, and byte within the element."""
     first = run.first + dot(run.by_rank, places) + part * run.by_part
     return run.array, first + n // run.width, n % run.width
@@ -105,9 +103,7 @@ def write(slot: Slot, memories: list[Bytes], ranks: Ranks, one: Write) -> None:
                 put(memory, at + q * step, size, run, places, q)
 
 
-def agree(
-    slot: Slot, memories: list[Bytes], ranks: Ranks, at: int, size: int
-) -> int:
+def agree(slot: Slot, memories: list[Bytes], ranks: Ranks, at: int, size: int) -> int:
     """Assert that the slot's answers for a place are right. Return how many answers it gave."""
     said = 0
     whole = slot.read(at, size)
@@ -127,9 +123,7 @@ def agree(
         said += (own is not None) + (parts is not None)
         for r, memory in enumerate(memories):
             places, mine = ranks.places[r], ranks.place(group, r)
-            assert not own or holds(
-                memory, at + mine * step, size, own, places
-            )
+            assert not own or holds(memory, at + mine * step, size, own, places)
             assert not parts or all(
                 holds(memory, at + q * step, size, parts, places, q)
                 for q in range(group.ranks)
@@ -243,9 +237,7 @@ def test_an_element_that_is_cut_is_gone() -> None:
     slot = Slot()
     slot.write(0, 16, Run("a", 0, WIDTH))
     slot.write(0, 5, Run("b"))
-    assert slot.read(5, 8) is slot.read(8, 8) is None and slot.read(
-        0, 5
-    ) == Run("b")
+    assert slot.read(5, 8) is slot.read(8, 8) is None and slot.read(0, 5) == Run("b")
 
 
 # ---- the play
@@ -279,9 +271,7 @@ def test_checking_knows_no_feature() -> None:
         "step",
     ):
         text = (folder / f"{name}.py").read_text()
-        assert [
-            line for line in text.splitlines() if words.search(line)
-        ] == [], name
+        assert [line for line in text.splitlines() if words.search(line)] == [], name
 
 
 def unmarked(s: Step, cls: str) -> Step:
@@ -322,20 +312,15 @@ def unmarked(s: Step, cls: str) -> Step:
         ),
     ],
 )
-def test_what_an_error_says(
-    name: str, op: str, broken: object, said: str
-) -> None:
+def test_what_an_error_says(name: str, op: str, broken: object, said: str) -> None:
     """An error names the place, its content and the expected content, for a change in each kind of
     step."""
     p = test_mutants.planned(*test_mutants.PLANS[name])
     for section in p.sections:
         steps = [
-            broken(s) if s.op.partition(".")[0] == op else s
-            for s in section.steps
+            broken(s) if s.op.partition(".")[0] == op else s for s in section.steps
         ]
-        p = mutants.changed(
-            p, p.section(section.name), [s for s in steps if s]
-        )
+        p = mutants.changed(p, p.section(section.name), [s for s in steps if s])
     with pytest.raises(check.CheckError, match=said):
         check.play(p, check.functions(p, check.units(p)))
 
@@ -368,8 +353,7 @@ def test_ranks_of_any_number(ranks: int) -> None:
             (
                 n
                 for n, s in enumerate(section.steps)
-                if s.op in ("gather", "alltoall")
-                or s.op.startswith(("update", "init"))
+                if s.op in ("gather", "alltoall") or s.op.startswith(("update", "init"))
             ),
             None,
         )

@@ -92,18 +92,14 @@ EACH_PLAN = (
             pytest.param(
                 cls,
                 trainer.EMULATED,
-                marks=pytest.mark.slow
-                if cls in EACH_PLAN
-                else pytest.mark.exhaustive,
+                marks=pytest.mark.slow if cls in EACH_PLAN else pytest.mark.exhaustive,
             )
             for cls in CLASSES
         ),
     ],
     ids=[f"{cls}-{kind}" for kind in ("cpu", "emulated") for cls in CLASSES],
 )
-def test_what_is_read_dead(
-    cls: str, kind: trainer.Kind, data: pathlib.Path
-) -> None:
+def test_what_is_read_dead(cls: str, kind: trainer.Kind, data: pathlib.Path) -> None:
     """The plan is refused. An eager run, which poisons nothing, is unaffected; late and shuffled
     runs show the error."""
     p = planned(*CLASSES[cls])
@@ -111,9 +107,7 @@ def test_what_is_read_dead(
     assert mutants.refused(mutant)
     want = told(trainer.build(source(p), kind), data, "eager")
     program = trainer.build(source(mutant), kind)
-    assert (
-        want[-1].startswith("weights") and told(program, data, "eager") == want
-    )
+    assert want[-1].startswith("weights") and told(program, data, "eager") == want
     for queue in ("late", "shuffled:1"):
         assert told(program, data, queue) != want
 
@@ -145,16 +139,12 @@ def test_each_command_ends_what_is_marked(
     assert found == 1
     want = told(trainer.build(text, kind), data, "eager")
     program = trainer.build(made, kind)
-    assert (
-        want[-1].startswith("weights") and told(program, data, "eager") == want
-    )
+    assert want[-1].startswith("weights") and told(program, data, "eager") == want
     assert told(program, data, "late") != want
 
 
 @BOTH
-def test_what_an_evaluation_leaves(
-    data: pathlib.Path, kind: trainer.Kind
-) -> None:
+def test_what_an_evaluation_leaves(data: pathlib.Path, kind: trainer.Kind) -> None:
     """The next evaluation, of validation or sampling, would read a dead slot if its embedding were
     missing."""
     p = planned(*SMALL)
@@ -165,14 +155,13 @@ def test_what_an_evaluation_leaves(
     program = trainer.build(source(mutant), kind)
     args = ("--data", data, "--steps", 0, "--queue")
     eager, late = (
-        trainer.sh(program, "--val", data, *args, queue)
-        for queue in ("eager", "late")
+        trainer.sh(program, "--val", data, *args, queue) for queue in ("eager", "late")
     )
     assert "val loss" in eager and "nan" not in eager and "nan" in late
     drawn = [
-        trainer.sh(
-            program, "--sample", 9, *args, queue, encoding="latin-1"
-        ).partition("to the first step\n")[2]
+        trainer.sh(program, "--sample", 9, *args, queue, encoding="latin-1").partition(
+            "to the first step\n"
+        )[2]
         for queue in ("eager", "late")
     ]
     assert all(drawn) and drawn[0] != drawn[1]
@@ -193,20 +182,15 @@ def test_a_mark_where_nothing_can_die() -> None:
     def ins(s):
         return replace(s, ins=marked(s.ins))
 
-    changes = [
-        (op, outs, "cannot end here") for op in ("gather", "alltoall", "batch")
-    ]
-    changes += [
-        (op, ins, "cannot end here") for op in ("alltoall", "done", "sum")
-    ]
+    changes = [(op, outs, "cannot end here") for op in ("gather", "alltoall", "batch")]
+    changes += [(op, ins, "cannot end here") for op in ("alltoall", "done", "sum")]
     # a state never dies
     changes.append(("gather", ins, "param.embed.* still holds p of embed"))
     for op, change, said in changes:
         mine = [s.op.partition(".")[0] == op for s in section.steps]
         assert any(mine)
         steps = [
-            change(s) if own else s
-            for s, own in zip(section.steps, mine, strict=True)
+            change(s) if own else s for s, own in zip(section.steps, mine, strict=True)
         ]
         mutant = mutants.changed(p, section, steps)
         with pytest.raises(check.CheckError, match=said):
@@ -216,11 +200,7 @@ def test_a_mark_where_nothing_can_die() -> None:
 def test_a_mark_of_what_has_no_slot(data: pathlib.Path) -> None:
     """A run ends with an error if a hand-edited program marks an address that is no slot."""
     text = source(planned(*SMALL))
-    program = trainer.build(
-        text.replace("next, CTL(0)", "next, zr_last(CTL(0))")
-    )
+    program = trainer.build(text.replace("next, CTL(0)", "next, zr_last(CTL(0))"))
     assert (
-        told(program, data, "eager")
-        == told(program, data, "late")
-        == ["exit code 4"]
+        told(program, data, "eager") == told(program, data, "late") == ["exit code 4"]
     )

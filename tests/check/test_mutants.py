@@ -46,7 +46,9 @@ HOSTS = (
     "zero.stage3_param_persistence_threshold=100",
 )
 UNDER = "train.optimizer.groups=[{match: [model.embed*, model.layers.*], frozen: true}]"
-PART = 'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
+PART = (
+    'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
+)
 PLANS = {
     "stage 3 in pieces": ("gpt-tiny", "zero.stage=3", *PIECES),
     "stage 3, nothing ahead": (
@@ -250,15 +252,11 @@ PLANS = {
 
 
 def planned(name: str, *keys: str) -> Plan:
-    return search.find(
-        spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
-    ).plan
+    return search.find(spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)).plan
 
 
 def source(p: Plan) -> str:
-    return emit.train(
-        view.view(p, cost.summary(p), explain.memory_line(p), False)
-    )
+    return emit.train(view.view(p, cost.summary(p), explain.memory_line(p), False))
 
 
 @pytest.fixture(scope="module")
@@ -391,9 +389,7 @@ def all_steps(section: Section) -> list[int]:
         pytest.param(all_steps, marks=pytest.mark.exhaustive, id="all"),
     ],
 )
-def test_steps_done_twice(
-    name: str, of: Callable[[Section], list[int]]
-) -> None:
+def test_steps_done_twice(name: str, of: Callable[[Section], list[int]]) -> None:
     """A step done twice in a row is refused, except for steps that may repeat: they write only
     places that they do not read, as transfers from other hosts do."""
     p, harmless = (
@@ -410,9 +406,7 @@ def test_steps_done_twice(
         for section in p.sections
         for n in of(section)
         for changed in [
-            mutants.changed(
-                p, section, [*section.steps[: n + 1], *section.steps[n:]]
-            )
+            mutants.changed(p, section, [*section.steps[: n + 1], *section.steps[n:]])
         ]
     ]
     kept = {op for op, changed in twice if not mutants.refused(changed)}
@@ -429,9 +423,7 @@ def test_steps_done_twice(
         "the optimizer on both, parameters on the host",
     ],
 )
-@pytest.mark.parametrize(
-    "apart", [3, pytest.param(1, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("apart", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_nothing_is_updated_twice(name: str, apart: int) -> None:
     """A second update is refused anywhere in the section."""
     p = planned(*PLANS[name])
@@ -439,9 +431,7 @@ def test_nothing_is_updated_twice(name: str, apart: int) -> None:
     updates = [x for x in section.steps if "update." in x.op]
     assert updates and all(
         mutants.refused(
-            mutants.changed(
-                p, section, [*section.steps[:n], x, *section.steps[n:]]
-            )
+            mutants.changed(p, section, [*section.steps[:n], x, *section.steps[n:]])
         )
         for i, x in enumerate(updates)
         for n in range(i % apart, len(section.steps) + 1, apart)
@@ -459,19 +449,13 @@ def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name,groups", [("llama-tiny", UNDER), ("gpt-tiny", PART)]
-)
-def test_calls_of_what_is_frozen(
-    name: str, groups: str, data: pathlib.Path
-) -> None:
+@pytest.mark.parametrize("name,groups", [("llama-tiny", UNDER), ("gpt-tiny", PART)])
+def test_calls_of_what_is_frozen(name: str, groups: str, data: pathlib.Path) -> None:
     p = planned(name, groups, "zero.stage3_param_persistence_threshold=0")
     judge_calls(p, mutants.of_calls(p), data)
 
 
-def judge_calls(
-    p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path
-) -> None:
+def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     """Judge mutants as `judge` does, but without a canonical form, because calls have none."""
     all_ = list(made)
     open_ = [m for m in all_ if not mutants.refused(m.plan)]
@@ -544,9 +528,7 @@ def test_tables(keys: tuple[str, ...]) -> None:
     """A wrong size, offset or key of a class, flat or tensor, and another group or level, are
     always refused."""
     p = planned("gpt-tiny", *keys)
-    assert [
-        m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
-    ] == []
+    assert [m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)] == []
 
 
 @pytest.mark.parametrize(
@@ -666,9 +648,7 @@ def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["stage 2", "all micro-batches through a unit"]
-)
+@pytest.mark.parametrize("name", ["stage 2", "all micro-batches through a unit"])
 def test_batches(name: str) -> None:
     """train.c fetches tokens before the rest of a micro-batch, into fixed slots: a plan that
     contradicts this is always refused."""
@@ -679,9 +659,7 @@ def test_batches(name: str) -> None:
     assert [m.what for m in tried if not mutants.refused(m.plan)] == []
 
 
-@pytest.mark.parametrize(
-    "name", ["the optimizer on the host", "all in a file", "f16"]
-)
+@pytest.mark.parametrize("name", ["the optimizer on the host", "all in a file", "f16"])
 def test_kernels_of_the_host(name: str) -> None:
     """A kernel must run where its queue does; on the host only host twins are accepted."""
     p = planned(*PLANS[name])
@@ -761,18 +739,13 @@ def test_pieces_in_another_order(data: pathlib.Path) -> None:
             last,
         ],
     }
-    free = mutants.changed(
-        p, section, steps[:n] + [a, b, more, last, add, end] + rest
-    )
+    free = mutants.changed(p, section, steps[:n] + [a, b, more, last, add, end] + rest)
     assert not mutants.refused(free)
-    assert (
-        runs(free, data, 2)
-        == [told(trainer.build(source(p)), data, "eager")] * 4
-    )
+    assert runs(free, data, 2) == [told(trainer.build(source(p)), data, "eager")] * 4
     for what, six in wrong.items():
-        assert mutants.refused(
-            mutants.changed(p, section, steps[:n] + six + rest)
-        ), what
+        assert mutants.refused(mutants.changed(p, section, steps[:n] + six + rest)), (
+            what
+        )
 
 
 def test_runs_see_a_race(data: pathlib.Path) -> None:
@@ -780,9 +753,7 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
     are evidence."""
     p = planned(*SMALL)
     micro_batch = p.section("micro_batch")
-    n, s = next(
-        (n, s) for n, s in enumerate(micro_batch.steps) if s.op == "bwd.block"
-    )
+    n, s = next((n, s) for n, s in enumerate(micro_batch.steps) if s.op == "bwd.block")
     rest = tuple(e for e in s.waits if not e.name.startswith("full."))
     assert rest != s.waits
     steps = list(micro_batch.steps)
@@ -805,8 +776,7 @@ def test_what_is_the_same_program() -> None:
     same = {
         m.what: mutants.same(m.plan, works, pairs)
         for m in mutants.mutants(p)
-        if m.what.startswith("micro_batch")
-        and m.what.endswith(("deleted", "next"))
+        if m.what.startswith("micro_batch") and m.what.endswith(("deleted", "next"))
     }
     steps = p.section("micro_batch").steps
 
@@ -816,13 +786,9 @@ def test_what_is_the_same_program() -> None:
             *b.recs,
         }
 
-    pair = next(
-        n for n, (a, b) in enumerate(itertools.pairwise(steps)) if free(a, b)
-    )
+    pair = next(n for n, (a, b) in enumerate(itertools.pairwise(steps)) if free(a, b))
     a = steps[pair]
-    assert same[
-        f"micro_batch {pair} {a.queue} {a.op} {a.unit}: swapped with the next"
-    ]
+    assert same[f"micro_batch {pair} {a.queue} {a.op} {a.unit}: swapped with the next"]
     gone = [
         yes
         for what, yes in same.items()

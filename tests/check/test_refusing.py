@@ -19,9 +19,7 @@ from zg.facts.grids import Grid
 from zg.plan.plan import Int, Plan, Ref, Step
 from zg.plan.text import PlanError, parse
 
-GOLDEN = sorted(
-    (pathlib.Path(__file__).resolve().parents[1] / "golden").glob("*.plan")
-)
+GOLDEN = sorted((pathlib.Path(__file__).resolve().parents[1] / "golden").glob("*.plan"))
 TEXTS = [path.read_text() for path in GOLDEN]
 NUMBER, WORD = (
     re.compile(r"(?<![\w.])-?\d+(\.\d+)?"),
@@ -77,9 +75,7 @@ def of_text(text: str, rnd: random.Random) -> str:
     if found:
         old = rnd.choice(found)
         new = (
-            rnd.choice(NUMBERS)
-            if kind == "number"
-            else rnd.choice(WORD.findall(text))
+            rnd.choice(NUMBERS) if kind == "number" else rnd.choice(WORD.findall(text))
         )
         lines[n] = lines[n][: old.start()] + new + lines[n][old.end() :]
     elif kind == "word":
@@ -102,14 +98,10 @@ def of_value(value: object, rnd: random.Random) -> object:
     if isinstance(value, float):
         return rnd.choice([0.0, -1.0, float("nan"), float("inf"), 1e300])
     if isinstance(value, str):
-        return rnd.choice(
-            [*NAMES, value + "x", value[:-1], value.replace("0", "1")]
-        )
+        return rnd.choice([*NAMES, value + "x", value[:-1], value.replace("0", "1")])
     if dataclasses.is_dataclass(value):
         name = rnd.choice(dataclasses.fields(value)).name
-        return dataclasses.replace(
-            value, **{name: of_value(getattr(value, name), rnd)}
-        )
+        return dataclasses.replace(value, **{name: of_value(getattr(value, name), rnd)})
     items = list(value)
     if not items:
         return value
@@ -151,13 +143,9 @@ def test_texts() -> None:
             kinds["none"] += 1
             continue
         said = outcome(p)
-        kinds[
-            "lacks" if "lacks" in said else "refused" if said else "passes"
-        ] += 1
+        kinds["lacks" if "lacks" in said else "refused" if said else "passes"] += 1
     assert (
-        min(kinds["none"], kinds["refused"]) > 50
-        and kinds["lacks"]
-        and kinds["passes"]
+        min(kinds["none"], kinds["refused"]) > 50 and kinds["lacks"] and kinds["passes"]
     ), kinds
 
 
@@ -195,22 +183,14 @@ def without(part: str, name: str) -> Callable[[Plan], Plan]:
         ),
     ],
 )
-def test_what_is_lacking_is_named(
-    broken: Callable[[Plan], Plan], said: str
-) -> None:
-    p = parse(
-        GOLDEN[
-            [path.stem for path in GOLDEN].index("stage3-ahead")
-        ].read_text()
-    )
+def test_what_is_lacking_is_named(broken: Callable[[Plan], Plan], said: str) -> None:
+    p = parse(GOLDEN[[path.stem for path in GOLDEN].index("stage3-ahead")].read_text())
     assert outcome(p) == ""
     assert re.search(said, outcome(broken(p))), outcome(broken(p))
 
 
 def golden(name: str) -> Plan:
-    return parse(
-        GOLDEN[[path.stem for path in GOLDEN].index(name)].read_text()
-    )
+    return parse(GOLDEN[[path.stem for path in GOLDEN].index(name)].read_text())
 
 
 def test_a_fault_of_the_checker_goes_on(
@@ -260,15 +240,11 @@ def with_run(p: Plan, **changes: object) -> Plan:
         ),
         (lambda p: with_run(p, tile=(1, 2, 3)), "by its kernel's rule"),
         (
-            lambda p: dataclasses.replace(
-                p, head=dataclasses.replace(p.head, zero=3)
-            ),
+            lambda p: dataclasses.replace(p, head=dataclasses.replace(p.head, zero=3)),
             "not shared as stage 3",
         ),
         (
-            lambda p: dataclasses.replace(
-                p, head=dataclasses.replace(p.head, zero=4)
-            ),
+            lambda p: dataclasses.replace(p, head=dataclasses.replace(p.head, zero=4)),
             "not shared as stage 4",
         ),
     ],

@@ -38,9 +38,9 @@ def test_launches_come_from_the_plan() -> None:
     assert "cudaLaunchKernelEx" in code(CUDA / "cuda.h") and len(kernels) >= 10
     for path in [*kernels, *CUDA.glob("*.h")]:
         if path.name != "cuda.h":
-            assert not re.search(
-                r"<<<|\bdim3\b|cudaLaunchKernel", code(path)
-            ), path.name
+            assert not re.search(r"<<<|\bdim3\b|cudaLaunchKernel", code(path)), (
+                path.name
+            )
 
 
 def test_ptx_is_written_in_one_place() -> None:
@@ -57,9 +57,7 @@ def program():
     return trainer.build(trainer.generate(SPEC), trainer.CUDA)
 
 
-def run(
-    program, *args: object, **settings: str
-) -> subprocess.CompletedProcess:
+def run(program, *args: object, **settings: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | settings
     return subprocess.run(
         [program, *map(str, args)],
@@ -165,9 +163,7 @@ def openmpi(port: int, rank: int) -> dict[str, object]:
 def test_a_launcher_starts_the_same_run(emulated, tokens, launcher) -> None:
     plain = start(emulated, tokens, 2)
     port = free_port()
-    ranks = [
-        start(emulated, tokens, 2, **launcher(port, rank)) for rank in (1, 0)
-    ]
+    ranks = [start(emulated, tokens, 2, **launcher(port, rank)) for rank in (1, 0)]
     said = [run.communicate(timeout=LIMIT) for run in (plain, *ranks)]
     assert [run.returncode for run in (plain, *ranks)] == [0, 0, 0], said
     weights = [re.findall(r"^weights \w+$", out, re.M) for out, _ in said]
@@ -228,9 +224,7 @@ def test_each_rank_has_a_device_of_its_own(
         ({"ZR_EMULATE_NO_P2P": 1, "ZR_SHARE_GPU": 1}, 0),
     ],
 )
-def test_gpus_that_do_not_reach_each_other(
-    emulated, tokens, settings, told
-) -> None:
+def test_gpus_that_do_not_reach_each_other(emulated, tokens, settings, told) -> None:
     """GPUs without peer access use /dev/shm through NCCL; a message at the start gives its size
     once."""
     running = start(emulated, tokens, 0, **settings)
@@ -239,9 +233,7 @@ def test_gpus_that_do_not_reach_each_other(
     size = shm.f_blocks * shm.f_frsize / 2**30
     assert running.returncode == 0, error
     assert error.count("(no P2P)") == told
-    assert (
-        error.count(f"NCCL needs /dev/shm, which has {size:.3f} GiB") == told
-    ), error
+    assert error.count(f"NCCL needs /dev/shm, which has {size:.3f} GiB") == told, error
 
 
 @pytest.mark.slow
@@ -281,18 +273,12 @@ def test_rank_0_hears_its_own_name_otherwise(emulated, tokens) -> None:
 def test_pods_start_a_rank_for_each_gpu(tokens) -> None:
     """PyTorchJob's pods have a RANK and no LOCAL_RANK: two of them start four ranks."""
     program = trainer.build(
-        trainer.generate(
-            SPEC, *SMALL[:1], "train.global_batch=4", "cluster.ranks=4"
-        ),
+        trainer.generate(SPEC, *SMALL[:1], "train.global_batch=4", "cluster.ranks=4"),
         trainer.EMULATED,
     )
     port = free_port()
     pods = [
-        {
-            name: x
-            for name, x in torchrun(port, pod).items()
-            if name != "LOCAL_RANK"
-        }
+        {name: x for name, x in torchrun(port, pod).items() if name != "LOCAL_RANK"}
         for pod in (1, 0)
     ]
     runs = [
@@ -311,9 +297,7 @@ def test_pods_start_a_rank_for_each_gpu(tokens) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-graph",)])
-def test_a_launchers_rank_that_dies_ends_the_others(
-    emulated, tokens, options
-) -> None:
+def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens, options) -> None:
     port = free_port()
     first, other = (
         start(emulated, tokens, 1000, *options, **torchrun(port, rank))
@@ -334,16 +318,12 @@ def test_an_error_of_nccl(emulated, tokens) -> None:
     other ranks see a death."""
     port = free_port()
     runs = [
-        start(
-            emulated, tokens, 3, "--no-graph", **torchrun(port, rank), **more
-        )
+        start(emulated, tokens, 3, "--no-graph", **torchrun(port, rank), **more)
         for rank, more in enumerate(({}, {"ZR_EMULATE_NCCL": 20}))
     ]
     said = [run.communicate(timeout=120)[1] for run in runs]
     assert [run.returncode for run in runs] == [5, 7], said
-    assert re.search(
-        r"rank 1 on host \S+: step \d+: an? .*: NCCL: ", said[1]
-    ), said
+    assert re.search(r"rank 1 on host \S+: step \d+: an? .*: NCCL: ", said[1]), said
 
 
 @pytest.mark.slow
@@ -388,9 +368,7 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_nccl_hangs_at_the(emulated, tokens, at: str) -> None:
     """Making and ending communicators is under the watchdog's clock."""
-    running = start(
-        emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=at
-    )
+    running = start(emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=at)
     try:
         error = running.communicate(timeout=120)[1]
     finally:
@@ -451,11 +429,7 @@ def test_ranges_are_named_after_the_plan(emulated, tokens, tmp_path) -> None:
         "update": "the update",
     }
     want = {
-        name: [
-            s.op.replace(".", "_")
-            for s in p.section(name).steps
-            if s.op in fns
-        ]
+        name: [s.op.replace(".", "_") for s in p.section(name).steps if s.op in fns]
         for name in names
     }
     for options in ((), ("--no-graph",)):
@@ -525,9 +499,7 @@ def test_every_kernel_is_compiled_for_every_processor(uses) -> None:
         where.setdefault(use.kernel, set()).add(use.target)
     assert len(where) > 30
     assert {
-        name
-        for name, targets in where.items()
-        if targets != set(cuda_budget.TARGETS)
+        name for name, targets in where.items() if targets != set(cuda_budget.TARGETS)
     } == set()
 
 

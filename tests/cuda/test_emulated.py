@@ -85,12 +85,8 @@ def run(
     recipe: tuple[str, ...] = (),
     **settings: str,
 ) -> law.Result:
-    graph = (
-        [] if way["graph"] or kind is not trainer.EMULATED else ["--no-graph"]
-    )
-    source = trainer.generate(
-        law.path(str(way["family"])), *recipe, *law.keys(way)
-    )
+    graph = [] if way["graph"] or kind is not trainer.EMULATED else ["--no-graph"]
+    source = trainer.generate(law.path(str(way["family"])), *recipe, *law.keys(way))
     return law.run(
         trainer.build(source, kind),
         "--data",
@@ -112,9 +108,7 @@ def run(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     made = tmp_path_factory.mktemp("emulated")
-    trainer.write_tokens(
-        made / "tokens", law.tokens(256, 21 * 8 * 40, holes=True)
-    )
+    trainer.write_tokens(made / "tokens", law.tokens(256, 21 * 8 * 40, holes=True))
     trainer.write_tokens(made / "val", law.tokens(256, 3 * 40 + 1, holes=True))
     return made
 
@@ -131,11 +125,7 @@ def recipe(precision: str, leaves: int = 4) -> tuple[str, ...]:
 
 HALVES = {"precision": ["f32", "bf16"]}
 GROUPS = [
-    *(
-        (family, precision)
-        for family in FAMILIES
-        for precision in ("f32", "bf16")
-    ),
+    *((family, precision) for family in FAMILIES for precision in ("f32", "bf16")),
     ("gpt", "f16"),
 ]
 BY_TURNS = [GROUPS[n] for n in (0, 3, 4, 6)]  # each family once, each type
@@ -188,8 +178,8 @@ def one_hash(
     }
     (name, first), *rest = found.items()
     off = [f"{other}\n    {x.weights}" for other, x in rest if x != first]
-    assert not off, (
-        f"{len(off)} differ from\n{name}: {first.weights}\n" + "\n".join(off)
+    assert not off, f"{len(off)} differ from\n{name}: {first.weights}\n" + "\n".join(
+        off
     )
 
 
@@ -276,9 +266,7 @@ def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
     [False, pytest.param(True, marks=pytest.mark.exhaustive)],
     ids=["some", "all"],
 )
-def test_each_rule_of_sums_has_one_hash(
-    folder: pathlib.Path, every: bool
-) -> None:
+def test_each_rule_of_sums_has_one_hash(folder: pathlib.Path, every: bool) -> None:
     """Each rule of sums has one hash of its own. 16 gradients are four blocks of four, one on each
     of four ranks."""
     two = [{}, {"stage": 3, "ranks": 2, "order": "late"}]
@@ -371,20 +359,14 @@ def in_grids(
 @pytest.mark.slow
 @pytest.mark.parametrize("row", range(len(GRIDS)))
 def test_a_grid_of_ranks(folder: pathlib.Path, row: int) -> None:
-    family, precision = [("gpt", "f32"), ("llama", "bf16"), ("gpt", "f16")][
-        row
-    ]
+    family, precision = [("gpt", "f32"), ("llama", "bf16"), ("gpt", "f16")][row]
     in_grids(folder, family, recipe(precision, leaves=8), [GRIDS[row]])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("family,precision", GROUPS)
-def test_all_grids_of_ranks(
-    folder: pathlib.Path, family: str, precision: str
-) -> None:
-    in_grids(
-        folder, family, recipe(precision, leaves=16), [*GRIDS, *MORE_GRIDS]
-    )
+def test_all_grids_of_ranks(folder: pathlib.Path, family: str, precision: str) -> None:
+    in_grids(folder, family, recipe(precision, leaves=16), [*GRIDS, *MORE_GRIDS])
 
 
 def in_four(
@@ -533,9 +515,7 @@ def test_a_missing_wait_of_the_inbox_is_a_race(
         text=True,
         timeout=LIMIT,
     )
-    assert found > 1 and done.returncode and "race at byte" in done.stderr, (
-        done.stderr
-    )
+    assert found > 1 and done.returncode and "race at byte" in done.stderr, done.stderr
 
 
 # ---- reductions that NCCL sums
@@ -552,9 +532,7 @@ FAST = "train.reduction=fast", "targets=[sm_90]"
         {"stage": 1, "ranks": 2},
     ],
 )
-def test_nccl_sums_two_ranks_exactly(
-    folder: pathlib.Path, way: law.Way
-) -> None:
+def test_nccl_sums_two_ranks_exactly(folder: pathlib.Path, way: law.Way) -> None:
     """NCCL's sum of two f32 numbers is exact up to one rounding, so it is the tree's first node. In
     bf16 it is rounded to bf16, and the tree's is not."""
     way = {"family": "gpt", **PLAIN, **way, "graph": True}
@@ -581,9 +559,7 @@ def test_nccl_sums_two_ranks_exactly(
             for more in ((), FAST)
         )
         assert exact.weights != fast.weights
-        assert (
-            abs(losses(exact) - losses(fast)).max() < 2**-8 * losses(exact)[0]
-        )
+        assert abs(losses(exact) - losses(fast)).max() < 2**-8 * losses(exact)[0]
 
 
 @pytest.mark.slow
@@ -598,9 +574,7 @@ def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
         {**way, "order": "shuffled:1", "overlap": True},
     ]
     fast = {
-        run(
-            folder, w, 2, kind=trainer.EMULATED, recipe=(*recipe("f32"), *FAST)
-        ).weights
+        run(folder, w, 2, kind=trainer.EMULATED, recipe=(*recipe("f32"), *FAST)).weights
         for w in ways
     }
     exact = run(folder, way, 2, kind=trainer.EMULATED, recipe=recipe("f32"))
@@ -612,9 +586,7 @@ def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.slow
-def test_initial_weights_are_the_cpus(
-    folder: pathlib.Path, family: str
-) -> None:
+def test_initial_weights_are_the_cpus(folder: pathlib.Path, family: str) -> None:
     way = {"family": family, **PLAIN, "stage": 3, "ranks": 2}
     assert (
         run(folder, way, 0, kind=trainer.EMULATED).weights
@@ -646,9 +618,7 @@ OFF = {
     "family,precision",
     covering(FAMILIES, [*OFF]),
 )
-def test_losses_are_the_cpus(
-    folder: pathlib.Path, family: str, precision: str
-) -> None:
+def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str) -> None:
     first, later = OFF[precision]
     way = {
         "family": family,
@@ -667,9 +637,7 @@ def test_losses_are_the_cpus(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family,precision", [("gpt", "bf16"), ("qwen3", "f32")]
-)
+@pytest.mark.parametrize("family,precision", [("gpt", "bf16"), ("qwen3", "f32")])
 def test_documents_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str
 ) -> None:

@@ -41,9 +41,7 @@ def built() -> ctypes.CDLL:
     return ctypes.CDLL(str(LIBRARY))
 
 
-def call(
-    name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32
-) -> None:
+def call(name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32) -> None:
     """Call demo_NAME with a launch of grid (x, y, z, block, shared) in column 1."""
     launches = (zk.Launch * 2)()
     launches[1].part[0] = zk.Grid(*grid)
@@ -86,9 +84,7 @@ def warps() -> None:
     assert (to[:, 0] == 5).all() and (to[:, 1] == lane ^ 3).all()
     assert (to[:, 2] == np.where(lane + 2 < 32, lane + 2, lane)).all()
     assert (to[:, 3] == np.where(lane % 8 >= 4, lane - 4, lane)).all()
-    assert (
-        to[:, 4].astype(np.uint32) == sum(1 << i for i in range(0, 32, 3))
-    ).all()
+    assert (to[:, 4].astype(np.uint32) == sum(1 << i for i in range(0, 32, 3))).all()
     assert to[0, 5] == 32
 
 
@@ -157,9 +153,7 @@ RIGHT = {
 }
 
 
-def other_process(
-    body: str, order: str = "eager"
-) -> subprocess.CompletedProcess:
+def other_process(body: str, order: str = "eager") -> subprocess.CompletedProcess:
     """Run `body` with this file's names in a new process, because ZR_EMULATE is read once."""
     built()
     code = f"import numpy as np\nimport test_emulation as t\n{body}"
@@ -201,9 +195,7 @@ def test_divergence_is_found(name: str, said: str, order: str) -> None:
         f"t.call({name!r}, (1, 1, 1, 64, 0), np.zeros(64, np.int32))", order
     )
     assert done.returncode == MISTAKE and said in done.stderr
-    assert (
-        f"kernel {name}, " in done.stderr or f"kernel {name}: " in done.stderr
-    )
+    assert f"kernel {name}, " in done.stderr or f"kernel {name}: " in done.stderr
     assert "demo.cu:" in done.stderr
 
 
@@ -212,9 +204,7 @@ def test_divergence_is_found(name: str, said: str, order: str) -> None:
     "name,threads",
     [("no_barrier", 64), ("one_barrier", 64), ("shuffle_is_no_barrier", 32)],
 )
-def test_a_missing_barrier_is_found(
-    name: str, threads: int, order: str
-) -> None:
+def test_a_missing_barrier_is_found(name: str, threads: int, order: str) -> None:
     done = other_process(
         f"t.call({name!r}, (1, 1, 1, {threads}, 256), np.zeros(64, np.int32))",
         order,
@@ -254,9 +244,7 @@ def test_a_missing_barrier_is_found(
 def test_a_launch_that_no_gpu_can_do_is_refused(
     grid: tuple[int, ...], said: str
 ) -> None:
-    done = other_process(
-        f't.call("turn", {grid}, np.zeros(2000, np.int32), 0)'
-    )
+    done = other_process(f't.call("turn", {grid}, np.zeros(2000, np.int32), 0)')
     assert done.returncode == 3 and f"kernel turn: {said}" in done.stderr
 
 
@@ -271,10 +259,7 @@ def test_an_unknown_order_is_refused() -> None:
     done = other_process(
         't.call("turn", (1, 1, 1, 32, 128), np.zeros(32, np.int32), 1)', "soon"
     )
-    assert (
-        done.returncode == MISTAKE
-        and "eager, late, shuffled:SEED" in done.stderr
-    )
+    assert done.returncode == MISTAKE and "eager, late, shuffled:SEED" in done.stderr
 
 
 # ---- streams, events, graphs, and which memory each may touch
@@ -379,11 +364,7 @@ def test_a_race_is_found_in_every_order(
 ) -> None:
     done = ran("emulated-mistakes", case, order=order)
     assert done.returncode == MISTAKE, done.stdout + done.stderr
-    assert (
-        "race at byte" in done.stderr
-        and one in done.stderr
-        and other in done.stderr
-    )
+    assert "race at byte" in done.stderr and one in done.stderr and other in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -439,14 +420,11 @@ def test_memory_that_may_not_be_touched(case: str, said: str) -> None:
         ("threads_write_twice", "a write by thread"),
     ],
 )
-def test_threads_of_a_launch_must_not_meet(
-    case: str, said: str, order: str
-) -> None:
+def test_threads_of_a_launch_must_not_meet(case: str, said: str, order: str) -> None:
     done = ran("emulated-mistakes", case, order=order)
     assert done.returncode == MISTAKE and said in done.stderr
     assert (
-        "of device memory" in done.stderr
-        and "with no barrier between" in done.stderr
+        "of device memory" in done.stderr and "with no barrier between" in done.stderr
     )
 
 
@@ -454,14 +432,10 @@ def test_threads_of_a_launch_must_not_meet(
 @pytest.mark.parametrize(
     "case,what", [("function_launches", "fill"), ("function_waits", "waiting")]
 )
-def test_a_function_of_the_host_may_not_call(
-    case: str, what: str, order: str
-) -> None:
+def test_a_function_of_the_host_may_not_call(case: str, what: str, order: str) -> None:
     done = ran("emulated-mistakes", case, order=order)
     assert done.returncode == MISTAKE
-    assert (
-        f"a function of cudaLaunchHostFunc calls CUDA: {what}" in done.stderr
-    )
+    assert f"a function of cudaLaunchHostFunc calls CUDA: {what}" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -489,9 +463,7 @@ def test_what_a_capture_does_not_allow(case: str, error: str) -> None:
 @pytest.mark.parametrize(
     "case", ["gathers", "exchanges", "sums", "both", "graphs", "groups"]
 )
-def test_collectives_move_what_they_should(
-    case: str, ranks: str, order: str
-) -> None:
+def test_collectives_move_what_they_should(case: str, ranks: str, order: str) -> None:
     done = ran("emulated-ranks", case, ranks, order=order)
     assert done.returncode == 0, done.stderr
 
@@ -514,9 +486,7 @@ def test_collectives_move_what_they_should(
         ("graph_left", "ends a communicator that a graph names"),
     ],
 )
-def test_mistakes_with_collectives_are_found(
-    case: str, said: str, order: str
-) -> None:
+def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:
     done = ran("emulated-ranks", case, "2", order=order)
     assert done.returncode == MISTAKE and said in done.stderr
 
@@ -536,9 +506,7 @@ def test_mistakes_with_collectives_are_found(
         ("unlike_groups", "in orders that differ a GPU may hang"),
     ],
 )
-def test_mistakes_with_groups_are_found(
-    case: str, said: str, order: str
-) -> None:
+def test_mistakes_with_groups_are_found(case: str, said: str, order: str) -> None:
     done = ran("emulated-ranks", case, "4", order=order)
     assert done.returncode == MISTAKE and said in done.stderr, done.stderr
 
@@ -553,8 +521,7 @@ def test_launches_of_two_communicators_need_an_order() -> None:
     )
     assert done.returncode == MISTAKE
     assert (
-        "of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1"
-        in done.stderr
+        "of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1" in done.stderr
     )
 
 

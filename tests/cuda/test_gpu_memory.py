@@ -95,16 +95,9 @@ def test_nothing_grows(
 ) -> None:
     """Memory does not grow with steps; a graph that is played later takes its memory before the
     first step, too."""
-    options = tuple(
-        str(tmp_path / o) if o in ("tokens", "ck") else o for o in options
-    )
+    options = tuple(str(tmp_path / o) if o in ("tokens", "ck") else o for o in options)
     found = taken(tmp_path, 3, 4, *options)
-    assert (
-        found["arena"]
-        == found["plan"]
-        <= found["taken"]
-        < found["plan"] + PAGE
-    )
+    assert found["arena"] == found["plan"] <= found["taken"] < found["plan"] + PAGE
     assert (found["libraries"], found["lost"]) == (LIBRARIES + graphs, 0)
 
 
@@ -117,9 +110,7 @@ def test_a_communicator_for_each_queue_and_group(
         *(*KEYS, "cluster.ranks=4", "cluster.local=2"),
         *("zero.stage3_param_persistence_threshold=0",),
     )
-    trainer.write_tokens(
-        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
-    )
+    trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
     done = subprocess.run(
         [
             trainer.build(trainer.generate(SPEC, *keys), trainer.EMULATED),
@@ -164,12 +155,8 @@ def test_memory_that_cannot_be_pinned(
 ) -> None:
     """All ranks end at the start with the documented code and advice if memory cannot be pinned.
     With a byte more room they run, and save beside steps."""
-    trainer.write_tokens(
-        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
-    )
-    program = trainer.build(
-        trainer.generate(SPEC, *KEYS, *more), trainer.EMULATED
-    )
+    trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
+    program = trainer.build(trainer.generate(SPEC, *KEYS, *more), trainer.EMULATED)
     need = plans.planned(str(SPEC), *KEYS, *more).host + reserve.BOUNCE
     for room, code in ((need - 1, 3), (need, 0)):
         done = subprocess.run(
@@ -195,13 +182,9 @@ def test_memory_that_cannot_be_pinned(
 def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
     """A device too full for NCCL is refused before the arena is taken, because NCCL's buffers come
     after it."""
-    trainer.write_tokens(
-        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
-    )
+    trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
     program = trainer.build(trainer.generate(SPEC, *KEYS), trainer.EMULATED)
-    need = plans.planned(str(SPEC), *KEYS).arena("sm_90") + reserve.nccl(
-        "sm_90", 2
-    )
+    need = plans.planned(str(SPEC), *KEYS).arena("sm_90") + reserve.nccl("sm_90", 2)
     for room, code in ((need - 1, 3), (need, 0)):
         done = subprocess.run(
             [program, "--data", tmp_path / "tokens", "--steps", "1"],

@@ -92,9 +92,7 @@ def run(
     **settings: str,
 ) -> subprocess.Popen[str]:
     """Start a program without this machine's settings for the libraries."""
-    plain = {
-        name: text for name, text in os.environ.items() if not READ.match(name)
-    }
+    plain = {name: text for name, text in os.environ.items() if not READ.match(name)}
     return subprocess.Popen(
         [program, "--data", tokens, "--steps", "0", *options],
         text=True,
@@ -132,14 +130,8 @@ HOSTID = "NCCL_HOSTID"  # differs by rank
 
 
 def lines(found: dict[str, str], ranks: int) -> list[str]:
-    hosts = [
-        f"{HOSTID}=rank{r}"
-        for r in range(ranks)
-        if SHARED.keys() <= found.keys()
-    ]
-    return sorted(
-        [f"{name}={text}" for name, text in found.items()] * ranks + hosts
-    )
+    hosts = [f"{HOSTID}=rank{r}" for r in range(ranks) if SHARED.keys() <= found.keys()]
+    return sorted([f"{name}={text}" for name, text in found.items()] * ranks + hosts)
 
 
 @pytest.mark.slow
@@ -201,10 +193,7 @@ def test_ranks_may_sleep_while_they_wait(
     )
     assert done.returncode == 0, done.stderr
     sleeping = 4  # cudaDeviceScheduleBlockingSync
-    assert (
-        re.findall(r"^waits (\d+)$", done.stderr, re.M)
-        == [str(sleeping)] * blocks
-    )
+    assert re.findall(r"^waits (\d+)$", done.stderr, re.M) == [str(sleeping)] * blocks
 
 
 @pytest.mark.slow
@@ -260,9 +249,7 @@ def test_what_they_find_on_two_hosts(
 
 
 @pytest.mark.slow
-def test_what_is_counted_no_longer(
-    tokens: pathlib.Path, spy: pathlib.Path
-) -> None:
+def test_what_is_counted_no_longer(tokens: pathlib.Path, spy: pathlib.Path) -> None:
     """Rank 0 reports if the user sets NCCL's buffers or channels, because the allowance no longer
     holds."""
     one = run(built(2), tokens, spy, NCCL_BUFFSIZE="65536", NCCL_DEBUG="WARN")
@@ -301,14 +288,10 @@ def function(step: Step) -> str:
     broadcast."""
     numbers = {i.name: i.value for i in step.ints}
     whole = step.op == "gather" and numbers["step"] == numbers["bytes"]
-    return NAMES.get(step.op) or (
-        "ncclAllGather" if whole else "ncclBroadcast"
-    )
+    return NAMES.get(step.op) or ("ncclAllGather" if whole else "ncclBroadcast")
 
 
-def begun(
-    program: pathlib.Path, tokens: pathlib.Path, steps: int
-) -> Counter[str]:
+def begun(program: pathlib.Path, tokens: pathlib.Path, steps: int) -> Counter[str]:
     """Return the collectives of rank 0."""
     done = subprocess.run(
         [program, "--data", tokens, "--steps", str(steps)],
@@ -334,10 +317,7 @@ def test_pieces_of_a_cut_unit_are_broadcast(
         plans.planned(str(SPEC), *KEYS, "cluster.ranks=2", *keys),
     )
     want = Counter(
-        function(s)
-        for x in p.step
-        for s in x.steps * x.repeat
-        if s.op in COLLECTIVES
+        function(s) for x in p.step for s in x.steps * x.repeat if s.op in COLLECTIVES
     )
     assert ("ncclBroadcast" in want, "ncclAllGather" in want) == (cut, not cut)
     assert begun(program, tokens, 3) - begun(program, tokens, 1) == want + want

@@ -93,18 +93,12 @@ SPREAD = {
 @pytest.mark.slow
 def test_one_hash_over_ranks(folder: pathlib.Path) -> None:
     """Each margin has one hash of its own, whatever the number of ranks."""
-    found = {
-        name: weights(folder, emulated(*keys)) for name, keys in SPREAD.items()
-    }
+    found = {name: weights(folder, emulated(*keys)) for name, keys in SPREAD.items()}
     assert len(set(found.values())) == 1, found
     assert (
-        weights(folder, emulated(*SPREAD["stage 3"]), "--no-graph")
-        == found["one rank"]
+        weights(folder, emulated(*SPREAD["stage 3"]), "--no-graph") == found["one rank"]
     )
-    others = [
-        weights(folder, emulated(*SPREAD["one rank"], margin=n))
-        for n in (0, 16)
-    ]
+    others = [weights(folder, emulated(*SPREAD["one rank"], margin=n)) for n in (0, 16)]
     assert len({*found.values(), *others}) == 3
 
 
@@ -141,9 +135,7 @@ def test_what_takes_more_is_seen(
     detected (a control)."""
     text = source(*SPREAD["stage 3"])
     assert text.count(was) == 1
-    done = attempt(
-        trainer.build(text.replace(was, becomes), trainer.EMULATED), folder
-    )
+    done = attempt(trainer.build(text.replace(was, becomes), trainer.EMULATED), folder)
     assert done.returncode != 0
     assert (
         f"a product on 120 of 132 processors, beside communicators on {held}"
@@ -158,11 +150,7 @@ def test_its_parts() -> None:
     for margin in range(2, 65, 2):
         blocks, channels = reserve.blocks(margin), reserve.channels(margin)
         assert 2 * blocks == margin and 1 <= channels <= min(blocks, 8)
-        assert (
-            channels == 8
-            or 2 * channels > blocks
-            and not channels & channels - 1
-        )
+        assert channels == 8 or 2 * channels > blocks and not channels & channels - 1
         assert (
             reserve.nccl("sm_90", 4, margin)
             == (3 * channels * 12 + (blocks + 1) * 10) * 2**20
@@ -174,8 +162,7 @@ def test_the_allowance_counts_them() -> None:
     requires before it starts NCCL."""
     keys = "cluster.ranks=2", "zero.stage=3"
     some, none = (
-        plans.planned("gpt-tiny", *keys, f"train.sm_margin={n}")
-        for n in (MARGIN, 0)
+        plans.planned("gpt-tiny", *keys, f"train.sm_margin={n}") for n in (MARGIN, 0)
     )
     assert (
         reserve.device(none, "sm_90") - reserve.device(some, "sm_90")
@@ -183,9 +170,7 @@ def test_the_allowance_counts_them() -> None:
     )
     assert some.arena("sm_90") == none.arena("sm_90")
     assert reserve.device(some, "cpu") == reserve.device(none, "cpu")
-    columns = re.findall(
-        r'^ {4}\{"(\w+)", (\d+), (\d+)\},$', source(*keys), re.M
-    )
+    columns = re.findall(r'^ {4}\{"(\w+)", (\d+), (\d+)\},$', source(*keys), re.M)
     assert {name: int(n) for name, _, n in columns} == {
         name: reserve.nccl(name, 2, MARGIN) for name in some.head.targets
     }
@@ -227,19 +212,13 @@ def test_the_plan_says_it() -> None:
     for r in p.runs:
         product = PRODUCT.fullmatch(r.launch) and "cpu" not in r.targets
         assert r.margin == (MARGIN if product else 0), r
-    assert f"leave {MARGIN} SMs to NCCL, 6 to each of two" in explain.explain(
-        p
-    )
+    assert f"leave {MARGIN} SMs to NCCL, 6 to each of two" in explain.explain(p)
     off = plans.planned("llama-tiny", *keys)
-    assert "margin" not in text.print_plan(
-        off
-    ) and "SMs" not in explain.explain(off)
+    assert "margin" not in text.print_plan(off) and "SMs" not in explain.explain(off)
     assert off == plans.planned("llama-tiny", *keys, "train.sm_margin=0")
 
 
-@pytest.mark.parametrize(
-    "wrong", ["less", "on a cpu", "not a product", "the head"]
-)
+@pytest.mark.parametrize("wrong", ["less", "on a cpu", "not a product", "the head"])
 def test_a_plan_that_says_otherwise_is_refused(wrong: str) -> None:
     p = plans.planned("gpt-tiny", f"train.sm_margin={MARGIN}")
     row = next(
@@ -253,9 +232,7 @@ def test_a_plan_that_says_otherwise_is_refused(wrong: str) -> None:
         )
     )
     runs = list(p.runs)
-    runs[row] = replace(
-        runs[row], margin=MARGIN - 2 if wrong == "less" else MARGIN
-    )
+    runs[row] = replace(runs[row], margin=MARGIN - 2 if wrong == "less" else MARGIN)
     head = replace(p.head, margin=16 if wrong == "the head" else MARGIN)
     check.check(p)
     with pytest.raises(
@@ -274,13 +251,9 @@ def test_the_program_says_it() -> None:
 
 def test_without_a_gpu_it_has_no_effect() -> None:
     for targets, notes in (("cpu", 1), ("cpu, sm_90", 0)):
-        made = spec.load(
-            str(SPEC), ["train.sm_margin=2", f"targets=[{targets}]"]
-        )
+        made = spec.load(str(SPEC), ["train.sm_margin=2", f"targets=[{targets}]"])
         assert [
-            n
-            for n in made.notes
-            if "train.sm_margin: has no effect on a CPU" in n
+            n for n in made.notes if "train.sm_margin: has no effect on a CPU" in n
         ] == list(made.notes) and len(made.notes) == notes
 
 
@@ -300,15 +273,10 @@ def test_where_it_buys_nothing(name: str) -> None:
     assert len(said) == idle and (not idle or said[0].endswith(IDLE[name]))
     blocks, channels = (0, 8) if idle else (6, 4)
     text, p = source(*SPREAD[name]), plans.planned(str(SPEC), *RECIPE, *keys)
-    assert (
-        f".margin = {MARGIN}, .blocks = {blocks}, .channels = {channels},"
-        in text
-    )
+    assert f".margin = {MARGIN}, .blocks = {blocks}, .channels = {channels}," in text
     room = reserve.device(p, "sm_90") - p.arena("sm_90")
     if not p.axes:  # with several groups: test_gpu_memory.py
-        without = reserve.bytes_of(
-            "sm_90", p.head.ranks, 0 if idle else MARGIN
-        )
+        without = reserve.bytes_of("sm_90", p.head.ranks, 0 if idle else MARGIN)
         assert room == without
     said = f"GEMMs leave {MARGIN} SMs " + (
         "unused" if idle else f"to NCCL, 6 {'on' if p.axes else 'to'} each"
@@ -322,9 +290,7 @@ def test_ranks_of_other_margins_do_not_mix(folder: pathlib.Path) -> None:
     first, other = test_handshake.together(
         programs, folder, *["--data tokens --steps 1"] * 2
     )
-    assert first[0] == 5 and other[0] == 4 and ": runs plan " in other[1], (
-        other
-    )
+    assert first[0] == 5 and other[0] == 4 and ": runs plan " in other[1], other
 
 
 # ---- tables of algorithms
@@ -336,17 +302,13 @@ def test_a_table_is_of_a_margin(folder: pathlib.Path) -> None:
     used. The emulated library refuses an algorithm made for another number."""
     keys, margin = {}, 16
     for n in (0, margin):
-        tuned = tune(
-            emulated("cluster.ranks=1", margin=n), folder, folder / f"{n}"
-        )
+        tuned = tune(emulated("cluster.ranks=1", margin=n), folder, folder / f"{n}")
         keys[n] = [row.split(" : ")[0] for row in tuned.splitlines()[1:-1]]
     assert (
-        keys[margin] == [f"{key} on 116 SMs" for key in keys[0]]
-        and len(keys[0]) >= 15
+        keys[margin] == [f"{key} on 116 SMs" for key in keys[0]] and len(keys[0]) >= 15
     )
     one, many = (
-        emulated(*SPREAD[name], margin=margin)
-        for name in ("one rank", "stage 3")
+        emulated(*SPREAD[name], margin=margin) for name in ("one rank", "stage 3")
     )
     untuned = weights(folder, one)
     tuned = {
@@ -372,10 +334,6 @@ def test_a_table_is_of_a_margin(folder: pathlib.Path) -> None:
     assert f"/0: has 0 of {len(keys[0])} products\n" in done.stderr
 
 
-def tune(
-    program: pathlib.Path, folder: pathlib.Path, table: pathlib.Path
-) -> str:
-    trainer.sh(
-        program, "--data", folder / "tokens", "--gemms", table, "--tune"
-    )
+def tune(program: pathlib.Path, folder: pathlib.Path, table: pathlib.Path) -> str:
+    trainer.sh(program, "--data", folder / "tokens", "--gemms", table, "--tune")
     return table.read_text()

@@ -45,9 +45,7 @@ def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
         for name, text in os.environ.items()
         if name not in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
     }
-    nccl = (
-        (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
-    )
+    nccl = (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
     done = subprocess.run(
         [
             *alone,
@@ -85,9 +83,7 @@ def test_libraries_are_where_the_toolkit_found_them(
     for path in (trainer.ROOT / "out/cuda/lib").resolve().iterdir():
         (farm / where / path.name).symlink_to(path)
     checkout = trainer.checkout(tmp_path / "checkout")
-    nccl = (
-        (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
-    )
+    nccl = (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
     settings = {**os.environ, "CUDA_HOME": str(farm), "NCCL_HOME": str(nccl)}
     subprocess.run(
         ["runtime/cuda/toolkit"],
@@ -106,13 +102,9 @@ def test_libraries_are_where_the_toolkit_found_them(
         trainer.CUDA, source, "-c", "-o", checkout / "out/o/cc/train.o"
     )
     for product in ("out/train-cuda", "out/train-cuda-kernels.so"):
-        link = trainer.sh(
-            "ninja", "-t", "commands", "-s", product
-        ).splitlines()[-1]
+        link = trainer.sh("ninja", "-t", "commands", "-s", product).splitlines()[-1]
         assert product in link
-        subprocess.run(
-            ["sh", "-c", link], cwd=checkout, check=True, timeout=120
-        )
+        subprocess.run(["sh", "-c", link], cwd=checkout, check=True, timeout=120)
         found = trainer.sh("readelf", "-d", checkout / product)
         runpath = re.search(r"R(?:UN)?PATH.*\[(.*)\]", found)[1].split(":")
         assert runpath[0] == str(farm / where)

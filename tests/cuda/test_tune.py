@@ -89,15 +89,11 @@ def test_the_quickest_that_is_repeatable(table) -> None:
     """The fastest repeatable choice is taken. In the emulation two parts of k added in place are
     the fastest, which is not repeatable; two parts added in f32 come next."""
     first, *rows, last = table.read_text().splitlines()
-    assert re.fullmatch(
-        r"gemms of emulated sm_90, 132 SMs, cuBLASLt \d+", first
-    )
+    assert re.fullmatch(r"gemms of emulated sm_90, 132 SMs, cuBLASLt \d+", first)
     assert len({row.split(" : ")[0] for row in rows}) == len(rows)
     for row in rows:
         words = [int(word, 16) for word in row.split(" : ")[1].split()]
-        assert len(words) == 8 and words[1:3] == [2, SPLIT] != [2, IN_PLACE], (
-            row
-        )
+        assert len(words) == 8 and words[1:3] == [2, SPLIT] != [2, IN_PLACE], row
     assert sealed(
         "\n".join([first, *rows, ""])
     ) == table.read_text() and last.startswith("sum ")
@@ -116,10 +112,7 @@ def test_a_table_of_some_products(one, table, folder, tmp_path) -> None:
     (tmp_path / "some").write_text(sealed(f"{first}\n{row}\n"))
     done = run(one, folder, "--steps", 1, "--gemms", tmp_path / "some")
     n = len(table.read_text().splitlines()) - 2
-    assert (
-        done.returncode == 0
-        and f"/some: has 1 of {n} products\n" in done.stderr
-    )
+    assert done.returncode == 0 and f"/some: has 1 of {n} products\n" in done.stderr
 
 
 # ---- tables for another GPU, and broken ones
@@ -133,16 +126,12 @@ def test_a_table_of_some_products(one, table, folder, tmp_path) -> None:
         ("cuBLASLt 1", "cuBLASLt 2"),
     ],
 )
-def test_another_gpu_or_library(
-    one, table, folder, tmp_path, was, becomes
-) -> None:
+def test_another_gpu_or_library(one, table, folder, tmp_path, was, becomes) -> None:
     lines = table.read_text().splitlines()
     (tmp_path / "other").write_text(
         sealed("\n".join([lines[0].replace(was, becomes), *lines[1:-1], ""]))
     )
-    done = run(
-        one, folder, "--steps", 1, "--hash", "--gemms", tmp_path / "other"
-    )
+    done = run(one, folder, "--steps", 1, "--hash", "--gemms", tmp_path / "other")
     assert done.returncode == 0
     assert re.search(
         rf"/other: has the gemms of .*{becomes}.*; this is emulated sm_90, 132 SMs, "
@@ -192,14 +181,10 @@ def test_damaged(one, table, folder, tmp_path, how) -> None:
     (tmp_path / "bad").write_text(damage(table.read_text()))
     done = run(one, folder, "--steps", 1, "--gemms", tmp_path / "bad")
     assert (done.returncode, done.stdout) == (2, ""), done.stdout
-    assert re.fullmatch(
-        rf"rank 0: --gemms .*/bad(: )?{re.escape(said)}\n", done.stderr
-    )
+    assert re.fullmatch(rf"rank 0: --gemms .*/bad(: )?{re.escape(said)}\n", done.stderr)
 
 
-def test_an_algorithm_that_the_library_refuses(
-    one, table, folder, tmp_path
-) -> None:
+def test_an_algorithm_that_the_library_refuses(one, table, folder, tmp_path) -> None:
     """A table that is intact but has an algorithm that the library never made is refused."""
     text = "".join(table.read_text().splitlines(True)[:-1]).replace(
         "656d756c", "656d756d"
@@ -207,17 +192,13 @@ def test_an_algorithm_that_the_library_refuses(
     (tmp_path / "bad").write_text(sealed(text))
     done = run(one, folder, "--steps", 1, "--gemms", tmp_path / "bad")
     # Not a crash
-    assert (
-        done.returncode == 3
-        and "an algorithm of the table (--gemms)" in done.stderr
-    )
+    assert done.returncode == 3 and "an algorithm of the table (--gemms)" in done.stderr
 
 
 def test_no_file(one, folder, tmp_path) -> None:
     done = run(one, folder, "--steps", 1, "--gemms", tmp_path / "none")
     assert (
-        done.returncode == 2
-        and f"--gemms {tmp_path}/none: No such file" in done.stderr
+        done.returncode == 2 and f"--gemms {tmp_path}/none: No such file" in done.stderr
     )
     done = run(one, folder, "--tune", "--gemms", tmp_path / "none" / "table")
     assert done.returncode == 3 and "/none/table: No such file" in done.stderr
@@ -248,9 +229,7 @@ def test_the_cpus_program_has_none(folder, option) -> None:
     )
     assert (
         option
-        not in subprocess.run(
-            [cpu, "--help"], capture_output=True, text=True
-        ).stdout
+        not in subprocess.run([cpu, "--help"], capture_output=True, text=True).stdout
     )
 
 

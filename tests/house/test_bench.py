@@ -68,9 +68,7 @@ def test_without_a_device_it_says_so(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 3 and "no NVIDIA GPU is here" in done.stderr
     made = json.loads((tmp_path / "made" / "gpu.json").read_text())
     assert (
-        made["status"] == "no GPU"
-        and "driver" in made["why"]
-        and made["parts"] == {}
+        made["status"] == "no GPU" and "driver" in made["why"] and made["parts"] == {}
     )
 
 
@@ -90,9 +88,7 @@ def test_sources_of_another_generator_are_refused(
     assert done.returncode == 2 and "--prepare" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "stop,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize("stop,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_part_that_runs(
     tmp_path: pathlib.Path, stop: signal.Signals, code: int
 ) -> None:
@@ -142,10 +138,7 @@ def test_a_part_that_failed_or_hung_is_recorded(
             (parts / f"{name}.log").write_text(log)
         if found:
             (parts / f"{name}.json").write_text(found)
-    assert (
-        gpu_report.main([str(parts), str(tmp_path / "gpu.json"), "running"])
-        == 0
-    )
+    assert gpu_report.main([str(parts), str(tmp_path / "gpu.json"), "running"]) == 0
     made = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert made["good"] == {
         "status": "ok",
@@ -153,13 +146,8 @@ def test_a_part_that_failed_or_hung_is_recorded(
         "said": ["a", "b"],
         "found": {"x": 1},
     }
-    assert made["bad"]["status"] == "failed: 9" and made["bad"]["said"] == [
-        "why"
-    ]
-    assert (
-        made["slow"]["status"] == "took too long"
-        and made["slow"]["found"] is None
-    )
+    assert made["bad"]["status"] == "failed: 9" and made["bad"]["said"] == ["why"]
+    assert made["slow"]["status"] == "took too long" and made["slow"]["found"] is None
     assert made["late"]["status"] == "left out"
 
 
@@ -206,9 +194,7 @@ def test_operands_go_to_the_device_and_back(
         k.zk_push(x[:20], 20, leaves, 3, 1, 20, ctl, 3, 0, 4)
         k.zk_count(ctl, 3)
         sums = np.zeros(2, np.uint64)
-        k.zk_hash(
-            sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70, 1
-        )
+        k.zk_hash(sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70, 1)
         found.append((y.tobytes(), x.tobytes(), sums.tobytes(), ctl.leaves))
     assert found[0] == found[1] and found[0][3] == 3
 
@@ -230,9 +216,9 @@ def test_precision_has_bounds() -> None:
     import precision
 
     def lines(off: float, val: float) -> list[dict]:
-        return [
-            {"loss": 3 - n / 99 + off, "skipped": 0} for n in range(100)
-        ] + [{"val_loss": val}]
+        return [{"loss": 3 - n / 99 + off, "skipped": 0} for n in range(100)] + [
+            {"val_loss": val}
+        ]
 
     def holds(off: float, val: float) -> bool:
         base = lines(0, 2.0)
@@ -244,9 +230,7 @@ def test_precision_has_bounds() -> None:
         )
 
     assert holds(0.0039, 2.25) and holds(-0.0039, 1.0)
-    assert (
-        not holds(0.004, 2.0) and not holds(-0.004, 2.0) and not holds(0, 2.26)
-    )
+    assert not holds(0.004, 2.0) and not holds(-0.004, 2.0) and not holds(0, 2.26)
 
 
 def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
@@ -254,9 +238,7 @@ def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
     two, in the median step."""
     import mpi
 
-    def command(
-        rank: int, step: int, name: str, ts: int, dur: int, size: int
-    ) -> dict:
+    def command(rank: int, step: int, name: str, ts: int, dur: int, size: int) -> dict:
         args = {"step": step, "bytes": size}
         return {
             "ph": "X", "pid": rank, "name": name, "ts": ts, "dur": dur, "args": args
@@ -275,9 +257,7 @@ def test_a_collective_is_from_its_last_begin_to_its_last_end() -> None:
             ]
     kind = mpi.KINDS["reduce-scatter"]
     assert mpi.seconds(events, kind) == pytest.approx(1e-6 * (210 + 3 - 140))
-    gather = [
-        {**e, "name": "gather"} for e in events if e["name"] == "alltoall"
-    ]
+    gather = [{**e, "name": "gather"} for e in events if e["name"] == "alltoall"]
     one = mpi.seconds(gather, mpi.KINDS["all-gather"])
     assert one == pytest.approx(1e-6 * 5)
     with pytest.raises(KeyError):
@@ -294,10 +274,7 @@ def test_a_ratio_is_of_one_round() -> None:
 
     row, rounds = peers.ROWS[0], []
     for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
-        ran = [
-            peers.Ran(s, 0.5, 1000, 3.0, 0.25, "avx2, pairs")
-            for s in (theirs, own)
-        ]
+        ran = [peers.Ran(s, 0.5, 1000, 3.0, 0.25, "avx2, pairs") for s in (theirs, own)]
         rounds.append(dict(zip((peers.key(row), "mine"), ran, strict=True)))
     made = peers.figures(row, rounds, "mine", 2.5)
     assert (made["ratio"], made["between"]) == (2, [1, 3])
@@ -314,8 +291,7 @@ def test_a_ratio_is_of_one_round() -> None:
     lines = peers.table(result).splitlines()
     (line,) = [x for x in lines if "| 7.000 |" in x]
     assert (
-        "| 7.000 | 4.000 | avx2, pairs | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |"
-        in line
+        "| 7.000 | 4.000 | avx2, pairs | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line
     )
     assert line.endswith("| 0.5 | 0.50 | 0.25 |")
     assert "Ours by avx2." in lines and lines[-1] == "| avx2, tiles | 4.500 |"

@@ -53,9 +53,7 @@ def calls(objects: dict[pathlib.Path, str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {source: set() for source in objects.values()}
     for made, source in objects.items():
         asked = symbols(made, "--undefined-only")
-        found[source] |= {owner[name] for name in asked if name in owner} - {
-            source
-        }
+        found[source] |= {owner[name] for name in asked if name in owner} - {source}
     return found
 
 
@@ -73,9 +71,7 @@ def own_functions(header: str, folder: pathlib.Path) -> set[str]:
     """Names that the functions of a header, and of those that it includes, ask of objects."""
     with tempfile.NamedTemporaryFile(suffix=".o") as made:
         words = "-std=gnu11 -fkeep-inline-functions -w -x c -c".split()
-        subprocess.run(
-            ["gcc", *words, header, "-o", made.name], cwd=folder, check=True
-        )
+        subprocess.run(["gcc", *words, header, "-o", made.name], cwd=folder, check=True)
         return symbols(pathlib.Path(made.name), "--undefined-only")
 
 
@@ -98,9 +94,7 @@ def needs(
         if source.endswith(".h") and not source.startswith("kernels/"):
             asked = own_functions(source, folder)
             own = source.removesuffix("h") + "c"
-            found[source] |= {owner[name] for name in asked & owner.keys()} - {
-                own
-            }
+            found[source] |= {owner[name] for name in asked & owner.keys()} - {own}
     return found
 
 
@@ -119,12 +113,8 @@ def circles(of: dict[str, set[str]]) -> list[set[str]]:
     for by in far:
         for name in far:
             far[name] |= far[by] if by in far[name] else set()
-    found = [
-        {other for other in far[name] if name in far[other]} for name in far
-    ]
-    return [
-        ring for n, ring in enumerate(found) if ring and ring not in found[:n]
-    ]
+    found = [{other for other in far[name] if name in far[other]} for name in far]
+    return [ring for n, ring in enumerate(found) if ring and ring not in found[:n]]
 
 
 def compiled(folder: pathlib.Path, **texts: str) -> dict[pathlib.Path, str]:
@@ -174,9 +164,7 @@ def test_headers_are_seen(tmp_path: pathlib.Path) -> None:
         "low.h": {"b.c"},
         "mid.h": {"b.c", "low.h"},
     }
-    assert circles(needs(files, tmp_path)) == [
-        {"a.c", "b.c", "low.h", "mid.h"}
-    ]
+    assert circles(needs(files, tmp_path)) == [{"a.c", "b.c", "low.h", "mid.h"}]
 
 
 @pytest.mark.slow

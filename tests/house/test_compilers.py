@@ -15,9 +15,7 @@ import zk
 from covering import covering
 from patience import LIMIT
 
-SPECS = sorted(
-    path.name for path in (trainer.ROOT / "model_specs").glob("*.yaml")
-)
+SPECS = sorted(path.name for path in (trainer.ROOT / "model_specs").glob("*.yaml"))
 SMALL = [
     "train.micro_batch=1",
     "train.global_batch=4",
@@ -43,9 +41,7 @@ def flags(name: str) -> list[str]:
     return re.search(rf"^{name} = (.*)$", text, re.M)[1].split()
 
 
-def compiled(
-    compiler: str, source: str, folder: pathlib.Path, *more: str
-) -> None:
+def compiled(compiler: str, source: str, folder: pathlib.Path, *more: str) -> None:
     """Compile train.c with the build's command and more flags, and expect no message."""
     (folder / "train.c").write_text(source)
     done = subprocess.run(
@@ -71,9 +67,7 @@ def compiled(
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("spec", SPECS)
-def test_train_c_compiles(
-    tmp_path: pathlib.Path, spec: str, compiler: str
-) -> None:
+def test_train_c_compiles(tmp_path: pathlib.Path, spec: str, compiler: str) -> None:
     assert {"-Wall", "-Wextra", "-Werror"} <= set(flags("warn"))
     compiled(
         compiler,
@@ -139,9 +133,7 @@ def test_the_largest_train_c_takes_a_second(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not shutil.which("clang"), reason="no clang on this machine"
-)
+@pytest.mark.skipif(not shutil.which("clang"), reason="no clang on this machine")
 @pytest.mark.parametrize(
     "family,isa",
     covering(law.FAMILIES, zk.ISAS),
@@ -150,19 +142,14 @@ def test_clang_gives_the_same_bits(
     tmp_path: pathlib.Path, family: str, isa: str
 ) -> None:
     zk.need(isa)
-    assert (
-        law.known(trainer.CLANG, family, tmp_path, ZK_ISA=isa)
-        == law.KNOWN[family]
-    )
+    assert law.known(trainer.CLANG, family, tmp_path, ZK_ISA=isa) == law.KNOWN[family]
 
 
 # ---- sanitizers
 
 
 def files(folder: pathlib.Path) -> list[object]:
-    trainer.write_tokens(
-        folder / "tokens", law.tokens(256, 40 * 20, holes=True)
-    )
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 40 * 20, holes=True))
     return ["--data", folder / "tokens", "--val", folder / "tokens"]
 
 
@@ -204,9 +191,7 @@ def test_addresses_and_undefined_behaviour(
     ]
     found = law.run(checked, *work, "--save", tmp_path / "w", log=log)
     assert found == law.run(plain, *work, log=log)
-    again = law.run(
-        checked, *data, "--steps", 0, "--load", tmp_path / "w", log=log
-    )
+    again = law.run(checked, *data, "--steps", 0, "--load", tmp_path / "w", log=log)
     assert again.weights == found.weights
     law.run(
         checked,

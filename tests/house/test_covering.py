@@ -42,6 +42,4 @@ def test_pairs_are_taken_before_they_are_repeated() -> None:
     few = taken(covering(*axes, budget=36))
     assert len(few) == 36
     for a, b in combinations(range(3), 2):
-        assert {(row[a], row[b]) for row in few} == {
-            *product(axes[a], axes[b])
-        }
+        assert {(row[a], row[b]) for row in few} == {*product(axes[a], axes[b])}

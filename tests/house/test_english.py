@@ -54,11 +54,7 @@ WHAT = re.compile(r"\b[Ww]hat\b")
 
 def wrong_in_text(text: str) -> list[str]:
     """Return the rules that a docstring or a comment breaks in any place."""
-    return (
-        ["what in place of a noun"]
-        if WHAT.search(QUOTED.sub("", text))
-        else []
-    )
+    return ["what in place of a noun"] if WHAT.search(QUOTED.sub("", text)) else []
 
 
 def wrong_in_docstring(text: str) -> list[str]:
@@ -110,9 +106,7 @@ def wrong_in_source(text: str) -> list[str]:
         for rule in wrong_in_docstring(said)
     ]
     found += [
-        (line, rule)
-        for line, said in comments(text)
-        for rule in wrong_in_text(said)
+        (line, rule) for line, said in comments(text) for rule in wrong_in_text(said)
     ]
     return [f"{line}: {rule}" for line, rule in sorted(found)]
 

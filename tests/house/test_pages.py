@@ -34,8 +34,7 @@ def anchors(name: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", page(name), re.M)
     return {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        for title in titles
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
     }
 
 
@@ -55,9 +54,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_files_that_are_named_are_there(name: str) -> None:
-    roots = (
-        "gen|tools|kernels|runtime|templates|tests|bench|model_specs|examples"
-    )
+    roots = "gen|tools|kernels|runtime|templates|tests|bench|model_specs|examples"
     for word in re.findall(rf"`((?:{roots})/[\w./*]+)`", page(name)):
         assert list(ROOT.glob(word.rstrip("/"))), word
 
@@ -176,10 +173,7 @@ def test_a_skipped_command_is_there() -> None:
 def test_a_word_has_one_meaning() -> None:
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page("docs/words.md"), re.M)
     words = [
-        word.strip("` ")
-        for row in rows
-        if row != "word"
-        for word in row.split(", ")
+        word.strip("` ") for row in rows if row != "word" for word in row.split(", ")
     ]
     assert len(words) > 40 and len(words) == len(set(words))
 

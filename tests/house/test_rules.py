@@ -79,13 +79,9 @@ def imports(
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = name.split(".")[: -node.level] if node.level else []
-            module = ".".join(
-                [*base, *(node.module.split(".") if node.module else [])]
-            )
+            module = ".".join([*base, *(node.module.split(".") if node.module else [])])
             found |= {
-                f"{module}.{a.name}"
-                if f"{module}.{a.name}" in known
-                else module
+                f"{module}.{a.name}" if f"{module}.{a.name}" in known else module
                 for a in node.names
             }
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
@@ -111,11 +107,7 @@ def graph() -> dict[str, set[str]]:
     named = {dotted(path): path for path in ZG}
     known = frozenset(named)
     return {
-        name: {
-            word
-            for word in imports(path.read_text(), name, known)
-            if word in known
-        }
+        name: {word for word in imports(path.read_text(), name, known) if word in known}
         for name, path in named.items()
     }
 
@@ -129,22 +121,16 @@ def rooms(modules: dict[str, set[str]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, others in modules.items():
         found.setdefault(room(name), set()).update(map(room, others))
-    return {
-        name: others - {name, ""} for name, others in found.items() if name
-    }
+    return {name: others - {name, ""} for name, others in found.items() if name}
 
 
 def floors(of: dict[str, set[str]]) -> list[set[str]]:
     """Return the floors: each has the modules that need only lower ones. The rest after the last
     floor is in a circle or above one."""
     left, found = dict(of), []
-    while free := {
-        name for name, needs in left.items() if not needs & left.keys()
-    }:
+    while free := {name for name, needs in left.items() if not needs & left.keys()}:
         found.append(free)
-        left = {
-            name: needs for name, needs in left.items() if name not in free
-        }
+        left = {name: needs for name, needs in left.items() if name not in free}
     return [*found, set(left)] if left else found
 
 
@@ -211,9 +197,9 @@ def test_every_room_is_told() -> None:
     }
     of = rooms(graph())
     assert of.keys() <= words
-    assert {
-        name for name, others in of.items() if others & {"check", "write"}
-    } == {"main"}
+    assert {name for name, others in of.items() if others & {"check", "write"}} == {
+        "main"
+    }
 
 
 @pytest.mark.parametrize(
@@ -241,9 +227,7 @@ def test_what_a_room_knows(name: str, allowed: set[str]) -> None:
     ],
 )
 def test_sole_importers(package: str, sole: set[str]) -> None:
-    assert {
-        path.stem for path in ZG if package in imports(path.read_text())
-    } <= sole
+    assert {path.stem for path in ZG if package in imports(path.read_text())} <= sole
 
 
 def test_nothing_else_is_imported() -> None:
@@ -282,9 +266,7 @@ def test_nothing_but_the_input_is_looked_at() -> None:
 
 
 def includes(path: pathlib.Path) -> list[str]:
-    return re.findall(
-        r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M
-    )
+    return re.findall(r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M)
 
 
 def test_what_train_c_includes() -> None:
@@ -297,13 +279,13 @@ def test_headers_stay_in_their_rooms() -> None:
     """The runtime never includes the kernels' header, nor the kernels the runtime's; CUDA's headers
     stay in cuda/."""
     for path in RUNTIME:
-        assert not [
-            x for x in includes(path) if "zk" in x or "kernels" in x
-        ], short(path)
+        assert not [x for x in includes(path) if "zk" in x or "kernels" in x], short(
+            path
+        )
     for path in KERNELS:
-        assert not [
-            x for x in includes(path) if "zr" in x or "runtime/" in x
-        ], short(path)
+        assert not [x for x in includes(path) if "zr" in x or "runtime/" in x], short(
+            path
+        )
     for path in [*RUNTIME, *KERNELS]:
         cuda = [x for x in includes(path) if re.search(r"cuda|cublas|nccl", x)]
         assert not cuda or path.parent.name == "cuda", f"{short(path)}: {cuda}"
@@ -315,13 +297,11 @@ def test_headers_stay_in_their_rooms() -> None:
 def test_kernels_need_no_libm() -> None:
     """Kernels call no function of another library that could decide a bit of a weight."""
     for path in (ROOT / "kernels" / "cpu").glob("*.[ch]"):
-        assert "<math.h>" not in includes(
+        assert "<math.h>" not in includes(path) and "<tgmath.h>" not in includes(
             path
-        ) and "<tgmath.h>" not in includes(path), short(path)
+        ), short(path)
     for path in [ROOT / "build.ninja", *(ROOT / "runtime").glob("*.ninja")]:
-        assert not re.search(r"-lm\b|-ffast-math", path.read_text()), short(
-            path
-        )
+        assert not re.search(r"-lm\b|-ffast-math", path.read_text()), short(path)
 
 
 # ---- the runtime interprets nothing; test_ranks.py has the words that it may not know
@@ -330,15 +310,11 @@ def test_kernels_need_no_libm() -> None:
 def test_no_table_of_operations_in_the_runtime() -> None:
     """The runtime has no switch and no indexed table of functions."""
     for path in RUNTIME:
-        text = re.sub(
-            r'/\*.*?\*/|"(\\.|[^"\\])*"', "", path.read_text(), flags=re.S
-        )
-        assert not re.search(r"\bswitch\b|\bopcode\b|\bcase\b.*:", text), (
+        text = re.sub(r'/\*.*?\*/|"(\\.|[^"\\])*"', "", path.read_text(), flags=re.S)
+        assert not re.search(r"\bswitch\b|\bopcode\b|\bcase\b.*:", text), short(path)
+        assert not re.search(r"\(\s*\*\s*(const\s+)?\w+\s*\[[^]]*\]\s*\)\s*\(", text), (
             short(path)
         )
-        assert not re.search(
-            r"\(\s*\*\s*(const\s+)?\w+\s*\[[^]]*\]\s*\)\s*\(", text
-        ), short(path)
 
 
 # ---- templates
@@ -383,9 +359,7 @@ def test_template_rules_can_fail() -> None:
     ):
         assert wrong_in_template(f"x {bad} y"), bad
     assert computed_in_template("x * {{ a.b }} * {{ c }}")
-    assert not wrong_in_template(
-        "{% for a in b.c %}{ {{ a }} }{{ d.e }}{% endfor %}"
-    )
+    assert not wrong_in_template("{% for a in b.c %}{ {{ a }} }{{ d.e }}{% endfor %}")
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
@@ -439,9 +413,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
 def emitted() -> dict[tuple[str, tuple[str, ...]], str]:
     made = {}
     for name, way in programs():
-        p = search.find(
-            spec.load(str(ROOT / "model_specs" / f"{name}.yaml"), way)
-        ).plan
+        p = search.find(spec.load(str(ROOT / "model_specs" / f"{name}.yaml"), way)).plan
         made[name, way] = emit.train(
             view.view(p, cost.summary(p), explain.memory_line(p), False)
         )
@@ -453,16 +425,10 @@ def kernel_names() -> list[str]:
     listed = re.findall(
         r"X\((zk_\w+)\)", (ROOT / "kernels/cpu/kernels.def").read_text()
     )
-    header = re.sub(
-        r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S
-    )
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S)
     declared = re.findall(r"^[\w ]+?[ *](zk_\w+)\(", header, re.M)
-    declared += re.findall(
-        r"^extern __typeof__\(\w+\) (zk_\w+);", header, re.M
-    )
-    assert len(set(listed)) == len(listed) > 30 and set(listed) <= set(
-        declared
-    )
+    declared += re.findall(r"^extern __typeof__\(\w+\) (zk_\w+);", header, re.M)
+    assert len(set(listed)) == len(listed) > 30 and set(listed) <= set(declared)
     return declared
 
 
@@ -474,20 +440,14 @@ def test_every_kernel_has_a_caller_and_a_test(name: str) -> None:
     )
     named = re.compile(rf"\b{name}\b")
     tests = [
-        path
-        for path in (ROOT / "tests").rglob("*.py")
-        if path.name != "test_rules.py"
+        path for path in (ROOT / "tests").rglob("*.py") if path.name != "test_rules.py"
     ]
-    assert any(named.search(path.read_text()) for path in tests), (
-        "no test names it"
-    )
+    assert any(named.search(path.read_text()) for path in tests), "no test names it"
 
 
 def test_every_kernel_that_is_called_is_declared() -> None:
     for text in emitted().values():
-        assert set(re.findall(r"\b(zk_[a-z]\w*)\(k", text)) <= set(
-            kernel_names()
-        )
+        assert set(re.findall(r"\b(zk_[a-z]\w*)\(k", text)) <= set(kernel_names())
 
 
 # ---- form
@@ -547,9 +507,7 @@ def test_files_are_no_longer_than_they_may_be() -> None:
     assert long == []
 
 
-@pytest.mark.parametrize(
-    "folder", ["gen", "tools", "runtime", "kernels", "templates"]
-)
+@pytest.mark.parametrize("folder", ["gen", "tools", "runtime", "kernels", "templates"])
 def test_lines_are_no_longer_than_they_may_be(folder: str) -> None:
     """Lines have at most 100 columns. In a template tags are not counted, because the view lays
     their text out."""
@@ -646,9 +604,7 @@ def test_no_function_is_longer_than_it_may_be() -> None:
 def test_functions_are_short() -> None:
     """The median length of the product's functions, in C and Python, stays near 12 lines."""
     sizes = [
-        n
-        for path in [*RUNTIME, *KERNELS]
-        for _, n in c_functions(path.read_text())
+        n for path in [*RUNTIME, *KERNELS] for _, n in c_functions(path.read_text())
     ]
     assert len(sizes) > 200 and sorted(sizes)[len(sizes) // 2] <= 15
     sizes = [
@@ -680,6 +636,4 @@ def test_no_file_tells_where_it_was_written() -> None:
 
 def test_nothing_is_left_to_do() -> None:
     words = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
-    assert [
-        short(path) for path in CODE if words.search(path.read_text())
-    ] == []
+    assert [short(path) for path in CODE if words.search(path.read_text())] == []

@@ -90,9 +90,7 @@ def seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_a_second_set_up_does_nothing(
-    root: pathlib.Path, own: pathlib.Path
-) -> None:
+def test_a_second_set_up_does_nothing(root: pathlib.Path, own: pathlib.Path) -> None:
     """A second set-up does nothing, except perhaps for the demo's text and the compiler of GPU
     programs."""
     command(own, "bible", "exit 1")
@@ -252,9 +250,7 @@ def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
 # ---- the demo
 
 
-def quarter(
-    root: pathlib.Path, own: pathlib.Path, steps: int = 0
-) -> pathlib.Path:
+def quarter(root: pathlib.Path, own: pathlib.Path, steps: int = 0) -> pathlib.Path:
     """Return a text for the demo after reducing its model to a quarter of the width, and perhaps
     its steps."""
     trainer.with_objects(root)
@@ -314,11 +310,7 @@ def test_the_demo_says_what_it_found(
     )
     assert done.returncode == judged, done.stderr
     losses = re.findall(r"^val loss (\S+) over", done.stdout, re.M)
-    assert (
-        len(losses) == 2
-        and losses[0] == losses[1]
-        and 2 < float(losses[0]) < 8
-    )
+    assert len(losses) == 2 and losses[0] == losses[1] and 2 < float(losses[0]) < 8
     bigram = float(re.search(r"validation loss is (\S+) nats", done.stderr)[1])
     told = re.search(
         r"^validation loss (\S+) nats a token over \d+ tokens, bigram model (\S+): (\S+) (below|above)$",
@@ -376,9 +368,10 @@ def test_one_demo_or_bench_at_a_time(
         and done.stderr
         == "run: another ./run demo or ./run bench is at work in this folder; wait for its end\n"
     )
-    assert {p.name for p in (root / "out").iterdir()} - {
-        p.name for p in before
-    } <= {".alone", ".setup"}
+    assert {p.name for p in (root / "out").iterdir()} - {p.name for p in before} <= {
+        ".alone",
+        ".setup",
+    }
 
 
 def with_tests(root: pathlib.Path) -> None:

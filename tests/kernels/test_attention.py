@@ -59,20 +59,14 @@ OBJECTS = [
     None,
     zk.EMULATED,
 ]
-ON = [(None, *shape) for shape in SHAPES] + [
-    (zk.EMULATED, *shape) for shape in TILES
-]
+ON = [(None, *shape) for shape in SHAPES] + [(zk.EMULATED, *shape) for shape in TILES]
 
 Array = np.ndarray
 
 
-def drawn(
-    seed: int, dtype: int, *shape: int, size: float = 1.0
-) -> tuple[Array, Array]:
+def drawn(seed: int, dtype: int, *shape: int, size: float = 1.0) -> tuple[Array, Array]:
     """Return normal numbers as stored, and the same values in float64."""
-    x = zk.store(
-        np.random.default_rng(seed).standard_normal(shape) * size, dtype
-    )
+    x = zk.store(np.random.default_rng(seed).standard_normal(shape) * size, dtype)
     return x, zk.load(x)
 
 
@@ -123,9 +117,7 @@ def head(
     # A score errs by D + 1 roundings of its sum of absolute products, and so does every later
     # maximum, which cancels. exp is within two ulps, its argument within one rounding of the
     # largest score.
-    x_off = np.where(
-        seen, (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0
-    ).max(1)
+    x_off = np.where(seen, (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0).max(1)
     top = np.where(seen, np.abs(x), 0).max(1)
     # relative, of every p of a row
     p_off = 2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32
@@ -167,11 +159,7 @@ def exact(
     sight = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     sight = sight if seen is None else sight & seen
     e = Exact(
-        *(
-            np.zeros(s)
-            for _ in range(2)
-            for s in (dy.shape, (B, H, T), qkv.shape)
-        )
+        *(np.zeros(s) for _ in range(2) for s in (dy.shape, (B, H, T), qkv.shape))
     )
     for b, h in np.ndindex(B, H):
         at = h, H + h // (H // G), H + G + h // (H // G)
@@ -237,9 +225,7 @@ def test_formulas_against_finite_differences() -> None:
     for i in np.ndindex(qkv.shape):
         step = np.zeros_like(qkv)
         step[i] = 1e-6  # truncation about 1e-12, rounding about 1e-9
-        up, down = (
-            exact(qkv + s, dy, H, G, scale, 0).y for s in (step, -step)
-        )
+        up, down = (exact(qkv + s, dy, H, G, scale, 0).y for s in (step, -step))
         assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
 
 
@@ -285,9 +271,7 @@ def test_large_scores(isa: str | None) -> None:
     B, T, H, G, D = 1, 150, 2, 1, 32
     qkv = r.integers(-40, 41, (B, T, H + 2 * G, D)).astype(np.float32)
     dy = r.standard_normal((B, T, H, D)).astype(np.float32)
-    e = exact(
-        qkv.astype(np.float64), dy.astype(np.float64), H, G, 1.0, F32, 0.0
-    )
+    e = exact(qkv.astype(np.float64), dy.astype(np.float64), H, G, 1.0, F32, 0.0)
     y, lse, dqkv = attention(zk.Kernels(isa), zk.F32, qkv, dy, G, 1.0)
     assert np.abs(e.lse).max() > 1e4
     assert np.all(np.isfinite(dqkv))
@@ -331,9 +315,7 @@ def test_not_a_number_shows(isa: str | None, dtype: int) -> None:
     y, lse, _ = attention(zk.Kernels(isa, dtype), dtype, qkv, dy, 1, 0.25)
     y = zk.load(y)
     assert np.all(np.isnan(y[0, 70:])) and np.all(np.isnan(lse[0, 0, 70:]))
-    assert np.all(np.isfinite(y[0, :70])) and np.all(
-        np.isfinite(lse[0, 0, :70])
-    )
+    assert np.all(np.isfinite(y[0, :70])) and np.all(np.isfinite(lse[0, 0, :70]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -364,8 +346,7 @@ def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
         drawn(2, dtype, B, T, H, D),
     )
     first = [
-        a.tobytes()
-        for a in attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, G, 0.2)
+        a.tobytes() for a in attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, G, 0.2)
     ]
     for isa, compiler, threads in zk.variants():
         k = zk.Kernels(isa, dtype, threads, compiler)
@@ -384,14 +365,10 @@ def test_bits_on_a_gpu(T: int, H: int, G: int, D: int, dtype: int) -> None:
     )
     k = zk.Kernels(zk.EMULATED, dtype)
     first = attention(k, dtype, qkv, dy, G, 0.2)
-    for x, again in zip(
-        first, attention(k, dtype, qkv, dy, G, 0.2), strict=True
-    ):
+    for x, again in zip(first, attention(k, dtype, qkv, dy, G, 0.2), strict=True):
         assert x.tobytes() == again.tobytes()
     for b in range(B):
-        alone = attention(
-            k, dtype, qkv[b : b + 1].copy(), dy[b : b + 1].copy(), G, 0.2
-        )
+        alone = attention(k, dtype, qkv[b : b + 1].copy(), dy[b : b + 1].copy(), G, 0.2)
         for x, one in zip(first, alone, strict=True):
             assert x[b].tobytes() == one[0].tobytes()
 
@@ -404,9 +381,7 @@ def test_no_kernel_for_it() -> None:
         "x = zk.empty(zk.BF16, 1, 8, 3, 8); "
         "k.zk_attention_fwd(x, zk.empty(zk.F32, 8), x, 1, 8, 1, 1, 8, -1.0)"
     )
-    paths = os.pathsep.join(
-        str(zk.ROOT / folder) for folder in ("tests/lib", "gen")
-    )
+    paths = os.pathsep.join(str(zk.ROOT / folder) for folder in ("tests/lib", "gen"))
     done = subprocess.run(
         [sys.executable, "-c", call],
         env=os.environ | {"PYTHONPATH": paths},
@@ -430,9 +405,7 @@ def test_no_square_buffer() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     k.zk_attention_fwd(y, lse, qkv, 1, T, 1, 1, D, 0.5)
     assert np.all(np.isfinite(y))
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10
-    )  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10  # KiB
 
 
 # ---- documents and windows
@@ -475,9 +448,7 @@ LOCAL = [
 ]
 
 
-def local(
-    shape: tuple[int, ...], mean: int, window: int
-) -> tuple[object, ...]:
+def local(shape: tuple[int, ...], mean: int, window: int) -> tuple[object, ...]:
     B, T = shape[:2]
     return (documents(B, T, mean) if mean else None), window or T
 
@@ -544,9 +515,7 @@ def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
         drawn(1, dtype, 1, T, 4, D),
         drawn(2, dtype, 1, T, 2, D),
     )
-    others = [
-        drawn(seed, dtype, 1, T, n, D)[0] for seed, n in ((3, 4), (4, 2))
-    ]
+    others = [drawn(seed, dtype, 1, T, n, D)[0] for seed, n in ((3, 4), (4, 2))]
     position = np.concatenate([np.arange(n) for n in (75, 60, 75)])
     position = position.astype(np.int32)[None]
     k = zk.Kernels(isa, dtype)

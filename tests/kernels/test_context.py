@@ -34,9 +34,7 @@ print(lib.zk_object().decode())
 """
 
 
-def plain(
-    isa: str | None, library: str = "gcc", **settings: str
-) -> tuple[int, str]:
+def plain(isa: str | None, library: str = "gcc", **settings: str) -> tuple[int, str]:
     """Call a plain name in a new process with ZK_ISA set. Return the exit status and output."""
     zk.library(library)
     environment = {
@@ -133,11 +131,7 @@ def test_kernels_are_tested_on_each_class_of_processors(isa: str) -> None:
 
 def test_an_unknown_object_is_refused() -> None:
     status, said = plain("sse")
-    assert (
-        status == 1
-        and "ZK_ISA" in said
-        and "avx2, avx512, avx512bf16, amx" in said
-    )
+    assert status == 1 and "ZK_ISA" in said and "avx2, avx512, avx512bf16, amx" in said
 
 
 @pytest.mark.parametrize(
@@ -155,9 +149,7 @@ def test_an_object_that_cannot_run_is_refused(isa: str, lacking: str) -> None:
 def opened(dtype: int, threads: int) -> str:
     """Return the reason why zk_open refuses; empty if it does not."""
     lib, why = zk.library("gcc"), ctypes.c_char_p()
-    context = lib.zk_open(
-        None, None, None, dtype, 0, threads, ctypes.byref(why)
-    )
+    context = lib.zk_open(None, None, None, dtype, 0, threads, ctypes.byref(why))
     if context:
         lib.zk_close(ctypes.c_void_p(context))
     assert bool(context) == (why.value is None)
@@ -167,9 +159,7 @@ def opened(dtype: int, threads: int) -> str:
 def test_open_says_why_not() -> None:
     assert opened(zk.F32, 1) == opened(zk.BF16, 5) == ""
     assert "f32, bf16 or f16" in opened(3, 1)
-    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(
-        zk.F32, 1025
-    )
+    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(zk.F32, 1025)
 
 
 def mapped() -> int:
@@ -224,9 +214,7 @@ def test_scratch_is_taken_at_the_start() -> None:
 
 def test_no_kernel_runs_where_there_is_no_context() -> None:
     source = generate(ROOT / "model_specs" / "demo.yaml", "zero.stage=3")
-    assert (
-        "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
-    )
+    assert "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
     assert not re.search(r"zr_call(_n)?\(z, ZR_GATHER", source)
 
 
@@ -248,8 +236,4 @@ def test_errors_of_others_are_not_the_kernels(
     invalid = library.cudaFree(ctypes.c_void_p(1))
     ones, sums = np.ones((7, 64), np.float32), np.empty(64, np.float32)
     k.zk_linear_bwd_b(sums, ones, 7, 64)
-    assert (
-        invalid
-        and (sums == 7).all()
-        and "kernel" not in capfd.readouterr().err
-    )
+    assert invalid and (sums == 7).all() and "kernel" not in capfd.readouterr().err

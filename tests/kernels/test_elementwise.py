@@ -33,9 +33,7 @@ def drawn(
     seed: int, dtype: int, *shape: int, scale: float = 1.0
 ) -> tuple[Array, Array]:
     """Return normal numbers as stored, and the same values in float64."""
-    x = zk.store(
-        np.random.default_rng(seed).standard_normal(shape) * scale, dtype
-    )
+    x = zk.store(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
     return x, zk.load(x)
 
 
@@ -70,9 +68,7 @@ def gelu(x: Array, kind: int) -> tuple[Array, Array]:
     """Return the value and the slope."""
     if kind == zk.GELU_ERF:
         share = (1 + ERF(x / math.sqrt(2))) / 2
-        return x * share, share + x * np.exp(-x * x / 2) / math.sqrt(
-            2 * math.pi
-        )
+        return x * share, share + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     s = sigmoid(ROOT * (x + 0.044715 * x**3))
     inner = ROOT * (1 + 3 * 0.044715 * x * x)
     return x * s, s + x * s * sigmoid(-ROOT * (x + 0.044715 * x**3)) * inner
@@ -82,11 +78,7 @@ def sigmoid_steps(target: str, argument: int, others: int) -> tuple[int, int]:
     """Return the roundings of a sigmoid's argument, which matter by (1 - s) times the argument, and
     the others of a formula. A GPU's exponential takes a rounded product with a rounded log2(e). It
     is good to 2^-22 and its quotient to 2^-23, instead of 2 ulp and 1/2."""
-    return (
-        (argument + 2, others + 6)
-        if target == zk.EMULATED
-        else (argument, others)
-    )
+    return (argument + 2, others + 6) if target == zk.EMULATED else (argument, others)
 
 
 def gelu_bounds(x: Array, kind: int, target: str) -> tuple[Array, Array]:
@@ -99,25 +91,19 @@ def gelu_bounds(x: Array, kind: int, target: str) -> tuple[Array, Array]:
     """
     if kind == zk.GELU_ERF:
         pdf = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        return 8 * U * np.abs(x), 6 * U + U * np.abs(x) * pdf * (
-            10 + 2 * x * x
-        )
+        return 8 * U * np.abs(x), 6 * U + U * np.abs(x) * pdf * (10 + 2 * x * x)
     t = ROOT * (x + 0.044715 * x**3)
     s, rest = sigmoid(t), sigmoid(-t)
     argument, others = sigmoid_steps(target, 5, 8)
     steps = others + argument * np.abs(t) * rest
     slope = np.abs(x) * s * ROOT * (1 + 3 * 0.044715 * x * x)
-    slope[np.abs(x) >= 16] = (
-        0  # there s or 1 - s is 0 in f32, and really below 2**-140
-    )
+    slope[np.abs(x) >= 16] = 0  # there s or 1 - s is 0 in f32, and really below 2**-140
     return U * steps * np.abs(x) * s, U * (
         s * steps + slope * (rest * (steps + others) + s * steps)
     )
 
 
-@pytest.mark.parametrize(
-    "kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"]
-)
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"])
 def test_gelu(target: str, dtype: int, kind: int) -> None:
     k = zk.Kernels(target, dtype)
     x, exact = wide(dtype)
@@ -135,9 +121,7 @@ def test_gelu(target: str, dtype: int, kind: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"]
-)
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"])
 def test_the_slope_is_a_finite_difference(kind: int) -> None:
     """The slope above matches central differences, which err by h**2 f''' / 6 and by rounding,
     1e-16 / h."""
@@ -183,9 +167,7 @@ def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
         * s
         * (steps + np.abs(gate) * (rest * (steps + others - 6) + s * steps))
     )
-    want = np.concatenate(
-        [grad * up * s * (1 + gate * rest), grad * gate * s], axis=1
-    )
+    want = np.concatenate([grad * up * s * (1 + gate * rest), grad * gate * s], axis=1)
     close(
         dx,
         want,
@@ -226,9 +208,7 @@ def test_bad_numbers_stay_visible(target: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
-def test_gelu_backward_may_be_in_place(
-    target: str, dtype: int, kind: int
-) -> None:
+def test_gelu_backward_may_be_in_place(target: str, dtype: int, kind: int) -> None:
     k = zk.Kernels(target, dtype)
     for n in (1, 15, 33, 40000):
         (x, _), (dy, _) = drawn(n, dtype, n), drawn(n + 1, dtype, n)
@@ -301,9 +281,7 @@ def test_add_may_be_in_place(target: str, dtype: int) -> None:
 
 def test_round_to_nearest_even(target: str) -> None:
     k = zk.Kernels(target, zk.BF16)
-    bits = np.random.default_rng(5).integers(
-        0, 1 << 32, 100003, dtype=np.uint32
-    )
+    bits = np.random.default_rng(5).integers(0, 1 << 32, 100003, dtype=np.uint32)
     bits[:6] = [
         0x3F808000,
         0x3F818000,
@@ -336,9 +314,7 @@ def test_round_in_f32_is_a_copy(target: str) -> None:
 
 def rows(M: int, C: int, dtype: int) -> tuple[Array, Array]:
     scale = 10.0 ** (np.arange(M)[:, None] % 5)
-    dy = zk.store(
-        np.random.default_rng(M).standard_normal((M, C)) * scale, dtype
-    )
+    dy = zk.store(np.random.default_rng(M).standard_normal((M, C)) * scale, dtype)
     return dy, zk.load(dy).astype(np.float32)
 
 
@@ -366,15 +342,11 @@ def test_embed_fwd(target: str, dtype: int, C: int, positions: bool) -> None:
     [(1, 1, 1), (24, 5, 20), (40, 300, 33), (65, 64, 64), (2100, 150, 24)],
 )
 @pytest.mark.parametrize("add", [0, 1])
-def test_embed_bwd(
-    target: str, dtype: int, M: int, V: int, C: int, add: int
-) -> None:
+def test_embed_bwd(target: str, dtype: int, M: int, V: int, C: int, add: int) -> None:
     k = zk.Kernels(target, dtype)
     token = np.random.default_rng(10).integers(0, V, M).astype(np.int32)
     dy, wide_dy = rows(M, C, dtype)
-    start = (
-        np.random.default_rng(11).standard_normal((V, C)).astype(np.float32)
-    )
+    start = np.random.default_rng(11).standard_normal((V, C)).astype(np.float32)
     dw = start.copy() if add else zk.store(np.full((V, C), np.nan), dtype)
     k.zk_embed_bwd(dw, dy, token, np.empty(V + 1 + M, np.int32), M, V, C, add)
     want = start.copy() if add else np.zeros((V, C), np.float32)
@@ -382,18 +354,12 @@ def test_embed_bwd(
         want[token[m]] = want[token[m]] + wide_dy[m]
     assert (
         dw.tobytes()
-        == (
-            want if add else zk.store(want.astype(np.float64), dtype)
-        ).tobytes()
+        == (want if add else zk.store(want.astype(np.float64), dtype)).tobytes()
     )
 
 
-@pytest.mark.parametrize(
-    "B,T,C,P", [(1, 1, 1, 1), (4, 5, 20, 9), (3, 33, 60, 64)]
-)
-def test_position_bwd(
-    target: str, dtype: int, B: int, T: int, C: int, P: int
-) -> None:
+@pytest.mark.parametrize("B,T,C,P", [(1, 1, 1, 1), (4, 5, 20, 9), (3, 33, 60, 64)])
+def test_position_bwd(target: str, dtype: int, B: int, T: int, C: int, P: int) -> None:
     k = zk.Kernels(target, dtype)
     dy, wide_dy = rows(B * T, C, dtype)
     dp = zk.store(np.full((P, C), np.nan), dtype)
@@ -429,9 +395,7 @@ def depth(V: int, target: str) -> float:
     )
 
 
-def entropy(
-    x: Array, hit: Array, target: str
-) -> tuple[Array, Array, Array, Array]:
+def entropy(x: Array, hit: Array, target: str) -> tuple[Array, Array, Array, Array]:
     """Return loss [M], d(sum of losses)/M [M,V], and their bounds."""
     M, V = x.shape
     at = (np.arange(M), np.maximum(hit, 0))
@@ -468,9 +432,7 @@ def padded(x: Array, beyond: float = np.nan) -> Array:
     "M,V", [(1, 1), (5, 3), (7, 16), (9, 257), (4, 263), (6, 5000)]
 )
 @pytest.mark.parametrize("scale", [1, 30])
-def test_cross_entropy(
-    target: str, dtype: int, M: int, V: int, scale: float
-) -> None:
+def test_cross_entropy(target: str, dtype: int, M: int, V: int, scale: float) -> None:
     """Loss and gradient match float64, and NaN beyond the vocabulary makes no difference."""
     k = zk.Kernels(target, dtype)
     rows, exact = drawn(12, dtype, M, V, scale=scale)
@@ -482,22 +444,16 @@ def test_cross_entropy(
     want, slope, bound, slack = entropy(exact, hit, target)
     close(loss, want, bound)
     close(np.ascontiguousarray(d[:, :V]), slope, slack)
-    assert (
-        np.all(loss >= 0) and not loss[hit < 0].any() and not d[hit < 0].any()
-    )
+    assert np.all(loss >= 0) and not loss[hit < 0].any() and not d[hit < 0].any()
     assert not d[:, V:].any()
     alone, inplace = np.empty_like(loss), x.copy()
     k.zk_cross_entropy(alone, None, x, hit, None, M, V, M)
     assert alone.tobytes() == loss.tobytes()
     k.zk_cross_entropy(alone, inplace, inplace, hit, None, M, V, M)
-    assert (
-        inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
-    )
+    assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
     for m in range(M):  # a part of the rows, as parts of all of them
         k.zk_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], None, 1, V, M)
-    assert (
-        inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
-    )
+    assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
 
 
 @pytest.mark.parametrize("M,C", [(1, 3), (7, 40), (700, 33)])
@@ -519,16 +475,12 @@ def test_pick(target: str, dtype: int, M: int, C: int) -> None:
 def test_cross_entropy_is_stable(target: str) -> None:
     """Only the differences of logits matter, also far from 0, where these are exact."""
     k = zk.Kernels(target)
-    base = (
-        np.random.default_rng(14).integers(-20, 20, (4, 40)).astype(np.float32)
-    )
+    base = np.random.default_rng(14).integers(-20, 20, (4, 40)).astype(np.float32)
     hit = np.array([0, 39, 7, -1], np.int32)
     found = []
     for shift in (0, 1e6, -1e6):
         loss, d = np.empty(4, np.float32), np.empty_like(base)
-        k.zk_cross_entropy(
-            loss, d, base + np.float32(shift), hit, None, 4, 40, 4
-        )
+        k.zk_cross_entropy(loss, d, base + np.float32(shift), hit, None, 4, 40, 4)
         found.append(loss.tobytes() + d.tobytes())
     assert found[0] == found[1] == found[2]
 
@@ -539,9 +491,7 @@ def test_cross_entropy_of_infinities(target: str) -> None:
     x[0, 4] = x[1, 4] = 0
     x[2] = np.nan
     loss, d = np.empty(3, np.float32), np.empty_like(x)
-    k.zk_cross_entropy(
-        loss, d, x, np.array([4, 5, -1], np.int32), None, 3, 24, 3
-    )
+    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), None, 3, 24, 3)
     assert (
         loss[0] == 0
         and not d[0].any()
@@ -549,9 +499,7 @@ def test_cross_entropy_of_infinities(target: str) -> None:
         and loss[2] == 0
         and not d[2].any()
     )
-    k.zk_cross_entropy(
-        loss, d, x, np.array([4, 4, 5], np.int32), None, 3, 24, 3
-    )
+    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), None, 3, 24, 3)
     assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
 
 
@@ -578,8 +526,7 @@ def test_sample_never_draws_the_impossible(target: str) -> None:
     k = zk.Kernels(target)
     x = np.array([-np.inf, 0, 1, -np.inf], np.float32)
     assert {
-        k.zk_sample(x, 4, 1.0, 0, 1.0, u)
-        for u in (0.0, 0.2, 0.9, 1 - 2.0**-53)
+        k.zk_sample(x, 4, 1.0, 0, 1.0, u) for u in (0.0, 0.2, 0.9, 1 - 2.0**-53)
     } == {1, 2}
 
 
@@ -633,17 +580,13 @@ def everything(k: zk.Kernels, n: int) -> bytes:
         out += [np.empty_like(x), np.empty_like(x)]
         k.zk_gelu_fwd(out[-2], x, x.size, kind)
         k.zk_gelu_bwd(out[-1], x, x, x.size, kind)
-    out += [
-        zk.empty(zk.F32, *shape) for shape in ((n, 37), (n, 74), (n,), (n, 80))
-    ]
+    out += [zk.empty(zk.F32, *shape) for shape in ((n, 37), (n, 74), (n,), (n, 80))]
     k.zk_swiglu_fwd(out[-4], x, n, 37)
     k.zk_swiglu_bwd(out[-3], out[-4], x, n, 37)
     k.zk_cross_entropy(out[-2], out[-1], padded(x), target, None, n, 74, n)
     out[-1] = out[-1][:, :74]
     out.append(np.empty((100, 74), np.float32))
-    k.zk_embed_bwd(
-        out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0
-    )
+    k.zk_embed_bwd(out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0)
     return b"".join(a.tobytes() for a in out)
 
 
@@ -654,17 +597,14 @@ KNOWN_BITS = "e5920d830d69647698f65e837aaa5bc0f3eb7b535e4cc9e0c1e6a3992d4a923e"
 @pytest.mark.slow
 def test_objects_compilers_and_threads_change_no_bit() -> None:
     found = {
-        everything(zk.Kernels(isa, zk.F32, n, cc), 700)
-        for isa, cc, n in zk.variants()
+        everything(zk.Kernels(isa, zk.F32, n, cc), 700) for isa, cc, n in zk.variants()
     }
     assert len(found) == 1
     assert hashlib.sha256(found.pop()).hexdigest() == KNOWN_BITS
 
 
 @pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
-def test_a_ragged_end_changes_no_bit(
-    target: str, dtype: int, kind: int
-) -> None:
+def test_a_ragged_end_changes_no_bit(target: str, dtype: int, kind: int) -> None:
     k = zk.Kernels(target, dtype)
     x, _ = drawn(18, dtype, 64, scale=3)
     whole = np.empty_like(x)
@@ -684,9 +624,7 @@ def exact(k: zk.Kernels, dtype: int) -> bytes:
     k.zk_gelu_bwd(out[1], dy, x, x.size, zk.GELU_ERF)
     k.zk_add(out[2], x, dy, x.size)
     k.zk_embed_fwd(out[3], token, x, dy, 2, 20, 74)
-    k.zk_embed_bwd(
-        out[4], dy, token, np.empty(41 + 40, np.int32), 40, 40, 74, 0
-    )
+    k.zk_embed_bwd(out[4], dy, token, np.empty(41 + 40, np.int32), 40, 40, 74, 0)
     k.zk_position_bwd(out[5], dy, 2, 20, 74, 40)
     return b"".join(a.tobytes() for a in out)
 
@@ -700,7 +638,4 @@ def test_a_gpu_gives_the_bits_of_a_cpu(dtype: int) -> None:
 def test_tiles_change_no_bit(isa: str) -> None:
     want = everything(zk.Kernels(isa), 50)
     for tile in (1, 48, 1000):
-        assert (
-            everything(zk.Kernels(isa, zk.F32, 2, tile=(tile, 0, 0)), 50)
-            == want
-        )
+        assert everything(zk.Kernels(isa, zk.F32, 2, tile=(tile, 0, 0)), 50) == want

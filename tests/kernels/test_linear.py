@@ -64,14 +64,10 @@ def drawn(seed: int, dtype: int, *shape: int) -> Array:
     return zk.store(np.ldexp(whole, exponent), dtype)
 
 
-def layers(
-    dtype: int, M: int, N: int, K: int, layout: int
-) -> tuple[Array, ...]:
+def layers(dtype: int, M: int, N: int, K: int, layout: int) -> tuple[Array, ...]:
     """Return x [M,K], w by layout, b [N], dy [M,N]."""
     shapes = (M, K), (K, N) if layout == zk.IN_OUT else (N, K), (N,), (M, N)
-    return tuple(
-        drawn(seed, dtype, *shape) for seed, shape in enumerate(shapes, 1)
-    )
+    return tuple(drawn(seed, dtype, *shape) for seed, shape in enumerate(shapes, 1))
 
 
 def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
@@ -170,9 +166,7 @@ def fused(a: float, b: float, c: float) -> float:
         mantissa, exponent = np.frexp(s)
         whole = int(np.ldexp(mantissa, 64))
         if whole % 2 == 0:
-            s = np.ldexp(
-                np.longdouble(whole) + (1 if rest > 0 else -1), exponent - 64
-            )
+            s = np.ldexp(np.longdouble(whole) + (1 if rest > 0 else -1), exponent - 64)
     return np.float32(s)
 
 
@@ -199,9 +193,7 @@ def test_the_chain_ascends(isa: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("M,N,K", [(60, 100, 47), (896, 41, 64), (8, 3, 5)])
-def test_a_gradient_carries_on(
-    isa: str, M: int, N: int, K: int, layout: int
-) -> None:
+def test_a_gradient_carries_on(isa: str, M: int, N: int, K: int, layout: int) -> None:
     """A gradient over four parts of the rows is one chain of sums with the bits of all rows at
     once. In bf16 parts of 15 rows cut its pairs, and parts may cut the groups of tiles, so the bits
     differ."""
@@ -236,17 +228,13 @@ def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
     x, w, _, dy = layers(zk.BF16, M, N, K, layout)
     dw = zk.empty(zk.F32, *w.shape)
     for i in range(0, M, 15):
-        k.zk_linear_bwd_w(
-            dw, dy[i : i + 15], x[i : i + 15], 15, N, K, layout, 1, i
-        )
+        k.zk_linear_bwd_w(dw, dy[i : i + 15], x[i : i + 15], 15, N, K, layout, 1, i)
     wide_x, wide_dy = zk.load(x), zk.load(dy)
     a, b = (wide_x.T, wide_dy) if layout == zk.IN_OUT else (wide_dy.T, wide_x)
     close(dw, a, b)
 
 
-def sliced(
-    k: zk.Kernels, M: int, N: int, K: int, slices: int
-) -> tuple[Array, ...]:
+def sliced(k: zk.Kernels, M: int, N: int, K: int, slices: int) -> tuple[Array, ...]:
     """Return y with and without bias, dx in f32, dw, computed slice by slice."""
     x, w, b, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
     y, plain, dx = (
@@ -346,9 +334,7 @@ def test_adapters(
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_adapters_have_the_same_bits(
-    isa: str, dtype: int, threads: int
-) -> None:
+def test_adapters_have_the_same_bits(isa: str, dtype: int, threads: int) -> None:
     """Adapters have the same bits in place or not, in any tiles, and from every object in f32;
     16-bit results are the f32 ones rounded once."""
     shape = 100, 400, 385, 70, 300
@@ -380,9 +366,7 @@ def test_an_adapter_carries_on(target: str, dtype: int) -> None:
     close(found, SCALE * dy[:, :n].T, x, np.zeros((n, K)) + 1e-300)
 
 
-def test_an_adapter_that_carries_on_has_the_same_bits(
-    isa: str, dtype: int
-) -> None:
+def test_an_adapter_that_carries_on_has_the_same_bits(isa: str, dtype: int) -> None:
     for order in zk.orders(dtype):
         first = carried(zk.Kernels("avx2", dtype, order=order), *CHUNKS)
         found = carried(zk.Kernels(isa, dtype, 3, order=order), *CHUNKS)
@@ -403,9 +387,7 @@ def test_f16_is_f32_rounded_once(isa: str) -> None:
     wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1, 0)
-    for narrow, exact in zip(
-        (found[0], found[2], found[3]), (y, dx, dw), strict=True
-    ):
+    for narrow, exact in zip((found[0], found[2], found[3]), (y, dx, dw), strict=True):
         assert narrow.tobytes() == zk.store(exact, dtype).tobytes()
     full = zk.empty(zk.F32, K, N)
     zk.Kernels(isa, dtype).zk_linear_bwd_w(
@@ -534,11 +516,7 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
         return {
             (
                 order,
-                bits(
-                    products(
-                        zk.Kernels(*of, **more, order=order), M, N, K, layout
-                    )
-                ),
+                bits(products(zk.Kernels(*of, **more, order=order), M, N, K, layout)),
             )
             for order in zk.orders(dtype)
         }
@@ -603,10 +581,7 @@ def fenced(x: Array, at_end: bool, keep: list[mmap.mmap]) -> Array:
     start = ctypes.addressof(ctypes.c_char.from_buffer(space))
     libc = ctypes.CDLL(None)
     for fence in (start, start + page + room):
-        assert (
-            libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0)
-            == 0
-        )
+        assert libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0) == 0
     offset = page + (room - x.nbytes if at_end else 0)
     copy = np.frombuffer(space, x.dtype, x.size, offset).reshape(x.shape)
     copy[...] = x
@@ -617,12 +592,8 @@ def touch_only_operands(
     k: zk.Kernels, M: int, N: int, K: int, layout: int, at_end: bool
 ) -> None:
     keep: list[mmap.mmap] = []
-    x, w, b, dy = (
-        fenced(a, at_end, keep) for a in layers(k.dtype, M, N, K, layout)
-    )
-    y, dx, dw, db = (
-        fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b)
-    )
+    x, w, b, dy = (fenced(a, at_end, keep) for a in layers(k.dtype, M, N, K, layout))
+    y, dx, dw, db = (fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b))
     k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
     k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
     k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 0, 0)
@@ -690,8 +661,7 @@ def test_products_of_any_alignment_beside_each_other(dtype: int) -> None:
     zk.Kernels(dtype=dtype).zk_linear_fwd(want, x, w, b, M, N, K, zk.OUT_IN)
     for shifts in np.ndindex(2, 2, 2, 2):
         y, *operands = (
-            shifted(a, s)
-            for a, s in zip((want * 0, x, w, b), shifts, strict=True)
+            shifted(a, s) for a, s in zip((want * 0, x, w, b), shifts, strict=True)
         )
         k.zk_linear_fwd(y, *operands, M, N, K, zk.OUT_IN)
         found.add(y.tobytes())

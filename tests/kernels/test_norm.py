@@ -48,9 +48,7 @@ def drawn(
     seed: int, dtype: int, *shape: int, shift: float = 0.0
 ) -> tuple[Array, Array]:
     """Return normal numbers around `shift` as stored, and the same values in float64."""
-    x = zk.store(
-        np.random.default_rng(seed).standard_normal(shape) + shift, dtype
-    )
+    x = zk.store(np.random.default_rng(seed).standard_normal(shape) + shift, dtype)
     return x, zk.load(x)
 
 
@@ -94,9 +92,7 @@ def back(
 def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
     """Return the dx of `back` with every term made positive."""
     g, hat = np.abs(dy * w), np.abs(hat)
-    return r * (
-        g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True)
-    )
+    return r * (g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True))
 
 
 def chain(C: int, target: str) -> float:
@@ -128,21 +124,15 @@ def test_formulas_against_finite_differences() -> None:
         for at, exact in ((0, dx), (1, dw.sum(0))):
             for i in np.ndindex(exact.shape):
                 step = [np.zeros_like(x), np.zeros_like(w)]
-                step[at][i] = (
-                    1e-6  # truncation about 1e-12, rounding about 1e-9
-                )
-                rise = f(x + step[0], w + step[1]) - f(
-                    x - step[0], w - step[1]
-                )
+                step[at][i] = 1e-6  # truncation about 1e-12, rounding about 1e-9
+                rise = f(x + step[0], w + step[1]) - f(x - step[0], w - step[1])
                 assert abs((dy * rise).sum() / 2e-6 - exact[i]) < 1e-7
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,C", SHAPES)
 @pytest.mark.parametrize("shift", [0.0, 30.0])
-def test_layernorm(
-    target: str, M: int, C: int, dtype: int, shift: float
-) -> None:
+def test_layernorm(target: str, M: int, C: int, dtype: int, shift: float) -> None:
     (x, X), (dy, DY) = (
         drawn(1, dtype, M, C, shift=shift),
         drawn(4, dtype, M, C),
@@ -171,9 +161,7 @@ def test_layernorm(
     DX, DW = back(hat, r, W, DY, True)
     g, dot = np.abs(DY * W), np.abs(row(DY * W * hat))
     dot_off = row(g * off) + (lanes + 3) * F32 * row(g * np.abs(hat))
-    sums = (
-        off * dot + (np.abs(hat) + off) * dot_off + (lanes + 2) * F32 * row(g)
-    )
+    sums = off * dot + (np.abs(hat) + off) * dot_off + (lanes + 2) * F32 * row(g)
     last = 2 * F32 * (g + row(g) + np.abs(hat) * dot)
     close(
         dx,
@@ -224,13 +212,9 @@ def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
                     made[2] if second else None,
                 )
                 if kind == "layer":
-                    k.zk_layernorm_bwd(
-                        dx, dw, db, dy, None, x, stat, w, scratch, M, C
-                    )
+                    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
                 elif kind == "rms":
-                    k.zk_rmsnorm_bwd(
-                        dx, dw, dy, None, x, stat, w, scratch, M, C
-                    )
+                    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
                 else:
                     k.zk_qknorm_bwd(
                         dx,
@@ -253,9 +237,7 @@ def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
                     ("db", kind != "rms" and db),
                 ):
                     if a is not None and a is not False:
-                        found.setdefault(f"{kind} {name}", set()).add(
-                            a.tobytes()
-                        )
+                        found.setdefault(f"{kind} {name}", set()).add(a.tobytes())
     assert len(found) == 8 and all(len(bits) == 1 for bits in found.values())
 
 
@@ -319,9 +301,7 @@ def fused_and_apart(
         drawn(5, dtype, C),
     )
     bias, gradient, stats = (
-        ([b], [zk.empty(dtype, C)], 2 * M)
-        if kind == "layernorm"
-        else ([], [], M)
+        ([b], [zk.empty(dtype, C)], 2 * M) if kind == "layernorm" else ([], [], M)
     )
     forward, backward = (
         getattr(k, f"zk_{kind}_fwd"),
@@ -333,19 +313,13 @@ def fused_and_apart(
         if apart:
             k.zk_add(total, x, more, M * C)
             forward(y, stat, None, total, None, w, *bias, M, C, EPS)
-            backward(
-                dx, dw, *gradient, dy, None, total, stat, w, scratch, M, C
-            )
+            backward(dx, dw, *gradient, dy, None, total, stat, w, scratch, M, C)
             alone = dx.copy()
             k.zk_add(dx, more, alone, M * C)
         else:
             forward(y, stat, total, x, more, w, *bias, M, C, EPS)
-            backward(
-                dx, dw, *gradient, dy, more, total, stat, w, scratch, M, C
-            )
-        found.append(
-            [a.tobytes() for a in (total, y, stat, dx, dw, *gradient)]
-        )
+            backward(dx, dw, *gradient, dy, more, total, stat, w, scratch, M, C)
+        found.append([a.tobytes() for a in (total, y, stat, dx, dw, *gradient)])
     return found
 
 
@@ -356,9 +330,7 @@ def test_a_norm_adds_as_zk_add(
     target: str, kind: str, M: int, C: int, dtype: int
 ) -> None:
     """A norm with an addition, before or after it, has the bits of the norm and zk_add."""
-    alone, apart = fused_and_apart(
-        zk.Kernels(target, dtype), kind, M, C, dtype
-    )
+    alone, apart = fused_and_apart(zk.Kernels(target, dtype), kind, M, C, dtype)
     assert alone == apart
 
 
@@ -377,9 +349,7 @@ def test_a_norm_adds_alike_on_every_object(kind: str, dtype: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,H,G,D", HEADS)
-def test_qknorm_whole(
-    target: str, M: int, H: int, G: int, D: int, dtype: int
-) -> None:
+def test_qknorm_whole(target: str, M: int, H: int, G: int, D: int, dtype: int) -> None:
     """A norm over whole queries and keys treats all q heads as one run, and all k heads as
     another."""
     Q, QK, E = H * D, (H + G) * D, (H + 2 * G) * D
@@ -406,9 +376,7 @@ def test_qknorm_whole(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,H,G,D", HEADS)
-def test_qknorm(
-    target: str, M: int, H: int, G: int, D: int, dtype: int
-) -> None:
+def test_qknorm(target: str, M: int, H: int, G: int, D: int, dtype: int) -> None:
     S = H + 2 * G
     (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
     (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
@@ -426,9 +394,7 @@ def test_qknorm(
         r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
         close(y[:, part].copy(), rms(Z, W), u * np.abs(rms(Z, W)), dtype)
         DX, DW = back(Z * r, r, W, DZ, False)
-        close(
-            dx[:, part].copy(), DX, 2 * u * back_size(Z * r, r, W, DZ), dtype
-        )
+        close(dx[:, part].copy(), DX, 2 * u * back_size(Z * r, r, W, DZ), dtype)
         close(
             dw,
             DW.sum((0, 1)),
@@ -453,9 +419,7 @@ def test_rope_table(target: str, T: int, D: int) -> None:
     "B,T,H,G,D",
     [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24), (3, 7, 4, 1, 64)],
 )
-def test_rope(
-    target: str, B: int, T: int, H: int, G: int, D: int, dtype: int
-) -> None:
+def test_rope(target: str, B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
     S, half = H + 2 * G, D // 2
     x, X = drawn(1, dtype, B, T, S, D)
     table = zk.empty(zk.F32, T, half, 2)
@@ -466,9 +430,7 @@ def test_rope(
         y = zk.empty(dtype, B, T, S, D)
         k.zk_rope(y, x, table, B, T, H, G, D, sign)
         x1, x2 = X[..., : H + G, :half], X[..., : H + G, half:]
-        exact = np.concatenate(
-            [x1 * c - sign * x2 * s, x2 * c + sign * x1 * s], -1
-        )
+        exact = np.concatenate([x1 * c - sign * x2 * s, x2 * c + sign * x1 * s], -1)
         size = [
             np.abs(x1 * c) + np.abs(x2 * s),
             np.abs(x2 * c) + np.abs(x1 * s),
@@ -520,8 +482,7 @@ def test_bits(dtype: int) -> None:
         found = everything(zk.Kernels(isa, dtype, threads, compiler), dtype)
         assert found == first, (isa, compiler, threads)
     assert (
-        everything(zk.Kernels(dtype=dtype, threads=2, tile=(3, 0, 0)), dtype)
-        == first
+        everything(zk.Kernels(dtype=dtype, threads=2, tile=(3, 0, 0)), dtype) == first
     )
 
 

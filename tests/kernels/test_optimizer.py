@@ -36,9 +36,7 @@ SPANS = [
         std=0.02,
         decay=0.1,
     ),
-    dict(
-        at=2048, elems=7, count=3, stride=3072, key=101, key_stride=10, mean=1
-    ),
+    dict(at=2048, elems=7, count=3, stride=3072, key=101, key_stride=10, mean=1),
     dict(at=9216, elems=5120, count=1, key=7, mean=-3, std=2, decay=0.1),
 ]
 FLAT = 9216 + 6144
@@ -63,9 +61,7 @@ def decays() -> Array:
     decay = np.zeros(FLAT)
     for s in SPANS:
         for i in range(s["count"]):
-            decay[s["at"] + i * s.get("stride", 0) :][: s["elems"]] = s.get(
-                "decay", 0
-            )
+            decay[s["at"] + i * s.get("stride", 0) :][: s["elems"]] = s.get("decay", 0)
     return decay
 
 
@@ -99,9 +95,7 @@ def limbs(x: Fraction) -> list[int]:
     return [int(whole) >> 32 * i & 0xFFFFFFFF for i in range(28)]
 
 
-def made(
-    norm: float = 0.0, loss: float = 0.0, valid: int = 0, bad: int = 0
-) -> Array:
+def made(norm: float = 0.0, loss: float = 0.0, valid: int = 0, bad: int = 0) -> Array:
     """Return sums [SUMS] with squares `norm`, losses `loss` and `valid` tokens."""
     sums = np.zeros(zk.SUMS, np.int64)
     sums[:28], sums[32:60] = limbs(Fraction(norm)), limbs(Fraction(loss))
@@ -147,9 +141,7 @@ def test_factor(target: str) -> None:
             assert math.sqrt(squares) * ctl.factor <= clip * (1 + 2 * U)
 
 
-@pytest.mark.parametrize(
-    "sums", [made(1.0, 2.0, 0), made(1.0, 2.0, 66, bad=3), made()]
-)
+@pytest.mark.parametrize("sums", [made(1.0, 2.0, 0), made(1.0, 2.0, 66, bad=3), made()])
 def test_a_bad_step_is_skipped(target: str, sums: Array) -> None:
     k, ctl, r = zk.Kernels(target), zk.Ctl(), recipe()
     k.zk_factor(ctl, made(1.0, 1.0, 66), r)
@@ -233,9 +225,7 @@ def train(
         sums[zk.VALID] = 60
         k.zk_factor(ctl, sums, r)
         for lo, hi in itertools.pairwise(cuts):
-            m, v = (
-                state[s][lo:hi] if s in state else None for s in ("m", "v")
-            )
+            m, v = (state[s][lo:hi] if s in state else None for s in ("m", "v"))
             k.zk_update(
                 ctl,
                 r,
@@ -296,9 +286,7 @@ class Near:
 
     def sign(self) -> Near:
         """Return the sign, or either one if 0 is within the error."""
-        return Near(
-            np.sign(self.x), np.where(np.abs(self.x) <= self.off, 2.0, 0.0)
-        )
+        return Near(np.sign(self.x), np.where(np.abs(self.x) <= self.off, 2.0, 0.0))
 
 
 def moved(
@@ -323,20 +311,13 @@ def moved(
         state["v"] = v * r.beta2 + g * g * (1 - r.beta2)
         corrected = state["m"] * (1 / (1 - BETA1**t))
         return (
-            p
-            + corrected
-            / ((state["v"] * (1 / (1 - r.beta2**t))).root() + r.eps)
-            * lr
+            p + corrected / ((state["v"] * (1 / (1 - r.beta2**t))).root() + r.eps) * lr
         )
     if name == "SGD":
         return p + g * lr
     if name in ("Momentum", "Nesterov"):
         state["m"] = m * BETA1 + g
-        return (
-            p
-            + (g + state["m"] * BETA1 if name == "Nesterov" else state["m"])
-            * lr
-        )
+        return p + (g + state["m"] * BETA1 if name == "Nesterov" else state["m"]) * lr
     if name == "Lion":
         state["m"] = m * r.beta2 + g * (1 - r.beta2)
         return p + (m * BETA1 + g * (1 - BETA1)).sign() * lr
@@ -367,25 +348,19 @@ def test_update_against_float64(target: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize(
-    "dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"]
-)
+@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"])
 def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
     k = zk.Kernels(target, dtype)
     whole, _, _ = train(k, CUTS[0], 3, dtype, name)
     for cuts in CUTS[1:]:
         pieces, _, _ = train(k, cuts, 3, dtype, name)
         assert all(
-            a.tobytes() == b.tobytes()
-            for a, b in zip(whole, pieces, strict=True)
+            a.tobytes() == b.tobytes() for a, b in zip(whole, pieces, strict=True)
         )
     p, w, *state = whole
     for a in (p, zk.load(w), *state):
         assert np.isnan(a[~used()]).all() and not np.isnan(a[used()]).any()
-    assert (
-        w[used()].tobytes()
-        == zk.store(p[used()].astype(float), dtype).tobytes()
-    )
+    assert w[used()].tobytes() == zk.store(p[used()].astype(float), dtype).tobytes()
 
 
 def test_every_rule_has_its_row() -> None:
@@ -405,10 +380,7 @@ def test_no_gradient(target: str, name: str) -> None:
     )
     p = np.linspace(-1, 1, 1024, dtype=np.float32)
     q, zeros = p.copy(), np.zeros((3, 1024), np.float32)
-    m, v = (
-        zeros[n] if s in ops.OPTIMIZERS[name] else None
-        for n, s in enumerate("mv")
-    )
+    m, v = (zeros[n] if s in ops.OPTIMIZERS[name] else None for n, s in enumerate("mv"))
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, made(0.0, 1.0, 66), r)
     k.zk_update(
@@ -438,8 +410,7 @@ def test_a_tensor_with_a_rate_of_its_own(target: str, name: str) -> None:
         r = recipe(rate=zk.phases([zk.held(lr)]), rule=RULES.index(name))
         ctl, p, states = zk.Ctl(), first.copy(), np.zeros((2, n), np.float32)
         m, v = (
-            states[i] if s in ops.OPTIMIZERS[name] else None
-            for i, s in enumerate("mv")
+            states[i] if s in ops.OPTIMIZERS[name] else None for i, s in enumerate("mv")
         )
         row = dict(at=0, elems=n, count=1, rate=rate, decay=0.3)
         for _ in range(3):
@@ -461,9 +432,7 @@ def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, made(0.0, 1.0, 66), r)
     k.zk_update(ctl, r, None, p, *zeros, zk.spans(SPANS), len(SPANS), 0, FLAT)
-    want = np.where(
-        used() & (decays() > 0), np.float32(1 - 1e-3 * 0.1), np.float32(1)
-    )
+    want = np.where(used() & (decays() > 0), np.float32(1 - 1e-3 * 0.1), np.float32(1))
     assert np.array_equal(p, want)
 
 
@@ -515,29 +484,19 @@ def test_philox_known_answers(
         "-Wno-psabi",
         f"-I{ROOT}/kernels/cpu",
     ]
-    subprocess.run(
-        ["gcc", *flags, "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True
-    )
-    words = [
-        [int(w, 16) for w in text.split()] for text in (counter, key, want)
-    ]
+    subprocess.run(["gcc", *flags, "shim.c", "-o", "shim.so"], cwd=tmp_path, check=True)
+    words = [[int(w, 16) for w in text.split()] for text in (counter, key, want)]
     room = np.zeros(40, np.uint64)
     # Aligned to 64 bytes
     lanes = room[-room.ctypes.data % 64 // 8 :][:32].reshape(4, 8)
     lanes[:, :] = np.array(words[0], np.uint64)[:, None]
     lanes[0, 3] ^= np.uint64(1)  # another lane, another counter
     shim = ctypes.CDLL(str(tmp_path / "shim.so"))
-    shim.draw(
-        ctypes.c_void_p(lanes.ctypes.data), (ctypes.c_uint32 * 2)(*words[1])
-    )
+    shim.draw(ctypes.c_void_p(lanes.ctypes.data), (ctypes.c_uint32 * 2)(*words[1]))
     got = (lanes & np.uint64(0xFFFFFFFF)).astype(int)
     assert philox(words[0], words[1]) == words[2]
-    assert all(
-        list(got[:, lane]) == words[2] for lane in (0, 1, 2, 4, 5, 6, 7)
-    )
-    assert list(got[:, 3]) == philox(
-        [words[0][0] ^ 1, *words[0][1:]], words[1]
-    )
+    assert all(list(got[:, lane]) == words[2] for lane in (0, 1, 2, 4, 5, 6, 7))
+    assert list(got[:, 3]) == philox([words[0][0] ^ 1, *words[0][1:]], words[1])
 
 
 def init(k: zk.Kernels, cuts: list[int], seed: int) -> Array:
@@ -551,9 +510,7 @@ def normal(seed: int, key: int, elem: int) -> tuple[float, float]:
     """Return element `elem` by the kernel's definition in float64, and its radius."""
     at, word = 16 * (elem // 64) + elem % 16, elem % 64 // 16
     low = 0xFFFFFFFF
-    words = philox(
-        [at & low, at >> 32, key & low, key >> 32], [seed & low, seed >> 32]
-    )
+    words = philox([at & low, at >> 32, key & low, key >> 32], [seed & low, seed >> 32])
     a, b = words[word // 2 * 2 :][:2]
     u = float(np.float32(np.float32(a >> 1) * 2.0**-31 + 2.0**-32))
     radius, angle = math.sqrt(-2 * math.log(u)), 2 * math.pi * b / 2**32
@@ -585,9 +542,7 @@ def test_init_is_box_and_muller(target: str) -> None:
 def test_init_is_uniform_below_zero(target: str) -> None:
     """Each uniform element uses the word that a normal one would: mean + std * word / 2^31, rounded
     twice."""
-    spans = [
-        dict(at=0, elems=200, count=1, stride=0, key=9, mean=0.5, std=-0.125)
-    ]
+    spans = [dict(at=0, elems=200, count=1, stride=0, key=9, mean=0.5, std=-0.125)]
     p = np.full(1024, np.nan, np.float32)
     zk.Kernels(target).zk_init(p, zk.spans(spans), 1, 0, 1024, 77, 1)
     for elem in range(200):
@@ -601,12 +556,8 @@ def test_init_is_uniform_below_zero(target: str) -> None:
 def test_init_in_pieces(target: str) -> None:
     k = zk.Kernels(target)
     whole = init(k, CUTS[0], 1)
-    assert all(
-        init(k, cuts, 1).tobytes() == whole.tobytes() for cuts in CUTS[1:]
-    )
-    assert not np.any(
-        init(k, CUTS[0], 2)[used()][:1500] == whole[used()][:1500]
-    )
+    assert all(init(k, cuts, 1).tobytes() == whole.tobytes() for cuts in CUTS[1:])
+    assert not np.any(init(k, CUTS[0], 2)[used()][:1500] == whole[used()][:1500])
 
 
 def test_init_is_normal() -> None:
@@ -629,9 +580,7 @@ def test_init_is_normal() -> None:
         assert abs(np.mean(z**power) - mean) < 5 * math.sqrt(variance / n)
     for lag in (1, 2, 16, 32, 64, 768):
         assert abs(np.mean(z[:-lag] * z[lag:])) < 5 / math.sqrt(n)
-        assert abs(np.mean(z[:-lag] ** 2 * z[lag:] ** 2) - 1) < 5 * math.sqrt(
-            8 / n
-        )
+        assert abs(np.mean(z[:-lag] ** 2 * z[lag:] ** 2) - 1) < 5 * math.sqrt(8 / n)
     expected = n * math.erfc(4 / math.sqrt(2))
     assert abs(np.sum(np.abs(z) > 4) - expected) < 5 * math.sqrt(expected)
     assert 4.2 < np.max(np.abs(z)) < 6.7
@@ -678,9 +627,7 @@ def test_hash_in_pieces(target: str) -> None:
     assert digest(k, between, CUTS[0]) == digest(k, p, CUTS[0])
 
 
-@pytest.mark.parametrize(
-    "dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"]
-)
+@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"])
 def test_hash_of_many_blocks(target: str, dtype: int) -> None:
     """The hash of many blocks, several at once if there are enough, is that of block by block."""
     n, key = 19 * 1024 + 77, 5
@@ -720,9 +667,7 @@ def test_every_change_changes_the_hash(target: str) -> None:
         q, size = p.copy(), 1 if b - a == 1 else 7
         q[a : a + size], q[b : b + size] = p[b : b + size], p[a : a + size]
         seen.add(digest(k, q, CUTS[0]))
-    seen.add(
-        digest(k, p, CUTS[0], [{**s, "key": s["key"] + 1} for s in SPANS])
-    )
+    seen.add(digest(k, p, CUTS[0], [{**s, "key": s["key"] + 1} for s in SPANS]))
     zero = p.copy()
     zero[:2] = 0
     minus = zero.copy()
@@ -752,9 +697,7 @@ def test_tiles_change_no_bit() -> None:
         assert [a.tobytes() for a in train(k, CUTS[0], 2)[0]] == [
             a.tobytes() for a in whole
         ]
-        assert digest(k, whole[0], CUTS[0]) == digest(
-            zk.Kernels(), whole[0], CUTS[0]
-        )
+        assert digest(k, whole[0], CUTS[0]) == digest(zk.Kernels(), whole[0], CUTS[0])
 
 
 # ---- more spans than one launch on a GPU takes
@@ -777,9 +720,9 @@ MANY = [
 def whole_run(k: zk.Kernels) -> list[bytes]:
     """Return sums, initial values, their hash, and the results of a step, all of MANY."""
     n, table, r, ctl = 70 * 3072, zk.spans(MANY), recipe(), zk.Ctl()
-    g = np.ldexp(
-        np.random.default_rng(1).integers(-1 << 23, 1 << 23, n), -20
-    ).astype(np.float32)
+    g = np.ldexp(np.random.default_rng(1).integers(-1 << 23, 1 << 23, n), -20).astype(
+        np.float32
+    )
     p, sums = np.full(n, np.nan, np.float32), np.zeros(zk.SUMS, np.int64)
     total = np.zeros(2, np.uint64)
     m, v, w = (

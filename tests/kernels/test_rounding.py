@@ -37,16 +37,14 @@ def words(step: int, second: int = 0) -> Array:
     elem, key = places()
     counter = elem // np.uint64(4) | np.uint64(second)
     every = philox(counter, key, (SEED + step * STEP) % 2**64)
-    return every[
-        np.arange(one.FLAT), (elem % np.uint64(4)).astype(int)
-    ].astype(np.uint32)
+    return every[np.arange(one.FLAT), (elem % np.uint64(4)).astype(int)].astype(
+        np.uint32
+    )
 
 
 def dithered(x: Array, chance: Array) -> Array:
     u = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((u + (chance & np.uint32(0xFFFF))) >> np.uint32(16)).astype(
-        np.uint16
-    )
+    return ((u + (chance & np.uint32(0xFFFF))) >> np.uint32(16)).astype(np.uint16)
 
 
 def step(
@@ -113,9 +111,9 @@ def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
         if masters:
             assert p.tobytes() == q.tobytes()
         else:
-            assert (w == dithered(q, words(n, SECOND)))[
-                inside
-            ].all() and not w[~inside].any()
+            assert (w == dithered(q, words(n, SECOND)))[inside].all() and not w[
+                ~inside
+            ].any()
 
 
 def test_words_differ() -> None:
@@ -144,9 +142,7 @@ def test_what_is_not_finite_stays(target: str) -> None:
     g[3::4] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
     bad[3::4] = np.nan
     span = zk.spans([dict(at=0, elems=300, count=1, key=1)])
-    k.zk_update(
-        zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300
-    )
+    k.zk_update(zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300)
     assert np.array_equal(
         zk.from_bf16(v), zk.from_bf16(zk.to_bf16(bad)), equal_nan=True
     )

@@ -32,17 +32,13 @@ def tree(leaves: list[np.ndarray]) -> np.ndarray:
 
 def blocks(leaves: list[np.ndarray], block: int) -> np.ndarray:
     """Return the trees of `block` consecutive leaves, added in order."""
-    sums = [
-        tree(leaves[at : at + block]) for at in range(0, len(leaves), block)
-    ]
+    sums = [tree(leaves[at : at + block]) for at in range(0, len(leaves), block)]
     return functools.reduce(np.add, sums)
 
 
 def spread(rng: np.random.Generator, n: int) -> np.ndarray:
     """Return numbers of both signs over six decades, so that another order of additions shows."""
-    return (rng.normal(size=n) * 10 ** rng.uniform(-3, 3, n)).astype(
-        np.float32
-    )
+    return (rng.normal(size=n) * 10 ** rng.uniform(-3, 3, n)).astype(np.float32)
 
 
 def mask_of(cuts: list[int], total: int, block: int) -> int:
@@ -119,9 +115,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("n,pad", [(37, 5), (36, 4)])
 @pytest.mark.parametrize("W", [1, 2, 3, 4, 8, 9])
-def test_tree_in_batches(
-    kernels: zk.Kernels, W: int, n: int, pad: int
-) -> None:
+def test_tree_in_batches(kernels: zk.Kernels, W: int, n: int, pad: int) -> None:
     rng = np.random.default_rng(W)
     for total in [t for t in range(1, 41) if t % W == 0]:
         leaves = [spread(rng, n) for _ in range(total)]
@@ -173,9 +167,10 @@ def test_blocks_in_any_batches(kernels: zk.Kernels, block: int) -> None:
             whole = list(range(W, total, W)) + [total]
             drawn = sorted({total, *rng.integers(1, total + 1, 5).tolist()})
             for cuts, pad in ((whole, 5), (drawn, 3)):
-                assert same(
-                    push(kernels, leaves, cuts, 1, block, pad=pad), want
-                ), (total, cuts)
+                assert same(push(kernels, leaves, cuts, 1, block, pad=pad), want), (
+                    total,
+                    cuts,
+                )
 
 
 @pytest.mark.parametrize("block", [1, 4, 16])
@@ -192,18 +187,11 @@ def test_blocks_round_in_another_way() -> None:
     three blocks' trees are those of one tree."""
     leaves = [spread(np.random.default_rng(i), 1000) for i in range(112)]
     assert (
-        len(
-            {
-                blocks(leaves, block).tobytes()
-                for block in (1, 2, 4, 8, 16, 32, ALL)
-            }
-        )
+        len({blocks(leaves, block).tobytes() for block in (1, 2, 4, 8, 16, 32, ALL)})
         == 7
     )
     assert same(blocks(leaves, ALL), tree(leaves))
-    assert all(
-        same(blocks(leaves[:n], 16), tree(leaves[:n])) for n in (16, 31, 48)
-    )
+    assert all(same(blocks(leaves[:n], 16), tree(leaves[:n])) for n in (16, 31, 48))
 
 
 def test_own_blocks_then_ranks(kernels: zk.Kernels) -> None:
@@ -218,9 +206,7 @@ def test_own_blocks_then_ranks(kernels: zk.Kernels) -> None:
 
 @pytest.mark.parametrize("n", [1, 16, 1023, 1024, 1025, 9000])
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 8])
-def test_sizes_and_sources_in_place(
-    kernels: zk.Kernels, total: int, n: int
-) -> None:
+def test_sizes_and_sources_in_place(kernels: zk.Kernels, total: int, n: int) -> None:
     leaves = [spread(np.random.default_rng(n + r), n) for r in range(total)]
     for i in range(total):
         got = push(kernels, leaves, [total], 1, inplace=i)
@@ -267,9 +253,7 @@ def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
 @pytest.mark.parametrize("n,pad", [(300, 5), (300, 4), (STREAMED + 5, 11)])
 @pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
 def test_leaves_of_halves(target: str, dtype: int, n: int, pad: int) -> None:
-    leaves = [
-        zk.store(spread(np.random.default_rng(r), n), dtype) for r in range(6)
-    ]
+    leaves = [zk.store(spread(np.random.default_rng(r), n), dtype) for r in range(6)]
     want = tree([zk.load(leaf).astype(np.float32) for leaf in leaves])
     k = zk.Kernels(target, dtype)
     assert same(push(k, leaves, [2, 4, 6], 0, pad=pad), want)
@@ -279,27 +263,21 @@ def test_leaves_of_halves(target: str, dtype: int, n: int, pad: int) -> None:
 
 
 def exact(limbs: np.ndarray) -> Fraction:
-    return sum(
-        int(x) * Fraction(2) ** (32 * i - BIAS) for i, x in enumerate(limbs)
-    )
+    return sum(int(x) * Fraction(2) ** (32 * i - BIAS) for i, x in enumerate(limbs))
 
 
 def block_sum(g: np.ndarray) -> float:
     """Return the squares of a block in f64: element i goes to lane i % 16, and lanes are folded 8,
     4, 2, 1."""
     lane = np.zeros(16)
-    for row in np.pad(g.astype(np.float64) ** 2, (0, -len(g) % 16)).reshape(
-        -1, 16
-    ):
+    for row in np.pad(g.astype(np.float64) ** 2, (0, -len(g) % 16)).reshape(-1, 16):
         lane = lane + row
     for w in (8, 4, 2, 1):
         lane = lane[:w] + lane[w : 2 * w]
     return float(lane[0])
 
 
-def squares(
-    k: zk.Kernels, g: np.ndarray, spans: list, cuts: list[int]
-) -> np.ndarray:
+def squares(k: zk.Kernels, g: np.ndarray, spans: list, cuts: list[int]) -> np.ndarray:
     sums = np.zeros(zk.SUMS, np.int64)
     table = zk.spans(spans)
     for lo, hi in itertools.pairwise(cuts):
@@ -317,9 +295,7 @@ FLAT = 9216 + 6144
 
 def test_squares_are_exact(kernels: zk.Kernels) -> None:
     rng = np.random.default_rng(8)
-    g = (rng.normal(size=FLAT) * 10.0 ** rng.uniform(-30, 18, FLAT)).astype(
-        np.float32
-    )
+    g = (rng.normal(size=FLAT) * 10.0 ** rng.uniform(-30, 18, FLAT)).astype(np.float32)
     g[5] = 2**-149  # whose square has the lowest bit of all
     want, blocks = Fraction(0), 0
     used = np.zeros(FLAT, bool)
@@ -328,32 +304,24 @@ def test_squares_are_exact(kernels: zk.Kernels) -> None:
             at = s["at"] + i * s["stride"]
             used[at : at + s["elems"]] = True
             for b in range(0, s["elems"], 1024):
-                want += Fraction(
-                    block_sum(g[at + b : at + min(b + 1024, s["elems"])])
-                )
+                want += Fraction(block_sum(g[at + b : at + min(b + 1024, s["elems"])]))
                 blocks += 1
     g[~used] = np.nan  # gaps between tensors are never read
     whole = squares(kernels, g, SPANS, [0, FLAT])
-    assert (
-        exact(whole[:28]) == want and blocks == 14 and whole[zk.NONFINITE] == 0
-    )
+    assert exact(whole[:28]) == want and blocks == 14 and whole[zk.NONFINITE] == 0
     for cuts in (
         [0, 1024, FLAT],
         list(range(0, FLAT + 1, 3072)),
         [0, 4096, 5120, 10240, FLAT],
     ):
-        assert np.array_equal(
-            exact(squares(kernels, g, SPANS, cuts)[:28]), want
-        )
+        assert np.array_equal(exact(squares(kernels, g, SPANS, cuts)[:28]), want)
 
 
 def test_squares_at_the_ends_of_f32(kernels: zk.Kernels) -> None:
     g = np.zeros(2048, np.float32)
     g[:1024] = np.finfo(np.float32).max
     g[1024:] = 2**-149
-    sums = squares(
-        kernels, g, [dict(at=0, elems=2048, count=1, stride=0)], [0, 2048]
-    )
+    sums = squares(kernels, g, [dict(at=0, elems=2048, count=1, stride=0)], [0, 2048])
     assert exact(sums[:28]) == Fraction(block_sum(g[:1024])) + Fraction(
         block_sum(g[1024:])
     )
@@ -366,9 +334,7 @@ def test_a_bad_block_is_counted_and_adds_nothing(
 ) -> None:
     g = np.ones(3072, np.float32)
     g[1500] = bad
-    sums = squares(
-        kernels, g, [dict(at=0, elems=3072, count=1, stride=0)], [0, 3072]
-    )
+    sums = squares(kernels, g, [dict(at=0, elems=3072, count=1, stride=0)], [0, 3072])
     assert sums[zk.NONFINITE] == 1 and exact(sums[:28]) == 2048
 
 
@@ -384,9 +350,9 @@ def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
     )
     for _ in range(50):
         target = rng.integers(-1, 5, 33).astype(np.int32)
-        loss = (
-            rng.exponential(size=33) * 10.0 ** rng.uniform(-40, 5, 33)
-        ).astype(np.float32)
+        loss = (rng.exponential(size=33) * 10.0 ** rng.uniform(-40, 5, 33)).astype(
+            np.float32
+        )
         loss[target < 0] = 0
         kernels.zk_loss_sum(sums, loss, target, 33)
         total = 0.0
@@ -423,9 +389,7 @@ def test_a_sum_rounds_to_nearest_even(kernels: zk.Kernels) -> None:
     one, half = 1 << 400, 1 << 347
     cases = [one + half, one + 3 * half, one + half + 1, (1 << 700) - 1, 1, 3]
     for _ in range(300):
-        head, shift, tail = (
-            int(rng.integers(0, most)) for most in (1 << 62, 700, 9)
-        )
+        head, shift, tail = (int(rng.integers(0, most)) for most in (1 << 62, 700, 9))
         cases.append(head << shift | tail)
     for x in cases:
         sums = np.zeros(zk.SUMS, np.int64)

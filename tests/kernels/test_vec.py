@@ -42,9 +42,7 @@ def built(compiler: str, isa: str) -> ctypes.CDLL:
 
 def each() -> list[tuple[str, ctypes.CDLL]]:
     return [
-        (f"{cc} {isa}", built(cc, isa))
-        for cc in zk.compilers()
-        for isa in zk.isas()
+        (f"{cc} {isa}", built(cc, isa)) for cc in zk.compilers() for isa in zk.isas()
     ]
 
 
@@ -67,9 +65,7 @@ def agreed(name: str, x: Array, y_type: type) -> Array:
 
 def floats(low: float, high: float) -> Array:
     """Return every 8191st float, special ones, and an even cover of [low, high]."""
-    some = (
-        np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
-    )
+    some = np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
     special = np.array(
         [
             0.0,
@@ -113,9 +109,7 @@ def test_functions_of_floats(name: str, low: float, high: float) -> None:
     x = floats(low, high)
     reference = np.vectorize(math.erf) if name == "erf" else getattr(np, name)
     with np.errstate(all="ignore"):
-        within(
-            agreed(name, x, np.float32), reference(x.astype(np.float64)), ULPS
-        )
+        within(agreed(name, x, np.float32), reference(x.astype(np.float64)), ULPS)
 
 
 @pytest.mark.parametrize("name", ["exp", "log", "sqrt"])
@@ -129,9 +123,7 @@ def test_sixteen_have_the_bits_of_registers(name: str) -> None:
 def test_square_roots_are_ieee() -> None:
     x = floats(0, 4)
     with np.errstate(all="ignore"):
-        within(
-            agreed("sqrt", x, np.float32), np.sqrt(x.astype(np.float64)), 0.5
-        )
+        within(agreed("sqrt", x, np.float32), np.sqrt(x.astype(np.float64)), 0.5)
 
 
 def doubles(name: str) -> Array:
@@ -147,9 +139,7 @@ def doubles(name: str) -> Array:
             ]
         )
     if name == "zk_log":
-        spread = np.ldexp(
-            r.uniform(0.5, 1, 20000), r.integers(-1070, 1024, 20000)
-        )
+        spread = np.ldexp(r.uniform(0.5, 1, 20000), r.integers(-1070, 1024, 20000))
         return np.concatenate(
             [
                 spread,
@@ -161,9 +151,7 @@ def doubles(name: str) -> Array:
         )
     # next to multiples of pi/2 all but a few bits cancel
     quarter = np.longdouble("1.57079632679489661923")
-    near = (np.arange(1, 6366197, 317).astype(np.longdouble) * quarter).astype(
-        float
-    )
+    near = (np.arange(1, 6366197, 317).astype(np.longdouble) * quarter).astype(float)
     return np.concatenate(
         [
             r.uniform(-1e7, 1e7, 20000),
@@ -192,9 +180,7 @@ def test_functions_of_doubles(name: str) -> None:
 @pytest.mark.slow
 def test_bf16_rounds_to_nearest_even() -> None:
     x = floats(-1, 1)
-    ties = ((np.arange(2**16, dtype=np.uint32) << 16) + 0x8000).view(
-        np.float32
-    )
+    ties = ((np.arange(2**16, dtype=np.uint32) << 16) + 0x8000).view(np.float32)
     x = np.concatenate([x, ties])
     found = agreed("narrow", x, np.uint16)
     assert found.tobytes() == zk.to_bf16(x).tobytes()
@@ -207,9 +193,7 @@ def test_bf16_rounds_to_nearest_even() -> None:
 def test_bf16_widens_exactly() -> None:
     x = np.arange(2**16).astype(np.uint16)
     for name in ("both", "get_bf16"):
-        assert (
-            agreed(name, x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
-        )
+        assert agreed(name, x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
 
 
 # ---- f16
@@ -233,9 +217,9 @@ def test_floats_round_to_the_nearest_half() -> None:
     half = HALVES.view(np.float16).astype(np.float32)
     half = half[np.isfinite(half)]
     with np.errstate(over="ignore"):
-        above = np.nextafter(
-            half.astype(np.float16), np.float16(np.inf)
-        ).astype(np.float32)
+        above = np.nextafter(half.astype(np.float16), np.float16(np.inf)).astype(
+            np.float32
+        )
         even = np.concatenate([half, half / 2 + above / 2])
     even = even[np.isfinite(even)]
     near = [
@@ -289,9 +273,7 @@ def test_parts_touch_n_elements(dtype: int, registers: int) -> None:
             size = ctypes.c_int64(n)
             lib.over_part(*pointers(y, x), size, dtype, registers)
             m = min(max(n, 0), 16)
-            assert (
-                np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
-            )
+            assert np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
 
 
 @pytest.mark.parametrize("registers", [0, 1])
@@ -317,17 +299,11 @@ def test_lanes() -> None:
     for name, lib in each():
         y = np.zeros(65, np.float32)
         lib.over_lanes(*pointers(y, a, b))
-        assert np.array_equal(
-            y[1:17], np.where(a > b, a, b), equal_nan=True
-        ), name
-        assert np.array_equal(
-            y[17:33], np.where(a < b, a, b), equal_nan=True
-        ), name
+        assert np.array_equal(y[1:17], np.where(a > b, a, b), equal_nan=True), name
+        assert np.array_equal(y[17:33], np.where(a < b, a, b), equal_nan=True), name
         # the product is exact in float64; rounding the sum there first shows once in 2**29
         exact = a.astype(np.float64) * b + a
-        assert np.array_equal(
-            y[33:49], exact.astype(np.float32), equal_nan=True
-        ), name
+        assert np.array_equal(y[33:49], exact.astype(np.float32), equal_nan=True), name
         assert np.array_equal(y[49:], y[1:17], equal_nan=True), name
 
 
@@ -358,12 +334,8 @@ def test_known_bits() -> None:
         agreed(name, grid, np.float64)
         for name in ("zk_sin", "zk_cos", "zk_exp", "zk_log")
     ]
-    numbers = [
-        np.where(np.isnan(part), part.dtype.type(0), part) for part in parts
-    ]
+    numbers = [np.where(np.isnan(part), part.dtype.type(0), part) for part in parts]
     assert (
-        hashlib.sha256(
-            b"".join(part.tobytes() for part in numbers)
-        ).hexdigest()
+        hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest()
         == KNOWN_BITS
     )

@@ -87,8 +87,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     G = spec.train.global_batch
     batch = oracle.batch(tokens, spec.train.sequence, 0, G)
     moved = {
-        n: (x - np.float64(after[n])) / test_reference.RATE
-        for n, x in params.items()
+        n: (x - np.float64(after[n])) / test_reference.RATE for n, x in params.items()
     }
     found = {n: u / (1 - np.abs(u)) for n, u in moved.items()}
 

@@ -93,9 +93,7 @@ SCALERS = [
     "s", SCALERS, ids=lambda s: f"{s.first:g}-{s.window}-{s.hysteresis}"
 )
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_scale_is_deepspeeds(
-    target: str, s: zk.Scaler, share: float
-) -> None:
+def test_the_scale_is_deepspeeds(target: str, s: zk.Scaler, share: float) -> None:
     rng = np.random.default_rng(1)
     script = [bool(x < share) for x in rng.random(120)]
     theirs, want = DeepSpeed(s), []
@@ -113,9 +111,7 @@ def test_the_scale_is_deepspeeds(
 
 def test_the_floor_has_patience_too(target: str) -> None:
     """Hysteresis is used up at the least scale, too, before the run ends."""
-    found = played(
-        zk.Kernels(target), zk.Scaler(4.0, 4.0, 3, 3, 0), [True, True, True]
-    )
+    found = played(zk.Kernels(target), zk.Scaler(4.0, 4.0, 3, 3, 0), [True, True, True])
     assert found == [(4, zk.RESCALED), (4, zk.RESCALED), (4, zk.LOWEST)]
 
 
@@ -159,10 +155,7 @@ def test_the_gradient_of_a_loss_is_scaled_once(target: str) -> None:
         loss, exact, x.astype(np.float32), hit, None, M, V, 2**20
     )
     k.zk_cross_entropy(loss, found, x, hit, np.array([2.0**16]), M, V, 2**20)
-    assert (
-        found.tobytes()
-        == zk.store(exact * np.float32(2**16), zk.F16).tobytes()
-    )
+    assert found.tobytes() == zk.store(exact * np.float32(2**16), zk.F16).tobytes()
     k.zk_cross_entropy(loss, found, x, hit, None, M, V, 2**20)
     assert len(np.unique(found)) < 20  # subnormal: only a few values are left
     k.zk_cross_entropy(loss, found, x, hit, np.array([2.0**40]), M, V, 2**20)
@@ -178,9 +171,7 @@ def tokens() -> np.ndarray:
 
 
 def planned(*keys: str) -> plan.Plan:
-    return search.find(
-        load(str(law.path("gpt")), ("train.precision=f16", *keys))
-    ).plan
+    return search.find(load(str(law.path("gpt")), ("train.precision=f16", *keys))).plan
 
 
 def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
@@ -210,24 +201,15 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
         plan.Scaler(4096.0, 4.0, 200, 3, 1),
     )
     spec = read(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128}})
-    assert search.find(spec).plan.recipe.scaler == (
-        plan.Scaler(128.0, 1.0, 0, 2, 0),
-    )
+    assert search.find(spec).plan.recipe.scaler == (plan.Scaler(128.0, 1.0, 0, 2, 0),)
     # "auto" leaves the type to the spec; a type that needs no scale gets none.
     auto = {"fp16": {"enabled": "auto", **keys}}
-    assert (
-        read(tmp_path, auto, ("train.precision=f16",)).train.loss_scale.window
-        == 200
-    )
+    assert read(tmp_path, auto, ("train.precision=f16",)).train.loss_scale.window == 200
     for sets in ((), ("train.precision=bf16",)):
         spec = read(tmp_path, auto, sets)
+        assert spec.train.loss_scale == LossScale() and spec.train.precision != "f16"
         assert (
-            spec.train.loss_scale == LossScale()
-            and spec.train.precision != "f16"
-        )
-        assert (
-            "fp16: has no effect here while train.precision is not f16"
-            in spec.notes[0]
+            "fp16: has no effect here while train.precision is not f16" in spec.notes[0]
         )
     spec = read(
         tmp_path,
@@ -239,20 +221,14 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
         LossScale(),
     )
     for off in ({}, {"enabled": False}):
-        assert (
-            read(tmp_path, {"fp16": {**keys, **off}}).train.precision == "f32"
-        )
+        assert read(tmp_path, {"fp16": {**keys, **off}}).train.precision == "f32"
 
 
 @pytest.mark.parametrize("ours", ["bf16", "f16", "f32"])
 def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
     """A file that switches off the 16-bit type it names gives f32, with a note if the spec has
     another type. The command line takes precedence, and so does a type that the file enables."""
-    text = (
-        law.path("gpt")
-        .read_text()
-        .replace("precision: f32", f"precision: {ours}")
-    )
+    text = law.path("gpt").read_text().replace("precision: f32", f"precision: {ours}")
     (tmp_path / "s.yaml").write_text(text)
     for off in ("fp16", "bf16"):
         (tmp_path / "ds.json").write_text(f'{{"{off}": {{"enabled": false}}}}')
@@ -292,9 +268,7 @@ def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
         ),
     ],
 )
-def test_keys_out_of_range(
-    tmp_path: pathlib.Path, config: dict, said: str
-) -> None:
+def test_keys_out_of_range(tmp_path: pathlib.Path, config: dict, said: str) -> None:
     assert said in refusal(tmp_path, {"fp16": {"enabled": True, **config}})
 
 
@@ -306,9 +280,7 @@ def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
         {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 3}},
     )
     assert any(
-        note.endswith(
-            ": train.loss_scale.window: has no effect: the scale is fixed"
-        )
+        note.endswith(": train.loss_scale.window: has no effect: the scale is fixed")
         and ":1: " in note
         for note in fixed.notes
     ), fixed.notes
@@ -333,9 +305,7 @@ def test_the_checker_asks_for_the_scale() -> None:
     p = planned()
     check.check(p)
     bare = dataclasses.replace(p.recipe, scaler=())
-    odd = dataclasses.replace(
-        p.recipe, scaler=(plan.Scaler(-1.0, 1.0, 5, 1, 0),)
-    )
+    odd = dataclasses.replace(p.recipe, scaler=(plan.Scaler(-1.0, 1.0, 5, 1, 0),))
     for recipe_ in (bare, odd):
         with pytest.raises(check.CheckError, match="scaler"):
             check.check(dataclasses.replace(p, recipe=recipe_))
@@ -348,19 +318,15 @@ def test_the_checker_asks_for_the_scale() -> None:
     assert len(entropy) == 2
     for f, n in entropy:
         old = f.calls[n].args[4]
-        assert str(old) == (
-            "null" if f.name.startswith("eval") else "ctl+80:scale"
-        )
-        for new in {
-            *map(text.arg, ("null", "ctl+80", "ctl+0", "ctl+72", "sums+0"))
-        } - {old}:
+        assert str(old) == ("null" if f.name.startswith("eval") else "ctl+80:scale")
+        for new in {*map(text.arg, ("null", "ctl+80", "ctl+0", "ctl+72", "sums+0"))} - {
+            old
+        }:
             call = dataclasses.replace(
                 f.calls[n],
                 args=(*f.calls[n].args[:4], new, *f.calls[n].args[5:]),
             )
-            fn = dataclasses.replace(
-                f, calls=(*f.calls[:n], call, *f.calls[n + 1 :])
-            )
+            fn = dataclasses.replace(f, calls=(*f.calls[:n], call, *f.calls[n + 1 :]))
             fns = tuple(fn if g is f else g for g in p.fns)
             with pytest.raises(check.CheckError):
                 check.check(dataclasses.replace(p, fns=fns))
@@ -439,8 +405,7 @@ def test_one_hash_with_steps_that_overflow(tmp_path: pathlib.Path) -> None:
     assert begin > 10 and 1 in skipped[begin:] and skipped[-6:].count(0) >= 2
     assert [line["scale"] for line in log[:3]] == [2.0**32, 2.0**32, 2.0**31]
     assert all(
-        (line["norm"] is None) == line["skipped"] and line["loss"] > 1
-        for line in log
+        (line["norm"] is None) == line["skipped"] and line["loss"] > 1 for line in log
     )
 
 
@@ -457,10 +422,7 @@ def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
     a, b = ([json.loads(line) for line in x.steps] for x in (half, full))
     off = [abs(x["loss"] - y["loss"]) for x, y in zip(a, b, strict=True)]
     assert 0 < max(off) <= 2.0**-9, off
-    assert (
-        not any(line["skipped"] for line in a)
-        and b[0]["loss"] - b[-1]["loss"] > 0.2
-    )
+    assert not any(line["skipped"] for line in a) and b[0]["loss"] - b[-1]["loss"] > 0.2
 
 
 @pytest.mark.slow

@@ -46,9 +46,11 @@ def test_the_first_match_has_a_tensor() -> None:
     assert has["h.{l}.ln_1.bias"][2] == has["h.{l}.ln_1.weight"][2] == 1
     assert has["h.{l}.mlp.c_fc.weight"] == (0.25, 0.3, 0)
     assert has["h.{l}.mlp.c_fc.bias"] == (2.0, 0.0, 0)
-    assert has["h.{l}.attn.c_attn.weight"] == (2.0, 0.1, 0) and has[
-        "wte.weight"
-    ] == (1.0, 0.1, 0)
+    assert has["h.{l}.attn.c_attn.weight"] == (2.0, 0.1, 0) and has["wte.weight"] == (
+        1.0,
+        0.1,
+        0,
+    )
 
 
 def test_a_group_that_gets_no_tensor_is_told() -> None:
@@ -64,9 +66,7 @@ def test_a_group_that_gets_no_tensor_is_told() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
-@pytest.mark.parametrize(
-    "listed", [[EMBED], [PART, OWN]], ids=["a flat", "parts"]
-)
+@pytest.mark.parametrize("listed", [[EMBED], [PART, OWN]], ids=["a flat", "parts"])
 def test_frozen_stays_to_the_bit(
     tmp_path: pathlib.Path, listed: list[str], precision: str
 ) -> None:
@@ -90,22 +90,15 @@ def test_frozen_stays_to_the_bit(
     assert frozen and frozen < set(params)
     for name, x in params.items():
         read = zk.rounded(np.float32(x), precision)
-        assert (after[name].tobytes() == read.tobytes()) == (name in frozen), (
-            name
-        )
+        assert (after[name].tobytes() == read.tobytes()) == (name in frozen), name
     spec = reader.load(str(path), keys)
-    batch = oracle.batch(
-        tokens, spec.train.sequence, 0, spec.train.global_batch
-    )
+    batch = oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch)
     _, _, grads = oracle.gradients(spec, params, *batch)
     norm = np.sqrt(
         sum(float((g * g).sum()) for n, g in grads.items() if n not in frozen)
     )
     first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[1])
-    assert (
-        abs(first["norm"] - norm)
-        <= (1e-5 if precision == "f32" else 0.02) * norm
-    )
+    assert abs(first["norm"] - norm) <= (1e-5 if precision == "f32" else 0.02) * norm
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
@@ -138,9 +131,7 @@ def test_a_flat_that_is_frozen_whole_has_no_state(
     p = planned(groups(EMBED, '{match: ["ln_f.*"], frozen: true}'), *keys)
 
     def states(p, flat):
-        return [
-            s.what for s in p.stores if s.flat == flat and s.what in ops.STATES
-        ]
+        return [s.what for s in p.stores if s.flat == flat and s.what in ops.STATES]
 
     master = ["master"] * ("master" in states(p, "block"))
     assert states(p, "embed") == []
@@ -153,18 +144,14 @@ def test_a_flat_that_is_frozen_whole_has_no_state(
     ]
 
 
-@pytest.mark.parametrize(
-    "listed", [[EMBED], [PART]], ids=["the embedding", "parts"]
-)
+@pytest.mark.parametrize("listed", [[EMBED], [PART]], ids=["the embedding", "parts"])
 def test_the_checker_knows_what_is_frozen(listed: list[str]) -> None:
     """The checker refuses a plan in which one more or one less tensor is frozen than functions
     expect."""
     p = planned(groups(*listed), "zero.stage3_param_persistence_threshold=0")
     for n, t in enumerate(p.tensors):
         broken = [{"frozen": 2}, {"rate": -1.0}, {"decay": -1.0}]
-        if not any(
-            x.frozen for x in p.tensors if x.flat == t.flat and x is not t
-        ):
+        if not any(x.frozen for x in p.tensors if x.flat == t.flat and x is not t):
             broken.append({"frozen": 1 - t.frozen})
         for change in broken:
             tensors = (

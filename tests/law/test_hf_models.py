@@ -56,9 +56,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
 @pytest.mark.parametrize(
     "spread", [(), ("zero.stage=3", "cluster.ranks=2", "train.recompute=full")]
 )
-def test_ten_steps(
-    tmp_path: pathlib.Path, name: str, spread: tuple[str, ...]
-) -> None:
+def test_ten_steps(tmp_path: pathlib.Path, name: str, spread: tuple[str, ...]) -> None:
     path, params, tokens, ref = setting(name, tmp_path)
     trainer.train(path, tmp_path, params, tokens, STEPS, *spread)
     error = reference.off(reference.losses(tmp_path), ref["losses"])

@@ -161,9 +161,7 @@ def recipe(precision: str, micro_batches: int) -> list[str]:
     ]
 
 
-def stream(
-    family: str, micro_batches: int, steps: int = law.STEPS
-) -> np.ndarray:
+def stream(family: str, micro_batches: int, steps: int = law.STEPS) -> np.ndarray:
     T = reader.load(str(law.path(family))).train.sequence
     return law.tokens(256, T * micro_batches * steps + 1, holes=True)
 
@@ -510,9 +508,7 @@ def test_an_order_of_products_has_one_hash(tmp_path: pathlib.Path) -> None:
         results = {}
         for way, isa, chunk in rows:
             row = {"family": "gpt", **PLAIN, **way, "kind": f"bf16 {isa}"}
-            results[f"{row} {chunk}"] = b.run(
-                row, *pinned, f"train.head_chunk={chunk}"
-            )
+            results[f"{row} {chunk}"] = b.run(row, *pinned, f"train.head_chunk={chunk}")
         agree(results)
         found[order] = next(iter(results.values())).weights
     assert found["pairs"] != found["tiles"]
@@ -541,9 +537,7 @@ def test_documents_change_bits_where_they_end(
     def said(*prompt: int) -> str:
         np.array(prompt, "<u4").tofile(tmp_path / "prompt")
         options = "--steps", 0, "--sample", 20, "--temperature", 0.1
-        out = trainer.sh(
-            program, *options, "--prompt-tokens", tmp_path / "prompt"
-        )
+        out = trainer.sh(program, *options, "--prompt-tokens", tmp_path / "prompt")
         return out.splitlines()[-1]
 
     alone = said(7, 6)
@@ -553,9 +547,7 @@ def test_documents_change_bits_where_they_end(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", law.FAMILIES)
-def test_gradients_span_six_decades(
-    tmp_path: pathlib.Path, family: str
-) -> None:
+def test_gradients_span_six_decades(tmp_path: pathlib.Path, family: str) -> None:
     """The largest elements of the tensors' gradients span six decades at the first and the last
     step of the runs above, by the float64 evaluator."""
     before, after, tokens = (
@@ -579,12 +571,9 @@ def test_gradients_span_six_decades(
     spec = reader.load(str(law.path(family)), keys)
     for place, step in ((before, 0), (after, law.STEPS - 1)):
         params = {
-            n: np.float64(x)
-            for n, x in load_file(place / "model.safetensors").items()
+            n: np.float64(x) for n, x in load_file(place / "model.safetensors").items()
         }
-        batch = oracle.batch(
-            tokens, spec.train.sequence, 8 * step, 8, law.HOLE
-        )
+        batch = oracle.batch(tokens, spec.train.sequence, 8 * step, 8, law.HOLE)
         _, _, grads = oracle.gradients(spec, params, *batch)
         size = np.sort([np.abs(g).max() for g in grads.values()])
         assert size[-1] > 1e6 * size[0] > 0, (step, size)
@@ -687,9 +676,7 @@ def test_ranks_with_each_others_samples(tmp_path: pathlib.Path) -> None:
     b = bench(tmp_path, stream("gpt", 8, 5), law.uneven("gpt", tmp_path), 5)
     way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4, "local": 2}
     keys = recipe("f32", 8)
-    p = search.find(
-        reader.load(str(law.path("gpt")), [*keys, *law.keys(way)])
-    ).plan
+    p = search.find(reader.load(str(law.path("gpt")), [*keys, *law.keys(way)])).plan
     section = p.section("micro_batch")
     (batch,) = (s for s in section.steps if s.op == "batch")
     near, far, own = batch.ints
@@ -717,16 +704,13 @@ def test_ranks_with_each_others_samples(tmp_path: pathlib.Path) -> None:
     )
     assert found.weights != plain.weights
     losses = [
-        [json.loads(line)["loss"] for line in run.steps]
-        for run in (plain, found)
+        [json.loads(line)["loss"] for line in run.steps] for run in (plain, found)
     ]
     assert np.allclose(*losses, rtol=1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family,precision", [("gpt", "bf16"), ("llama", "f32")]
-)
+@pytest.mark.parametrize("family,precision", [("gpt", "bf16"), ("llama", "f32")])
 def test_fold_obeys_the_law_too(
     tmp_path: pathlib.Path, family: str, precision: str
 ) -> None:
@@ -752,10 +736,7 @@ def test_fold_obeys_the_law_too(
         ]
     ]
     agree(
-        {
-            str(way): b.run(way, *recipe(precision, 24), "train.sum=fold")
-            for way in some
-        }
+        {str(way): b.run(way, *recipe(precision, 24), "train.sum=fold") for way in some}
     )
 
 
@@ -773,9 +754,7 @@ def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
     """Initial weights depend on the seed and on nothing else."""
 
     def start(*keys: str) -> str:
-        source = trainer.generate(
-            law.path(family), "train.micro_batch=1", *keys
-        )
+        source = trainer.generate(law.path(family), "train.micro_batch=1", *keys)
         return law.run(
             trainer.build(source), "--steps", 0, log=tmp_path / "log"
         ).weights
@@ -916,9 +895,7 @@ RAGGED = {
     "case,precision",
     covering([*RAGGED], ("f32", "bf16")),
 )
-def test_ragged_shapes(
-    tmp_path: pathlib.Path, case: str, precision: str
-) -> None:
+def test_ragged_shapes(tmp_path: pathlib.Path, case: str, precision: str) -> None:
     family, blocks, sizes, keys, ranks = RAGGED[case]
     spec = law.changed(family, tmp_path, blocks, sizes)
     keys = ["train.global_batch=24", f"train.precision={precision}", *keys]

@@ -124,9 +124,7 @@ def one_hash(
         law.uneven(family, tmp_path),
         STEPS,
     )
-    ways = grid(leaves) + [
-        way for way in ELSEWHERE if leaves % way["ranks"] == 0
-    ]
+    ways = grid(leaves) + [way for way in ELSEWHERE if leaves % way["ranks"] == 0]
     agree(
         {
             str(way): b.run(
@@ -141,9 +139,7 @@ def one_hash(
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES[2:])
 def test_one_hash_in_brief(tmp_path: pathlib.Path, rule: str) -> None:
-    b = bench(
-        tmp_path, stream("gpt", 64, STEPS), law.uneven("gpt", tmp_path), STEPS
-    )
+    b = bench(tmp_path, stream("gpt", 64, STEPS), law.uneven("gpt", tmp_path), STEPS)
     ways = [
         {"stage": 0, "ranks": 1},
         {"stage": 1, "ranks": 4},
@@ -153,9 +149,7 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, rule: str) -> None:
     ]
     agree(
         {
-            str(way): b.run(
-                {"family": "gpt", **PLAIN, **way}, *recipe(64, rule)
-            )
+            str(way): b.run({"family": "gpt", **PLAIN, **way}, *recipe(64, rule))
             for way in ways
         }
     )
@@ -193,9 +187,7 @@ def plan_of(*keys: str):
 def test_a_rule_that_is_a_tree_is_the_same_plan() -> None:
     for leaves in (2, 8, 16):
         plans = {
-            digest(
-                plan_of(f"train.global_batch={leaves}", f"train.sum={rule}")
-            )
+            digest(plan_of(f"train.global_batch={leaves}", f"train.sum={rule}"))
             for rule in ("tree", "{block: 16}", "{block: 1024}")
         }
         assert len(plans) == 1
@@ -258,9 +250,7 @@ def test_another_rule_is_refused(keys: tuple[str, ...]) -> None:
     check.check(p)
     assert p.head.block == 16
     for block in (0, 1, 3, 8, 15, 17, 32, 1 << 40):
-        assert mutants.refused(
-            replace(p, head=replace(p.head, block=block))
-        ), block
+        assert mutants.refused(replace(p, head=replace(p.head, block=block))), block
     pushes = [
         (fn, n, c)
         for fn in p.fns
@@ -272,9 +262,7 @@ def test_another_rule_is_refused(keys: tuple[str, ...]) -> None:
         now = call.args[-1]
         for block in {0, 1, now // 2, now * 2, now + 1} - {now}:
             other = replace(call, args=(*call.args[:-1], block))
-            made = replace(
-                fn, calls=(*fn.calls[:n], other, *fn.calls[n + 1 :])
-            )
+            made = replace(fn, calls=(*fn.calls[:n], other, *fn.calls[n + 1 :]))
             assert mutants.refused(
                 replace(p, fns=tuple(made if f is fn else f for f in p.fns))
             )
@@ -282,9 +270,7 @@ def test_another_rule_is_refused(keys: tuple[str, ...]) -> None:
         for bit in range(8):
             other = replace(f, mask=f.mask ^ 1 << bit)
             assert mutants.refused(
-                replace(
-                    p, flats=tuple(other if x is f else x for x in p.flats)
-                )
+                replace(p, flats=tuple(other if x is f else x for x in p.flats))
             )
 
 
@@ -305,8 +291,6 @@ def test_another_rule_is_refused(keys: tuple[str, ...]) -> None:
 def test_what_is_no_rule(value: str) -> None:
     with pytest.raises(
         reader.SpecError,
-        match=re.escape(
-            "tree, fold or {block: a power of two up to 1073741824}"
-        ),
+        match=re.escape("tree, fold or {block: a power of two up to 1073741824}"),
     ):
         plan_of(f"train.sum={value}")

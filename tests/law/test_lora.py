@@ -137,14 +137,11 @@ def test_the_evaluators_gradients(name: str) -> None:
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
     _, _, grads = oracle.gradients(spec, params, *batch)
     rng, step = np.random.Generator(np.random.Philox(1)), 1e-6
-    way = {
-        n: rng.uniform(-1, 1, x.shape) * is_adapter(n)
-        for n, x in params.items()
-    }
+    way = {n: rng.uniform(-1, 1, x.shape) * is_adapter(n) for n, x in params.items()}
     ends = [
-        oracle.gradients(
-            spec, {n: x + s * way[n] for n, x in params.items()}, *batch
-        )[0]
+        oracle.gradients(spec, {n: x + s * way[n] for n, x in params.items()}, *batch)[
+            0
+        ]
         for s in (-step, step)
     ]
     slope = sum(float((grads[n] * way[n]).sum()) for n in params)
@@ -167,9 +164,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     for tensor, x in after.items():
         moved = (params[tensor] - np.float64(x)) / test_reference.RATE
         found = moved / (1 - np.abs(moved))
-        assert (
-            test_reference.off(found, grads[tensor]) <= test_reference.GRADIENT
-        )
+        assert test_reference.off(found, grads[tensor]) <= test_reference.GRADIENT
     found = test_reference.losses(tmp_path)
     assert abs(found[0] - loss) <= test_reference.LOSS * loss
 
@@ -182,11 +177,7 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
     trainer.sh(program, "--steps", 0, "--save", tmp_path)
     after = load_file(tmp_path / "adapter_model.safetensors")
     drawn = np.concatenate(
-        [
-            x.ravel() * np.sqrt(x.shape[1])
-            for n, x in after.items()
-            if "lora_A" in n
-        ]
+        [x.ravel() * np.sqrt(x.shape[1]) for n, x in after.items() if "lora_A" in n]
     )
     assert np.abs(drawn).max() <= 1 and drawn.size > 2000
     # means and squares of n uniform numbers, within five standard deviations
@@ -244,9 +235,7 @@ def test_the_base_has_no_states(stage: int) -> None:
         "lora_B",
     }
     # for each of two layers: A of 64 inputs, B of 64 and 32 outputs; all in one flat
-    assert sum(t.elems * t.count for t in moving) == 2 * 4 * (
-        64 + 64 + 64 + 32
-    )
+    assert sum(t.elems * t.count for t in moving) == 2 * 4 * (64 + 64 + 64 + 32)
     (flat,) = {t.flat for t in moving}
     for s in p.stores:
         assert s.flat == flat or s.what == "params"

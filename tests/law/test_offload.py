@@ -146,9 +146,7 @@ def test_states_move_to_the_host_to_the_byte(
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_parameters_move_to_the_host_to_the_byte(
-    ranks: int, precision: str
-) -> None:
+def test_parameters_move_to_the_host_to_the_byte(ranks: int, precision: str) -> None:
     """Parameters move to the host to the byte, except persistent ones; the device keeps slots for
     one unit ahead. In f32 the parameters are the masters."""
     keys = (
@@ -165,9 +163,7 @@ def test_parameters_move_to_the_host_to_the_byte(
 
     def size(p, name):
         return sum(
-            c.slots * c.stride
-            for c in p.classes
-            if c.name.split(".")[0] == name
+            c.slots * c.stride for c in p.classes if c.name.split(".")[0] == name
         )
 
     moved = sum(
@@ -176,9 +172,7 @@ def test_parameters_move_to_the_host_to_the_byte(
         if c.name.startswith("param.") and c.arena == "host"
     )
     assert moved > size(there, "staging") > 0
-    assert here.arena("cpu") - there.arena("cpu") == moved - size(
-        there, "staging"
-    )
+    assert here.arena("cpu") - there.arena("cpu") == moved - size(there, "staging")
     gone = size(here, "master") - size(there, "master")
     assert gone == (moved if precision == "f32" else 0)
     assert there.hosted - here.hosted == moved - gone
@@ -300,9 +294,7 @@ def test_sums_that_stay(keys: tuple[str, ...], said: str) -> None:
             (*OFFLOAD, "train.global_batch=8", "train.micro_batch=1", *keys),
         )
     )
-    assert not below(made.plan) and [said in note for note in made.notes] == [
-        True
-    ]
+    assert not below(made.plan) and [said in note for note in made.notes] == [True]
     ranks = made.plan.head.ranks
     alone = search.find(
         spec.load(
@@ -345,9 +337,7 @@ def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
         for c in p.classes
         if c.name.split(".")[0] in ("param", "master", "m", "v", "sum")
     )
-    params = sum(
-        c.slots * c.stride for c in p.classes if c.name.startswith("param.")
-    )
+    params = sum(c.slots * c.stride for c in p.classes if c.name.startswith("param."))
     (nodes,) = {f.nodes for f in p.flats}
     # Bytes per parameter
     assert states == params // 2 * (2 + 3 * 4 + 4 * nodes)
@@ -391,17 +381,13 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
 
     def size(p, name):
         return sum(
-            c.slots * c.stride
-            for c in p.classes
-            if c.name.split(".")[0] == name
+            c.slots * c.stride for c in p.classes if c.name.split(".")[0] == name
         )
 
     moved = there.hosted
     assert moved > size(there, "staging") > 0 and not there.offload
     assert {
-        c.name
-        for c in there.classes
-        if c.arena == "host" and c.targets == "all"
+        c.name for c in there.classes if c.arena == "host" and c.targets == "all"
     } == {"param.embed", "param.block"}
     more = size(there, "master") - size(here, "master")
     assert more == (moved if precision == "f32" else 0)
@@ -414,9 +400,7 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
 
 
 @pytest.mark.parametrize("again", law.AGAIN)
-def test_activations_move_to_the_byte(
-    tmp_path: pathlib.Path, again: str
-) -> None:
+def test_activations_move_to_the_byte(tmp_path: pathlib.Path, again: str) -> None:
     path = str(law.changed("gpt", tmp_path, 7, {}))
     keys = (
         "zero.stage=3",
@@ -425,9 +409,7 @@ def test_activations_move_to_the_byte(
         f"train.recompute={again}",
     )
     here, there = (
-        search.find(
-            spec.load(path, (*keys, f"train.offload_activations={yes}"))
-        ).plan
+        search.find(spec.load(path, (*keys, f"train.offload_activations={yes}"))).plan
         for yes in ("false", "true")
     )
     kept = {c.name: c for c in here.classes if c.name in ("x", "save.block")}
@@ -460,12 +442,8 @@ def test_activations_on_the_host_leave_the_bits(
     """Activations on the host leave the bits of seven blocks, with parameters and optimizer there
     or not, and validations between."""
     path = law.changed("gpt", tmp_path, 7, {})
-    trainer.write_tokens(
-        tmp_path / "tokens", law.tokens(256, 8 * 5 * 40, holes=True)
-    )
-    trainer.write_tokens(
-        tmp_path / "val", law.tokens(256, 9 * 40 + 1, holes=True)
-    )
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 8 * 5 * 40, holes=True))
+    trainer.write_tokens(tmp_path / "val", law.tokens(256, 9 * 40 + 1, holes=True))
     keys = (
         "train.precision=bf16",
         "train.micro_batch=1",
@@ -609,12 +587,8 @@ def test_parameters_of_all_ranks_are_refused() -> None:
 
 
 def test_too_small_a_tile_is_refused() -> None:
-    with pytest.raises(
-        spec.SpecError, match="zero.sub_group_size: cuts a shard"
-    ):
-        planned(
-            "gpt2-124m", "zero.stage=1", OFFLOAD[0], "zero.sub_group_size=1024"
-        )
+    with pytest.raises(spec.SpecError, match="zero.sub_group_size: cuts a shard"):
+        planned("gpt2-124m", "zero.stage=1", OFFLOAD[0], "zero.sub_group_size=1024")
 
 
 # ---- the checker
@@ -623,15 +597,9 @@ def test_too_small_a_tile_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_copy_of_another_size_is_refused(precision: str) -> None:
-    p = planned(
-        "gpt-tiny", "zero.stage=3", f"train.precision={precision}", *OFFLOAD
-    )
+    p = planned("gpt-tiny", "zero.stage=3", f"train.precision={precision}", *OFFLOAD)
     check.check(p)
-    made = [
-        m
-        for m in mutants.mutants(p)
-        if " copy " in m.what and "bytes=" in m.what
-    ]
+    made = [m for m in mutants.mutants(p) if " copy " in m.what and "bytes=" in m.what]
     assert len(made) > 100
     assert [m.what for m in made if not mutants.refused(m.plan)] == []
 
@@ -642,9 +610,7 @@ def test_elements_in_two_tiles_are_refused() -> None:
     p = planned("gpt-tiny", "zero.stage=1", *OFFLOAD)
     section, unit = p.section("update"), "embed[0]"
     steps = [
-        n
-        for n, s in enumerate(section.steps)
-        if s.unit == unit and s.queue != "main"
+        n for n, s in enumerate(section.steps) if s.unit == unit and s.queue != "main"
     ]
     down, host, up = (
         steps[-4:-1] if section.steps[steps[-1]].op == "gather" else steps[-3:]
@@ -659,9 +625,7 @@ def test_elements_in_two_tiles_are_refused() -> None:
             s,
             ins=tuple(map(moved, s.ins)),
             outs=tuple(map(moved, s.outs)),
-            ints=tuple(
-                replace(i, value=i.value + less.get(i.name, 0)) for i in s.ints
-            ),
+            ints=tuple(replace(i, value=i.value + less.get(i.name, 0)) for i in s.ints),
         )
         for s in (section.steps[down], section.steps[host])
     ]
@@ -682,9 +646,7 @@ def test_every_queue_is_explained() -> None:
     said = explain.explain(planned("gpt-tiny", "zero.stage=3", *OFFLOAD))
     tiles = [
         s
-        for s in planned("gpt-tiny", "zero.stage=3", *OFFLOAD)
-        .section("update")
-        .steps
+        for s in planned("gpt-tiny", "zero.stage=3", *OFFLOAD).section("update").steps
         if s.queue == "host"
     ]
     assert re.search(rf"update +x1 .* host {len(tiles)} ", said)

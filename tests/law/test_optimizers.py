@@ -63,18 +63,13 @@ def test_against_float64(tmp_path: pathlib.Path, name: str) -> None:
     after = trainer.train(path, tmp_path, params, tokens, 5, *keys(name))
     spec = reader.load(str(path), keys(name))
     want, losses, _ = oracle.train(spec, params, tokens, 5)
-    assert (
-        test_reference.off(test_reference.losses(tmp_path), np.array(losses))
-        <= 1e-6
-    )
+    assert test_reference.off(test_reference.losses(tmp_path), np.array(losses)) <= 1e-6
     linear = spec.train.optimizer.type == "SGD"
     for tensor, x in want.items():
         way = np.abs(x - params[tensor]).max()
         rounded = 3 * 5 * 2.0**-24 * np.abs(x).max()
         error = np.abs(after[tensor] - x)
-        bound = (
-            10 * test_reference.GRADIENT if linear else 1e-3
-        ) * way + rounded
+        bound = (10 * test_reference.GRADIENT if linear else 1e-3) * way + rounded
         assert way > 1e-6 and bound < 0.1 * way, tensor
         assert np.mean(error > bound) <= (0 if linear else 0.01), (
             f"{tensor}: {error.max() / way}"
@@ -83,9 +78,7 @@ def test_against_float64(tmp_path: pathlib.Path, name: str) -> None:
 
 def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
     """Return the results of three ways to spread a recipe over ranks and stages."""
-    trainer.write_tokens(
-        folder / "tokens", law.tokens(256, 40 * 8 * 5 + 1, holes=True)
-    )
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 40 * 8 * 5 + 1, holes=True))
     ways = (
         ["zero.stage=0", "cluster.ranks=1"],
         ["zero.stage=1", "cluster.ranks=2", "zero.reduce_bucket_size=5000"],
@@ -103,9 +96,7 @@ def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
         ],
     )
     sources = [
-        trainer.generate(
-            law.path(family), "train.micro_batch=1", *recipe, *way
-        )
+        trainer.generate(law.path(family), "train.micro_batch=1", *recipe, *way)
         for way in ways
     ]
     return {
@@ -128,9 +119,7 @@ def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
     family = "gpt" if precision == "f32" else "llama"
-    found = lawful(
-        tmp_path, family, f"train.precision={precision}", *keys(name)
-    )
+    found = lawful(tmp_path, family, f"train.precision={precision}", *keys(name))
     assert len(found) == 1
 
 
@@ -142,9 +131,7 @@ def test_law_of_what_is_rounded(tmp_path: pathlib.Path, name: str) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("name", ROUNDED)
 def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
-    p = planned(
-        "gpt", f"zero.stage={stage}", "cluster.ranks=2", *ROUNDED[name]
-    )
+    p = planned("gpt", f"zero.stage={stage}", "cluster.ranks=2", *ROUNDED[name])
     states, width = (
         ops.OPTIMIZERS[p.recipe.optimizer],
         2 if p.recipe.moments == "bf16" else 4,
@@ -165,19 +152,14 @@ def test_memory(name: str, stage: int, precision: str) -> None:
     """A state is as large as the f32 parameters that its rank owns; a state that a rule lacks takes
     nothing."""
     chosen = keys(name) if name != "AdamW" else []
-    p = planned(
-        "gpt", f"zero.stage={stage}", f"train.precision={precision}", *chosen
-    )
+    p = planned("gpt", f"zero.stage={stage}", f"train.precision={precision}", *chosen)
     check.check(p)
     states = [
         *(["master"] if precision == "bf16" else []),
         *ops.OPTIMIZERS[name],
     ]
     owned = sum(
-        f.count * f.shard * (p.head.ranks if p.head.zero == 0 else 1)
-        for f in p.flats
+        f.count * f.shard * (p.head.ranks if p.head.zero == 0 else 1) for f in p.flats
     )
-    assert {c.name.split(".")[0] for c in p.classes} & set(ops.STATES) == set(
-        states
-    )
+    assert {c.name.split(".")[0] for c in p.classes} & set(ops.STATES) == set(states)
     assert dict(cost.memory(p))["optimizer state"] == 4 * owned * len(states)

@@ -43,18 +43,14 @@ def setting(name: str):
 def assert_close(
     found: np.ndarray, expected: np.ndarray, bound: float, what: str
 ) -> None:
-    error = np.abs(found - expected).max() / max(
-        np.abs(expected).max(), 1e-300
-    )
+    error = np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-300)
     assert error <= bound, f"{what}: off by {error:.3g} of the largest element"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_shapes(name: str) -> None:
     spec, _, _, ref = setting(name)
-    expected = {
-        n[6:]: tuple(x) for n, x in ref.items() if n.startswith("shape/")
-    }
+    expected = {n[6:]: tuple(x) for n, x in ref.items() if n.startswith("shape/")}
     assert oracle.shapes(spec) == expected
 
 
@@ -63,9 +59,7 @@ def test_shapes(name: str) -> None:
 def test_gradients(name: str, case: str) -> None:
     spec, params, tokens, ref = setting(name)
     ignore = known.HOLE if case == "ignored" else -1
-    now = oracle.batch(
-        tokens, spec.train.sequence, 0, spec.train.global_batch, ignore
-    )
+    now = oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch, ignore)
     loss, valid, grads = oracle.gradients(spec, params, *now)
     assert (valid < now[1].size) == (case == "ignored")
     assert_close(loss, ref[f"{case}/loss"], CLOSE, "loss")
@@ -85,9 +79,7 @@ def test_twenty_steps(name: str) -> None:
         # A key's bias moves every score of a row alike, so its gradient is zero except for rounding
         # (1e-17). Adam divides that by eps = 1e-8 and moves the bias by about 1e-9 of a step.
         bound = 1e-9 if tensor.endswith("c_attn.bias") else CLOSE
-        assert_close(
-            known.digest(tensor, x), ref[f"last/{tensor}"], bound, tensor
-        )
+        assert_close(known.digest(tensor, x), ref[f"last/{tensor}"], bound, tensor)
 
 
 def test_a_wrong_formula_shows() -> None:
@@ -95,15 +87,10 @@ def test_a_wrong_formula_shows() -> None:
     spec, params, tokens, ref = setting("gpt")
     plain = oracle.Net.layernorm
     net = oracle.Net(spec, params)
-    net.layernorm = lambda x, name, eps, bias: plain(
-        net, x, name, 1.1 * eps, bias
-    )
-    net.run(
-        *oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch)
-    )
+    net.layernorm = lambda x, name, eps, bias: plain(net, x, name, 1.1 * eps, bias)
+    net.run(*oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch))
     off = [
-        np.abs(known.digest(n, g) - ref[f"plain/grad/{n}"]).max()
-        / np.abs(g).max()
+        np.abs(known.digest(n, g) - ref[f"plain/grad/{n}"]).max() / np.abs(g).max()
         for n, g in net.grads.items()
     ]
     assert max(off) > 100 * CLOSE
@@ -115,9 +102,7 @@ def test_a_wrong_formula_shows() -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(mapping=drawn.specs())
-def test_finite_differences(
-    tmp_path: pathlib.Path, mapping: drawn.Mapping
-) -> None:
+def test_finite_differences(tmp_path: pathlib.Path, mapping: drawn.Mapping) -> None:
     """Every tensor's gradient along a random direction matches the finite difference."""
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(mapping))
@@ -131,9 +116,7 @@ def test_finite_differences(
     for name, x in params.items():
         d = rng.standard_normal(x.shape)
         high, low = (
-            oracle.mean_loss(
-                spec, {**params, name: x + s * h * d}, tokens, targets
-            )
+            oracle.mean_loss(spec, {**params, name: x + s * h * d}, tokens, targets)
             for s in (1, -1)
         )
         # Error of the difference: the loss's rounding 1e-14/h, and h^2 times a third derivative

@@ -44,20 +44,14 @@ def spread(draw) -> drawn.Mapping:
     train = mapping["train"]
     micro_batches = train["global_batch"] // train["micro_batch"]
     mapping["cluster"] = {
-        "ranks": draw(
-            st.sampled_from([w for w in (1, 2, 4) if micro_batches % w == 0])
-        )
+        "ranks": draw(st.sampled_from([w for w in (1, 2, 4) if micro_batches % w == 0]))
     }
     mapping["zero"] = {
         "stage": draw(st.integers(0, 3)),
         "overlap_comm": draw(st.booleans()),
         "reduce_bucket_size": draw(st.sampled_from([1024, 10000, 500000])),
-        "stage3_prefetch_bucket_size": draw(
-            st.sampled_from([0, 5000, 500000])
-        ),
-        "stage3_param_persistence_threshold": draw(
-            st.sampled_from([0, 50, 10000])
-        ),
+        "stage3_prefetch_bucket_size": draw(st.sampled_from([0, 5000, 500000])),
+        "stage3_param_persistence_threshold": draw(st.sampled_from([0, 50, 10000])),
     }
     train["recompute"] = draw(
         st.sampled_from(["none", "full"])
@@ -101,38 +95,27 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
         }
         tokens = known.stream("drawn", spec.train.sequence, spec.model.vocab)
         both_compile(trainer.generate(folder / "spec.yaml"), folder)
-        found = trainer.train(
-            folder / "spec.yaml", folder, params, tokens, STEPS
-        )
+        found = trainer.train(folder / "spec.yaml", folder, params, tokens, STEPS)
     expected, _, _ = oracle.train(spec, params, tokens, STEPS)
     rough = [
-        oracle.train(spec, params, tokens, STEPS, gradients=in_float32(seed))[
-            0
-        ]
+        oracle.train(spec, params, tokens, STEPS, gradients=in_float32(seed))[0]
         for seed in range(RUNS)
     ]
     now = oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch)
     grads = oracle.gradients(spec, params, *now)[2]
-    cancelled = (
-        STEPS * CANCELLED * max(np.abs(g).max() for g in grads.values())
-    )
+    cancelled = STEPS * CANCELLED * max(np.abs(g).max() for g in grads.values())
     assert found.keys() == expected.keys()
     for tensor, x in expected.items():
         error = np.abs(found[tensor] - x).max()
         rounded = (
-            2
-            * STEPS
-            * 2.0**-24
-            * max(np.abs(x).max(), np.abs(params[tensor]).max())
+            2 * STEPS * 2.0**-24 * max(np.abs(x).max(), np.abs(params[tensor]).max())
         )
         bound = (
             FACTOR * max(np.abs(r[tensor] - x).max() for r in rough)
             + rounded
             + cancelled
         )
-        assert error <= bound, (
-            f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
-        )
+        assert error <= bound, f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
 
 
 # ---- every key
@@ -211,9 +194,7 @@ def one_hash(given: drawn.Mapping) -> None:
                 *("--queue", queue, "--threads", 1),
                 log=folder / "log",
             )
-            for source, queue in zip(
-                sources, ("shuffled:1", "eager"), strict=True
-            )
+            for source, queue in zip(sources, ("shuffled:1", "eager"), strict=True)
         ]
         assert found[0] == found[1]
 

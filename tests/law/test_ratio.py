@@ -51,9 +51,7 @@ def size(p: Plan, *arenas: str) -> int:
 @pytest.mark.parametrize("where", [(HOST,), FILE])
 @pytest.mark.parametrize("moments", ["f32", "bf16"])
 @pytest.mark.parametrize("of", [0.0001, 0.1, 0.5, 0.9])
-def test_each_part_to_the_byte(
-    of: float, moments: str, where: tuple[str, ...]
-) -> None:
+def test_each_part_to_the_byte(of: float, moments: str, where: tuple[str, ...]) -> None:
     """The host has the fewest whole blocks of each shard that hold its share, the file whole pages
     of any state, and the device has exactly the rest."""
     keys = (
@@ -90,21 +88,14 @@ def test_each_part_to_the_byte(
         moved += f.count * near_ * width
         rest += f.count * (f.shard - near_) * width
     pages = 4096 * 3 * sum(f.count for f in some.flats) * (moments == "bf16")
-    assert (
-        0 <= size(some, "device") - moved <= pages
-        and size(all_, "device") == 0
-    )
+    assert 0 <= size(some, "device") - moved <= pages and size(all_, "device") == 0
     assert 0 <= size(some, "host", "file") - rest <= pages
     if moments == "f32":
         assert size(all_, "host", "file") == moved + rest
-    sums = sum(
-        c.slots * c.stride for c in some.classes if c.name.startswith("sum.")
-    )
+    sums = sum(c.slots * c.stride for c in some.classes if c.name.startswith("sum."))
     assert some.arena("cpu") - planned("gpt-tiny", *keys).arena("cpu") == size(
         some, "device"
-    ) + sums - sum(
-        c.slots * c.stride for c in all_.classes if c.name == "part"
-    )
+    ) + sums - sum(c.slots * c.stride for c in all_.classes if c.name == "part")
     assert dict(cost.memory(some))["optimizer state"] == size(some, "device")
 
 
@@ -117,9 +108,7 @@ def test_without_masters_of_their_own() -> None:
     away = planned("gpt-tiny", "zero.stage=3", HOST, PARAMS, ratio(0.5))
     names = {c.name for c in away.classes}
     assert "near_master.block" in names and "master.block" not in names
-    assert (
-        "near_master.persistent" not in names and "master.persistent" in names
-    )
+    assert "near_master.persistent" not in names and "master.persistent" in names
 
 
 def test_a_ratio_of_one_is_no_ratio() -> None:
@@ -143,16 +132,12 @@ def test_both_parts_work_at_once(keys: tuple[str, ...]) -> None:
     parameters are offloaded, neither side waits for the other."""
     p = planned("gpt-tiny", *keys, HOST, ratio(0.5), TILE)
     works = mutants.played(p)
-    first, second = [n for n, w in enumerate(works) if w.key[1] == "factor"][
-        :2
-    ]
+    first, second = [n for n, w in enumerate(works) if w.key[1] == "factor"][:2]
     near, host = (
         [w for w in works[first:second] if w.key[1].startswith(word)]
         for word in ("near_update.", "update.")
     )
-    assert (
-        len(near) == sum(f.count for f in p.flats if p.near(f)) > 0 < len(host)
-    )
+    assert len(near) == sum(f.count for f in p.flats if p.near(f)) > 0 < len(host)
 
     def shard(w):
         return (w.key[1].partition(".")[2], w.key[4][0])
@@ -216,9 +201,7 @@ RECIPES = {
         "train.optimizer={type: Adagrad, lr: 0.01}",
         "train.precision=bf16",
     ),
-    "frozen": (
-        'train.optimizer.groups=[{match: ["h.*.mlp.*"], frozen: true}]',
-    ),
+    "frozen": ('train.optimizer.groups=[{match: ["h.*.mlp.*"], frozen: true}]',),
 }
 WAYS = [
     ("zero.stage=1", "cluster.ranks=2", HOST, ratio(0.5)),
@@ -262,9 +245,7 @@ def test_one_hash(folder: pathlib.Path, recipe: str) -> None:
     "recipe",
     [pytest.param("f32", marks=pytest.mark.exhaustive), "bf16 moments"],
 )
-def test_one_hash_on_the_emulated_gpu(
-    folder: pathlib.Path, recipe: str
-) -> None:
+def test_one_hash_on_the_emulated_gpu(folder: pathlib.Path, recipe: str) -> None:
     orders = ["late", "shuffled:1", "eager", "shuffled:2"]
     want = run(
         folder,
@@ -342,13 +323,11 @@ def test_noted() -> None:
     path = str(law.path("gpt"))
     notes = spec.load(path, (ratio(0.5),)).notes
     assert [
-        "ratio: has no effect while the device is none" in note
-        for note in notes
+        "ratio: has no effect while the device is none" in note for note in notes
     ] == [True]
     made = search.find(spec.load(path, ("zero.stage=3", HOST, ratio(0.5))))
     assert any(
-        "sums of gradients stay on the device with a ratio" in n
-        for n in made.notes
+        "sums of gradients stay on the device with a ratio" in n for n in made.notes
     )
     assert not below(made.plan)
 
@@ -372,13 +351,10 @@ def test_a_broken_part_is_refused() -> None:
     check.check(p)
     works = mutants.played(p)
     pairs = mutants.forced(works)
-    tried = [
-        m for m in mutants.mutants(p) if re.search(r" near_\w+\.", m.what)
-    ]
+    tried = [m for m in mutants.mutants(p) if re.search(r" near_\w+\.", m.what)]
     kept = [
         m.what
         for m in tried
-        if not mutants.refused(m.plan)
-        and not mutants.same(m.plan, works, pairs)
+        if not mutants.refused(m.plan) and not mutants.same(m.plan, works, pairs)
     ]
     assert len(tried) > 200 and kept == []

@@ -63,8 +63,7 @@ def setting(
 
 def losses(folder: pathlib.Path) -> np.ndarray:
     lines = [
-        json.loads(line)
-        for line in (folder / "log.jsonl").read_text().splitlines()
+        json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()
     ]
     return np.array(
         [line["loss"] for line in lines if "step" in line and "loss" in line]
@@ -73,9 +72,7 @@ def losses(folder: pathlib.Path) -> np.ndarray:
 
 def off(found: np.ndarray, expected: np.ndarray) -> float:
     """Return the largest difference over the largest element."""
-    return float(
-        np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30)
-    )
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
 def apart(found: np.ndarray, expected: np.ndarray) -> float:
@@ -95,14 +92,8 @@ def shown(
     """Return digests of the gradients of the first step."""
     after = trainer.train(path, folder, params, tokens, 1, *SHOW, *keys)
     assert after.keys() == params.keys()
-    moved = {
-        name: (p - np.float64(after[name])) / RATE
-        for name, p in params.items()
-    }
-    return {
-        name: known.digest(name, u / (1 - np.abs(u)))
-        for name, u in moved.items()
-    }
+    moved = {name: (p - np.float64(after[name])) / RATE for name, p in params.items()}
+    return {name: known.digest(name, u / (1 - np.abs(u))) for name, u in moved.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,9 +106,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str, case: str) -> None:
     assert off(losses(tmp_path), ref[f"{case}/loss"]) <= LOSS
     for tensor, g in found.items():
         error = off(g, ref[f"{case}/grad/{tensor}"])
-        assert error <= GRADIENT, (
-            f"{tensor}: off by {error:.3g} of the largest element"
-        )
+        assert error <= GRADIENT, f"{tensor}: off by {error:.3g} of the largest element"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -127,8 +116,7 @@ def test_gradients_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
     # the loss: logits of about 1 are off by 1 % at random, averaged over 264 tokens and more
     assert off(losses(tmp_path), ref["plain/loss"]) <= 1e-3
     errors = {
-        tensor: apart(g, ref[f"plain/grad/{tensor}"])
-        for tensor, g in found.items()
+        tensor: apart(g, ref[f"plain/grad/{tensor}"]) for tensor, g in found.items()
     }
     assert max(errors.values()) <= BF16, max(errors, key=errors.get)
     assert min(errors.values()) >= 2.0**-11, "this was not computed in bf16"
@@ -188,13 +176,9 @@ def test_twenty_steps(tmp_path: pathlib.Path, name: str) -> None:
         # twice one drawing of the errors; a step rounds a weight twice (decay, move)
         rounded = 2 * known.STEPS * 2.0**-24 * np.abs(expected).max()
         bound = 2 * np.abs(other - expected).max() + rounded
-        assert bound <= 0.01 * moved, (
-            f"{tensor}: the bound {bound:.3g} says nothing"
-        )
+        assert bound <= 0.01 * moved, f"{tensor}: the bound {bound:.3g} says nothing"
         error = np.abs(found - reference).max()
-        assert error <= bound, (
-            f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
-        )
+        assert error <= bound, f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

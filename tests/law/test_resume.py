@@ -189,9 +189,7 @@ ROWS = [
 
 def ways(recipe: str) -> list[Way]:
     """Return the ways in which the rows compute a recipe."""
-    return sorted(
-        {way for row in ROWS if row.recipe == recipe for way in row[1:]}
-    )
+    return sorted({way for row in ROWS if row.recipe == recipe for way in row[1:]})
 
 
 def program(recipe: str, way: Way) -> Path:
@@ -217,9 +215,7 @@ def folder() -> Path:
     return made
 
 
-def run(
-    recipe: str, way: Way, steps: int, log: Path, *options: object
-) -> law.Result:
+def run(recipe: str, way: Way, steps: int, log: Path, *options: object) -> law.Result:
     return law.run(
         program(recipe, way),
         "--data",
@@ -265,9 +261,7 @@ SOME = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SOME, ids=str)
-def test_the_bits_of_a_run_that_never_stopped(
-    row: Row, tmp_path: Path
-) -> None:
+def test_the_bits_of_a_run_that_never_stopped(row: Row, tmp_path: Path) -> None:
     check(row, tmp_path)
 
 
@@ -303,9 +297,7 @@ def test_any_two_choices_meet() -> None:
 def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
     """An emulated GPU resumes its own checkpoint to the bits of a run that never stopped. It also
     resumes a CPU's, with other bits."""
-    source = trainer.generate(
-        law.path("gpt"), BF16, "zero.stage=3", "cluster.ranks=2"
-    )
+    source = trainer.generate(law.path("gpt"), BF16, "zero.stage=3", "cluster.ranks=2")
     emulated = trainer.build(source, trainer.EMULATED)
     data = ("--data", folder() / "tokens")
     found = {}
@@ -418,9 +410,7 @@ def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
     assert products(*where, "--steps", STEPS, *accepted)[0] == "pairs"
 
 
-@pytest.mark.parametrize(
-    "kernels,order", [("amx", "tiles"), ("avx512bf16", "pairs")]
-)
+@pytest.mark.parametrize("kernels,order", [("amx", "tiles"), ("avx512bf16", "pairs")])
 def test_a_checkpoint_older_than_the_orders(
     tmp_path: Path, kernels: str, order: str
 ) -> None:

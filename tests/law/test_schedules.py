@@ -23,9 +23,7 @@ U = 2.0**-24
 LR = 1e-3
 
 
-def planned(
-    schedule: str, optimizer: str = "{type: AdamW, lr: 1e-3}"
-) -> plan.Recipe:
+def planned(schedule: str, optimizer: str = "{type: AdamW, lr: 1e-3}") -> plan.Recipe:
     return recipe.made(
         reader.load(
             f"{ROOT}/model_specs/gpt-tiny.yaml",
@@ -88,9 +86,7 @@ def gamma(b: int, N: int, kind: str) -> float:
     return math.log(b + 1) / math.log(N) if kind == "log" else b / N
 
 
-def warmup(
-    n: int, low: float, high: float, N: int, kind: str, total: int = 0
-) -> float:
+def warmup(n: int, low: float, high: float, N: int, kind: str, total: int = 0) -> float:
     b = n - 2
     if b < 0:
         return low
@@ -113,9 +109,7 @@ def warmup_cosine(
     return LR * max(0.0, end + (1 - end) * (1 + math.cos(math.pi * x)) / 2)
 
 
-def cycle(
-    n: int, up: int, down: int, stairs: tuple[int, int] = (0, 0)
-) -> float:
+def cycle(n: int, up: int, down: int, stairs: tuple[int, int] = (0, 0)) -> float:
     """Return the share of the way from the bottom."""
     it, total = n - 1, up + down
     it = it % total
@@ -145,15 +139,13 @@ def one_cycle(
 
 
 DEEPSPEED = {
-    "{type: WarmupLR, warmup_max_lr: 0.002, warmup_num_steps: 20}": lambda n: (
-        warmup(n, 0, 0.002, 20, "log")
+    "{type: WarmupLR, warmup_max_lr: 0.002, warmup_num_steps: 20}": lambda n: warmup(
+        n, 0, 0.002, 20, "log"
     ),
     "{type: WarmupLR, warmup_min_lr: 1e-5, warmup_num_steps: 20, warmup_type: linear}": lambda n: (
         warmup(n, 1e-5, LR, 20, "linear")
     ),
-    "{type: WarmupLR, warmup_num_steps: 1}": lambda n: warmup(
-        n, 0, LR, 2, "log"
-    ),
+    "{type: WarmupLR, warmup_num_steps: 1}": lambda n: warmup(n, 0, LR, 2, "log"),
     "{type: WarmupDecayLR, total_num_steps: 150, warmup_num_steps: 30}": lambda n: (
         warmup(n, 0, 0.001, 30, "log", 150)
     ),
@@ -223,9 +215,7 @@ def test_llm_c_is_a_step_behind(target: str) -> None:
         ratio = (step - warmup) / (steps - warmup)
         return low + 0.5 * (1 + math.cos(math.pi * ratio)) * (LR - low)
 
-    schedule = (
-        f"{{type: cosine, warmup: {warmup}, steps: {steps}, min_lr: {low}}}"
-    )
+    schedule = f"{{type: cosine, warmup: {warmup}, steps: {steps}, min_lr: {low}}}"
     rates, _ = played(zk.Kernels(target), planned(schedule), steps)
     want = [theirs(n - 1 if n < warmup else n) for n in range(1, steps + 1)]
     assert np.allclose(rates, want, rtol=2 * U, atol=0)
@@ -273,9 +263,7 @@ def test_the_same_bits_everywhere() -> None:
 
 def test_a_skipped_step_is_no_step_of_the_schedule(target: str) -> None:
     k, r = zk.Kernels(target), planned("{type: linear, warmup: 4, steps: 20}")
-    made = zk.Recipe(
-        rate=zk.phases(r.rate), momentum=zk.phases(r.momentum), rows=1
-    )
+    made = zk.Recipe(rate=zk.phases(r.rate), momentum=zk.phases(r.momentum), rows=1)
     ctl, rates = zk.Ctl(), []
     for valid in (1, 0, 0, 1, 1, 0, 1, 1):
         sums = np.zeros(zk.SUMS, np.int64)
@@ -321,9 +309,7 @@ def test_every_schedule_is_proven() -> None:
     ],
 )
 def test_a_broken_schedule_is_refused(change: Callable) -> None:
-    broken = replace(
-        base(), recipe=replace(base().recipe, rate=change(PHASES))
-    )
+    broken = replace(base(), recipe=replace(base().recipe, rate=change(PHASES)))
     with pytest.raises(check.CheckError, match="schedule of rate"):
         check.check(broken)
 
@@ -332,9 +318,7 @@ def test_keys_that_constant_has_no_use_for_are_said() -> None:
     path = str(ROOT / "model_specs/gpt-tiny.yaml")
 
     def said(*keys):
-        return reader.load(
-            path, [f"train.schedule{key}" for key in keys]
-        ).notes
+        return reader.load(path, [f"train.schedule{key}" for key in keys]).notes
 
     assert [note.partition(": ")[2] for note in said(".type=constant")] == [
         f"train.schedule.{key}: has no effect: constant stays at lr"

@@ -30,10 +30,7 @@ def philox(counter: np.ndarray, key: np.ndarray, seed: int) -> np.ndarray:
 
 def keys(seed: int, first: int, count: int) -> list[int]:
     """Return the keys of the samples first .. first + count - 1 of a run."""
-    return [
-        (2 * (seed + n * STEP) + 1) % 2**64
-        for n in range(first, first + count)
-    ]
+    return [(2 * (seed + n * STEP) + 1) % 2**64 for n in range(first, first + count)]
 
 
 def kept(keys: list[int], place: int, n: int, p: float) -> np.ndarray:

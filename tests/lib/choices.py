@@ -28,9 +28,7 @@ def packed(words: Sequence[int]) -> bytes:
 
 
 def header(count: int, longest: int, magic: int = MAGIC, version: int = 1):
-    return struct.pack("<4i", magic, version, count, longest).ljust(
-        1024, b"\0"
-    )
+    return struct.pack("<4i", magic, version, count, longest).ljust(1024, b"\0")
 
 
 def file(examples: Sequence[Example]) -> bytes:

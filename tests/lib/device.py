@@ -29,17 +29,13 @@ class Device:
 
     def call(self, name: str, *operands: object) -> None:
         error = getattr(self.library, name)(*operands)
-        assert error == 0, (
-            f"{name}: {self.library.cudaGetErrorString(error).decode()}"
-        )
+        assert error == 0, f"{name}: {self.library.cudaGetErrorString(error).decode()}"
 
     # ---- memory
 
     def take(self, size: int) -> int:
         at = ctypes.c_void_p()
-        self.call(
-            "cudaMalloc", ctypes.byref(at), ctypes.c_size_t(max(size, 1))
-        )
+        self.call("cudaMalloc", ctypes.byref(at), ctypes.c_size_t(max(size, 1)))
         return at.value or 0
 
     def free(self, at: int) -> None:

@@ -96,11 +96,7 @@ def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
     else:
         up = [
             {"linear": {"name": name + ".up", "out": inner, "bias": bias}},
-            draw(
-                st.sampled_from(
-                    [{"gelu": "tanh"}, {"gelu": "erf"}, {"relu2": {}}]
-                )
-            ),
+            draw(st.sampled_from([{"gelu": "tanh"}, {"gelu": "erf"}, {"relu2": {}}])),
         ]
     return [
         *up,
@@ -109,9 +105,7 @@ def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
 
 
 @st.composite
-def branches(
-    draw, name: str, width: int, family: str, layers: int
-) -> list[Mapping]:
+def branches(draw, name: str, width: int, family: str, layers: int) -> list[Mapping]:
     ops = [draw(norms(name + ".norm"))] if draw(flag) else []
     kind = draw(st.integers(0, 4))
     if kind == 4:  # a purely linear branch has few values that backward reads
@@ -128,9 +122,7 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
     layers = draw(st.integers(1, 3))
     for i in range(draw(st.integers(1, 3))):
         branch = draw(branches(f"part{i}", width, family, layers))
-        ops += (
-            branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
-        )
+        ops += branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
     return {
         "blocks": layers,
         "name": name + ".{l}",
@@ -384,9 +376,7 @@ def named(ops: object, kind: str = "") -> list[str]:
 def group(rng: Random, names: Sequence[str]) -> Mapping:
     patterns = ["*", "*.weight", "tokens.*", "h.*", "h.0.*", "*.lora_B.weight"]
     patterns += [f"*.{name}.*" for name in names]
-    given = {
-        key: rng.choice(_GROUP[key]) for key in _GROUP if rng.random() < 0.5
-    }
+    given = {key: rng.choice(_GROUP[key]) for key in _GROUP if rng.random() < 0.5}
     if "frozen" in given:  # which excludes the others
         given = {"frozen": True}
     return {"match": rng.sample(patterns, rng.randint(1, 2)), **given}
@@ -406,9 +396,7 @@ def whole_specs(draw) -> Mapping:
         share = 1 if key in ALWAYS else 0.02 if key.startswith(SELDOM) else 0.5
         return rng.random() < share
 
-    given = {
-        key: rng.choice(KEYS[key]) for key in filter(given_by_chance, KEYS)
-    }
+    given = {key: rng.choice(KEYS[key]) for key in filter(given_by_chance, KEYS)}
     for at, rows in TYPED:
         row = rows[given[f"{at}.type"]]
         for key in {key for keys in rows.values() for key in keys} - {*row}:

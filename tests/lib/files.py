@@ -107,10 +107,7 @@ class Tensor:
     first: int
 
     def names(self) -> list[str]:
-        return [
-            self.name.replace("%d", str(self.first + i))
-            for i in range(self.count)
-        ]
+        return [self.name.replace("%d", str(self.first + i)) for i in range(self.count)]
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,7 @@ class Program:
     def text(self) -> str:
         lines = [f"arena {self.arena} {self.ranks}", f"type {self.type}"]
         lines += [
-            f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}"
-            for f in self.flats
+            f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}" for f in self.flats
         ]
         for t in self.tensors:
             shape = [*t.shape, 0][:2]
@@ -146,9 +142,7 @@ class Program:
                 t.flat_step,
                 t.count,
             ]
-            lines.append(
-                f"tensor {t.name} {' '.join(map(str, numbers))} {t.first}"
-            )
+            lines.append(f"tensor {t.name} {' '.join(map(str, numbers))} {t.first}")
         return "\n".join(lines) + "\n"
 
 
@@ -173,9 +167,7 @@ def layout(ranks: int) -> Program:
         Tensor("wte.weight", 0, 0, (11, 5), 2, 0, 1, 0),
         Tensor("wpe.weight", 60, 0, (6, 5), 2, 0, 1, 0),
     ]
-    last = Flat(
-        norms.at + 4 * ranks * norms.shard + 4, 0, -(-91 // ranks), 1, 0
-    )
+    last = Flat(norms.at + 4 * ranks * norms.shard + 4, 0, -(-91 // ranks), 1, 0)
     return Program((block, norms, last), tuple(tensors), ranks)
 
 
@@ -205,51 +197,33 @@ def finite(x: np.ndarray) -> np.ndarray:
 def weights_of(program: Program, every: bool = False) -> Weights:
     """Return weights, finite as loading requires, or of every kind."""
     names = [(name, t.shape) for t in program.tensors for name in t.names()]
-    all_bits = {
-        name: every_bit(k, shape) for k, (name, shape) in enumerate(names)
-    }
+    all_bits = {name: every_bit(k, shape) for k, (name, shape) in enumerate(names)}
     if every:
         return all_bits
     return {name: finite(w) for name, w in all_bits.items()}
 
 
-def arenas(
-    program: Program, weights: Weights, part_of_whole: bool
-) -> list[np.ndarray]:
+def arenas(program: Program, weights: Weights, part_of_whole: bool) -> list[np.ndarray]:
     """Return the memory of each rank. part_of_whole: of a flat that is whole on every rank, only
     its own part, which is the part it saves."""
-    out = [
-        np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)
-    ]
+    out = [np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)]
     for t in program.tensors:
         f = program.flats[t.flat]
         for i, name in enumerate(t.names()):
             raw = weights[name].reshape(-1).view(np.uint32)
             where = t.offset + i * t.offset_step + np.arange(raw.size)
             for rank in range(program.ranks):
-                own = (where >= rank * f.shard) & (
-                    where < (rank + 1) * f.shard
-                )
-                mine = (
-                    own
-                    if part_of_whole or not f.whole
-                    else np.full(raw.size, True)
-                )
+                own = (where >= rank * f.shard) & (where < (rank + 1) * f.shard)
+                mine = own if part_of_whole or not f.whole else np.full(raw.size, True)
                 base = f.at + i * t.flat_step * f.stride
                 for value, e in zip(raw[mine], where[mine], strict=True):
                     at = base + 4 * (e - (0 if f.whole else rank * f.shard))
-                    out[rank][at : at + 4] = np.frombuffer(
-                        value.tobytes(), np.uint8
-                    )
+                    out[rank][at : at + 4] = np.frombuffer(value.tobytes(), np.uint8)
     return out
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and a.tobytes() == b.tobytes()
-    )
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 @dataclass(frozen=True)
@@ -268,12 +242,8 @@ class Bench:
     ) -> subprocess.CompletedProcess[str]:
         for rank, arena in enumerate(arenas(self.program, weights, True)):
             arena.tofile(self.into / f"arena{rank}")
-        files = [
-            self.into / f"arena{rank}" for rank in range(self.program.ranks)
-        ]
-        return run(
-            self.tool, self.into / "program", "save", self.into / where, *files
-        )
+        files = [self.into / f"arena{rank}" for rank in range(self.program.ranks)]
+        return run(self.tool, self.into / "program", "save", self.into / where, *files)
 
     def load(
         self, where: str, rank: int = 0, *drop: str

@@ -30,9 +30,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
 
 
 def sh(*words: object) -> None:
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True
-    )
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stderr}"
 
 
@@ -147,13 +145,10 @@ def agent(folder: pathlib.Path, hosts: Sequence[Host]) -> pathlib.Path:
     """Return the command with which mpirun starts its daemons instead of ssh: it takes a host's
     address, then the command."""
     cases = "\n".join(
-        f'{host.address}) exec {" ".join(host.at())} sh -c "$*" ;;'
-        for host in hosts
+        f'{host.address}) exec {" ".join(host.at())} sh -c "$*" ;;' for host in hosts
     )
     made = folder / "agent"
-    made.write_text(
-        f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}\nesac\n"
-    )
+    made.write_text(f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}\nesac\n")
     made.chmod(0o755)
     return made
 

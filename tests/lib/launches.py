@@ -42,9 +42,7 @@ def kernels(library: ctypes.CDLL) -> dict[int, str]:
         name: int(at, 16)
         for at, name in re.findall(r"^(\w+) [TtWw] (\S+)$", listed, re.M)
     }
-    base = (
-        ctypes.cast(library.zk_push, ctypes.c_void_p).value - found["zk_push"]
-    )
+    base = ctypes.cast(library.zk_push, ctypes.c_void_p).value - found["zk_push"]
     known = cuda_budget.names(set(found))
     return {base + at: known[name] for name, at in found.items()}
 
@@ -75,9 +73,7 @@ def launched(
     hook = ctypes.c_void_p.in_dll(library, "shim_told")
     how = zk.Launch(
         (ctypes.c_int32 * 3)(*tile),
-        (zk.Grid * 4)(
-            *[zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in grids]
-        ),
+        (zk.Grid * 4)(*[zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in grids]),
     )
     given = [
         ctypes.addressof(recipe)
@@ -95,8 +91,7 @@ def launched(
     call(context.context, ctypes.addressof(how), *given)
     hook.value = None
     return tuple(
-        Launch(kernels(library)[at], block, shared)
-        for at, block, shared in seen
+        Launch(kernels(library)[at], block, shared) for at, block, shared in seen
     )
 
 
@@ -114,9 +109,7 @@ def operand(text: str, kind: type, n: int) -> Operand:
         )
     if kind not in INT:
         return 1
-    return (
-        n if text == "n" else int(text) if re.fullmatch(r"-?\d+", text) else 0
-    )
+    return n if text == "n" else int(text) if re.fullmatch(r"-?\d+", text) else 0
 
 
 def operands(call: Call, n: int) -> tuple[Operand, ...]:
@@ -125,15 +118,11 @@ def operands(call: Call, n: int) -> tuple[Operand, ...]:
     texts = [
         text
         for arg in map(str, call.args)
-        for text in (
-            (arg, "1") if re.match(r"(spans|moved)\.", arg) else (arg,)
-        )
+        for text in ((arg, "1") if re.match(r"(spans|moved)\.", arg) else (arg,))
     ]
     found = [
         operand(text, kind, n)
-        for text, kind in zip(
-            texts, zk.prototypes()[call.kernel][1], strict=True
-        )
+        for text, kind in zip(texts, zk.prototypes()[call.kernel][1], strict=True)
     ]
     if call.kernel == "zk_init":
         found[4] = 1  # elements, which it clears

@@ -89,17 +89,13 @@ def changed(
     def walk(x: object) -> object:
         if isinstance(x, dict):
             return {
-                key: resized(y)
-                if key in ("vocab", "width", "out")
-                else walk(y)
+                key: resized(y) if key in ("vocab", "width", "out") else walk(y)
                 for key, y in x.items()
             }
         return [walk(y) for y in x] if isinstance(x, list) else x
 
     def resized(x: int | list[int]) -> int | list[int]:
-        return (
-            [resized(y) for y in x] if isinstance(x, list) else sizes.get(x, x)
-        )
+        return [resized(y) for y in x] if isinstance(x, list) else sizes.get(x, x)
 
     spec = yaml.safe_load(path(family).read_text())
     spec["model"] = walk(spec["model"])
@@ -173,9 +169,7 @@ def run(
     assert done.code == 0, (
         f"{options} {settings} gave {done.code}\n{done.out}{done.err}"
     )
-    assert "Sanitizer" not in done.err and "runtime error" not in done.err, (
-        done.err
-    )
+    assert "Sanitizer" not in done.err and "runtime error" not in done.err, done.err
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     steps = tuple(
         json.dumps({key: x for key, x in line.items() if key not in CLOCK})
@@ -183,9 +177,7 @@ def run(
         if "loss" in line
     )
     val = [json.dumps(line) for line in lines if "val_loss" in line]
-    return Result(
-        done.line("weights ").split()[1], steps, val[-1] if val else ""
-    )
+    return Result(done.line("weights ").split()[1], steps, val[-1] if val else "")
 
 
 # ---- ways
@@ -209,11 +201,7 @@ def covering(
     rows = []
 
     def met(row: dict) -> set:
-        return {
-            pair
-            for pair in itertools.combinations(row.items(), 2)
-            if pair in left
-        }
+        return {pair for pair in itertools.combinations(row.items(), 2) if pair in left}
 
     def drawn(pair: tuple) -> dict:
         row = {name: int(rng.random() * len(factors[name])) for name in names}
@@ -225,9 +213,7 @@ def covering(
     while left:
         first = min(left)
         fitting = (
-            row
-            for row in (drawn(first) for _ in range(10_000))
-            if fits(values(row))
+            row for row in (drawn(first) for _ in range(10_000)) if fits(values(row))
         )
         some = list(itertools.islice(fitting, 40))
         if not some:

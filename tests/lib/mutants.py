@@ -78,9 +78,7 @@ def refusal(p: Plan) -> Callable[[Plan], str]:
         assert replace(other, sections=p.sections) == p
         check.sections(other)
         now = check.units(other)
-        check.play(
-            other, facts if now == units else check.functions(other, now)
-        )
+        check.play(other, facts if now == units else check.functions(other, now))
 
     return lambda other: rule(lambda: differs(other))
 
@@ -127,9 +125,7 @@ class Mutant:
 
 def changed(p: Plan, section: Section, steps: list[Step]) -> Plan:
     new = replace(section, steps=tuple(steps))
-    return replace(
-        p, sections=tuple(new if s is section else s for s in p.sections)
-    )
+    return replace(p, sections=tuple(new if s is section else s for s in p.sections))
 
 
 def without(items: tuple, n: int) -> tuple:
@@ -187,9 +183,7 @@ def elsewhere(r: Ref, by: int, groups: Sequence[str]) -> Iterator[Ref]:
         yield replace(r, by_rank=r.by_rank + by * 4096)
     if r.by_rank and by > 0:
         yield replace(r, by_rank=0, group=plan.ALL)
-        yield from (
-            replace(r, group=word) for word in groups if word != r.group
-        )
+        yield from (replace(r, group=word) for word in groups if word != r.group)
 
 
 def with_mark(s: Step, slot: tuple[str, int], last: bool) -> Step:
@@ -197,8 +191,7 @@ def with_mark(s: Step, slot: tuple[str, int], last: bool) -> Step:
 
     def mark(refs):
         return tuple(
-            replace(r, last=last) if (r.cls, r.index) == slot else r
-            for r in refs
+            replace(r, last=last) if (r.cls, r.index) == slot else r for r in refs
         )
 
     return replace(s, ins=mark(s.ins), outs=mark(s.outs))
@@ -250,8 +243,7 @@ def of_batches(p: Plan) -> Iterator[Mutant]:
         rest = [*without(micro_batch.steps, n)]
         sections = {"micro_batch": rest, "begin": [*begin.steps, s]}
         moved = tuple(
-            replace(x, steps=tuple(sections.get(x.name, x.steps)))
-            for x in p.sections
+            replace(x, steps=tuple(sections.get(x.name, x.steps))) for x in p.sections
         )
         yield Mutant(f"batch {n} in begin", replace(p, sections=moved))
         for m in range(sum(x.op == "batch" for x in rest) + 1, len(rest) + 1):
@@ -264,17 +256,13 @@ def of_batches(p: Plan) -> Iterator[Mutant]:
             changed(p, micro_batch, [*micro_batch.steps, s]),
         )
         for event in ("waits", "recs"):
-            if some := next(
-                (getattr(x, event) for x in rest if getattr(x, event)), ()
-            ):
+            if some := next((getattr(x, event) for x in rest if getattr(x, event)), ()):
                 other = [
                     *micro_batch.steps[:n],
                     replace(s, **{event: some}),
                     *micro_batch.steps[n + 1 :],
                 ]
-                yield Mutant(
-                    f"batch {n} with {event}", changed(p, micro_batch, other)
-                )
+                yield Mutant(f"batch {n} with {event}", changed(p, micro_batch, other))
     yield from swapped_targets(p)
 
 
@@ -283,9 +271,7 @@ def swapped_targets(p: Plan) -> Iterator[Mutant]:
 
     def turned(refs):
         return tuple(
-            replace(r, index=1 - r.index)
-            if r.cls == "targets" and r.index < 2
-            else r
+            replace(r, index=1 - r.index) if r.cls == "targets" and r.index < 2 else r
             for r in refs
         )
 
@@ -293,8 +279,7 @@ def swapped_targets(p: Plan) -> Iterator[Mutant]:
         replace(
             x,
             steps=tuple(
-                replace(s, ins=turned(s.ins), outs=turned(s.outs))
-                for s in x.steps
+                replace(s, ins=turned(s.ins), outs=turned(s.outs)) for s in x.steps
             ),
         )
         for x in p.sections
@@ -314,9 +299,7 @@ def of_twins(p: Plan) -> Iterator[Mutant]:
                 if there
                 else c.kernel.replace("zk_", "zk_host_")
             )
-            calls = put(
-                fn.calls, n, replace(c, kernel=name, launch=f"other.{n}")
-            )
+            calls = put(fn.calls, n, replace(c, kernel=name, launch=f"other.{n}"))
             shape = next(l.shape for l in p.launches if l.name == c.launch)
             yield Mutant(
                 f"{fn.name} {n}: {name}",
@@ -335,9 +318,7 @@ def launched(p: Plan, l: plan.Launch) -> Plan:
     for t in p.head.targets:
         host = t == "cpu" or l.kernel.startswith("zk_host_")
         how = (
-            grids.How((), (16, 0, 0))
-            if host
-            else grids.how(l.kernel, t, real, l.shape)
+            grids.How((), (16, 0, 0)) if host else grids.how(l.kernel, t, real, l.shape)
         )
         runs.append(plan.Run(l.name, (t,), how.tile, how.workspace, how.grids))
     return replace(
@@ -381,9 +362,7 @@ def form(what: str) -> tuple[str, str]:
     where, _, change = what.partition(": ")
     section, _, queue, op = where.split(" ")[:4]
     names = r"[\w.]+\[\d+\]|\d+|(?<=\w)\.\w+"
-    return f"{section} {queue} {op.partition('.')[0]}", re.sub(
-        names, "#", change
-    )
+    return f"{section} {queue} {op.partition('.')[0]}", re.sub(names, "#", change)
 
 
 def sample(made: Iterable[Mutant]) -> list[Mutant]:
@@ -420,13 +399,9 @@ class Work:
 
 def program(p: Plan) -> Iterator[tuple[Step, int]]:
     """Yield steps in order of issue over a few training steps, with the micro-batch."""
-    batch = Step(
-        "main", "batch", "", outs=(Ref("tokens", 0), Ref("targets", 0))
-    )
+    batch = Step("main", "batch", "", outs=(Ref("tokens", 0), Ref("targets", 0)))
     for name in PLAY:
-        for part in (
-            ("begin", "micro_batch", "update") if name == "step" else (name,)
-        ):
+        for part in ("begin", "micro_batch", "update") if name == "step" else (name,):
             section = p.section(part)
             for g in range(section.repeat):
                 if part == "eval":
@@ -438,9 +413,7 @@ class _Footprints:
     def __init__(self, p: Plan) -> None:
         self.p = p
         classes = {c.name for c in p.classes}
-        words = {
-            f.name: {base(a) for c in f.calls for a in c.args} for f in p.fns
-        }
+        words = {f.name: {base(a) for c in f.calls for a in c.args} for f in p.fns}
         self.named = {
             f.name: words[f.name] & classes - {*f.ins, *f.outs} for f in p.fns
         }
@@ -504,38 +477,27 @@ class _Footprints:
                 piece(r, widths.get(r.cls.split(".")[0], 4) * near, write)
                 for refs, write in ((s.ins, False), (s.outs, True))
                 for r in refs
-            ] + [
-                Touch((name, 0), 0, ALL, False)
-                for name in sorted(self.named[s.op])
-            ]
+            ] + [Touch((name, 0), 0, ALL, False) for name in sorted(self.named[s.op])]
         if body == "init" and s.outs[0].at:
             return [piece(s.outs[0], ALL, True)]
         if s.op in REDUCES:
-            read = self.brought[s.outs[0]] = piece(
-                s.ins[0], ints["bytes"], False
-            )
+            read = self.brought[s.outs[0]] = piece(s.ins[0], ints["bytes"], False)
             return [read, whole(s.outs[0], True)]
         if s.op == "done":
             read = self.brought.get(s.ins[0])
             return [whole(s.ins[0], True), *([read] if read else [])]
         if body in ("sum", "node", "join"):
             ctl = (
-                [Touch(("ctl", 0), 0, ALL, False)]
-                if "ctl" in self.named[s.op]
-                else []
+                [Touch(("ctl", 0), 0, ALL, False)] if "ctl" in self.named[s.op] else []
             )
             return [
                 *(whole(r, False) for r in s.ins),
                 *ctl,
                 piece(s.outs[0], 4 * ints["n"], True),
             ]
-        out = [whole(r, False) for r in s.ins] + [
-            whole(r, True) for r in s.outs
-        ]
+        out = [whole(r, False) for r in s.ins] + [whole(r, True) for r in s.outs]
         for name in sorted(self.named.get(s.op, ())):
-            out.append(
-                Touch((name, 0), 0, ALL, name.split(".")[0] not in READ)
-            )
+            out.append(Touch((name, 0), 0, ALL, name.split(".")[0] not in READ))
         return out
 
 
@@ -590,9 +552,7 @@ def forced(works: list[Work]) -> list[tuple[tuple, tuple]]:
         for t in w.touches:
             for other, o in reversed(slots[t.slot]):
                 if (o.write or t.write) and o.lo < t.hi and t.lo < o.hi:
-                    assert before(other, w), (
-                        f"{other.key} and {w.key} are not ordered"
-                    )
+                    assert before(other, w), f"{other.key} and {w.key} are not ordered"
                     pairs.append((other.key, w.key))
                     if o.write and o.lo <= t.lo and t.hi <= o.hi:
                         break
@@ -601,9 +561,7 @@ def forced(works: list[Work]) -> list[tuple[tuple, tuple]]:
     return pairs
 
 
-def same(
-    p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]
-) -> bool:
+def same(p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]) -> bool:
     """Return whether p does the work of `original`, with these pairs in order."""
     works = {w.key: w for w in played(p)}
     if works.keys() != {w.key for w in original}:
@@ -628,8 +586,7 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
         if arg.by_round:
             yield replace(arg, by_round=0)
             yield from (
-                replace(arg, by_round=arg.by_round + more)
-                for more in (-64, 64)
+                replace(arg, by_round=arg.by_round + more) for more in (-64, 64)
             )
     elif isinstance(arg, Index):
         yield from (
@@ -661,8 +618,7 @@ def other(value: object) -> Iterator[object]:
     elif dataclasses.is_dataclass(value):
         for f in dataclasses.fields(value):
             yield from (
-                replace(value, **{f.name: new})
-                for new in other(getattr(value, f.name))
+                replace(value, **{f.name: new}) for new in other(getattr(value, f.name))
             )
 
 
@@ -670,17 +626,13 @@ def of_calls(p: Plan) -> Iterator[Mutant]:
     """Yield plans with a call deleted, or with one of its operands or integers changed."""
     for f, fn in enumerate(p.fns):
 
-        def having(
-            calls: tuple[plan.Call, ...], f: int = f, fn: plan.Fn = fn
-        ) -> Plan:
+        def having(calls: tuple[plan.Call, ...], f: int = f, fn: plan.Fn = fn) -> Plan:
             return replace(p, fns=put(p.fns, f, replace(fn, calls=calls)))
 
         for n, c in enumerate(fn.calls):
             name = f"{fn.name} {n} {c.kernel}"
             yield Mutant(f"{name}: deleted", having(without(fn.calls, n)))
-            for rounds in (
-                {c.rounds - 1, c.rounds + 1} if c.rounds > 1 else {2}
-            ):
+            for rounds in {c.rounds - 1, c.rounds + 1} if c.rounds > 1 else {2}:
                 yield Mutant(
                     f"{name}: {rounds} rounds",
                     having(put(fn.calls, n, replace(c, rounds=rounds))),
@@ -704,18 +656,12 @@ def of_stated(p: Plan) -> Iterator[Mutant]:
         ):
             for i, formal in enumerate(kernel(c.kernel).formals):
                 for new in (
-                    shifted(c.args[i])
-                    if formal.number and formal.name in names
-                    else ()
+                    shifted(c.args[i]) if formal.number and formal.name in names else ()
                 ):
-                    calls = put(
-                        fn.calls, n, replace(c, args=put(c.args, i, new))
-                    )
+                    calls = put(fn.calls, n, replace(c, args=put(c.args, i, new)))
                     yield Mutant(
                         f"{fn.name} {n} {c.kernel}: {formal.name} {new}",
-                        replace(
-                            p, fns=put(p.fns, f, replace(fn, calls=calls))
-                        ),
+                        replace(p, fns=put(p.fns, f, replace(fn, calls=calls))),
                     )
     for part in ("tensors", "tables", "stated"):
         rows = getattr(p, part)
@@ -725,17 +671,13 @@ def of_stated(p: Plan) -> Iterator[Mutant]:
                 if part == "tensors"
                 else {f.name for f in dataclasses.fields(row)}
             )
-            for name in sorted(
-                names_of & {f.name for f in dataclasses.fields(row)}
-            ):
+            for name in sorted(names_of & {f.name for f in dataclasses.fields(row)}):
                 for new in other(getattr(row, name)):
                     yield Mutant(
                         f"{part} {row}: {name} {new}",
                         replace(
                             p,
-                            **{
-                                part: put(rows, n, replace(row, **{name: new}))
-                            },
+                            **{part: put(rows, n, replace(row, **{name: new}))},
                         ),
                     )
     for n, row in enumerate(p.stated):
@@ -750,31 +692,23 @@ def of_stated(p: Plan) -> Iterator[Mutant]:
 def of_lists(p: Plan) -> Iterator[Mutant]:
     """Yield plans with unused or duplicate entries, with a launch for fewer elements than its calls
     have, and with a round's step outside rounds."""
-    yield Mutant(
-        "more events", replace(p, events=(*p.events, Event("more", 1)))
-    )
+    yield Mutant("more events", replace(p, events=(*p.events, Event("more", 1))))
     more = plan.Class("more", "host", "own", "all", 1, 2**40, 0)
-    host = [
-        replace(c, at=c.at + 2**40) for c in p.classes if c.arena == "host"
-    ]
+    host = [replace(c, at=c.at + 2**40) for c in p.classes if c.arena == "host"]
     rest = [c for c in p.classes if c.arena != "host"]
     yield Mutant("more classes", replace(p, classes=(*rest, more, *host)))
     fn = next(f for f in p.fns if f.name.startswith("fwd."))
     ghost = replace(fn, name="fwd.ghost", calls=fn.calls[::-1])
     yield Mutant("fwd.ghost", replace(p, fns=(*p.fns, ghost)))
     if p.tables:
-        yield Mutant(
-            "a table twice", replace(p, tables=(*p.tables, p.tables[0]))
-        )
+        yield Mutant("a table twice", replace(p, tables=(*p.tables, p.tables[0])))
     a, b = (
         n
         for n, t in enumerate(p.tensors)
         if t.shape == p.tensors[-1].shape and t.count == 1
     )
     same = replace(p.tensors[a], parts=p.tensors[b].parts)
-    yield Mutant(
-        "one name in the file", replace(p, tensors=put(p.tensors, a, same))
-    )
+    yield Mutant("one name in the file", replace(p, tensors=put(p.tensors, a, same)))
     own = {
         c.launch
         for f in p.fns
@@ -800,9 +734,7 @@ def of_rounds(p: Plan, own: set[str]) -> Iterator[Mutant]:
                     calls = put(fn.calls, n, replace(c, args=args))
                     yield Mutant(
                         f"{fn.name} {n} {i}: rounds",
-                        replace(
-                            p, fns=put(p.fns, f, replace(fn, calls=calls))
-                        ),
+                        replace(p, fns=put(p.fns, f, replace(fn, calls=calls))),
                     )
 
 
@@ -852,9 +784,7 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
             if getattr(s, name) != value:
                 yield Mutant(
                     f"{s.cls}: {name} {value}",
-                    replace(
-                        p, stores=put(p.stores, n, replace(s, **{name: value}))
-                    ),
+                    replace(p, stores=put(p.stores, n, replace(s, **{name: value}))),
                 )
     for n, flat in enumerate(p.flats):
         for word in groups:
@@ -873,10 +803,7 @@ def of_tables(p: Plan) -> Iterator[Mutant]:
                     if f.name in units and not idle(p, row, f.name, by):
                         new = replace(
                             row,
-                            **{
-                                f.name: getattr(row, f.name)
-                                + by * units[f.name]
-                            },
+                            **{f.name: getattr(row, f.name) + by * units[f.name]},
                         )
                         yield Mutant(
                             f"{getattr(row, 'cls', '') or row.name} {f.name}: {by * units[f.name]}",

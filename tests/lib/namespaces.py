@@ -49,8 +49,5 @@ def need_own_root(*inside: str) -> None:
 def mounts(at: str = "/tmp") -> tuple[str, ...]:
     """Return the start of a command that may mount at a folder: as a user, or as root."""
     return need(
-        *[
-            ("unshare", flags, "mount", "--bind", at, at)
-            for flags in ("-rm", "-m")
-        ]
+        *[("unshare", flags, "mount", "--bind", at, at) for flags in ("-rm", "-m")]
     )[:2]

@@ -35,9 +35,7 @@ def gelu(x: np.ndarray, kind: str) -> tuple[np.ndarray, Back]:
             (1 - t * t) / 2 * root * (1 + 3 * 0.044715 * x * x),
         )
     else:
-        share = (
-            1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))
-        ) / 2
+        share = (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))) / 2
         slope = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     return x * share, lambda dy: dy * (share + x * slope)
 
@@ -162,9 +160,7 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
 
-    def linear(
-        name: str, K: int, N: int, bias: bool, flip: bool = not gpt2
-    ) -> None:
+    def linear(name: str, K: int, N: int, bias: bool, flip: bool = not gpt2) -> None:
         found[name + ".weight"] = (N, K) if flip else (K, N)
         found.update({name + ".bias": (N,)} if bias else {})
         lora = spec.train.lora
@@ -175,9 +171,7 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
         parts = (
-            {"c_attn": H + 2 * G}
-            if gpt2
-            else {"q_proj": H, "k_proj": G, "v_proj": G}
+            {"c_attn": H + 2 * G} if gpt2 else {"q_proj": H, "k_proj": G, "v_proj": G}
         )
         for part, heads in parts.items():
             linear(f"{name}.{part}", width, heads * D, a["bias"])
@@ -285,9 +279,7 @@ class Net:
 
         return y, back
 
-    def adapter(
-        self, x: np.ndarray, name: str
-    ) -> tuple[np.ndarray, Back] | None:
+    def adapter(self, x: np.ndarray, name: str) -> tuple[np.ndarray, Back] | None:
         """Return y = alpha / rank * (x A') B' if a linear has an adapter, else None; PEFT's A is
         [rank,in], B is [out,rank]."""
         names = [f"{name}.lora_{which}.weight" for which in "AB"]
@@ -320,9 +312,7 @@ class Net:
         def back(dy: np.ndarray) -> np.ndarray:
             return sum(
                 b(d)
-                for (_, b), d in zip(
-                    parts, np.split(dy, cuts, axis=-1), strict=True
-                )
+                for (_, b), d in zip(parts, np.split(dy, cuts, axis=-1), strict=True)
             )
 
         return np.concatenate([y for y, _ in parts], axis=-1), back
@@ -343,16 +333,12 @@ class Net:
                 self.add(name + ".bias", dy.sum((0, 1)))
             dn = dy * w
             return s * (
-                dn
-                - dn.mean(-1, keepdims=True)
-                - n * (dn * n).mean(-1, keepdims=True)
+                dn - dn.mean(-1, keepdims=True) - n * (dn * n).mean(-1, keepdims=True)
             )
 
         return y, back
 
-    def rmsnorm(
-        self, x: np.ndarray, name: str, eps: float
-    ) -> tuple[np.ndarray, Back]:
+    def rmsnorm(self, x: np.ndarray, name: str, eps: float) -> tuple[np.ndarray, Back]:
         """Normalize over the last axis of x [..., C]."""
         w = self.p[name + ".weight"]
         s = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
@@ -365,9 +351,7 @@ class Net:
 
         return n * w, back
 
-    def attention(
-        self, x: np.ndarray, name: str, a: dict
-    ) -> tuple[np.ndarray, Back]:
+    def attention(self, x: np.ndarray, name: str, a: dict) -> tuple[np.ndarray, Back]:
         B, T, _ = x.shape
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
         gpt2 = self.spec.model.names == "gpt2"
@@ -380,9 +364,7 @@ class Net:
         if a["qk_norm"] == "whole":
             q, whole_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
             k, whole_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
-        q, k, v = (
-            part.reshape(B, T, -1, D).swapaxes(1, 2) for part in (q, k, v)
-        )
+        q, k, v = (part.reshape(B, T, -1, D).swapaxes(1, 2) for part in (q, k, v))
         if a["qk_norm"] is True:
             q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
             k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
@@ -395,14 +377,11 @@ class Net:
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
 
         def back(dy: np.ndarray) -> np.ndarray:
-            dq, dk, dv = back_y(
-                back_out(dy).reshape(B, T, H, D).swapaxes(1, 2)
-            )
+            dq, dk, dv = back_y(back_out(dy).reshape(B, T, H, D).swapaxes(1, 2))
             if a["rope"]:
                 dq, dk = (turn(d, -angle, a["rope"]) for d in (dq, dk))
             dq, dk, dv = (
-                d.swapaxes(1, 2).reshape(B, T, -1)
-                for d in (back_q(dq), back_k(dk), dv)
+                d.swapaxes(1, 2).reshape(B, T, -1) for d in (back_q(dq), back_k(dk), dv)
             )
             parts = [whole_q(dq), whole_k(dk), dv]
             return back_qkv(np.concatenate(parts, axis=-1))
@@ -414,9 +393,7 @@ class Net:
         said = a["window"]
         return said[self.layer] if isinstance(said, tuple) else said
 
-    def embedding(
-        self, tokens: np.ndarray, a: dict
-    ) -> tuple[np.ndarray, Back]:
+    def embedding(self, tokens: np.ndarray, a: dict) -> tuple[np.ndarray, Back]:
         """Embed tokens [B,T] -> [B,T,C]; the result of its back is not needed."""
         T = tokens.shape[1]
         x = self.p[a["tokens"] + ".weight"][tokens]
@@ -458,13 +435,9 @@ class Net:
         if o.kind == "swiglu":
             return swiglu(x)
         if o is head(self.spec):
-            return self.linear(
-                x, a["tied"] or a["name"][0], a["bias"], by_token=True
-            )
+            return self.linear(x, a["tied"] or a["name"][0], a["bias"], by_token=True)
         if o.kind == "linear":
-            return self.side_by_side(
-                x, [unit + name for name in a["name"]], a["bias"]
-            )
+            return self.side_by_side(x, [unit + name for name in a["name"]], a["bias"])
         name = unit + a["name"]
         if o.kind == "layernorm":
             return self.layernorm(x, name, a["eps"], a["bias"])
@@ -474,9 +447,7 @@ class Net:
             return self.attention(x, name, a)
         raise ValueError(f"no such op: {o.kind}")
 
-    def ops(
-        self, ops: Sequence, x: np.ndarray, unit: str
-    ) -> tuple[np.ndarray, Back]:
+    def ops(self, ops: Sequence, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
         backs = []
         for o in ops:
             x, back = self.op(o, x, unit)
@@ -506,9 +477,7 @@ class Net:
         x, backs = self.logits(tokens)
         return *cross_entropy(x, targets), backs
 
-    def run(
-        self, tokens: np.ndarray, targets: np.ndarray
-    ) -> tuple[float, int]:
+    def run(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, int]:
         """Return the mean loss and the number of valid targets; set self.grads = d(mean loss)."""
         loss, valid, d, backs = self.forward(tokens, targets)
         for back in reversed(backs):
@@ -553,17 +522,13 @@ def gradients(
     return loss, int((targets >= 0).sum()), grads
 
 
-def mean_loss(
-    spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray
-) -> float:
+def mean_loss(spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray) -> float:
     """Return the mean loss as `gradients` does."""
     n = max(int((targets >= 0).sum()), 1)
     loss = 0.0
     for b, begin, end in documents(spec, tokens):
         part = b, slice(begin, end)
-        mean, valid, *_ = Net(spec, params).forward(
-            tokens[part], targets[part]
-        )
+        mean, valid, *_ = Net(spec, params).forward(tokens[part], targets[part])
         loss += mean * valid / n
     return loss
 
@@ -595,9 +560,7 @@ def learning_rate(o, s, step: int) -> float:
     if s.type == "constant":
         return o.lr
     done = min((step - s.warmup) / max(s.steps - s.warmup, 1), 1.0)
-    share = (
-        1 - done if s.type == "linear" else (1 + math.cos(math.pi * done)) / 2
-    )
+    share = 1 - done if s.type == "linear" else (1 + math.cos(math.pi * done)) / 2
     return s.min_lr + (o.lr - s.min_lr) * share
 
 
@@ -612,9 +575,7 @@ class Optimizer:
         self.step = 0
 
     def decay(self, name: str) -> float:
-        return self.o.weight_decay * (
-            self.o.decay == "all" or self.m[name].ndim >= 2
-        )
+        return self.o.weight_decay * (self.o.decay == "all" or self.m[name].ndim >= 2)
 
     def update(self, params: Arrays, grads: Arrays) -> float:
         """Change params in place. Return the norm of the gradients before clipping."""

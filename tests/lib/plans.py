@@ -144,13 +144,7 @@ EACH = pytest.mark.parametrize(
 def keys(name: str, way: str) -> tuple[str, ...]:
     """Return a way's settings. Pieces are small enough to split some unit, tiles to split some
     shard, and some units stay whole."""
-    size = (
-        "20000"
-        if "tiny" in name
-        else "5000000"
-        if name == "demo"
-        else "1000000000"
-    )
+    size = "20000" if "tiny" in name else "5000000" if name == "demo" else "1000000000"
     tile = "5000" if "tiny" in name else size
     stay = "60000" if "tiny" in name else "1000000000"
     return tuple(

@@ -51,9 +51,7 @@ class Result:
     seconds: float
 
     def line(self, start: str) -> str:
-        return next(
-            text for text in self.out.splitlines() if text.startswith(start)
-        )
+        return next(text for text in self.out.splitlines() if text.startswith(start))
 
 
 def built(name: str, *more: str) -> Path:
@@ -72,9 +70,7 @@ def program() -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write 601 samples, with some ignored tokens, and a rest that is too short for a sample."""
     path = tmp_path_factory.mktemp("data") / "tokens.bin"
-    np.random.default_rng(1).integers(0, VOCAB, 601 * T + 3).astype(
-        "<u2"
-    ).tofile(path)
+    np.random.default_rng(1).integers(0, VOCAB, 601 * T + 3).astype("<u2").tofile(path)
     return path
 
 
@@ -134,9 +130,7 @@ def train(
     steps: int = STEPS,
     **settings: object,
 ) -> Result:
-    return run(
-        binary, "--data", data, "--steps", steps, "--hash", *args, **settings
-    )
+    return run(binary, "--data", data, "--steps", steps, "--hash", *args, **settings)
 
 
 # ---- the program's results, computed again
@@ -165,19 +159,15 @@ def masters(data: Path, steps: int) -> np.ndarray:
     return masters_of(*samples(data), steps)
 
 
-def masters_of(
-    inputs: np.ndarray, targets: np.ndarray, steps: int
-) -> np.ndarray:
+def masters_of(inputs: np.ndarray, targets: np.ndarray, steps: int) -> np.ndarray:
     """Return the masters for samples, int64 [samples, T], in this order."""
-    master = mix(np.arange(1, UNITS * N + 1, dtype=np.uint64)).reshape(
-        UNITS, N
-    )
+    master = mix(np.arange(1, UNITS * N + 1, dtype=np.uint64)).reshape(UNITS, N)
     for step in range(steps):
         total = np.zeros_like(master)
         for micro_batch in range(MICRO_BATCHES):
-            which = (
-                (step * MICRO_BATCHES + micro_batch) * B + np.arange(B)
-            ) % len(inputs)
+            which = ((step * MICRO_BATCHES + micro_batch) * B + np.arange(B)) % len(
+                inputs
+            )
             key = 0
             for token, target in zip(
                 inputs[which].ravel(), targets[which].ravel(), strict=True
@@ -211,8 +201,7 @@ def written(data: Path, count: int) -> str:
         said.append((context[-1] * 5 + 1 + T - 1) % (VOCAB - 1))
         context = context[1:] + said[-1:]
     return "".join(
-        chr(token) if token >= 32 or token in (9, 10) else "."
-        for token in said
+        chr(token) if token >= 32 or token in (9, 10) else "." for token in said
     )
 
 
@@ -264,9 +253,7 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> str:
 def children(pid: int) -> list[int]:
     return [
         int(child)
-        for child in Path(f"/proc/{pid}/task/{pid}/children")
-        .read_text()
-        .split()
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     ]
 
 
@@ -276,10 +263,7 @@ def gone(pids: list[int]) -> bool:
     def alive(pid: int) -> bool:
         try:
             return (
-                Path(f"/proc/{pid}/stat")
-                .read_text()
-                .rsplit(")", 1)[1]
-                .split()[0]
+                Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
                 not in "ZX"
             )
         except OSError:

@@ -88,9 +88,7 @@ def sh(*command: object, **options) -> str:
     return done.stdout
 
 
-def tool(
-    name: str, *words: object, **options
-) -> subprocess.CompletedProcess[str]:
+def tool(name: str, *words: object, **options) -> subprocess.CompletedProcess[str]:
     """Run a command of tools/, as `run` starts it."""
     return subprocess.run(
         [sys.executable, ROOT / "tools" / name, *map(str, words)],
@@ -164,9 +162,7 @@ def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """Return the objects that a program of build.ninja is linked from besides train.o, brought up
     to date once per process."""
     with alone("ninja"):  # another ninja may be about to replace its log
-        names = [
-            n for n in members(kind.program) if not n.endswith("/train.o")
-        ]
+        names = [n for n in members(kind.program) if not n.endswith("/train.o")]
         sh("ninja", *names)
     return [ROOT / n for n in names]
 
@@ -235,9 +231,7 @@ def build(source: str, kind: Kind = GCC) -> pathlib.Path:
             return program
         folder.mkdir(exist_ok=True)
         (folder / "train.c").write_text(source)
-        compile_source(
-            kind, folder / "train.c", whole, *kind.libraries, "-o", program
-        )
+        compile_source(kind, folder / "train.c", whole, *kind.libraries, "-o", program)
     return program
 
 
@@ -298,10 +292,7 @@ def train(
     (folder / "log.jsonl").unlink(missing_ok=True)
     before.mkdir(parents=True, exist_ok=True)
     save_file(
-        {
-            name: np.ascontiguousarray(x, np.float32)
-            for name, x in params.items()
-        },
+        {name: np.ascontiguousarray(x, np.float32) for name, x in params.items()},
         before / "model.safetensors",
     )
     write_tokens(folder / "tokens.bin", tokens)
@@ -331,6 +322,4 @@ def processors(*targets: str) -> str:
     is."""
     flags = (ROOT / "runtime" / "flags.ninja").read_text()
     lines = re.findall(r"^sm_\w+ = (.*code=(.*))$", flags, re.M)
-    return " ".join(
-        [*(x for x, name in lines if not targets or name in targets), PTX]
-    )
+    return " ".join([*(x for x, name in lines if not targets or name in targets), PTX])

@@ -87,9 +87,7 @@ C_TYPES = {
 
 
 class Grid(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int32) for name in ("x", "y", "z", "block", "shared")
-    ]
+    _fields_ = [(name, ctypes.c_int32) for name in ("x", "y", "z", "block", "shared")]
 
 
 class Launch(ctypes.Structure):
@@ -112,9 +110,7 @@ class Span(ctypes.Structure):
 
 
 class Phase(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int64) for name in ("until", "origin", "span")
-    ] + [
+    _fields_ = [(name, ctypes.c_int64) for name in ("until", "origin", "span")] + [
         ("begin", ctypes.c_double),
         ("end", ctypes.c_double),
         ("curve", ctypes.c_int32),
@@ -124,8 +120,7 @@ class Phase(ctypes.Structure):
 
 class Scaler(ctypes.Structure):
     _fields_ = [("first", ctypes.c_double), ("least", ctypes.c_double)] + [
-        (name, ctypes.c_int64)
-        for name in ("window", "hysteresis", "consecutive")
+        (name, ctypes.c_int64) for name in ("window", "hysteresis", "consecutive")
     ]
 
 
@@ -154,10 +149,7 @@ class Ctl(ctypes.Structure):
             ("valid", ctypes.c_int64),
             ("skipped", ctypes.c_int64),
         ]
-        + [
-            (name, ctypes.c_float)
-            for name in ("lr", "factor", "bias1", "bias2")
-        ]
+        + [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")]
         + [
             ("leaves", ctypes.c_int64),
             ("scale", ctypes.c_double),
@@ -235,9 +227,7 @@ def rounding(size: Array, dtype: int) -> Array:
 
 def kind(x: Array) -> int:
     """Return the type in which an array's numbers are stored."""
-    return {np.dtype(np.uint16): BF16, np.dtype(np.float16): F16}.get(
-        x.dtype, F32
-    )
+    return {np.dtype(np.uint16): BF16, np.dtype(np.float16): F16}.get(x.dtype, F32)
 
 
 def load(x: Array) -> Array:
@@ -256,9 +246,7 @@ def empty(dtype: int, *shape: int) -> Array:
 @functools.cache
 def features() -> set[str]:
     """Return the processor's features, named as in Linux."""
-    flags = re.search(
-        r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M
-    )
+    flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
     return set(flags[1].split()) if flags else set()
 
 
@@ -274,10 +262,7 @@ def processor() -> set[str]:
     return of_class & (features() | NEEDED["amx"] - NEEDED["tiles"])
 
 
-if (
-    not NEEDED["amx"] - NEEDED["tiles"] <= features()
-    and "amx_tile" in processor()
-):
+if not NEEDED["amx"] - NEEDED["tiles"] <= features() and "amx_tile" in processor():
     LIBRARY |= dict.fromkeys(("gcc", "clang"), LIBRARY["tiles"])
 
 
@@ -340,9 +325,7 @@ def c_type(declared: str) -> type | None:
 @functools.cache
 def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
     """Return name -> (result, operands without context and launch, whether there is a launch)."""
-    text = re.sub(
-        r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S
-    )
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S)
     found = {}
     for result, name, operands in re.findall(
         r"^(\w+) (zk_\w+)\(zk \*k,([^)]*)\);", text, re.M
@@ -360,26 +343,16 @@ def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
 @functools.cache
 def operand_names(name: str) -> list[str]:
     """Return operand names as in zk.h, without context and launch."""
-    text = re.sub(
-        r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S
-    )
-    listed = re.search(rf"^\w+ {name}\(zk \*k,([^)]*)\);", text, re.M)[
-        1
-    ].split(",")
-    return [re.findall(r"\w+", word)[-1] for word in listed][
-        prototypes()[name][2] :
-    ]
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S)
+    listed = re.search(rf"^\w+ {name}\(zk \*k,([^)]*)\);", text, re.M)[1].split(",")
+    return [re.findall(r"\w+", word)[-1] for word in listed][prototypes()[name][2] :]
 
 
 def operand(x: object) -> object:
     if isinstance(x, np.ndarray):
         assert x.flags.c_contiguous
         return x.ctypes.data
-    return (
-        ctypes.addressof(x)
-        if isinstance(x, (ctypes.Structure, ctypes.Array))
-        else x
-    )
+    return ctypes.addressof(x) if isinstance(x, (ctypes.Structure, ctypes.Array)) else x
 
 
 def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
@@ -415,9 +388,7 @@ def sources(operands: tuple[object, ...], dtype: int) -> tuple[int, int]:
     """Return the memory range of zk_push's sources, from the first to the end of the last."""
     _, _, src, count, full, n, *_ = operands
     first, *rest = [src[i] for i in range(count)]
-    return min([first, *rest]), max([first, *rest]) + n * (
-        4 if full else WIDTH[dtype]
-    )
+    return min([first, *rest]), max([first, *rest]) + n * (4 if full else WIDTH[dtype])
 
 
 def on_device(
@@ -431,13 +402,10 @@ def on_device(
     """Run the call with copies of its operands in the memory of a GPU."""
     kept = HOST | HOST_OF.get(name, set())
     moves = [
-        word not in kept
-        and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
+        word not in kept and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
         for word, x in zip(operand_names(name), operands, strict=True)
     ]
-    spans = [
-        extent(x) for x, moved in zip(operands, moves, strict=True) if moved
-    ]
+    spans = [extent(x) for x, moved in zip(operands, moves, strict=True) if moved]
     if name == "zk_push":
         spans.append(sources(operands, dtype))
     with Mirror(device, spans) as mirror:
@@ -485,9 +453,7 @@ class Kernels:
         if self.isa in TILES:  # Linux enables AMX when a process asks for it
             assert self.library.zk_tiles_amx()
         self.scratch = (
-            [scratch(size) for size in (SPACE, PINNED_SCRATCH)]
-            if emulated
-            else []
+            [scratch(size) for size in (SPACE, PINNED_SCRATCH)] if emulated else []
         )
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
         self.device = Device(self.library) if emulated and ON_DEVICE else None
@@ -532,9 +498,7 @@ class Kernels:
                 else (self.context,)
             )
             if self.device:
-                return on_device(
-                    self.device, name, self.dtype, call, head, operands
-                )
+                return on_device(self.device, name, self.dtype, call, head, operands)
             done = call(*head, *map(operand, operands))
             assert not emulated or self.library.cudaDeviceSynchronize() == 0
             return done

@@ -29,16 +29,12 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
     trainer.write_tokens(
         tmp_path / "tokens", law.tokens(256, 40 * law.SAMPLES + 1, holes=True)
     )
-    trainer.write_tokens(
-        tmp_path / "val", law.tokens(256, 5 * 40 + 1, holes=True)
-    )
+    trainer.write_tokens(tmp_path / "val", law.tokens(256, 5 * 40 + 1, holes=True))
     return tmp_path
 
 
 def planned(name: str, *keys: str) -> Plan:
-    return search.find(
-        spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
-    ).plan
+    return search.find(spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)).plan
 
 
 # 128 tokens per micro-batch: bf16 needs chunks of a multiple of 32.
@@ -131,9 +127,7 @@ def test_bf16_is_rounded_once(folder: pathlib.Path, family: str) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(
-    "family,precision", [("gpt", "f32"), ("llama", "bf16")]
-)
+@pytest.mark.parametrize("family,precision", [("gpt", "f32"), ("llama", "bf16")])
 @pytest.mark.slow
 def test_chunks_under_emulation(
     folder: pathlib.Path, family: str, precision: str
@@ -150,9 +144,7 @@ def test_chunks_under_emulation(
         ("zero.stage=1", "cluster.ranks=1"),
     ]
     found = {
-        run(
-            folder, family, 2, *keys, *way, queue="late", kind=trainer.EMULATED
-        )
+        run(folder, family, 2, *keys, *way, queue="late", kind=trainer.EMULATED)
         for way in ways
     }
     assert len({(r.weights, r.val) for r in found}) == 1
@@ -198,15 +190,11 @@ def test_logits_are_those_of_a_chunk() -> None:
     logits = 16384 * 50264 * 2
     assert rounds(whole) == 1 and rounds(auto) == 8
     assert (
-        whole.arena("cpu") - auto.arena("cpu")
-        == tmp(whole) - tmp(auto)
-        >= 0.8 * logits
+        whole.arena("cpu") - auto.arena("cpu") == tmp(whole) - tmp(auto) >= 0.8 * logits
     )
     assert tmp(auto) < 0.25 * logits
     fn = next(f for f in auto.fns if f.name == "train.head")
-    assert all(
-        c.args[4] == 2048 for c in fn.calls if c.kernel == "zk_linear_fwd"
-    )
+    assert all(c.args[4] == 2048 for c in fn.calls if c.kernel == "zk_linear_fwd")
 
 
 def rounds(p: Plan) -> int:
@@ -285,9 +273,7 @@ def test_values_of_a_loop_lie_apart() -> None:
         + [(logits, logits + 11 * 256 * 4)]
     )
     assert len(spans) == 4
-    assert all(
-        end <= start for (_, end), (start, _) in itertools.pairwise(spans)
-    )
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 # ---- the plan's text, the checker
@@ -322,22 +308,16 @@ def test_broken_rounds_are_refused(name: str, precision: str) -> None:
     )
     assert not mutants.refused(p) and rounds(p) == 3
     made = [
-        m
-        for m in mutants.of_calls(p)
-        if m.what.startswith(("train.head", "eval.head"))
+        m for m in mutants.of_calls(p) if m.what.startswith(("train.head", "eval.head"))
     ]
     assert len(made) > 150
     open_ = [m.what for m in made if not mutants.refused(m.plan)]
-    assert all("norm_fwd: tmp" in what for what in open_) and len(open_) < 3, (
-        open_
-    )
+    assert all("norm_fwd: tmp" in what for what in open_) and len(open_) < 3, open_
     for body in ("train.head", "eval.head"):
         f, fn = next((f, fn) for f, fn in enumerate(p.fns) if fn.name == body)
         for n, (a, b) in enumerate(itertools.pairwise(fn.calls)):
             calls = (*fn.calls[:n], b, a, *fn.calls[n + 2 :])
-            swapped = replace(
-                p, fns=mutants.put(p.fns, f, replace(fn, calls=calls))
-            )
+            swapped = replace(p, fns=mutants.put(p.fns, f, replace(fn, calls=calls)))
             free = {a.kernel, b.kernel} in FREE
             assert mutants.refused(swapped) != free, (a, b)
 

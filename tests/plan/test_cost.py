@@ -38,8 +38,7 @@ def test_flops_of_gpt2() -> None:
     tokens, layers, width, length = 4 * 1024, 12, 768, 1024
     assert (
         cost.flops(p)
-        == 6 * 124_439_808 * tokens
-        + 3 * layers * 2 * 2 * tokens * width * length // 2
+        == 6 * 124_439_808 * tokens + 3 * layers * 2 * 2 * tokens * width * length // 2
     )
 
 
@@ -68,9 +67,7 @@ def test_flops_of_grouped_queries_count_query_heads() -> None:
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_an_update_moves(
-    bytes_: int, sets: tuple[str, ...], ranks: int
-) -> None:
+def test_what_an_update_moves(bytes_: int, sets: tuple[str, ...], ranks: int) -> None:
     p = planned("gpt2-124m", f"cluster.ranks={ranks}", *sets)
     elements = sum(f.count * f.shard for f in p.flats)
     assert 124_439_808 <= ranks * elements < 1.001 * 124_439_808
@@ -123,10 +120,7 @@ def test_micro_batches_in_both_orders_cost_the_same_work(
         )
 
     assert gathers(a) == micro_batches * gathers(b) > 0
-    assert (
-        f"all {micro_batches} micro-batches go through a unit"
-        in explain.explain(b)
-    )
+    assert f"all {micro_batches} micro-batches go through a unit" in explain.explain(b)
     assert "go through" not in explain.explain(a)
 
 
@@ -135,9 +129,7 @@ def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
     one gradient at a time."""
     path = tmp_path / "one.yaml"
     path.write_text(
-        (SPECS / "gpt-tiny.yaml")
-        .read_text()
-        .replace("- blocks: 3", "- blocks: 1")
+        (SPECS / "gpt-tiny.yaml").read_text().replace("- blocks: 3", "- blocks: 1")
     )
     p = search.find(
         spec.load(
@@ -159,9 +151,7 @@ def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
         for s in p.section("micro_batch").steps
         if {"grad.block", "grad.persistent"} <= {r.cls for r in s.outs}
     ]
-    assert (
-        len(writers) == p.together == 4 and p.cls("grad.persistent").slots == 4
-    )
+    assert len(writers) == p.together == 4 and p.cls("grad.persistent").slots == 4
     assert p.cls("pending").slots == 1
 
 
@@ -209,9 +199,9 @@ def test_the_papers_formula_beside_ours(
     ideal = paper * 149_400 * 4 * 3 / 4
     assert said and int(said[1].replace(",", "")) == ideal
     moved = cost.training_wire(p).bytes / micro_batches
-    assert p.head.micro_batches == micro_batches and float(
-        said[2]
-    ) == pytest.approx(moved / ideal, abs=5e-4)
+    assert p.head.micro_batches == micro_batches and float(said[2]) == pytest.approx(
+        moved / ideal, abs=5e-4
+    )
     assert 0.5 < float(said[2]) < 4
 
 
@@ -224,18 +214,13 @@ def test_the_bound_on_gathered_elements() -> None:
         "zero.stage3_prefetch_bucket_size=100000",
         f"zero.stage3_max_live_parameters={free.head.live - 1}",
     )
-    assert (
-        tight.head.prefetch < free.head.prefetch
-        and tight.head.live < free.head.live
-    )
+    assert tight.head.prefetch < free.head.prefetch and tight.head.live < free.head.live
     one = planned("gpt-tiny", "zero.stage3_max_live_parameters=1")
     least = one.head.live
     assert least == one.head.bound and one == planned(
         "gpt-tiny", f"zero.stage3_max_live_parameters={least}"
     )
-    assert one == planned(
-        "gpt-tiny", f"zero.stage3_max_live_parameters={least - 1}"
-    )
+    assert one == planned("gpt-tiny", f"zero.stage3_max_live_parameters={least - 1}")
 
 
 def test_the_checker_counts_gathered_elements_itself() -> None:
@@ -253,12 +238,8 @@ def test_a_tensor_as_large_as_the_threshold_is_kept_whole() -> None:
     """A tensor as large as the threshold is persistent, as in DeepSpeed: the norms of gpt-tiny have
     60 elements."""
     for threshold, flat in ((60, "persistent"), (59, "block")):
-        p = planned(
-            "gpt-tiny", f"zero.stage3_param_persistence_threshold={threshold}"
-        )
-        assert {
-            t.flat for t in p.tensors if t.name == "h.{l}.ln_1.weight"
-        } == {flat}
+        p = planned("gpt-tiny", f"zero.stage3_param_persistence_threshold={threshold}")
+        assert {t.flat for t in p.tensors if t.name == "h.{l}.ln_1.weight"} == {flat}
 
 
 @pytest.mark.parametrize("pattern", ["h.0.*", "h.1.*", "h.[02].*"])
@@ -356,9 +337,7 @@ def test_memory_adds_up() -> None:
 def test_memory_adds_up_whatever_lies_elsewhere(way: str) -> None:
     p = planned("gpt-tiny", *keys("gpt-tiny", way))
     there = {"the host arena", "the file arena"}
-    assert sum(
-        n for title, n in cost.memory(p) if title not in there
-    ) == p.arena("cpu")
+    assert sum(n for title, n in cost.memory(p) if title not in there) == p.arena("cpu")
 
 
 def test_a_gpu_is_mentioned_where_it_is_a_target() -> None:

@@ -148,9 +148,7 @@ def bytes_of(p: plan.Plan, *what: str) -> int:
         ),
     ],
 )
-def test_names(
-    family: str, frozen: str, threshold: int, flats: list[str]
-) -> None:
+def test_names(family: str, frozen: str, threshold: int, flats: list[str]) -> None:
     """A flat that is trainable in part has a second flat for the rest; a flat that is trainable or
     frozen as a whole has none."""
     p = planned(
@@ -169,9 +167,7 @@ def test_a_flat_that_trains_in_part_is_refused() -> None:
     """A frozen tensor in a trainable flat is refused, because an update covers the whole flat."""
     p = planned("llama-tiny", "zero.stage=2")
     one = next(t for t in p.tensors if t.flat == "block")
-    mixed = tuple(
-        dataclasses.replace(t, frozen=int(t == one)) for t in p.tensors
-    )
+    mixed = tuple(dataclasses.replace(t, frozen=int(t == one)) for t in p.tensors)
     with pytest.raises(check.CheckError, match="flat block trains in part"):
         check.check(dataclasses.replace(p, tensors=mixed))
 
@@ -296,8 +292,7 @@ def test_what_is_frozen_is_stored_as_it_is_read(
         )
     ]
     made = [
-        trainer.build(trainer.generate(law.path("llama"), *keys, *way))
-        for way in ways
+        trainer.build(trainer.generate(law.path("llama"), *keys, *way)) for way in ways
     ]
     trainer.sh(made[0], "--steps", 0, "--save", tmp_path / "first")
     given = load_file(tmp_path / "first" / "model.safetensors")
@@ -306,9 +301,7 @@ def test_what_is_frozen_is_stored_as_it_is_read(
     tried = bits.astype(np.uint32).view(np.float32).reshape(given[name].shape)
     # Half of the values with few more bits, to include ties
     half = given[name].size // 2
-    near = (bits & np.uint64(0x83FFF000) | np.uint64(0x30000000)).astype(
-        np.uint32
-    )
+    near = (bits & np.uint64(0x83FFF000) | np.uint64(0x30000000)).astype(np.uint32)
     tried.flat[half:] = near.view(np.float32)[half:]
     limit = 65520 if precision == "f16" else 3.3961775e38  # rounds to infinity
     tried[~(np.abs(tried) < limit)] = 0

@@ -74,9 +74,7 @@ ALL = "zero.stage3_param_persistence_threshold=0"
 
 
 def match(family: str, what: str, key: str = "frozen: true") -> str:
-    named = ", ".join(
-        f'"{p}"' for w in what.split() for p in SETS[family][w].split()
-    )
+    named = ", ".join(f'"{p}"' for w in what.split() for p in SETS[family][w].split())
     return f"train.optimizer.groups=[{{match: [{named}], {key}}}]"
 
 
@@ -95,9 +93,7 @@ def calls(p: plan.Plan, name: str) -> list[str]:
 
 def held(p: plan.Plan, *names: str) -> int:
     """Return the bytes of these classes."""
-    return sum(
-        c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names
-    )
+    return sum(c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names)
 
 
 def uses(p: plan.Plan) -> list[str]:
@@ -117,12 +113,17 @@ def test_a_flat_of_which_nothing_moves_has_no_gradient(stage: int) -> None:
     one."""
     p = planned("llama", "blocks", f"zero.stage={stage}", ALL)
     assert [p.moves(f) for f in p.flats] == [True, False, True]
-    assert {
-        c.name.split(".")[0] for c in p.classes if c.name.endswith(".block")
-    } <= {"param", "ring", "save"}
-    assert {
-        f.name.split(".")[0] for f in p.fns if f.name.endswith(".block")
-    } == {"fwd", "bwd", "init", "hash"}
+    assert {c.name.split(".")[0] for c in p.classes if c.name.endswith(".block")} <= {
+        "param",
+        "ring",
+        "save",
+    }
+    assert {f.name.split(".")[0] for f in p.fns if f.name.endswith(".block")} == {
+        "fwd",
+        "bwd",
+        "init",
+        "hash",
+    }
     assert not [s for s in p.section("update").steps if "block" in s.unit]
     assert not [
         s
@@ -201,9 +202,7 @@ def test_a_lower_entry_of_blocks(tmp_path: pathlib.Path) -> None:
         "train.head",
         *["bwd.block2"] * 2,
     ]
-    assert p.cls("x").slots == 3 and "save.block" not in {
-        c.name for c in p.classes
-    }
+    assert p.cls("x").slots == 3 and "save.block" not in {c.name for c in p.classes}
     assert [c.slots for c in p.classes if c.name == "save.block2"] == [2]
 
 
@@ -212,11 +211,7 @@ def entries(folder: pathlib.Path) -> pathlib.Path:
     text = law.path("gpt").read_text().replace("name: h.{l}", "name: low.{l}")
     first = text.index("  - blocks:")
     last = text.index("  - head:")
-    upper = (
-        text[first:last]
-        .replace("blocks: 3", "blocks: 2")
-        .replace("low.", "high.")
-    )
+    upper = text[first:last].replace("blocks: 3", "blocks: 2").replace("low.", "high.")
     text = (
         text[:last]
         + upper
@@ -229,23 +224,17 @@ def entries(folder: pathlib.Path) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["frozen: true", "lr_factor: 2"])
 @pytest.mark.parametrize("stage", [0, 3])
-def test_layers_of_an_entry(
-    tmp_path: pathlib.Path, stage: int, group: str
-) -> None:
+def test_layers_of_an_entry(tmp_path: pathlib.Path, stage: int, group: str) -> None:
     """Layers with groups of their own have the bits of separate entries. Their initial weights and
     names in the file are those of one entry."""
     text = law.path("gpt").read_text()
     first, last = text.index("  - blocks:"), text.index("  - head:")
     entry = text[first:last]
     parts = [
-        entry.replace("blocks: 3", f"blocks: {n}").replace(
-            "h.{l}", f"{name}.{{l}}"
-        )
+        entry.replace("blocks: 3", f"blocks: {n}").replace("h.{l}", f"{name}.{{l}}")
         for name, n in (("low", 1), ("high", 2))
     ]
-    (tmp_path / "entries.yaml").write_text(
-        text[:first] + "".join(parts) + text[last:]
-    )
+    (tmp_path / "entries.yaml").write_text(text[:first] + "".join(parts) + text[last:])
     # A frozen tensor in bf16 would be saved rounded.
     precision = "f32" if group == "frozen: true" else "bf16"
     keys = [f"zero.stage={stage}", ALL, f"train.precision={precision}"]
@@ -292,16 +281,10 @@ def test_layers_of_an_entry(
                     log=tmp_path / "log",
                 ).weights
             )
-    assert [
-        f.count for f in search.find(one).plan.flats if "block" in f.name
-    ] == [1, 2]
+    assert [f.count for f in search.find(one).plan.flats if "block" in f.name] == [1, 2]
     assert search.find(one).plan.flats == search.find(two).plan.flats
-    assert (
-        len(hashes) == len(loaded) == 1 and files[0].keys() == files[1].keys()
-    )
-    assert all(
-        x.tobytes() == files[1][name].tobytes() for name, x in files[0].items()
-    )
+    assert len(hashes) == len(loaded) == 1 and files[0].keys() == files[1].keys()
+    assert all(x.tobytes() == files[1][name].tobytes() for name, x in files[0].items())
 
 
 def test_layers_that_are_frozen_below() -> None:
@@ -330,9 +313,7 @@ def test_a_linear_frozen_in_part() -> None:
 
 def planned_with(family: str, group: str) -> plan.Plan:
     return search.find(
-        reader.load(
-            str(law.path(family)), [f"train.optimizer.groups=[{group}]"]
-        )
+        reader.load(str(law.path(family)), [f"train.optimizer.groups=[{group}]"])
     ).plan
 
 
@@ -352,9 +333,7 @@ def test_calls_of_what_is_frozen_in_part(family: str) -> None:
         if "norm_bwd" in c.kernel
     ]
     assert made and all(c.args[1] == "null" for c in made)
-    assert calls(q, "bwd.block") == calls(
-        plan_of(f"{family}-tiny"), "bwd.block"
-    )
+    assert calls(q, "bwd.block") == calls(plan_of(f"{family}-tiny"), "bwd.block")
 
 
 def test_the_tables_of_an_embedding() -> None:
@@ -363,15 +342,11 @@ def test_the_tables_of_an_embedding() -> None:
         ("wte.*", ["position_bwd"]),
         ("wpe.*", ["embed_bwd"]),
     ):
-        p = search.find(
-            reader.load(str(law.path("gpt")), [keys.format(frozen)])
-        ).plan
+        p = search.find(reader.load(str(law.path("gpt")), [keys.format(frozen)])).plan
         check.check(p)
         assert calls(p, "bwd.embed") == left
         # tied
-        assert ("linear_bwd_w" in calls(p, "train.head")) == (
-            frozen == "wpe.*"
-        )
+        assert ("linear_bwd_w" in calls(p, "train.head")) == (frozen == "wpe.*")
 
 
 def test_nothing_moves() -> None:
@@ -386,9 +361,7 @@ def test_nothing_moves() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(
-    "what", ["embed", "blocks", "embed blocks", "blocks head"]
-)
+@pytest.mark.parametrize("what", ["embed", "blocks", "embed blocks", "blocks head"])
 def test_memory(what: str, stage: int, precision: str) -> None:
     """A Llama whose every unit is a flat has, to the byte, masters, moments, sums and gradients of
     trainable flats alone, and activations of units that run backward."""
@@ -440,17 +413,13 @@ def test_slots_are_for_gradients_that_there_are(share: float) -> None:
     )
     assert not below(p)
     least = max(4 * (f.shard - p.near(f)) for f in p.flats if p.moves(f))
-    assert (
-        p.cls("down").stride == least < max(4 * f.shard for f in p.flats) / 2
-    )
+    assert p.cls("down").stride == least < max(4 * f.shard for f in p.flats) / 2
     smaller = dataclasses.replace(p.cls("down"), stride=least - 4096)
     with pytest.raises(check.CheckError):
         check.check(
             dataclasses.replace(
                 p,
-                classes=tuple(
-                    smaller if c.name == "down" else c for c in p.classes
-                ),
+                classes=tuple(smaller if c.name == "down" else c for c in p.classes),
             )
         )
 
@@ -458,9 +427,7 @@ def test_slots_are_for_gradients_that_there_are(share: float) -> None:
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("accumulate", ["micro_batches", "layers"])
-@pytest.mark.parametrize(
-    "what", ["embed", "blocks", "embed blocks", "blocks head"]
-)
+@pytest.mark.parametrize("what", ["embed", "blocks", "embed blocks", "blocks head"])
 def test_bytes_on_the_wire(
     what: str, stage: int, precision: str, accumulate: str
 ) -> None:
@@ -493,12 +460,7 @@ def test_bytes_on_the_wire(
         one = (W - 1) * f.shard * f.count
         total += moves * one * (4 if local else A * width)
         if stage == 3:
-            total += (
-                one
-                * width
-                * (1 + backward)
-                * (1 if accumulate == "layers" else A)
-            )
+            total += one * width * (1 + backward) * (1 if accumulate == "layers" else A)
         total += moves * one * {0: 4, 1: width, 2: width, 3: 0}[stage]
     assert cost.summary(p)["wire"] == total
     assert f"{total:,} bytes" in explain.explain(p)
@@ -509,10 +471,7 @@ def test_flops() -> None:
     computes the head's norm and matrix. Frozen matrices have no gradients."""
     full = plan_of("llama-tiny", "zero.stage=2")
     tokens = (
-        full.head.batch
-        * full.head.sequence
-        * full.head.micro_batches
-        * full.head.ranks
+        full.head.batch * full.head.sequence * full.head.micro_batches * full.head.ranks
     )
     fns = {f.name: f.flops for f in full.fns}
     micro_batches, blocks = (
@@ -529,10 +488,7 @@ def test_flops() -> None:
     assert cost.flops(full) - cost.flops(q) == 2 * matrices * tokens
     again = planned("llama", "blocks", "train.recompute=full")
     assert cost.flops(again) == cost.flops(q) and cost.again(q) == 0
-    assert (
-        cost.again(planned("llama", "embed blocks", "train.recompute=full"))
-        == 0
-    )
+    assert cost.again(planned("llama", "embed blocks", "train.recompute=full")) == 0
 
 
 # ---- bits
@@ -563,9 +519,7 @@ WAYS = {
 def ways() -> list[law.Way]:
     """Return rows in which any two values meet; an optimizer on the host needs stage 1 to 3."""
     rows = law.covering(WAYS, 7)
-    return [
-        row if row["stage"] else {**row, "offload": "none"} for row in rows
-    ]
+    return [row if row["stage"] else {**row, "offload": "none"} for row in rows]
 
 
 def run(
@@ -606,18 +560,14 @@ def compared(folder: pathlib.Path, way: law.Way, **how: object) -> None:
     """Assert that trainable tensors get the bits of a run with every gradient. Norms are not
     compared: there the frozen tensors count. Frozen tensors have no master and are saved in the
     type that functions read."""
-    trainer.write_tokens(
-        folder / "tokens", law.tokens(256, 40 * 8 * 4 + 1, holes=True)
-    )
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 40 * 8 * 4 + 1, holes=True))
     found = []
     for key in ("frozen: true", "lr_factor: 0, weight_decay: 0"):
         run(folder, way, key, **how)
         found.append(load_file(folder / "saved" / "model.safetensors"))
     frozen, still = found
     names = SETS[str(way["family"])]
-    patterns = [
-        p for what in str(way["frozen"]).split() for p in names[what].split()
-    ]
+    patterns = [p for what in str(way["frozen"]).split() for p in names[what].split()]
     assert frozen.keys() == still.keys()
     for name, x in still.items():
         stays = any(fnmatch.fnmatchcase(name, p) for p in patterns)

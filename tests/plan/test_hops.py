@@ -48,11 +48,7 @@ def test_a_route_goes_from_slot_to_slot() -> None:
         fetched,
         stage,
     )
-    assert (
-        new in one.waits
-        and new not in two.waits
-        and full(home) not in one.waits
-    )
+    assert new in one.waits and new not in two.waits and full(home) not in one.waits
     assert (
         full(fetched) in one.recs
         and full(fetched) in two.waits

@@ -34,9 +34,7 @@ NUMBERS = {
 
 def prototypes() -> dict[str, list[str]]:
     """Return the operands of zk.h's kernels that have a launch, as they are declared."""
-    text = re.sub(
-        r"/\*.*?\*/", "", (zk.ROOT / "kernels/zk.h").read_text(), flags=re.S
-    )
+    text = re.sub(r"/\*.*?\*/", "", (zk.ROOT / "kernels/zk.h").read_text(), flags=re.S)
     found = re.findall(
         r"^void (zk_\w+)\(zk \*k, const zk_launch \*L,([^)]*)\);", text, re.M
     )
@@ -90,9 +88,7 @@ def test_a_wrong_row_is_seen(name: str) -> None:
     row, words = KERNELS[name], prototypes()[name]
     formals = row.formals
     for n, f in enumerate(formals):
-        assert not same(
-            replace(row, formals=formals[:n] + formals[n + 1 :]), words
-        )
+        assert not same(replace(row, formals=formals[:n] + formals[n + 1 :]), words)
         other = ">" if f.mode in "<@" else "<"
         for wrong in (
             replace(f, name=f"{f.name}2"),
@@ -128,19 +124,11 @@ def test_flops() -> None:
     forward and twice that backward."""
     assert kernels.flops("zk_linear_fwd", (3, 5, 7, 1)) == 2 * 3 * 5 * 7
     assert kernels.flops("zk_slice_bwd_w", (3, 10, 7, 5)) == 2 * 3 * 5 * 7
-    assert (
-        kernels.flops("zk_attention_fwd", (2, 9, 4, 2, 6))
-        == 2 * 2 * 4 * 9 * 9 * 6
-    )
-    assert (
-        kernels.flops("zk_attention_bwd", (2, 9, 4, 2, 6))
-        == 4 * 2 * 4 * 9 * 9 * 6
-    )
+    assert kernels.flops("zk_attention_fwd", (2, 9, 4, 2, 6)) == 2 * 2 * 4 * 9 * 9 * 6
+    assert kernels.flops("zk_attention_bwd", (2, 9, 4, 2, 6)) == 4 * 2 * 4 * 9 * 9 * 6
     # Keys of all queries
     for window, keys in ((1, 9), (4, 9 * 4 - 6), (9, 45)):
-        rough = kernels.flops(
-            "zk_attention_local_fwd", (2, 9, 4, 2, 6, window)
-        )
+        rough = kernels.flops("zk_attention_local_fwd", (2, 9, 4, 2, 6, window))
         assert abs(rough - 4 * 2 * 4 * 6 * keys) <= 2 * 2 * 4 * 6 * window
     assert kernels.flops("zk_add", (8,)) == 0
 
@@ -201,10 +189,7 @@ def test_what_names_say_of_backward(name: str) -> None:
     made = back.of, back.dy, back.x, dict(back.params), dict(back.same)
     assert made == BY_HAND[name]
     for n, other in back.numbers:
-        assert (
-            KERNELS[name].formals[n].name
-            == KERNELS[back.of].formals[other].name
-        )
+        assert KERNELS[name].formals[n].name == KERNELS[back.of].formals[other].name
     assert BACK.keys() == BY_HAND.keys()
 
 
@@ -258,17 +243,11 @@ ROOM, INTS = 64, {"i32": np.int32, "i64": np.int64}
 
 def elements(row: Kernel, f: Formal) -> int:
     numbers = {g.name: NUMBERS_OF[g.name] for g in row.formals if g.number}
-    text = (
-        f.elems
-        if not f.elems.startswith("*")
-        else f"{NUMBERS_OF['V']}{f.elems}"
-    )
+    text = f.elems if not f.elems.startswith("*") else f"{NUMBERS_OF['V']}{f.elems}"
     return kernels.value(text, kernels.letters(numbers))
 
 
-def touched(
-    row: Kernel, spoilt: str = "", short: str = ""
-) -> dict[str, np.ndarray]:
+def touched(row: Kernel, spoilt: str = "", short: str = "") -> dict[str, np.ndarray]:
     """Return the operands of an f32 call with the memory around them. All numbers around them, and
     operands to be written, are NaN before the call. spoilt: the last number of this operand is NaN,
     too; short: this operand has one element less than its row says."""
@@ -314,15 +293,12 @@ def test_a_kernel_writes_what_its_row_says(name: str) -> None:
     made = touched(row)
     for f in row.formals:
         if not f.number and f.type not in INTS:
-            around = np.concatenate(
-                [made[f.name][:ROOM], made[f.name][-ROOM:]]
-            )
+            around = np.concatenate([made[f.name][:ROOM], made[f.name][-ROOM:]])
             assert np.isnan(around).all(), f.name
         elif not f.number:
-            assert (
-                not made[f.name][:ROOM].any()
-                and not made[f.name][-ROOM:].any()
-            ), f.name
+            assert not made[f.name][:ROOM].any() and not made[f.name][-ROOM:].any(), (
+                f.name
+            )
     for found in results(row, made):
         assert np.isfinite(found).all()
 
@@ -333,9 +309,7 @@ def test_a_kernel_reads_what_its_row_says(name: str) -> None:
     row = KERNELS[name]
 
     def spoilt(**how):
-        return any(
-            np.isnan(x).any() for x in results(row, touched(row, **how))
-        )
+        return any(np.isnan(x).any() for x in results(row, touched(row, **how)))
 
     for f in row.formals:
         rows = f.elems.startswith("*") or (name, f.name) in IN_PART

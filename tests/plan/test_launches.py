@@ -133,16 +133,11 @@ def all_wrong(p: Plan) -> list[str]:
     }
     found = set()
     for target, run, made in launches.of_plan(p):
-        idle -= {
-            (run.launch, target, launch.block, launch.shared)
-            for launch in made
-        }
+        idle -= {(run.launch, target, launch.block, launch.shared) for launch in made}
         found |= {
             text
             for launch in made
-            for text in wrong(
-                target, launch, USES[launch.kernel, SCOPE[target]]
-            )
+            for text in wrong(target, launch, USES[launch.kernel, SCOPE[target]])
         }
     return sorted(found) + sorted(f"{row} is idle" for row in idle)
 
@@ -156,9 +151,7 @@ def test_launches_of_every_spec_fit(name: str, way: str) -> None:
 @pytest.mark.parametrize(
     "name,width,sets", SHAPES, ids=lambda x: None if type(x) is tuple else x
 )
-def test_launches_of_other_shapes_fit(
-    name: str, width: int, sets, types: str
-) -> None:
+def test_launches_of_other_shapes_fit(name: str, width: int, sets, types: str) -> None:
     assert (
         all_wrong(
             planned(

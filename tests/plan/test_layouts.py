@@ -189,9 +189,7 @@ def stored(x: Layout, spec: Spec, p: Plan) -> int:
     )
     ever = 0  # OR of all counts of gradients
     for leaves in range(before, before * x.own, before):
-        ever |= leaves % spec.block | (
-            spec.block if leaves >= spec.block else 0
-        )
+        ever |= leaves % spec.block | (spec.block if leaves >= spec.block else 0)
     nodes = max(1, ever.bit_count())
     if p.head.order.levels[0] == STEP and sums > 1:
         nodes = 1  # the others are in class `pending`
@@ -222,13 +220,9 @@ def test_a_layout(x: Layout, family: str) -> None:
     want, told = received(x, spec, p), cost.training_wire(p)
     assert (told.bytes, told.far) == (want.all, want.far)
     kept = {s.cls for s in p.stores}
-    assert stored(x, spec, p) == sum(
-        c.bytes for c in p.classes if c.name in kept
-    )
+    assert stored(x, spec, p) == sum(c.bytes for c in p.classes if c.name in kept)
     said = [
-        note
-        for note in found.notes
-        if re.search("train.sum|cluster|shard_size", note)
+        note for note in found.notes if re.search("train.sum|cluster|shard_size", note)
     ]
     assert any(x.note in note for note in said) if x.note else not said
 

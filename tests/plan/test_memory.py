@@ -57,10 +57,7 @@ def arena_of(source: str) -> int:
 def pss(pid: int) -> dict[str, int]:
     """Return KiB by kind."""
     text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return {
-        name: int(n)
-        for name, n in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)
-    }
+    return {name: int(n) for name, n in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
 
 
 @contextlib.contextmanager
@@ -139,10 +136,7 @@ def test_a_rank_takes_its_arena_and_the_same_beside_it(
     """A rank takes its arena and at most 16 MiB beside it, the same within 64 KiB whatever the
     model's size: kernels' scratch, which is taken at the start, rings of commands, stacks, and
     libc's data."""
-    found = [
-        taken(tmp_path, size, ranks, "--threads", 1, keys=keys)
-        for size in SIZES
-    ]
+    found = [taken(tmp_path, size, ranks, "--threads", 1, keys=keys) for size in SIZES]
     assert max(t.arena for t in found) > 15 * min(t.arena for t in found)
     for t in found:
         assert 0 < t.rest and t.pss - t.arena <= 16 * KIB, found
@@ -163,9 +157,7 @@ def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
     """More ranks take less memory each, as their plans say, within 192 KiB: a rank with peers has
     one more queue, whose ring of commands takes 156."""
-    found = [
-        taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)
-    ]
+    found = [taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)]
     for a, b in itertools.pairwise(found):
         assert b.arena < 0.7 * a.arena
         assert abs(a.rest - b.rest) <= 192, found
@@ -174,17 +166,12 @@ def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
 @pytest.mark.alone
 def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
     """A running rank has all its pages: no page fault in hundreds of steps."""
-    source = trainer.generate(
-        law.path("gpt"), "train.micro_batch=1", "cluster.ranks=2"
-    )
+    source = trainer.generate(law.path("gpt"), "train.micro_batch=1", "cluster.ranks=2")
     with running(trainer.build(source), tmp_path, "--threads", 1) as run:
 
         def faults() -> list[int]:
             stats = [
-                pathlib.Path(f"/proc/{pid}/stat")
-                .read_text()
-                .rsplit(")", 1)[1]
-                .split()
+                pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
                 for pid in program.children(run.pid)
             ]
             return [int(stat[7]) for stat in stats]
@@ -217,10 +204,7 @@ def classes(said: str) -> list[list[list[int]]]:
     "family",
     [
         "gpt",
-        *(
-            pytest.param(family, marks=pytest.mark.slow)
-            for family in law.FAMILIES[1:]
-        ),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in law.FAMILIES[1:]),
     ],
 )
 @pytest.mark.parametrize(
@@ -273,9 +257,9 @@ def test_the_program_says_it_too() -> None:
         t: str(p.arena(t)) for t in p.head.targets[1:]
     }
     assert int(line[3]) == reserve.bytes_of("sm_90", p.head.ranks)
-    assert sum(
-        int(n) for n in re.findall(r" (\d+)(?:,|$)", line[4])
-    ) == arena_of(source)
+    assert sum(int(n) for n in re.findall(r" (\d+)(?:,|$)", line[4])) == arena_of(
+        source
+    )
 
 
 def test_each_target_has_a_line_of_its_own() -> None:
@@ -292,13 +276,9 @@ def test_each_target_has_a_line_of_its_own() -> None:
     )
     assert re.search(rf"^cpu +{p.arena('cpu'):,} \([^)]*\)$", said, re.M)
     assert "allowance" in said
-    alone = explain.memory(
-        plans.planned("gpt-tiny", *keys[:2], "targets=[sm_90]")
-    )
+    alone = explain.memory(plans.planned("gpt-tiny", *keys[:2], "targets=[sm_90]"))
     assert not re.search("^cpu", alone, re.M) and "on a CPU" not in alone
-    assert "allowance" not in explain.memory(
-        plans.planned("gpt-tiny", "targets=[cpu]")
-    )
+    assert "allowance" not in explain.memory(plans.planned("gpt-tiny", "targets=[cpu]"))
 
 
 def test_what_lies_beside_a_gpus_arena() -> None:
@@ -385,9 +365,7 @@ def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
     for text, rule in {planned: own, **rules}.items():
         p = plans.planned("gpt-tiny", *keys, f"train.sum={rule}")
         names = [
-            c
-            for c in p.classes
-            if c.name.startswith("sum.") or c.name == "pending"
+            c for c in p.classes if c.name.startswith("sum.") or c.name == "pending"
         ]
         want = [
             sum(c.slots * c.stride for c in names),

@@ -43,10 +43,7 @@ def played(
             at = max(
                 [
                     now[step.queue],
-                    *(
-                        recorded.get((e.name, e.index), 0.0)
-                        for e in step.waits
-                    ),
+                    *(recorded.get((e.name, e.index), 0.0) for e in step.waits),
                 ]
             )
             now[step.queue] = at + takes(step)
@@ -59,9 +56,7 @@ def simulated(p: plan.Plan, rate: float, delay: float) -> float:
     """Return the seconds of a training step in which functions take flops / rate, gathers take the
     delay, and all else takes nothing."""
     of = {f.name: f.flops for f in p.fns}
-    ends = played(
-        p, lambda s: delay if s.op == "gather" else of.get(s.op, 0) / rate, 1
-    )
+    ends = played(p, lambda s: delay if s.op == "gather" else of.get(s.op, 0) / rate, 1)
     return max(ends[0].values())
 
 
@@ -116,12 +111,8 @@ def test_what_the_plan_says(tmp_path: pathlib.Path) -> None:
         forward = next(f.flops for f in p.fns if f.name == "fwd.block")
         for seconds in (2, 0.25):
             rate = forward / seconds
-            shown[ahead, seconds] = simulated(p, rate, 1) - simulated(
-                p, rate, 0
-            )
-    assert shown["0", 2] == pytest.approx(8) and shown[
-        "0", 0.25
-    ] == pytest.approx(8)
+            shown[ahead, seconds] = simulated(p, rate, 1) - simulated(p, rate, 0)
+    assert shown["0", 2] == pytest.approx(8) and shown["0", 0.25] == pytest.approx(8)
     assert 2 <= shown["auto", 2] < 3 and 5 < shown["auto", 0.25] < 8
 
 
@@ -189,9 +180,7 @@ def test_an_update_on_the_host_goes_on_beside_the_next_forward(
         )
 
         def part(s):
-            return of.get(s.op, 0) + seconds * work.get(s, 0) / sum(
-                work.values()
-            )
+            return of.get(s.op, 0) + seconds * work.get(s, 0) / sum(work.values())
 
         ends = [now["main"] for now in played(p, part, 4)]
         assert ends[3] - ends[2] == pytest.approx(ends[2] - ends[1])
@@ -260,9 +249,7 @@ def test_a_piece_comes_while_the_one_before_is_added(
     )
     assert len(pairs) == len(alone) > 4
     assert not any(mutants.before(a, b) for a, b in pairs)
-    assert all(
-        mutants.before(a, b) for (a, _), (_, b) in itertools.pairwise(pairs)
-    )
+    assert all(mutants.before(a, b) for (a, _), (_, b) in itertools.pairwise(pairs))
     assert all(mutants.before(a, b) for a, b in alone)
 
 
@@ -293,10 +280,7 @@ def unordered(p: plan.Plan) -> list[bool]:
     work = mutants.played(p)
     gathered = [w for w in work if w.key[1] == "gather"]
     beside = [
-        any(
-            not mutants.before(w, g) and not mutants.before(g, w)
-            for g in gathered
-        )
+        any(not mutants.before(w, g) and not mutants.before(g, w) for g in gathered)
         for w in work
         if w.key[1] in BLOCKS
     ]

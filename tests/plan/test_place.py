@@ -24,15 +24,11 @@ def items(draw) -> list[Item]:
         st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=14)
     )
     sizes = draw(
-        st.lists(
-            st.integers(1, 4000), min_size=len(spans), max_size=len(spans)
-        )
+        st.lists(st.integers(1, 4000), min_size=len(spans), max_size=len(spans))
     )
     return [
         Item(f"v{n}", size, first, first + more)
-        for n, ((first, more), size) in enumerate(
-            zip(spans, sizes, strict=True)
-        )
+        for n, ((first, more), size) in enumerate(zip(spans, sizes, strict=True))
     ]
 
 
@@ -40,9 +36,7 @@ def items(draw) -> list[Item]:
 def test_values_alive_together_lie_apart(made: list[Item]) -> None:
     at = pack(made).at
     for n, a in enumerate(made):
-        assert (
-            at[a.name] % ALIGN == 0 and at[a.name] + a.size <= pack(made).size
-        )
+        assert at[a.name] % ALIGN == 0 and at[a.name] + a.size <= pack(made).size
         for b in made[:n]:
             if a.first <= b.last and b.first <= a.last:
                 assert (
@@ -99,9 +93,7 @@ def test_what_is_read_again_is_not_written_over(name: str) -> None:
                 if c.args[i] in later and c.args[i] != c.args[0]:
                     call = replace(c, args=(c.args[i], *c.args[1:]))
                     calls = (*f.calls[:n], call, *f.calls[n + 1 :])
-                    fns = tuple(
-                        replace(g, calls=calls) if g is f else g for g in p.fns
-                    )
+                    fns = tuple(replace(g, calls=calls) if g is f else g for g in p.fns)
                     with pytest.raises(check.CheckError):
                         check.check(replace(p, fns=fns))
 
@@ -144,16 +136,12 @@ class Extents(body.Body):
     def bytes(self) -> int:
         fns.run(self)
         return sum(
-            up(n, 4096)
-            for base, n in self.ends.items()
-            if base in ("tmp", "work")
+            up(n, 4096) for base, n in self.ends.items() if base in ("tmp", "work")
         )
 
 
 def slots(refs: Iterable[Ref]) -> list[tuple[str, int]]:
-    return [
-        (r.cls, r.index) for r in refs if r.cls.partition(".")[0] in PASSING
-    ]
+    return [(r.cls, r.index) for r in refs if r.cls.partition(".")[0] in PASSING]
 
 
 def live_bytes(p: Plan) -> int:
@@ -195,9 +183,7 @@ def second_leaves(p: Plan) -> int:
     saved and one gradient is written. The other slot is empty then, but peers read it, so no
     private class can share its place."""
     return sum(
-        (c.slots - 1) * c.stride
-        for c in p.classes
-        if c.name.startswith("grad.")
+        (c.slots - 1) * c.stride for c in p.classes if c.name.startswith("grad.")
     )
 
 
@@ -254,15 +240,13 @@ def test_classes_have_no_holes(name: str) -> None:
 
     def end(arena, targets):
         return sum(
-            c.bytes
-            for c in p.classes
-            if (c.arena, c.targets) == (arena, targets)
+            c.bytes for c in p.classes if (c.arena, c.targets) == (arena, targets)
         )
 
     assert p.arena("cpu") == end("device", "all")
-    assert p.arena("sm_90") == p.arena("cpu") + end(
-        "device", "unshared"
-    ) + end("device", "gpu")
+    assert p.arena("sm_90") == p.arena("cpu") + end("device", "unshared") + end(
+        "device", "gpu"
+    )
     assert p.host == p.hosted + end("host", "gpu")
     assert all(c.stride % 4096 == 0 and c.at % 4096 == 0 for c in p.classes)
     assert math.prod(c.slots for c in p.classes) > 0
@@ -284,9 +268,7 @@ def test_whose_ranks_have_a_class(name: str, targets: str) -> None:
     """Classes that receive pieces exist on all targets that cannot read peers' memory, kernels'
     scratch on GPUs alone."""
     p = planned("gpt-tiny", "zero.stage=2")
-    changed = [
-        replace(c, targets=targets) if c.name == name else c for c in p.classes
-    ]
+    changed = [replace(c, targets=targets) if c.name == name else c for c in p.classes]
     changed.sort(
         key=lambda c: (
             ["device", "host"].index(c.arena),

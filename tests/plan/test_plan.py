@@ -162,9 +162,7 @@ def test_a_broken_line_is_named(start: str, old: str, new: str) -> None:
         parse(with_line(n, LINES[n].replace(old, new, 1)))
 
 
-@pytest.mark.parametrize(
-    "word", ["plan", "head", "recipe", "fn", "events", "section"]
-)
+@pytest.mark.parametrize("word", ["plan", "head", "recipe", "fn", "events", "section"])
 def test_a_missing_line_is_missed(word: str) -> None:
     with pytest.raises((PlanError, check.CheckError)):
         check.check(parse(with_line(line_of(word))))
@@ -227,9 +225,7 @@ def test_a_text_is_one_plan_or_none(data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("emit", ["c", "plan", "explain", "memory"])
-def test_the_same_bytes_in_every_process(
-    emit: str, tmp_path: pathlib.Path
-) -> None:
+def test_the_same_bytes_in_every_process(emit: str, tmp_path: pathlib.Path) -> None:
     """The output does not depend on Python's hash seed, the folder or the clock."""
     root = HERE.parent
     outputs = set()
@@ -364,9 +360,7 @@ def test_the_layout_digest_changes_when_the_layout_does() -> None:
     plans = [planned(SMALL, *way) for way in ways]
     seen = set()
     for a, b in itertools.combinations(plans, 2):
-        assert (layout(a) == layout(b)) == (
-            layout_digest(a) == layout_digest(b)
-        )
+        assert (layout(a) == layout(b)) == (layout_digest(a) == layout_digest(b))
         seen.add(layout(a) == layout(b))
     assert seen == {True, False}
 
@@ -378,9 +372,7 @@ def queue(section: Section, name: str) -> list[Step]:
 def without_rings(s: Step) -> tuple:
     """Return a step without the ring slot of its unit and without waits for that slot."""
     early = ("full.ring", "free.ring", "updated")
-    refs = [
-        r.cls if r.cls.startswith("ring") else r for r in (*s.ins, *s.outs)
-    ]
+    refs = [r.cls if r.cls.startswith("ring") else r for r in (*s.ins, *s.outs)]
     return (
         s.op,
         s.unit,
@@ -417,10 +409,7 @@ def test_prefetch_changes_gathers_alone() -> None:
         0,
         1,
     ) and now.head.live < ahead.head.live
-    assert (
-        dataclasses.replace(now.head, prefetch=1, live=ahead.head.live)
-        == ahead.head
-    )
+    assert dataclasses.replace(now.head, prefetch=1, live=ahead.head.live) == ahead.head
     for part in (
         "recipe",
         "groups",
@@ -449,12 +438,9 @@ def test_prefetch_changes_gathers_alone() -> None:
                 *map(without_rings, queue(b, name))
             ]
         late, early = (
-            [n for n, s in enumerate(x.steps) if s.queue == "gather"]
-            for x in (a, b)
+            [n for n, s in enumerate(x.steps) if s.queue == "gather"] for x in (a, b)
         )
-        assert early != late and all(
-            e <= l for e, l in zip(early, late, strict=True)
-        )
+        assert early != late and all(e <= l for e, l in zip(early, late, strict=True))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,7 @@ def kernels(p: Plan, name: str) -> list[str]:
 
 def held(p: Plan, *names: str) -> int:
     """Return the bytes of these classes."""
-    return sum(
-        c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names
-    )
+    return sum(c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names)
 
 
 # ---- the recomputed calls, and their order
@@ -98,9 +96,7 @@ def test_some_ops_made_again_late() -> None:
     ],
 )
 def test_an_op_brings_what_it_reads(word: str, again: list[str]) -> None:
-    calls = kernels(
-        planned("qwen3-tiny", f"train.recompute=[{word}]"), "bwd.block"
-    )
+    calls = kernels(planned("qwen3-tiny", f"train.recompute=[{word}]"), "bwd.block")
     assert [k for k in calls if k.endswith("_fwd") or k in again] == again
 
 
@@ -122,9 +118,7 @@ def test_an_op_of_which_backward_reads_its_statistics_alone(
 ) -> None:
     """Backward reads the statistics alone of a norm after its branch, whose output only a sum
     reads, and of a norm of heads that are rotated."""
-    mapping = yaml.safe_load(
-        (trainer.ROOT / "model_specs/qwen3-tiny.yaml").read_text()
-    )
+    mapping = yaml.safe_load((trainer.ROOT / "model_specs/qwen3-tiny.yaml").read_text())
     blocks = next(u for u in mapping["model"]["units"] if "blocks" in u)
     for op in blocks["ops"]:
         op["residual"].append(op["residual"].pop(0))
@@ -154,16 +148,12 @@ def test_memory_falls_by_what_is_not_saved(name: str) -> None:
 
     def rest(p):
         return [
-            replace(c, at=0)
-            for c in p.classes
-            if c.name.split(".")[0] not in passing
+            replace(c, at=0) for c in p.classes if c.name.split(".")[0] not in passing
         ]
 
     assert rest(kept) == rest(again) and held(again, "save") == 0
     layers = max(c.slots for c in kept.classes if c.name.startswith("save."))
-    assert (
-        held(again, "tmp") <= held(kept, "tmp") + held(kept, "save") / layers
-    )
+    assert held(again, "tmp") <= held(kept, "tmp") + held(kept, "save") / layers
     for target in again.head.targets:
         assert f"{again.arena(target):,}" in explain.memory(again)
 
@@ -181,10 +171,7 @@ def test_flops_are_counted_apart() -> None:
     assert cost.again(kept) == 0 and cost.flops(kept) == cost.flops(again)
     some = planned("gpt2-124m", *keys, "train.recompute=[gelu, layernorm]")
     assert cost.again(some) == 0
-    assert (
-        f"flops of recomputation: {cost.again(again):.4g}"
-        in explain.explain(again)
-    )
+    assert f"flops of recomputation: {cost.again(again):.4g}" in explain.explain(again)
 
 
 def test_backward_is_twice_forward() -> None:
@@ -198,17 +185,13 @@ def test_backward_is_twice_forward() -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     drawn.specs(),
     st.lists(st.sampled_from(RECOMPUTE), unique=True),
     st.sampled_from(["f32", "bf16"]),
 )
-def test_drawn_models(
-    mapping: drawn.Mapping, words: list[str], precision: str
-) -> None:
+def test_drawn_models(mapping: drawn.Mapping, words: list[str], precision: str) -> None:
     """Drawn models with drawn choices have plans that the checker accepts; nothing saved is
     recomputed, and no more memory is held than before."""
     mapping["train"] |= {"precision": precision, "recompute": words}
@@ -237,9 +220,7 @@ def function(p: Plan, name: str) -> Fn:
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
-@pytest.mark.parametrize(
-    "again", ["none", "full", "[attention, layernorm, rmsnorm]"]
-)
+@pytest.mark.parametrize("again", ["none", "full", "[attention, layernorm, rmsnorm]"])
 def test_the_checker_sees_another_value(name: str, again: str) -> None:
     """The checker refuses any operand of a backward call that is replaced by that of another call
     of the same kernel, which often has the same size."""
@@ -249,9 +230,7 @@ def test_the_checker_sees_another_value(name: str, again: str) -> None:
     tried = 0
     for a, b in itertools.permutations(range(len(calls)), 2):
         for n, x in (
-            enumerate(calls[a].args)
-            if calls[a].kernel == calls[b].kernel
-            else ()
+            enumerate(calls[a].args) if calls[a].kernel == calls[b].kernel else ()
         ):
             y = calls[b].args[n]
             if x != y and isinstance(x, Operand):
@@ -259,11 +238,7 @@ def test_the_checker_sees_another_value(name: str, again: str) -> None:
                     calls[a],
                     args=(*calls[a].args[:n], y, *calls[a].args[n + 1 :]),
                 )
-                refused(
-                    having(
-                        p, "bwd.block", [*calls[:a], mixed, *calls[a + 1 :]]
-                    )
-                )
+                refused(having(p, "bwd.block", [*calls[:a], mixed, *calls[a + 1 :]]))
                 tried += 1
     assert tried >= 80
 
@@ -320,9 +295,7 @@ def test_mutants_of_calls(name: str) -> None:
     a kernel's own matter (test_mutants.py runs those)."""
     for again in ("full", "[attention, gelu, swiglu]"):
         p = planned(name, f"train.recompute={again}", "targets=[cpu]")
-        made = [
-            m for m in mutants.of_calls(p) if m.what.startswith("bwd.block")
-        ]
+        made = [m for m in mutants.of_calls(p) if m.what.startswith("bwd.block")]
         open_ = []
         for m in made:
             try:

@@ -31,9 +31,7 @@ def gathered(p: Plan) -> Counter[str]:
     return Counter(
         s.unit
         for s in steps
-        if s.op == "gather"
-        and s.outs[0].cls.startswith("ring")
-        and s.outs[0].at == 0
+        if s.op == "gather" and s.outs[0].cls.startswith("ring") and s.outs[0].at == 0
     )
 
 
@@ -62,10 +60,7 @@ def test_the_nearest_stay() -> None:
         once = {"head[0]"} if distance >= 3 * block else set()
         assert gathered(p) == Counter(all_ - once) + Counter(twice)
         assert cost.staying(p) == 3 - len(twice) + len(once)
-        assert (
-            f"from one use to the next: {cost.staying(p)}"
-            in explain.explain(p)
-        )
+        assert f"from one use to the next: {cost.staying(p)}" in explain.explain(p)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "gpt2-124m", "llama3-8b"])
@@ -95,9 +90,7 @@ def test_the_wire_falls_by_what_stays(name: str) -> None:
     def steps(p):
         return sum(s.op == "gather" for s in p.section("micro_batch").steps)
 
-    assert (
-        a.messages - b.messages == micro_batches * (steps(p) - steps(far)) > 0
-    )
+    assert a.messages - b.messages == micro_batches * (steps(p) - steps(far)) > 0
     assert max(gathered(far).values()) == 1
 
 
@@ -108,9 +101,7 @@ def test_the_bound_wins() -> None:
     least = planned(*GPT).head
     seen = set()
     for bound in range(least.live, free.head.live + 4096, 4096):
-        p = planned(
-            *GPT, reuse(FAR), f"zero.stage3_max_live_parameters={bound}"
-        )
+        p = planned(*GPT, reuse(FAR), f"zero.stage3_max_live_parameters={bound}")
         check.check(p)
         assert p.head.live <= bound and p.head.prefetch == least.prefetch
         seen.add(cost.staying(p))
@@ -127,9 +118,7 @@ def test_the_bound_wins() -> None:
 def test_a_bound_of_0_is_the_least(name: str) -> None:
     """A bound of 0 becomes the least bound that uncut units allow. One element less cuts a unit, or
     is raised to that bound."""
-    least = planned(
-        name, "zero.stage=3", "zero.stage3_max_live_parameters=0"
-    ).head
+    least = planned(name, "zero.stage=3", "zero.stage3_max_live_parameters=0").head
     assert least.live == least.bound and least.prefetch == 0
     assert (
         planned(
@@ -164,9 +153,7 @@ def test_slots_are_what_is_alive() -> None:
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     drawn.specs(),
     st.sampled_from([1, 2, 4]),
@@ -188,9 +175,7 @@ def test_drawn_models(
     """The checker counts the elements gathered at once by its own clocks: the stated number is
     exact, and no setting breaks the bound."""
     mapping["cluster"] = {"ranks": ranks}
-    mapping["train"]["global_batch"] = (
-        mapping["train"]["micro_batch"] * ranks * 2
-    )
+    mapping["train"]["global_batch"] = mapping["train"]["micro_batch"] * ranks * 2
     mapping["zero"] = {
         "stage": 3,
         "overlap_comm": overlap,

@@ -33,9 +33,7 @@ TINY = [name for name in NAMES if "tiny" in name]
 
 
 def source(p: Plan, flat: bool = False) -> str:
-    return emit.train(
-        view.view(p, cost.summary(p), explain.memory_line(p), flat)
-    )
+    return emit.train(view.view(p, cost.summary(p), explain.memory_line(p), flat))
 
 
 # ---- rolling loses nothing
@@ -61,9 +59,7 @@ refs = st.lists(
 events = st.lists(
     st.builds(Event, st.sampled_from(["full", "new"]), small), max_size=2
 ).map(tuple)
-units = st.one_of(
-    st.sampled_from(["", "head"]), st.builds("block[{}]".format, small)
-)
+units = st.one_of(st.sampled_from(["", "head"]), st.builds("block[{}]".format, small))
 ints = st.lists(
     st.builds(Int, st.just("n"), st.integers(-2, 3), small), max_size=1
 ).map(tuple)
@@ -126,10 +122,7 @@ def test_a_run_becomes_a_loop() -> None:
     assert roll.roll(run) == (
         roll.Loop(9, (roll.Line(run[0], (0,) * 5, ((1, 1, 0, 1, 0),)),)),
     )
-    odd = [
-        replace(s, outs=(Ref("x", 0),)) if n == 4 else s
-        for n, s in enumerate(run)
-    ]
+    odd = [replace(s, outs=(Ref("x", 0),)) if n == 4 else s for n, s in enumerate(run)]
     assert len(list(lines(roll.roll(odd)))) == 3
 
 
@@ -148,9 +141,7 @@ def test_slots_in_turn_are_found_whatever_their_name() -> None:
     assert roll.roll(up) == (
         roll.Loop(9, (roll.Line(up[0], (0, 3, 0, 4), ((0, 1, 0, 3),)),)),
     )
-    down = [
-        Step("main", "bwd", "", ins=(Ref("any", 8 - n),)) for n in range(9)
-    ]
+    down = [Step("main", "bwd", "", ins=(Ref("any", 8 - n),)) for n in range(9)]
     assert roll.roll(down) == (
         roll.Loop(9, (roll.Line(down[0], (0,) * 3, ((0, -1, 0),)),)),
     )
@@ -202,9 +193,7 @@ def steps_of(text: str) -> str:
 
 def work_of(text: str) -> str:
     """Return a train.c's functions and the names that they use, without launches."""
-    return text.partition("/* ---- flat")[2].partition(
-        "/* ---- what the runtime"
-    )[0]
+    return text.partition("/* ---- flat")[2].partition("/* ---- what the runtime")[0]
 
 
 def rolled_up(p: Plan) -> bool:
@@ -214,9 +203,7 @@ def rolled_up(p: Plan) -> bool:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["gpt2-124m", "llama3-8b"])
-def test_length_is_of_the_kinds(
-    name: str, stage: int, tmp_path: pathlib.Path
-) -> None:
+def test_length_is_of_the_kinds(name: str, stage: int, tmp_path: pathlib.Path) -> None:
     """Four times the blocks and 2,048 times the ranks have the same lines of steps, except where a
     wider number breaks a line or flats share a slot. Without loops each step is a line."""
 
@@ -238,9 +225,7 @@ def test_length_is_of_the_kinds(
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(
-    "ranks,again", [(1, "none"), (8, "full"), (16384, "none")]
-)
+@pytest.mark.parametrize("ranks,again", [(1, "none"), (8, "full"), (16384, "none")])
 def test_a_deep_gpt_is_short(
     stage: int, ranks: int, again: str, tmp_path: pathlib.Path
 ) -> None:
@@ -279,9 +264,7 @@ def test_a_deep_gpt_some_of_which_stays(
         "zero.stage3_max_live_parameters=1000000000000",
     )
     size = planned(path, *keys).head.params
-    p = planned(
-        path, *keys, f"zero.stage3_max_reuse_distance={int(near * size)}"
-    )
+    p = planned(path, *keys, f"zero.stage3_max_reuse_distance={int(near * size)}")
     assert 0 < cost.staying(p) <= 97
     assert rolled_up(p)
 
@@ -371,12 +354,7 @@ def lines_of(p: Plan, section: Section) -> Callable[[int], Iterator[str]]:
         first[e.name], n = n, n + e.index
 
     def at(r):
-        return (
-            p.cls(r.cls).at
-            + r.index * p.cls(r.cls).stride
-            + r.at
-            + (r.last << 62)
-        )
+        return p.cls(r.cls).at + r.index * p.cls(r.cls).stride + r.at + (r.last << 62)
 
     fns = {f.name: f for f in p.fns}
 
@@ -390,9 +368,7 @@ def lines_of(p: Plan, section: Section) -> Callable[[int], Iterator[str]]:
             if s.op in fns:
                 values = [at(r) for r in (*s.ins, *s.outs)]
                 values += [ints[name] for name in fns[s.op].ints]
-                yield " ".join(
-                    map(str, [s.op.replace(".", "_"), q, *(values or [0])])
-                )
+                yield " ".join(map(str, [s.op.replace(".", "_"), q, *(values or [0])]))
             elif s.op != "mark":
                 words = [s.op, q, *moved(p, s, ints, at)]
                 yield " ".join(map(str, words))
@@ -466,9 +442,7 @@ def test_flat_and_in_loops_give_the_same_weights(
     name: str, tmp_path: pathlib.Path
 ) -> None:
     p = planned(name)
-    trainer.write_tokens(
-        tmp_path / "tokens.bin", np.arange(33 * 60) * 7919 % 251
-    )
+    trainer.write_tokens(tmp_path / "tokens.bin", np.arange(33 * 60) * 7919 % 251)
     out = [
         trainer.sh(
             trainer.build(source(p, flat)),
@@ -481,11 +455,7 @@ def test_flat_and_in_loops_give_the_same_weights(
         for flat in (False, True)
     ]
     told = [
-        [
-            x
-            for x in text.splitlines()
-            if x.startswith(("weights", "loss", "wire"))
-        ]
+        [x for x in text.splitlines() if x.startswith(("weights", "loss", "wire"))]
         for text in out
     ]
     assert told[0] == told[1] and len(told[0]) == 3
@@ -496,11 +466,7 @@ def test_flat_and_in_loops_give_the_same_weights(
 GOLDEN = HERE / "golden" / "gpt2-124m" / "train.c"
 READ = [
     *((name, "as it stands") for name in NAMES),
-    *(
-        (name, way)
-        for name in ("gpt-tiny", "llama-tiny")
-        for way in [*WAYS][1:]
-    ),
+    *((name, way) for name in ("gpt-tiny", "llama-tiny") for way in [*WAYS][1:]),
     ("gpt2-1558m", "stage 3, all on the host"),
     ("gpt2-124m", "stage 0, 2 ranks"),
 ]
@@ -525,16 +491,10 @@ def naked(text: str) -> list[str]:
     kernel's number."""
     code = re.sub(r"(?s)enum \{.*?\};|#define.*?\n", "", text)
     kernels = re.findall(r"(?s)\bzk_\w+\(k, .*?\);", code)
-    plain = [
-        x for call in kernels for x in re.findall(r",\s+[\d.]+[,)]", call)
-    ]
-    code = re.sub(
-        r"(?s)([\d.]+ )?/\*.*?\*/|\bfor \(.*?\)|\bzr_batch\(.*?;", "", code
-    )
+    plain = [x for call in kernels for x in re.findall(r",\s+[\d.]+[,)]", call)]
+    code = re.sub(r"(?s)([\d.]+ )?/\*.*?\*/|\bfor \(.*?\)|\bzr_batch\(.*?;", "", code)
     ordinal = r"(?<!= )\b(?:AT|HOST)\(\w+\)|(?<!= )(?<!\(z, )\bi\[\d+\]"
-    return plain + re.findall(
-        rf"{ordinal}|\b[a-z_]+ \+ \d+|(?<![\w.])\d{{4,}}\b", code
-    )
+    return plain + re.findall(rf"{ordinal}|\b[a-z_]+ \+ \d+|(?<![\w.])\d{{4,}}\b", code)
 
 
 def verbs(text: str) -> Iterator[tuple[str, str, str]]:
@@ -552,9 +512,7 @@ def told(text: str) -> set[str]:
     for names, word in re.findall(r"([\w, ]*?) (?:is|are) (\w+)", text):
         events = re.findall(r"\b[A-Z]\w+", names)
         out |= {
-            name.replace("ZR_", "END_")
-            if word == "done"
-            else f"{word.upper()}_{name}"
+            name.replace("ZR_", "END_") if word == "done" else f"{word.upper()}_{name}"
             for name in events
         }
         out |= {"UPDATED"} if word == "updated" else set()
@@ -612,9 +570,7 @@ def twice(text: str) -> list[str]:
 
 def unheaded(text: str) -> list[str]:
     """Return functions without a comment before them."""
-    heads = re.findall(
-        r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\([^)]*\))\n\{)", text
-    )
+    heads = re.findall(r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\([^)]*\))\n\{)", text)
     return [name for before, name in heads if not before.endswith("*/")]
 
 
@@ -690,9 +646,7 @@ def test_two_units_show_no_line() -> None:
 
 def golden_source() -> str:
     keys = ("zero.stage=3", "cluster.ranks=2")
-    return trainer.generate(
-        trainer.ROOT / "model_specs" / "gpt2-124m.yaml", *keys
-    )
+    return trainer.generate(trainer.ROOT / "model_specs" / "gpt2-124m.yaml", *keys)
 
 
 def test_golden_train_c() -> None:

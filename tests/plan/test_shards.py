@@ -88,19 +88,14 @@ def test_each_rank_makes_its_own_shard(family: str, stage: int) -> None:
     ranks = made(source)
     assert len(ranks) == 3
     groups = (
-        [[rank] for rank in ranks.values()]
-        if stage == 0
-        else [list(ranks.values())]
+        [[rank] for rank in ranks.values()] if stage == 0 else [list(ranks.values())]
     )
     for group in groups:
         spans = {name for rank in group for name in rank}
         found = [
-            joined([piece for rank in group for piece in rank[name]])
-            for name in spans
+            joined([piece for rank in group for piece in rank[name]]) for name in spans
         ]
         assert sorted(found) == sorted([(0, size)] for size in flats)
     for rank in ranks.values():
-        elements = sum(
-            end - first for pieces in rank.values() for first, end in pieces
-        )
+        elements = sum(end - first for pieces in rank.values() for first, end in pieces)
         assert elements == (3 * each if stage == 0 else each)

@@ -141,13 +141,9 @@ QUICK = [("f32", "the least bound"), ("bf16", "all recomputed")]
 def test_weights_and_losses_are_the_wholes(
     data: pathlib.Path, precision: str, way: str
 ) -> None:
-    whole = run(
-        data, f"train.precision={precision}", "zero.stage=0", "cluster.ranks=1"
-    )
+    whole = run(data, f"train.precision={precision}", "zero.stage=0", "cluster.ranks=1")
     keys = f"train.precision={precision}", *WAYS[way]
-    assert [f for f in planned(*keys).flats if f.name == "block_1"], (
-        "nothing is cut"
-    )
+    assert [f for f in planned(*keys).flats if f.name == "block_1"], "nothing is cut"
     for queue in ("late", "shuffled:7"):
         assert run(data, *keys, queue=queue) == whole
 
@@ -192,23 +188,16 @@ def test_groups_and_frozen_tensors(data: pathlib.Path) -> None:
     assert run(data, groups, WAYS["the least bound"][0]) == run(data, groups)
 
 
-def test_weights_come_and_go(
-    data: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_weights_come_and_go(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A file of weights has whole tensors: slices save the same file as the whole model, except for
     the plan's hash, and either loads the other's."""
     keys = {"whole": ("cluster.ranks=1",), "slices": WAYS["the least bound"]}
-    made = {
-        name: trainer.build(trainer.generate(SPEC, *k))
-        for name, k in keys.items()
-    }
+    made = {name: trainer.build(trainer.generate(SPEC, *k)) for name, k in keys.items()}
     saved, hashes = {}, set()
     for name, binary in made.items():
         folder = tmp_path / name
         assert (
-            program.run(
-                binary, "--data", data, "--steps", 2, "--save", folder
-            ).code
+            program.run(binary, "--data", data, "--steps", 2, "--save", folder).code
             == 0
         )
         saved[name] = (folder / "model.safetensors").read_bytes()
@@ -237,9 +226,7 @@ def test_a_slot_is_as_small_as_said() -> None:
     whole, cut = planned(), planned(f"zero.stage3_max_live_parameters={LEAST}")
 
     def gathered(p):
-        return sum(
-            c.slots * c.stride for c in p.classes if c.name.startswith("ring.")
-        )
+        return sum(c.slots * c.stride for c in p.classes if c.name.startswith("ring."))
 
     assert whole.head.live > 61440 and cut.head.live == LEAST
     assert gathered(whole) >= 4 * 2 * 61440
@@ -296,9 +283,7 @@ def test_slices_are_as_few_as_can_be() -> None:
     def made(bound):
         return {
             t.name.split(".")[-2]: t.flat_step
-            for t in planned(
-                f"zero.stage3_max_live_parameters={bound}"
-            ).tensors
+            for t in planned(f"zero.stage3_max_live_parameters={bound}").tensors
             if t.flat_step > 1
         }
 
@@ -332,9 +317,7 @@ def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
 def test_all_micro_batches_through_a_unit_cut_no_block() -> None:
     layers = ("train.accumulate=layers", "train.global_batch=8")
     found = search.find(
-        spec.load(
-            str(SPEC), ("zero.stage3_max_live_parameters=20000", *layers)
-        )
+        spec.load(str(SPEC), ("zero.stage3_max_live_parameters=20000", *layers))
     )
     (said,) = found.notes
     assert said.endswith("; train.accumulate layers cuts no block")
@@ -388,9 +371,7 @@ def test_one_hash_on_the_emulated_gpu(
     ]
     orders = ("eager", "late", "shuffled:1")
     rows = {((), order) for order in orders} | set(
-        itertools.product(ways, orders)
-        if every
-        else zip(ways[1:], orders, strict=True)
+        itertools.product(ways, orders) if every else zip(ways[1:], orders, strict=True)
     )
     found = {
         run(data, *first, *way, kind=trainer.EMULATED, order=order)
@@ -406,17 +387,12 @@ def test_losses_on_the_emulated_gpu_are_the_cpus(data: pathlib.Path) -> None:
         np.array(
             [
                 float(re.search(r'"loss": ([\d.]+)', line)[1])
-                for line in run(
-                    data, *WAYS["the least bound"], kind=kind
-                ).steps
+                for line in run(data, *WAYS["the least bound"], kind=kind).steps
             ]
         )
         for kind in (trainer.EMULATED, trainer.GCC)
     )
-    assert (
-        abs(ours[0] / cpus[0] - 1) < 2**-20
-        and (abs(ours / cpus - 1) < 2**-16).all()
-    )
+    assert abs(ours[0] / cpus[0] - 1) < 2**-20 and (abs(ours / cpus - 1) < 2**-16).all()
 
 
 # ---- the checker
@@ -451,18 +427,14 @@ def test_slices_that_do_not_fill_their_shards_are_refused(
     )
     p = planned(f"zero.stage3_max_live_parameters={LEAST}")
     assert any(t.flat_step == 32 for t in p.tensors)
-    with pytest.raises(
-        check.CheckError, match="instances have no place in block_"
-    ):
+    with pytest.raises(check.CheckError, match="instances have no place in block_"):
         check.check(p)
 
 
 @pytest.mark.slow
 def test_mutants_of_tables() -> None:
     p = test_mutants.planned(*SMALL, "zero.stage3_max_live_parameters=24576")
-    assert [
-        m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
-    ] == []
+    assert [m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)] == []
 
 
 @pytest.mark.slow
@@ -479,7 +451,5 @@ def test_mutants_of_tables() -> None:
 def test_mutants_of_steps(
     keys: tuple[str, ...], of: test_mutants.Choice, data: pathlib.Path
 ) -> None:
-    p = test_mutants.planned(
-        *SMALL, "zero.stage3_max_live_parameters=33000", *keys
-    )
+    p = test_mutants.planned(*SMALL, "zero.stage3_max_live_parameters=33000", *keys)
     test_mutants.judge(p, of(mutants.mutants(p)), data)

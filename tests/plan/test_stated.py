@@ -111,9 +111,7 @@ def test_all_of_a_plan_is_proven() -> None:
         "stated",
         "without",
     }
-    assert [
-        m.what for m in sorts.values() if not mutants.refused(m.plan)
-    ] == []
+    assert [m.what for m in sorts.values() if not mutants.refused(m.plan)] == []
 
 
 # ---- one number changed everywhere, as a wrong pass would do
@@ -148,9 +146,7 @@ def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
         for fn in fns
         for c in fn.calls
     }
-    launches = tuple(
-        replace(l, shape=shapes.get(l.name, l.shape)) for l in p.launches
-    )
+    launches = tuple(replace(l, shape=shapes.get(l.name, l.shape)) for l in p.launches)
     return replace(p, fns=fns, launches=launches)
 
 
@@ -182,10 +178,7 @@ def test_a_number_that_is_wrong_everywhere_is_refused() -> None:
                     tried.add((root, name))
                     open_ += [(plan, root, name, n)] if proven(other) else []
     assert open_ == []
-    assert (
-        tried == {(root, name) for root, name, _ in numbers()}
-        and len(tried) > 50
-    )
+    assert tried == {(root, name) for root, name, _ in numbers()} and len(tried) > 50
 
 
 @pytest.mark.parametrize(
@@ -224,9 +217,7 @@ def test_a_number_that_is_wrong_everywhere_is_refused() -> None:
         ),
     ],
 )
-def test_numbers_that_make_the_same_sizes_are_refused(
-    name: str, turned: dict
-) -> None:
+def test_numbers_that_make_the_same_sizes_are_refused(name: str, turned: dict) -> None:
     p = planned(*PLANS[name])
     for n in range(max(map(len, turned.values()))):
         at = {k: KERNELS[k].at[list(of)[n]] for k, of in turned.items()}
@@ -328,10 +319,5 @@ def test_lines_of_a_plan() -> None:
         Stated("rate", 1, 1, (1.0,) * 6),
         Stated("rate", 2, 1, (1.0, 0.5, 0.5, 1.0, 0.5, 0.5)),
     ]
-    assert of["decay"][1] == Stated(
-        "decay", 1, 2, (0.2, 0.1, 0.1, 0.2, 0.1, 0.1)
-    )
-    assert (
-        of["frozen"][0] == Stated("frozen", 0, 1, (1,))
-        and len(of["frozen"]) == 3
-    )
+    assert of["decay"][1] == Stated("decay", 1, 2, (0.2, 0.1, 0.1, 0.2, 0.1, 0.1))
+    assert of["frozen"][0] == Stated("frozen", 0, 1, (1,)) and len(of["frozen"]) == 3

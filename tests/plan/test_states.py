@@ -116,15 +116,11 @@ def number(text: str, known: Values) -> int:
             return known[name][1]
         return int(name) if re.fullmatch(r"-?\d+", name) else known[name][0]
 
-    return sum(
-        math.prod(map(factor, term.split(" * "))) for term in text.split(" + ")
-    )
+    return sum(math.prod(map(factor, term.split(" * "))) for term in text.split(" + "))
 
 
 def rows(p: Plan) -> list[Row]:
-    text = emit.train(
-        view.view(p, cost.summary(p), explain.memory_line(p), False)
-    )
+    text = emit.train(view.view(p, cost.summary(p), explain.memory_line(p), False))
     table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", text, re.S)[1]
     known, out = values(text), []
     for line in re.split(r"(?<=\},)\n", table):
@@ -179,16 +175,12 @@ def test_every_state_has_its_elements_once(way: str) -> None:
                 )
                 end += row.n
             assert end == f.shard
-        assert all(
-            (row.hash != "NULL") == (row.what == "master") for row in mine
-        )
+        assert all((row.hash != "NULL") == (row.what == "master") for row in mine)
         copies = [row for row in mine if row.what == "params"]
         (params,) = p.stored("params", f.name)
         own = p.stored("master", f.name) if params.whole else ()
         assert all(row.whole for row in copies)
-        assert [(row.first, row.n) for row in copies] == [
-            (s.first, s.n) for s in own
-        ]
+        assert [(row.first, row.n) for row in copies] == [(s.first, s.n) for s in own]
     control = [row for row in found if row.flat < 0]
     assert [row.what for row in control] == list(ops.CONTROL)
     assert all((row.n, row.width) == (1, 8) for row in control)
@@ -212,9 +204,7 @@ def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
         what = {ops.saved(p.recipe.optimizer, s): s for s in ops.STATES}
         what["params"] = "params"
         name = p.flats[row.flat].name
-        own = [
-            s for s in p.stored(what[row.what], name) if s.first == row.first
-        ]
+        own = [s for s in p.stored(what[row.what], name) if s.first == row.first]
         (s,) = own or p.stored("params", name)
         c = p.cls(s.cls)
         skipped = 0 if own else row.first * row.width
@@ -226,9 +216,7 @@ def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
                 and end <= c.at + (i + 1) * c.stride
             )
     taken.sort()
-    assert all(
-        a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(taken)
-    )
+    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(taken))
 
 
 def test_the_table_is_as_long_for_many_ranks() -> None:

@@ -73,9 +73,7 @@ def test_waits_show() -> None:
     """A gather that is made long delays its unit, and a line shows it."""
     p = planned("gpt-tiny")
     played = timeline.played(p)
-    after = [
-        b for b in played if b.step.op == "fwd.block" and b.cause is not None
-    ]
+    after = [b for b in played if b.step.op == "fwd.block" and b.cause is not None]
     # On a CPU, blocks after the first have their parameters in time
     assert not after[1:]
     ways = timeline.PEAKS["cpu"]

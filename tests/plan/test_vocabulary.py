@@ -32,9 +32,7 @@ UNPADDED = {
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    trainer.write_tokens(
-        tmp_path / "tokens", law.tokens(V, 40 * law.SAMPLES + 1)
-    )
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(V, 40 * law.SAMPLES + 1))
     trainer.write_tokens(tmp_path / "val", law.tokens(V, 5 * 40 + 1))
     return tmp_path
 
@@ -70,17 +68,13 @@ def run(
 
 
 @pytest.mark.parametrize("family", law.FAMILIES)
-def test_bits_are_those_without_padding(
-    folder: pathlib.Path, family: str
-) -> None:
+def test_bits_are_those_without_padding(folder: pathlib.Path, family: str) -> None:
     ways = [
         (("zero.stage=0", "cluster.ranks=1"), "eager"),
         (("zero.stage=3",), "shuffled:1"),
     ]
     found = {
-        run(
-            folder, program_of(family, folder, *keys), 20, "--queue", queue
-        ).weights
+        run(folder, program_of(family, folder, *keys), 20, "--queue", queue).weights
         for keys, queue in ways
     }
     assert found == {UNPADDED[family]}
@@ -106,8 +100,7 @@ def test_padding_is_zero_after_load(
     )
     assert made == loaded
     assert (
-        all(np.isfinite(json.loads(line)["loss"]) for line in made.steps)
-        and made.val
+        all(np.isfinite(json.loads(line)["loss"]) for line in made.steps) and made.val
     )
     whole = program_of(
         family, folder, "train.precision=bf16", "zero.stage=1", kind=kind
@@ -132,14 +125,10 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes(
     fn = next(f for f in p.fns if f.name == "train.head")
     linear = next(c for c in fn.calls if c.kernel == "zk_linear_fwd")
     assert linear.args[5] == 256 and linear.args[5] % ops.VOCAB == 0
-    padded = [
-        t for t in p.tensors if t.shape[0] != t.elems // (t.shape + (1,))[1]
-    ]
+    padded = [t for t in p.tensors if t.shape[0] != t.elems // (t.shape + (1,))[1]]
     # Tied, or an untied head.
     assert len(padded) == (1 if family != "llama" else 2)
-    shapes = oracle.shapes(
-        spec.load(str(law.changed(family, tmp_path, 2, {256: V})))
-    )
+    shapes = oracle.shapes(spec.load(str(law.changed(family, tmp_path, 2, {256: V}))))
     assert p.head.params == sum(int(np.prod(s)) for s in shapes.values())
 
 
@@ -173,22 +162,20 @@ def test_a_head_is_rows_by_token_in_every_family(folder: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", "llama"])
-def test_a_wrong_padding_is_refused(
-    family: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_wrong_padding_is_refused(family: str, tmp_path: pathlib.Path) -> None:
     p = planned(family, tmp_path, "train.precision=bf16")
     n, t = next((n, t) for n, t in enumerate(p.tensors) if t.shape[0] == 256)
     assert not mutants.refused(p)
     for rows in (V, V + 1, 248, 264):
         wrong = replace(t, shape=(rows, *t.shape[1:]))
-        assert mutants.refused(
-            replace(p, tensors=mutants.put(p.tensors, n, wrong))
-        ), rows
+        assert mutants.refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), (
+            rows
+        )
     for rows in (V - 1, V + 1, 256):
         wrong = replace(t, parts=(f"{t.name}={rows}",))
-        assert mutants.refused(
-            replace(p, tensors=mutants.put(p.tensors, n, wrong))
-        ), rows
+        assert mutants.refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), (
+            rows
+        )
     made = [
         m
         for m in mutants.of_calls(p)
@@ -196,6 +183,5 @@ def test_a_wrong_padding_is_refused(
         and ("linear" in m.what or "entropy" in m.what)
     ]
     assert (
-        len(made) > 50
-        and [m.what for m in made if not mutants.refused(m.plan)] == []
+        len(made) > 50 and [m.what for m in made if not mutants.refused(m.plan)] == []
     )

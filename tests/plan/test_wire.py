@@ -57,11 +57,7 @@ def units(spec) -> list[Unit]:
     """Return the units: those that stage 3 gathers, then persistent parameters. At other stages all
     are whole."""
     W, width = spec.cluster.ranks, {"f32": 4, "bf16": 2}[spec.train.precision]
-    small = (
-        spec.zero.stage3_param_persistence_threshold
-        if spec.zero.stage == 3
-        else -1
-    )
+    small = spec.zero.stage3_param_persistence_threshold if spec.zero.stage == 3 else -1
     tied = not any("lm_head" in name for name in oracle.shapes(spec))
     elems: dict[str, int] = {}
     for name, n in joined(oracle.shapes(spec)).items():
@@ -74,11 +70,7 @@ def units(spec) -> list[Unit]:
             else "embedding"
         )
         unit = (
-            "kept"
-            if n <= small
-            else "embedding"
-            if tied and unit == "head"
-            else unit
+            "kept" if n <= small else "embedding" if tied and unit == "head" else unit
         )
         elems[unit] = elems.get(unit, 0) + up(n, BLOCK)
     # A block is needed forward and backward. The embedding is not needed backward, and the head
@@ -103,9 +95,7 @@ def expected(spec) -> tuple[int, int]:
 
     def moved(u: Unit, times: int, wide: int, bucket: int) -> None:
         total[0] += times * (W - 1) * u.shard * wide
-        total[1] += times * -(
-            -u.shard // max(BLOCK, bucket // W // BLOCK * BLOCK)
-        )
+        total[1] += times * -(-u.shard // max(BLOCK, bucket // W // BLOCK * BLOCK))
 
     reduce, gather = (
         spec.zero.reduce_bucket_size,
@@ -185,9 +175,7 @@ def test_the_plan_is_the_formula(family: str, every: int) -> None:
                 r"(\d+) collectives +([\d,]+) bytes", explain.explain(p)
             )
         ]
-        assert said[-1] == want and sum(b for b, _ in said[:-1]) == want[0], (
-            keys
-        )
+        assert said[-1] == want and sum(b for b, _ in said[:-1]) == want[0], keys
         assert sum(m for _, m in said[:-1]) == want[1], keys
 
 
@@ -235,9 +223,7 @@ def test_large_models_are_the_papers_multiples(
     assert f"the ZeRO papers' {ratio}P" in explain.explain(p)
 
 
-def counted(
-    folder: pathlib.Path, family: str, *keys: str, steps: int = 2
-) -> None:
+def counted(folder: pathlib.Path, family: str, *keys: str, steps: int = 2) -> None:
     """Assert that a run's own count equals the plan's and the formula's."""
     source = trainer.generate(law.path(family), *keys)
     spec = loaded(family, *keys)
@@ -282,9 +268,7 @@ def test_the_runtime_counts_the_same(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", range(0, len(WAYS), 7))
-def test_the_runtime_counts_the_same_everywhere(
-    tmp_path: pathlib.Path, n: int
-) -> None:
+def test_the_runtime_counts_the_same_everywhere(tmp_path: pathlib.Path, n: int) -> None:
     """Every seventh way, with alternating families, counts the same. 7 is coprime to the numbers of
     choices, so every value of every choice occurs many times."""
     counted(tmp_path, law.FAMILIES[n % 3], *WAYS[n], steps=1)
@@ -293,9 +277,7 @@ def test_the_runtime_counts_the_same_everywhere(
 def test_a_wrong_count_shows(tmp_path: pathlib.Path) -> None:
     """A program that moves other bytes than it states reports it at its end, with an exit code of
     its own, after saving its weights."""
-    source = trainer.generate(
-        law.path("gpt"), "zero.stage=1", "cluster.ranks=2"
-    )
+    source = trainer.generate(law.path("gpt"), "zero.stage=1", "cluster.ranks=2")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
     for stated, counted in (
         ("wire", "bytes received"),
@@ -317,12 +299,10 @@ def test_a_wrong_count_shows(tmp_path: pathlib.Path) -> None:
         )
         assert done.code == 8 and done.err.count("the plan says") == 1
         assert (
-            f": {2 * n} {counted} in 2 steps; the plan says {n + 1} a step"
-            in done.err
+            f": {2 * n} {counted} in 2 steps; the plan says {n + 1} a step" in done.err
         )
         assert (
-            done.line("weights")
-            and (tmp_path / stated / "model.safetensors").exists()
+            done.line("weights") and (tmp_path / stated / "model.safetensors").exists()
         )
 
 
@@ -334,9 +314,10 @@ def reductions(p: plan.Plan) -> dict[str, int]:
     found: dict[str, int] = {}
     for section in p.sections:
         for step in section.steps:
-            if section.name in ("micro_batch", "update") and step.op.split(
-                "."
-            )[0] in ("sum", "join"):
+            if section.name in ("micro_batch", "update") and step.op.split(".")[0] in (
+                "sum",
+                "join",
+            ):
                 n = next(i.value for i in step.ints if i.name == "n")
                 key = f"{step.op.split('.')[1]} {step.outs[0].index}"
                 found[key] = found.get(key, 0) + n
@@ -358,9 +339,7 @@ def test_gradients_are_reduced_and_scattered(
         "zero.reduce_bucket_size=7000",
     ]
     p = search.find(loaded(family, f"zero.stage={stage}", *keys)).plan
-    instances = {
-        f"{f.name} {l}": f.shard for f in p.flats for l in range(f.count)
-    }
+    instances = {f"{f.name} {l}": f.shard for f in p.flats for l in range(f.count)}
     assert reductions(p) == instances
     gathered = [
         r.cls.split(".")[0]

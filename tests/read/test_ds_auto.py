@@ -10,10 +10,7 @@ from test_dsconfig import GPT, ZERO, A, B, G, read, refusal
 # Keys that Hugging Face's Trainer fills if they are "auto".
 FILLED = (
     *(G, B, A, "gradient_clipping", "fp16.enabled", "bf16.enabled"),
-    *(
-        f"optimizer.params.{key}"
-        for key in ("lr", "betas", "eps", "weight_decay")
-    ),
+    *(f"optimizer.params.{key}" for key in ("lr", "betas", "eps", "weight_decay")),
     *(
         f"{ZERO}.{key}"
         for key in (

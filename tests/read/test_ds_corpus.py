@@ -61,13 +61,7 @@ def table(spec: Path) -> str:
     lines = []
     for path in FILES:
         found = outcome(spec, path)
-        kind = (
-            "read"
-            if not found
-            else "missing"
-            if all(map(named, found))
-            else "wrong"
-        )
+        kind = "read" if not found else "missing" if all(map(named, found)) else "wrong"
         lines.append(f"{path.stem}: {kind}")
         lines += [f"    {line}" for line in found]
     return "\n".join(lines) + "\n"
@@ -80,9 +74,7 @@ def test_what_becomes_of_each(tmp_path: Path) -> None:
     counts = tuple(kinds.count(kind) for kind in ("read", "missing", "wrong"))
     assert counts == (READ, MISSING, WRONG) and sum(counts) == 60
     for line in re.findall(r"^    (.*)$", said, re.M):
-        assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), (
-            line
-        )
+        assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), line
 
 
 @pytest.mark.slow
@@ -98,9 +90,7 @@ def test_more_than_45_are_read_with_fp16_and_all_of_offload(
 ) -> None:
     """Exchanging rows of the table, as new features will, is enough to read more of these files."""
     rows = {
-        key: dsrows.Idle(
-            row.kind, row.stages, why="stands for what is built later"
-        )
+        key: dsrows.Idle(row.kind, row.stages, why="stands for what is built later")
         for key, row in dskeys.TABLE.items()
         if key in LATER
     }

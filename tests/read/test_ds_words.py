@@ -25,13 +25,9 @@ IGNORED = "has no effect here: is no key of DeepSpeed, which ignores it"
         "num_nodes",
     ],
 )
-def test_what_deepspeed_ignores_at_the_top_is_a_note(
-    tmp_path: Path, key: str
-) -> None:
+def test_what_deepspeed_ignores_at_the_top_is_a_note(tmp_path: Path, key: str) -> None:
     shown = repr(key) if "\n" in key else key
-    assert f"ds.json:1: {shown}: {IGNORED}" in notes(
-        tmp_path, {key: {"enabled": True}}
-    )
+    assert f"ds.json:1: {shown}: {IGNORED}" in notes(tmp_path, {key: {"enabled": True}})
 
 
 @pytest.mark.parametrize(
@@ -70,9 +66,7 @@ def test_what_deepspeed_ignores_at_the_top_is_a_note(
         ),
     ],
 )
-def test_what_was_meant_is_an_error(
-    tmp_path: Path, config: object, said: str
-) -> None:
+def test_what_was_meant_is_an_error(tmp_path: Path, config: object, said: str) -> None:
     assert re.match(f"ds.json:1: {said}", refusal(tmp_path, config))
 
 
@@ -127,9 +121,11 @@ def test_a_type_that_is_not_here_hides_no_other_mistake(
         ZERO: {"stage": 7},
         "scheduler": {"type": "WarmupLR", "params": {"foo": 1}},
     }
-    assert {
-        line.split(": ")[1] for line in refusal(tmp_path, config).splitlines()
-    } == {"scheduler.params.foo", f"{ZERO}.stage", "optimizer.type"}
+    assert {line.split(": ")[1] for line in refusal(tmp_path, config).splitlines()} == {
+        "scheduler.params.foo",
+        f"{ZERO}.stage",
+        "optimizer.type",
+    }
 
 
 def test_checkpointing_names_what_does_it_here(tmp_path: Path) -> None:
@@ -140,9 +136,7 @@ def test_checkpointing_names_what_does_it_here(tmp_path: Path) -> None:
         }
     }
     said = [
-        note
-        for note in notes(tmp_path, config)
-        if "activation_checkpointing" in note
+        note for note in notes(tmp_path, config) if "activation_checkpointing" in note
     ]
     assert len(said) == 2 and all(
         "`--set train.recompute=full`" in note for note in said
@@ -151,9 +145,7 @@ def test_checkpointing_names_what_does_it_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["https://x.org/a", "a@b", "a,b", "one: two"])
 def test_text_that_needs_quotes(tmp_path: Path, text: str) -> None:
-    said = refusal(
-        tmp_path, f"{{wandb: {{enabled: true, project: {text}\n}}}}"
-    )
+    said = refusal(tmp_path, f"{{wandb: {{enabled: true, project: {text}\n}}}}")
     assert "broken syntax" in said and '"text" in quotes' in said
     assert any(
         "wandb" in note

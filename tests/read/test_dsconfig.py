@@ -75,27 +75,18 @@ def at(key: str, value: object) -> dict:
 def keys() -> list[str]:
     """Return DeepSpeed's keys from tests/data, independent of our table."""
     found = []
-    for line in (
-        (ROOT / "tests/data/deepspeed_keys.txt").read_text().splitlines()
-    ):
+    for line in (ROOT / "tests/data/deepspeed_keys.txt").read_text().splitlines():
         section, colon, words = line.partition(":")
         if colon and not line.startswith("#"):
-            found += [
-                f"{section}.{word}".lstrip(".") for word in words.split()
-            ]
+            found += [f"{section}.{word}".lstrip(".") for word in words.split()]
     return found
 
 
 def test_every_key_of_deepspeed_is_known() -> None:
     assert len(keys()) > 250
-    known = {
-        key for key in keys() if dsconfig._row(key) or key in dswords.SECTIONS
-    }
+    known = {key for key in keys() if dsconfig._row(key) or key in dswords.SECTIONS}
     assert set(keys()) - known == set()
-    assert (
-        dsconfig._row("zero_optimization.no") is None
-        and dsconfig._row("no") is None
-    )
+    assert dsconfig._row("zero_optimization.no") is None and dsconfig._row("no") is None
 
 
 # A fitting value for each kind of key; and a value that only a key of any type may hold.
@@ -133,9 +124,7 @@ def test_every_key_is_typed() -> None:
         line = text[: text.index('"@"')].count("\n") + 1
         with pytest.raises(SpecError) as said:
             changes(text.replace('"@"', json.dumps(BAD)))
-        assert f"ds.json:{line}: {key}: is a list; allowed: " in str(
-            said.value
-        ), said
+        assert f"ds.json:{line}: {key}: is a list; allowed: " in str(said.value), said
         fits = next(value for value in GOOD if row.kind.fits(value))
         try:
             changes(text.replace('"@"', json.dumps(fits)))
@@ -183,9 +172,7 @@ def test_null_and_auto_leave_every_key_to_the_spec() -> None:
         ("0.94e6", 940_000),
     ],
 )
-def test_numbers_as_users_write_them(
-    tmp_path: Path, text: str, value: int
-) -> None:
+def test_numbers_as_users_write_them(tmp_path: Path, text: str, value: int) -> None:
     spec = read(tmp_path, f'{{"{ZERO}": {{"reduce_bucket_size": {text}}}}}')
     assert spec.zero.reduce_bucket_size == value and isinstance(
         spec.zero.reduce_bucket_size, int
@@ -314,10 +301,7 @@ def test_auto_buckets_follow_the_width(tmp_path: Path) -> None:
         z.stage3_max_live_parameters,
     ) == (100, 10**9)
     spec = GPT.replace("  stage3_param_persistence_threshold: 100\n", "")
-    assert (
-        read(tmp_path, auto, (), spec).zero.stage3_param_persistence_threshold
-        == 600
-    )
+    assert read(tmp_path, auto, (), spec).zero.stage3_param_persistence_threshold == 600
     wide = read(
         tmp_path,
         auto,
@@ -335,9 +319,7 @@ def test_precision_and_what_must_agree_with_it(tmp_path: Path) -> None:
         return read(tmp_path, config).train.precision
 
     assert (
-        precision(
-            {"bf16": {"enabled": True}, "communication_data_type": "bf16"}
-        )
+        precision({"bf16": {"enabled": True}, "communication_data_type": "bf16"})
         == "bf16"
     )
     assert (
@@ -350,8 +332,7 @@ def test_precision_and_what_must_agree_with_it(tmp_path: Path) -> None:
         == "bf16"
     )
     assert (
-        precision({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}})
-        == "f32"
+        precision({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}) == "f32"
     )
     assert precision({"communication_data_type": "fp32"}) == "f32"
     fp32 = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
@@ -377,9 +358,7 @@ def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
 
     def kind(name: str, mode: bool) -> str:
         (tmp_path / "ds.json").write_text(
-            json.dumps(
-                {"optimizer": {"type": name, "params": {"adam_w_mode": mode}}}
-            )
+            json.dumps({"optimizer": {"type": name, "params": {"adam_w_mode": mode}}})
         )
         return load(
             str(ROOT / "model_specs/gpt-tiny.yaml"),
@@ -457,10 +436,7 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
     message = refusal(tmp_path, config, ("zero.stage=3",))
     assert "zero_quantized_weights: is not supported yet" in message
     del config[ZERO]["zero_quantized_weights"]
-    assert (
-        read(tmp_path, config, ("zero.stage=3",)).zero.offload_param.device
-        == "cpu"
-    )
+    assert read(tmp_path, config, ("zero.stage=3",)).zero.offload_param.device == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -552,9 +528,7 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
         ),
         (
             {"optimizer": {"type": "Lion"}},
-            [
-                "leaves out weight_decay: the spec's stay; DeepSpeed's own are 0.0"
-            ],
+            ["leaves out weight_decay: the spec's stay; DeepSpeed's own are 0.0"],
         ),
         (
             {"wandb": {"enabled": "auto", "project": "x"}},
@@ -788,11 +762,7 @@ def test_what_an_optimizer_leaves_out(tmp_path: Path) -> None:
     }
 
     def told(*sets):
-        return [
-            note
-            for note in notes(tmp_path, config, sets)
-            if "leaves out" in note
-        ]
+        return [note for note in notes(tmp_path, config, sets) if "leaves out" in note]
 
     own = (
         "train.optimizer.betas=[0.9, 0.95]",
@@ -804,9 +774,7 @@ def test_what_an_optimizer_leaves_out(tmp_path: Path) -> None:
         "optimizer: {type: SGD, lr: 1.0e-3, momentum: 0.9, nesterov: false}",
         GPT,
     )
-    sgd = {
-        "optimizer": {"type": "SGD", "params": {"lr": 0.001, "momentum": 0.9}}
-    }
+    sgd = {"optimizer": {"type": "SGD", "params": {"lr": 0.001, "momentum": 0.9}}}
     assert spec != GPT and notes(tmp_path, sgd, (), spec) == []
 
 
@@ -836,9 +804,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         "ds.json:1",
         "ds.json:2",
     ]
-    many = refusal(
-        tmp_path, {ZERO: {f"k{n}": 1 for n in range(22)}}
-    ).splitlines()
+    many = refusal(tmp_path, {ZERO: {f"k{n}": 1 for n in range(22)}}).splitlines()
     assert len(many) == 20 and many[-1] == "and 3 more"
 
 
@@ -882,9 +848,7 @@ def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
         s.steps,
         s.min_lr,
     ) == ("WarmupDecayLR", 10, 0.1, 0.0, 50, "linear", None, None)
-    zero = {
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}
-    }
+    zero = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}
     assert read(tmp_path, zero).train.schedule.warmup_num_steps == 0
     for changed, said in (
         (
@@ -929,9 +893,7 @@ def test_what_is_built_later_changes_a_row(
     with pytest.raises(SpecError, match="amp.enabled"):
         read(tmp_path, config)
     rows = {
-        "amp.enabled": dskeys.to(
-            "train.precision", dskeys.FLAG, words={True: "bf16"}
-        ),
+        "amp.enabled": dskeys.to("train.precision", dskeys.FLAG, words={True: "bf16"}),
         "amp.opt_level": dskeys.to("train.seed", dskeys.SIZE),
         f"{ZERO}.offload_optimizer.device": dskeys.to(
             "name", dskeys.TEXT, words={"cpu": "host"}
@@ -986,9 +948,7 @@ scalars = st.one_of(
     st.integers(),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(
-        ["auto", "cpu", "AdamW", "WarmupLR", "1e8", 0, 1, 2, 3, 8, 0.9]
-    ),
+    st.sampled_from(["auto", "cpu", "AdamW", "WarmupLR", "1e8", 0, 1, 2, 3, 8, 0.9]),
 )
 trees = st.recursive(
     scalars,
@@ -1008,9 +968,7 @@ def test_fuzz_trees(folder: Path, config: dict) -> None:
 
 
 @settings(max_examples=100)
-@given(
-    given_=st.lists(st.tuples(dotted, scalars | trees), min_size=1, max_size=6)
-)
+@given(given_=st.lists(st.tuples(dotted, scalars | trees), min_size=1, max_size=6))
 def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
     config: dict = {}
     for key, value in given_:
@@ -1088,9 +1046,7 @@ def test_where_every_value_comes_from(tmp_path: Path) -> None:
     )
     lines = config.text(spec).replace(f"{tmp_path}/", "").splitlines()
     said = {
-        line.split(": ")[0]: re.split(
-            r" +# ", line.split(": ", 1)[1], maxsplit=1
-        )
+        line.split(": ")[0]: re.split(r" +# ", line.split(": ", 1)[1], maxsplit=1)
         for line in lines
         if not line.startswith("#")
     }
@@ -1129,7 +1085,9 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     except for origins."""
     from zg.write import config
 
-    groups = "[{match: ['*.weight'], lr_factor: 0.5}, {match: ['*'], weight_decay: 0.1}]"
+    groups = (
+        "[{match: ['*.weight'], lr_factor: 0.5}, {match: ['*'], weight_decay: 0.1}]"
+    )
     first = load(str(path), [f"train.optimizer.groups={groups}"])
     lines = config.text(first).splitlines()
     sets = [
@@ -1141,9 +1099,7 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     assert dataclasses.replace(again, places={}) == dataclasses.replace(
         first, places={}
     )
-    values = [
-        re.sub(r" +# .*", "", line) for line in config.text(again).splitlines()
-    ]
+    values = [re.sub(r" +# .*", "", line) for line in config.text(again).splitlines()]
     assert values == [re.sub(r" +# .*", "", line) for line in lines]
 
 
@@ -1168,8 +1124,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     done = zgen({ZERO: {"stage": 1, "contiguous_gradients": True}})
     assert (
-        done.returncode == 0
-        and done.stdout.count(f"/ds.json:3: {ZERO}.stage\n") == 1
+        done.returncode == 0 and done.stdout.count(f"/ds.json:3: {ZERO}.stage\n") == 1
     )
     assert re.fullmatch(
         rf"zgen: note: .*/ds.json:4: {ZERO}.contiguous_gradients: .*\n",

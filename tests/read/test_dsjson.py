@@ -31,15 +31,11 @@ plain = st.recursive(
     ),
     max_leaves=12,
 )
-objects = st.dictionaries(
-    st.text("abc_", min_size=1, max_size=4), plain, max_size=4
-)
+objects = st.dictionaries(st.text("abc_", min_size=1, max_size=4), plain, max_size=4)
 
 
 @settings(max_examples=100)
-@given(
-    tree=objects, indent=st.sampled_from([None, 0, 3]), ascii_=st.booleans()
-)
+@given(tree=objects, indent=st.sampled_from([None, 0, 3]), ascii_=st.booleans())
 def test_json_is_what_python_reads(
     tree: dict, indent: int | None, ascii_: bool
 ) -> None:
@@ -68,11 +64,7 @@ def test_hjson_is_json_with_gaps(tree: dict, gap: str) -> None:
                 + "}"
             )
         if isinstance(value, list):
-            return (
-                "["
-                + "".join(f"{gap}{text(v)}{gap},{gap}" for v in value)
-                + "]"
-            )
+            return "[" + "".join(f"{gap}{text(v)}{gap},{gap}" for v in value) + "]"
         return json.dumps(value)
 
     def word(key: str) -> str:

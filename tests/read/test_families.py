@@ -26,9 +26,7 @@ def third(monkeypatch: pytest.MonkeyPatch):
     """Return a function that replaces llama's row."""
 
     def put(**columns: object) -> None:
-        monkeypatch.setitem(
-            FAMILIES, "llama", replace(FAMILIES["llama"], **columns)
-        )
+        monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], **columns))
 
     return put
 

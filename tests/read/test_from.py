@@ -152,9 +152,7 @@ def model(tmp_path: pathlib.Path, config: dict[str, object]) -> spec.Model:
     return spec.load(None, (), None, folder(tmp_path, config)).model
 
 
-def wrong(
-    tmp_path: pathlib.Path, config: dict[str, object], *sets: str
-) -> str:
+def wrong(tmp_path: pathlib.Path, config: dict[str, object], *sets: str) -> str:
     """Return the error from its line on."""
     there = folder(tmp_path, config)
     with pytest.raises(SpecError) as caught:
@@ -180,9 +178,7 @@ def test_models_of_the_hub(
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in TINY.glob("*.npz")))
-def test_what_is_written_is_read_again(
-    tmp_path: pathlib.Path, name: str
-) -> None:
+def test_what_is_written_is_read_again(tmp_path: pathlib.Path, name: str) -> None:
     """config.json written for a model read from one gives the same model again."""
     first = spec.load(None, ("train.sequence=32",), None, str(TINY / name))
     text = writer.config(first)
@@ -278,9 +274,7 @@ def test_without_a_spec_all_is_told(tmp_path: pathlib.Path) -> None:
     own = spec.load(None, ("train.seed=7",), None, folder(tmp_path, GPT2))
     assert "seed: 1" in told and "seed" not in "\n".join(own.notes)
     short = {**GPT2, "n_positions": 77}
-    assert (
-        spec.load(None, (), None, folder(tmp_path, short)).train.sequence == 77
-    )
+    assert spec.load(None, (), None, folder(tmp_path, short)).train.sequence == 77
     assert read.name == "some-model"
 
 
@@ -473,9 +467,7 @@ def test_keys_of_published_files(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("type_", ["llama", "mistral", "qwen2"])
-def test_null_heads_follow_from_others(
-    tmp_path: pathlib.Path, type_: str
-) -> None:
+def test_null_heads_follow_from_others(tmp_path: pathlib.Path, type_: str) -> None:
     """Null heads follow transformers: as many as queries, with the model's width divided by their
     number."""
     said = {k: x for k, x in LLAMA.items() if k != "head_dim"}

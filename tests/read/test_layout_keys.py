@@ -13,9 +13,7 @@ from zg.plan.text import print_plan
 from zg.read.spec import SpecError, load
 from zg.search import search
 
-SPEC = re.sub(
-    r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text()
-)
+SPEC = re.sub(r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text())
 # Further lines of a spec, and the error at the line of its key.
 REFUSED = [
     (
@@ -165,9 +163,7 @@ def text(tmp: Path, zero: str, ds: object = None) -> str:
         ("states: all", "mics_shard_size", 0),
     ],
 )
-def test_names_of_deepspeed(
-    tmp_path: Path, ours: str, key: str, size: int
-) -> None:
+def test_names_of_deepspeed(tmp_path: Path, ours: str, key: str, size: int) -> None:
     """DeepSpeed's names work in a spec and in a ds_config.json."""
     want = text(tmp_path, f"zero: {{stage: 3, {ours}}}")
     assert text(tmp_path, f"zero: {{stage: 3, {key}: {size}}}") == want

@@ -116,9 +116,7 @@ def test_the_least_bucket_is_the_least(key: str) -> None:
     """The least bucket of 8B on 256 ranks is accepted, and a piece smaller by a block is not."""
     name = f"zero.{key}_bucket_size"
     least = int(refused("llama3-8b", f"{name}=1").rpartition(" ")[2])
-    assert refused("llama3-8b", f"{name}={least - 1}").endswith(
-        f"at least {least}"
-    )
+    assert refused("llama3-8b", f"{name}={least - 1}").endswith(f"at least {least}")
     search.find(spec.load(str(SPECS / "llama3-8b.yaml"), [f"{name}={least}"]))
 
 
@@ -132,10 +130,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
     )
     for rule in ("tree", "{block: 4096}"):
         said = refused("gpt-tiny", *many, f"train.sum={rule}")
-        assert (
-            "train.sum: a sum of 4097 ranks' gradients as one tree on sm_80"
-            in said
-        )
+        assert "train.sum: a sum of 4097 ranks' gradients as one tree on sm_80" in said
         assert "allowed: {block: 2048} or less" in said
     fits = [
         (*many, "train.sum={block: 2048}"),

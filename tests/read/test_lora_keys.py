@@ -6,9 +6,7 @@ import pytest
 from zg.read import spec as reader
 from zg.write import peft
 
-LINEARS = (
-    "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
-)
+LINEARS = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
 KEY = "--set: train.lora"
 GROUP = "--set: train.optimizer.groups"
 
@@ -18,9 +16,7 @@ def load(family: str, lora: str, *more: str) -> reader.Spec:
 
 
 def test_defaults_are_pefts() -> None:
-    found = {
-        f: load(f, "{rank: 2, alpha: 4}").train.lora for f in law.FAMILIES
-    }
+    found = {f: load(f, "{rank: 2, alpha: 4}").train.lora for f in law.FAMILIES}
     assert found["gpt"].match == ("c_attn",)
     assert found["llama"].match == found["qwen3"].match == ("q_proj", "v_proj")
     assert reader.load(str(law.path("gpt"))).train.lora is None

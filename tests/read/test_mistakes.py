@@ -155,9 +155,7 @@ def test_a_key_of_another_section_is_named(tmp_path: Path, key: str) -> None:
         ("train.width", "model.width"),
     ],
 )  # fmt: skip
-def test_all_keys_that_may_be_meant(
-    tmp_path: Path, key: str, said: str
-) -> None:
+def test_all_keys_that_may_be_meant(tmp_path: Path, key: str, said: str) -> None:
     message = refusal(tmp_path, GPT.read_text(), (f"{key}=1",))
     assert f": is no key here; did you mean {said}? allowed: " in message
 
@@ -169,14 +167,9 @@ def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
     assert targets("[cpu, a100, h100, b200]") == (*TARGETS,)
     assert targets("[H200]") == targets("[sm_90]")
     said = refusal(tmp_path, GPT.read_text(), ("targets=[h100, h200]",))
-    assert (
-        said
-        == "--set: targets: names a target twice; allowed: each target once"
-    )
+    assert said == "--set: targets: names a target twice; allowed: each target once"
     said = refusal(tmp_path, GPT.read_text(), ("targets=[l40s]",))
-    assert (
-        "targets[0]: 'l40s' is no target" in said and "h100 for sm_90" in said
-    )
+    assert "targets[0]: 'l40s' is no target" in said and "h100 for sm_90" in said
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ def test_items_of_lists(tmp_path: pathlib.Path) -> None:
     assert planned(LLAMA, ("targets=[cpu, sm_80]", *sets)) == planned(
         tmp_path / "spec.yaml"
     )
-    assert spec.load(
-        str(LLAMA), ("targets[0]=sm_80", "targets=[cpu]")
-    ).targets == ("cpu",)
+    assert spec.load(str(LLAMA), ("targets[0]=sm_80", "targets=[cpu]")).targets == (
+        "cpu",
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,7 @@ CONFIG = {
 @pytest.mark.parametrize(
     "path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_a_spec_of_the_same_plan(
-    tmp_path: pathlib.Path, path: pathlib.Path
-) -> None:
+def test_a_spec_of_the_same_plan(tmp_path: pathlib.Path, path: pathlib.Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
     made = tmp_path / "made.yaml"
     for zero in (None, str(tmp_path / "ds.json")):
@@ -193,9 +191,7 @@ def test_words_stay_words(tmp_path: pathlib.Path) -> None:
     text = LLAMA.read_text() + f"extra: {json.dumps(words)}\n"
     (tmp_path / "spec.yaml").write_text(text)
     root = spec._document(str(tmp_path / "spec.yaml"), Mistakes())
-    (tmp_path / "again.yaml").write_text(
-        spec.text(str(tmp_path / "spec.yaml"))
-    )
+    (tmp_path / "again.yaml").write_text(spec.text(str(tmp_path / "spec.yaml")))
     again = spec._document(str(tmp_path / "again.yaml"), Mistakes())
     assert again.plain() == root.plain() and again.plain()["extra"] == words
 
@@ -206,13 +202,9 @@ def test_the_command_writes_it(tmp_path: pathlib.Path) -> None:
     keys = ("--set", "zero.stage=1", "--set=model.units[1].blocks=1")
     done = zgen(LLAMA, *keys, "--emit=spec", "-o", tmp_path / "mine.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert zgen(tmp_path / "mine.yaml").stdout == zgen(LLAMA, *keys).stdout != ""
     assert (
-        zgen(tmp_path / "mine.yaml").stdout == zgen(LLAMA, *keys).stdout != ""
-    )
-    assert (
-        zgen(
-            LLAMA, "--set", "cluster.memory.device=1MB", "--emit", "spec"
-        ).returncode
+        zgen(LLAMA, "--set", "cluster.memory.device=1MB", "--emit", "spec").returncode
         == 2
     )
 
@@ -261,9 +253,7 @@ def test_what_is_no_spec(tmp_path: pathlib.Path, text: str, said: str) -> None:
         ("\0", "byte 0x00 is in no text"),
     ],
 )
-def test_what_is_no_ds_config(
-    tmp_path: pathlib.Path, text: str, said: str
-) -> None:
+def test_what_is_no_ds_config(tmp_path: pathlib.Path, text: str, said: str) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(
         SpecError, match=f"{re.escape(str(tmp_path))}/file:\\d+: {said}"
@@ -384,9 +374,7 @@ def test_keys_of_another_beside_its_own_are_no_other_file(
     read = spec.load(str(LLAMA), (), str(file))
     assert read.zero.stage == 1
     assert any("output_dir: has no effect here" in n for n in read.notes)
-    file.write_text(
-        '{\n"output_dir": "o",\n"zero_optimization": {"stage" 1}\n}'
-    )
+    file.write_text('{\n"output_dir": "o",\n"zero_optimization": {"stage" 1}\n}')
     with pytest.raises(SpecError, match="file:3: broken syntax"):
         spec.load(str(LLAMA), (), str(file))
 

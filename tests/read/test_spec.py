@@ -20,9 +20,7 @@ from zg.read.spec import Spec, SpecError, load
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"
 LISTED = f"targets: [{', '.join(TARGETS)}]"
-GPT, LLAMA, QWEN = (
-    SPECS / f"{n}-tiny.yaml" for n in ("gpt", "llama", "qwen3")
-)
+GPT, LLAMA, QWEN = (SPECS / f"{n}-tiny.yaml" for n in ("gpt", "llama", "qwen3"))
 
 
 def read(
@@ -32,9 +30,7 @@ def read(
     zero: object = None,
 ) -> Spec:
     """Return the spec of a text, with a ds_config given as an object or as text."""
-    (tmp / "s.yaml").write_bytes(
-        text.encode() if isinstance(text, str) else text
-    )
+    (tmp / "s.yaml").write_bytes(text.encode() if isinstance(text, str) else text)
     if zero is not None:
         (tmp / "ds.json").write_text(
             zero if isinstance(zero, str) else json.dumps(zero)
@@ -83,18 +79,12 @@ def elements(spec: Spec) -> int:
                     a["kv_heads"] * a["head_dim"],
                 )
                 norms = {False: 0, True: 2 * a["head_dim"], "whole": q + kv}
-                total += unit.repeat * (
-                    x * (q + 2 * kv) + q * C + norms[a["qk_norm"]]
-                )
-                total += unit.repeat * (
-                    (q + 2 * kv) * a["bias"] + C * a["out_bias"]
-                )
+                total += unit.repeat * (x * (q + 2 * kv) + q * C + norms[a["qk_norm"]])
+                total += unit.repeat * ((q + 2 * kv) * a["bias"] + C * a["out_bias"])
                 x = C
             elif op.kind == "linear":
                 out = sum(a["out"])
-                total += (
-                    unit.repeat * out * (x + a["bias"]) * (a["tied"] is None)
-                )
+                total += unit.repeat * out * (x + a["bias"]) * (a["tied"] is None)
                 x = out
             elif op.kind == "swiglu":
                 x //= 2
@@ -118,16 +108,11 @@ def test_parameters_of_known_models(name: str, count: int) -> None:
     assert elements(spec) == count
 
 
-@pytest.mark.parametrize(
-    "path", sorted(SPECS.glob("*.yaml")), ids=lambda p: p.stem
-)
+@pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_committed_spec_is_read(path: Path) -> None:
     spec = load(str(path))
     assert spec.model.vocab >= 256
-    assert (
-        spec.train.global_batch % (spec.train.micro_batch * spec.cluster.ranks)
-        == 0
-    )
+    assert spec.train.global_batch % (spec.train.micro_batch * spec.cluster.ranks) == 0
 
 
 def test_fields_and_defaults() -> None:
@@ -978,8 +963,7 @@ def test_refusals_name_line_key_and_what_is_allowed(
         (
             b"a0: &a0 [x,x]\n"
             + b"".join(
-                b"a%d: &a%d [*a%d,*a%d]\n" % (i, i, i - 1, i - 1)
-                for i in range(1, 39)
+                b"a%d: &a%d [*a%d,*a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 39)
             ),
             r"holds too much \(aliases count each time\)",
         ),
@@ -1152,9 +1136,7 @@ def places(node: object) -> list[tuple[object, object]]:
     """Return all (container, key) of a tree."""
     pairs: list[tuple[object, object]] = []
     if isinstance(node, (dict, list)):
-        pairs = list(
-            node.items() if isinstance(node, dict) else enumerate(node)
-        )
+        pairs = list(node.items() if isinstance(node, dict) else enumerate(node))
     return [(node, key) for key, _ in pairs] + [
         p for _, below in pairs for p in places(below)
     ]

@@ -51,9 +51,7 @@ def own(job: pathlib.Path) -> torch.nn.Module:
         for name, p in model.named_parameters():
             if "lora_" in name:
                 key = name.replace(".default", "")
-                p.copy_(
-                    torch.from_numpy(known.weight(key, tuple(p.shape), False))
-                )
+                p.copy_(torch.from_numpy(known.weight(key, tuple(p.shape), False)))
     model.save_pretrained(job / "peft")
     return PeftModel.from_pretrained(opened(job / "base"), job / "peft")
 
@@ -69,14 +67,10 @@ def main(job: pathlib.Path) -> None:
     }
     with safe_open(job / "peft" / "adapter_model.safetensors", "np") as file:
         made["names"] = np.array(sorted(file.keys()))
-    made["config"] = np.array(
-        (job / "peft" / "adapter_config.json").read_text()
-    )
+    made["config"] = np.array((job / "peft" / "adapter_config.json").read_text())
     np.savez_compressed(HERE / "adapters.npz", **made)
     off = np.abs(made["merged"] - made["adapted"]).max()
-    print(
-        f"merged and adapted: {off:.3g} of {np.abs(made['merged']).max():.3g}"
-    )
+    print(f"merged and adapted: {off:.3g} of {np.abs(made['merged']).max():.3g}")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,7 @@ def token(content: str, *flags: str, typed: bool = False) -> dict:
 def own(last: int) -> dict:
     """Return an added_tokens_decoder with tokenizer.json's tokens up to number `last`."""
     names = {"256": "<s>", "257": "</s>", "258": "<|im_start|>"}
-    return {
-        key: token(x, "special") for key, x in [*names.items()][: last - 255]
-    }
+    return {key: token(x, "special") for key, x in [*names.items()][: last - 255]}
 
 
 MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -80,9 +78,7 @@ FOLDERS: dict[str, dict[str, dict | str]] = {
             ],
         }
     },
-    "additional, renamed": {
-        SETTINGS: {"extra_special_tokens": ["<tool>", "[PAD]"]}
-    },
+    "additional, renamed": {SETTINGS: {"extra_special_tokens": ["<tool>", "[PAD]"]}},
     "extra by name": {
         SETTINGS: {
             "additional_special_tokens": ["end"],
@@ -116,12 +112,8 @@ FOLDERS: dict[str, dict[str, dict | str]] = {
         MAP: {"pad_token": "<tool>"},
         ADDED: {"<tool>": 259, "end": 260},
     },
-    "around": {
-        SETTINGS: {**ENDS, "add_bos_token": True, "add_eos_token": True}
-    },
-    "one template": {
-        SETTINGS: {"bos_token": "<s>", "chat_template": TEMPLATE}
-    },
+    "around": {SETTINGS: {**ENDS, "add_bos_token": True, "add_eos_token": True}},
+    "one template": {SETTINGS: {"bos_token": "<s>", "chat_template": TEMPLATE}},
     "templates": {
         SETTINGS: {
             "image_token": "<tool>",
@@ -149,9 +141,7 @@ def base() -> dict:
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     found = json.loads(made.to_str())
-    found["added_tokens"] = [
-        {"id": int(key), **x} for key, x in own(258).items()
-    ]
+    found["added_tokens"] = [{"id": int(key), **x} for key, x in own(258).items()]
     return found
 
 
@@ -187,9 +177,7 @@ def main() -> None:
                 if made.chat_template
             ],
         }
-    text = ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(x)}" for key, x in found.items()
-    )
+    text = ",\n".join(f"{json.dumps(key)}: {json.dumps(x)}" for key, x in found.items())
     (HERE / "folders.json").write_text("{\n" + text + "\n}\n")
 
 

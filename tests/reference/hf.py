@@ -26,14 +26,11 @@ LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 def named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters by the names of the hub's files, which have no prefix for GPT-2."""
     return {
-        name.removeprefix("transformer."): p
-        for name, p in model.named_parameters()
+        name.removeprefix("transformer."): p for name, p in model.named_parameters()
     }
 
 
-def loss_of(
-    model: torch.nn.Module, tokens: np.ndarray, first: int
-) -> torch.Tensor:
+def loss_of(model: torch.nn.Module, tokens: np.ndarray, first: int) -> torch.Tensor:
     x, y = map(torch.from_numpy, known.batch(tokens, SEQUENCE, first, BATCH))
     logits = model(x).logits
     return torch.nn.functional.cross_entropy(
@@ -70,9 +67,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
         loss.backward()
         if step == 0:
             out = {
-                f"grad/{key}": known.digest(key, p.grad.numpy()).astype(
-                    np.float32
-                )
+                f"grad/{key}": known.digest(key, p.grad.numpy()).astype(np.float32)
                 for key, p in params.items()
             }
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)

@@ -8,9 +8,7 @@ import numpy as np
 # Of the token stream: 20 steps of 8 samples wrap in the middle of a batch
 SAMPLES = 100
 STEPS = 20
-HOLE = (
-    10  # the case `ignored` replaces this token by a hole: input 0, no target
-)
+HOLE = 10  # the case `ignored` replaces this token by a hole: input 0, no target
 # Largest number of elements of a tensor that a digest keeps whole
 WHOLE = 2048
 # Digest of larger ones: so many elements, and dot products with random signs
@@ -62,9 +60,9 @@ def batch(
     """Return inputs and targets [count, T] of samples first .. first+count-1, modulo their
     number."""
     samples = (len(tokens) - 1) // sequence
-    at = (np.arange(first, first + count) % samples * sequence)[
-        :, None
-    ] + np.arange(sequence)
+    at = (np.arange(first, first + count) % samples * sequence)[:, None] + np.arange(
+        sequence
+    )
     return tokens[at], tokens[at + 1]
 
 
@@ -76,11 +74,8 @@ def digest(name: str, x: np.ndarray) -> np.ndarray:
     if x.size <= WHOLE:
         return x
     at = bits(name + " picked", PICKED) % np.uint64(x.size)
-    sign = (bits(name + " signs", x.size) & np.uint64((1 << DOTS) - 1)).astype(
-        np.int64
-    )
+    sign = (bits(name + " signs", x.size) & np.uint64((1 << DOTS) - 1)).astype(np.int64)
     dots = [
-        np.dot(1.0 - 2.0 * (sign >> b & 1), x) / np.sqrt(x.size)
-        for b in range(DOTS)
+        np.dot(1.0 - 2.0 * (sign >> b & 1), x) / np.sqrt(x.size) for b in range(DOTS)
     ]
     return np.concatenate([x[at], dots])

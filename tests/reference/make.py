@@ -38,9 +38,7 @@ class GptBlock(nn.Module):
             {"c_attn": nn.Linear(C, 3 * C), "c_proj": nn.Linear(C, C)}
         )
         self.ln_2 = nn.LayerNorm(C)
-        self.mlp = nn.ModuleDict(
-            {"c_fc": nn.Linear(C, F4), "c_proj": nn.Linear(F4, C)}
-        )
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(C, F4), "c_proj": nn.Linear(F4, C)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, C = x.shape
@@ -70,8 +68,7 @@ class Gpt(nn.Module):
         self.wte = nn.Embedding(model["vocab"], C)
         self.wpe = nn.Embedding(embedding["embedding"]["context"], C)
         self.h = nn.ModuleList(
-            GptBlock(C, attention["heads"], up)
-            for _ in range(blocks["blocks"])
+            GptBlock(C, attention["heads"], up) for _ in range(blocks["blocks"])
         )
         self.ln_f = nn.LayerNorm(C)
 
@@ -85,9 +82,7 @@ class Gpt(nn.Module):
     def transposed(name: str) -> bool:
         """Return whether the weights' file stores the transpose: GPT-2's files keep linears as [in,
         out]."""
-        return name.split(".")[-2].startswith("c_") and name.endswith(
-            ".weight"
-        )
+        return name.split(".")[-2].startswith("c_") and name.endswith(".weight")
 
 
 def frequencies(rope: dict, D: int) -> torch.Tensor:
@@ -122,9 +117,7 @@ class LlamaAttention(nn.Module):
     def turn(self, x: torch.Tensor) -> torch.Tensor:
         """Return x [B,H,T,D] with rotary positions: elements i and i + D/2 are one complex
         number."""
-        angle = torch.outer(
-            torch.arange(x.shape[2], dtype=torch.float64), self.freq
-        )
+        angle = torch.outer(torch.arange(x.shape[2], dtype=torch.float64), self.freq)
         z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(
             torch.ones_like(angle), angle
         )
@@ -132,12 +125,8 @@ class LlamaAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, self.H, self.D)).transpose(
-            1, 2
-        )
-        k = self.k_norm(self.k_proj(x).view(B, T, self.G, self.D)).transpose(
-            1, 2
-        )
+        q = self.q_norm(self.q_proj(x).view(B, T, self.H, self.D)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(B, T, self.G, self.D)).transpose(1, 2)
         v = self.v_proj(x).view(B, T, self.G, self.D).transpose(1, 2)
         y = F.scaled_dot_product_attention(
             self.turn(q), self.turn(k), v, is_causal=True, enable_gqa=True
@@ -165,9 +154,7 @@ class LlamaBlock(nn.Module):
         )
         self.input_layernorm = nn.RMSNorm(C, eps=norm1["rmsnorm"]["eps"])
         self.self_attn = LlamaAttention(C, attention["attention"])
-        self.post_attention_layernorm = nn.RMSNorm(
-            C, eps=norm2["rmsnorm"]["eps"]
-        )
+        self.post_attention_layernorm = nn.RMSNorm(C, eps=norm2["rmsnorm"]["eps"])
         self.mlp = LlamaMlp(C, gate_up["linear"]["out"][0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -188,8 +175,7 @@ class Llama(nn.Module):
             {
                 "embed_tokens": nn.Embedding(model["vocab"], C),
                 "layers": nn.ModuleList(
-                    LlamaBlock(C, blocks["ops"])
-                    for _ in range(blocks["blocks"])
+                    LlamaBlock(C, blocks["ops"]) for _ in range(blocks["blocks"])
                 ),
                 "norm": nn.RMSNorm(C, eps=norm["rmsnorm"]["eps"]),
             }
@@ -206,9 +192,7 @@ class Llama(nn.Module):
             x = block(x)
         x = self.model["norm"](x)
         return (
-            self.lm_head(x)
-            if self.lm_head
-            else x @ self.model["embed_tokens"].weight.T
+            self.lm_head(x) if self.lm_head else x @ self.model["embed_tokens"].weight.T
         )
 
     @staticmethod
@@ -229,13 +213,9 @@ def rate(train: dict, step: int) -> float:
     return s["min_lr"] + (top - s["min_lr"]) * share
 
 
-def loss_of(
-    net: nn.Module, inputs: np.ndarray, targets: np.ndarray
-) -> torch.Tensor:
+def loss_of(net: nn.Module, inputs: np.ndarray, targets: np.ndarray) -> torch.Tensor:
     logits = net(torch.from_numpy(inputs)).flatten(0, 1)
-    return F.cross_entropy(
-        logits, torch.from_numpy(targets).flatten(), ignore_index=-1
-    )
+    return F.cross_entropy(logits, torch.from_numpy(targets).flatten(), ignore_index=-1)
 
 
 def in_file(net: nn.Module, name: str, x: torch.Tensor) -> np.ndarray:
@@ -248,9 +228,7 @@ def load(net: nn.Module) -> None:
     with torch.no_grad():
         for name, p in net.named_parameters():
             shape = in_file(net, name, p).shape
-            w = torch.from_numpy(
-                known.weight(name, shape, known.is_norm_weight(name))
-            )
+            w = torch.from_numpy(known.weight(name, shape, known.is_norm_weight(name)))
             p.copy_(w.T if net.transposed(name) else w)
 
 
@@ -262,15 +240,11 @@ def gradients(
     loss.backward()
     found = {f"{case}/loss": np.float64(loss.item())}
     for name, p in net.named_parameters():
-        found[f"{case}/grad/{name}"] = known.digest(
-            name, in_file(net, name, p.grad)
-        )
+        found[f"{case}/grad/{name}"] = known.digest(name, in_file(net, name, p.grad))
     return found
 
 
-def train(
-    net: nn.Module, spec: dict, tokens: np.ndarray
-) -> dict[str, np.ndarray]:
+def train(net: nn.Module, spec: dict, tokens: np.ndarray) -> dict[str, np.ndarray]:
     t, o = spec["train"], spec["train"]["optimizer"]
     assert o["type"] == "AdamW"
     parameters = list(net.parameters())
@@ -281,18 +255,14 @@ def train(
         },
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(
-        groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"]
-    )
+    adamw = torch.optim.AdamW(groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"])
     losses, norms = [], []
     for step in range(known.STEPS):
         adamw.zero_grad()
         G = t["global_batch"]
         loss = loss_of(net, *known.batch(tokens, t["sequence"], step * G, G))
         loss.backward()
-        norms.append(
-            torch.nn.utils.clip_grad_norm_(parameters, o["clip"]).item()
-        )
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, o["clip"]).item())
         for group in adamw.param_groups:
             group["lr"] = rate(t, step + 1)
         adamw.step()
@@ -313,9 +283,7 @@ def make(name: str, kind: type[nn.Module]) -> None:
     inputs, targets = known.batch(tokens, t["sequence"], 0, t["global_batch"])
     found = gradients(net, "plain", inputs, targets)
     some = np.where(targets == known.HOLE, -1, targets)
-    found |= gradients(
-        net, "ignored", np.where(inputs == known.HOLE, 0, inputs), some
-    )
+    found |= gradients(net, "ignored", np.where(inputs == known.HOLE, 0, inputs), some)
     found |= {
         f"shape/{n}": np.array(in_file(net, n, p).shape)
         for n, p in net.named_parameters()

@@ -226,10 +226,7 @@ def test_names_of_wrapped_blocks(
     weights = weights_of(bench.program)
     said = written(
         bench,
-        {
-            k.replace(".attn.", f".{inside}attn."): w
-            for k, w in weights.items()
-        },
+        {k.replace(".attn.", f".{inside}attn."): w for k, w in weights.items()},
     )
     n = len(weights)
     assert f'of the {n} names there 8 have "{inside}", which is {told}' in said
@@ -268,9 +265,7 @@ def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
         "elements, layers 4, vocab 0), the folder has "
     )
     other = {f"layers.{i}.x": np.zeros((3, 2), np.float32) for i in range(7)}
-    assert f"{ours}7 tensors of 42 elements, layers 7\n" in written(
-        bench, other
-    )
+    assert f"{ours}7 tensors of 42 elements, layers 7\n" in written(bench, other)
     more = weights | {"h.4.x": np.zeros(9, np.float32)}
     theirs = f"{len(more)} tensors of {size + 9} elements, layers 5\n"
     said = written(bench, more)
@@ -294,9 +289,7 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
     assert f"[11, 5]{token}10, or give new tokens their rows by " in why(
         "wte.weight", 10, 5
     )
-    position = (
-        "; a position has a row: generate the program with the embedding"
-    )
+    position = "; a position has a row: generate the program with the embedding"
     assert f"[6, 5]{position}'s context 8\n" in why("wpe.weight", 8, 5)
     assert "is the program of bench" in why("wte.weight", 12, 6)
 
@@ -397,9 +390,7 @@ def test_bad_indices_are_named(
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "in").mkdir()
     for name in "one", "copy":
-        save_file(
-            {"a": np.zeros(3, np.float32)}, tmp_path / f"in/{name}.safetensors"
-        )
+        save_file({"a": np.zeros(3, np.float32)}, tmp_path / f"in/{name}.safetensors")
     (tmp_path / "in/model.safetensors.index.json").write_text(index)
     assert words in bench.refused()
 
@@ -409,8 +400,7 @@ def test_directories_without_weights(tool: Path, tmp_path: Path) -> None:
     assert "in: No such file or directory" in bench.refused()
     (tmp_path / "in").mkdir()
     assert (
-        "neither model.safetensors nor model.safetensors.index.json"
-        in bench.refused()
+        "neither model.safetensors nor model.safetensors.index.json" in bench.refused()
     )
     os.mkfifo(tmp_path / "in/model.safetensors")
     assert "not a regular file" in bench.refused()

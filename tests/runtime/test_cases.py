@@ -121,13 +121,9 @@ def test_the_loss_of_weights(train: Path, tmp_path: Path, folder: str) -> None:
     assert abs(found["val_loss"] - LOSS) < 5e-7
 
 
-def test_a_step_without_a_target_has_no_loss(
-    train: Path, tmp_path: Path
-) -> None:
+def test_a_step_without_a_target_has_no_loss(train: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    done = ran(
-        train, f"train --load plain --data no_target --steps 2 --log {log}"
-    )
+    done = ran(train, f"train --load plain --data no_target --steps 2 --log {log}")
     assert done.returncode == 0 and "step 2/2  loss none" in done.stderr
     _, first, second, _ = map(json.loads, log.read_text().splitlines())
     assert abs(first["loss"] - 4.910696919) < 5e-7 and first["valid"] == 8
@@ -157,9 +153,7 @@ def test_tokens_of_a_tokenizers_config(train: Path, tmp_path: Path) -> None:
     assert tokens == [*map(int, wanted.split())]
 
 
-def test_a_message_of_weight_0_is_not_learned(
-    train: Path, tmp_path: Path
-) -> None:
+def test_a_message_of_weight_0_is_not_learned(train: Path, tmp_path: Path) -> None:
     _, learned, _ = made(train, tmp_path, "weight0.jsonl", "chatml")
     assert learned == "RIGHT<|im_end|>\n"
 

@@ -192,9 +192,7 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
         FAIL="room:5",
     )
     assert done.code == 3
-    assert re.search(
-        r"(?m)^rank 0: --checkpoints .*bytes are needed", done.err
-    )
+    assert re.search(r"(?m)^rank 0: --checkpoints .*bytes are needed", done.err)
     assert there(data) == []
     assert run(data, 1).code == 0 and steps(data) == [1]
 
@@ -206,9 +204,7 @@ def pauses(log: Path) -> list[tuple[int, float, float]]:
     """Return each checkpoint's step, seconds, and seconds that training stood still."""
     lines = map(json.loads, log.read_text().splitlines())
     return [
-        (x["step"], x["checkpoint"], x["pause"])
-        for x in lines
-        if "checkpoint" in x
+        (x["step"], x["checkpoint"], x["pause"]) for x in lines if "checkpoint" in x
     ]
 
 
@@ -254,9 +250,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 ) -> None:
     """Training goes on beside a save, up to the next update. Each checkpoint has the bytes of a run
     that stops at its step, and the run has the bits of one that saves nothing."""
-    binary = trainer.build(
-        trainer.generate(law.path("gpt"), *HALVES, *keys), kind
-    )
+    binary = trainer.build(trainer.generate(law.path("gpt"), *HALVES, *keys), kind)
     order = "eager" if kind is trainer.EMULATED else queue
     run = functools.partial(program.run, ZR_EMULATE=queue)
     options = ["--data", data, "--hash", "--queue", order, "--steps"]
@@ -412,10 +406,7 @@ def test_each_state_has_its_own_type(data: Path) -> None:
         'train.optimizer.groups=[{match: ["*ln*"], frozen: true}]',
     )
     assert run(data, 1, keys=keys).code == 0
-    made = {
-        path.stem: tensors(path)
-        for path in folder(data, 1).glob("*.safetensors")
-    }
+    made = {path.stem: tensors(path) for path in folder(data, 1).glob("*.safetensors")}
     assert made.keys() == {"model", "master", "momentum"}
     assert set(made["model"].values()) == {"BF16"}
     assert set(made["master"].values()) == {"F32"}
@@ -569,9 +560,7 @@ def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
 # ---- refusals
 
 
-def refused(
-    data: Path, code: int, said: str, *options: object, steps: int = 4
-) -> None:
+def refused(data: Path, code: int, said: str, *options: object, steps: int = 4) -> None:
     done = run(data, steps, *options)
     assert done.code == code and said in done.err, (done.code, done.err)
 
@@ -620,9 +609,7 @@ def test_other_data_are_refused(data: Path) -> None:
     assert done.code == 0, done.err
     trainer.write_tokens(moved, law.tokens(256, 4001))
     done = program.run(*arguments(moved, 4))
-    assert done.code == 4 and "its run had data of 1 file, 8000 bytes" in (
-        done.err
-    )
+    assert done.code == 4 and "its run had data of 1 file, 8000 bytes" in (done.err)
     done = program.run(*arguments(moved, 4, "--accept-change", "data"))
     assert done.code == 0, done.err
 
@@ -639,9 +626,7 @@ def test_what_options_must_say(data: Path) -> None:
     assert done.code == 2 and "--keep needs --checkpoints DIR" in done.err
     file = data.parent / "file"
     file.write_text("")
-    done = program.run(
-        built(), "--data", data, "--steps", 1, "--checkpoints", file
-    )
+    done = program.run(built(), "--data", data, "--steps", 1, "--checkpoints", file)
     assert done.code == 2 and "not a directory" in done.err
 
 
@@ -721,9 +706,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     broken("run.json", b"", damaged)
     broken("run.json", text[:-9], damaged)
     broken("run.json", text.replace(b'"applied": 2', b'"applied": 3'), damaged)
-    broken(
-        "run.json", text.replace(b"train.seed: 1", b"train.seed: 3"), damaged
-    )
+    broken("run.json", text.replace(b"train.seed: 1", b"train.seed: 3"), damaged)
     broken("run.json", files.sealed(b""), "byte 0")
     broken("run.json", files.sealed(text[:-99]), "byte")
     broken("run.json", files.sealed(b'{"format": 1, '), none)
@@ -795,9 +778,7 @@ def test_two_runs_do_not_share_a_folder(data: Path) -> None:
         assert time.monotonic() - begun > 9
 
 
-def test_a_run_waits_for_one_that_is_about_to_end(
-    data: Path, start: Start
-) -> None:
+def test_a_run_waits_for_one_that_is_about_to_end(data: Path, start: Start) -> None:
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -897,9 +878,7 @@ def wait_for(data: Path, step: int, running: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("to", ["parent", "rank"])
 def test_a_signal_saves_and_leaves(
     data: Path, number: signal.Signals, to: str, start: Start
@@ -913,8 +892,7 @@ def test_a_signal_saves_and_leaves(
     assert running.wait(LIMIT) == 75
     assert program.gone(ranks)
     lines = [
-        json.loads(line)
-        for line in (data.parent / "log").read_text().splitlines()
+        json.loads(line) for line in (data.parent / "log").read_text().splitlines()
     ]
     last = max(line["step"] for line in lines if "loss" in line)
     assert steps(data)[-1] == last
@@ -962,15 +940,11 @@ def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
         running.terminate()
         time.sleep(0.3)
     assert running.wait(LIMIT) == 75
-    assert "leaves after step 1, with nothing new to save" in (
-        running.stderr.read()
-    )
+    assert "leaves after step 1, with nothing new to save" in (running.stderr.read())
     assert steps(data) == [1]
 
 
-def test_without_checkpoints_a_signal_ends_a_run(
-    data: Path, start: Start
-) -> None:
+def test_without_checkpoints_a_signal_ends_a_run(data: Path, start: Start) -> None:
     running = start(built(), "--data", data, "--steps", LONG)
     program.wait_for_step(running, 1)
     running.terminate()
@@ -1001,18 +975,14 @@ def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
     Repeated runs arrive at the weights of a run with unlimited time."""
     whole = run(data, 12, "--hash")
     shutil.rmtree(data.parent / "ck")
-    command = arguments(
-        data, 12, "--hash", "--save-every", 1, "--max-time", "2s"
-    )
+    command = arguments(data, 12, "--hash", "--save-every", 1, "--max-time", "2s")
     codes: list[int] = []
     while not codes or codes[-1] == 75:
         log = data.parent / f"log{len(codes)}"
         done = program.run(*command, "--log", log, ZR_GATHER_DELAY_US=100000)
         codes.append(done.code)
         lines = list(map(json.loads, log.read_text().splitlines()))
-        said = re.search(
-            r"--max-time: (\S+) s .* take (\S+) s and (\S+) s", done.err
-        )
+        said = re.search(r"--max-time: (\S+) s .* take (\S+) s and (\S+) s", done.err)
         assert (said is not None) == (done.code == 75), done.err
         if said:
             left, step, checkpoint = map(float, said.groups())
@@ -1160,9 +1130,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_that_is_killed_goes_on(
-    data: Path, seed: int, start: Start
-) -> None:
+def test_a_run_that_is_killed_goes_on(data: Path, seed: int, start: Start) -> None:
     """A run killed a few times at arbitrary moments resumes and arrives at its end."""
     total = 60
     whole = run(data, total, "--hash")

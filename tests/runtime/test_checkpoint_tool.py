@@ -97,9 +97,7 @@ def widths(state: str) -> int:
 # ---- the checksum
 
 
-def test_the_checksum_is_the_one_that_a_run_writes(
-    made: Path, tell: Tell
-) -> None:
+def test_the_checksum_is_the_one_that_a_run_writes(made: Path, tell: Tell) -> None:
     code, said = tell("verify", made)
     assert code == 0 and len(said) == 2
     n = len(load_file(step(made) / "master.safetensors")) * 3
@@ -123,9 +121,7 @@ def test_the_checksum_is_that_of_its_definition() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_bit_that_has_changed_is_found(
-    ck: Path, tell: Tell, state: str
-) -> None:
+def test_a_bit_that_has_changed_is_found(ck: Path, tell: Tell, state: str) -> None:
     path = step(ck) / f"{state}.safetensors"
     flip(path, NAME, AT, widths(state))
     code, said = tell("verify", ck)
@@ -134,9 +130,7 @@ def test_a_bit_that_has_changed_is_found(
     assert tell("verify", step(ck, 2))[0] == 0
 
 
-def test_elements_that_have_changed_places_are_found(
-    ck: Path, tell: Tell
-) -> None:
+def test_elements_that_have_changed_places_are_found(ck: Path, tell: Tell) -> None:
     path = step(ck) / "master.safetensors"
     raw = bytearray(path.read_bytes())
     at = place(path, NAME)[0]
@@ -185,8 +179,7 @@ def test_what_is_missing_is_listed(ck: Path, tell: Tell) -> None:
     )
     assert last.endswith("run.json: No such file or directory")
     assert left == (
-        ".step-00000006.part: unfinished, or on its way out; "
-        "the next run clears it"
+        ".step-00000006.part: unfinished, or on its way out; the next run clears it"
     )
     with open(ck / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -270,9 +263,7 @@ def test_a_state_that_one_alone_has(made: Path, ck: Path, tell: Tell) -> None:
     code, (line,) = tell("diff", step(made), step(ck))
     n = len(load_file(step(made) / "momentum.safetensors"))
     assert code == 1
-    assert line == (
-        f"momentum: wte.weight: only in A; {n} of {n} tensors differ"
-    )
+    assert line == (f"momentum: wte.weight: only in A; {n} of {n} tensors differ")
 
 
 # ---- folders that are no checkpoints
@@ -396,9 +387,7 @@ def test_each_byte_of_run_json_counts(ck: Path, tell: Tell) -> None:
     assert b'"applied": 4 ' in text
     path.write_bytes(text.replace(b'"applied": 4', b'"applied": 5'))
     code, lines = tell("verify", step(ck))
-    assert code == 1 and lines == [
-        f"{path}: is damaged: its checksum does not hold"
-    ]
+    assert code == 1 and lines == [f"{path}: is damaged: its checksum does not hold"]
 
 
 def test_a_name_cannot_reach_the_terminal(ck: Path, tell: Tell) -> None:

@@ -47,8 +47,7 @@ def test_equal_logs(tell: Tell) -> None:
     """Logs are equal if they differ only in times, other kinds of records, and steps that only one
     has."""
     other = '{"run": "other"}\n' + "".join(
-        line(n, seconds=n, tokens_per_second=1, share_of_peak=2)
-        for n in range(1, 4)
+        line(n, seconds=n, tokens_per_second=1, share_of_peak=2) for n in range(1, 4)
     )
     other += '{"step": 3, "checkpoint": 0.5}\n{"end": 3}\n'
     assert tell(FOUR, other) == (
@@ -80,9 +79,7 @@ def test_two_recipes_are_told_first(tell: Tell) -> None:
     assert tell(a, a) == (0, [equal])
     assert tell(a, line(1)) == (0, [equal])  # an older log has none
     many = [f"k{n}: {n}" for n in range(9)]
-    assert (
-        "k5: 5 -> not there, and 4 more" in tell(run(*many), run("a: 1"))[1][0]
-    )
+    assert "k5: 5 -> not there, and 4 more" in tell(run(*many), run("a: 1"))[1][0]
 
 
 def test_every_digit_and_every_number_counts(tell: Tell) -> None:
@@ -90,9 +87,7 @@ def test_every_digit_and_every_number_counts(tell: Tell) -> None:
     for b in (line(1, norm=-0.0), line(1, norm=0), line(1, norm=5e-324)):
         assert tell(a, b)[0] == 1
     a = line(1) + '{"step": 1, "val_loss": 1.5, "val_tokens": 9}\n'
-    assert tell(a, a.replace("1.5", "1.25"))[1][0] == (
-        "step 1: val_loss 1.5 -> 1.25"
-    )
+    assert tell(a, a.replace("1.5", "1.25"))[1][0] == ("step 1: val_loss 1.5 -> 1.25")
     assert tell(a, line(1))[0] == 0
 
 
@@ -134,9 +129,7 @@ def test_what_is_unfinished_is_passed_over(tell: Tell) -> None:
         ('{"step": ' + "9" * 5000 + "}\n", "a record's step is no number"),
     ],
 )
-def test_what_is_no_log(
-    tell: Tell, log: str | bytes, said: str | None
-) -> None:
+def test_what_is_no_log(tell: Tell, log: str | bytes, said: str | None) -> None:
     code, (told, *_) = tell(log, FOUR)
     if said is None:  # left by a run before the first record
         assert code == 0
@@ -155,9 +148,7 @@ def test_a_log_that_is_not_there(
 
 
 @pytest.mark.slow
-def test_logs_of_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logs of 1 and 2 ranks, and of one and two runs, are equal; another seed differs from the
     first step on."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 4000))
@@ -188,9 +179,7 @@ def test_logs_of_runs(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_stdout_that_is_full_is_told(
-    tmp_path: Path, unbuffered: str
-) -> None:
+def test_a_stdout_that_is_full_is_told(tmp_path: Path, unbuffered: str) -> None:
     (tmp_path / "log").write_text(FOUR)
     tool = trainer.ROOT / "gen" / "compare.py"
     with open("/dev/full", "w") as full:

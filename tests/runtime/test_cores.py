@@ -81,9 +81,7 @@ def sockets(
     return root
 
 
-def found(
-    tool: Path, root: Path | str, cpus: str, ranks: int
-) -> tuple[int, list[str]]:
+def found(tool: Path, root: Path | str, cpus: str, ranks: int) -> tuple[int, list[str]]:
     cores, *parts = trainer.sh(tool, root, cpus, ranks).splitlines()
     return int(cores), parts
 
@@ -131,9 +129,7 @@ def test_two_sockets_with_siblings(
 def test_more_cpus_than_a_cpu_set_t_holds(tool: Path, tmp_path: Path) -> None:
     root = sockets(tmp_path, 8, 256, 1)
     cores, parts = found(tool, root, "0-2047", 8)
-    assert cores == 2048 and parts == [
-        f"{256 * r}-{256 * r + 255}" for r in range(8)
-    ]
+    assert cores == 2048 and parts == [f"{256 * r}-{256 * r + 255}" for r in range(8)]
     assert found(tool, root, "1500-2047", 1) == (548, ["all"])
 
 
@@ -258,9 +254,7 @@ def test_the_folders_of_groups(tool: Path, tmp_path: Path) -> None:
 def threads(done: programs.Result) -> int:
     """Return the number of threads, computed from the memory in the message: program.c asks for 1
     MiB per thread, and one more."""
-    return (
-        int(re.search(r"ranks? x (\d+) bytes", done.err)[1]) - (1 << 45) >> 20
-    ) - 1
+    return (int(re.search(r"ranks? x (\d+) bytes", done.err)[1]) - (1 << 45) >> 20) - 1
 
 
 @pytest.mark.parametrize(
@@ -294,9 +288,7 @@ def test_a_quota_sets_the_threads(
                 FAULT="huge",
                 RANKS=ranks,
             )
-            assert done.code == 3 and threads(done) == max(1, most // ranks), (
-                done.err
-            )
+            assert done.code == 3 and threads(done) == max(1, most // ranks), done.err
     done = run(
         program,
         "--data",
@@ -314,16 +306,12 @@ def test_a_quota_sets_the_threads(
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="one CPU is not shared out"
 )
-def test_ranks_keep_to_their_part(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_ranks_keep_to_their_part(program: Path, data: Path, tmp_path: Path) -> None:
     """Two ranks and all their threads have half of the CPUs each if each CPU has a cache of its
     own. No rank is bound if all share one."""
     alone = namespaces.mounts("/sys")
     cpus = sorted(os.sched_getaffinity(0))
-    caches = [
-        Path(f"/{CPU}/cpu{cpu}/cache/index3/shared_cpu_list") for cpu in cpus
-    ]
+    caches = [Path(f"/{CPU}/cpu{cpu}/cache/index3/shared_cpu_list") for cpu in cpus]
     if not all(path.exists() for path in caches):
         pytest.skip("this host names no caches")
     for apart in (True, False):
@@ -417,14 +405,10 @@ def test_arenas_are_taken_by_all_threads(
     ]
     for rank in {pid for pid, *_ in taken}:
         mine = sorted(
-            (at, size, thread)
-            for pid, thread, at, size in taken
-            if pid == rank
+            (at, size, thread) for pid, thread, at, size in taken if pid == rank
         )
         assert len(mine) == len({thread for *_, thread in mine}) == slices
-        assert all(
-            a + n == b for (a, n, _), (b, _, _) in itertools.pairwise(mine)
-        )
+        assert all(a + n == b for (a, n, _), (b, _, _) in itertools.pairwise(mine))
         assert all(n % (2 * MIB) == 0 for _, n, _ in mine[:-1])
         assert 33 * MIB < sum(n for _, n, _ in mine) < 34 * MIB
         for advice in (HUGEPAGE, DONTDUMP):
@@ -443,10 +427,7 @@ def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
     running = programs.start(program, data, RANKS=2, FAULT="hang", PAD_MIB=33)
     try:
         wait_for_step(running, 1)
-        maps = [
-            Path(f"/proc/{pid}/smaps").read_text()
-            for pid in children(running.pid)
-        ]
+        maps = [Path(f"/proc/{pid}/smaps").read_text() for pid in children(running.pid)]
     finally:
         running.terminate()
         running.communicate()
@@ -464,9 +445,7 @@ def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
 # ---- a launcher's ranks
 
 
-def tasks(
-    binary: Path, tokens: Path, *options: str, **settings: object
-) -> int:
+def tasks(binary: Path, tokens: Path, *options: str, **settings: object) -> int:
     """Return the number of threads of a rank at work, with the optimizer on the host; the other
     rank is started separately."""
     port = test_cuda.free_port()
@@ -481,9 +460,7 @@ def tasks(
                 *options,
             ],
             text=True,
-            env=programs.environment(
-                **test_cuda.torchrun(port, rank), **settings
-            ),
+            env=programs.environment(**test_cuda.torchrun(port, rank), **settings),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -505,12 +482,8 @@ def test_ranks_of_a_launcher_share_the_cores_of_their_host(
 ) -> None:
     """Ranks of a launcher share the cores of their host, counting those that run there on the same
     CPUs, whatever the launcher says."""
-    cores, _ = found(
-        tool, "", ",".join(map(str, sorted(os.sched_getaffinity(0)))), 1
-    )
-    trainer.write_tokens(
-        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
-    )
+    cores, _ = found(tool, "", ",".join(map(str, sorted(os.sched_getaffinity(0)))), 1)
+    trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
     binary = trainer.build(
         trainer.generate(
             test_cuda.SPEC,

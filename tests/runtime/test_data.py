@@ -46,15 +46,11 @@ def read(
     width: int = 0,
 ) -> tuple[np.ndarray | None, str]:
     """Return int [rows, 2, t] of tokens and targets, or None, and the reader's message."""
-    done = run(
-        data, file, t, vocab, ignore, first, n, rank, ranks, rows, width
-    )
+    done = run(data, file, t, vocab, ignore, first, n, rank, ranks, rows, width)
     if done.returncode:
         assert done.stdout == "" and done.stderr.count("\n") == 1
         return None, done.stderr
-    return np.array([int(x) for x in done.stdout.split()]).reshape(
-        rows, 2, t
-    ), ""
+    return np.array([int(x) for x in done.stdout.split()]).reshape(rows, 2, t), ""
 
 
 @pytest.mark.slow
@@ -96,9 +92,7 @@ def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(tokens.tobytes())
     got, _ = read(data, tmp_path / "t.bin", t=6)
     assert got[0].tolist() == [[7, 0, 9, 0, 0, 11], [-1, 9, -1, -1, 11, 12]]
-    assert (
-        "token 1 is 65535" in read(data, tmp_path / "t.bin", t=6, ignore=-1)[1]
-    )
+    assert "token 1 is 65535" in read(data, tmp_path / "t.bin", t=6, ignore=-1)[1]
     got, _ = read(data, tmp_path / "t.bin", t=6, ignore=-1, vocab=65536)
     assert got[0, 0].tolist() == tokens[:6].tolist()
 
@@ -153,9 +147,7 @@ TALL = b"".join(chr(c).encode() for c in rng.integers(0x4E00, 0x9FFF, 9000))
 WIDE = rng.integers(0, 50257, 40000)
 # As in text: small ids are more frequent
 RANKED = np.minimum(rng.zipf(1.2, 80000), 50256)
-ODD = np.where(
-    (np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7
-)
+ODD = np.where((np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7)
 LARGE = rng.integers(0, 256000, 40000)
 TINY = rng.integers(0, 4, 4000)
 LETTERS = np.frombuffer(KJV, np.uint8)[:8000]
@@ -214,9 +206,7 @@ def test_other_things_are_no_tokens(
 
 
 @pytest.mark.parametrize("x", [WIDE, RANKED, LARGE[LARGE < 65000]])
-def test_uint16_is_no_uint32(
-    data: Path, tmp_path: Path, x: np.ndarray
-) -> None:
+def test_uint16_is_no_uint32(data: Path, tmp_path: Path, x: np.ndarray) -> None:
     file = tmp_path / "t.bin"
     file.write_bytes(x[: len(x) // 2 * 2].astype("<u2").tobytes())
     _, why = read(data, file, vocab=65536, width=4)
@@ -256,9 +246,7 @@ TINY_WORDS = [
         .astype("<u2")
         .tobytes(),
         ODD.astype("<u2").tobytes(),
-        np.where(ODD == 0, rng.integers(0, 50, 80000), 7)
-        .astype("<u2")
-        .tobytes(),
+        np.where(ODD == 0, rng.integers(0, 50, 80000), 7).astype("<u2").tobytes(),
         np.where(np.arange(80000) % 9 < 7, 65535, WIDE.repeat(2))
         .astype("<u2")
         .tobytes(),
@@ -304,9 +292,7 @@ def test_tokens_are_taken_for_tokens(
         TINY[:40],
     ],
 )
-def test_uint32_is_taken_for_uint32(
-    data: Path, tmp_path: Path, x: np.ndarray
-) -> None:
+def test_uint32_is_taken_for_uint32(data: Path, tmp_path: Path, x: np.ndarray) -> None:
     """uint32 is accepted for uint32: odd tokens, even ones, every second one 0 (except the last),
     and mostly padding."""
     x = x.astype("<i8")
@@ -442,6 +428,4 @@ def test_mutants(tmp_path: Path) -> None:
     fuzzer = build("fuzz/data.c")
     done = run(fuzzer, tmp_path, 20000, 5)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])
-    assert tried >= 2000 and tried // 20 < accepted < tried * 19 // 20, (
-        done.stdout
-    )
+    assert tried >= 2000 and tried // 20 < accepted < tried * 19 // 20, done.stdout

@@ -121,9 +121,7 @@ def test_the_log_is_another_file(program: Path, tmp_path: Path) -> None:
 # ---- a model
 
 
-def val_loss(
-    binary: Path, weights: Path, folder: Path, x: Example
-) -> list[float]:
+def val_loss(binary: Path, weights: Path, folder: Path, x: Example) -> list[float]:
     """Return --val's loss of each completion, computed with a file of labels."""
     sequence, hole, found = 40, 65535, []
     for completion in x.completions:
@@ -243,9 +241,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_such_file(
-    program: Path, tmp_path: Path, name: str
-) -> None:
+def test_what_is_no_such_file(program: Path, tmp_path: Path, name: str) -> None:
     text, told = BAD[name]
     path = tmp_path / "bad.bin"
     path.write_bytes(text)

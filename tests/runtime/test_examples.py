@@ -154,14 +154,10 @@ def free_port() -> int:
 # ---- Slurm
 
 
-def sbatch(
-    start: Start, *words: str, **settings: object
-) -> subprocess.Popen[bytes]:
+def sbatch(start: Start, *words: str, **settings: object) -> subprocess.Popen[bytes]:
     """Start a job's script like Slurm; options here precede those in the script."""
     n = next(i for i, word in enumerate(words) if not word.startswith("--"))
-    inside = re.findall(
-        r"^#SBATCH (--.*)$", (ROOT / words[n]).read_text(), re.M
-    )
+    inside = re.findall(r"^#SBATCH (--.*)$", (ROOT / words[n]).read_text(), re.M)
     has = dict(word.partition("=")[::2] for word in (*inside, *words[:n]))
     assert "--requeue" in has and has["--open-mode"] == "append"
     assert has["--signal"].startswith("USR1@")
@@ -462,9 +458,7 @@ def test_one_launched_rank_asks_all(home: Path, start: Start, to: str) -> None:
 
 
 @pytest.mark.slow
-def test_one_launched_ranks_grace_is_all_ranks(
-    home: Path, start: Start
-) -> None:
+def test_one_launched_ranks_grace_is_all_ranks(home: Path, start: Start) -> None:
     """The grace of one rank holds for all: rank 1 gets the signal, rank 0 with its slow disk gives
     the checkpoint up, and both leave."""
     library = program.chaos_library(home)

@@ -57,9 +57,7 @@ TILE = "zero.sub_group_size=5000"
 def offloaded(p: Plan, *words: str) -> int:
     """Return the bytes of a rank's classes of these names, without rounding to pages."""
     return sum(
-        f.count
-        * f.shard
-        * (cost.ops.BYTES[p.head.real] if w == "param" else 4)
+        f.count * f.shard * (cost.ops.BYTES[p.head.real] if w == "param" else 4)
         for f in p.flats
         for w in words
         if any(c.name == f"{w}.{f.name}" for c in p.classes)
@@ -80,9 +78,7 @@ def test_what_lies_in_the_file_is_counted_to_the_byte(
         f"train.precision={precision}",
         TILE,
     )
-    here = planned(
-        "gpt-tiny", *keys, STATES_CPU, *[PARAMS_CPU] * (name != "states")
-    )
+    here = planned("gpt-tiny", *keys, STATES_CPU, *[PARAMS_CPU] * (name != "states"))
     there = planned("gpt-tiny", *keys, *MIXED[name])
     moved = [c for c in there.classes if c.arena == "file"]
     assert (
@@ -157,9 +153,7 @@ def test_parameters_alone_are_counted_to_the_byte(precision: str) -> None:
     assert {c.name for c in moved} == {"param.embed", "param.block"}
     assert here.arena("cpu") == there.arena("cpu")
     assert {
-        c.name
-        for c in there.classes
-        if c.arena == "host" and c.targets == "all"
+        c.name for c in there.classes if c.arena == "host" and c.targets == "all"
     } == {"fetched.embed", "fetched.block"}
     ups = sum(
         i.value
@@ -190,8 +184,7 @@ def test_what_moves_in_a_step(precision: str) -> None:
         if s.op == "copy" and s.queue == "fetch":
             gathers[s.ins[0].cls.partition(".")[2]] += 1
     fetched = p.head.micro_batches * sum(
-        n * p.flat(f).shard * cost.ops.BYTES[precision]
-        for f, n in gathers.items()
+        n * p.flat(f).shard * cost.ops.BYTES[precision] for f, n in gathers.items()
     )
     states, params = offloaded(p, "master", "m", "v"), offloaded(p, "param")
     assert cost.moved(p) == (
@@ -199,10 +192,7 @@ def test_what_moves_in_a_step(precision: str) -> None:
         states + params,
     )
     said = explain.explain(p)
-    assert (
-        f"{cost.moved(p)[0]:,} are read and {cost.moved(p)[1]:,} written"
-        in said
-    )
+    assert f"{cost.moved(p)[0]:,} are read and {cost.moved(p)[1]:,} written" in said
     update = {
         q: sum(s.queue == q for s in p.section("update").steps)
         for q in ("load", "store")
@@ -220,16 +210,12 @@ IN_CPU = "zero.offload_param.max_in_cpu"
 def shards(p: Plan) -> dict[str, int]:
     """Return the elements of a rank's parameters in gathered flats, in the plan's order."""
     return {
-        f.name: f.count * f.shard
-        for f in p.flats
-        if p.stored("params", f.name)[0].over
+        f.name: f.count * f.shard for f in p.flats if p.stored("params", f.name)[0].over
     }
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
-@pytest.mark.parametrize(
-    "states", [(), (STATES_CPU,), STATES, (*STATES, RATIO)]
-)
+@pytest.mark.parametrize("states", [(), (STATES_CPU,), STATES, (*STATES, RATIO)])
 def test_parameters_stay_on_the_host_up_to_a_number(
     name: str, states: tuple[str, ...]
 ) -> None:
@@ -247,11 +233,7 @@ def test_parameters_stay_on_the_host_up_to_a_number(
     bounds = {
         0,
         1,
-        *(
-            n + by
-            for n in (*sizes.values(), sum(sizes.values()))
-            for by in (-1, 0)
-        ),
+        *(n + by for n in (*sizes.values(), sum(sizes.values())) for by in (-1, 0)),
     }
     seen = set()
     for most in sorted(bounds):
@@ -260,12 +242,10 @@ def test_parameters_stay_on_the_host_up_to_a_number(
             if n <= left:
                 kept.add(f)
                 left -= n
-        assert {
-            f for f in sizes if p.cls(f"param.{f}").arena == "host"
-        } == kept
-        assert {
-            f for f in sizes if p.cls(f"param.{f}").arena == "file"
-        } == set(sizes) - kept
+        assert {f for f in sizes if p.cls(f"param.{f}").arena == "host"} == kept
+        assert {f for f in sizes if p.cls(f"param.{f}").arena == "file"} == set(
+            sizes
+        ) - kept
         assert offloaded(p, "param") == sum(
             n * 4 for f, n in sizes.items() if f not in kept
         )
@@ -343,9 +323,7 @@ def run(
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    trainer.write_tokens(
-        tmp_path / "tokens", law.tokens(256, 40 * 30, holes=True)
-    )
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 30, holes=True))
     return tmp_path
 
 
@@ -415,9 +393,7 @@ def test_one_hash(folder: pathlib.Path, precision: str) -> None:
 @pytest.mark.parametrize(
     "keys", [(*STATES, *PARAMS), PARAMS, (*STATES, *PARAMS, RATIO)]
 )
-def test_weights_go_out_and_in(
-    folder: pathlib.Path, keys: tuple[str, ...]
-) -> None:
+def test_weights_go_out_and_in(folder: pathlib.Path, keys: tuple[str, ...]) -> None:
     """--save from the file and --load into it keep the weights."""
     way = ("zero.stage=3", "cluster.ranks=2", TILE)
     first = run(way, folder, "--save", folder / "host")
@@ -426,9 +402,7 @@ def test_weights_go_out_and_in(
         folder / "file/model.safetensors"
     ).read_bytes()[4096:]
     more = run(way, folder, "--load", folder / "host")
-    assert (
-        run((*way, *keys), folder, "--load", folder / "file") == more != first
-    )
+    assert run((*way, *keys), folder, "--load", folder / "file") == more != first
 
 
 # ---- a run with a file: its transfers, its place, and its leftovers
@@ -522,10 +496,7 @@ def test_a_run_says_what_it_moves(folder: pathlib.Path) -> None:
         )
     )
     assert done.code == 0, done.err
-    assert (
-        f"file {read} bytes read and {written} written per rank and step"
-        in done.out
-    )
+    assert f"file {read} bytes read and {written} written per rank and step" in done.out
 
 
 @pytest.mark.parametrize(
@@ -595,9 +566,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return library
 
 
-def faults(
-    folder: pathlib.Path, library: pathlib.Path, fault: str
-) -> program.Result:
+def faults(folder: pathlib.Path, library: pathlib.Path, fault: str) -> program.Result:
     """Run three steps of two ranks with a fault. Assert that nothing is left in the directory."""
     disk = folder / "disk"
     disk.mkdir(exist_ok=True)
@@ -837,9 +806,9 @@ def test_refused(keys: tuple[str, ...], said: str) -> None:
     ],
 )
 def test_noted(keys: tuple[str, ...], said: str) -> None:
-    assert [
-        said in note for note in spec.load(str(law.path("gpt")), keys).notes
-    ] == [True]
+    assert [said in note for note in spec.load(str(law.path("gpt")), keys).notes] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("device", [PARAMS, (PARAMS_CPU,)])
@@ -865,13 +834,9 @@ def test_what_stays_on_the_host_is_noted() -> None:
             f"{sum(sizes.values())} elements of a rank stay on the host: emb",
         ),
     ):
-        made = spec.load(
-            "model_specs/gpt-tiny.yaml", (*keys, f"{IN_CPU}={most}")
-        )
+        made = spec.load("model_specs/gpt-tiny.yaml", (*keys, f"{IN_CPU}={most}"))
         notes = search.find(made).notes
-        assert [said in note for note in notes if "max_in_cpu" in note] == [
-            True
-        ]
+        assert [said in note for note in notes if "max_in_cpu" in note] == [True]
 
 
 # ---- the checker
@@ -896,9 +861,7 @@ def test_a_broken_move_is_refused(
         "zero.sub_group_size=20000",
     )
     tried = [
-        m
-        for m in mutants.mutants(p)
-        if re.search(r"\d (load|store|fetch) ", m.what)
+        m for m in mutants.mutants(p) if re.search(r"\d (load|store|fetch) ", m.what)
     ]
     assert len(tried) > 300
     data = tmp_path / "tokens"
@@ -921,9 +884,7 @@ def test_every_queue_has_its_arenas(queue: str, where: str) -> None:
     p = planned("gpt-tiny", "zero.stage=3", *STATES, *PARAMS)
     section = p.section(where)
     n = next(n for n, s in enumerate(section.steps) if s.queue == queue)
-    for other in {"main", "host", "up", "down", "load", "store", "fetch"} - {
-        queue
-    }:
+    for other in {"main", "host", "up", "down", "load", "store", "fetch"} - {queue}:
         steps = list(section.steps)
         steps[n] = replace(steps[n], queue=other)
         with pytest.raises(check.CheckError):

@@ -50,9 +50,7 @@ OF = {
 
 def digests(root: pathlib.Path) -> list[str]:
     files = [f"out/o/{name}.digest.c" for name in DIGESTS]
-    subprocess.run(
-        ["ninja", "--quiet", *files], cwd=root, check=True, timeout=LIMIT
-    )
+    subprocess.run(["ninja", "--quiet", *files], cwd=root, check=True, timeout=LIMIT)
     return [
         re.fullmatch(
             r'const char zr_digest\[\] = "([0-9a-f]{64})", .*;\n',
@@ -113,9 +111,7 @@ def test_a_programs_object_follows_its_sources(tmp_path: pathlib.Path) -> None:
             check=True,
             timeout=LIMIT,
         )
-        held += re.findall(
-            rb"[0-9a-f]{64}", (root / "out/o/cc/digest.o").read_bytes()
-        )
+        held += re.findall(rb"[0-9a-f]{64}", (root / "out/o/cc/digest.o").read_bytes())
         assert held[-1].decode() == digests(root)[0]
     assert len(set(held)) == len(held) == 2
 
@@ -180,18 +176,14 @@ def together(
             | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()}
             | more.get(rank, {}),
         )
-        for rank, (binary, given) in enumerate(
-            zip(programs, options, strict=True)
-        )
+        for rank, (binary, given) in enumerate(zip(programs, options, strict=True))
     ]
     try:
         said = [run.communicate(timeout=LIMIT)[1] for run in runs]
     finally:
         for run in runs:
             run.kill()
-    return [
-        (run.returncode, text) for run, text in zip(runs, said, strict=True)
-    ]
+    return [(run.returncode, text) for run, text in zip(runs, said, strict=True)]
 
 
 STEP = "--data tokens --steps 1"
@@ -412,12 +404,8 @@ def test_a_pod_that_is_refused(
     """Two hosts start two ranks each, and all of them end, long before the time to meet is over."""
     namespaces.need(("unshare", "-ru", "true"))
     fact, more, *wanted = PODS[what]
-    binary = trainer.build(
-        trainer.generate(test_cuda.SPEC, *FOUR), trainer.EMULATED
-    )
-    other, foreign, _ = (
-        changed(binary, tmp_path, fact) if fact else (binary, "", "")
-    )
+    binary = trainer.build(trainer.generate(test_cuda.SPEC, *FOUR), trainer.EMULATED)
+    other, foreign, _ = changed(binary, tmp_path, fact) if fact else (binary, "", "")
     port, begun = test_cuda.free_port(), time.monotonic()
     runs = []
     for pod, (name, mine) in enumerate((("near", binary), ("far", other))):
@@ -469,8 +457,7 @@ def alone(
         cwd=folder,
         text=True,
         stderr=subprocess.PIPE,
-        env=os.environ
-        | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()},
+        env=os.environ | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()},
     )
 
 
@@ -495,9 +482,7 @@ def test_rank_0_says_first_what_it_is_built_from(
         assert told(line) == digests(ROOT)[1]
         line.close()
         said = first.communicate(timeout=LIMIT)[1]
-    assert first.returncode == 5 and "rank 1 at 127.0.0.1 has ended" in said, (
-        said
-    )
+    assert first.returncode == 5 and "rank 1 at 127.0.0.1 has ended" in said, said
 
 
 @pytest.mark.slow

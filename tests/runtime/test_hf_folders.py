@@ -32,9 +32,7 @@ from safetensors.numpy import load_file, save_file
 
 INDEX = "model.safetensors.index.json"
 BF16 = 1  # ZR_BF16
-CONFIG = (
-    '{\n  "model_type": "gpt2",\n  "torch_dtype": "float32" ,\n  "n": 1\n}'
-)
+CONFIG = '{\n  "model_type": "gpt2",\n  "torch_dtype": "float32" ,\n  "n": 1\n}'
 COPIED = {
     "generation_config.json": "{}",
     "tokenizer.json": '{"version": "1.0"}',
@@ -198,9 +196,7 @@ def test_what_was_left_of_shards_is_cleared_away(
     command = [str(tool), str(tmp_path / "program"), "begin", str(saved)]
     pipe = subprocess.PIPE
     for kill in (False, True):
-        with subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True
-        ) as other:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
             assert other.stdout.readline() == "begun\n"
             there = set(os.listdir(saved))
             assert ".model.safetensors.part.1" in there
@@ -341,9 +337,7 @@ def test_what_is_copied(tool: Path, tmp_path: Path, asked) -> None:
         "README.md",
         "model.safetensors",
     }
-    assert (tmp_path / "in/tokenizer.json").read_text() == COPIED[
-        "tokenizer.json"
-    ]
+    assert (tmp_path / "in/tokenizer.json").read_text() == COPIED["tokenizer.json"]
 
 
 @pytest.mark.parametrize(
@@ -390,9 +384,7 @@ def test_config_without_a_type_gets_one(
 @pytest.mark.parametrize(
     "bad", ["", "[]", '{"a": "\0"}', "{\0}", '{"a": 1', '{"a": 1} x', "{}}"]
 )
-def test_config_that_is_no_json(
-    tool: Path, tmp_path: Path, asked, bad: str
-) -> None:
+def test_config_that_is_no_json(tool: Path, tmp_path: Path, asked, bad: str) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
     asked(FROM=source(tmp_path / "in", weights, bad), TYPE=BF16)
@@ -447,9 +439,7 @@ def test_an_index_that_lies(tool: Path, tmp_path: Path) -> None:
     assert f"tensor {names[0]} twice" in bench.refused()
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "pytorch_model.bin.index.json"]
-)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
 def test_pickles_are_refused_with_what_converts_them(
     tool: Path, tmp_path: Path, name: str
 ) -> None:
@@ -553,23 +543,17 @@ def test_wrong_words(tmp_path: Path) -> None:
     spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
     program = trainer.build(trainer.generate(spec))
     few = ("--steps", 0)
-    said = run_program(
-        program, *few, "--save", tmp_path, "--save-dtype", "x", code=2
-    )
+    said = run_program(program, *few, "--save", tmp_path, "--save-dtype", "x", code=2)
     assert "--save-dtype x: f32, bf16 or f16 is needed" in said
     said = run_program(program, *few, "--save-dtype", "f32", code=2)
     assert "--save-dtype needs --save DIR" in said
     given = source(tmp_path / "in", {"x": np.zeros(3, np.float32)})
-    said = run_program(
-        program, *few, "--load", given, "--save", tmp_path / "w", code=2
-    )
+    said = run_program(program, *few, "--load", given, "--save", tmp_path / "w", code=2)
     assert f"--load {given}: tensor model.embed_tokens.weight is" in said
     assert not (tmp_path / "w").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors.index.json"]
-)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
 def test_a_name_that_a_folder_has_is_told_before_training(
     tmp_path: Path, name: str
 ) -> None:
@@ -581,9 +565,7 @@ def test_a_name_that_a_folder_has_is_told_before_training(
     folder.mkdir(parents=True)
     options = ("--data", tokens(tmp_path), "--steps", 2)
     said = run_program(program, *options, "--save", folder.parent, code=3)
-    assert re.search(
-        rf"--save {folder}: (Is a directory|no regular file)", said
-    )
+    assert re.search(rf"--save {folder}: (Is a directory|no regular file)", said)
     assert "step 1" not in said
     assert os.listdir(folder.parent) == [name]
 
@@ -642,9 +624,7 @@ OF_ANOTHER = "config.json: is of another model than the program: "
         ("rope.scaling=null", "factor 8, the program none"),
     ],
 )
-def test_a_folder_of_another_model_is_told(
-    llama: Path, key: str, told: str
-) -> None:
+def test_a_folder_of_another_model_is_told(llama: Path, key: str, told: str) -> None:
     assert OF_ANOTHER + told in loaded(llama, f"{ATTENTION}.{key}")
 
 
@@ -662,9 +642,7 @@ def test_another_size_is_told(llama: Path, tmp_path: Path) -> None:
     assert OF_ANOTHER + told in loaded(tmp_path)
 
 
-def test_a_folder_of_the_same_model_is_not(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_the_same_model_is_not(llama: Path, tmp_path: Path) -> None:
     """A folder of the same model is accepted, also in transformers 5's spelling and with keys that
     a program does not have."""
     assert OF_ANOTHER not in loaded(llama)

@@ -50,11 +50,7 @@ def start(
 def said(ranks: int, **variables: object) -> str:
     run = start(ranks, **variables)
     out, error = run.communicate(timeout=LIMIT)
-    return (
-        out.strip()
-        if run.returncode == 0
-        else f"{run.returncode} {error.strip()}"
-    )
+    return out.strip() if run.returncode == 0 else f"{run.returncode} {error.strip()}"
 
 
 # ---- tables
@@ -98,8 +94,7 @@ NOWHERE = "2 .* 1 of 16 ranks are known to be on this host.*, and nothing says .
 LAUNCHERS = {
     "srun, no plugin": (SLURM, "rank 9 here 1 local 1 of 0 at node03:20123"),
     "srun, pmi2": (
-        SLURM
-        | {"PMI_RANK": 9, "PMI_SIZE": 16, "PMI_FD": 5, "PMI_JOBID": "123.0"},
+        SLURM | {"PMI_RANK": 9, "PMI_SIZE": 16, "PMI_FD": 5, "PMI_JOBID": "123.0"},
         "rank 9 here 1 local 1 of 0 at node03:20123",
     ),
     "srun, pmix": (
@@ -225,16 +220,12 @@ def test_each_launcher(name: str) -> None:
     ],
 )
 def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
-    assert f" at {first}:" in said(
-        16, **SLURM | {"SLURM_STEP_NODELIST": nodes}
-    )
+    assert f" at {first}:" in said(16, **SLURM | {"SLURM_STEP_NODELIST": nodes})
 
 
 @pytest.mark.parametrize("text", ["[fe80::1%eth0]:80", "fe80::1%eth0:80"])
 def test_an_address_of_ipv6(text: str) -> None:
-    assert " at fe80::1%eth0:80" in said(
-        2, ZR_RANK=1, ZR_WORLD_SIZE=2, ZR_ADDR=text
-    )
+    assert " at fe80::1%eth0:80" in said(2, ZR_RANK=1, ZR_WORLD_SIZE=2, ZR_ADDR=text)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +303,7 @@ def test_ranks_learn_their_place_on_their_host() -> None:
     ]
 
 
-@pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU"
-)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU")
 def test_ranks_that_are_bound_share_no_cpus() -> None:
     """Ranks with the same CPUs divide them: a launcher binds ranks 0 and 1 to a CPU each, and rank
     2 may use all."""
@@ -329,9 +318,9 @@ def test_ranks_that_are_bound_share_no_cpus() -> None:
         )
         for r in (0, 1, 2)
     ]
-    assert [
-        re.match(r"sharing \d+", text)[0] for _, text in map(ended, runs)
-    ] == ["sharing 1"] * 3
+    assert [re.match(r"sharing \d+", text)[0] for _, text in map(ended, runs)] == [
+        "sharing 1"
+    ] * 3
 
 
 LATE = r"""
@@ -418,16 +407,13 @@ def test_something_else_answers() -> None:
             code, text = ended(other)
     assert (
         code == 3
-        and f"what answers at 127.0.0.1:{port} is no rank 0; set another"
-        in text
+        and f"what answers at 127.0.0.1:{port} is no rank 0; set another" in text
     )
 
 
 def test_a_name_that_never_resolves() -> None:
     code, text = ended(
-        start(
-            2, "meet", **rank(1, 2, 1234, "no.such.host.invalid", ZR_MEET_S=1)
-        )
+        start(2, "meet", **rank(1, 2, 1234, "no.such.host.invalid", ZR_MEET_S=1))
     )
     assert code == 3 and "no.such.host.invalid:1234 (ZR_MEET_S): " in text
 
@@ -435,9 +421,7 @@ def test_a_name_that_never_resolves() -> None:
 def test_each_address_has_its_reason() -> None:
     port = free_port()
     where = "127.0.0.1,no.such.host.invalid,127.0.0.2"
-    code, text = ended(
-        start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1))
-    )
+    code, text = ended(start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1)))
     refused = "Connection refused"
     assert code == 3 and re.search(
         rf": 127.0.0.1: {refused}, no.such.host.invalid: [A-Z][^,:;]*, "
@@ -450,27 +434,18 @@ def test_reasons_have_an_end() -> None:
     """A reason with too many addresses is cut to fit its line, but the advice stays."""
     port = free_port()
     where = ",".join(f"127.0.0.{n}" for n in range(1, 24))
-    code, text = ended(
-        start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1))
-    )
+    code, text = ended(start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1)))
     assert code == 3 and len(text) < 1000, text
     assert "127.0.0.9: Connection refused, " in text
-    assert re.search(
-        r" \.\.\.; set ZR_ADDR=HOST:PORT to where it can\n$", text
-    )
+    assert re.search(r" \.\.\.; set ZR_ADDR=HOST:PORT to where it can\n$", text)
 
 
 def test_ranks_that_never_come() -> None:
     """Rank 0 names the ranks that never come, and the rank that did come gets the message."""
     port = free_port()
-    first, third = (
-        start(5, "meet", **rank(r, 5, port, ZR_MEET_S=2)) for r in (0, 3)
-    )
+    first, third = (start(5, "meet", **rank(r, 5, port, ZR_MEET_S=2)) for r in (0, 3))
     code, text = ended(first)
-    assert (
-        code == 5
-        and f"3 of 5 ranks have not come to port {port} in time" in text
-    )
+    assert code == 5 and f"3 of 5 ranks have not come to port {port} in time" in text
     assert ": 1, 2, 4; " in text
     assert ended(third)[0] == 5
 
@@ -494,9 +469,7 @@ def test_a_rank_that_comes_and_dies() -> None:
     first = start(3, "meet", **rank(0, 3, port))
     greet(port, 1, 3).close()
     code, text = ended(first)
-    assert (
-        code == 5 and "the connection to rank 1 at 127.0.0.1 has ended" in text
-    )
+    assert code == 5 and "the connection to rank 1 at 127.0.0.1 has ended" in text
     assert time.monotonic() - begun < 15
 
 
@@ -510,9 +483,7 @@ def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
     time.sleep(1)
     lines[1].close()
     code, text = ended(first)
-    assert (
-        code == 5 and "the connection to rank 2 at 127.0.0.1 has ended" in text
-    )
+    assert code == 5 and "the connection to rank 2 at 127.0.0.1 has ended" in text
     assert time.monotonic() - begun < 15
     lines[0].close()
 
@@ -571,9 +542,7 @@ def test_rank_0_listens_at_an_address(address: str) -> None:
         ("192.0.2.1", 3, "listening at port 1234 of 192.0.2.1: "),
     ],
 )
-def test_an_address_that_is_not_this_hosts(
-    address: str, code: int, why: str
-) -> None:
+def test_an_address_that_is_not_this_hosts(address: str, code: int, why: str) -> None:
     run = start(2, "meet", **rank(0, 2, 1234, ZR_BIND=address))
     found, text = ended(run)
     assert found == code and why in text
@@ -595,29 +564,20 @@ def test_ranks_of_another_run(of: dict[str, object], name: str) -> None:
     """Rank 1 of a second run at the same port is refused, and the first run is not disturbed."""
     port = free_port()
     place = of | {"ZR_ADDR": f"127.0.0.1:{port}", "ZR_MEET_S": 20}
-    first = (
-        place | {key: 0 for key in of if key.endswith("RANK")} | {name: "one"}
-    )
+    first = place | {key: 0 for key in of if key.endswith("RANK")} | {name: "one"}
     run = start(2, "meet", **first)
     code, text = ended(start(2, "meet", **place, **{name: "two"}))
     assert (
         code == 3
-        and f"rank 0 of another run answers at 127.0.0.1:{port}; set another"
-        in text
+        and f"rank 0 of another run answers at 127.0.0.1:{port}; set another" in text
     )
-    assert (
-        ended(start(2, "meet", **place, **{name: "one"}))[0]
-        == ended(run)[0]
-        == 0
-    )
+    assert ended(start(2, "meet", **place, **{name: "one"}))[0] == ended(run)[0] == 0
 
 
 def test_a_rank_0_that_says_nothing() -> None:
     """Waiting for a rank 0 that accepts and never answers the greeting has an end, too."""
     with socket.create_server(("127.0.0.1", 0)) as door:
-        other = start(
-            2, "meet", **rank(1, 2, door.getsockname()[1], ZR_MEET_S=2)
-        )
+        other = start(2, "meet", **rank(1, 2, door.getsockname()[1], ZR_MEET_S=2))
         with door.accept()[0]:
             code, text = ended(other)
     assert code == 5 and "rank 0 has not answered in time (ZR_MEET_S)" in text
@@ -633,17 +593,10 @@ def test_open_files_of_many_ranks() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
     port = free_port()
-    runs = [
-        start(12, "meet", limits=soft, **rank(r, 12, port)) for r in range(12)
-    ]
+    runs = [start(12, "meet", limits=soft, **rank(r, 12, port)) for r in range(12)]
     assert [ended(run)[0] for run in runs] == [0] * 12
-    code, text = ended(
-        start(12, "meet", limits=hard, **rank(0, 12, free_port()))
-    )
-    assert (
-        code == 3
-        and "needs 76 open files for 12 ranks; the limit is 64" in text
-    )
+    code, text = ended(start(12, "meet", limits=hard, **rank(0, 12, free_port())))
+    assert code == 3 and "needs 76 open files for 12 ranks; the limit is 64" in text
 
 
 def test_connections_are_kept_alive() -> None:
@@ -663,11 +616,7 @@ def test_connections_are_kept_alive() -> None:
 
 
 def claim(what: bytes, host: bytes, number: int) -> bytes:
-    return (
-        what.ljust(64, b"\0")
-        + host.ljust(256, b"\0")
-        + struct.pack("<i", number)
-    )
+    return what.ljust(64, b"\0") + host.ljust(256, b"\0") + struct.pack("<i", number)
 
 
 def greet(port: int, number: int, ranks: int) -> socket.socket:
@@ -693,10 +642,7 @@ def reach(port: int) -> socket.socket:
 def test_all_refuse_what_two_have(what: tuple[str, ...], code: int) -> None:
     """All ranks end with rank 0's reason and exit code if two have the same."""
     port, host = free_port(), socket.gethostname()
-    runs = [
-        start(3, "alone", word, **rank(r, 3, port))
-        for r, word in enumerate(what)
-    ]
+    runs = [start(3, "alone", word, **rank(r, 3, port)) for r, word in enumerate(what)]
     found = [ended(run) for run in runs]
     assert [n for n, _ in found] == [code] * 3, found
     said = [text for _, text in found]

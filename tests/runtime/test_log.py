@@ -50,9 +50,7 @@ def records(log: Path) -> list[dict]:
 # ---- the log
 
 
-def test_a_run_says_what_it_is(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_run_says_what_it_is(program: Path, data: Path, tmp_path: Path) -> None:
     """The log has the arguments as given, except those that are not UTF-8, which JSON cannot
     hold."""
     log = tmp_path / os.fsdecode(b'a "log"\\\n\x01\xc3\xa9\xff')
@@ -101,9 +99,7 @@ def test_a_step_has_its_own_time(
     log = tmp_path / "log"
     settings = {"ZR_PEAK_GFLOPS": peak} if peak else {}
     begun = time.monotonic()
-    done = train(
-        program, data, "--log", log, RANKS=2, WORK_US=5000, **settings
-    )
+    done = train(program, data, "--log", log, RANKS=2, WORK_US=5000, **settings)
     took = time.monotonic() - begun
     assert done.code == 0, done.err
     _, *steps, end = records(log)
@@ -155,9 +151,7 @@ def test_a_step_without_a_target_has_no_loss(
     assert [n for n, _ in read.points("loss")] == [1, 3, 5]
 
 
-def test_a_run_that_ends_without_a_target_says_none(
-    program: Path, data: Path
-) -> None:
+def test_a_run_that_ends_without_a_target_says_none(program: Path, data: Path) -> None:
     given = ("--data", data, "--steps", 2)
     done = run(program, *given, FAULT="untargeted")
     assert done.code == 0, done.err
@@ -176,9 +170,7 @@ def test_runs_follow_each_other_in_a_log(
     assert [next(iter(x)) for x in found] == kinds * 2
     first, second = found[: len(kinds)], found[len(kinds) :]
     assert (first[0]["ranks"], second[0]["ranks"]) == (1, 3)
-    assert [x["loss"] for x in first[1:-1]] == [
-        x["loss"] for x in second[1:-1]
-    ]
+    assert [x["loss"] for x in first[1:-1]] == [x["loss"] for x in second[1:-1]]
 
 
 def test_the_run_of_a_model(tmp_path: Path) -> None:
@@ -242,23 +234,17 @@ def test_what_is_said_before_the_first_step(
     assert said[6].startswith("step 1/3 ") and len(said) == 8
 
 
-def test_more_threads_than_cores_are_told_of(
-    program: Path, data: Path
-) -> None:
+def test_more_threads_than_cores_are_told_of(program: Path, data: Path) -> None:
     most = 1024
     part = max(1, len(os.sched_getaffinity(0)) // 2)
-    done = run(
-        program, "--steps", 0, "--val", data, "--threads", most, RANKS=2
-    )
+    done = run(program, "--steps", 0, "--val", data, "--threads", most, RANKS=2)
     (told,) = re.findall(
         r"^--threads (\d+): a rank has (\d+) of the cores", done.err, re.M
     )
     assert int(told[0]) == most and 1 <= int(told[1]) <= part
 
 
-def test_a_run_without_steps_says_what_it_is(
-    program: Path, data: Path
-) -> None:
+def test_a_run_without_steps_says_what_it_is(program: Path, data: Path) -> None:
     done = run(program, "--steps", 0, "--val", data, RANKS=2)
     assert done.code == 0 and len(done.err.splitlines()) == 3, done.err
     assert done.err.startswith(f"program: {N} parameters; ")
@@ -325,14 +311,10 @@ def on_terminal(
 
 
 @pytest.mark.slow
-def test_a_long_step_says_which_micro_batch_it_is_at(
-    program: Path, data: Path
-) -> None:
+def test_a_long_step_says_which_micro_batch_it_is_at(program: Path, data: Path) -> None:
     """A long step shows its micro-batch every two seconds on one line; the step's own line replaces
     it and stays."""
-    said, took = on_terminal(
-        program, "--data", data, "--steps", 2, WORK_US=75000
-    )
+    said, took = on_terminal(program, "--data", data, "--steps", 2, WORK_US=75000)
     found = re.findall(
         rf"\r(step (\d)/2: micro-batch (\d+) of {MICRO_BATCHES}, (\d+) s(, \d:\d\d left)?)\x1b\[K",
         said,
@@ -353,9 +335,7 @@ def test_a_long_step_says_which_micro_batch_it_is_at(
 def test_a_long_validation_says_which_micro_batch_it_is_at(
     program: Path, data: Path
 ) -> None:
-    said, _ = on_terminal(
-        program, "--steps", 0, "--val", data, RANKS=2, WORK_US=30000
-    )
+    said, _ = on_terminal(program, "--steps", 0, "--val", data, RANKS=2, WORK_US=30000)
     turns = -(-SAMPLES // (2 * B))
     found = re.findall(rf"\rvalidation: micro-batch (\d+) of {turns}, ", said)
     assert found and [int(at) for at in found] == sorted(map(int, found))
@@ -450,9 +430,7 @@ ssize_t write(int fd, const void *at, size_t n)
 """
 
 
-def test_a_last_word_is_one_write(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_last_word_is_one_write(program: Path, data: Path, tmp_path: Path) -> None:
     """A last message below a step's progress is a single write, with the end of that line."""
     said, _ = on_terminal(
         program,
@@ -503,9 +481,7 @@ def test_a_schedule_of_another_length_is_told(
     usual = "train.schedule={type: cosine, warmup: 0, steps: 3, min_lr: 0}"
     binary = trainer.build(trainer.generate(law.path("gpt"), usual, *keys))
     done = run(binary, "--data", tmp_path / "tokens", "--steps", 2)
-    said = re.findall(
-        r"^the learning rate's schedule ends at (.*)$", done.err, re.M
-    )
+    said = re.findall(r"^the learning rate's schedule ends at (.*)$", done.err, re.M)
     assert len(said) == (told is not None)
     assert not told or said[0].startswith(told)
 
@@ -527,9 +503,7 @@ def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
             *keys,
         )
         if not part:
-            assert "zr_batch_at(z, " in trainer.generate(
-                law.path("gpt"), *keys
-            )
+            assert "zr_batch_at(z, " in trainer.generate(law.path("gpt"), *keys)
         said, _ = on_terminal(
             trainer.build(trainer.generate(law.path("gpt"), *keys)),
             *("--data", tmp_path / "tokens", "--steps", 1),
@@ -540,9 +514,7 @@ def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
             said,
         )
         shares = [int(share) for share in found]
-        assert shares and 0 < shares[0] < 100 and shares == sorted(shares), (
-            said
-        )
+        assert shares and 0 < shares[0] < 100 and shares == sorted(shares), said
 
 
 @pytest.mark.slow
@@ -554,9 +526,7 @@ def test_an_emulated_gpu_says_which_micro_batch_it_is_at(
     keys = ("cluster.ranks=1", "train.global_batch=12", "train.micro_batch=2")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 50000))
     said, took = on_terminal(
-        trainer.build(
-            trainer.generate(law.path("gpt"), *keys), trainer.EMULATED
-        ),
+        trainer.build(trainer.generate(law.path("gpt"), *keys), trainer.EMULATED),
         *("--data", tmp_path / "tokens", "--steps", 1),
         ZR_EMULATE="late",
     )
@@ -623,8 +593,7 @@ def test_val_tokens(
     there = targets >= 0
     assert records(log)[1] == {
         "step": 0,
-        "val_loss": float((inputs + 1000 * targets)[there].sum())
-        / there.sum(),
+        "val_loss": float((inputs + 1000 * targets)[there].sum()) / there.sum(),
         "val_tokens": there.sum(),
     }
     if used == SAMPLES:

@@ -36,9 +36,9 @@ def reader() -> Path:
 def tokens(tmp_path: Path) -> Path:
     """Return a sparse file; its start has all tokens, so it looks like tokens."""
     path = tmp_path / "tokens.bin"
-    np.random.default_rng(1).integers(0, program.VOCAB, 1 << 19).astype(
-        "<u2"
-    ).tofile(path)
+    np.random.default_rng(1).integers(0, program.VOCAB, 1 << 19).astype("<u2").tofile(
+        path
+    )
     with path.open("r+b") as file:
         file.truncate(2 * LONG)
     return path
@@ -80,9 +80,7 @@ def test_a_start_reads_64_mib_and_a_sample(
         )
         read[rank] = bytes_read() - before
     share = 2 * (WHOLE // ranks + -(-PLACES // ranks) * CHUNK)
-    assert all(
-        share // 2 < n - LOOK < share + (1 << 20) for n in read.values()
-    ), read
+    assert all(share // 2 < n - LOOK < share + (1 << 20) for n in read.values()), read
 
 
 @pytest.mark.slow
@@ -124,10 +122,7 @@ def test_the_rest_is_found_when_it_comes(
         found.code == 2
         and f"{tokens}: token {at} is {BAD}; the vocabulary has" in found.err
     )
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     ends = [n for n, line in enumerate(lines) if "end" in line]
     assert ends == [at // STEP + 1]  # the second run has none
     assert [line["step"] for line in lines[ends[0] + 2 :]] == list(

@@ -68,9 +68,7 @@ def built(family: str, way: str, *keys: str) -> pathlib.Path:
 
 def plain(family: str) -> pathlib.Path:
     """Return the program of the base alone."""
-    return trainer.build(
-        trainer.generate(law.path(of(family)), *LORA[family][1:])
-    )
+    return trainer.build(trainer.generate(law.path(of(family)), *LORA[family][1:]))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -87,9 +85,7 @@ def folder(
     return made
 
 
-def run(
-    binary: pathlib.Path, folder: pathlib.Path, steps: int, *more: object
-) -> str:
+def run(binary: pathlib.Path, folder: pathlib.Path, steps: int, *more: object) -> str:
     """Return the hash of a run on the base."""
     given = ("--data", folder / "tokens", "--load", folder / "base")
     log = folder / "log"
@@ -139,9 +135,9 @@ def test_out_and_in(folder: pathlib.Path) -> None:
     for name in ("base", "new"):
         for binary in (one, three):
             assert run(binary, folder, 0, "--adapter", folder / name) == after
-    assert (folder / "base" / "adapter_model.safetensors").read_bytes()[
-        4096:
-    ] == (folder / "new" / "adapter_model.safetensors").read_bytes()[4096:]
+    assert (folder / "base" / "adapter_model.safetensors").read_bytes()[4096:] == (
+        folder / "new" / "adapter_model.safetensors"
+    ).read_bytes()[4096:]
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
@@ -162,9 +158,7 @@ def test_in_halves(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_merged(
-    folder: pathlib.Path, tmp_path: pathlib.Path, way: str
-) -> None:
+def test_merged(folder: pathlib.Path, tmp_path: pathlib.Path, way: str) -> None:
     """Merged weights are W + scale * B A in float64, rounded once. All others are as before, and no
     adapter is saved beside them."""
     family = folder.name
@@ -191,9 +185,7 @@ def test_merged(
             moved += 1
         # sums of four products in doubles may differ in order, which changes few roundings to f32
         want = np.float32(np.float64(w) + delta)
-        assert np.abs(made[name] - want).max() <= np.spacing(
-            np.abs(want).max()
-        )
+        assert np.abs(made[name] - want).max() <= np.spacing(np.abs(want).max())
         assert (made[name] != want).mean() <= 1e-3
     assert moved == len(named(family))
 
@@ -238,39 +230,27 @@ def test_a_merged_model_has_the_loss_of_its_parts(
         result = law.run(binary, *given, *val, *more, log=folder / "log")
         return json.loads(result.val)["val_loss"]
 
-    parts = loss(
-        built(family, "one"), folder / "base", "--adapter", folder / "new"
-    )
-    merged, base = (
-        loss(plain(family), made) for made in (tmp_path, folder / "base")
-    )
+    parts = loss(built(family, "one"), folder / "base", "--adapter", folder / "new")
+    merged, base = (loss(plain(family), made) for made in (tmp_path, folder / "base"))
     assert abs(merged - parts) <= 1e-6 < 1e-5 < abs(base - parts)
 
 
-def test_a_draw_is_of_all(
-    folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_a_draw_is_of_all(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The likeliest tokens with strong adapters are those of the merged model."""
     family, rng = folder.name, np.random.Generator(np.random.Philox(3))
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
-    much = {
-        n: rng.standard_normal(x.shape, np.float32) for n, x in tensors.items()
-    }
+    much = {n: rng.standard_normal(x.shape, np.float32) for n, x in tensors.items()}
     save_file(much, tmp_path / "adapter_model.safetensors")
     given = ("--adapter", tmp_path, "--save", tmp_path / "merged", "--merge")
     run(built(family, "three"), folder, 0, *given)
     prompt = tmp_path / "prompt"
     np.arange(4, dtype=np.int32).tofile(prompt)
 
-    def drawn(
-        binary: pathlib.Path, base: pathlib.Path, *more: object
-    ) -> list[str]:
+    def drawn(binary: pathlib.Path, base: pathlib.Path, *more: object) -> list[str]:
         given = "--steps", 0, "--sample", 12, "--prompt-tokens", prompt
-        text = trainer.sh(
-            *(binary, "--load", base, *given, "--temperature", 0, *more)
-        )
+        text = trainer.sh(*(binary, "--load", base, *given, "--temperature", 0, *more))
         return text.split()[-12:]
 
     parts = drawn(built(family, "one"), folder / "base", "--adapter", tmp_path)
@@ -360,9 +340,7 @@ def test_another_adapter(
     why: str,
 ) -> None:
     new = json.loads((folder / "new" / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({**new, **change})
-    )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**new, **change}))
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
@@ -400,9 +378,7 @@ def test_what_is_told_of_an_adapter(
     """Settings of an adapter that change no weight, or cannot be compared, are accepted with a
     line."""
     new = json.loads((folder / "new" / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({**new, **change})
-    )
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**new, **change}))
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
@@ -480,9 +456,7 @@ def test_pointers_of_git_lfs(
     code, err = said(built("llama", "one"), *given, *saved)
     assert code == 2
     assert f"{name}: is Git LFS's pointer and not the file; run there: " in err
-    assert not (tmp_path / "made").exists() or not os.listdir(
-        tmp_path / "made"
-    )
+    assert not (tmp_path / "made").exists() or not os.listdir(tmp_path / "made")
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
@@ -494,9 +468,7 @@ def test_names_of_adapters_in_memory(
     config = (folder / "new" / "adapter_config.json").read_text()
     (tmp_path / "adapter_config.json").write_text(config)
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
-    other = {
-        n.replace(".weight", ".default.weight"): x for n, x in tensors.items()
-    }
+    other = {n.replace(".weight", ".default.weight"): x for n, x in tensors.items()}
     save_file(other, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
     code, err = said(built("llama", "one"), *given)

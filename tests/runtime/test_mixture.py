@@ -46,9 +46,7 @@ def permuted(source: int, epoch: int, n: int, at: int) -> int:
 
 def turns(weights: list[int]) -> Turns:
     """Return (source, number of its samples before) for each sample."""
-    trees: list[tuple[int, int, object]] = [
-        (w, k, k) for k, w in enumerate(weights)
-    ]
+    trees: list[tuple[int, int, object]] = [(w, k, k) for k, w in enumerate(weights)]
     while len(trees) > 1:
         trees.sort(key=lambda tree: tree[:2])
         (a, _, x), (b, _, y), *rest = trees
@@ -59,9 +57,7 @@ def turns(weights: list[int]) -> Turns:
         if isinstance(tree, int):
             return tree, m
         a, x, b, y = tree
-        first, then = (
-            (2 * i * a + a + b) // (2 * (a + b)) for i in (m, m + 1)
-        )
+        first, then = ((2 * i * a + a + b) // (2 * (a + b)) for i in (m, m + 1))
         return way(x, first) if then > first else way(y, m - first)
 
     return (way(trees[0][2], m) for m in range(MADE))
@@ -163,9 +159,7 @@ def test_validation_is_never_shuffled(
 # ---- messages about sources
 
 
-def test_each_source_is_told(
-    program: Path, files: list[Path], tmp_path: Path
-) -> None:
+def test_each_source_is_told(program: Path, files: list[Path], tmp_path: Path) -> None:
     options = sources(files, ["2", "0.5"])
     done = train(program, options[1], *options[2:], "--log", tmp_path / "log")
     assert done.code == 0, done.err
@@ -173,12 +167,8 @@ def test_each_source_is_told(
     told = [(x["file"], x["samples"], x["weight"]) for x in run["data"]]
     assert told == [(str(files[0]), 37, 4), (str(files[1]), 20, 1)]
     assert step["epoch"] == pytest.approx(48 / 57)
-    assert f"{files[0]}: 186 tokens, 192.0 a step; --steps 3 is 3.11" in (
-        done.err
-    )
-    assert f"{files[1]}: 101 tokens, 48.0 a step; --steps 3 is 1.45" in (
-        done.err
-    )
+    assert f"{files[0]}: 186 tokens, 192.0 a step; --steps 3 is 3.11" in (done.err)
+    assert f"{files[1]}: 101 tokens, 48.0 a step; --steps 3 is 1.45" in (done.err)
 
 
 def test_a_name_with_a_colon_is_a_name(
@@ -238,9 +228,7 @@ def program_run(binary: Path, *words: object) -> program.Result:
     return program.run(binary, *words, RANKS=1)
 
 
-def test_how_many_sources_there_may_be(
-    program: Path, files: list[Path]
-) -> None:
+def test_how_many_sources_there_may_be(program: Path, files: list[Path]) -> None:
     words = ["--data", files[0]] * 64
     done = program_run(program, *words, "--steps", 1)
     assert done.code == 0, done.err
@@ -248,9 +236,7 @@ def test_how_many_sources_there_may_be(
     assert done.code == 2 and "more than 64 sources" in done.err
 
 
-def test_a_file_of_any_source_is_no_log(
-    program: Path, files: list[Path]
-) -> None:
+def test_a_file_of_any_source_is_no_log(program: Path, files: list[Path]) -> None:
     words = ["--data", files[0], "--data", files[1], "--log", files[1]]
     done = program_run(program, *words, "--steps", 1)
     assert done.code == 2 and "is the file of --data" in done.err
@@ -322,9 +308,7 @@ def test_other_sources_are_refused(
     assert done.code == 0, done.err
 
 
-def test_shuffling_is_a_line_of_the_recipe(
-    two: list[object], tmp_path: Path
-) -> None:
+def test_shuffling_is_a_line_of_the_recipe(two: list[object], tmp_path: Path) -> None:
     where = ("--checkpoints", tmp_path / "ck", "--steps")
     done = program.run(built(0, 1, SHUFFLE), *two, *where, 1)
     assert done.code == 0, done.err
@@ -337,9 +321,7 @@ def test_shuffling_is_a_line_of_the_recipe(
     assert done.code == 4 and "had data.shuffle: true" in done.err
 
 
-def test_a_line_that_the_checkpoint_lacks(
-    two: list[object], tmp_path: Path
-) -> None:
+def test_a_line_that_the_checkpoint_lacks(two: list[object], tmp_path: Path) -> None:
     """A key that the checkpoint lacks is named and may be accepted like any other change."""
     where = ("--checkpoints", tmp_path / "ck", "--steps")
     done = program.run(built(0, 1), *two, *where, 1)

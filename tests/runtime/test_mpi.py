@@ -90,9 +90,7 @@ def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
         _, made = programs("gpt", type_, *way)
         ranks = int(way[0].partition("=")[2])
         for here in {0, 1 + n % 2} if ranks > 1 else {0}:
-            run = mpirun(
-                made, ranks, *said, "--queue", queue, ZR_RANKS_PER_HOST=here
-            )
+            run = mpirun(made, ranks, *said, "--queue", queue, ZR_RANKS_PER_HOST=here)
             assert f"weights {weights(run)}\n" in want, (way, here)
 
 
@@ -379,8 +377,7 @@ def parent_of(made: pathlib.Path, log: pathlib.Path, rank: int) -> int:
     found = [
         pid
         for pid in hosts.running(made, log)
-        if own
-        in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if own in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     ]
     (parent,) = (pid for pid in found if set(children(pid)) & set(found))
     return parent
@@ -471,9 +468,7 @@ def test_who_is_waited_for_is_told(
             os.kill(pid, signal.SIGKILL)
         hosts.ended(run)
     told = waits.replace("H", r"\S+").replace("N", r"\d+")
-    assert re.search(rf"no command has ended.*: {told} on host \S+;", line), (
-        line
-    )
+    assert re.search(rf"no command has ended.*: {told} on host \S+;", line), line
 
 
 HOLD = """
@@ -686,9 +681,7 @@ def test_memory_is_what_the_generator_says(tokens: pathlib.Path) -> None:
     (size,) = re.findall(r"^arena of train-mpi .*\((.*)\)$", said, re.M)
     _, made = programs("gpt", *keys)
     run = hosts.ended(mpirun(made, 4, "--data", tokens, "--steps", 1))
-    (told,) = re.findall(
-        r"^memory of a rank: arena (.*) MiB$", run.stderr, re.M
-    )
+    (told,) = re.findall(r"^memory of a rank: arena (.*) MiB$", run.stderr, re.M)
     assert round(float(size.removesuffix(" MiB")), 1) == float(told)
 
 
@@ -700,9 +693,7 @@ def test_a_launch_is_told_of(tmp_path: pathlib.Path, two) -> None:
     run = mpirun(made, 4, "--check-launch", hosts=two, folder=tmp_path)
     done = hosts.ended(run)
     assert done.returncode == 0, done.stderr
-    where = re.findall(
-        r"^rank (\d): host (\w+), (\d) of 2 there", done.stdout, re.M
-    )
+    where = re.findall(r"^rank (\d): host (\w+), (\d) of 2 there", done.stdout, re.M)
     assert sorted(where) == [
         ("0", "h1", "0"),
         ("1", "h1", "1"),
@@ -715,7 +706,5 @@ def test_a_launch_is_told_of(tmp_path: pathlib.Path, two) -> None:
 @pytest.mark.slow
 def test_a_launch_is_told_of_on_gpus() -> None:
     source = trainer.generate(law.path("gpt"), "cluster.ranks=2")
-    told = trainer.sh(
-        trainer.build(source, trainer.EMULATED), "--check-launch"
-    )
+    told = trainer.sh(trainer.build(source, trainer.EMULATED), "--check-launch")
     assert len(re.findall(r"^rank \d: .* \d of 2 there", told, re.M)) == 2

@@ -33,9 +33,7 @@ def epochs(order: Path, n: int, count: int) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
-def test_every_sample_comes_once_whatever_their_number(
-    order: Path, seed: int
-) -> None:
+def test_every_sample_comes_once_whatever_their_number(order: Path, seed: int) -> None:
     for n, found in enumerate(permutations(order, 1, 600, seed=seed), 1):
         assert sorted(found) == list(range(n))
 
@@ -152,9 +150,7 @@ def test_one_source_has_all(order: Path, file: Path) -> None:
 # ---- samples that a start checks
 
 
-def test_a_start_looks_at_what_each_source_gives(
-    order: Path, tmp_path: Path
-) -> None:
+def test_a_start_looks_at_what_each_source_gives(order: Path, tmp_path: Path) -> None:
     """A start checks the samples that each source contributes. Shuffled, it checks all of every
     used file, because any sample may come."""
     first, second = tmp_path / "first", tmp_path / "second"

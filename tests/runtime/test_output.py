@@ -82,17 +82,12 @@ def test_a_failing_stdout_does_not_end_training(
     )
     os.close(stdout)
     assert done.returncode == 0, done.stderr
-    said = [
-        line for line in done.stderr.splitlines() if "standard output" in line
-    ]
+    said = [line for line in done.stderr.splitlines() if "standard output" in line]
     assert said == [
         f"writing standard output: {why}; the run goes on without it",
         f"not all was written to standard output: {why}",
     ]
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [x["step"] for x in lines if "loss" in x] == [
         1,
         2,
@@ -148,10 +143,7 @@ def test_what_was_asked_for_on_stdout_must_be_written(
     training."""
     with FULL.open("wb") as full:
         done = to(full, program, "--data", data, "--val", data, *args, RANKS=2)
-    assert (
-        done.returncode == 3
-        and done.stderr.count("No space left on device") == 2
-    )
+    assert done.returncode == 3 and done.stderr.count("No space left on device") == 2
     assert (
         done.stderr.splitlines()[-1]
         == "rank 0: what was asked for could not be written"
@@ -170,9 +162,7 @@ def test_what_a_program_says_of_itself_must_be_written(
     )
 
 
-def test_a_failing_log_does_not_end_training(
-    program: Path, data: Path
-) -> None:
+def test_a_failing_log_does_not_end_training(program: Path, data: Path) -> None:
     done = train(program, data, "--log", FULL, RANKS=2)
     assert done.code == 0 and done.out.splitlines()[-1] == weights_line(data)
     said = [line for line in done.err.splitlines() if str(FULL) in line]
@@ -192,13 +182,10 @@ def test_a_log_that_may_not_grow_ends_with_a_whole_line(
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     (tmp_path / "log").write_text("")
-    done = train(
-        program, data, "--log", tmp_path / "log", steps=3000, limits=limit
-    )
+    done = train(program, data, "--log", tmp_path / "log", steps=3000, limits=limit)
     text = (tmp_path / "log").read_text()
     assert (
-        done.code == 0
-        and "File too large; the run goes on without it" in done.err
+        done.code == 0 and "File too large; the run goes on without it" in done.err
     ), done.err
     assert most - 400 < len(text) < most and text.endswith("}\n")
     steps = [json.loads(line)["step"] for line in text.splitlines()[1:]]
@@ -236,8 +223,7 @@ def test_files_do_not_take_the_place_of_what_is_closed(
             == 0
         )
         lines = [
-            json.loads(line)
-            for line in (tmp_path / "log").read_text().splitlines()
+            json.loads(line) for line in (tmp_path / "log").read_text().splitlines()
         ]
         assert len(lines) == 33 and "end" in lines[-1]
         raw = (tmp_path / "w" / "model.safetensors").read_bytes()
@@ -246,9 +232,7 @@ def test_files_do_not_take_the_place_of_what_is_closed(
 
 
 @pytest.mark.slow
-def test_the_time_that_is_left_of_a_very_long_run(
-    program: Path, data: Path
-) -> None:
+def test_the_time_that_is_left_of_a_very_long_run(program: Path, data: Path) -> None:
     """The time left is right for 10^9 steps of 2.7 s, more seconds than an int holds."""
     running = subprocess.Popen(
         [program, "--data", data, "--steps", "1000000000"],
@@ -257,9 +241,7 @@ def test_the_time_that_is_left_of_a_very_long_run(
         env=environment(RANKS=8, WORK_US=300000),
     )
     try:
-        left = re.search(
-            r"  (-?\d+):(-?\d+):(-?\d+) left  ", wait_for_step(running, 1)
-        )
+        left = re.search(r"  (-?\d+):(-?\d+):(-?\d+) left  ", wait_for_step(running, 1))
     finally:
         running.terminate()
         running.communicate()
@@ -273,14 +255,10 @@ def test_the_time_that_is_left_of_a_very_long_run(
 @pytest.fixture
 def weights(program: Path, tmp_path: Path) -> Path:
     """Return a directory of weights in two files behind an index, with a model's other files."""
-    assert (
-        run(program, "--steps", 0, "--save", tmp_path / "w", RANKS=2).code == 0
-    )
+    assert run(program, "--steps", 0, "--save", tmp_path / "w", RANKS=2).code == 0
     (tmp_path / "w" / "model.safetensors").rename(tmp_path / "w" / "part one")
     index = {"weight_map": {"w": "part one"}}
-    (tmp_path / "w" / "model.safetensors.index.json").write_text(
-        json.dumps(index)
-    )
+    (tmp_path / "w" / "model.safetensors.index.json").write_text(json.dumps(index))
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "w" / name).write_text("{}")
     return tmp_path / "w"
@@ -296,9 +274,7 @@ def test_weights_are_not_written_over(
 ) -> None:
     before = contents(weights)
     for name in before:
-        done = train(
-            program, data, "--load", weights, option, weights / name, RANKS=2
-        )
+        done = train(program, data, "--load", weights, option, weights / name, RANKS=2)
         assert done.code == 2, done.err
         assert f"{option} {weights / name}: is the file of --load" in done.err
         assert contents(weights) == before
@@ -320,9 +296,7 @@ def test_weights_are_not_written_over(
         and contents(weights) == before
     )
     # files that are not read may lie beside them
-    done = train(
-        program, data, "--load", weights, "--log", weights / "log", RANKS=2
-    )
+    done = train(program, data, "--load", weights, "--log", weights / "log", RANKS=2)
     assert done.code == 0, done.err
 
 
@@ -350,8 +324,7 @@ def test_what_is_read_is_not_written_over(
         done = train(program, tmp_path / "t.bin", *options, tmp_path / name)
         assert (
             done.code == 2
-            and f"{option} {tmp_path / name}: is the file of {of[0]}"
-            in done.err
+            and f"{option} {tmp_path / name}: is the file of {of[0]}" in done.err
         )
     (tmp_path / "link").unlink()
     assert contents(tmp_path) == before
@@ -370,10 +343,7 @@ def test_two_runs_do_not_write_one_log(
     other.hardlink_to(log)
     for name in (log, other):
         second = train(program, data, "--log", name, RANKS=3)
-        assert (
-            second.code == 3
-            and f"--log {name}: another run writes it" in second.err
-        )
+        assert second.code == 3 and f"--log {name}: another run writes it" in second.err
     first.communicate(timeout=LIMIT)
     assert first.returncode == 0
     assert len(log.read_text().splitlines()) == 32
@@ -394,8 +364,7 @@ def test_two_runs_do_not_write_one_profile(
     wait_for_step(first, 1)
     second = train(program, data, *options[:2], RANKS=2)
     assert (
-        second.code == 2
-        and "p.part: another run is going to save there" in second.err
+        second.code == 2 and "p.part: another run is going to save there" in second.err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["p.part"]
     first.kill()
@@ -407,9 +376,7 @@ def test_two_runs_do_not_write_one_profile(
     assert third.wait(LIMIT) == 143 and list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_locks(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_file_system_without_locks(program: Path, data: Path, tmp_path: Path) -> None:
     """A file system without flock lets the run go on, with a message that it cannot see another
     run."""
     (tmp_path / "no.c").write_text(
@@ -435,16 +402,11 @@ def test_a_file_system_without_locks(
         RANKS=2,
         LD_PRELOAD=tmp_path / "no.so",
     )
-    assert (
-        done.code == 0
-        and "cannot be locked (Function not implemented)" in done.err
-    )
+    assert done.code == 0 and "cannot be locked (Function not implemented)" in done.err
     assert len((tmp_path / "log").read_text().splitlines()) == STEPS + 2
 
 
-def test_a_log_is_not_what_is_saved(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_log_is_not_what_is_saved(program: Path, data: Path, tmp_path: Path) -> None:
     """A log or profile is not written over saved weights, files beside them, or their temporary
     files."""
     (tmp_path / "w").mkdir()
@@ -468,8 +430,7 @@ def test_a_log_is_not_what_is_saved(
             )
             assert (
                 done.code == 2
-                and f"{option} {tmp_path / file}: is a file of --save"
-                in done.err
+                and f"{option} {tmp_path / file}: is a file of --save" in done.err
             )
     assert list((tmp_path / "w").iterdir()) == []
 
@@ -492,9 +453,7 @@ def operands(program: Path) -> list[str]:
     return re.findall(r"^  (--[\w-]+) +[A-Z][A-Z-]* ", told, re.M)
 
 
-def test_no_option_goes_to_the_terminal_as_it_is(
-    program: Path, tmp_path: Path
-) -> None:
+def test_no_option_goes_to_the_terminal_as_it_is(program: Path, tmp_path: Path) -> None:
     """No option's operand reaches the terminal unescaped: a number, a word, or a file that is
     missing or cannot be made."""
     found = operands(program)
@@ -518,9 +477,7 @@ def test_no_option_goes_to_the_terminal_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["ZR_TIMEOUT_S", "ZR_PEAK_GFLOPS"])
-def test_no_setting_goes_to_the_terminal_as_it_is(
-    program: Path, name: str
-) -> None:
+def test_no_setting_goes_to_the_terminal_as_it_is(program: Path, name: str) -> None:
     shown(run(program, "--steps=0", **{name: EVIL}).err)
 
 

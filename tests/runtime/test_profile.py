@@ -103,9 +103,9 @@ def read(path: pathlib.Path) -> dict[tuple[int, str], list[Event]]:
         for e in events
         if e["name"] == "thread_name" and e["ph"] == "M"
     }
-    assert {
-        e["args"]["name"] for e in events if e["name"] == "process_name"
-    } == {f"rank {pid}" for pid, _ in threads}
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        f"rank {pid}" for pid, _ in threads
+    }
     found: dict[tuple[int, str], list[Event]] = {
         (pid, t): [] for (pid, _), t in threads.items()
     }
@@ -184,9 +184,9 @@ def check(
                     want["done"], want["wait"] = 0, noted["wait"]
                 assert noted == +want
                 for name in noted:  # in the order of the plan
-                    assert [
-                        e["args"]["call"] for e in row if named(e) == name
-                    ] == list(range(noted[name]))
+                    assert [e["args"]["call"] for e in row if named(e) == name] == list(
+                        range(noted[name])
+                    )
             for name in ("fwd_block", "bwd_block"):
                 assert [
                     e["name"] for e in of_step["main"] if named(e) == name
@@ -201,9 +201,7 @@ def check(
             outer = whole[f"step {step}"]
             for e in (e for row in of_step.values() for e in row):
                 assert ns(outer["ts"]) <= ns(e["ts"])
-                assert ns(e["ts"]) + ns(e["dur"]) <= ns(outer["ts"]) + ns(
-                    outer["dur"]
-                )
+                assert ns(e["ts"]) + ns(e["dur"]) <= ns(outer["ts"]) + ns(outer["dur"])
         for queue in (*used, STEPS):
             one_after_the_other(found[rank, queue])
 
@@ -227,9 +225,7 @@ def test_every_command_once_and_the_same_bits(
     plain = run(binary, tokens)
     assert plain.code == 0, plain.err
     for mode in ("eager", "late", "shuffled:3"):
-        done = run(
-            binary, tokens, "--profile", tmp_path / "p", "--queue", mode
-        )
+        done = run(binary, tokens, "--profile", tmp_path / "p", "--queue", mode)
         assert done.code == 0, done.err
         assert done.line("weights") == plain.line("weights")
         assert done.line("wire") == plain.line("wire")
@@ -237,9 +233,7 @@ def test_every_command_once_and_the_same_bits(
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
-@pytest.mark.parametrize(
-    "kind", [trainer.GCC, trainer.EMULATED], ids=["cpu", "gpu"]
-)
+@pytest.mark.parametrize("kind", [trainer.GCC, trainer.EMULATED], ids=["cpu", "gpu"])
 def test_bytes_of_copies(
     tmp_path: pathlib.Path, tokens: pathlib.Path, kind: trainer.Kind
 ) -> None:
@@ -259,9 +253,7 @@ def test_bytes_of_copies(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [trainer.ASAN, trainer.TSAN], ids=["asan", "tsan"]
-)
+@pytest.mark.parametrize("kind", [trainer.ASAN, trainer.TSAN], ids=["asan", "tsan"])
 @pytest.mark.parametrize("mode", ["eager", "shuffled:1"])
 def test_sanitizers_find_nothing(
     tmp_path: pathlib.Path, tokens: pathlib.Path, kind: trainer.Kind, mode: str
@@ -334,10 +326,7 @@ def test_which_steps(
 
 
 def numbers(line: str) -> list[float]:
-    return [
-        float(word)
-        for word in re.findall(r"(?<!\S)-?\d+(?:\.\d+)?(?!\S)", line)
-    ]
+    return [float(word) for word in re.findall(r"(?<!\S)-?\d+(?:\.\d+)?(?!\S)", line)]
 
 
 @pytest.mark.parametrize("more", [(), ALL_FILED], ids=["plain", "filed"])
@@ -348,19 +337,13 @@ def test_the_table_adds_up(
     settings = keys(3, 2, more)
     binary = trainer.build(trainer.generate(law.path("gpt"), *settings))
     # above any processor's peak, because a share above its own peak is not printed
-    done = run(
-        binary, tokens, "--profile", tmp_path / "p", ZR_PEAK_GFLOPS=1000
-    )
+    done = run(binary, tokens, "--profile", tmp_path / "p", ZR_PEAK_GFLOPS=1000)
     lines = done.out.splitlines()
     begin = next(
-        n
-        for n, line in enumerate(lines)
-        if line.startswith("profile of rank 0")
+        n for n, line in enumerate(lines) if line.startswith("profile of rank 0")
     )
     wall = float(re.search(r"([\d.]+) ms a step", lines[begin])[1])
-    queue = next(
-        n for n, line in enumerate(lines) if line.startswith("each queue")
-    )
+    queue = next(n for n, line in enumerate(lines) if line.startswith("each queue"))
     parts = [line for line in lines[begin + 2 : queue]]
     assert {
         "forward",
@@ -387,9 +370,7 @@ def test_the_table_adds_up(
         want = commands(p, name)
         waits = want.pop("wait", 0)
         rows = [row for row in table if row[0] == name]
-        assert {
-            row[1]: int(row[2]) for row in rows if row[1] != "waits"
-        } == want
+        assert {row[1]: int(row[2]) for row in rows if row[1] != "waits"} == want
         # Waits for QUEUE N
         assert sum(int(row[4]) for row in rows if row[1] == "waits") == waits
     whole = read(tmp_path / "p")[0, STEPS]
@@ -398,9 +379,7 @@ def test_the_table_adds_up(
     )
     flops = {row[1]: row for row in table if row[-1] == "peak"}
     for row in flops.values():  # 2 ranks; of 1000 GFLOP/s
-        assert int(row[-3].rstrip("%")) == pytest.approx(
-            0.2 * float(row[-4]), abs=0.6
-        )
+        assert int(row[-3].rstrip("%")) == pytest.approx(0.2 * float(row[-4]), abs=0.6)
     assert set(flops) == {"fwd_block", "bwd_block", "train_head"}
     wire = ("gather", "alltoall", "allreduce")
     assert (
@@ -451,9 +430,7 @@ def test_errors_come_first(
     said: str,
 ) -> None:
     done = run(tiny, tokens, *options)
-    assert done.code == 2 and said in done.err and "step 1/" not in done.err, (
-        done.err
-    )
+    assert done.code == 2 and said in done.err and "step 1/" not in done.err, done.err
 
 
 def test_no_input_is_written_over(
@@ -462,9 +439,7 @@ def test_no_input_is_written_over(
     before = tokens.read_bytes()
     done = run(tiny, tokens, "--profile", tokens)
     assert done.code == 2 and "is the file of --data" in done.err
-    done = run(
-        tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log"
-    )
+    done = run(tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log")
     assert done.code == 2 and "is the file of --log" in done.err
     # The name of a profile while it is written
     part = tmp_path / "q.part"
@@ -475,9 +450,7 @@ def test_no_input_is_written_over(
     assert (tmp_path / "log").read_text() == ""
     done = run(tiny, tokens, "--profile", tmp_path / "p", steps=0)
     assert (
-        done.code == 2
-        and "--steps is 0" in done.err
-        and not (tmp_path / "p").exists()
+        done.code == 2 and "--steps is 0" in done.err and not (tmp_path / "p").exists()
     )
 
 
@@ -497,9 +470,7 @@ def test_a_folder_that_takes_no_file(
     assert (tmp_path / "p").read_text() == "before"
 
 
-def test_nothing_is_half_written(
-    tmp_path: pathlib.Path, tokens: pathlib.Path
-) -> None:
+def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
     """No partial profile is left if a file may not grow beyond some KiB, and the old one stays."""
     (tmp_path / "p").write_text("before")
     alone = trainer.build(trainer.generate(law.path("gpt"), *keys(3, 1, ())))
@@ -511,9 +482,7 @@ def test_nothing_is_half_written(
         3,
         "--profile",
         tmp_path / "p",
-        limits=(
-            lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-        ),
+        limits=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))),
     )
     said = [line for line in done.err.splitlines() if "File too large" in line]
     assert done.code == 0 and said == [
@@ -571,9 +540,7 @@ def test_on_a_gpu(
 def test_queues_are_those_of_the_runtime() -> None:
     """The queues' numbers and names are the runtime's, and so are the arenas between which queues
     copy."""
-    header, source = (
-        (RUNTIME / name).read_text() for name in ("zr.h", "zr_range.c")
-    )
+    header, source = ((RUNTIME / name).read_text() for name in ("zr.h", "zr_range.c"))
     numbers = re.search(r"ZR_MAIN = 0.*ZR_QUEUES = \d+", header, re.S)[0]
     said = re.findall(r"ZR_(\w+) = (\d+)", numbers)
     assert said == [
@@ -584,9 +551,7 @@ def test_queues_are_those_of_the_runtime() -> None:
     arenas = {"ARENA": "device", "HOSTED": "host", "FILED": "file"}
     ways = {
         name.lower(): (arenas[a], arenas[b])
-        for name, a, b in re.findall(
-            r"\[ZR_(\w+)\] = {1, (\w+), (\w+)}", source
-        )
+        for name, a, b in re.findall(r"\[ZR_(\w+)\] = {1, (\w+), (\w+)}", source)
     }
     assert ways == {
         q.name: (q.reads, q.writes)

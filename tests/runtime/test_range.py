@@ -260,16 +260,12 @@ def ended(
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_leaves_its_arena_is_named(
-    tmp_path: pathlib.Path, what: str
-) -> None:
+def test_what_leaves_its_arena_is_named(tmp_path: pathlib.Path, what: str) -> None:
     ended(trainer.GCC, tmp_path, source(*KEYS), WRONG[what])
 
 
 @pytest.mark.parametrize("what", STATES)
-def test_masters_have_a_row_each_once(
-    tmp_path: pathlib.Path, what: str
-) -> None:
+def test_masters_have_a_row_each_once(tmp_path: pathlib.Path, what: str) -> None:
     ended(trainer.GCC, tmp_path, source(*KEYS), STATES[what])
 
 
@@ -297,9 +293,7 @@ def test_what_is_left_alone_runs(tmp_path: pathlib.Path) -> None:
     "what",
     covering([*WRONG], budget=len(WRONG) // 2),
 )
-def test_a_gpus_program_names_it_too(
-    tmp_path: pathlib.Path, what: str
-) -> None:
+def test_a_gpus_program_names_it_too(tmp_path: pathlib.Path, what: str) -> None:
     ended(trainer.EMULATED, tmp_path, source(*KEYS), WRONG[what])
 
 

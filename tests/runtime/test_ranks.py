@@ -183,9 +183,7 @@ def test_memory_that_is_asked_for(program: Path, data: Path) -> None:
     asked = [
         int(re.search(r"2 ranks x (\d+) bytes", done.err)[1])
         for threads in (1, 5)
-        for done in [
-            train(program, data, "--threads", threads, FAULT="huge", RANKS=2)
-        ]
+        for done in [train(program, data, "--threads", threads, FAULT="huge", RANKS=2)]
     ]
     assert asked == [(1 << 45) + (threads + 1 << 20) for threads in (1, 5)]
 
@@ -208,9 +206,7 @@ def test_a_launcher_must_agree(program: Path, data: Path, name: str) -> None:
         assert code == 0 or (name in done.err and done.out == "")
 
 
-def test_limits_of_this_host(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
     def address_space() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))
 
@@ -228,8 +224,7 @@ def test_limits_of_this_host(
     done = train(program, data, RANKS=2, limits=stack)
     assert (
         done.code == 3
-        and "a stack may have 64 KiB here, 128 are needed (ulimit -s)"
-        in done.err
+        and "a stack may have 64 KiB here, 128 are needed (ulimit -s)" in done.err
     )
 
 
@@ -248,9 +243,7 @@ def test_limits_of_this_host(
         ),
     ],
 )
-def test_a_small_stack(
-    tmp_path: Path, family: str, keys: tuple[str, ...]
-) -> None:
+def test_a_small_stack(tmp_path: Path, family: str, keys: tuple[str, ...]) -> None:
     """A stack of 128 KiB is enough for the ranks' own threads and those that they start."""
     source = trainer.generate(
         law.path(family), "zero.stage=3", "cluster.ranks=2", *keys
@@ -398,9 +391,7 @@ def test_bad_options(program: Path, args: tuple[str, ...], sign: str) -> None:
     ), done.err
 
 
-def test_options_with_their_values(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_options_with_their_values(program: Path, data: Path, tmp_path: Path) -> None:
     """--option=VALUE means --option VALUE, whatever else the value contains, and -h means
     --help."""
     said = [
@@ -423,9 +414,7 @@ def test_options_with_their_values(
             ),
         )
     ]
-    assert [done.code for done in said] == [0, 0] and (
-        tmp_path / "c=d"
-    ).exists()
+    assert [done.code for done in said] == [0, 0] and (tmp_path / "c=d").exists()
     assert said[0].out.splitlines()[-1] == said[1].out.splitlines()[-1]
     help_ = [
         run(program, *words, RANKS=2)
@@ -475,25 +464,14 @@ def test_weights_without_a_place_must_be_dropped_by_name(
     them."""
     loaded = tmp_path / "in" / "model.safetensors"
     assert train(program, data, "--save", loaded.parent, RANKS=2).code == 0
-    save_file(
-        {**load_file(loaded), "q_norm.weight": np.zeros(3, np.float32)}, loaded
-    )
+    save_file({**load_file(loaded), "q_norm.weight": np.zeros(3, np.float32)}, loaded)
     args = "--load", loaded.parent, "--save", tmp_path / "out"
     done = train(program, data, *args, RANKS=2)
-    assert (
-        done.code == 2
-        and "q_norm.weight; needed: a spec that has them" in done.err
-    )
+    assert done.code == 2 and "q_norm.weight; needed: a spec that has them" in done.err
     assert "step" not in done.err and not [*(tmp_path / "out").iterdir()]
     done = train(program, data, *args, "--drop-unknown", RANKS=2)
-    assert (
-        done.code == 0
-        and "left out" in done.err
-        and "q_norm.weight" in done.err
-    )
-    assert "q_norm.weight" not in load_file(
-        tmp_path / "out" / "model.safetensors"
-    )
+    assert done.code == 0 and "left out" in done.err and "q_norm.weight" in done.err
+    assert "q_norm.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_a_log_gets_what_a_run_says_that_goes_on(
@@ -532,9 +510,7 @@ def test_a_log_is_not_written_over_the_data(
     other.hardlink_to(tokens)
     steps = 1 if option == "--data" else 0
     for log in (tokens, other):
-        done = run(
-            program, option, tokens, "--steps", steps, "--log", log, RANKS=2
-        )
+        done = run(program, option, tokens, "--steps", steps, "--log", log, RANKS=2)
         assert done.code == 2 and f"is the file of {option}" in done.err
         assert tokens.read_bytes() == data.read_bytes()
 
@@ -553,11 +529,9 @@ def test_settings_in_the_environment(
 ) -> None:
     for text in bad:
         done = train(program, data, RANKS=2, **{name: text})
-        assert (
-            done.code == 2
-            and f"{name} {text}: a " in done.err
-            and done.out == ""
-        ), text
+        assert done.code == 2 and f"{name} {text}: a " in done.err and done.out == "", (
+            text
+        )
         assert len(done.err.splitlines()) == 1
     for text in ("", "0", "1"):
         assert train(program, data, RANKS=2, **{name: text}).code == 0, text
@@ -575,23 +549,14 @@ def test_validation_over_nothing(program: Path, tmp_path: Path) -> None:
         tmp_path / "log",
         RANKS=2,
     )
-    assert done.code == 0 and "val.bin has no target" in done.line(
-        "val loss none"
-    )
+    assert done.code == 0 and "val.bin has no target" in done.line("val loss none")
     record = json.loads((tmp_path / "log").read_text().splitlines()[1])
     assert record == {"step": 0, "val_loss": None, "val_tokens": 0}
 
 
-def test_numbers_that_json_lacks(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
-    assert (
-        train(program, data, "--log", tmp_path / "log", FAULT="nan").code == 0
-    )
-    assert (
-        json.loads((tmp_path / "log").read_text().splitlines()[1])["loss"]
-        is None
-    )
+def test_numbers_that_json_lacks(program: Path, data: Path, tmp_path: Path) -> None:
+    assert train(program, data, "--log", tmp_path / "log", FAULT="nan").code == 0
+    assert json.loads((tmp_path / "log").read_text().splitlines()[1])["loss"] is None
 
 
 # ---- the rest of the surface
@@ -607,9 +572,7 @@ def weights(folder: Path) -> np.ndarray:
     ]
 
 
-def test_weights_go_out_and_in_over_any_ranks(
-    program: Path, tmp_path: Path
-) -> None:
+def test_weights_go_out_and_in_over_any_ranks(program: Path, tmp_path: Path) -> None:
     """Weights pass between any numbers of ranks. The program's weights are 1 .. N, and it doubles
     the loaded ones."""
     for step, ranks in enumerate((3, 1, 8)):
@@ -642,11 +605,7 @@ def test_a_place_that_takes_no_weights_is_told_before_training(
         Path("/proc/weights"),
     ):
         done = train(program, data, "--save", place, RANKS=2)
-        assert (
-            done.code == 3
-            and str(place) in done.err
-            and "step" not in done.err
-        )
+        assert done.code == 3 and str(place) in done.err and "step" not in done.err
 
 
 def test_two_runs_that_save_in_one_place(
@@ -654,23 +613,16 @@ def test_two_runs_that_save_in_one_place(
 ) -> None:
     """The second of two runs that save in one place is refused, and the first ends undisturbed."""
     part = tmp_path / "w" / ".model.safetensors.part"
-    first = start(
-        program, data, "--save", tmp_path / "w", RANKS=2, WORK_US=1000
-    )
+    first = start(program, data, "--save", tmp_path / "w", RANKS=2, WORK_US=1000)
     wait_for_step(first, 1)
     before = part.stat().st_ino
     for ranks in (1, 3):
         second = train(program, data, "--save", tmp_path / "w", RANKS=ranks)
-        assert (
-            second.code == 3
-            and "another run is going to save there" in second.err
-        )
+        assert second.code == 3 and "another run is going to save there" in second.err
         assert part.stat().st_ino == before
     first.communicate(timeout=LIMIT)
     assert first.returncode == 0
-    assert [path.name for path in (tmp_path / "w").iterdir()] == [
-        "model.safetensors"
-    ]
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["model.safetensors"]
     assert np.array_equal(weights(tmp_path / "w"), np.arange(1, N + 1))
 
 
@@ -698,9 +650,7 @@ def test_what_a_killed_run_left_is_cleared(
     wait_for_step(running, 1)
     running.kill()
     running.communicate()
-    assert [path.name for path in tmp_path.iterdir()] == [
-        ".model.safetensors.part"
-    ]
+    assert [path.name for path in tmp_path.iterdir()] == [".model.safetensors.part"]
     assert train(program, data, "--save", tmp_path, RANKS=2).code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
@@ -755,7 +705,5 @@ def test_the_runtime_decides_nothing() -> None:
     """The runtime decides nothing: its sources have no words for how state is split or for
     prefetch, and interpret nothing."""
     lines = lines_of(RUNTIME.rglob("*.[ch]"))
-    assert not [
-        line for line in lines if re.search(r"\bstage\b|prefetch|\bW\b", line)
-    ]
+    assert not [line for line in lines if re.search(r"\bstage\b|prefetch|\bW\b", line)]
     assert not [line for line in lines if re.search(r"\bswitch\s*\(", line)]

@@ -75,15 +75,11 @@ def test_every_number_of_ranks_computes_the_same(
         done.line("wire")
         == f"wire {wire} bytes and {count} collectives per rank and step"
     )
-    records = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-    ]
+    records = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
     assert [record["step"] for record in steps] == [1, 2, 3]
     assert [record["loss"] for record in steps] == [
-        int((masters(data, step) & np.uint64(0xFF)).sum())
-        for step in (1, 2, 3)
+        int((masters(data, step) & np.uint64(0xFF)).sum()) for step in (1, 2, 3)
     ]
     assert [record["norm"] for record in steps] == [
         ranks * ranks * step for step in (1, 2, 3)
@@ -92,34 +88,28 @@ def test_every_number_of_ranks_computes_the_same(
         2,
         3,
     ]
-    assert {
-        record["val_loss"] for record in records if "val_loss" in record
-    } == {validation(data)}
+    assert {record["val_loss"] for record in records if "val_loss" in record} == {
+        validation(data)
+    }
     assert records[-1]["wire"] == wire and records[-1]["collectives"] == count
 
 
-def test_samples_wrap_at_the_end_of_the_file(
-    program: Path, tmp_path: Path
-) -> None:
+def test_samples_wrap_at_the_end_of_the_file(program: Path, tmp_path: Path) -> None:
     path = tmp_path / "few.bin"
     # 7 samples; a step takes 48
     np.arange(7 * T + 1, dtype="<u2").tofile(path)
-    assert train(program, path, RANKS=2).out.splitlines()[-1] == weights_line(
-        path
-    )
+    assert train(program, path, RANKS=2).out.splitlines()[-1] == weights_line(path)
 
 
 def test_peers_are_read_only_in_collectives(program: Path, data: Path) -> None:
     for overlap in (0, 1):
         settings = {"RANKS": 3, "OVERLAP": overlap, "AHEAD": overlap}
         done = train(program, data, ZR_UNMAP_PEERS=1, **settings)
-        assert done.code == 0 and done.out.splitlines()[-1] == weights_line(
-            data
-        ), done.err
-        assert train(program, data, FAULT="peek", **settings).code == 0
-        caught = train(
-            program, data, FAULT="peek", ZR_UNMAP_PEERS=1, **settings
+        assert done.code == 0 and done.out.splitlines()[-1] == weights_line(data), (
+            done.err
         )
+        assert train(program, data, FAULT="peek", **settings).code == 0
+        caught = train(program, data, FAULT="peek", ZR_UNMAP_PEERS=1, **settings)
         assert caught.code == 5 and "signal 11" in caught.err
 
 
@@ -162,9 +152,7 @@ def test_order_does_not_matter(program: Path, data: Path, ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", ["full", "free", "made", "gone", "brought", "added"]
-)
+@pytest.mark.parametrize("kind", ["full", "free", "made", "gone", "brought", "added"])
 def test_a_missing_wait_shows(program: Path, data: Path, kind: str) -> None:
     right = weights_line(data)
     wrong = [
@@ -183,9 +171,7 @@ def test_a_missing_wait_shows(program: Path, data: Path, kind: str) -> None:
         != [right]
     ]
     # At least 19 of 20 seeds show each kind, as measured; a quarter of that is required.
-    assert len(wrong) >= 5, (
-        f"the wait `{kind}` is missing, and only {wrong} saw it"
-    )
+    assert len(wrong) >= 5, f"the wait `{kind}` is missing, and only {wrong} saw it"
 
 
 @pytest.mark.parametrize("what", ["unit", "grad"])
@@ -209,9 +195,7 @@ def test_what_is_read_behind_a_last_use_shows(
             ).out.splitlines()[-1]
             for mode in ("eager", *MODES[:5])
         }
-        right = [
-            mode for mode, line in said.items() if line == weights_line(data)
-        ]
+        right = [mode for mode, line in said.items() if line == weights_line(data)]
         assert right == ["eager"]
 
 
@@ -304,9 +288,7 @@ def test_nothing_is_allocated_after_the_start(
 
 
 @pytest.mark.alone
-def test_gathers_hide_behind_work(
-    program: Path, data: Path, tmp_path: Path
-) -> None:
+def test_gathers_hide_behind_work(program: Path, data: Path, tmp_path: Path) -> None:
     """9 gathers and 9 calls of 20 ms each take 360 ms one by one; a unit ahead, all gathers but one
     hide."""
     took = {}
@@ -325,20 +307,14 @@ def test_gathers_hide_behind_work(
             ZR_GATHER_DELAY_US=20000,
         )
         assert done.code == 0, done.err
-        took[ahead] = (
-            json.loads(log.read_text().splitlines()[-1])["seconds"] / 4
-        )
+        took[ahead] = json.loads(log.read_text().splitlines()[-1])["seconds"] / 4
     assert took[0] >= 0.360  # a sleep is never shorter
     assert took[0] - took[1] >= 0.8 * 8 * 0.020
 
 
 @pytest.mark.alone
-def test_memory_is_the_arena_and_little_more(
-    program: Path, data: Path
-) -> None:
-    running = start(
-        program, data, RANKS=2, FAULT="hang", PAD_MIB=32, OVERLAP=1
-    )
+def test_memory_is_the_arena_and_little_more(program: Path, data: Path) -> None:
+    running = start(program, data, RANKS=2, FAULT="hang", PAD_MIB=32, OVERLAP=1)
     try:
         wait_for_step(running, 1)
         time.sleep(0.3)

@@ -66,24 +66,16 @@ def test_an_ignored_signal_stays_ignored(
 def test_what_is_stopped_has_been_saved(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    running = start(
-        program, data, "--save", tmp_path, "--sample", 10**9, RANKS=2
-    )
+    running = start(program, data, "--save", tmp_path, "--sample", 10**9, RANKS=2)
     try:
-        while (
-            not (tmp_path / "model.safetensors").exists()
-            and running.poll() is None
-        ):
+        while not (tmp_path / "model.safetensors").exists() and running.poll() is None:
             time.sleep(0.1)
         time.sleep(0.5)  # in the sample
         running.terminate()
         assert running.wait(3) == 143
     finally:
         running.kill()
-    assert (
-        "(Terminated) with weights saved after step 30\n"
-        in running.stderr.read()
-    )
+    assert "(Terminated) with weights saved after step 30\n" in running.stderr.read()
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
@@ -142,9 +134,7 @@ def test_what_is_wrong_before_ranks_start_names_who_says_it(
     ranks: int,
     named: bool,
 ) -> None:
-    running = start(
-        program, data, "--sped", RANKS=ranks, ZR_WORLD_SIZE=4, **launcher
-    )
+    running = start(program, data, "--sped", RANKS=ranks, ZR_WORLD_SIZE=4, **launcher)
     error = running.communicate(timeout=LIMIT)[1]
     who = f"rank 1 on host {socket.gethostname()}" if named else "program"
     assert running.returncode == 2 and error.startswith(
@@ -175,9 +165,7 @@ def test_a_reason_is_told_before_all_are_stopped(
     while some := os.read(readable, 65536):
         said += some
     os.close(readable)
-    assert (
-        running.wait(LIMIT) == code and sign in said and said.count(b"\n") == 1
-    )
+    assert running.wait(LIMIT) == code and sign in said and said.count(b"\n") == 1
 
 
 def test_a_reader_that_sleeps_does_not_hold_up_the_end(

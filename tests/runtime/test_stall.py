@@ -66,9 +66,7 @@ def test_a_stopped_rank_is_named(
     begun = time.monotonic()
     os.kill(pids[which], signal.SIGSTOP)
     error = running.communicate(timeout=LIMIT)[1]
-    assert running.returncode == 7 and time.monotonic() - begun < patient(6), (
-        error
-    )
+    assert running.returncode == 7 and time.monotonic() - begun < patient(6), error
     assert SAID.search(error)[1] == str(which) and gone(pids), error
 
 
@@ -135,9 +133,7 @@ def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_works_has_ten_times_as_long(
-    program: Path, data: Path
-) -> None:
+def test_a_command_that_works_has_ten_times_as_long(program: Path, data: Path) -> None:
     """A command that uses a processor may take ten times as long, because a product may be slow on
     a slow or shared one."""
     done = train(
@@ -153,9 +149,7 @@ def test_a_command_that_works_has_ten_times_as_long(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_between_steps(
-    program: Path, data: Path
-) -> None:
+def test_a_rank_that_is_stopped_between_steps(program: Path, data: Path) -> None:
     """Rank 0 stopped between steps, while it waits to print, is found, too."""
     readable, writable = os.pipe()
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
@@ -184,9 +178,9 @@ def test_a_rank_that_is_stopped_between_steps(
         pass  # until all have ended
     os.close(readable)
     error = running.communicate(timeout=LIMIT)[1]
-    assert (
-        running.returncode == 7 and SAID.search(error)[1] == "0" and gone(pids)
-    ), error
+    assert running.returncode == 7 and SAID.search(error)[1] == "0" and gone(pids), (
+        error
+    )
 
 
 @pytest.mark.slow
@@ -279,9 +273,7 @@ def test_a_slow_disk_before_and_after_training_is_no_stall(
 
 
 @pytest.mark.parametrize("sanitizer", ["tsan", "asan"])
-def test_sanitizers_are_silent_about_a_stall(
-    data: Path, sanitizer: str
-) -> None:
+def test_sanitizers_are_silent_about_a_stall(data: Path, sanitizer: str) -> None:
     done = train(
         built(sanitizer),
         data,

@@ -81,9 +81,7 @@ def mask_file(file: Path, masked: list[int], n: int = N) -> None:
 
 
 @pytest.mark.parametrize("n", [61, 63, 64])
-def test_what_a_mask_hides_is_no_target(
-    data: Path, tmp_path: Path, n: int
-) -> None:
+def test_what_a_mask_hides_is_no_target(data: Path, tmp_path: Path, n: int) -> None:
     masked = [0, 1, 7, 8, 9, 30, 55, 60]
     mask_file(tmp_path / "t.bin", masked, n)
     wide = tokens(n=n).astype(np.int64)
@@ -279,9 +277,7 @@ def test_an_index_of_the_old_kind_is_told(
     file.write_bytes(tokens("<u2").tobytes())
     made = b"TNTIDX\0\0" + struct.pack("<5Q", 1, code, 2, 1, 1) + bytes(99)
     file.with_suffix(".idx").write_bytes(made)
-    refused(
-        data, file, f"{tmp_path}/t.idx: an old index (TNTIDX)", width=width
-    )
+    refused(data, file, f"{tmp_path}/t.idx: an old index (TNTIDX)", width=width)
     refused(data, file, words, width=width)
 
 
@@ -318,9 +314,7 @@ def folder(into: Path, said: object, kind: str = "<u4") -> Path:
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4"])
-def test_meta_json_tells_the_type(
-    data: Path, tmp_path: Path, kind: str
-) -> None:
+def test_meta_json_tells_the_type(data: Path, tmp_path: Path, kind: str) -> None:
     file = folder(tmp_path, meta(dtype=f"uint{8 * int(kind[-1])}"), kind)
     taken(data, file, tokens(kind))
     taken(data, file, tokens(kind), width=6 - int(kind[-1]))
@@ -333,9 +327,7 @@ def test_meta_json_comes_before_a_header(data: Path, tmp_path: Path) -> None:
     refused(data, file, "token 0 is 20240520; the vocabulary")
 
 
-def test_one_that_does_not_name_the_file_is_absent(
-    data: Path, tmp_path: Path
-) -> None:
+def test_one_that_does_not_name_the_file_is_absent(data: Path, tmp_path: Path) -> None:
     for said in (
         meta(files={"val.bin": {}}),
         meta(files=[1]),
@@ -402,9 +394,7 @@ def test_a_bad_meta_json_is_told(
 # ---- labels
 
 
-def labelled(
-    into: Path, labels: np.ndarray, kind: str = "<u4", **more: object
-) -> Path:
+def labelled(into: Path, labels: np.ndarray, kind: str = "<u4", **more: object) -> Path:
     width = int(kind[-1])
     said = meta(
         dtype=f"uint{8 * width}",
@@ -422,9 +412,7 @@ def test_labels_leave_targets_out_and_no_input(
     left_out = [0, 1, 5, 6, 30, 60]
     labels = tokens(kind)
     labels[left_out] = np.iinfo(kind).max
-    got, why = read(
-        data, labelled(tmp_path, labels, kind), vocab=VOCAB, rows=12
-    )
+    got, why = read(data, labelled(tmp_path, labels, kind), vocab=VOCAB, rows=12)
     assert got is not None, why
     wide = tokens(kind).astype(np.int64)
     assert (got[:, 0].ravel() == wide[:60]).all()
@@ -432,9 +420,7 @@ def test_labels_leave_targets_out_and_no_input(
     assert (got[:, 1].ravel() == wide[1:61]).all()
 
 
-def test_the_specs_ignore_holds_beside_labels(
-    data: Path, tmp_path: Path
-) -> None:
+def test_the_specs_ignore_holds_beside_labels(data: Path, tmp_path: Path) -> None:
     pad = int(tokens()[3])
     file = labelled(tmp_path, tokens())
     got, why = read(data, file, vocab=VOCAB, ignore=pad)
@@ -473,9 +459,7 @@ def test_the_ignore_index_of_pytorch_is_told(
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4"])
-def test_labels_are_checked_at_the_start(
-    data: Path, tmp_path: Path, kind: str
-) -> None:
+def test_labels_are_checked_at_the_start(data: Path, tmp_path: Path, kind: str) -> None:
     """Labels are checked at the start, also if every number of the type is a token."""
     labels = tokens(kind)
     labels[40] ^= 1

@@ -28,9 +28,7 @@ def load():
 tokens = load()
 
 
-def make(
-    text: Path, folder: Path, *most: str
-) -> subprocess.CompletedProcess[str]:
+def make(text: Path, folder: Path, *most: str) -> subprocess.CompletedProcess[str]:
     files = [text, folder / "train", folder / "val"]
     return subprocess.run(
         [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T), *most],
@@ -55,13 +53,10 @@ def test_the_bigram_loss_is_that_of_a_count_by_hand():
 def test_the_files_hold_the_text_and_whole_samples(tmp_path):
     assert make(TEXT, tmp_path).returncode == 0
     text = TEXT.read_bytes()
-    train, val = (
-        np.fromfile(tmp_path / name, "<u2") for name in ("train", "val")
-    )
+    train, val = (np.fromfile(tmp_path / name, "<u2") for name in ("train", "val"))
     cut = len(text) * 9 // 10
     assert (
-        len(val) % T == 1
-        and bytes(val.astype(np.uint8)) == text[cut : cut + len(val)]
+        len(val) % T == 1 and bytes(val.astype(np.uint8)) == text[cut : cut + len(val)]
     )
     assert len(text) - cut - len(val) < T
     assert len(train) == cut and Counter(train.tolist()) == Counter(text[:cut])
@@ -70,9 +65,7 @@ def test_the_files_hold_the_text_and_whole_samples(tmp_path):
 def test_a_part_to_validate_on(tmp_path):
     """The part for validation has whole samples, and the bigram's loss is over these."""
     done = make(TEXT, tmp_path, str(10 * T + 7))
-    train, val = (
-        np.fromfile(tmp_path / name, "<u2") for name in ("train", "val")
-    )
+    train, val = (np.fromfile(tmp_path / name, "<u2") for name in ("train", "val"))
     assert len(val) == 10 * T + 1
     text = TEXT.read_bytes()
     cut = len(text) * 9 // 10
@@ -98,11 +91,7 @@ def test_pieces_of_the_text_are_stirred_and_none_is_lost():
 def test_a_text_too_short_is_refused_and_nothing_written(tmp_path, size):
     (tmp_path / "text").write_bytes(b"x" * size)
     done = make(tmp_path / "text", tmp_path)
-    assert (
-        done.returncode == 2
-        and f"{size} bytes" in done.stderr
-        and not done.stdout
-    )
+    assert done.returncode == 2 and f"{size} bytes" in done.stderr and not done.stdout
     assert not (tmp_path / "train").exists() and "Traceback" not in done.stderr
 
 

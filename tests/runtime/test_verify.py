@@ -95,9 +95,7 @@ def test_all_ways_log_the_hashes_that_runs_end_with(
         assert (found.weights, found.steps) == (plain.weights, plain.steps)
         logs[way] = log
     first, *others = logs.values()
-    assert [compare.compare(first, other) for other in others] == (
-        [0] * len(others)
-    )
+    assert [compare.compare(first, other) for other in others] == ([0] * len(others))
 
 
 @pytest.mark.slow

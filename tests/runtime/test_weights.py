@@ -61,9 +61,7 @@ def test_saved_is_what_the_library_reads(
 
 
 @pytest.mark.slow
-def test_saved_bytes_do_not_depend_on_the_ranks(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_saved_bytes_do_not_depend_on_the_ranks(tool: Path, tmp_path: Path) -> None:
     files = []
     for ranks in 1, 3, 5:
         (tmp_path / str(ranks)).mkdir()
@@ -80,18 +78,14 @@ def test_a_save_replaces_what_is_there(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(2))
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/model.safetensors").write_bytes(b"old")
-    (tmp_path / "saved/.model.safetensors.part").write_bytes(
-        b"left behind" * 10000
-    )
+    (tmp_path / "saved/.model.safetensors.part").write_bytes(b"left behind" * 10000)
     assert bench.save(weights_of(bench.program)).returncode == 0
     assert os.listdir(tmp_path / "saved") == ["model.safetensors"]
     got = load_file(tmp_path / "saved/model.safetensors")
     assert got.keys() == weights_of(bench.program).keys()
 
 
-def test_a_save_that_fails_leaves_the_old_file(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_a_save_that_fails_leaves_the_old_file(tool: Path, tmp_path: Path) -> None:
     """A save that fails leaves the old file: one of two ranks dies before it has written anything
     (its arena cannot be read)."""
     bench = Bench(tool, tmp_path, layout(2))
@@ -110,9 +104,7 @@ def test_a_save_that_fails_leaves_the_old_file(
     assert (tmp_path / "saved/model.safetensors").read_bytes() == old
 
 
-def test_a_place_where_another_run_saves_is_refused(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_a_place_where_another_run_saves_is_refused(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     command = [
         str(tool),
@@ -121,9 +113,7 @@ def test_a_place_where_another_run_saves_is_refused(
         str(tmp_path / "saved"),
     ]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True
-    ) as other:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
         assert other.stdout.readline() == "begun\n"
         done = bench.save(weights_of(bench.program))
         assert done.returncode == 2 and "another run" in done.stderr
@@ -147,9 +137,7 @@ def test_no_room(tool: Path, tmp_path: Path) -> None:
     (tmp_path / "saved/model.safetensors").write_bytes(b"old")
     done = run(tool, tmp_path / "program", "begin", tmp_path / "saved")
     assert done.returncode == 2 and done.stdout == ""
-    assert (
-        f"{4096 + rows * 4096} bytes are needed, the disk has " in done.stderr
-    )
+    assert f"{4096 + rows * 4096} bytes are needed, the disk has " in done.stderr
     assert os.listdir(tmp_path / "saved") == ["model.safetensors"]
     assert (tmp_path / "saved/model.safetensors").read_bytes() == b"old"
 
@@ -158,17 +146,12 @@ def test_no_place(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "file").write_bytes(b"")
     assert (
-        "file: not a directory"
-        in bench.save(weights_of(bench.program), "file").stderr
+        "file: not a directory" in bench.save(weights_of(bench.program), "file").stderr
     )
     assert (
-        "Not a directory"
-        in bench.save(weights_of(bench.program), "file/below").stderr
+        "Not a directory" in bench.save(weights_of(bench.program), "file/below").stderr
     )
-    assert (
-        "too long"
-        in bench.save(weights_of(bench.program), "long/" * 1000).stderr
-    )
+    assert "too long" in bench.save(weights_of(bench.program), "long/" * 1000).stderr
     (tmp_path / "taken/model.safetensors/x").mkdir(parents=True)
     done = bench.save(weights_of(bench.program), "taken")
     assert done.returncode == 2 and "taken/model.safetensors" in done.stderr
@@ -190,13 +173,10 @@ def test_loaded_is_what_the_library_wrote(
     (tmp_path / "in").mkdir()
     if shards:
         place = {
-            name: f"model-{k % shards}.safetensors"
-            for k, name in enumerate(weights)
+            name: f"model-{k % shards}.safetensors" for k, name in enumerate(weights)
         }
         for file in set(place.values()):
-            part = {
-                name: w for name, w in weights.items() if place[name] == file
-            }
+            part = {name: w for name, w in weights.items() if place[name] == file}
             save_file(part, tmp_path / "in" / file)
         index = {"metadata": {"total_size": 1}, "weight_map": place}
         (tmp_path / "in/model.safetensors.index.json").write_text(
@@ -277,9 +257,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     wanted = arenas(bench.program, weights, False)[0]
     mask = np.ones((1, 1, 2, 2), np.uint8)
     buffers = {
-        f"h.{i}.attn.{end}": mask
-        for i in range(4)
-        for end in ("bias", "masked_bias")
+        f"h.{i}.attn.{end}": mask for i in range(4) for end in ("bias", "masked_bias")
     }
 
     def note(extra: Weights, *drop: str) -> str:
@@ -298,10 +276,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     assert note(buffers) == "not needed: 8 buffers\n"
     head = {"lm_head.weight": weights["wte.weight"]}
     said = note(buffers | head)
-    assert (
-        said
-        == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
-    )
+    assert said == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
     # an untied head has no place in a tied model, nor have Qwen2's biases and Qwen3's norms of
     # heads in Llama: without them it would be another model
     allowed = "; needed: a spec that has them, or --drop-unknown"
@@ -317,10 +292,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     assert refused(head) == listed + allowed + untied
     assert note(head, "drop") == dropped + "1 of the tensors: lm_head.weight\n"
     for name in "self_attn.q_proj.bias", "self_attn.k_norm.weight":
-        biases = {
-            f"model.layers.{i}.{name}": np.zeros(i, np.float32)
-            for i in range(6)
-        }
+        biases = {f"model.layers.{i}.{name}": np.zeros(i, np.float32) for i in range(6)}
         listed = "6 of the tensors: " + ", ".join([*biases][:4]) + ", ..."
         said = refused(buffers | biases)
         assert said.startswith(f"{listed}{allowed}; {tool} is the program of ")
@@ -348,16 +320,12 @@ def test_a_tied_embedding_as_its_head_alone(
     save_file(given, tmp_path / "in" / name, metadata)
     if shards:
         index = {"weight_map": dict.fromkeys(given, name)}
-        (tmp_path / "in/model.safetensors.index.json").write_text(
-            json.dumps(index)
-        )
+        (tmp_path / "in/model.safetensors.index.json").write_text(json.dumps(index))
     arena, note, why = bench.load("in")
     assert (note, why) == ("", "") and same_bits(arena, wanted)
 
 
-def test_a_tensor_under_a_name_that_metadata_notes(
-    tool: Path, tmp_path: Path
-) -> None:
+def test_a_tensor_under_a_name_that_metadata_notes(tool: Path, tmp_path: Path) -> None:
     """A tensor that save_model left out loads under the name that the metadata notes. Notes on
     tensors that are there, and notes that name none, have no effect."""
     bench = Bench(tool, tmp_path, layout(1))

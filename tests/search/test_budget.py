@@ -48,9 +48,7 @@ def found(name: str, *keys: str) -> tuple[budget.Choice, ...]:
         ("gpt2-1558m", ("zero.stage=1", STAY[0])),
     ],
 )
-def test_arenas_are_those_of_the_plans(
-    name: str, keys: tuple[str, ...]
-) -> None:
+def test_arenas_are_those_of_the_plans(name: str, keys: tuple[str, ...]) -> None:
     """The arenas in the table are the plans' to the byte, on the target with the largest one, and
     on the host."""
     every = found(name, *keys)
@@ -58,8 +56,7 @@ def test_arenas_are_those_of_the_plans(
     for c in every:
         p = planned(name, *keys, *c.keys)
         assert c.device == max(
-            p.arena(t) + reserve.bytes_of(t, p.head.ranks)
-            for t in p.head.targets
+            p.arena(t) + reserve.bytes_of(t, p.head.ranks) for t in p.head.targets
         )
         assert c.host == (p.host if len(p.head.targets) > 1 else p.hosted)
 
@@ -70,9 +67,7 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
     one before."""
     every = found("llama3-8b", *keys)
     assert every[0].words == every[0].moved == () and every[0].cost == 0
-    assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (
-        0 if keys else 3
-    )
+    assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (0 if keys else 3)
     for a, b in itertools.pairwise(every):
         assert a.cost <= b.cost and a.device > b.device
     least = planned("llama3-8b", *keys, *every[-1].keys)
@@ -116,9 +111,7 @@ def test_the_host_has_an_end() -> None:
     """Choices that exceed the host's memory are left out."""
     every = found("gpt-tiny", "zero.stage=3")
     most = max(c.host for c in every)
-    fewer = found(
-        "gpt-tiny", "zero.stage=3", f"cluster.memory.host={most - 1}"
-    )
+    fewer = found("gpt-tiny", "zero.stage=3", f"cluster.memory.host={most - 1}")
     assert 1 < len(fewer) and all(c.host < most for c in fewer)
     assert {c.keys for c in every if c.host < most} <= {c.keys for c in fewer}
 
@@ -139,9 +132,7 @@ def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
     with pytest.raises(spec.SpecError, match=wrong) as e:
         search.find(loaded("gpt-tiny", *keys, f"cluster.memory.{memory}=4096"))
     least = int(re.search(r"allowed: at least (\d+)$", str(e.value))[1])
-    p = search.find(
-        loaded("gpt-tiny", *keys, f"cluster.memory.{memory}={least}")
-    ).plan
+    p = search.find(loaded("gpt-tiny", *keys, f"cluster.memory.{memory}={least}")).plan
     assert fits.needs(p)[memory] == least
 
 
@@ -150,9 +141,7 @@ def test_the_cluster_has_an_end_below_the_budget() -> None:
     host."""
     cluster = "cluster.memory={device: 3500MiB}"
     assert (
-        search.find(
-            loaded("gpt2-124m", "train.memory_budget=12GiB", cluster)
-        ).plan
+        search.find(loaded("gpt2-124m", "train.memory_budget=12GiB", cluster)).plan
         == search.find(loaded("gpt2-124m", "train.memory_budget=3500MiB")).plan
     )
 
@@ -176,9 +165,7 @@ def test_no_choice_is_tried_twice() -> None:
         spec.SpecError, match=f"needs {least:,} bytes .* allowed: {way}"
     ):
         search.find(
-            loaded(
-                "gpt-tiny", *keys, STAY[0], "train.memory_budget=2GiB", device
-            )
+            loaded("gpt-tiny", *keys, STAY[0], "train.memory_budget=2GiB", device)
         )
     assert search.find(
         loaded("gpt-tiny", *keys, way, "train.memory_budget=2GiB", device)
@@ -188,9 +175,7 @@ def test_no_choice_is_tried_twice() -> None:
 def test_what_no_choice_mends_is_said() -> None:
     key = 'train.optimizer.groups=[{match: ["*"], frozen: true}]'
     with pytest.raises(spec.SpecError) as e:
-        search.find(
-            loaded("gpt-tiny", key, "zero.stage=3", "train.memory_budget=1GiB")
-        )
+        search.find(loaded("gpt-tiny", key, "zero.stage=3", "train.memory_budget=1GiB"))
     with pytest.raises(spec.SpecError) as alone:
         search.find(loaded("gpt-tiny", key, "zero.stage=3"))
     assert str(e.value) == str(alone.value)
@@ -239,9 +224,7 @@ def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of an update on the host is that of its memory traffic: gradients, masters and
     moments of trainable flats, without the part of each shard that stays on the device."""
-    monkeypatch.setitem(
-        budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], host=1e-9)
-    )
+    monkeypatch.setitem(budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], host=1e-9))
 
     def seconds(*keys: str) -> float:
         s = loaded(
@@ -263,9 +246,7 @@ def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
         return sum(f.count * f.shard for f in p.flats if f.name in names)
 
     assert seconds() == pytest.approx(28 * size("embed", "block", "head"))
-    frozen = (
-        'train.optimizer.groups=[{match: ["model.layers.*"], frozen: true}]'
-    )
+    frozen = 'train.optimizer.groups=[{match: ["model.layers.*"], frozen: true}]'
     assert seconds(frozen) == pytest.approx(28 * size("embed", "head"))
     assert seconds("zero.offload_optimizer.ratio=0.25") < seconds() * 0.3
 
@@ -276,8 +257,7 @@ def test_all_again_costs_less_than_a_forward() -> None:
     keys = ("targets=[cpu]", "train.sequence=4096", *STAY)
     last = found("llama3-8b", *keys)[-1]
     fns = {
-        f.name: f.flops
-        for f in planned("llama3-8b", *keys, "train.recompute=full").fns
+        f.name: f.flops for f in planned("llama3-8b", *keys, "train.recompute=full").fns
     }
     again = 32 * (fns["bwd.block"] - 2 * fns["fwd.block"])
     once = 3 * 32 * fns["fwd.block"] + fns["train.head"]
@@ -310,23 +290,19 @@ def test_the_cheapest_that_fits(name: str) -> None:
             for note in built.notes
         )
         if n + 1 < len(every):
-            less = search.find(
-                loaded(name, f"train.memory_budget={c.device - 1}")
-            )
+            less = search.find(loaded(name, f"train.memory_budget={c.device - 1}"))
             assert less.plan == planned(name, *every[n + 1].keys)
     with pytest.raises(
         spec.SpecError, match="^--set: train.memory_budget: .*hold no plan"
     ) as e:
-        search.find(
-            loaded(name, f"train.memory_budget={every[-1].device - 1}")
-        )
+        search.find(loaded(name, f"train.memory_budget={every[-1].device - 1}"))
     least = re.search(
         r"allowed: at least (\d+)(, about \d+ of it beside the arena)?(; with other bits |$)",
         str(e.value),
     )[1]
-    assert search.find(
-        loaded(name, f"train.memory_budget={least}")
-    ).plan == planned(name, *every[-1].keys)
+    assert search.find(loaded(name, f"train.memory_budget={least}")).plan == planned(
+        name, *every[-1].keys
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,9 +313,7 @@ def test_the_cheapest_that_fits(name: str) -> None:
         ("[cpu, sm_90]", " on target sm_90, which needs most"),
     ],
 )
-def test_a_budget_says_for_which_target_it_is_meant(
-    targets: str, where: str
-) -> None:
+def test_a_budget_says_for_which_target_it_is_meant(targets: str, where: str) -> None:
     """The note, the table and the refusal of a budget name its target and the bytes beside the
     arena."""
     keys = ("zero.stage=3", f"targets={targets}")
@@ -369,9 +343,7 @@ def test_a_budget_that_another_rule_of_sums_holds() -> None:
     )
     least = found("gpt-tiny", *keys)[-1].device
     with pytest.raises(spec.SpecError) as e:
-        search.find(
-            loaded("gpt-tiny", *keys, f"train.memory_budget={least - 1}")
-        )
+        search.find(loaded("gpt-tiny", *keys, f"train.memory_budget={least - 1}"))
     assert str(e.value).endswith(
         f"at least {least}; with other bits train.sum=fold, whose sums of "
         "gradients take less"
@@ -408,10 +380,7 @@ def test_what_is_named_is_always_made_again() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert (
-        loaded("gpt-tiny", f"train.memory_budget={text}").train.memory_budget
-        == size
-    )
+    assert loaded("gpt-tiny", f"train.memory_budget={text}").train.memory_budget == size
 
 
 @pytest.mark.parametrize(

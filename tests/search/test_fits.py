@@ -92,9 +92,7 @@ def test_every_way_is_found(keys: tuple[str, ...]) -> None:
     tried = 0
     for way in knobs.ways(begun, knobs.KNOBS):
         needs = fits.needs(search.find(way.spec).plan)
-        limits = [
-            f"cluster.memory.{name}={max(1, n)}" for name, n in needs.items()
-        ]
+        limits = [f"cluster.memory.{name}={max(1, n)}" for name, n in needs.items()]
         if needs["device"] < planned("gpt-tiny", *keys).arena("cpu"):
             named = ways(refused(*keys, *limits))
             less = [
@@ -118,9 +116,7 @@ def test_a_way_is_what_changes_and_no_more() -> None:
         > 10
     )
     for way in found:
-        read = spec.load(
-            str(SPECS / "gpt-tiny.yaml"), (*BASE, *OFFLOAD, *way.settings)
-        )
+        read = spec.load(str(SPECS / "gpt-tiny.yaml"), (*BASE, *OFFLOAD, *way.settings))
         assert (read.zero, read.train) == (way.spec.zero, way.spec.train)
         assert all(far > 0 for far in way.far.values()) or all(
             far < 0 for far in way.far.values()
@@ -205,9 +201,7 @@ def test_another_rule_of_sums_is_named_where_it_fits() -> None:
         (need[1] - 1, "fold"),
         (need[2], "fold"),
     ):
-        said = refused(
-            *keys, "train.sum=tree", f"cluster.memory.device={limit}"
-        )
+        said = refused(*keys, "train.sum=tree", f"cluster.memory.device={limit}")
         assert said.endswith(words.format(rule)), said
     for rule in ("tree", "fold"):
         said = refused(
@@ -252,14 +246,10 @@ def test_a_way_keeps_the_spec_s_other_keys() -> None:
 def test_micro_batches_by_themselves_need_less() -> None:
     keys = ("zero.stage=3", "train.recompute=full", "train.micro_batch=1")
     least = planned("gpt-tiny", *BASE, *keys).arena("cpu")
-    said = refused(
-        *keys, "train.accumulate=layers", f"cluster.memory.device={least}"
-    )
+    said = refused(*keys, "train.accumulate=layers", f"cluster.memory.device={least}")
     assert ways(said)[0] == ["train.accumulate=micro_batches"]
     less = planned("gpt-tiny", *BASE, *keys, *OFFLOAD).arena("cpu")
-    said = refused(
-        *keys, "train.accumulate=layers", f"cluster.memory.device={less}"
-    )
+    said = refused(*keys, "train.accumulate=layers", f"cluster.memory.device={less}")
     assert ways(said)[0] == [
         "train.accumulate=micro_batches",
         "zero.offload_optimizer.device=cpu",
@@ -282,9 +272,7 @@ def test_replicas_may_share() -> None:
         (states, "zero.states=all"),
         (all_, "zero.shard_size=0"),
     ):
-        said = refused(
-            *keys, "zero.states=shard", f"cluster.memory.device={limit}"
-        )
+        said = refused(*keys, "zero.states=shard", f"cluster.memory.device={limit}")
         assert first in ways(said)[0]
         for way in ways(said):
             some = planned("gpt-tiny", *BASE, *keys, "zero.states=shard", *way)
@@ -309,12 +297,8 @@ def test_a_way_is_none_that_another_key_forbids() -> None:
         "train.precision=bf16",
         "train.optimizer={type: AdamW, lr: 1.0e-3, masters: false}",
     )
-    least = planned("gpt-tiny", *BASE, *OFFLOAD, "train.precision=bf16").arena(
-        "cpu"
-    )
-    assert "zero.offload" not in refused(
-        *bare, f"cluster.memory.device={least}"
-    )
+    least = planned("gpt-tiny", *BASE, *OFFLOAD, "train.precision=bf16").arena("cpu")
+    assert "zero.offload" not in refused(*bare, f"cluster.memory.device={least}")
 
 
 def test_parameters_alone_go_to_a_file() -> None:
@@ -327,8 +311,7 @@ def test_parameters_alone_go_to_a_file() -> None:
     host = planned("gpt-tiny", *BASE, *params).hosted
     said = refused(*params, f"cluster.memory.host={host - 1}")
     assert said.endswith(
-        ", or zero.offload_param.device=nvme with "
-        "zero.offload_param.nvme_path=/tmp"
+        ", or zero.offload_param.device=nvme with zero.offload_param.nvme_path=/tmp"
     )
     assert said.count("nvme") == 2
 
@@ -343,13 +326,8 @@ def test_parameters_alone_go_to_a_file() -> None:
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    loaded = spec.load(
-        str(SPECS / "gpt-tiny.yaml"), [f"cluster.memory.host={text}"]
-    )
-    assert (
-        loaded.cluster.memory.host == size
-        and loaded.cluster.memory.device is None
-    )
+    loaded = spec.load(str(SPECS / "gpt-tiny.yaml"), [f"cluster.memory.host={text}"])
+    assert loaded.cluster.memory.host == size and loaded.cluster.memory.device is None
 
 
 def test_no_size() -> None:

@@ -232,8 +232,7 @@ def text_of(
     made_: Tokenizer, runs: Sequence[tuple[bool, list[int]]]
 ) -> list[tuple[bool, str]]:
     return [
-        (target, made_.decode(ids, skip_special_tokens=False))
-        for target, ids in runs
+        (target, made_.decode(ids, skip_special_tokens=False)) for target, ids in runs
     ]
 
 
@@ -479,20 +478,16 @@ BARE = """{% for m in messages %}<|im_start|>{{ m.role }}
         (BARE, False),
         (BARE.replace("{% endfor %}", "\n{% endfor %}"), False),
         (
-            MARKED.replace(
-                "message.content + '<|im_end|>'", "message.content"
-            ),
+            MARKED.replace("message.content + '<|im_end|>'", "message.content"),
             False,
         ),
         ("{{ raise_exception('no') }}", None),
         (
-            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}"
-            + CHATML,
+            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}" + CHATML,
             True,
         ),
         (
-            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}"
-            + BARE,
+            "{% if messages[2] %}{{ raise_exception('one') }}{% endif %}" + BARE,
             False,
         ),
     ],

@@ -75,9 +75,7 @@ RUNS: dict[str, tuple[list[list[float | None]], list[str], int]] = {
 
 def drawn(folder: Path, name: str, bigram: float | None = None) -> xml.Element:
     runs, names, first = RUNS[name]
-    return xml.fromstring(
-        curve.curve(logs(folder, *runs, first=first), names, bigram)
-    )
+    return xml.fromstring(curve.curve(logs(folder, *runs, first=first), names, bigram))
 
 
 def points(path: xml.Element) -> list[tuple[float, float]]:
@@ -108,9 +106,7 @@ def test_axes_tell_what_is_where(tmp_path: Path, name: str) -> None:
     svg = drawn(tmp_path, name)
     for axis, place, sign in (("x", "x", 1), ("y", "y", -1)):
         labels = [e for e in svg.iter(f"{SVG}text") if e.get("class") == axis]
-        assert len(labels) >= (
-            2 if axis == "y" or len(RUNS[name][0][0]) > 1 else 1
-        )
+        assert len(labels) >= (2 if axis == "y" or len(RUNS[name][0][0]) > 1 else 1)
         values = [float(e.text) for e in labels]
         assert len({e.text for e in labels}) == len(labels)
         assert values == sorted(values)
@@ -132,16 +128,14 @@ def test_curves_are_told_apart(tmp_path: Path, name: str) -> None:
     curves shows in the gaps of the upper one."""
     svg = drawn(tmp_path, name)
     runs, names, _ = RUNS[name]
-    look = [
-        (e.get("stroke"), e.get("stroke-dasharray", "")) for e in curves(svg)
-    ]
+    look = [(e.get("stroke"), e.get("stroke-dasharray", "")) for e in curves(svg)]
     assert len(look) == len(set(look)) == len(runs)
     assert [dash for _, dash in look].index("") == 0
     marks = [e for e in svg.findall(f"{SVG}path") if e.get("class") == "mark"]
     shapes = [re.sub(r"^M\S+ \S+?(?=m)", "", e.get("d")) for e in marks]
-    assert len(
-        set(zip(shapes, (e.get("stroke") for e in marks), strict=True))
-    ) == len(runs)
+    assert len(set(zip(shapes, (e.get("stroke") for e in marks), strict=True))) == len(
+        runs
+    )
     entries = svg.findall(f"{SVG}g")
     assert [
         (e.get("stroke"), e.get("stroke-dasharray", ""))
@@ -166,8 +160,7 @@ def test_equal_curves_are_all_seen(many: int) -> None:
     (period,) = {sum(span) for span in spans[1:]}
     spans[0] = (period, 0)
     seen = [
-        max(n for n, (on, _) in enumerate(spans) if at < on)
-        for at in range(period)
+        max(n for n, (on, _) in enumerate(spans) if at < on) for at in range(period)
     ]
     assert set(seen) == set(range(many))
     assert min(map(seen.count, set(seen))) >= 6
@@ -191,9 +184,7 @@ def test_curves_lie_at_their_losses(tmp_path: Path) -> None:
         return one + (loss - 1) * (two - one)
 
     bigram, losses = map(points, curves(svg))
-    (mark,) = [
-        e for e in svg.findall(f"{SVG}path") if e.get("class") == "mark"
-    ]
+    (mark,) = [e for e in svg.findall(f"{SVG}path") if e.get("class") == "mark"]
     assert [*losses, *bigram, *points(mark)] == [
         pytest.approx(point, abs=0.06)
         for point in (

@@ -228,9 +228,7 @@ def test_texts_in_pieces_are_as_in_one(
     @given(
         st.lists(
             st.lists(
-                st.sampled_from(
-                    [*"aZ9é \n\n\n\t\r漢", " the", "'s", "\n" + "b" * 9]
-                )
+                st.sampled_from([*"aZ9é \n\n\n\t\r漢", " the", "'s", "\n" + "b" * 9])
             ),
             min_size=30,
             max_size=60,
@@ -334,9 +332,7 @@ def test_so_many_documents_for_validation(near: None, tmp_path: Path) -> None:
     assert tokens(tmp_path / "out", "val.bin") == list(wanted)
 
 
-def test_the_end_of_one_text_is_for_validation(
-    near: None, tmp_path: Path
-) -> None:
+def test_the_end_of_one_text_is_for_validation(near: None, tmp_path: Path) -> None:
     """The part for validation begins with the first line after the share."""
     assert made("text", KJV, "--val", "5%", "-o", tmp_path / "out") == 0
     raw = KJV.read_bytes()
@@ -348,9 +344,7 @@ def test_the_end_of_one_text_is_for_validation(
 @pytest.mark.parametrize(
     "vocab,dtype", [(65535, "uint16"), (65536, "uint32"), (70001, "uint32")]
 )
-def test_a_large_vocabulary(
-    vocab: int, dtype: str, near: None, tmp_path: Path
-) -> None:
+def test_a_large_vocabulary(vocab: int, dtype: str, near: None, tmp_path: Path) -> None:
     words = {f"w{at}": at for at in range(vocab)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -417,9 +411,9 @@ def test_a_tokenizer_that_is_trained(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_str(written.decode())
     assert tokenizer.get_vocab_size() == 500 == meta(tmp_path / "1")["vocab"]
     assert tokenizer.token_to_id(END) == 0 == meta(tmp_path / "1")["end"]
-    told = tokenizer.decode(
-        tokens(tmp_path / "1"), skip_special_tokens=False
-    ).split(END)[:-1]
+    told = tokenizer.decode(tokens(tmp_path / "1"), skip_special_tokens=False).split(
+        END
+    )[:-1]
     kept = [x for at, x in enumerate(VERSES) if splitmix(at) >= 2**64 // 4]
     assert told == kept
 
@@ -567,9 +561,7 @@ WRONG = [
 ]
 
 
-def test_files_of_others_are_told_by_the_bytes_that_the_program_knows() -> (
-    None
-):
+def test_files_of_others_are_told_by_the_bytes_that_the_program_knows() -> None:
     text = (trainer.ROOT / "runtime/zr_foreign.c").read_text()
     rows = re.findall(r'^    \{("(?:[^"\\]|\\.)*"), (\d+), (\d+),', text, re.M)
     theirs = {
@@ -619,17 +611,13 @@ def test_damaged_parquet(at: int, n: int, tell: Tell, tmp_path: Path) -> None:
     assert code == 2 and said.startswith("run data: a: ")
 
 
-def test_a_column_of_parquet_whose_name_is_no_text(
-    tell: Tell, tmp_path: Path
-) -> None:
+def test_a_column_of_parquet_whose_name_is_no_text(tell: Tell, tmp_path: Path) -> None:
     raw = table(tmp_path / "a", text=VERSES).read_bytes()
     code, said = tell("parquet", [raw.replace(b"text", b"te\xfft")])
     assert code == 2 and said.startswith("run data: a: no Parquet")
 
 
-def test_files_of_parquet_have_the_same_column(
-    tell: Tell, tmp_path: Path
-) -> None:
+def test_files_of_parquet_have_the_same_column(tell: Tell, tmp_path: Path) -> None:
     good = table(tmp_path / "a", text=VERSES).read_bytes()
     bad = table(tmp_path / "b", body=VERSES).read_bytes()
     assert "b: no column text" in tell("parquet", [good, bad])[1]

@@ -134,9 +134,7 @@ def test_the_file_is_llm_cs(tmp_path: Path) -> None:
         (question("a" * 40000, ["b"], 0), "the format has 65535 at most"),
     ],
 )
-def test_lines_that_are_no_questions(
-    tmp_path: Path, line: object, told: str
-) -> None:
+def test_lines_that_are_no_questions(tmp_path: Path, line: object, told: str) -> None:
     path = questions(tmp_path, question("a", ["b", "c"], 1), line)
     options = ("--tokenizer", "bytes", "--program", keeper(tmp_path))
     done = run(tmp_path, path, *options)

@@ -33,9 +33,7 @@ def tool(name: str, *words: object) -> str:
 def test_a_book_becomes_a_model(tmp_path: Path) -> None:
     """A book becomes a model that predicts tokens better than chance and samples text."""
     book, weights = tmp_path / "book", tmp_path / "weights"
-    tool(
-        "data.py", "text", KJV, "--train-bpe", VOCAB, "--val", "5%", "-o", book
-    )
+    tool("data.py", "text", KJV, "--train-bpe", VOCAB, "--val", "5%", "-o", book)
     spec = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
     keys = (f"model.vocab={VOCAB}", "train.optimizer.lr=0.01")
     program = trainer.build(trainer.generate(spec, *keys))
@@ -156,9 +154,7 @@ def chats(folder: Path) -> Path:
 
 def program(base: Path, *keys: str) -> Path:
     words = [w for key in keys for w in ("--set", key)]
-    return trainer.build(
-        main.text(main.arguments(["--from", str(base), *words]))
-    )
+    return trainer.build(main.text(main.arguments(["--from", str(base), *words])))
 
 
 def off(found: Path, name: str, data: Path) -> float:

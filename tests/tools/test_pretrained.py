@@ -22,9 +22,7 @@ FOUND = json.loads((trainer.ROOT / "tests/reference/folders.json").read_text())
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_is_read_as_by_autotokenizer(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_folder_is_read_as_by_autotokenizer(name: str, tmp_path: Path) -> None:
     """A folder has AutoTokenizer's tokens, also by the tokenizer.json alone that is written beside
     the tokens."""
     recipe = encoding.read(str(folders.written(name, tmp_path)))
@@ -38,9 +36,7 @@ def test_a_folder_is_read_as_by_autotokenizer(
 
 
 @pytest.mark.parametrize("tools", [False, True])
-@pytest.mark.parametrize(
-    "name", [name for name, x in FOUND.items() if x["chats"]]
-)
+@pytest.mark.parametrize("name", [name for name, x in FOUND.items() if x["chats"]])
 def test_a_template_is_chosen_as_by_transformers(
     name: str,
     tools: bool,
@@ -57,9 +53,7 @@ def test_a_template_is_chosen_as_by_transformers(
         record["tools"] = json.dumps(folders.TOOLS)
     where = folders.written(name, tmp_path / "tok")
     file = jsonl(tmp_path / "a", [record])
-    assert (
-        made("jsonl", file, "--tokenizer", where, "-o", tmp_path / "out") == 0
-    )
+    assert made("jsonl", file, "--tokenizer", where, "-o", tmp_path / "out") == 0
     encoder = Encoder(encoding.read(str(where)))
     end = meta(tmp_path / "out")["end"]
     wanted = encoder.ids(FOUND[name]["chats"][tools])
@@ -180,9 +174,7 @@ def test_templates_without_a_default_are_refused_where_one_is_needed(
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "tokenizer.model"])
-def test_other_files_of_a_tokenizer_are_named(
-    file: str, tmp_path: Path
-) -> None:
+def test_other_files_of_a_tokenizer_are_named(file: str, tmp_path: Path) -> None:
     (tmp_path / file).write_text("{}")
     with pytest.raises(Bad, match=f"{file} alone is not read.*save_pretr"):
         encoding.read(str(tmp_path))
@@ -225,9 +217,7 @@ def test_what_tokenizer_json_does_not_put_is_told(tmp_path: Path) -> None:
         ("extra_special_tokens", ["", ""]),
     ],
 )
-def test_an_empty_text_is_no_token(
-    tmp_path: Path, key: str, x: object
-) -> None:
+def test_an_empty_text_is_no_token(tmp_path: Path, key: str, x: object) -> None:
     told = f"{tmp_path}: {key}: an empty text is no token"
     assert notes(tmp_path, {SETTINGS: ENDS | {key: x}}) == (told,)
 

@@ -88,9 +88,7 @@ def test_the_same_draws_on_all_ranks(weights: Path) -> None:
 @pytest.mark.parametrize(
     "narrow", [("--top-k", 1), ("--top-p", 0), ("--top-p", "1e-9")]
 )
-def test_of_one_there_is_no_choice(
-    weights: Path, narrow: tuple[object, ...]
-) -> None:
+def test_of_one_there_is_no_choice(weights: Path, narrow: tuple[object, ...]) -> None:
     options = ("--sample", 20, "--temperature", 5, *narrow)
     likeliest = ("--sample", 20, "--temperature", 0)
     found = drawn(program(), weights, PROMPT, *options)
@@ -107,9 +105,7 @@ def test_of_one_there_is_no_choice(
         ((), "--prompt-tokens needs --sample N"),
     ],
 )
-def test_wrong_options(
-    weights: Path, options: tuple[object, ...], told: str
-) -> None:
+def test_wrong_options(weights: Path, options: tuple[object, ...], told: str) -> None:
     done = draw(program(), weights, PROMPT, *options)
     assert done.returncode == 2 and told in done.stderr
 
@@ -122,9 +118,7 @@ def test_wrong_options(
         ((2**32 - 1,), "token 0 is 4294967295"),
     ],
 )
-def test_wrong_prompts(
-    weights: Path, prompt: tuple[int, ...], told: str
-) -> None:
+def test_wrong_prompts(weights: Path, prompt: tuple[int, ...], told: str) -> None:
     done = draw(program(), weights, prompt, "--sample", 1)
     assert done.returncode == 2 and told in done.stderr
 
@@ -166,8 +160,7 @@ def speaker(folder: Path, *tokens: int, code: int = 0) -> Path:
     path = folder / "program"
     said = " ".join(f"{token} " for token in tokens).replace("  ", " ")
     path.write_text(
-        f"#!/bin/sh\necho start 1 2 3\necho '{said}'\n"
-        f"echo told >&2\nexit {code}\n"
+        f"#!/bin/sh\necho start 1 2 3\necho '{said}'\necho told >&2\nexit {code}\n"
     )
     path.chmod(0o755)
     return path

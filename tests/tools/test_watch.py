@@ -280,9 +280,7 @@ def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
         ("\n\n", "no record of a run"),
     ],
 )
-def test_what_is_no_log_is_told(
-    tmp_path: Path, text: str | None, told: str
-) -> None:
+def test_what_is_no_log_is_told(tmp_path: Path, text: str | None, told: str) -> None:
     path = tmp_path / "log"
     if text is not None:
         path.write_text(text)
@@ -368,9 +366,7 @@ def test_a_full_disk_for_stdout(tmp_path: Path) -> None:
             text=True,
             env=environment(),
         )
-    assert (
-        done.stderr == "run watch: standard output: No space left on device\n"
-    )
+    assert done.stderr == "run watch: standard output: No space left on device\n"
     assert done.returncode == 3
 
 
@@ -422,9 +418,7 @@ def test_it_draws_while_the_log_grows(tmp_path: Path, end: str) -> None:
 def test_a_log_that_is_emptied_is_watched_on(tmp_path: Path) -> None:
     path = tmp_path / "log"
     put(path, run(), step(1, 3.0), step(2, 2.0))
-    chosen = argparse.Namespace(
-        log=[path], once=False, tensorboard=None, wandb=None
-    )
+    chosen = argparse.Namespace(log=[path], once=False, tensorboard=None, wandb=None)
     watched = Watch(chosen)
     with ExitStack() as closing:
         watched.open(closing)

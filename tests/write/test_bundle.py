@@ -39,18 +39,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def compiled(commands: str) -> dict[str, str]:
     """Return the compiler call of each object, from the commands that ninja or make would run."""
-    plain = re.sub(
-        r" -MM?D -MF \S+| -Xptxas -v|>\S+\.log 2>&1 .*", "", commands
-    )
+    plain = re.sub(r" -MM?D -MF \S+| -Xptxas -v|>\S+\.log 2>&1 .*", "", commands)
     plain = plain.replace("${CC:-gcc}", "gcc").replace("\\\n", " ")
     lines = [" ".join(line.split()) for line in plain.splitlines()]
     return {line.split(" -o ")[1]: line for line in lines if " -c " in line}
 
 
 @pytest.mark.parametrize("program", ["out/train", "out/train-cuda"])
-def test_make_runs_ninjas_commands(
-    tmp_path: pathlib.Path, program: str
-) -> None:
+def test_make_runs_ninjas_commands(tmp_path: pathlib.Path, program: str) -> None:
     ninja = trainer.sh("ninja", "-t", "commands", program)
     root = trainer.checkout(tmp_path / "tree")
     (root / "out/train.c").touch()
@@ -129,8 +125,7 @@ def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for more in (("-o", bundle), ("-o", ROOT / "VERSION"), ()):
         done = zgen(SPEC, "--emit", "bundle", *more)
         assert (
-            done.returncode == 2
-            and "needs -o with a folder that is new" in done.stderr
+            done.returncode == 2 and "needs -o with a folder that is new" in done.stderr
         )
     assert sorted(bundle.rglob("*")) == before
     done = zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "no" / "such")
@@ -140,20 +135,13 @@ def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
         and not list(tmp_path.iterdir())
     )
     (tmp_path / "empty").mkdir()
-    assert (
-        zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "empty").returncode
-        == 0
-    )
-    assert (tmp_path / "empty/out/train.c").read_text() == trainer.generate(
-        SPEC
-    )
+    assert zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "empty").returncode == 0
+    assert (tmp_path / "empty/out/train.c").read_text() == trainer.generate(SPEC)
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
 @pytest.mark.slow
-def test_what_pip_installs(
-    bundle: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_what_pip_installs(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The installed zgen writes the same files, from a folder of which pip knows nothing else."""
     tree = trainer.checkout(tmp_path / "tree")
     subprocess.run(
@@ -230,9 +218,9 @@ def test_programs_side_by_side(tmp_path: pathlib.Path) -> None:
     made = programs()
     assert made.returncode == 0, made.stdout
     for name in specs:
-        assert trainer.sh(
-            root / "build" / name / "train", "--version"
-        ).startswith(f"{name}, ")
+        assert trainer.sh(root / "build" / name / "train", "--version").startswith(
+            f"{name}, "
+        )
     before, after = specs
     kept = root / "build" / before / "train"
     changed = root / "build" / after / "train.c"

@@ -132,18 +132,14 @@ def test_files_that_are_no_spec(
     tmp_path: pathlib.Path, name: str, content: bytes | None
 ) -> None:
     if content is not None:
-        (tmp_path / name).write_bytes(
-            content.replace(b"FOLDER", bytes(tmp_path))
-        )
+        (tmp_path / name).write_bytes(content.replace(b"FOLDER", bytes(tmp_path)))
     done = zgen(tmp_path / name)
     refused(done, name)
-    assert (
-        len(done.stderr.splitlines()) == 1 and not (tmp_path / "made").exists()
-    )
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "made").exists()
     if content:
-        assert re.match(
-            rf"{re.escape(str(tmp_path / name))}:\d+", done.stderr
-        ), done.stderr
+        assert re.match(rf"{re.escape(str(tmp_path / name))}:\d+", done.stderr), (
+            done.stderr
+        )
 
 
 def test_a_folder_is_no_spec_and_no_spec_is_no_call(
@@ -170,10 +166,7 @@ def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
         )
         os.close(sink)
         assert done.returncode == 3, done.stderr
-        assert (
-            len(done.stderr.splitlines()) == 1
-            and "cannot write" in done.stderr
-        )
+        assert len(done.stderr.splitlines()) == 1 and "cannot write" in done.stderr
 
 
 # ---- gen/zgen: help, and output from the input alone
@@ -230,8 +223,7 @@ def test_the_same_input_gives_the_same_bytes_anywhere(
         ),
     ]
     assert (
-        first.returncode == 0
-        and "/* train.c -- gpt-tiny in training" in first.stdout
+        first.returncode == 0 and "/* train.c -- gpt-tiny in training" in first.stdout
     )
     assert [other.stdout for other in others] == [first.stdout] * 2
 
@@ -240,10 +232,7 @@ def test_the_same_input_gives_the_same_bytes_anywhere(
 def test_zgen_reads_through_pipes() -> None:
     with open(GPT) as spec:
         done = zgen("/dev/stdin", "--emit", "plan", stdin=spec)
-    assert (
-        done.returncode == 0
-        and done.stdout == zgen(GPT, "--emit", "plan").stdout
-    )
+    assert done.returncode == 0 and done.stdout == zgen(GPT, "--emit", "plan").stdout
 
 
 # ---- the program: help, version, refusals
@@ -254,9 +243,7 @@ def test_help_of_a_program() -> None:
     assert done.code == 0 and done.err == ""
     assert "Trains gpt-tiny on 2 ranks" in done.out
     page = (trainer.ROOT / "docs/running.md").read_text()
-    line = re.search(r"`out/train (--data.*?)` \|", page)[1].replace(
-        "\\|", "|"
-    )
+    line = re.search(r"`out/train (--data.*?)` \|", page)[1].replace("\\|", "|")
     for option in re.findall(r"--[a-z-]+", line):
         assert re.search(rf"^  {option} ", done.out, re.M), option
     for code in (0, 2, 3, 4, 5, 6):
@@ -268,15 +255,10 @@ def test_version_of_a_program() -> None:
     done = program.run(built(), "--version")
     assert done.code == 0 and done.err == ""
     text = zgen(GPT, "--emit", "plan").stdout
-    assert (
-        done.line("plan ").split()[1]
-        == hashlib.sha256(text.encode()).hexdigest()
-    )
+    assert done.line("plan ").split()[1] == hashlib.sha256(text.encode()).hexdigest()
     assert re.fullmatch("[0-9a-f]{64}", done.line("layout ").split()[1])
     assert done.out.splitlines()[0] == "gpt-tiny, 2 ranks"
-    assert re.fullmatch(
-        "kernels (avx2|avx512|avx512bf16)", done.line("kernels ")
-    )
+    assert re.fullmatch("kernels (avx2|avx512|avx512bf16)", done.line("kernels "))
 
 
 @pytest.mark.parametrize(
@@ -316,9 +298,7 @@ def test_a_program_refuses(
     """A program refuses with exit code 2, a line on stderr, nothing on stdout, and no file made."""
     trainer.write_tokens(tmp_path / "short", np.zeros(33))
     (tmp_path / "odd").write_bytes(b"\0" * 1001)
-    trainer.write_tokens(
-        tmp_path / "beyond", np.where(np.arange(500) == 77, 300, 5)
-    )
+    trainer.write_tokens(tmp_path / "beyond", np.where(np.arange(500) == 77, 300, 5))
     for name, content in (
         ("cut", b'\x40\0\0\0\0\0\0\0{"wte'),
         ("other", None),
@@ -332,17 +312,14 @@ def test_a_program_refuses(
                 tmp_path / name / "model.safetensors",
             )
     words = [
-        a.replace("TOKENS", str(tokens)).replace("FOLDER", str(tmp_path))
-        for a in args
+        a.replace("TOKENS", str(tokens)).replace("FOLDER", str(tmp_path)) for a in args
     ]
     before = sorted(tmp_path.rglob("*"))
     done = program.run(built(), *words, "--save", tmp_path / "saved")
     assert (done.code, done.out) == (2, ""), done.err
     assert said.replace("FOLDER", str(tmp_path)) in done.err
     left = [
-        path
-        for path in tmp_path.rglob("*")
-        if path not in before and path.is_file()
+        path for path in tmp_path.rglob("*") if path not in before and path.is_file()
     ]
     assert len(done.err.splitlines()) == 1 and left == []
 
@@ -382,9 +359,7 @@ def test_weights_are_saved_though_nobody_listens(
 # ---- odd places
 
 
-def test_a_folder_with_a_space(
-    tmp_path: pathlib.Path, tokens: pathlib.Path
-) -> None:
+def test_a_folder_with_a_space(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
     folder = tmp_path / "my run, 1"
     folder.mkdir()
     for path, name in ((built(), "a train"), (tokens, "the tokens")):
@@ -405,10 +380,7 @@ def test_a_folder_with_a_space(
         )
         assert done.code == 0, done.err
     assert (folder / "out 1" / "model.safetensors").stat().st_size > 1000
-    assert (
-        json.loads((folder / "the log").read_text().splitlines()[-1])["end"]
-        == 2
-    )
+    assert json.loads((folder / "the log").read_text().splitlines()[-1])["end"] == 2
 
 
 @pytest.mark.slow
@@ -432,14 +404,10 @@ def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_programs_at_once(
-    tmp_path: pathlib.Path, tokens: pathlib.Path
-) -> None:
+def test_two_programs_at_once(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
     """Two programs at once share nothing: each computes the same as alone."""
     alone = {
-        binary: weights(
-            program.run(binary, "--data", tokens, "--steps", 20, "--hash")
-        )
+        binary: weights(program.run(binary, "--data", tokens, "--steps", 20, "--hash"))
         for binary in (
             built("cluster.ranks=2"),
             built("cluster.ranks=4", "train.seed=7"),
@@ -470,17 +438,11 @@ def test_two_programs_at_once(
     for binary, run in both:
         out = run.communicate(timeout=LIMIT)[0]
         assert (
-            run.returncode == 0
-            and out.splitlines()[-1] == f"weights {alone[binary]}"
+            run.returncode == 0 and out.splitlines()[-1] == f"weights {alone[binary]}"
         )
     assert len(set(alone.values())) == 2
     assert (
-        len(
-            {
-                (tmp_path / f"w{n}" / "model.safetensors").read_bytes()
-                for n in range(4)
-            }
-        )
+        len({(tmp_path / f"w{n}" / "model.safetensors").read_bytes() for n in range(4)})
         == 2
     )
 
@@ -513,10 +475,7 @@ def test_a_folder_that_may_not_be_written(tokens: pathlib.Path) -> None:
                 **somebody,
             )
             assert (done.returncode, done.stdout) == (3, ""), done.stderr
-            assert (
-                str(folder / place) in done.stderr
-                and "step 1" not in done.stderr
-            )
+            assert str(folder / place) in done.stderr and "step 1" not in done.stderr
         assert list((folder / "closed").iterdir()) == []
 
 
@@ -533,15 +492,11 @@ def test_a_full_disk(
         f"{built()} --data {tokens} --steps 2 --save {tmp_path}/disk/w; echo code $?; "
         f"cd {tmp_path}/disk && find . -type f"
     )
-    done = program.run(
-        pathlib.Path("/usr/bin/env"), *alone, "sh", "-c", command
-    )
+    done = program.run(pathlib.Path("/usr/bin/env"), *alone, "sh", "-c", command)
     assert f"code {code}" in done.out, done.err
     assert ("./w/model.safetensors" in done.out) == (code == 0)
     if code:
-        assert (
-            "the disk has 262144 free" in done.err and "step 1" not in done.err
-        )
+        assert "the disk has 262144 free" in done.err and "step 1" not in done.err
         assert done.out.split(f"code {code}")[1].split() == []
 
 
@@ -549,9 +504,7 @@ def test_a_full_disk(
 
 
 @contextlib.contextmanager
-def under_way(
-    binary: pathlib.Path, *options: object
-) -> Iterator[subprocess.Popen]:
+def under_way(binary: pathlib.Path, *options: object) -> Iterator[subprocess.Popen]:
     run = subprocess.Popen(
         [str(binary), *map(str, options)],
         text=True,
@@ -573,9 +526,7 @@ def test_an_interrupted_run_leaves_the_old_weights(
     tmp_path: pathlib.Path, tokens: pathlib.Path, number: signal.Signals
 ) -> None:
     saved = tmp_path / "w"
-    done = program.run(
-        built(), "--data", tokens, "--steps", 1, "--save", saved
-    )
+    done = program.run(built(), "--data", tokens, "--steps", 1, "--save", saved)
     assert done.code == 0, done.err
     before = (saved / "model.safetensors").read_bytes()
     with under_way(
@@ -585,10 +536,7 @@ def test_an_interrupted_run_leaves_the_old_weights(
         ranks = program.children(run.pid)
         os.killpg(run.pid, number)  # as a terminal does
         assert run.wait(LIMIT) == 128 + number
-        assert (
-            "stopped by signal" in run.stderr.read()
-            and run.stdout.read() == ""
-        )
+        assert "stopped by signal" in run.stderr.read() and run.stdout.read() == ""
     assert program.gone(ranks)
     assert sorted(os.listdir(saved)) == ["config.json", "model.safetensors"]
     assert (saved / "model.safetensors").read_bytes() == before
@@ -670,8 +618,7 @@ def test_weights_pass_from_any_run_to_any_other(
         assert one.keys() == other.keys()
         assert all(np.array_equal(x, other[name]) for name, x in one.items())
     begun = [
-        weights(program.run(built(*keys), "--steps", 0, "--hash"))
-        for keys in SPREAD
+        weights(program.run(built(*keys), "--steps", 0, "--hash")) for keys in SPREAD
     ]
     assert len(set(begun)) == 1 and begun[0] != first
 
@@ -794,21 +741,16 @@ def test_ignored_targets(tmp_path: pathlib.Path) -> None:
         tmp_path / "log",
     )
     assert done.code == 0, done.err
-    lines = [
-        json.loads(line)
-        for line in (tmp_path / "log").read_text().splitlines()
-    ]
-    micro_batches = [
-        oracle.batch(stream, 33, g, 1, law.HOLE)[1] for g in range(32)
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    micro_batches = [oracle.batch(stream, 33, g, 1, law.HOLE)[1] for g in range(32)]
     assert min((g >= 0).sum() for g in micro_batches) == 0
     valid = [
         int(sum((g >= 0).sum() for g in micro_batches[8 * s : 8 * s + 8]))
         for s in range(4)
     ]
-    assert [
-        line["valid"] for line in lines if "loss" in line
-    ] == valid and len(set(valid)) > 1
+    assert [line["valid"] for line in lines if "loss" in line] == valid and len(
+        set(valid)
+    ) > 1
     after, losses, norms = oracle.train(spec, params, stream, 4, law.HOLE)
     # means of losses of about 6, each off by some 30 roundings of 2^-24; norms: chains of 240 as
     # well

@@ -53,9 +53,7 @@ def test_grids_in_pieces(
 
 @pytest.mark.parametrize("ratio", ["0.5", "0.7", "1.0"])
 @pytest.mark.parametrize("optimizer", ["AdamW", "Adam"])
-def test_a_part_on_the_host(
-    ratio: str, optimizer: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_part_on_the_host(ratio: str, optimizer: str, tmp_path: pathlib.Path) -> None:
     declared_once(
         planned(
             "gpt-tiny",

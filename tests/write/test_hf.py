@@ -175,9 +175,7 @@ def test_a_window_makes_a_mistral() -> None:
         ((9, 8), None),
     ],
 )
-def test_windows_of_layers(
-    window: Window, said: dict[str, object] | None
-) -> None:
+def test_windows_of_layers(window: Window, said: dict[str, object] | None) -> None:
     """Windows per layer are written as Qwen's layer_types, and as max_window_layers if that can
     express them. Mistral and others have no such keys."""
     s = spec.load(str(SPECS / "qwen3-tiny.yaml"))

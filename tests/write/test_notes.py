@@ -16,9 +16,7 @@ MANY = "train.global_batch=512", "train.micro_batch=1"
 def told(name: str, *keys: str) -> list[str]:
     read = spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
     built = search.find(read)
-    return list(
-        notes.notes(built.plan, lambda: search.other_rules(built.spec))
-    )
+    return list(notes.notes(built.plan, lambda: search.other_rules(built.spec)))
 
 
 def wire(name: str, *keys: str) -> int:
@@ -59,9 +57,7 @@ def test_one_rank_has_no_wire() -> None:
 def test_sums_that_another_rule_would_spare_are_told() -> None:
     keys = ("cluster.ranks=1", *MANY, "train.sum=tree")
     (note,) = told("gpt2-124m", *keys)
-    held, least = (
-        int(n.replace(",", "")) for n in re.findall(r"([\d,]{9,}) \(", note)
-    )
+    held, least = (int(n.replace(",", "")) for n in re.findall(r"([\d,]{9,}) \(", note))
     fold = search.find(
         spec.load(
             f"{trainer.ROOT}/model_specs/gpt2-124m.yaml",

@@ -23,9 +23,7 @@ FAILED = {**WELL, "a/weights": "exit 2\n"}
         ({}, {}, 1),
     ],
 )
-def test_what_differs(
-    old: dict[str, str], new: dict[str, str], wrong: int
-) -> None:
+def test_what_differs(old: dict[str, str], new: dict[str, str], wrong: int) -> None:
     assert replay.compare(old, new) == wrong
 
 

@@ -23,9 +23,7 @@ KEYS = ("--emit", "plan")
 
 def said(folder: pathlib.Path, *args: object) -> str:
     """Return the stderr of a call that cannot write. Assert that nothing is left in the folder."""
-    before = {
-        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    }
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = zgen(GPT, *KEYS, "-o", *args, cwd=folder)
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert before == {
@@ -115,8 +113,7 @@ def test_the_reason_of_an_error() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "a'b")
     copied = shutil.Error([("a", "b", str(full)), ("c", "d", "other")])
     reasons = [
-        output.why(e)
-        for e in (full, copied, shutil.Error("same file"), OSError())
+        output.why(e) for e in (full, copied, shutil.Error("same file"), OSError())
     ]
     full = "No space left on device"
     assert reasons == [full, full, "same file", "OSError"]
@@ -149,9 +146,7 @@ def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
     for out, of in ((spec, spec), (tmp_path / "link", spec), (zero, zero)):
         done = zgen(spec, "--zero", zero, "-o", out)
         assert (done.returncode, done.stdout) == (2, "")
-        assert (
-            f"is the file of {of}, which would be written over" in done.stderr
-        )
+        assert f"is the file of {of}, which would be written over" in done.stderr
     assert spec.read_text() == GPT.read_text() and "stage" in zero.read_text()
 
 
@@ -197,9 +192,7 @@ def test_what_the_host_refuses(tmp_path: pathlib.Path) -> None:
     ):
         found = said(tmp_path, where)
         assert (
-            found.startswith(
-                f"zgen: cannot write {where[:100] or chr(39) * 2}"
-            )
+            found.startswith(f"zgen: cannot write {where[:100] or chr(39) * 2}")
             and why in found
         )
 
@@ -231,9 +224,7 @@ def test_a_file_and_a_folder_that_may_not_be_written(
             text=True,
             timeout=LIMIT,
         )
-        assert done.returncode == 3 and "Permission denied" in done.stderr, (
-            done.stderr
-        )
+        assert done.returncode == 3 and "Permission denied" in done.stderr, done.stderr
     assert (tmp_path / "file").read_text() == "old" and not (
         tmp_path / "closed/new"
     ).exists()
@@ -267,19 +258,13 @@ def test_what_is_interrupted_leaves_nothing(tmp_path: pathlib.Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as running:
-        assert (
-            running.stdout.readline() == "\n"
-            and len(list(tmp_path.iterdir())) == 2
-        )
+        assert running.stdout.readline() == "\n" and len(list(tmp_path.iterdir())) == 2
         running.send_signal(signal.SIGINT)
         assert (
             running.communicate(timeout=LIMIT)[1]
             == "zgen: interrupted; nothing is written\n"
         )
-    assert (
-        running.returncode == 130
-        and (tmp_path / "train.c").read_text() == "old"
-    )
+    assert running.returncode == 130 and (tmp_path / "train.c").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["train.c"]
 
 
@@ -303,9 +288,7 @@ work(0.3)
 @pytest.mark.parametrize(
     "seconds,want", [(0.2, "zgen: reads ...\nzgen: plans ...\n"), (5.0, "")]
 )
-def test_phases_are_named_when_they_take_long(
-    seconds: float, want: str
-) -> None:
+def test_phases_are_named_when_they_take_long(seconds: float, want: str) -> None:
     text = SLOW.format(gen=str(trainer.ROOT / "gen"), seconds=seconds)
     done = subprocess.run(
         [sys.executable, "-c", text],

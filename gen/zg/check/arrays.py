@@ -35,9 +35,7 @@ class State(NamedTuple):
     step: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
-        )
+        return f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
 
 
 class Value(NamedTuple):
@@ -120,7 +118,9 @@ class Control(NamedTuple):
 
     def __str__(self) -> str:
         factor = "the factor" if self.known else "no factor"
-        return f"constants of step {self.step}: {factor}, {self.leaves} leaves are counted"
+        return (
+            f"constants of step {self.step}: {factor}, {self.leaves} leaves are counted"
+        )
 
 
 class Table(NamedTuple):

@@ -107,8 +107,7 @@ class Body:
         self.width = self.head.value
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
         self.limits["s"] = max(
-            self.limits.get(f"{near}save.{self.kind}", 0)
-            for near in ("", "near.")
+            self.limits.get(f"{near}save.{self.kind}", 0) for near in ("", "near.")
         )
 
     def calls_of(self) -> list[Call]:
@@ -142,9 +141,7 @@ class Body:
                 if not isinstance(arg, int) and (
                     f.mode != "." or not isinstance(arg, float)
                 ):
-                    self.fail(
-                        call, f"{f.name} is {arg}, which is no such number"
-                    )
+                    self.fail(call, f"{f.name} is {arg}, which is no such number")
                 if not f.name.islower() and arg <= 0:
                     self.fail(call, f"{f.name} is {arg}")
                 out[f.name] = arg
@@ -155,9 +152,7 @@ class Body:
             if out.get(name, stated) != stated:
                 self.fail(call, f"{name} is {out[name]}, not {stated}")
         if "at" in out and out["at"] + out["n"] > out["N"]:
-            self.fail(
-                call, f"{out['n']} columns from {out['at']} on of {out['N']}"
-            )
+            self.fail(call, f"{out['n']} columns from {out['at']} on of {out['N']}")
         if out.get("carry", self.round) != self.round:
             self.fail(call, f"carries on in round {self.round}")
         if out.get("carry"):
@@ -195,10 +190,7 @@ class Body:
             and arg.at % 4
         ):
             self.fail(call, f"{arg} is no operand")
-        if (
-            arg.base not in self.limits
-            or arg.at + size > self.limits[arg.base]
-        ):
+        if arg.base not in self.limits or arg.at + size > self.limits[arg.base]:
             self.fail(
                 call,
                 f"{arg} and {size} bytes from there lie outside {arg.base}",
@@ -224,9 +216,7 @@ class Body:
         among = self.fn.outs if gradient else self.fn.ins
         if not flat or formal not in among:
             self.fail(call, f"{arg} is not among the function's parameters")
-        self.flats.setdefault(self.fn.name, {})[formal.removeprefix("d")] = (
-            flat
-        )
+        self.flats.setdefault(self.fn.name, {})[formal.removeprefix("d")] = flat
         for t in self.p.tensors:
             if arg == Operand(formal, t.offset * self.real) and t.flat == flat:
                 size = math.prod(t.shape)
@@ -250,9 +240,7 @@ class Body:
 
     def done(self, v: Value) -> bool:
         """Return whether a value may be overwritten: it was read or is a by-product."""
-        return (
-            v.used or v.spare or v.made[0] in self.again or v.made in self.idle
-        )
+        return v.used or v.spare or v.made[0] in self.again or v.made in self.idle
 
     def moves(self, what: object) -> bool:
         """Return whether an operand is a trainable tensor, or a value or part of one that depends
@@ -343,11 +331,7 @@ class Body:
         if base(arg).startswith("acc"):
             self.place(call, arg, elems * 4)
             self.acc.add(elems)
-            if (
-                arg != Operand("acc")
-                or mode not in ("add", "full")
-                or not dims[mode]
-            ):
+            if arg != Operand("acc") or mode not in ("add", "full") or not dims[mode]:
                 self.fail(call, f"{arg} is not written in f32")
             name = "acc"
             added = mode == "add"

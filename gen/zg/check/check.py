@@ -99,9 +99,7 @@ def _classes(p: Plan) -> None:
     ends = {"device": 0, "host": 0, "file": 0}
     names = {c.name for c in p.classes}
     kinds = [(c.arena, c.targets, c.readers) for c in p.classes]
-    if any(k not in KINDS for k in kinds) or kinds != sorted(
-        kinds, key=KINDS.index
-    ):
+    if any(k not in KINDS for k in kinds) or kinds != sorted(kinds, key=KINDS.index):
         raise CheckError("classes are not in order of their kinds")
     if len(names) < len(kinds):
         raise CheckError("a class is listed twice")
@@ -124,9 +122,7 @@ def _classes(p: Plan) -> None:
             or c.at % 4096
             or c.stride % 4096
         ):
-            raise CheckError(
-                f"class {c.name} overlaps the one before it or is empty"
-            )
+            raise CheckError(f"class {c.name} overlaps the one before it or is empty")
         ends[c.arena] = c.at + c.bytes
     bad = any(f.block < 4096 or f.block % 4096 or f.depth < 1 for f in p.files)
     if len(p.files) != (ends["file"] > 0) or bad:
@@ -160,37 +156,28 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     need.update(dict.fromkeys(arrays, (p.together, each)))
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
-            raise CheckError(
-                f"class {name} does not hold {slots} x {bytes_} bytes"
-            )
+            raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
 
 
 @refusing
 def _runs(p: Plan) -> None:
     """Prove that each launch belongs to a call and runs once on every target, within its limits."""
-    if {c.launch for fn in p.fns for c in fn.calls} != {
-        l.name for l in p.launches
-    }:
+    if {c.launch for fn in p.fns for c in fn.calls} != {l.name for l in p.launches}:
         raise CheckError("launches are not those of calls")
     columns = sorted((r.launch, t) for r in p.runs for t in r.targets)
-    if columns != sorted(
-        (l.name, t) for l in p.launches for t in p.head.targets
-    ):
+    if columns != sorted((l.name, t) for l in p.launches for t in p.head.targets):
         raise CheckError("launches do not run once on every target")
     launches = {l.name: l for l in p.launches}
     products = {l.name for l in p.launches if l.kernel in PRODUCTS}
     for r in p.runs:
         if any(
-            r.margin
-            != (p.head.margin if t != "cpu" and r.launch in products else 0)
+            r.margin != (p.head.margin if t != "cpu" and r.launch in products else 0)
             for t in r.targets
         ):
             raise CheckError(
                 f"launch {r.launch} leaves {r.margin} SMs, not {p.head.margin}"
             )
-        shared = min(
-            (grids.SHARED[t] for t in r.targets if t != "cpu"), default=0
-        )
+        shared = min((grids.SHARED[t] for t in r.targets if t != "cpu"), default=0)
         for g in r.grids:
             if not (
                 0 < g.x < 2**31
@@ -216,9 +203,7 @@ def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
     for target in r.targets:
         host = target == "cpu" or l.kernel in TWINS
         try:
-            how = (
-                How(()) if host else grids.how(l.kernel, target, real, l.shape)
-            )
+            how = How(()) if host else grids.how(l.kernel, target, real, l.shape)
         except NameError as e:
             raise CheckError(
                 f"launch {l.name}: its shape lacks what the rule names: {e}"
@@ -260,10 +245,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
         good = {
             "line": inside or (x.begin == x.end and not x.stairs),
             "cosine": inside,
-            "log": not last
-            and x.span > 1
-            and begin > x.origin
-            and max(way) <= 1,
+            "log": not last and x.span > 1 and begin > x.origin and max(way) <= 1,
             "inverse": x.end >= 0 and x.span > 0 and begin >= x.origin,
         }[x.curve]
         if not good or (x.curve != "inverse" and not 0 <= x.end <= most):
@@ -306,11 +288,7 @@ def _groups(p: Plan) -> None:
     first = p.groups[0]
     told = first.name, first.ranks, first.axes
     others = [g for g in p.groups[1:] if not g.axes]
-    if (
-        told != (ALL, p.head.ranks, ())
-        or others
-        or len(groups) < len(p.groups)
-    ):
+    if told != (ALL, p.head.ranks, ()) or others or len(groups) < len(p.groups):
         raise CheckError(f"groups are {[g.name for g in p.groups]}")
     local = p.head.local
     across = [a for a in p.axes if a.stride < local < a.stride * a.size]
@@ -341,9 +319,7 @@ def _spans(p: Plan, f: Flat, spans: list[tuple[int, int]]) -> None:
         or f.elems > f.shard * p.head.ranks
         or f.shard % 1024
     ):
-        raise CheckError(
-            f"flat {f.name}: {end} elements do not fit its shards"
-        )
+        raise CheckError(f"flat {f.name}: {end} elements do not fit its shards")
 
 
 def _own_names(p: Plan) -> None:
@@ -374,9 +350,7 @@ def _shared(p: Plan, f: Flat) -> None:
     bad = {0: sums - {""}, 1: set()}.get(stage, sums & {""})
     known = stage in range(4)
     if not known or params.whole != whole or bad:
-        raise CheckError(
-            f"flat {f.name} is not shared as stage {stage} of ZeRO says"
-        )
+        raise CheckError(f"flat {f.name} is not shared as stage {stage} of ZeRO says")
 
 
 @refusing
@@ -415,14 +389,8 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
         or t.shape[0] != (n := sum(map(int, rows)))
         and (n, t.shape[0]) != padded
     ):
-        raise CheckError(
-            f"tensor {t.name}: its parts' rows do not add up to {t.shape}"
-        )
-    if (
-        t.frozen not in (0, 1)
-        or not 0 <= t.rate < 1e30
-        or not 0 <= t.decay < 1e30
-    ):
+        raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
+    if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:
         raise CheckError(f"tensor {t.name}: no rate or decay")
     if not -1e30 < t.mean < 1e30 or not -1e30 < t.std < 1e30:
         raise CheckError(f"tensor {t.name}: no initial values")
@@ -449,11 +417,7 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
                 else not step[0]
             )
         )
-    if (
-        not good
-        or t.flat_step
-        and flats[t.flat].count != t.count * t.flat_step
-    ):
+    if not good or t.flat_step and flats[t.flat].count != t.count * t.flat_step:
         raise CheckError(
             f"tensor {t.name}: its {t.count} instances have no place in {t.flat}"
         )
@@ -471,14 +435,10 @@ def _nodes(p: Plan) -> None:
         raise CheckError(f"{block} leaves are no tree of {every}")
     own = h.order.levels[0] == STEP
     if own and h.ranks > 1 and block % h.micro_batches:
-        raise CheckError(
-            "a rank's own micro-batches first: that is another tree"
-        )
+        raise CheckError("a rank's own micro-batches first: that is another tree")
     for f in p.flats:
         if f.nodes != max(p.moves(f), f.mask.bit_count()):
-            raise CheckError(
-                f"flat {f.name}: {f.nodes} pending sums at {f.mask:#b}"
-            )
+            raise CheckError(f"flat {f.name}: {f.nodes} pending sums at {f.mask:#b}")
 
 
 @refusing
@@ -543,9 +503,7 @@ def units(p: Plan) -> dict[str, int]:
 
 def _slots(refs: Sequence[Ref]) -> frozenset[tuple[str, int]]:
     """Return the slots among `refs` that hold gathered parameters."""
-    return frozenset(
-        (r.cls, r.index) for r in refs if r.cls.startswith("ring.")
-    )
+    return frozenset((r.cls, r.index) for r in refs if r.cls.startswith("ring."))
 
 
 @refusing
@@ -569,9 +527,7 @@ def _ahead(p: Plan) -> None:
             before = issued.pop(slot)
             most = max(most, uses - 1 - before)
     if most > p.head.prefetch:
-        raise CheckError(
-            f"{most} units are gathered ahead, not {p.head.prefetch}"
-        )
+        raise CheckError(f"{most} units are gathered ahead, not {p.head.prefetch}")
 
 
 @refusing
@@ -580,9 +536,7 @@ def _recipe(p: Plan) -> None:
     _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
     r = p.recipe
     if not 0 <= r.beta2 < 1 or not 0 <= r.eps < 1e30 or not 0 <= r.clip < 1e30:
-        raise CheckError(
-            f"recipe: beta2 {r.beta2}, eps {r.eps}, clip {r.clip}"
-        )
+        raise CheckError(f"recipe: beta2 {r.beta2}, eps {r.eps}, clip {r.clip}")
     _scaler(p)
 
 

@@ -22,9 +22,7 @@ class Copies:
         self.live: dict[Buffer, tuple[int, int | None]] = {}
         whole = {s.flat for s in p.stores if s.what == "params" and s.whole}
         gathers = p.head.zero == 3  # else every rank has whole parameters
-        self.kept = gathers * sum(
-            f.shard * m.W for f in p.flats if f.name in whole
-        )
+        self.kept = gathers * sum(f.shard * m.W for f in p.flats if f.name in whole)
         self.most = self.kept
 
     def dies(self, buffer: Buffer) -> None:
@@ -78,9 +76,7 @@ class Copies:
             m.touch(slot, 0, slot.stride, True)
             slot.write(0, slot.stride, Run(array))
 
-    def gather(
-        self, source: Place, to: Place, own: int, step: int, size: int
-    ) -> None:
+    def gather(self, source: Place, to: Place, own: int, step: int, size: int) -> None:
         """All-gather: copy every rank's piece to the same offset of its part."""
         m = self.m
         group = m.group
@@ -101,9 +97,7 @@ class Copies:
             or group.each(run.by_rank) < 0
             or size % run.width
         ):
-            self.fail(
-                f"{source} holds {told(run)}, which is nothing to gather"
-            )
+            self.fail(f"{source} holds {told(run)}, which is nothing to gather")
         to.buffer.cut(step, group)
         m.touch(to.buffer, to.at, to.at + size, True)
         fresh = not own and to.buffer.cls in m.passing
@@ -143,9 +137,7 @@ class Copies:
             return where._replace(by_rank=by_rank, group=self.m.group)
         if not by_rank:
             return where
-        by = plus(
-            where.group.times(where.by_rank), self.m.group.times(by_rank)
-        )
+        by = plus(where.group.times(where.by_rank), self.m.group.times(by_rank))
         among = self.m.among(by, by_rank) or self.fail(
             f"{where}: no group has such parts"
         )

@@ -182,9 +182,7 @@ def _end(b: Body, *outs: str) -> None:
     """Require that `outs` are whole and that every value was used."""
     for name in outs:
         there = [(v.lo, v.hi, v.type) for v in b.held.get(name, [])]
-        if any(name in f.outs for f in b.fns) and there != [
-            (0, b.width, "real")
-        ]:
+        if any(name in f.outs for f in b.fns) and there != [(0, b.width, "real")]:
             b.fail(None, f"{name} is not written whole")
     for where, values in b.held.items():
         for v in values:
@@ -227,9 +225,7 @@ def _of_a_row(
 ) -> bool:
     """Return whether a call equals another one, applied to one row instead of all rows or a part of
     them."""
-    for f, one, every in zip(
-        KERNELS[call.kernel].formals, is_, its, strict=True
-    ):
+    for f, one, every in zip(KERNELS[call.kernel].formals, is_, its, strict=True):
         if f.mode == "<":
             whole = of.get(one, ("no",))
             if every[: len(whole)] != whole:
@@ -251,15 +247,11 @@ def _unit_bodies(
         return [Value(0, width, "real", (name,), True)]
 
     x: set[Made] = {("x",)} if below else set()
-    forward, backward = (
-        _functions(fns, body, kind) for body in ("fwd", "bwd")
-    )
+    forward, backward = (_functions(fns, body, kind) for body in ("fwd", "bwd"))
     if not forward:
         out = []
         for body in ("train", "eval"):
-            b = Body(
-                p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x
-            )
+            b = Body(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
             run(b)
             if body == "eval":
                 _drawn(b)
@@ -283,9 +275,7 @@ def _unit_bodies(
     saved = fwd.held.get("s", [])
     y = [replace(v, used=True) for v in fwd.held["y"]]
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
-        fwd.fail(
-            None, "runs backward for what does not move, or not for what does"
-        )
+        fwd.fail(None, "runs backward for what does not move, or not for what does")
     if not backward:
         return [fwd]
     bwd = Body(

@@ -57,15 +57,12 @@ class _Gradients:
                 if value == other and not uses & more:
                     yield from self.parts(value, uses | more)
 
-    def forward(
-        self, kernel: str, dy: Made
-    ) -> list[tuple[int, Call, list[Any]]]:
+    def forward(self, kernel: str, dy: Made) -> list[tuple[int, Call, list[Any]]]:
         """Return the forward calls whose result has `dy` as its whole gradient."""
         return [
             (number, call, is_)
             for number, (call, is_) in self.calls.items()
-            if call.kernel == kernel
-            and self.whole((number, 0)) in self.of.get(dy, ())
+            if call.kernel == kernel and self.whole((number, 0)) in self.of.get(dy, ())
         ]
 
 
@@ -154,8 +151,4 @@ def _belongs(
 
 
 def _leaf(param: Arg) -> Arg:
-    return (
-        replace(param, base=f"d{param.base}")
-        if isinstance(param, Operand)
-        else NULL
-    )
+    return replace(param, base=f"d{param.base}") if isinstance(param, Operand) else NULL

@@ -64,6 +64,4 @@ def whole(c: Call, row: Kernel) -> Call:
     """Return the call on the whole weight that a call on a slice is part of."""
     named: dict[str, Arg] = dict(zip(row.at, c.args, strict=True))
     named |= row.numbers
-    return Call(
-        row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at)
-    )
+    return Call(row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at))

@@ -42,9 +42,7 @@ def leaves(
     for name, t in tensors.items():
         got = givers[name]
         read = [k for k in kinds if k in readers[name]]
-        if not read or got != (
-            [] if t.frozen else [(k, k != read[0]) for k in read]
-        ):
+        if not read or got != ([] if t.frozen else [(k, k != read[0]) for k in read]):
             raise CheckError(
                 f"tensor {name}: read by {read}, its gradient comes from {got}"
             )
@@ -53,10 +51,7 @@ def leaves(
                 f"tensor {name}: {t.count} instances for {counts[read[-1]]} units"
             )
         for kind in readers[name]:
-            if (
-                steps.setdefault((kind, t.flat), t.offset_step)
-                != t.offset_step
-            ):
+            if steps.setdefault((kind, t.flat), t.offset_step) != t.offset_step:
                 raise CheckError(
                     f"tensor {name}: another distance than its unit's others"
                 )

@@ -33,16 +33,11 @@ class Run(NamedTuple):
         """Return the run that starts `size` bytes later, or None if that cuts an element."""
         array, first, width, by_rank, by_part = self
         more, cut = divmod(size, width)
-        return (
-            None if cut else Run(array, first + more, width, by_rank, by_part)
-        )
+        return None if cut else Run(array, first + more, width, by_rank, by_part)
 
     def leads(self, size: int, to: Run) -> bool:
         """Return whether `to` continues this run after `size` bytes."""
-        return (
-            self.first + size // self.width == to.first
-            and self.after(size) == to
-        )
+        return self.first + size // self.width == to.first and self.after(size) == to
 
 
 Piece = tuple[int, int, Run]  # bytes [lo, hi) and their content
@@ -78,11 +73,7 @@ def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
                 before.append((a, lo, was))
             if hi < b and (rest := was.after(hi - a)):
                 after.append((hi, b, rest))
-    if (
-        before
-        and before[-1][1] == lo
-        and before[-1][2].leads(lo - before[-1][0], run)
-    ):
+    if before and before[-1][1] == lo and before[-1][2].leads(lo - before[-1][0], run):
         lo, _, run = before.pop()
     if after and after[0][0] == hi and run.leads(hi - lo, after[0][2]):
         hi = after.pop(0)[1]
@@ -141,9 +132,7 @@ class Slot:
 
     # ---- a range within every rank's own part
 
-    def read_own(
-        self, at: int, step: int, size: int, group: Members
-    ) -> Run | None:
+    def read_own(self, at: int, step: int, size: int, group: Members) -> Run | None:
         if self.group and step < self.step:
             return self._within(at, step, size, group)
         if self.step:
@@ -162,9 +151,7 @@ class Slot:
 
     # ---- the same range of every part
 
-    def read_parts(
-        self, at: int, step: int, size: int, group: Members
-    ) -> Run | None:
+    def read_parts(self, at: int, step: int, size: int, group: Members) -> Run | None:
         """Return the run that own parts and others hold alike, apart from the part's number."""
         if not self.step:
             whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
@@ -190,17 +177,13 @@ class Slot:
 
     # ---- parts
 
-    def _within(
-        self, at: int, step: int, size: int, group: Members
-    ) -> Run | None:
+    def _within(self, at: int, step: int, size: int, group: Members) -> Run | None:
         """Return a rank's part of `step` bytes within its own part, which must be one run. Places
         of `group` are consecutive within each place of the slot's group."""
         if not self.group or step * group.ranks > self.step * self.group.ranks:
             return None
         outer = self.group.times(self.step)
-        inner = tuple(
-            a - b for a, b in zip(group.times(step), outer, strict=True)
-        )
+        inner = tuple(a - b for a, b in zip(group.times(step), outer, strict=True))
         whole = _find(self.held, 0, self.step)
         if not whole or min(inner) < 0 or at + size > step:
             return None
@@ -246,9 +229,7 @@ class Slot:
         assert group
         if len(self.held) != len(self.others):
             return
-        for (lo, hi, mine), (a, b, other) in zip(
-            self.held, self.others, strict=True
-        ):
+        for (lo, hi, mine), (a, b, other) in zip(self.held, self.others, strict=True):
             seen = self.own(other, group)
             if (
                 (lo, hi) != (a, b)
@@ -258,8 +239,6 @@ class Slot:
                 or other.by_part * other.width != step
             ):
                 return
-            out.append(
-                (lo * group.ranks, hi * group.ranks, other._replace(by_part=0))
-            )
+            out.append((lo * group.ranks, hi * group.ranks, other._replace(by_part=0)))
         self.clear()
         self.held = joined(out)

@@ -56,9 +56,7 @@ class Once:
         begin = over.times(each) if over else ()
         own = plus(begin, group.times(g.by_rank // 4))
         if g.buffer.cls != store.cls or m.W > 1 and own != part.by_rank:
-            m.fail(
-                f"the sum of {part.flat} lies in {store.cls}, over {store.over}"
-            )
+            m.fail(f"the sum of {part.flat} lies in {store.cls}, over {store.over}")
         norms = now.norms
         if part in norms or now.everywhere:
             m.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
@@ -85,9 +83,7 @@ class Once:
         if not sums.everywhere or lacks:
             m.fail(f"norms are not complete: {lacks or 'a rank has its own'}")
         if sums.losses != EVERY:
-            m.fail(
-                f"the losses are of {len(sums.losses)} micro-batches of each rank"
-            )
+            m.fail(f"the losses are of {len(sums.losses)} micro-batches of each rank")
         if now.step != m.now or now.known or recipe != "recipe":
             m.fail(f"the factor of step {now.step}, or twice")
         set_control(ctl, now._replace(known=True))

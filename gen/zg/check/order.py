@@ -263,12 +263,7 @@ class Memory:
         new, kept = True, []
         for access in buffer.accesses:
             low, high, wrote, queue, at = access
-            if (
-                (wrote or write)
-                and at > clock[queue]
-                and low < hi
-                and lo < high
-            ):
+            if (wrote or write) and at > clock[queue] and low < hi and lo < high:
                 what = "write" if wrote else "read"
                 self.fail(
                     f"{buffer}: not ordered after a {what} on queue {list(QUEUES)[queue]}"

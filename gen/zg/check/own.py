@@ -38,17 +38,13 @@ class Own:
         """Prepare one of the plan's own functions: its calls in order, with their operands."""
         if fn.name not in self.called:
             self.called[fn.name] = self.calls_of(fn)
-        if any(
-            c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
-        ):
+        if any(c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls):
             self.m.fail("the queue runs other kernels")
         refs = dict(zip((*fn.ins, *fn.outs), s.refs, strict=True))
         work = []
         for name, args, most in self.called[fn.name]:
             operands = [self.operand_of(a, refs, numbers) for a in args]
-            numbers_of = [
-                a.n if isinstance(a, Number) else 0 for a in operands
-            ]
+            numbers_of = [a.n if isinstance(a, Number) else 0 for a in operands]
             short = any(numbers_of[at] > n for at, n in most.items())
             # On a host, a kernel's size is its argument, not its launch.
             if short and s.queue != "host":
@@ -75,8 +71,7 @@ class Own:
             if len(launch.shape) != len(row.shape):
                 m.fail(f"{c.kernel} is launched for another shape")
             most = {
-                row.at[name]: n
-                for name, n in zip(row.shape, launch.shape, strict=True)
+                row.at[name]: n for name, n in zip(row.shape, launch.shape, strict=True)
             }
             out.append((row.name, c.args, most))
         if not {*fn.ins, *fn.outs} <= used:
@@ -89,20 +84,12 @@ class Own:
         if len(formals) != len(call.args):
             self.m.fail(f"{call.kernel} has {len(call.args)} operands")
         for f, arg in zip(formals, call.args, strict=True):
-            want = (
-                "number"
-                if f.number
-                else "word"
-                if f.type in WORDS
-                else "place"
-            )
+            want = "number" if f.number else "word" if f.type in WORDS else "place"
             null = f.optional and arg == NULL
             # Only calls in rounds may have by_round.
             rounds = getattr(arg, "by_round", 0)
             if not null and sort_of(arg, fn, f) != want or rounds:
-                self.m.fail(
-                    f"{call.kernel}: {f.name} is {arg}, which is no {want}"
-                )
+                self.m.fail(f"{call.kernel}: {f.name} is {arg}, which is no {want}")
 
     def operand_of(
         self,

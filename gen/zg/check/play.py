@@ -69,8 +69,7 @@ class Player:
                 # Otherwise all that it knew is already known here.
                 if clock[queue] < at:
                     clock[:] = [
-                        a if a > b else b
-                        for a, b in zip(clock, known, strict=True)
+                        a if a > b else b for a, b in zip(clock, known, strict=True)
                     ]
             clock[line.queue] += 1
             line.act(*line.operands)

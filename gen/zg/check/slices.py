@@ -77,9 +77,7 @@ def call(b: Body, c: Call) -> None:
         b.call(whole)
 
 
-def _partial(
-    b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool
-) -> None:
+def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> None:
     """Require that the slices' common output is still there. The last slice removes it, so that the
     whole call can write it."""
     base, at = b.place(c, arg, size)

@@ -61,9 +61,7 @@ def _no_draw(c: Call) -> bool:
 
 def _lines(stated: Iterable[Stated], units: int) -> Lines:
     """Group the stated lines by their attribute."""
-    out: dict[str, list[Stated]] = {
-        what: [] for what in (*OF_CALLS, *OF_TENSORS)
-    }
+    out: dict[str, list[Stated]] = {what: [] for what in (*OF_CALLS, *OF_TENSORS)}
     for s in stated:
         inside = s.first >= 0 and s.end <= units
         full = s.count > 0 and s.values
@@ -77,9 +75,7 @@ def _lines(stated: Iterable[Stated], units: int) -> Lines:
 
 def _of(lines: Lines, what: str, units: range) -> tuple[object, ...]:
     """Return the values stated for these units, which must share one line."""
-    found = [
-        s for s in lines[what] if s.first < units.stop and units.start < s.end
-    ]
+    found = [s for s in lines[what] if s.first < units.stop and units.start < s.end]
     if not found:
         return ()
     s = found[0]
@@ -91,9 +87,7 @@ def _of(lines: Lines, what: str, units: range) -> tuple[object, ...]:
     return s.values
 
 
-def _calls(
-    p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range
-) -> None:
+def _calls(p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range) -> None:
     taken: dict[str, list[Arg]] = {what: [] for what in OF_CALLS}
     for c in calls:
         for what, arg in _marked(c):
@@ -104,8 +98,7 @@ def _calls(
             mine = [of_layer(arg, l) for arg in found]
             want = _of(lines, what, some)
             same = [
-                _is(tables, arg, value)
-                for arg, value in zip(mine, want, strict=False)
+                _is(tables, arg, value) for arg, value in zip(mine, want, strict=False)
             ]
             if len(mine) != len(want) or not all(same):
                 b.fail(
@@ -114,9 +107,7 @@ def _calls(
                 )
 
 
-def _layers(
-    b: Body, args: Sequence[Arg], units: range
-) -> Iterator[tuple[int, range]]:
+def _layers(b: Body, args: Sequence[Arg], units: range) -> Iterator[tuple[int, range]]:
     """Yield groups of units with the same operands, each with its first unit's index within the
     kind."""
     each = [a for a in args if isinstance(a, Layers)]
@@ -173,24 +164,16 @@ def _told(values: Iterable[object]) -> str:
     return ",".join(map(str, values)) or "-"
 
 
-def _tensors(
-    lines: Lines, own: Sequence[Tensor], units: range, key: int
-) -> None:
+def _tensors(lines: Lines, own: Sequence[Tensor], units: range, key: int) -> None:
     """Check the attributes of tensors. own: in forward order; key: that of the first."""
     for n, t in enumerate(own, key):
         if t.key != n or t.key_step != len(own):
-            raise CheckError(
-                f"tensor {t.name}: key {t.key} by {t.key_step}, not {n}"
-            )
+            raise CheckError(f"tensor {t.name}: key {t.key} by {t.key_step}, not {n}")
     for what in OF_TENSORS:
         found = [getattr(t, what) for t in own]
         want = list(_of(lines, what, units))
         if found != want:
             wrong = [
-                t.name
-                for t, a, b in zip(own, found, want, strict=False)
-                if a != b
+                t.name for t, a, b in zip(own, found, want, strict=False) if a != b
             ]
-            raise CheckError(
-                f"tensor {', '.join(wrong)}: {what} is not as stated"
-            )
+            raise CheckError(f"tensor {', '.join(wrong)}: {what} is not as stated")

@@ -30,9 +30,7 @@ class States:
         first = 0 if s.parts > 1 else s.lo
         group = self.m.groups.get(s.over)
         by_rank = group.times(s.flat.shard * s.parts) if group else ()
-        return Run(
-            State(s.what, s.flat.name, l, step), first, s.width, by_rank
-        )
+        return Run(State(s.what, s.flat.name, l, step), first, s.width, by_rank)
 
     def own_part(self, s: Store, l: int, step: int) -> None:
         """Require that a rank's own part of a store holds the state."""

@@ -23,16 +23,12 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
             if (name := getattr(s, what)) not in known:
                 raise CheckError(f"there is no {said[what]} {name}")
         if have[s.cls].slots != flats[s.flat].count:
-            raise CheckError(
-                f"class {s.cls} does not have a slot for each {s.flat}"
-            )
+            raise CheckError(f"class {s.cls} does not have a slot for each {s.flat}")
         # Other classes hold copies of parameters, too.
         if s.what == "params" and s.cls != f"param.{s.flat}":
             raise CheckError(f"class {s.cls} is not the one of parameters")
         if p.parts(s) > 1 and (s.first, s.n) != (0, flats[s.flat].shard):
-            raise CheckError(
-                f"class {s.cls}: every rank has a part of every shard"
-            )
+            raise CheckError(f"class {s.cls}: every rank has a part of every shard")
     if len({s.cls for s in p.stores}) < len(p.stores):
         raise CheckError("two states lie in one class")
     for f in p.flats:

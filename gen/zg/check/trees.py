@@ -80,14 +80,10 @@ class Trees:
             m.fail(f"pushes {source}")
         run = m.reads(source, n * width)
         if not run or run.width != width:
-            m.fail(
-                f"{source} holds {told(run)}, not {n} elements of {width} bytes"
-            )
+            m.fail(f"{source} holds {told(run)}, not {n} elements of {width} bytes")
         return run, isinstance(run.array, Leaf), None
 
-    def nodes(
-        self, node: Place, stride: int, n: int, mask: int, counted: bool
-    ) -> None:
+    def nodes(self, node: Place, stride: int, n: int, mask: int, counted: bool) -> None:
         """Require that pending nodes are disjoint and inside their slot."""
         ranks = node.group.ranks
         end = (node.at + node.by_rank * (ranks - 1)) // 4 + n
@@ -100,9 +96,7 @@ class Trees:
         if not counted and stride:
             self.m.fail(f"{node}: a distance of nodes, of which there is one")
 
-    def others(
-        self, node: Place, step: int, nodes: int, one: Sum, begun: bool
-    ) -> None:
+    def others(self, node: Place, step: int, nodes: int, one: Sum, begun: bool) -> None:
         """Access a tree's nodes after the first, `step` bytes apart. Nothing else may write them
         while the tree is incomplete."""
         place = node._replace(at=step, by_rank=0)
@@ -142,9 +136,7 @@ class Trees:
         if mask != want or planned != want:
             m.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
-    def carried(
-        self, node: Place, n: int, came: Run, new: Sum, before: int
-    ) -> Sum:
+    def carried(self, node: Place, n: int, came: Run, new: Sum, before: int) -> Sum:
         """Return the pending sum extended by the leaves that follow it."""
         old = self.m.reads(node, 4 * n)
         was = old.array if old else None
@@ -155,13 +147,10 @@ class Trees:
             or was.whole
             or (was.flat, was.l) != (new.flat, new.l)
             or was.leaves != before
-            or was.micro_batch
-            != MicroBatch(step, at - was.micro_batches, by_rank)
+            or was.micro_batch != MicroBatch(step, at - was.micro_batches, by_rank)
             or old[1:4] != (came.first, 4, came.by_rank)
         ):
-            self.m.fail(
-                f"{node} holds {told(old)}, which {told(came)} does not follow"
-            )
+            self.m.fail(f"{node} holds {told(old)}, which {told(came)} does not follow")
         return was._replace(
             micro_batches=was.micro_batches + new.micro_batches,
             leaves=was.leaves + new.leaves,

@@ -20,9 +20,7 @@ class Units:
 
     def __init__(self, m: Memory, uses: Uses) -> None:
         self.m, self.fail, self.uses = m, m.fail, uses
-        self.direct = {
-            f.name: self._direct(f) for f in m.p.fns if f.body in BODIES
-        }
+        self.direct = {f.name: self._direct(f) for f in m.p.fns if f.body in BODIES}
         # functions of the current body that are still to run
         self.left: list[tuple[str, int, int]] = []
         # the current body
@@ -45,10 +43,7 @@ class Units:
     def unit(self, s: Step, row: int) -> None:
         """Play one function of a unit. row: first row of its slice."""
         fn = self.m.fns[s.op]
-        if (
-            unit_of(s.unit)[0] != s.op.split(".")[1]
-            or s.unit not in self.uses.order
-        ):
+        if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.uses.order:
             self.fail("function of another unit")
         ins = list(zip(fn.ins, s.ins, strict=True))
         outs = list(zip(fn.outs, s.outs, strict=True))
@@ -193,9 +188,7 @@ class Units:
         slot.write(0, slot.stride, Run(array))
         self.outs.add(name)
 
-    def sum_of_rows(
-        self, ref: Ref, body: str, micro_batch: MicroBatch
-    ) -> None:
+    def sum_of_rows(self, ref: Ref, body: str, micro_batch: MicroBatch) -> None:
         """Write the f32 sum of a tied weight's gradient: the head starts it, the embedding adds to
         it."""
         if body == "bwd":
@@ -204,9 +197,7 @@ class Units:
         else:
             self.value("acc", ref, Value("acc", "", micro_batch))
 
-    def gradient(
-        self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch
-    ) -> None:
+    def gradient(self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch) -> None:
         """Add a function's share to a gradient. If the gradient is stored as the sum, that of the
         last step is still there and is overwritten."""
         m = self.m
@@ -248,7 +239,5 @@ class Units:
             or now.everywhere
             or micro_batch in now.losses
         ):
-            self.fail(
-                f"sums[0] holds {told(run)}: not cleared, or it has this loss"
-            )
+            self.fail(f"sums[0] holds {told(run)}: not cleared, or it has this loss")
         set_totals(sums, now._replace(losses=now.losses | {micro_batch}))

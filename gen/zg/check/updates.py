@@ -77,9 +77,7 @@ class Updates:
         full = p != "null"
         states = {"p": p if full else w, "m": m, "v": v}
         places = {
-            what: where
-            for what, where in states.items()
-            if isinstance(where, Place)
+            what: where for what, where in states.items() if isinstance(where, Place)
         }
         recipe_of = self.m.p.recipe
         rule = list(ops.OPTIMIZERS[recipe_of.optimizer])
@@ -101,9 +99,7 @@ class Updates:
         m.holds(where, where.look(size), part.run(what, m.now - 1, width))
         where.put(size, part.run(what, m.now, width))
 
-    def rope_table(
-        self, table: Place, freq: str, T: Number, D: Number
-    ) -> None:
+    def rope_table(self, table: Place, freq: str, T: Number, D: Number) -> None:
         m = self.m
         rows = {f"freq.{n}": t for n, t in enumerate(m.p.tables)}
         row = rows.get(freq)

@@ -33,13 +33,9 @@ class Uses:
         self.m = m
         self.facts = facts
         self.order = list(
-            dict.fromkeys(
-                s.unit for s in m.p.section("eval").steps if s.kind in BODIES
-            )
+            dict.fromkeys(s.unit for s in m.p.section("eval").steps if s.kind in BODIES)
         )
-        self.writers = {
-            key: frozenset(names) for key, names in self._writers().items()
-        }
+        self.writers = {key: frozenset(names) for key, names in self._writers().items()}
 
     def _writers(self) -> dict[Key, set[str]]:
         """Return the functions that write each gradient in backward."""
@@ -68,10 +64,7 @@ class Uses:
             formal: (flat, self.instance(flat, kind, index, n))
             for formal, flat in flats.items()
         }
-        at = {
-            flat: index * steps[kind, flat] * self.m.real
-            for flat in flats.values()
-        }
+        at = {flat: index * steps[kind, flat] * self.m.real for flat in flats.values()}
         return Use(body, of, at, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:

@@ -49,13 +49,9 @@ _ROWS = (
     Command("copy", ("from_rank", "to_rank", "bytes"), 1, 1),
     Command("batch", ("of_rank", "micro_batch"), 0, BATCH),
     Command("mark", (), 0, 0),
-    Command(
-        "gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)
-    ),
+    Command("gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)),
     Command("alltoall", ("step", "bytes"), 1, 1, True, ("bytes", 1)),
-    Command(
-        "reducescatter", ("step", "bytes", "width"), 1, 1, True, ("bytes", 1)
-    ),
+    Command("reducescatter", ("step", "bytes", "width"), 1, 1, True, ("bytes", 1)),
     Command("allreduce", ("count",), 1, 1, True, ("count", 8)),
     Command("done", (), 2, 0, True),
 )

@@ -84,9 +84,7 @@ def each_row(M: int, C: int, real: int, most: int = 256) -> Grid:
 PLAIN = 512  # threads of a team that keeps none
 
 
-def team(
-    C: int, real: int, most: int = 256, beside: int = 0
-) -> tuple[int, int]:
+def team(C: int, real: int, most: int = 256, beside: int = 0) -> tuple[int, int]:
     """Return the threads and packs of a team, as norm.cu takes them. A block of `most` threads has
     enough registers, an SM those of two blocks. beside: length of the runs that the same launch
     normalizes, too."""
@@ -104,14 +102,10 @@ def teams(threads: int, packs: int) -> int:
     return 128 // threads if packs and threads <= WARP else 1
 
 
-def norm_fwd(
-    runs: int, C: int, real: int, kinds: int = 1, beside: int = 0
-) -> How:
+def norm_fwd(runs: int, C: int, real: int, kinds: int = 1, beside: int = 0) -> How:
     threads, packs = team(C, real, beside=beside)
     n = teams(threads, packs)
-    return run(
-        Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0)
-    )
+    return run(Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0))
 
 
 def norm_bwd(
@@ -130,9 +124,7 @@ def norm_bwd(
     threads, packs = team(C, real, most, beside)
     n = teams(threads, packs)
     block = n * threads
-    blocks = min(
-        PROCESSORS[target] * max(1, 2 * most // block), -(-runs // (8 * n))
-    )
+    blocks = min(PROCESSORS[target] * max(1, 2 * most // block), -(-runs // (8 * n)))
     return run(
         Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
         Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0),

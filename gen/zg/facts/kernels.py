@@ -242,9 +242,7 @@ _ROWS = (
 # fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # Kernels that are cuBLASLt's products on a GPU.
-PRODUCTS = frozenset(
-    row.name for row in _ROWS if row.grid == "run(workspace=GEMM)"
-)
+PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(workspace=GEMM)")
 
 
 HOST = "zk_host_"  # prefix of a twin's name
@@ -325,9 +323,7 @@ def scratch(name: str, shape: Ints) -> int:
     row = KERNELS[name]
     numbers = letters(shaped(row, shape))
     return sum(
-        value(f.elems, numbers) * WIDTHS[f.type]
-        for f in row.formals
-        if f.mode == "$"
+        value(f.elems, numbers) * WIDTHS[f.type] for f in row.formals if f.mode == "$"
     )
 
 

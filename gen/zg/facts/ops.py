@@ -125,9 +125,7 @@ _ROWS = (
         "zk_rope_packed y=dx in=dy sign=-1",
     ),
     # y = softmax(causal(q k' scale)) v
-    _op(
-        "attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"
-    ),
+    _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
     # within a row's own document, over its last `window` rows
     _op(
         "attention_local",

@@ -89,13 +89,9 @@ def nccl_of(p: Plan, target: str) -> int:
     return nccl(target, h.ranks, kept(h), h.reduction == "fast")
 
 
-def bytes_of(
-    target: str, ranks: int, margin: int = 0, fast: bool = False
-) -> int:
+def bytes_of(target: str, ranks: int, margin: int = 0, fast: bool = False) -> int:
     """Return the bytes of device memory besides the arena; 0 for a CPU."""
-    return (
-        0 if target == "cpu" else LIBRARIES + nccl(target, ranks, margin, fast)
-    )
+    return 0 if target == "cpu" else LIBRARIES + nccl(target, ranks, margin, fast)
 
 
 def device(p: Plan, target: str) -> int:

@@ -47,8 +47,7 @@ def frequencies(
     getcontext().prec = 40
     base = Decimal(str(theta))
     powers = [
-        float(base ** (Decimal(-2 * i) / Decimal(head)))
-        for i in range(head // 2)
+        float(base ** (Decimal(-2 * i) / Decimal(head))) for i in range(head // 2)
     ]
     kept = _KEPT[len(scaling)](head, base, powers, *scaling[1:])
     factor = scaling[0] if scaling else 1.0

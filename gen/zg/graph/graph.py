@@ -71,9 +71,7 @@ class Call:
 
     @property
     def shape(self) -> Ints:
-        return tuple(
-            a for k, a in self.args if k == "number" and isinstance(a, int)
-        )
+        return tuple(a for k, a in self.args if k == "number" and isinstance(a, int))
 
     @property
     def flops(self) -> int | Layers:

@@ -81,19 +81,13 @@ class _Builder:
     def tensor(self, weight: Weight, mean: float, std: float) -> str:
         """Append a tensor and return its full name."""
         full = f"{self.prefix}{weight.name}"
-        parts = tuple(
-            (f"{self.prefix}{name}", rows) for name, rows in weight.parts
-        )
+        parts = tuple((f"{self.prefix}{name}", rows) for name, rows in weight.parts)
         groups = [
             moves.group(self.spec, full, parts, weight.shape, l)
             for l in range(self.count)
         ]
-        self.cuts |= {
-            l for l in range(1, self.count) if groups[l] != groups[l - 1]
-        }
-        self.tensors.append(
-            Tensor(full, parts, weight.shape, mean, std, groups[0])
-        )
+        self.cuts |= {l for l in range(1, self.count) if groups[l] != groups[l - 1]}
+        self.tensors.append(Tensor(full, parts, weight.shape, mean, std, groups[0]))
         return full
 
     def row(self, row: Row, x: str, std: float = STD) -> str:
@@ -132,9 +126,7 @@ class _Builder:
     def table(self, row: Row) -> str:
         """Return the name of a row's rotary table."""
         rope, D = row.dims["rope"], row.dims["D"]
-        table = Table(
-            D, frequencies(D, rope["theta"], fields(rope["scaling"]))
-        )
+        table = Table(D, frequencies(D, rope["theta"], fields(rope["scaling"])))
         if table not in self.tables:
             self.tables.append(table)
         return f"table.{self.tables.index(table)}"
@@ -230,9 +222,7 @@ class _Calls:
             return ("number", 0) if self.rounds == 1 else ("round", "c")
         if word in node.op.params:
             return (
-                ("param", node.bind[word])
-                if word in node.bind
-                else ("fixed", "null")
+                ("param", node.bind[word]) if word in node.bind else ("fixed", "null")
             )
         if word.startswith("d") and word[1:] in node.op.params:
             name = node.bind.get(word[1:])
@@ -264,13 +254,9 @@ class _Calls:
     def growth(self, kind: str, name: object) -> int:
         """Return the bytes of an operand's rows in one round."""
         if kind != "value" or name == self.part:
-            return (
-                4 * self.b.dims["M"] // self.rounds if name == "target" else 0
-            )
+            return 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
         v = self.values[str(name)]
-        width = (
-            ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
-        )
+        width = ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
         return width * v.elems // self.rounds
 
     def forward(self, node: Node) -> None:
@@ -281,9 +267,7 @@ class _Calls:
 
     def gradient(self, name: str, node: Node) -> None:
         """Start a new value for the gradient of `name`."""
-        fresh = f"d{name}" + "'" * sum(
-            v.startswith(f"d{name}") for v in self.values
-        )
+        fresh = f"d{name}" + "'" * sum(v.startswith(f"d{name}") for v in self.values)
         self.values[fresh] = Value(fresh, "real", self.values[name].elems)
         self.grads[name] = fresh
 
@@ -342,26 +326,21 @@ class _Calls:
     def body(self) -> Body:
         calls = rewrite.fused(self.calls)
         used = rewrite.values(calls)
-        return Body(
-            tuple(calls), tuple(v for n, v in self.values.items() if n in used)
-        )
+        return Body(tuple(calls), tuple(v for n, v in self.values.items() if n in used))
 
 
 def _rename(body: Body, names: dict[str, str]) -> Body:
     calls = []
     for c in body.calls:
         args = [
-            (kind, names.get(str(a), a) if kind == "value" else a)
-            for kind, a in c.args
+            (kind, names.get(str(a), a) if kind == "value" else a) for kind, a in c.args
         ]
         calls.append(replace(c, args=tuple(args)))
     values = [replace(v, name=names.get(v.name, v.name)) for v in body.values]
     return Body(tuple(calls), tuple(values))
 
 
-def _middle(
-    b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
-) -> Kind:
+def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) -> Kind:
     """Build an embedding or a block: fwd and, if its output has a gradient, bwd from dy to dx."""
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     for node in b.nodes:
@@ -488,9 +467,7 @@ def _draw(calls: _Calls, low: Sequence[Node], wide: Sequence[Node]) -> None:
 
 
 def _branches(units: tuple[Unit, ...]) -> int:
-    return sum(
-        u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units
-    )
+    return sum(u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units)
 
 
 def _begun(
@@ -531,9 +508,7 @@ def _layers(b: _Builder, unit: Unit) -> list[tuple[int, Unit]]:
             replace(
                 unit,
                 repeat=end - first,
-                name=unit.name.replace("{l}", f"{{l+{first}}}")
-                if first
-                else unit.name,
+                name=unit.name.replace("{l}", f"{{l+{first}}}") if first else unit.name,
             ),
         )
         for first, end in itertools.pairwise([0, *ends])

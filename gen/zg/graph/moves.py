@@ -32,12 +32,7 @@ def group(
     names = (ops.layer(n, layer) for n, _ in parts)
     hits = {
         next(
-            (
-                i
-                for i, g in enumerate(o.groups)
-                for p in g.match
-                if fnmatchcase(n, p)
-            ),
+            (i for i, g in enumerate(o.groups) for p in g.match if fnmatchcase(n, p)),
             None,
         )
         for n in names
@@ -63,10 +58,7 @@ def live(nodes: Iterable[Node], moving: set[str]) -> set[str]:
     """Return the names that have a gradient: those in `moving`, and values that depend on them."""
     out = set(moving)
     for node in nodes:
-        if any(
-            node.bind.get(word) in out
-            for word in (*node.op.ins, *node.op.params)
-        ):
+        if any(node.bind.get(word) in out for word in (*node.op.ins, *node.op.params)):
             out |= {node.bind[o.name] for o in node.op.outs}
     return out
 

@@ -84,9 +84,7 @@ def _prefetch(m: Steps, u: Use) -> None:
     """Copy to the device the values that come before those of the unit."""
     for c, i in _backward_values(m, u):
         if i and is_offloaded(m, c, i - 1):
-            hop = Hop(
-                "up", _host_place(m, c, i - 1), _slot(m, c, i - 1), takes=False
-            )
+            hop = Hop("up", _host_place(m, c, i - 1), _slot(m, c, i - 1), takes=False)
             m.copy(hop, u.unit, m.offloaded[c][2])
 
 

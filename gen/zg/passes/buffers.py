@@ -72,21 +72,13 @@ def _tokens(spec: Spec, graph: Graph) -> int:
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
     """Return the class of a state of a flat. Peers read parameters and sums that are
     all-gathered."""
-    depth = {"params": f.depth, "sum": shards.sums.depth}.get(
-        s.what, shards.states
-    )
+    depth = {"params": f.depth, "sum": shards.sums.depth}.get(s.what, shards.states)
     elements = s.n * shards.grid.parts(depth)
     pending = f.nodes if s.what == "sum" and not shards.sums.pending else 1
     summed_over_ranks = shards.sums.depth < shards.sums.result_depth
     gathered = {"params": shards.states > 0, "sum": summed_over_ranks}
-    readers = (
-        _common(spec)
-        if gathered.get(s.what) and s.arena == "device"
-        else "own"
-    )
-    return Wanted(
-        s.cls, f.count, elements * pending * s.width, s.arena, readers
-    )
+    readers = _common(spec) if gathered.get(s.what) and s.arena == "device" else "own"
+    return Wanted(s.cls, f.count, elements * pending * s.width, s.arena, readers)
 
 
 def _of_flat(
@@ -106,13 +98,9 @@ def _of_flat(
         out.append(Wanted(f"ring.{f.name}", ring, whole * real))
     if ring and f.name in schedule.staging:
         slots = schedule.staging[f.name]
-        out.append(
-            Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common)
-        )
+        out.append(Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common))
         if f"fetched.{f.name}" in slot_counts:
-            out.append(
-                Wanted(f"fetched.{f.name}", slots, f.shard * real, "host")
-            )
+            out.append(Wanted(f"fetched.{f.name}", slots, f.shard * real, "host"))
     grads = schedule.grad[f.name]
     if grads:
         out.append(
@@ -164,9 +152,7 @@ def _values(
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
     out = []
     if graph.acc:
-        out.append(
-            Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc)
-        )
+        out.append(Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc))
     out += _kept(spec, "x", units, value, slot_counts)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
@@ -187,11 +173,7 @@ def _kept(
     host_slots = slot_counts.get(f"far.{name}", 0)
     return [
         Wanted(f"near.{name}", device_slots, size),
-        *(
-            [Wanted(f"far.{name}", host_slots, size, "host")]
-            if host_slots
-            else ()
-        ),
+        *([Wanted(f"far.{name}", host_slots, size, "host")] if host_slots else ()),
     ]
 
 
@@ -251,8 +233,7 @@ def _inbox(
 ) -> list[Wanted]:
     """Return the class that receives pieces of peers' gradients where memory is not shared."""
     received = [
-        i.value
-        * (shards.grid.sizes[step.group] if step.op == "alltoall" else 1)
+        i.value * (shards.grid.sizes[step.group] if step.op == "alltoall" else 1)
         for s in schedule.sections
         for step in s.steps
         if step.op in steps.REDUCES.values()
@@ -261,11 +242,7 @@ def _inbox(
     ]
     if not received:
         return []
-    return [
-        Wanted(
-            "inbox", slot_counts["inbox"], max(received), targets="unshared"
-        )
-    ]
+    return [Wanted("inbox", slot_counts["inbox"], max(received), targets="unshared")]
 
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
@@ -280,9 +257,7 @@ def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
             max([1, *(r.workspace for r in runs)]),
             targets="gpu",
         ),
-        Wanted(
-            "pinned_batch", ops.PINNED_BATCHES, batch, "host", targets="gpu"
-        ),
+        Wanted("pinned_batch", ops.PINNED_BATCHES, batch, "host", targets="gpu"),
         Wanted(
             "pinned_scratch",
             1,

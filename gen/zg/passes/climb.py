@@ -58,9 +58,7 @@ def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
     f, l, _ = x
     if m.sums.phases:
         reduction = _Reduction(m, m.flats[f], l, u.transfer_unit(f, l))
-        reduction.reduce(
-            m.sums.per_micro_batch, to_take(m.grad_slot(x, g), m.real)
-        )
+        reduction.reduce(m.sums.per_micro_batch, to_take(m.grad_slot(x, g), m.real))
 
 
 def unit_done(m: Steps, f: Flat, l: int) -> None:
@@ -82,9 +80,7 @@ def step_done(m: Steps) -> None:
     for f, l in m.trainable_instances() if m.gathers_sums else ():
         ref = Ref(f"sum.{f.name}", l)
         hop = plain_hop("reduce", ref, ref)
-        m.all_gather(
-            hop, f"{f.name}[{l}]", f, 4, m.sums.result_depth, m.sums.depth
-        )
+        m.all_gather(hop, f"{f.name}[{l}]", f, 4, m.sums.result_depth, m.sums.depth)
 
 
 def host_pieces(m: Steps, f: Flat) -> list[Span]:
@@ -101,9 +97,7 @@ def host_pieces(m: Steps, f: Flat) -> list[Span]:
 
 def largest_piece(m: Steps) -> int:
     """Return the elements of the largest such piece."""
-    return max(
-        n for f in m.shards.flats if f.trainable for _, n in host_pieces(m, f)
-    )
+    return max(n for f in m.shards.flats if f.trainable for _, n in host_pieces(m, f))
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,7 @@ class _Reduction:
         if m.sums.host and not pending:
             self.reduce_to_host(last, source, home)
         else:
-            self.phase(
-                last, source, Buffer(Ref("pending", 0) if pending else home)
-            )
+            self.phase(last, source, Buffer(Ref("pending", 0) if pending else home))
 
     def phase(self, x: Phase, source: Buffer, target: Buffer) -> None:
         """Add the steps of one phase from `source` to `target`."""
@@ -157,9 +149,7 @@ class _Reduction:
             ends = n == 0, n == len(cut) - 1
             self.piece(x, source.piece(o, *ends), target.piece(o, *ends), size)
 
-    def piece(
-        self, x: Phase, source: Buffer, target: Buffer, size: Size
-    ) -> None:
+    def piece(self, x: Phase, source: Buffer, target: Buffer, size: Size) -> None:
         """Transfer a piece to a slot of `inbox` and add it up. With fast reductions NCCL adds, and
         only micro-batches remain to be added."""
         m, width = self.m, source.width
@@ -216,9 +206,7 @@ class _Reduction:
                 self.piece(x, some, to_fill(part), n)
                 some = to_take(part)
             if not m.sums.on_host:
-                m.copy(
-                    Hop("down", part, to, fills=False), self.unit, n.bytes(4)
-                )
+                m.copy(Hop("down", part, to, fills=False), self.unit, n.bytes(4))
                 continue
             hop = Hop(
                 queue="down",

@@ -25,9 +25,7 @@ def update(m: Steps, shards: list[Instance], near: str = "") -> None:
             (Ref(f"sum.{f.name}", l),),
             (Int("l", l),),
         )
-        states = tuple(
-            Ref(f"{c}.{f.name}", l) for c in m.kept.updated(f, near)
-        )
+        states = tuple(Ref(f"{c}.{f.name}", l) for c in m.kept.updated(f, near))
         if m.offloads_params(f):
             _update_offloaded(m, f, l, op, states, ins=ins, ints=ints)
             continue
@@ -102,9 +100,7 @@ def _update_offloaded(
             **rest,
         )
     else:
-        updated = Ref(
-            f"near_master.{f.name}" if f.near else f"master.{f.name}", l
-        )
+        updated = Ref(f"near_master.{f.name}" if f.near else f"master.{f.name}", l)
         m.add("main", op, unit, outs=states, recs=(full(updated),), **rest)
     home = Ref(f"param.{f.name}", l)
     size = (f.near or f.shard).bytes(m.real)

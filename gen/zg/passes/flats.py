@@ -11,7 +11,9 @@ from ..read.spec import Spec
 
 BLOCK = 1024  # elements: tensors start at multiples, norm and hash work on such blocks
 PAGE = 4096  # bytes: a shard of parameters is a multiple
-FROZEN = ".frozen"  # suffix of the flat of a flat's frozen tensors, if others are trainable
+FROZEN = (
+    ".frozen"  # suffix of the flat of a flat's frozen tensors, if others are trainable
+)
 
 
 def stem(flat: str) -> str:
@@ -54,6 +56,4 @@ def _persists(spec: Spec, kind: Kind, t: Tensor) -> bool:
             "patterns that name all layers of a tensor, and all that share its "
             "linear, or none",
         )
-    return t.params <= spec.zero.stage3_param_persistence_threshold or all(
-        hits
-    )
+    return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)

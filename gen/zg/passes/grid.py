@@ -65,9 +65,7 @@ class Grid:
             return OWNERS if self.axes else ALL
         # The later entry wins: the group of a host that shares parameters is `shard`.
         known = {(0, self.host): "local", (0, self.shared): "shard"}
-        return known.get((lo, hi)) or "_".join(
-            a.name for a in self.axes[lo:hi]
-        )
+        return known.get((lo, hi)) or "_".join(a.name for a in self.axes[lo:hi])
 
     def over(self, depth: int) -> str:
         """Return the group that a state at a depth is sharded over, '' if every rank has all of

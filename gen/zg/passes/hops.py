@@ -97,9 +97,7 @@ def end(queue: str) -> Event:
     return Event(f"end.{queue}", 0)
 
 
-def route(
-    home: Ref, slots: Sequence[tuple[str, Ref]], after: Events
-) -> list[Hop]:
+def route(home: Ref, slots: Sequence[tuple[str, Ref]], after: Events) -> list[Hop]:
     """Return the hops from `home` through each slot, on the queue named with it."""
     hops: list[Hop] = []
     for queue, slot in slots:

@@ -26,12 +26,8 @@ def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
 
     # No step reads and writes the same slot of these classes.
     for s in reversed(steps):
-        outs = tuple(
-            [use(r, (r.cls, r.index) not in read, False) for r in s.outs]
-        )
-        ins = tuple(
-            [use(r, not read.get((r.cls, r.index)), True) for r in s.ins]
-        )
+        outs = tuple([use(r, (r.cls, r.index) not in read, False) for r in s.outs])
+        ins = tuple([use(r, not read.get((r.cls, r.index)), True) for r in s.ins])
         same = ins == s.ins and outs == s.outs
         out.append(s if same else replace(s, ins=ins, outs=outs))
     return tuple(reversed(out))

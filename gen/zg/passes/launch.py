@@ -53,14 +53,10 @@ class _Table:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
-            self.rows[kernel, shape] = plan.Launch(
-                f"{short}.{n}", kernel, shape
-            )
+            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape)
         return self.rows[kernel, shape].name
 
-    def runs(
-        self, targets: Names, real: int, margin: int
-    ) -> Iterator[plan.Run]:
+    def runs(self, targets: Names, real: int, margin: int) -> Iterator[plan.Run]:
         """Yield a run for each launch and each set of targets on which it runs alike."""
         for row in self.rows.values():
             same: dict[grids.How, list[str]] = {}
@@ -74,9 +70,7 @@ class _Table:
                 same.setdefault(how, []).append(t)
             for how, alike in same.items():
                 reserved = (
-                    margin
-                    if "cpu" not in alike and row.kernel in PRODUCTS
-                    else 0
+                    margin if "cpu" not in alike and row.kernel in PRODUCTS else 0
                 )
                 yield plan.Run(
                     launch=row.name,
@@ -114,9 +108,7 @@ class _Maker:
 
     # ---- functions of the graph
 
-    def operand(
-        self, kind: Kind, body: str, what: str, value: Arg, grow: int
-    ) -> Arg:
+    def operand(self, kind: Kind, body: str, what: str, value: Arg, grow: int) -> Arg:
         """Return an operand of a call. grow: bytes that it advances per round of a loop."""
         if what in ("number", "round", "int"):
             return value
@@ -125,9 +117,7 @@ class _Maker:
             return replace(place, by_round=grow)
         return place
 
-    def place(
-        self, kind: Kind, body: str, what: str, name: str
-    ) -> Operand | str:
+    def place(self, kind: Kind, body: str, what: str, name: str) -> Operand | str:
         """Return the place of a parameter, value or other operand."""
         if what == "work":
             return Operand("work")
@@ -135,11 +125,7 @@ class _Maker:
             return FIXED.get(name, Operand(name))
         if what in ("param", "grad"):
             flat, at = self.shards.place[name]
-            base = (
-                formal(kind, flat)
-                if what == "param"
-                else f"d{formal(kind, flat)}"
-            )
+            base = formal(kind, flat) if what == "param" else f"d{formal(kind, flat)}"
             called = self.tensors[kind.name][name]
             return Operand(base, at * self.real, name=called)
         if name in ("x", "y", "dx", "dy"):
@@ -221,9 +207,7 @@ class _Maker:
         share = self.shards.share(f, depth)
         return Index(whole, share, at, more, group)
 
-    def part(
-        self, name: str, f: Flat, kept: int, depth: int, width: int
-    ) -> Operand:
+    def part(self, name: str, f: Flat, kept: int, depth: int, width: int) -> Operand:
         """Return the operand of a rank's part at `depth`, within the share that it keeps at depth
         `kept`."""
         group = self.grid.group(kept, depth)
@@ -404,9 +388,7 @@ class _Maker:
             n,
         )
         has_master = "master" in states
-        width, master_depth = (
-            (4, depth) if has_master else (self.real, f.depth)
-        )
+        width, master_depth = (4, depth) if has_master else (self.real, f.depth)
         p, full, copied = (
             self.part("p", f, master_depth, depth, width),
             int(width == 4),
@@ -497,9 +479,7 @@ def functions(
     phases = shards.sums.phases
     leaves = next((x.sources for x in phases if x.counted), 1)
     count = (
-        ("zk_host_count", CTL, 1)
-        if shards.sums.on_host
-        else ("zk_count", CTL, leaves)
+        ("zk_host_count", CTL, 1) if shards.sums.on_host else ("zk_count", CTL, leaves)
     )
     if phases:
         m.add_fn("count", (), ("ctl",), (), count)
@@ -530,9 +510,7 @@ def functions(
         )
     runs = tuple(m.table.runs(spec.targets, m.real, spec.train.sm_margin))
     _check_grids(spec, runs)
-    _check_trees(
-        spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"]
-    )
+    _check_trees(spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"])
     return tuple(m.fns), tuple(m.table.rows.values()), runs
 
 
@@ -544,8 +522,7 @@ def _check_trees(spec: Spec, pushes: list[plan.Call]) -> None:
             raise spec.wrong(
                 "train.sum",
                 f"a sum of {count} ranks' gradients as one tree on {on[0]}",
-                f"{{block: {grids.LEAVES // 2}}} or less, fold, or "
-                "targets: [cpu]",
+                f"{{block: {grids.LEAVES // 2}}} or less, fold, or targets: [cpu]",
             )
 
 

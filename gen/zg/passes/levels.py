@@ -114,11 +114,7 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
         return False, []
     if spec.block % A == 0:
         return True, []
-    once = (
-        ""
-        if A & (A - 1)
-        else f"; {{block: {A}}} reduces them once, with other bits"
-    )
+    once = "" if A & (A - 1) else f"; {{block: {A}}} reduces them once, with other bits"
     return False, [
         f"train.sum: a tree of {spec.block} leaves cannot add the {A} "
         f"micro-batches of a rank first: each is reduced over the ranks by itself{once}"
@@ -142,9 +138,7 @@ def _fast_note(spec: Spec) -> list[str]:
     ]
 
 
-def _on_host(
-    spec: Spec, own_first: bool, sources: int
-) -> tuple[bool, list[str]]:
+def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]]:
     """Return whether sums are on the host, with notes. They are beside an offloaded optimizer if
     all ranks' gradients of a micro-batch form one node of the tree, since the host then pushes one
     part per micro-batch."""
@@ -161,8 +155,7 @@ def _on_host(
             "summed their own"
         )
     elif spec.cluster.ranks == 1 or (
-        not own_first
-        and (spec.micro_batches == 1 or spec.block % sources == 0)
+        not own_first and (spec.micro_batches == 1 or spec.block % sources == 0)
     ):
         return True, []
     elif own_first:
@@ -237,9 +230,7 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
     A, out, inner = spec.micro_batches, [], 1
     if found.step == 0:
         out.append(
-            Phase(
-                fn="own", level=None, sources=1, counted=True, inner=1, depth=0
-            )
+            Phase(fn="own", level=None, sources=1, counted=True, inner=1, depth=0)
         )
         inner = A
     exact = spec.train.reduction == "exact"
@@ -321,9 +312,7 @@ def _counts(micro_batches: int, step: int) -> int:
     mask = 0
     for a in range(1, min(micro_batches, 2 * step + 1)):
         mask |= a * step
-    for bit in range(
-        step.bit_length(), ((micro_batches - 1) * step).bit_length()
-    ):
+    for bit in range(step.bit_length(), ((micro_batches - 1) * step).bit_length()):
         if -(-(1 << bit) // step) < micro_batches:
             mask |= 1 << bit
     return mask

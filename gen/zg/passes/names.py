@@ -113,9 +113,7 @@ def _forward(kind: Kind) -> dict[str, str]:
         numbered = (f"{base}_{n}" for n in itertools.count(2))
         taken = out.values()
         out[name] = next(
-            text
-            for text in itertools.chain([base], numbered)
-            if text not in taken
+            text for text in itertools.chain([base], numbered) if text not in taken
         )
     for call in _calls(kind):
         at = KERNELS[call.kernel].at.get("logits")

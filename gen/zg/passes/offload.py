@@ -128,9 +128,7 @@ def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
 def _forward_order(m: Steps) -> list[Instance]:
     """Return the trainable instances in the order in which a forward first needs them."""
     used = [
-        (f, m.instance(f, u))
-        for u in m.uses("eval")
-        for f in sorted(m.reads(u.part))
+        (f, m.instance(f, u)) for u in m.uses("eval") for f in sorted(m.reads(u.part))
     ]
     first = dict.fromkeys(used)
     return [(m.flats[f], l) for f, l in first if m.flats[f].trainable]
@@ -163,18 +161,14 @@ def hops_up(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
 def _host_queues(m: Steps) -> set[str]:
     """Return the queues that publish parameters from the host: of all flats, or without an
     offloaded optimizer of frozen ones with their initial values."""
-    flats = (
-        m.shards.flats if m.offload else [f for f, _ in m.masters_off_device()]
-    )
+    flats = m.shards.flats if m.offload else [f for f, _ in m.masters_off_device()]
     return {BY_HOST[m.arena("param", f)] for f in flats}
 
 
 def _device_queues(m: Steps) -> set[str]:
     """Return the queues by which parameters that the device updates go down."""
     own = [f for f in m.shards.flats if (f.near if m.offload else f.trainable)]
-    return {
-        BY_DEVICE[m.arena("param", f)] for f in own if m.offloads_params(f)
-    }
+    return {BY_DEVICE[m.arena("param", f)] for f in own if m.offloads_params(f)}
 
 
 def publish_queues(m: Steps) -> list[str]:
@@ -225,11 +219,7 @@ def _stored_at(m: Steps, c: str, t: Tile) -> Ref:
 def _found_at(m: Steps, c: str, t: Tile) -> Ref:
     """Return the place where the host works on a tile of a state: its slot if the state is in the
     file."""
-    return (
-        t.slot(f"tile.{c}")
-        if m.arena(c, t.flat) == "file"
-        else _stored_at(m, c, t)
-    )
+    return t.slot(f"tile.{c}") if m.arena(c, t.flat) == "file" else _stored_at(m, c, t)
 
 
 def _rounded(m: Steps, t: Tile) -> Refs:
@@ -267,10 +257,7 @@ def _work(m: Steps, t: Tile, w: Work) -> None:
         waits=waits,
         recs=recs,
     )
-    hops = [
-        plain_hop("store", _found_at(m, c, t), _stored_at(m, c, t))
-        for c in writes
-    ]
+    hops = [plain_hop("store", _found_at(m, c, t), _stored_at(m, c, t)) for c in writes]
     _copies(m, t, writes, hops, (full(slot),), (free(slot), *w.updated))
 
 
@@ -281,10 +268,7 @@ def _load(m: Steps, t: Tile, reads: Names) -> None:
     # In f32 parameters go up from the tile's slot itself.
     if m.real == 4 and not m.offloads_params(t.flat):
         ready += (free(t.slot("up")),)
-    hops = [
-        plain_hop("load", _stored_at(m, c, t), _found_at(m, c, t))
-        for c in names
-    ]
+    hops = [plain_hop("load", _stored_at(m, c, t), _found_at(m, c, t)) for c in names]
     _copies(m, t, names, hops, ready, (full(slot),))
 
 
@@ -309,11 +293,7 @@ def _copies(
 
 def _update_reads(m: Steps, f: Flat) -> Names:
     """Return the states that an update reads."""
-    return (
-        ("param", *f.states)
-        if m.offloads_params(f) and m.real == 4
-        else f.states
-    )
+    return ("param", *f.states) if m.offloads_params(f) and m.real == 4 else f.states
 
 
 def _upload(m: Steps, t: Tile) -> None:
@@ -453,9 +433,7 @@ def _cast(m: Steps, t: Tile) -> Work:
     """Return the work that computes a tile's parameters. In f32 there is none: the master weights
     go up or are the parameters."""
     up = t.slot("up")
-    waits, recs = (
-        ((), ()) if m.offloads_params(t.flat) else ((free(up),), (full(up),))
-    )
+    waits, recs = ((), ()) if m.offloads_params(t.flat) else ((free(up),), (full(up),))
     if m.real == 4:
         return Work("mark", reads=("master",), waits=waits, recs=recs)
     return Work(

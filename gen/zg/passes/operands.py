@@ -34,9 +34,7 @@ def formal(kind: Kind, flat: str) -> str:
 def near_slots(spec: Spec, cls: str, count: int) -> int:
     """Return the number of device slots for a class with `count` values."""
     return (
-        min(count, 3 if cls == "x" else 2)
-        if spec.train.offload_activations
-        else count
+        min(count, 3 if cls == "x" else 2) if spec.train.offload_activations else count
     )
 
 
@@ -58,9 +56,7 @@ class Operands:
         self.flats = {f.name: f for f in self.shards.flats}
         self.sums = self.shards.sums
         # flats whose gradients several units write
-        shared = (
-            ("persistent", "embed") if self.graph.tied else ("persistent",)
-        )
+        shared = ("persistent", "embed") if self.graph.tied else ("persistent",)
         single = [
             f.name
             for f in self.shards.flats
@@ -83,9 +79,7 @@ class Operands:
             for body in k.bodies
             for part in k.parts(body)
         }
-        self.host_places = {
-            c: self.offloaded_places(c) for c in self.offloaded
-        }
+        self.host_places = {c: self.offloaded_places(c) for c in self.offloaded}
 
     def by_size(self, names: list[str]) -> dict[str, str]:
         """Map each flat to the first one with shards of the same size: these share a class."""
@@ -100,9 +94,7 @@ class Operands:
         a ring of their own in the same way.
         """
         cut = {
-            f: kind.name
-            for kind in self.graph.kinds
-            for f, _ in kind.flats.values()
+            f: kind.name for kind in self.graph.kinds for f, _ in kind.flats.values()
         }
         like = self.by_size(names)
         sharing: dict[tuple[str, bool], list[str]] = {}
@@ -130,9 +122,7 @@ class Operands:
     def instance(self, flat: str, u: Use) -> int:
         """Return the instance of a flat that a use reads."""
         return (
-            u.index * u.kind.slices(flat) + u.slice
-            if self.flats[flat].count > 1
-            else 0
+            u.index * u.kind.slices(flat) + u.slice if self.flats[flat].count > 1 else 0
         )
 
     def slot(self, f: str, n: int, g: int) -> int:
@@ -222,9 +212,7 @@ class Operands:
         """Map each value of a class that goes to the host to its place there. Values that no
         backward reads and the last ones stay on the device."""
         device_slots, count, _ = self.offloaded[cls]
-        read = [
-            n for n in range(count - device_slots) if self.is_read_back(cls, n)
-        ]
+        read = [n for n in range(count - device_slots) if self.is_read_back(cls, n)]
         return {n: place for place, n in enumerate(read)}
 
     def is_read_back(self, cls: str, n: int) -> bool:
@@ -234,9 +222,7 @@ class Operands:
             return True
         kinds = [k for k in self.graph.kinds for _ in range(k.count)]
         made, takes = kinds[n + self.unsaved], kinds[n + self.unsaved + 1]
-        return self.backward_reads(takes, "x") or self.backward_reads(
-            made, "y"
-        )
+        return self.backward_reads(takes, "x") or self.backward_reads(made, "y")
 
     def backward_reads(self, kind: Kind, name: str) -> bool:
         """Return whether a kind's backward reads its input 'x' or its output 'y'."""
@@ -264,11 +250,7 @@ class Operands:
         """Return the names of the operands that a function reads and writes, and their flats."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
-        fixed = (
-            {a for k, a in args if k == "fixed"}
-            if self.together > 1
-            else set()
-        )
+        fixed = {a for k, a in args if k == "fixed"} if self.together > 1 else set()
         saved = {v.name for v in kind.saved}
         reads, writes = self.reads(part), self.writes(part)
         flats = sorted(reads | writes, key=lambda f: (persists(f), f))

@@ -85,8 +85,6 @@ def _least(sizes: list[Sizes], unit: int) -> int:
         True,
         0,
         len(tried) - 1,
-        key=lambda most: (
-            largest <= SHARD * most and _count(sizes, most) <= ALL
-        ),
+        key=lambda most: largest <= SHARD * most and _count(sizes, most) <= ALL,
     )
     return tried[good]

@@ -141,14 +141,10 @@ def bodies(graph: Graph, real: int) -> Bodies:
     """Place the values of every body. real: bytes of the stored type."""
     save, tmp, work = {}, {}, 0
     for kind in graph.kinds:
-        save[kind.name] = stack(
-            [Item(v.name, v.bytes(real), 0, 0) for v in kind.saved]
-        )
+        save[kind.name] = stack([Item(v.name, v.bytes(real), 0, 0) for v in kind.saved])
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
-            tmp[kind.name, name] = pack_in_place(
-                body, lifetimes(body, outside, real)
-            )
+            tmp[kind.name, name] = pack_in_place(body, lifetimes(body, outside, real))
             work = max([work, *(c.scratch for c in body.calls)])
     return Bodies(save, tmp, work)
 

@@ -157,11 +157,7 @@ def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
     """Go from begin to end and back."""
     up, stairs = s.cycle_first_step_size, s.cycle_first_stair_count
     down = up if s.cycle_second_step_size is None else s.cycle_second_step_size
-    more = (
-        stairs
-        if s.cycle_second_stair_count is None
-        else s.cycle_second_stair_count
-    )
+    more = stairs if s.cycle_second_stair_count is None else s.cycle_second_stair_count
     past = up + down + 1
     return [
         _line(up + 2, 1, up, begin, end, stairs),

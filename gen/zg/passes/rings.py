@@ -65,9 +65,7 @@ class Use:
     @property
     def fn(self) -> str:
         number = self.part.number
-        return f"{self.body}.{self.kind.name}" + (
-            f".{number}" if number >= 0 else ""
-        )
+        return f"{self.body}.{self.kind.name}" + (f".{number}" if number >= 0 else "")
 
     @property
     def first(self) -> bool:
@@ -127,9 +125,7 @@ def _lifetimes(uses: Sequence[Use]) -> list[_Lifetime]:
     ]
 
 
-def _peak(
-    spans: Sequence[_Lifetime], sizes: Mapping[str, int], ahead: int
-) -> int:
+def _peak(spans: Sequence[_Lifetime], sizes: Mapping[str, int], ahead: int) -> int:
     """Return the most elements that are live when an all-gather starts. sizes: elements per
     flat."""
     ends = sorted((s.last, sizes[s.gathered.flat]) for s in spans)
@@ -176,9 +172,7 @@ def choose(
     These exceed stage3_max_live_parameters only if the largest use alone does."""
     z, W = spec.zero, spec.cluster.ranks
     sizes = {f.name: f.shard * W for f in shards.flats}
-    gathered = [
-        sum(sizes[g.flat] for g in u.gathered) for u in uses if u.gathered
-    ]
+    gathered = [sum(sizes[g.flat] for g in u.gathered) for u in uses if u.gathered]
     kept = sum(size for flat, size in sizes.items() if persists(flat))
 
     def live(d: int, uses: Sequence[Use]) -> int:
@@ -194,11 +188,7 @@ def choose(
         ahead -= 1
     # A split unit leaves no room for reuse.
     cut = any(u.part.number >= 0 for u in uses)
-    nearest = (
-        []
-        if cut
-        else _nearest_reuses(uses, sizes, z.stage3_max_reuse_distance)
-    )
+    nearest = [] if cut else _nearest_reuses(uses, sizes, z.stage3_max_reuse_distance)
     few, many = 0, len(nearest) + 1  # `few` of the nearest fit, `many` do not
     while many - few > 1:
         half = (few + many) // 2

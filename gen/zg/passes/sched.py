@@ -85,10 +85,7 @@ class _Maker(Steps):
         flats that every rank keeps whole."""
         out = []
         for f in sorted(self.reads(u.part)):
-            if (
-                self.gathers_updates(self.flats[f])
-                and not self.flats[f].gathered
-            ):
+            if self.gathers_updates(self.flats[f]) and not self.flats[f].gathered:
                 l = u.index if self.flats[f].count > 1 else 0
                 out.append(full(Ref(f"param.{f}", l)))
         return tuple(out) if u.body != "bwd" else ()
@@ -112,11 +109,7 @@ class _Maker(Steps):
         if self.arena("param", flat) == "file" and not self.fetch_started:
             # The first gather on queue `fetch`: earlier ones were from elsewhere.
             self.fetch_started = opening = True
-        new = (
-            offload.updated_event(self, flat, g.instance)
-            if u.body != "bwd"
-            else ()
-        )
+        new = offload.updated_event(self, flat, g.instance) if u.body != "bwd" else ()
         hops_up = offload.hops_up(self, g, flat)
         hops_up.append(("gather", g.ref))
         home = Ref(f"param.{flat.name}", g.instance)
@@ -183,9 +176,7 @@ class _Maker(Steps):
             ints=(Int("count", SUMS),),
             group=ALL,
         )
-        self.add(
-            "main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),)
-        )
+        self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
         if self.offload:
             offload.update(self)
         else:
@@ -194,9 +185,7 @@ class _Maker(Steps):
 
     def updated(self, queues: list[str]) -> None:
         """Record UPDATED once the given queues are done."""
-        self.add(
-            "main", "mark", waits=tuple(map(end, queues)), recs=(UPDATED,)
-        )
+        self.add("main", "mark", waits=tuple(map(end, queues)), recs=(UPDATED,))
 
     def publish(self) -> None:
         """Add the steps that compute rotary tables, and parameters from master weights."""
@@ -257,8 +246,7 @@ def schedule(
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
     # More slots than gathers of a micro-batch would stay unused.
     m.staging = {
-        f: min(m.ahead + 1, taken[m.ring_of[f]])
-        for f in sorted(shards.offloaded)
+        f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.offloaded)
     }
     for f in shards.flats:
         m.ring[f.name] = rings.slot_count(uses, f.name, m.ahead)
@@ -283,11 +271,7 @@ def schedule(
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
     sections.append(m.section("update"))
-    m.run(
-        rings.assign_slots(
-            rings.retain(m.bind(m.uses("eval")), retained), m.ring
-        )
-    )
+    m.run(rings.assign_slots(rings.retain(m.bind(m.uses("eval")), retained), m.ring))
     sections.append(m.section("eval"))
     return Schedule(
         sections=crossing(last.sections(sections)),

@@ -117,9 +117,7 @@ def _near(spec: Spec, flat: str, shard: int) -> Size:
     return Size.of(f"near.{flat}", near, flat)
 
 
-def _kept_on_host(
-    spec: Spec, offloaded: list[Flat]
-) -> tuple[frozenset[str], Names]:
+def _kept_on_host(spec: Spec, offloaded: list[Flat]) -> tuple[frozenset[str], Names]:
     """Return the offloaded flats that stay on the host, with notes. If parameters go to the file,
     flats stay in order while max_in_cpu holds them."""
     z, out = spec.zero.offload_param, []
@@ -153,12 +151,8 @@ def _flats(graph: Graph) -> Places:
             cut = kind.flats.get(t.name, (own, 1))
             whole_ = t.name in graph.persistent
             found[t.name] = ("persistent", 1) if whole_ else cut
-    frozen = {
-        t.name for kind in graph.kinds for t in kind.tensors if t.group[2]
-    }
-    training = {
-        flat for name, (flat, _) in found.items() if name not in frozen
-    }
+    frozen = {t.name for kind in graph.kinds for t in kind.tensors if t.group[2]}
+    training = {flat for name, (flat, _) in found.items() if name not in frozen}
     for name in frozen:
         flat, slices = found[name]
         if flat in training:
@@ -192,9 +186,7 @@ def _tensors(
         for i, t in enumerate(kind.tensors):
             flat, slices = flats[t.name]
             at = sizes.get(flat, 0) + within.get(flat, 0)
-            within[flat] = within.get(flat, 0) + ops.up(
-                t.elems // slices, BLOCK
-            )
+            within[flat] = within.get(flat, 0) + ops.up(t.elems // slices, BLOCK)
             count = counts.setdefault(
                 flat, 1 if persists(flat) else kind.count * slices
             )
@@ -224,15 +216,11 @@ def _tensors(
     return out, sizes, counts
 
 
-def update_states(
-    spec: Spec, params_offloaded: bool, states_offloaded: bool
-) -> Names:
+def update_states(spec: Spec, params_offloaded: bool, states_offloaded: bool) -> Names:
     """Return the states that an update needs. There is no `master` if parameters are as precise and
     in the same arena as the states."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
-    masters = (
-        ("master",) if narrow or states_offloaded != params_offloaded else ()
-    )
+    masters = ("master",) if narrow or states_offloaded != params_offloaded else ()
     return (*masters, *ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)])
 
 
@@ -241,9 +229,7 @@ def _idle(spec: Spec) -> Names:
     if not grid.idle(spec):
         return ()
     why = f"parameters are whole at stage {spec.zero.stage}, and all ranks share states"
-    return (
-        f"zero.shard_size: has no effect: {why}; zero.states shard, or stage 3",
-    )
+    return (f"zero.shard_size: has no effect: {why}; zero.states shard, or stage 3",)
 
 
 def split(spec: Spec, graph: Graph) -> Shards:
@@ -283,14 +269,10 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 mask=sums.mask if trainable else 0,
                 owners=ranks.owners,
                 depth=0 if whole_ else ranks.shared,
-                states=update_states(
-                    spec, name in params_offloaded, states_offloaded
-                )
+                states=update_states(spec, name in params_offloaded, states_offloaded)
                 if trainable
                 else (),
-                near=_near(spec, name, shard)
-                if trainable
-                else Size.none(name),
+                near=_near(spec, name, shard) if trainable else Size.none(name),
             )
         )
     offloaded = [f for f in kept if f.name in params_offloaded]

@@ -42,10 +42,7 @@ def graph(spec: Spec) -> Graph:
     if _part_count(kinds) > PARTS:
         rooms = range(
             room,
-            max(
-                flats.padded(spec, sum(t.elems for t in k.tensors))
-                for k in made.kinds
-            )
+            max(flats.padded(spec, sum(t.elems for t in k.tensors)) for k in made.kinds)
             + 1,
         )
         least = bisect_left(
@@ -76,9 +73,7 @@ def _padded(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
 
 def _part_count(kinds: Iterable[Kind]) -> int:
     """Return the number of parts of all blocks that are gathered alone."""
-    return sum(
-        k.count * sum(n for _, n in set(k.flats.values())) for k in kinds
-    )
+    return sum(k.count * sum(n for _, n in set(k.flats.values())) for k in kinds)
 
 
 def notes(spec: Spec, made: Graph) -> Names:
@@ -87,9 +82,7 @@ def notes(spec: Spec, made: Graph) -> Names:
     for k in (k for k in made.kinds if k.flats):
         parts = len({f for f, _ in k.flats.values()})
         many = ", ".join(
-            f"{name} in {n} slices"
-            for name, (_, n) in k.flats.items()
-            if n > 1
+            f"{name} in {n} slices" for name, (_, n) in k.flats.items() if n > 1
         )
         out.append(
             f"zero.stage3_max_live_parameters: {k.name} is gathered in {parts} parts"
@@ -118,17 +111,10 @@ def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
     # Of each flat: its tensors and the number of slices.
     cut: list[tuple[list[str], int]] = []
     for call in kind.bodies["fwd"].calls:
-        names = [
-            str(a) for k, a in call.args if k == "param" and str(a) in own
-        ]
+        names = [str(a) for k, a in call.args if k == "param" and str(a) in own]
         alone = len(names) == 1 and size(names) > room
         n = _slices(spec, call, own[names[0]], room) if alone else 1
-        if (
-            names
-            and cut
-            and n == cut[-1][1] == 1
-            and size(cut[-1][0] + names) <= room
-        ):
+        if names and cut and n == cut[-1][1] == 1 and size(cut[-1][0] + names) <= room:
             cut[-1][0].extend(names)
         elif names:
             cut.append((names, n))
@@ -193,11 +179,7 @@ def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
 def _weight(call: Call, among: Iterable[str]) -> str:
     """Return the first weight of `among` that a call reads or computes the gradient of, else ''."""
     return next(
-        (
-            str(a)
-            for k, a in call.args
-            if k in ("param", "grad") and str(a) in among
-        ),
+        (str(a) for k, a in call.args if k in ("param", "grad") and str(a) in among),
         "",
     )
 
@@ -206,16 +188,12 @@ def _slice(call: Call, slices: int) -> Call:
     """Return a call on a whole weight as a call on rows [at, at + n)."""
     row = next(row for row in KERNELS.values() if row.whole == call.kernel)
     is_ = dict(zip(KERNELS[call.kernel].at, call.args, strict=True))
-    assert all(
-        is_[name] == ("number", n) for name, n in row.numbers.items()
-    ), call
+    assert all(is_[name] == ("number", n) for name, n in row.numbers.items()), call
     is_ |= {
         "at": ("int", "at"),
         "n": ("number", whole(is_["N"][1]) // slices),
     }
-    return replace(
-        call, kernel=row.name, args=tuple(is_[name] for name in row.at)
-    )
+    return replace(call, kernel=row.name, args=tuple(is_[name] for name in row.at))
 
 
 def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[Part]:

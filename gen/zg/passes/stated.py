@@ -85,9 +85,7 @@ def _residuals(spec: Spec) -> int:
 # ---- calls
 
 
-def _calls(
-    rows: list[Placed], layer: int
-) -> dict[str, list[int | float | Turn]]:
+def _calls(rows: list[Placed], layer: int) -> dict[str, list[int | float | Turn]]:
     """Return the stated operands of a layer: by name, a value for each call."""
     out: dict[str, list[int | float | Turn]] = {}
     for row, _ in rows:
@@ -126,17 +124,13 @@ def _tensors(
     for row, std in rows:
         for word, weight in row.weights.items():
             mean, times = FIRST[row.name, word]
-            names = [
-                ops.layer(prefix + name, layer) for name, _ in weight.parts
-            ]
+            names = [ops.layer(prefix + name, layer) for name, _ in weight.parts]
             group = _group(spec, names, weight)
             out.append((mean, times * std, *group))
     return out
 
 
-def _group(
-    spec: Spec, names: list[str], weight: Weight
-) -> tuple[float, float, int]:
+def _group(spec: Spec, names: list[str], weight: Weight) -> tuple[float, float, int]:
     """Return (factor of lr, weight decay, frozen) by the first group that matches a name."""
     o = spec.train.optimizer
     decays = o.decay == "all" or len(weight.shape) > 1
@@ -166,9 +160,7 @@ def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
         yield from _alike(what, first, each)
 
 
-def _alike(
-    what: str, first: int, each: list[tuple[Any, ...]]
-) -> Iterator[Stated]:
+def _alike(what: str, first: int, each: list[tuple[Any, ...]]) -> Iterator[Stated]:
     """Yield a line for each run of units with the same values, if they have any."""
     for values, alike in groupby(each):
         count = len(list(alike))

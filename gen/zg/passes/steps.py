@@ -59,12 +59,8 @@ class Steps(Operands):
         self.inbox_turn = self.down_turn = 0
         self.cuts: dict[object, list[Span]] = {}
         # Ranks update more than their own shard, so they need more sums than the last level leaves.
-        self.gathers_sums = (
-            self.shards.states < self.sums.result_depth and self.W > 1
-        )
-        self.reduces = REDUCES[
-            self.spec.train.reduction if self.W > 1 else "exact"
-        ]
+        self.gathers_sums = self.shards.states < self.sums.result_depth and self.W > 1
+        self.reduces = REDUCES[self.spec.train.reduction if self.W > 1 else "exact"]
 
     def instances(self) -> list[Instance]:
         """Return all instances of all flats."""
@@ -108,9 +104,7 @@ class Steps(Operands):
         """Return the uses of a micro-batch in order: forward, the head (`train` or `eval`),
         backward. Unit n reads value n - 1 and writes value n. Slot 0 of class x holds the first
         value that backward needs."""
-        units = [
-            (kind, l) for kind in self.graph.kinds for l in range(kind.count)
-        ]
+        units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
         out = []
 
         def add(n: int, body: str) -> None:
@@ -152,11 +146,7 @@ class Steps(Operands):
                 l, seen = self.instance(f, u), order.setdefault(f, [])
                 seen += [l] * (l not in seen[-1:])
                 gradients.append((f, l, len(seen) - 1))
-            out.append(
-                replace(
-                    u, gathered=tuple(gathered), gradients=tuple(gradients)
-                )
-            )
+            out.append(replace(u, gathered=tuple(gathered), gradients=tuple(gradients)))
         return out
 
     # ---- steps
@@ -327,13 +317,9 @@ class Steps(Operands):
             ref = Ref(f"param.{f.name}", l)
             hop = Hop("gather", ref, ref, takes=False, after=after)
             states = self.shards.states
-            self.all_gather(
-                hop, f"{f.name}[{l}]", f, self.real, states, f.depth
-            )
+            self.all_gather(hop, f"{f.name}[{l}]", f, self.real, states, f.depth)
 
-    def own_shard(
-        self, f: Flat, ref: Ref, depth: int, width: int
-    ) -> tuple[Ref, int]:
+    def own_shard(self, f: Flat, ref: Ref, depth: int, width: int) -> tuple[Ref, int]:
         """Return the buffer of a rank's own shard at a depth, and the bytes from one rank's shard
         to the next if shards are in order of rank."""
         grid = self.shards.grid

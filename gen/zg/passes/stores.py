@@ -71,9 +71,7 @@ class Kept:
             if s.flat == f.name and s.what not in ("params", "sum")
         )
         return tuple(
-            s.cls.partition(".")[0]
-            for s in own
-            if f.first_part(s) == bool(near)
+            s.cls.partition(".")[0] for s in own if f.first_part(s) == bool(near)
         )
 
     def masters(self, f: Flat, near: str = "") -> str:
@@ -124,9 +122,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
             )
         )
     for state in (
-        shard.update_states(spec, f.name in shards.offloaded, False)
-        if f.near
-        else ()
+        shard.update_states(spec, f.name in shards.offloaded, False) if f.near else ()
     ):
         out.append(
             State(
@@ -158,7 +154,5 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
 def plan(spec: Spec, shards: Shards) -> Kept:
     """Return the states of all flats."""
     return Kept(
-        tuple(
-            store for f in shards.flats for store in _of_flat(spec, shards, f)
-        )
+        tuple(store for f in shards.flats for store in _of_flat(spec, shards, f))
     )

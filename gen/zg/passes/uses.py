@@ -58,9 +58,7 @@ def use(
         m.add("main", "mark", u.unit, waits=waits)
         waits = ()
     for g in range(micro_batches):
-        _function(
-            m, u, g, g == micro_batches - 1, waits, first_writes, complete
-        )
+        _function(m, u, g, g == micro_batches - 1, waits, first_writes, complete)
         _reduce(m, u, now, g, several)
     _finish(m, now, several)
     for x in deferred:

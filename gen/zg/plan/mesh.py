@@ -96,7 +96,5 @@ def members(p: Plan) -> dict[str, Members]:
     axes = _axes(p)
     if not _is_grid(axes, p.head.ranks):
         sizes = math.prod(a.size for a in axes)
-        raise ValueError(
-            f"axes of {sizes} ranks are no grid of {p.head.ranks}"
-        )
+        raise ValueError(f"axes of {sizes} ranks are no grid of {p.head.ranks}")
     return {g.name: _member(g, axes) for g in p.groups}

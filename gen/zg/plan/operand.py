@@ -53,9 +53,7 @@ class Index:
     def __str__(self) -> str:
         rank = by_place(self.group, self.by_rank)
         at = f"+{self.at}" if self.at else ""
-        return f"l*{self.by_layer}{rank}{at}" + (
-            f"+{self.more}" if self.more else ""
-        )
+        return f"l*{self.by_layer}{rank}{at}" + (f"+{self.more}" if self.more else "")
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ def by_layer(
 ) -> int | Layers:
     """Return a number that is computed from others, one for each unit if any of those differs
     between units."""
-    count = max(
-        (len(a.values) for a in args if isinstance(a, Layers)), default=0
-    )
+    count = max((len(a.values) for a in args if isinstance(a, Layers)), default=0)
     if not count:
         return number(args)
     each = [[of_layer(a, l) for a in args] for l in range(count)]

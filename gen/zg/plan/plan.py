@@ -374,9 +374,7 @@ class Int:
     per: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value}" + (
-            f"+g*{self.per}" if self.per else ""
-        )
+        return f"{self.name}={self.value}" + (f"+g*{self.per}" if self.per else "")
 
 
 @dataclass(frozen=True)
@@ -474,9 +472,7 @@ class Plan:
     def step(self) -> tuple[Section, ...]:
         """Return the sections of a training step."""
         return tuple(
-            s
-            for s in self.sections
-            if s.name in ("begin", "micro_batch", "update")
+            s for s in self.sections if s.name in ("begin", "micro_batch", "update")
         )
 
     @cached_property
@@ -537,9 +533,7 @@ class Plan:
         ):
             if s.first > end:  # these parameters are the masters
                 out.append(
-                    replace(
-                        params, what="master", first=end, n=minus(s.first, end)
-                    )
+                    replace(params, what="master", first=end, n=minus(s.first, end))
                 )
             out += [s] * (s.n > 0)
             end = plus(s.first, s.n)
@@ -591,9 +585,7 @@ class Plan:
             (
                 c.at + c.bytes
                 for c in self.classes
-                if c.arena == arena
-                and c.readers in readers
-                and c.targets in targets
+                if c.arena == arena and c.readers in readers and c.targets in targets
             ),
             default=0,
         )

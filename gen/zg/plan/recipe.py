@@ -95,9 +95,7 @@ class Turn:
     scaling: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        return ":".join(
-            [str(self.head), *map(repr, (self.theta, *self.scaling))]
-        )
+        return ":".join([str(self.head), *map(repr, (self.theta, *self.scaling))])
 
     @classmethod
     def read(cls, text: str) -> Turn:

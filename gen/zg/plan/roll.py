@@ -143,9 +143,7 @@ def _shape(node: Node) -> Shape:
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
     s = node.step
-    ins, outs = (
-        tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs)
-    )
+    ins, outs = (tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs))
     return (
         s.queue,
         s.op,
@@ -199,8 +197,7 @@ class _List:
 
 def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
     return [
-        (b - a) % m if m else b - a
-        for a, b, m in zip(old, new, cycles, strict=True)
+        (b - a) % m if m else b - a for a, b, m in zip(old, new, cycles, strict=True)
     ]
 
 
@@ -285,9 +282,7 @@ def _plain(node: Node, rounds: Ints) -> Node:
         inner = (*rounds, node.count)
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
     first = numbers(node.step)
-    grows = (
-        list(zip(*node.growth, strict=True)) if rounds else [()] * len(first)
-    )
+    grows = list(zip(*node.growth, strict=True)) if rounds else [()] * len(first)
     made = [
         _straight(v, m, g, rounds)
         for v, m, g in zip(first, node.moduli, grows, strict=True)
@@ -329,10 +324,7 @@ def _expand(node: Node, turns: Ints) -> list[Step]:
     return [
         rebuild(
             node.step,
-            [
-                v % m if m else v
-                for v, m in zip(values, node.moduli, strict=True)
-            ],
+            [v % m if m else v for v, m in zip(values, node.moduli, strict=True)],
         )
     ]
 

@@ -39,9 +39,7 @@ class Size(int):
         return made
 
     @classmethod
-    def of(
-        cls, name: str, size: int, flat: str = "", each: bool = False
-    ) -> Size:
+    def of(cls, name: str, size: int, flat: str = "", each: bool = False) -> Size:
         """Return the Size of one unit, counted in elements."""
         return cls(((Unit(name, size, each), 1),), flat)
 
@@ -61,9 +59,7 @@ class Size(int):
 
 def plus(a: int, b: int, sign: int = 1) -> Size:
     """Return a + sign * b; a plain number among them counts as a nameless unit."""
-    a, b = (
-        x if isinstance(x, Size) else Size(((NAMELESS, x),)) for x in (a, b)
-    )
+    a, b = (x if isinstance(x, Size) else Size(((NAMELESS, x),)) for x in (a, b))
     width = a.width if a else b.width
     total: dict[Unit, int] = {}
     for x, by in ((a, 1), (b, sign)):

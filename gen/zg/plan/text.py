@@ -84,9 +84,7 @@ def _record(r: object) -> str:
 
 def _formals(fn: Fn, names: Names) -> str:
     said = ((name, fn.flat(name)) for name in names)
-    return _show(
-        tuple(f"{name}:{flat}" if flat else name for name, flat in said)
-    )
+    return _show(tuple(f"{name}:{flat}" if flat else name for name, flat in said))
 
 
 def _step(s: Step) -> str:
@@ -197,11 +195,7 @@ _READ: dict[object, Callable[[str], object]] = {int | float | Turn: _stated}
 def _value(text: str, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        return (
-            ()
-            if text == "-"
-            else tuple(_value(t, inner) for t in text.split(","))
-        )
+        return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
     read: Any = _READ.get(kind) or getattr(kind, "read", kind)
     return read(text)
 
@@ -224,18 +218,14 @@ def _read(words: list[str], cls: type) -> object:
     return cls(**{n: _value(text, hints[n]) for n, text in pairs.items()})
 
 
-_REF = re.compile(
-    r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(?:\+([a-z_]+)\*(\d+))?(!?)$"
-)
+_REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(?:\+([a-z_]+)\*(\d+))?(!?)$")
 _INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
 
 
 _OPERAND = re.compile(
     r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+(?!c\*)([a-z_]+)\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
 )
-_INDEX = re.compile(
-    r"^l\*(\d+)(?:\+([a-z_]+)\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$"
-)
+_INDEX = re.compile(r"^l\*(\d+)(?:\+([a-z_]+)\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
 _LAYERS = re.compile(r"^l:\d+(?:,\d+)*$")
 
 
@@ -359,9 +349,7 @@ def parse(text: str) -> Plan:
                 if words != ["plan", str(FORMAT)]:
                     raise ValueError(line)
             elif words[0] in by_word:
-                lists[by_word[words[0]]].append(
-                    _read(words, by_word[words[0]])
-                )
+                lists[by_word[words[0]]].append(_read(words, by_word[words[0]]))
             elif words[0] == "fn":
                 formals = (map(_formal, _names(words[n])) for n in (5, 7))
                 ins, outs = ([*x] for x in formals)
@@ -379,9 +367,7 @@ def parse(text: str) -> Plan:
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
-                fns[-1] = dataclasses.replace(
-                    fns[-1], calls=fns[-1].calls + (call,)
-                )
+                fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
             elif words[0] == "events":
                 events = tuple(map(_event, words[1:]))
             elif words[0] == "section":
@@ -391,9 +377,7 @@ def parse(text: str) -> Plan:
             else:
                 raise ValueError(line)
         except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise PlanError(
-                f"line {number}: not a line of a plan: {line[:80]}"
-            ) from e
+            raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
     if not lists[Head] or not lists[Recipe]:
         raise PlanError("no head or no recipe")
     p = Plan(

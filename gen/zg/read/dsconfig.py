@@ -61,9 +61,7 @@ _BATCH = (
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
 # Optimizer keys of the spec that only some types take.
-_OF_TYPE = tuple(
-    dict.fromkeys(key for row in OPTIMIZERS.values() for key in row)
-)
+_OF_TYPE = tuple(dict.fromkeys(key for row in OPTIMIZERS.values() for key in row))
 
 
 # ---- keys
@@ -97,9 +95,7 @@ class _Reader:
 
     # ---- content of the file: the row of every key, the type of every value
 
-    def walk(
-        self, node: Node, prefix: str = ""
-    ) -> Iterator[tuple[str, Node, Key]]:
+    def walk(self, node: Node, prefix: str = "") -> Iterator[tuple[str, Node, Key]]:
         """Yield each known key of the file with its row. Note or refuse the others."""
         for word, below in node.value.items():
             key = f"{prefix}{word}"
@@ -136,9 +132,7 @@ class _Reader:
         if isinstance(g.row, Moved):
             moved = g.row
             if moved.old:
-                self.notes.append(
-                    f"{g.at}: is deprecated: {moved.to} is its name now"
-                )
+                self.notes.append(f"{g.at}: is deprecated: {moved.to} is its name now")
             if not self.fits(g):
                 return
             g.name, g.row = moved.to, TABLE[moved.to]
@@ -172,14 +166,8 @@ class _Reader:
             state = switched.get(switch) if switch else None
             if self.silent(g) and not isinstance(g.row, Honour):
                 continue
-            if (
-                switch
-                and g.name != switch
-                and state in (None, False, "none", "auto")
-            ):
-                if state is None or (
-                    state == "auto" and isinstance(g.row, Part)
-                ):
+            if switch and g.name != switch and state in (None, False, "none", "auto"):
+                if state is None or (state == "auto" and isinstance(g.row, Part)):
                     dead.setdefault(
                         section,
                         f"{g.node.where}: {section}: has no effect here while "
@@ -192,14 +180,8 @@ class _Reader:
                 and stage is not None
                 and str(stage) not in g.row.stages
             ):
-                if (
-                    not self.silent(g)
-                    and not isinstance(g.row, Part)
-                    and self.asks(g)
-                ):
-                    self.notes.append(
-                        f"{g.at}: has no effect at stage {stage}"
-                    )
+                if not self.silent(g) and not isinstance(g.row, Part) and self.asks(g):
+                    self.notes.append(f"{g.at}: has no effect at stage {stage}")
                 if (
                     isinstance(g.row, (Refuse, Idle))
                     or g.name in SWITCHES.values()
@@ -226,9 +208,7 @@ class _Reader:
         """Return whether the value asks for something, supported or not."""
         if isinstance(g.row, (Idle, Honour)):
             return not _among(g.value, g.row.quiet)
-        return not (
-            isinstance(g.row, Refuse) and _among(g.value, g.row.unless)
-        )
+        return not (isinstance(g.row, Refuse) and _among(g.value, g.row.unless))
 
     def judge(self, g: Given) -> None:
         row = g.row
@@ -249,19 +229,13 @@ class _Reader:
         """Change the spec's key, unless another key of the file contradicts it."""
         twin = self.twins.setdefault(g.name, g)
         if not self.silent(g) and twin.value != g.value:
-            return self.wrong(
-                g, f"says otherwise than {twin.key}", "one of them"
-            )
+            return self.wrong(g, f"says otherwise than {twin.key}", "one of them")
         if self.silent(g):
             made = self.auto(g, row)
         elif row.words is None:
             made = _named(g.node, g.key)
         else:
-            lower = {
-                w.lower(): o
-                for w, o in row.words.items()
-                if isinstance(w, str)
-            }
+            lower = {w.lower(): o for w, o in row.words.items() if isinstance(w, str)}
             text = isinstance(g.value, str)
             if text and g.value.lower() not in lower:
                 return self.wrong(
@@ -275,15 +249,8 @@ class _Reader:
         if row.key in self.by:
             other, yields = self.by[row.key]
             told = self.changes[row.key]
-            if (
-                told
-                and not yields
-                and not weak
-                and made.plain() != told.plain()
-            ):
-                return self.wrong(
-                    g, f"says otherwise than {other}", "one of them"
-                )
+            if told and not yields and not weak and made.plain() != told.plain():
+                return self.wrong(g, f"says otherwise than {other}", "one of them")
             if weak:
                 return None
         self.changes[row.key], self.by[row.key] = made, (g.key, weak)
@@ -296,9 +263,7 @@ class _Reader:
         kind = self.changes.get(f"{_SCHEDULE}.type")
         section, _, word = row.key.rpartition(".")
         if kind and section == _SCHEDULE and word not in SCHEDULES[kind.value]:
-            self.wrong(
-                g, f"{kind.value} takes no {word}", "the file without it"
-            )
+            self.wrong(g, f"{kind.value} takes no {word}", "the file without it")
             return None
         said = _find(self.root, row.key)
         if said is not None:
@@ -318,11 +283,7 @@ class _Reader:
         """Return the final value of a spec's key: --set takes precedence over this file, and this
         over the spec."""
         node = _find(self.root, key)
-        return (
-            node
-            if node and node.where == "--set"
-            else self.changes.get(key) or node
-        )
+        return node if node and node.where == "--set" else self.changes.get(key) or node
 
     def look(self, key: str) -> Number | None:
         node = self.effective(key)
@@ -359,14 +320,10 @@ class _Reader:
         for section in ("optimizer", "scheduler"):
             if any(f": {section}.type: " in told for told in self.errors):
                 self.errors = [
-                    told
-                    for told in self.errors
-                    if f": {section}.params" not in told
+                    told for told in self.errors if f": {section}.params" not in told
                 ]
                 self.notes = [
-                    told
-                    for told in self.notes
-                    if f": {section}.params" not in told
+                    told for told in self.notes if f": {section}.params" not in told
                 ]
 
     def schedule(self) -> None:
@@ -403,9 +360,7 @@ class _Reader:
 
     def loss_scale(self) -> None:
         """Drop f16 settings, with a note, if the precision is not f16."""
-        mine = [
-            key for key in self.changes if key.startswith("train.loss_scale.")
-        ]
+        mine = [key for key in self.changes if key.startswith("train.loss_scale.")]
         node = self.effective("train.precision")
         if mine and (node is None or node.value != "f16"):
             g = next(g for g in self.given if g.name.startswith("fp16."))
@@ -413,17 +368,13 @@ class _Reader:
                 f"{g.node.where}: fp16: has no effect here while train.precision is "
                 "not f16"
             )
-            self.changes = {
-                k: v for k, v in self.changes.items() if k not in mine
-            }
+            self.changes = {k: v for k, v in self.changes.items() if k not in mine}
 
     def optimizer(self) -> None:
         """Remove the settings of another optimizer type from the spec."""
         made = self.changes.get("train.optimizer.type")
         old = _find(self.root, "train.optimizer.type")
-        if made is None or made.value == (
-            "AdamW" if old is None else old.value
-        ):
+        if made is None or made.value == ("AdamW" if old is None else old.value):
             return
         if {made.value, "AdamW" if old is None else old.value} != {
             "Adam",
@@ -440,9 +391,7 @@ class _Reader:
             return
         start = "optimizer.params."
         said = {
-            g.name.removeprefix(start)
-            for g in self.given
-            if g.name.startswith(start)
+            g.name.removeprefix(start) for g in self.given if g.name.startswith(start)
         }
         usual = {
             key: n
@@ -467,11 +416,7 @@ def _find(root: Node, key: str) -> Node | None:
     """Return the node of a dotted key, or None."""
     node: Node | None = root
     for step in key.split("."):
-        node = (
-            node.value.get(step)
-            if node and isinstance(node.value, dict)
-            else None
-        )
+        node = node.value.get(step) if node and isinstance(node.value, dict) else None
     return node
 
 
@@ -491,8 +436,7 @@ def _usual(node: Node | None, default: object) -> bool:
     some = node.value if isinstance(node.value, list) else [node]
     theirs = default if isinstance(default, tuple) else (default,)
     return all(
-        d in (n.value, numeric(n.value))
-        for n, d in zip(some, theirs, strict=False)
+        d in (n.value, numeric(n.value)) for n, d in zip(some, theirs, strict=False)
     )
 
 
@@ -554,9 +498,7 @@ def read(file: Node, root: Node) -> Config:
 # ---- batch keys: train_batch_size = micro x accumulation x ranks
 
 
-def _batches(
-    config: Mapping[str, Given], root: Node
-) -> list[tuple[str, Node]]:
+def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
     """Return changes so that two of the three keys determine the third. --set values stay."""
     given = {
         key: int(numeric(g.value) or 0)
@@ -572,8 +514,7 @@ def _batches(
         if G % (A * W):
             raise _product(
                 at[_BATCH[2]],
-                f"train_batch_size {G} is no multiple of {A} steps x {W} "
-                "ranks",
+                f"train_batch_size {G} is no multiple of {A} steps x {W} ranks",
                 f"a multiple of {A * W}",
                 G,
                 A,
@@ -604,14 +545,8 @@ def _set(root: Node, key: str) -> bool:
     return node is not None and node.where == "--set"
 
 
-def _changes(
-    found: Mapping[str, int], at: Mapping[str, str]
-) -> list[tuple[str, Node]]:
-    return [
-        (_ours(key), Node(n, at[key]))
-        for key, n in found.items()
-        if _ours(key)
-    ]
+def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str, Node]]:
+    return [(_ours(key), Node(n, at[key])) for key, n in found.items() if _ours(key)]
 
 
 def _ours(key: str) -> str:
@@ -620,19 +555,13 @@ def _ours(key: str) -> str:
     return row.key if isinstance(row, Honour) else ""
 
 
-def _product(
-    where: str, wrong: str, allowed: str, G: int, step: int
-) -> SpecError:
+def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
     """Return the error of a product that does not match. step: samples of a rank in a step, or
     steps."""
     ranks = (
-        ""
-        if G % step or G // step > RANKS
-        else f", or --set cluster.ranks={G // step}"
+        "" if G % step or G // step > RANKS else f", or --set cluster.ranks={G // step}"
     )
-    return SpecError(
-        f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}"
-    )
+    return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:

@@ -210,14 +210,10 @@ class _Text:
                 "a comma, or another line",
             )
         if found and found[0] in _PYTHON:
-            raise self.fail(
-                start, f"{found[0]} is Python's", _PYTHON[found[0]]
-            )
+            raise self.fail(start, f"{found[0]} is Python's", _PYTHON[found[0]])
         bare = _BARE.match(self.text, start)
         if not bare or _NAME.fullmatch(bare[0].strip()):
-            what = (
-                f"{shown(line)} is no value" if line else "a value is missing"
-            )
+            what = f"{shown(line)} is no value" if line else "a value is missing"
             text = '"text" in quotes' if line[:1].isalpha() else '"text"'
             raise self.fail(
                 start,
@@ -244,9 +240,9 @@ def parse(text: str, place: Callable[[int], str]) -> Node:
     c = t.skip()
     if not c:
         raise SpecError(f"{place(0)}: is empty; allowed: an object {{...}}")
-    if c in "{[" or not re.compile(
-        r"""("[^"\n]*"|[^\s,:{}\[\]"']+)\s*:"""
-    ).match(text, t.at):
+    if c in "{[" or not re.compile(r"""("[^"\n]*"|[^\s,:{}\[\]"']+)\s*:""").match(
+        text, t.at
+    ):
         root = t.value(0)
     else:
         root = Node(t.members(t.at, 0), t.where(t.at))

@@ -46,14 +46,10 @@ _SCALED = "gradients are summed in f32 and scaled once, in the optimizer"
 _LATER = "is not supported yet"
 _LOG = "`out/train --log FILE` writes loss, norm, rate and time of every step"
 _PROFILE = "`out/train --profile FILE` times "
-_QUANTIZED = (
-    f"{_LATER}: weights and gradients travel in the precision of the program"
-)
+_QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the program"
 _ONE = "there is one of a kind here"
 _AGAIN = "`--set train.recompute=full` makes a layer's activations again in backward"
-_RANK = (
-    "is not here: every rank holds all heads, layers and tokens of its samples"
-)
+_RANK = "is not here: every rank holds all heads, layers and tokens of its samples"
 
 _OPTIMIZERS = {
     "Adam": "AdamW",
@@ -388,9 +384,7 @@ TABLE: Mapping[str, Key] = {
     **under("scheduler", _SCHEDULER),
     **_PRECISION,
     **{
-        f"bfloat16.{name.partition('.')[2]}": Moved(
-            row.kind, to=name, old=False
-        )
+        f"bfloat16.{name.partition('.')[2]}": Moved(row.kind, to=name, old=False)
         for name, row in _PRECISION.items()
         if name.startswith("bf16.")
     },

@@ -37,18 +37,11 @@ def numeric(value: object) -> Number | None:
 def integer(low: int, high: int = 2**63 - 1, step: int = 1) -> Kind:
     def fits(value: object) -> bool:
         n = numeric(value)
-        return (
-            n is not None
-            and n == int(n)
-            and low <= n <= high
-            and n % step == 0
-        )
+        return n is not None and n == int(n) and low <= n <= high and n % step == 0
 
     name = "an even integer" if step == 2 else "an integer"
     start = f" from {low}" if low > -(2**63) else ""
-    return Kind(
-        name + start + (f" to {high}" if high < 2**63 - 1 else ""), fits
-    )
+    return Kind(name + start + (f" to {high}" if high < 2**63 - 1 else ""), fits)
 
 
 def real(low: float, high: float = math.inf) -> Kind:
@@ -57,8 +50,7 @@ def real(low: float, high: float = math.inf) -> Kind:
         return n is not None and low <= n <= high
 
     return Kind(
-        f"a number from {low:g}"
-        + (f" to {high:g}" if high < math.inf else ""),
+        f"a number from {low:g}" + (f" to {high:g}" if high < math.inf else ""),
         fits,
     )
 
@@ -66,9 +58,7 @@ def real(low: float, high: float = math.inf) -> Kind:
 def word(*words: str) -> Kind:
     """Return the kind of these words, in any case."""
     known = {w.lower() for w in words}
-    return Kind(
-        " or ".join(words), lambda v: isinstance(v, str) and v.lower() in known
-    )
+    return Kind(" or ".join(words), lambda v: isinstance(v, str) and v.lower() in known)
 
 
 def listed(kind: Kind, length: int | None = None) -> Kind:
@@ -76,9 +66,7 @@ def listed(kind: Kind, length: int | None = None) -> Kind:
     return Kind(
         f"{many} {kind.allowed}",
         lambda v: (
-            isinstance(v, list)
-            and length in (None, len(v))
-            and all(map(kind.fits, v))
+            isinstance(v, list) and length in (None, len(v)) and all(map(kind.fits, v))
         ),
     )
 
@@ -212,12 +200,8 @@ def no(
     return Refuse(kind, why=why, unless=unless, **more)
 
 
-def legacy(
-    what: str, kind: Kind = OBJECT, unless: tuple[object, ...] = ()
-) -> Refuse:
-    return no(
-        f"is a legacy feature of DeepSpeed, {what}, and not here", kind, unless
-    )
+def legacy(what: str, kind: Kind = OBJECT, unless: tuple[object, ...] = ()) -> Refuse:
+    return no(f"is a legacy feature of DeepSpeed, {what}, and not here", kind, unless)
 
 
 def parts(**kinds: Kind) -> dict[str, Key]:

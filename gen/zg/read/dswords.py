@@ -18,9 +18,7 @@ def dotted(key: str, node: Node) -> str:
     """Return the error for a key that contains a dot."""
     *above, last = key.split(".")
     there = (
-        "".join(f'"{word}": {{' for word in above)
-        + f'"{last}": ...'
-        + "}" * len(above)
+        "".join(f'"{word}": {{' for word in above) + f'"{last}": ...' + "}" * len(above)
     )
     return (
         f"{node.where}: {printable(key)}: has a dot in its name, and sections are objects; "
@@ -42,8 +40,7 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
         ), True
     start = f"{section}." if section else ""
     here = sorted(
-        {k[len(start) :].split(".")[0] for k in TABLE if k.startswith(start)}
-        - _STARS
+        {k[len(start) :].split(".")[0] for k in TABLE if k.startswith(start)} - _STARS
     )
     homes = sorted(
         {
@@ -61,9 +58,7 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
     elif not hint and not homes:
         names = {k.rpartition(".")[2] for k in TABLE}
         near = difflib.get_close_matches(word, names - _STARS, 1, 0.9)
-        homes = sorted(
-            k for k in TABLE if near and k.rpartition(".")[2] == near[0]
-        )
+        homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
         hint = f"did you mean {homes[0]}? " if homes else ""
     if not section and not hint and not homes:
         return (

@@ -122,9 +122,7 @@ class _Config:
         """Return the value of a key, or its default if config.json leaves it out."""
         none = Node(None, self.root.where)
         node = self.given.get(key, none)
-        left_out = (
-            key not in self.given or node.value is None and key not in NULLS
-        )
+        left_out = key not in self.given or node.value is None and key not in NULLS
         return self.usual.get(key, none) if left_out else node
 
     def number(self, key: str, most: float = math.inf) -> int:
@@ -149,10 +147,7 @@ class _Config:
                 partial(self.number, self.family.context),
             ),
             ((self.family.sizes[0], *WINDOWS), self.window),
-            *(
-                ((key,), partial(self.value, Key(key)))
-                for key in self.family.words
-            ),
+            *(((key,), partial(self.value, Key(key))) for key in self.family.words),
         ]
         if ROPE[0] in self.keys:
             parts.append(((self.family.context, *ROPE), self.rope))
@@ -177,9 +172,7 @@ class _Config:
             known = near(key, [*self.allowed])
             good = "config.json without it, if it has no effect"
             wrong = f"is no key that zgen knows of {self.family.type}"
-            raise self.fail(
-                key, wrong, f"{known}, or {good}" if known else good
-            )
+            raise self.fail(key, wrong, f"{known}, or {good}" if known else good)
 
     def kind(self, key: str, said: object) -> None:
         """Refuse values that transformers refuses: "32" and 32.0 for 32, null where it has no
@@ -317,12 +310,12 @@ class _Config:
             raise self.fail("sliding_window", said, "null")
         if type(node.value) is not int or node.value < 1:
             said = f"is {shown(node.value)}"
-            raise self.fail(
-                "sliding_window", said, "a whole number from 1, or null"
-            )
+            raise self.fail("sliding_window", said, "a whole number from 1, or null")
         if SWITCH not in usual and not all(by_layer):
             key = "layer_types" if self.given_("layer_types") else FIRST
-            said = f"leaves out layers, and {self.family.type} has a window in all or none"
+            said = (
+                f"leaves out layers, and {self.family.type} has a window in all or none"
+            )
             raise self.fail(key, said, "null")
         return by_layer
 
@@ -475,9 +468,7 @@ def load(folder: str) -> Found:
             above, name = os.path.split(folder)
             if name == "config.json":
                 good = f"its folder, {printable(above or '.')}"
-        raise SpecError(
-            f"--from {printable(folder)}: {wrong}; allowed: {good}"
-        )
+        raise SpecError(f"--from {printable(folder)}: {wrong}; allowed: {good}")
     said = usertext.text(path, "a model's config.json", LONG)
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
@@ -504,8 +495,7 @@ def taken(keys: Iterable[tuple[str, Node]], folder: str) -> Names:
     told = [
         f"{key}: {shown(node.value)}"
         for key, node in keys
-        if node.where == usually(folder)
-        and not isinstance(node.value, (dict, list))
+        if node.where == usually(folder) and not isinstance(node.value, (dict, list))
     ]
     return (f"without a spec {', '.join(told)}",) if told else ()
 

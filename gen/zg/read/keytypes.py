@@ -94,9 +94,7 @@ def Auto(low: int, high: int) -> PlainValidator:
             return None
         found = _numeric(value, "integer", allowed)
         if found != int(found) or not low <= found <= high:
-            raise refuse(
-                f"{shown(value)} is out of range or no integer", allowed
-            )
+            raise refuse(f"{shown(value)} is out of range or no integer", allowed)
         return int(found)
 
     return PlainValidator(check)
@@ -219,9 +217,7 @@ def pages(value: object) -> int:
     """Return bytes in whole pages of 4096."""
     found = _numeric(value, "integer", _PAGES)
     if found != int(found) or not 4096 <= found <= 2**30 or found % 4096:
-        raise refuse(
-            f"{shown(value)} is out of range or no multiple of 4096", _PAGES
-        )
+        raise refuse(f"{shown(value)} is out of range or no multiple of 4096", _PAGES)
     return int(found)
 
 
@@ -265,17 +261,13 @@ def normed(value: object) -> bool | str:
     """Return whether query and key heads are normalized: each on its own, or "whole" for all as
     one."""
     if not isinstance(value, bool) and value != "whole":
-        raise refuse(
-            f"{shown(value)} is none of these", "true, false or whole"
-        )
+        raise refuse(f"{shown(value)} is none of these", "true, false or whole")
     return value
 
 
 def windows(value: object) -> int | Windows | None:
     """Return the tokens that a token sees, in every layer or by layer; None means all before it."""
-    allowed = (
-        f"an integer from 1 to {DIM} or null, or a list of them, one a layer"
-    )
+    allowed = f"an integer from 1 to {DIM} or null, or a list of them, one a layer"
     some = value if isinstance(value, list) else [value]
     for said in some:
         n = 1 if said is None else _numeric(said, "integer", allowed)

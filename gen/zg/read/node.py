@@ -54,9 +54,7 @@ class Node:
             if isinstance(below, dict) and step in below:
                 node = below[step]
             elif (
-                isinstance(below, list)
-                and isinstance(step, int)
-                and step < len(below)
+                isinstance(below, list) and isinstance(step, int) and step < len(below)
             ):
                 node = below[step]
             else:
@@ -136,9 +134,7 @@ class Mistakes:
             self.add(error)
             return None
 
-    def check(
-        self, reads: Names, part: Callable[..., Made], *args: Any
-    ) -> Made | None:
+    def check(self, reads: Names, part: Callable[..., Made], *args: Any) -> Made | None:
         """Return the result as `of` does, or None if a key in `reads` is bad."""
         return self.of(part, *args) if self.knows(*reads) else None
 
@@ -157,9 +153,7 @@ class Mistakes:
 
 # ---- numbers
 
-_NUMBER = re.compile(
-    r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII
-)
+_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 

@@ -98,9 +98,7 @@ class Row:
         logits run before the chunks."""
         if not self.logits:
             return (self, *(row for pair in self.adapters for row in pair))
-        downs, ups = (
-            zip(*self.adapters, strict=True) if self.adapters else ((), ())
-        )
+        downs, ups = zip(*self.adapters, strict=True) if self.adapters else ((), ())
         return (*downs, self, *ups)
 
 
@@ -395,9 +393,7 @@ class Train:
     products: Annotated[str, Choice("auto", "pairs", "tiles")] = "auto"
     reduction: Annotated[str, Choice("exact", "fast")] = "exact"
     sm_margin: Annotated[int, PlainValidator(margin)] = 0
-    accumulate: Annotated[str, Choice("micro_batches", "layers")] = (
-        "micro_batches"
-    )
+    accumulate: Annotated[str, Choice("micro_batches", "layers")] = "micro_batches"
     offload_activations: Flag = False
     memory_budget: Bytes | None = None
     lora: Lora | None = None
@@ -459,9 +455,7 @@ class Spec:
     @property
     def micro_batches(self) -> int:
         """Micro-batches of a rank in a step (gradient accumulation steps)."""
-        return self.train.global_batch // (
-            self.train.micro_batch * self.cluster.ranks
-        )
+        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
 
     @property
     def block(self) -> int:
@@ -469,9 +463,7 @@ class Spec:
         order: 1 is a fold, and at least all gradients is one tree."""
         every = 1 << (self.micro_batches * self.cluster.ranks - 1).bit_length()
         words, said = {"tree": every, "fold": 1}, self.train.sum
-        return min(
-            words[said] if isinstance(said, str) else said["block"], every
-        )
+        return min(words[said] if isinstance(said, str) else said["block"], every)
 
     @property
     def keyed(self) -> bool:
@@ -488,9 +480,7 @@ class Spec:
         """Micro-batches that go through a unit before the next unit runs."""
         return self.micro_batches if self.train.accumulate == "layers" else 1
 
-    def wrong(
-        self, key: str, what: str, allowed: str, hint: str = ""
-    ) -> SpecError:
+    def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
         """Return an error about a key that only a later pass detects."""
         near = key
         while near and near not in self.places:
@@ -560,9 +550,7 @@ class Bare(_Keys):
 class OpKeys(_Keys):
     """An op; exactly one key is set."""
 
-    residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = (
-        None
-    )
+    residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = None
     layernorm: Unsaid[LayerNorm] = None
     rmsnorm: Unsaid[RmsNorm] = None
     attention: Unsaid[Attention] = None

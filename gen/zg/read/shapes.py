@@ -183,18 +183,14 @@ class Walk:
         for part in parts:
             self.claim(at, part)
         joined = "+".join(names)
-        return Weight(
-            f"{joined}.{what}", tuple(zip(parts, rows, strict=True)), shape
-        )
+        return Weight(f"{joined}.{what}", tuple(zip(parts, rows, strict=True)), shape)
 
     def claim(self, at: Place, name: str) -> None:
         """Refuse a second tensor of the same name."""
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
             if full in self.tensors:
-                raise at.fail(
-                    f"there is a tensor {full} already", "each name once"
-                )
+                raise at.fail(f"there is a tensor {full} already", "each name once")
             self.tensors[full] = None
 
     def vector(self, at: Place, name: str, what: str, width: int) -> Weight:
@@ -259,9 +255,7 @@ class Walk:
         down = self.tensor(at, [f"{name}.lora_A"], "weight", [r], (r, x))
         back = self.tensor(at, [f"{name}.lora_B"], "weight", [n], (n, r))
         scaled = {**up, "K": r, "scale": lora.alpha / r}
-        return _linear(r, x, True, {"w": down}), Row(
-            "lora", scaled, {"w": back}
-        )
+        return _linear(r, x, True, {"w": down}), Row("lora", scaled, {"w": back})
 
     # ---- ops
 
@@ -285,9 +279,7 @@ class Walk:
         """Return the output width of an op, and the op with its defaults and rows."""
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
-            raise at.fail(
-                f"holds {len(kinds)} ops", "one of " + ", ".join(OPS)
-            )
+            raise at.fail(f"holds {len(kinds)} ops", "one of " + ", ".join(OPS))
         kind = kinds[0]
         value = getattr(keys, kind)
         walk = _OPS.get(kind)
@@ -319,9 +311,7 @@ class Walk:
 
     def rmsnorm(self, at: Place, a: RmsNorm, x: int) -> Made:
         weight = self.vector(at / "name", a.name, "weight", x)
-        return _made(
-            x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight})
-        )
+        return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
 
     def gelu(self, at: Place, kind: str, x: int) -> Made:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
@@ -390,9 +380,7 @@ class Walk:
         }
         return Row("qknorm_whole" if whole else "qknorm", dims, weights)
 
-    def window(
-        self, at: Place, said: int | Windows | None
-    ) -> int | Windows | None:
+    def window(self, at: Place, said: int | Windows | None) -> int | Windows | None:
         """Return the window, as a tuple by layer if layers differ."""
         if not isinstance(said, tuple):
             return said
@@ -428,9 +416,7 @@ class Walk:
             )
         D = C // H if a.head_dim is None else a.head_dim
         if D > 1024:
-            raise (at / "head_dim").fail(
-                f"heads of {D}", "at most 1024 a head"
-            )
+            raise (at / "head_dim").fail(f"heads of {D}", "at most 1024 a head")
         return Heads(H, G, D)
 
     # ---- linears
@@ -450,9 +436,7 @@ class Walk:
                 "one width for each name",
             )
         if len(a.name) > 1 and not self.family.out_in:
-            good = " or ".join(
-                n for n, family in FAMILIES.items() if family.out_in
-            )
+            good = " or ".join(n for n, family in FAMILIES.items() if family.out_in)
             raise (at / "name").fail(
                 "several linears side by side need weights [out,in]",
                 f"one name with `names: {self.model.names}`, or `names: {good}`",
@@ -460,9 +444,7 @@ class Walk:
         is_last = at.path[:-1] == self.last
         if is_last and a.out == (self.model.vocab,):
             return _made(a.out[0], a, self.logits(at / "name", a, x))
-        return _made(
-            sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias)
-        )
+        return _made(sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias))
 
     def logits(self, at: Place, a: Linear, x: int) -> Row:
         (name,), V = a.name, self.model.vocab
@@ -488,9 +470,7 @@ class Walk:
         if at.path[:-1] != self.last:
             inside = at.path[-3] == "head"
             raise here.fail(
-                "stands before the head's end"
-                if inside
-                else "stands outside the head",
+                "stands before the head's end" if inside else "stands outside the head",
                 "the last op of the head",
             )
         if x != C:
@@ -505,9 +485,7 @@ class Walk:
         weights = {"wte": self.by_token(at / "tokens", e.tokens, "weight", C)}
         if (e.positions is None) != (e.context is None):
             alone = "positions" if e.context is None else "context"
-            raise (at / alone).fail(
-                "comes alone", "positions and context, or neither"
-            )
+            raise (at / alone).fail("comes alone", "positions and context, or neither")
         if e.positions is not None and e.context is not None:
             weights["wpe"] = self.tensor(
                 at / "positions",
@@ -542,9 +520,7 @@ def ends(name: str, words: Sequence[str]) -> bool:
 def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
     """Return the rotary positions of heads, with the defaults of their scaling."""
     if D % 2:
-        raise at.fail(
-            f"turns pairs, and head_dim is {D}", "rope with an even head_dim"
-        )
+        raise at.fail(f"turns pairs, and head_dim is {D}", "rope with an even head_dim")
     if not a.scaling:
         return a.model_dump()
     there = at / "scaling"
@@ -576,9 +552,7 @@ def _linear(
     weights: Mapping[str, Weight],
     tied: str = "",
 ) -> Row:
-    return Row(
-        "linear", {"N": out, "K": x, "layout": int(out_in)}, weights, tied
-    )
+    return Row("linear", {"N": out, "K": x, "layout": int(out_in)}, weights, tied)
 
 
 def _made(width: int, keys: LayerNorm | RmsNorm | Linear, row: Row) -> Made:

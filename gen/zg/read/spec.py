@@ -123,9 +123,7 @@ def _put(root: Node, key: str, value: Node | None) -> None:
     for n, step in enumerate(path):
         wrong = _misfit(at, step, dotted(tuple(path[:n])))
         if wrong:
-            raise SpecError(
-                f"{value.where if value else at.where}: {key}: {wrong}"
-            )
+            raise SpecError(f"{value.where if value else at.where}: {key}: {wrong}")
         if n < len(path) - 1:
             at = (
                 at.value[step]
@@ -143,9 +141,7 @@ def _misfit(at: Node, step: str | int, name: str) -> str:
     held = at.value
     if isinstance(held, list):
         items = (
-            f"{name}[0] to {name}[{len(held) - 1}]"
-            if held
-            else "a list as its value"
+            f"{name}[0] to {name}[{len(held) - 1}]" if held else "a list as its value"
         )
         if not isinstance(step, int):
             return f"{name} holds a list; allowed: {items}"
@@ -226,9 +222,7 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     if G % B == 0:
         ranks = [
             w
-            for w in _near(
-                min(W, micro_batches), lambda w: micro_batches % w == 0
-            )
+            for w in _near(min(W, micro_batches), lambda w: micro_batches % w == 0)
             if w <= micro_batches
         ]
         good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
@@ -275,11 +269,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
             f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
         )
     if m and rows // m > CHUNKS:
-        n = next(
-            n
-            for n in range(CHUNKS, 0, -1)
-            if rows % n == 0 and fits(rows // n)
-        )
+        n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0 and fits(rows // n))
         raise fail(
             root,
             path,
@@ -682,9 +672,7 @@ def _checked(
     told = [check(at, _listed, part, keys, root) for part, at in NOTED]
     reads = ("train.micro_batch", "train.sequence", "train.precision")
     check((*reads, "train.head_chunk"), _chunk, keys, root, model)
-    check(
-        ("train.products", "train.precision", "targets"), _products, keys, root
-    )
+    check(("train.products", "train.precision", "targets"), _products, keys, root)
     check(("train.reduction", "targets"), _reduction, keys, root)
     words = ("type", "momentum", "nesterov", "groups")
     reads = tuple(f"train.optimizer.{word}" for word in words)
@@ -724,9 +712,7 @@ def load(
     given = root.at(("data",)).value
     if not isinstance(given, dict) or "ignore" not in given:
         data = replace(data, ignore=TOKEN if m.vocab <= TOKEN else None)
-    places = {
-        dotted(key) if key else "": node.where for key, node in _all(root)
-    }
+    places = {dotted(key) if key else "": node.where for key, node in _all(root)}
     made = Spec(
         name=keys.name,
         model=model or Model(m.vocab, m.width, m.names, ()),

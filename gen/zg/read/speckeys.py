@@ -14,9 +14,7 @@ from .node import Mistakes, Node, Path, dotted, meet, near, shown
 from .schema import SpecKeys
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-ROUNDS = (
-    8  # rounds of repair, each of which removes the errors of the last one
-)
+ROUNDS = 8  # rounds of repair, each of which removes the errors of the last one
 # Values for required keys that are missing, while other keys are checked.
 STAND_INS: dict[Path, Any] = {
     ("model",): {"vocab": 2, "width": 1, "names": "llama", "units": []},
@@ -31,9 +29,7 @@ STAND_INS: dict[Path, Any] = {
 
 def _record(kind: object) -> type | None:
     """Return the record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
-    if isinstance(kind, type) and (
-        issubclass(kind, BaseModel) or is_dataclass(kind)
-    ):
+    if isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind)):
         return kind
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
@@ -43,10 +39,7 @@ def _mapping(path: Path) -> type:
     kind: type = SpecKeys
     for step in path:
         if isinstance(step, str):
-            kind = (
-                _record(get_type_hints(kind, include_extras=True)[step])
-                or kind
-            )
+            kind = _record(get_type_hints(kind, include_extras=True)[step]) or kind
     return kind
 
 
@@ -98,9 +91,7 @@ def _likely(path: Path) -> list[Path]:
 
 def _unknown(path: Path) -> str:
     here = path[:-1]
-    words = [
-        str(p[-1]) if p[:-1] == here else dotted(p) for p in _likely(path)
-    ]
+    words = [str(p[-1]) if p[:-1] == here else dotted(p) for p in _likely(path)]
     hint = f"did you mean {' or '.join(words)}? " if words else ""
     return f"{hint}allowed: {', '.join(_keys(here)) or 'no key'}"
 
@@ -115,9 +106,7 @@ def _paths() -> tuple[Path, ...]:
         here = [(*path, key) for key in _keys(path)]
         found += here
         ahead += [
-            p
-            for p in here
-            if not _in_list(p) and _mapping(p) is not _mapping(path)
+            p for p in here if not _in_list(p) and _mapping(p) is not _mapping(path)
         ]
     return tuple(found)
 

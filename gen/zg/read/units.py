@@ -70,9 +70,7 @@ def _order(at: Place, units: Sequence[UnitKeys]) -> None:
     want = ["embedding", *["blocks"] * max(1, len(kinds) - 2), "head"]
     if kinds == want:
         return
-    bad = next(
-        i for i, w in enumerate(want) if i >= len(kinds) or kinds[i] != w
-    )
+    bad = next(i for i, w in enumerate(want) if i >= len(kinds) or kinds[i] != w)
     there = kinds[bad] if bad < len(kinds) else "nothing"
     raise (at / bad).fail(
         f"{there} stands where {want[bad]} should",
@@ -134,9 +132,7 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
     """Require that every name in train.lora.match belongs to linears and to nothing else. logits:
     the arguments of the linear of the logits."""
     tied, e = logits["tied"], walk.model.embedding
-    others = (
-        {"lm_head": f"is the head, which is tied to {tied}"} if tied else {}
-    )
+    others = {"lm_head": f"is the head, which is tied to {tied}"} if tied else {}
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
@@ -147,9 +143,7 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
             raise (at / i).fail(f"'{word}' {wrong}", ", ".join(sorted(known)))
 
 
-def _wrong(
-    word: str, linears: Iterable[str], others: Mapping[str, str]
-) -> str:
+def _wrong(word: str, linears: Iterable[str], others: Mapping[str, str]) -> str:
     """Return the error of a word of train.lora.match, '' if it is right. others: name -> why it is
     no linear."""
     for name, what in others.items():
@@ -210,16 +204,12 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
 def _documents(at: Place, data: Data, vocab: int) -> None:
     """Refuse a token `end` that cannot end a document."""
     if data.packed and data.end is None:
-        raise (at / "documents").fail(
-            "mask without `end`", "`end: TOKEN` beside it"
-        )
+        raise (at / "documents").fail("mask without `end`", "`end: TOKEN` beside it")
     if data.end is None:
         return
     here = at / "end"
     if not data.packed:
-        raise here.fail(
-            "ends nothing where documents join", "`documents: mask`"
-        )
+        raise here.fail("ends nothing where documents join", "`documents: mask`")
     if data.end >= vocab:
         raise here.fail(f"is {data.end}", f"0 to {vocab - 1}, as model.vocab")
     if data.end == data.ignore:
@@ -241,9 +231,7 @@ def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
     return [unit for unit in found if unit]
 
 
-def build(
-    keys: SpecKeys, file: Node, mistakes: Mistakes
-) -> tuple[Model, Names] | None:
+def build(keys: SpecKeys, file: Node, mistakes: Mistakes) -> tuple[Model, Names] | None:
     """Return the model of a spec whose keys are valid one by one, and notes about groups of its
     tensors. None if the model is wrong; `mistakes` has the errors."""
     m, train, root = keys.model, keys.train, Place(file, ())

@@ -82,16 +82,12 @@ class Reader:
                 mark.line if mark else 0, f"broken syntax: {said}", "YAML"
             ) from None
         except RecursionError:
-            raise self.fail(
-                0, "is nested too deep", f"{DEPTH} levels"
-            ) from None
+            raise self.fail(0, "is nested too deep", f"{DEPTH} levels") from None
         except (
             ValueError,
             OverflowError,
         ) as e:
-            raise self.fail(
-                0, f"broken syntax: {ascii(str(e))}", "YAML"
-            ) from None
+            raise self.fail(0, f"broken syntax: {ascii(str(e))}", "YAML") from None
         if root is None:
             raise self.fail(0, "is empty", "a spec: model, train, ...")
         return self.node(root, root.start_mark.line, 0)
@@ -114,8 +110,7 @@ class Reader:
             return Node(self.mapping(n, depth), self.place(line))
         if isinstance(n, yaml.SequenceNode):
             items = [
-                self.node(item, item.start_mark.line, depth + 1)
-                for item in n.value
+                self.node(item, item.start_mark.line, depth + 1) for item in n.value
             ]
             return Node(items, self.place(line))
         quoted = isinstance(n, yaml.ScalarNode) and n.style
@@ -127,14 +122,10 @@ class Reader:
         for key, value in n.value:
             line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
-                raise self.fail(
-                    line, "a key that is no word", "keys that are words"
-                )
+                raise self.fail(line, "a key that is no word", "keys that are words")
             if key.tag.endswith(":merge"):
                 for source in (
-                    value.value
-                    if isinstance(value, yaml.SequenceNode)
-                    else [value]
+                    value.value if isinstance(value, yaml.SequenceNode) else [value]
                 ):
                     if not isinstance(source, yaml.MappingNode):
                         raise self.fail(
@@ -183,9 +174,7 @@ def _made(node: Node, depth: int) -> yaml.Node:
     if not isinstance(value, (dict, list)):
         return _written(value)
     below = list(value.values() if isinstance(value, dict) else value)
-    flow = depth > 1 and not any(
-        isinstance(b.value, (dict, list)) for b in below
-    )
+    flow = depth > 1 and not any(isinstance(b.value, (dict, list)) for b in below)
     if isinstance(value, list):
         return yaml.SequenceNode(
             "tag:yaml.org,2002:seq",
@@ -204,10 +193,6 @@ def _written(value: object) -> yaml.ScalarNode:
             "tag:yaml.org,2002:str", value, style='"' if quoted else None
         )
     words = {None: "null", False: "false", True: "true"}
-    said = (
-        words[value]
-        if value is None or isinstance(value, bool)
-        else repr(value)
-    )
+    said = words[value] if value is None or isinstance(value, bool) else repr(value)
     tag = _RESOLVER.resolve(yaml.ScalarNode, said, (True, False))  # type: ignore[no-untyped-call]
     return yaml.ScalarNode(tag, said)

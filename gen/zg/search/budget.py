@@ -65,9 +65,7 @@ class Choice:
     @property
     def keys(self) -> Names:
         """The choice as the keys that a user would type."""
-        words = (
-            self.name if self.name in ("full", "none") else f"[{self.name}]"
-        )
+        words = self.name if self.name in ("full", "none") else f"[{self.name}]"
         return (
             f"train.recompute={words}",
             *(move.text for move in self.moved),
@@ -96,8 +94,7 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
         (k, b) for k in graph.kinds for n, b in k.bodies.items() if n != "eval"
     ):
         size = {
-            v.name: v.elems * (real if v.dtype == "real" else 4)
-            for v in body.values
+            v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values
         }
         size |= {t.name: t.elems * real for t in kind.tensors}
         for c in body.calls:
@@ -114,9 +111,7 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
 
 
 def _again(spec: Spec, words: Names) -> Again:
-    graph = slices.graph(
-        replace(spec, train=replace(spec.train, recompute=words))
-    )
+    graph = slices.graph(replace(spec, train=replace(spec.train, recompute=words)))
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
     return Again(
         words,
@@ -129,9 +124,7 @@ def _again(spec: Spec, words: Names) -> Again:
 def _sets(spec: Spec) -> Iterator[Again]:
     """Yield every set of ops that includes those the spec names, these alone first."""
     named = spec.train.recompute
-    free = [
-        w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named
-    ]
+    free = [w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named]
     for n in range(len(free) + 1):
         for more in combinations(free, n):
             words = (
@@ -184,15 +177,9 @@ def _updated(p: plan.Plan) -> tuple[int, int]:
     host."""
     here = there = 0
     for f in (f for f in p.flats if p.moves(f)):
-        states = [
-            s for s in p.stores if s.flat == f.name and s.what in ops.STATES
-        ]
+        states = [s for s in p.stores if s.flat == f.name and s.what in ops.STATES]
         size = f.count * (
-            4
-            + 2
-            * sum(
-                ops.BYTES[s.dtype] for s in states if s.first + s.n == f.shard
-            )
+            4 + 2 * sum(ops.BYTES[s.dtype] for s in states if s.first + s.n == f.shard)
         )
         near = p.near(f) if p.offload else f.shard
         here += size * near
@@ -221,8 +208,7 @@ def _step(
         ("update", here / peaks.memory),
     ):
         ways = [
-            n + more * (name == "micro_batch")
-            for n in (of[name].down, of[name].up)
+            n + more * (name == "micro_batch") for n in (of[name].down, of[name].up)
         ]
         work = there if name == "update" else 12 * of[name].pushed
         total += p.section(name).repeat * max(
@@ -254,14 +240,9 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
         beside = needs["device"] - p.arena(target)
         for again in every:
             more = _far(made, again, 1) - _far(made, every[0], 1)
-            took = {
-                t: _step(made, p, of, t, again.once[t], more)
-                for t in spec.targets
-            }
+            took = {t: _step(made, p, of, t, again.once[t], more) for t in spec.targets}
             now = now or took
-            chosen = replace(
-                made, train=replace(made.train, recompute=again.words)
-            )
+            chosen = replace(made, train=replace(made.train, recompute=again.words))
             found.append(
                 Choice(
                     spec=chosen,
@@ -322,11 +303,7 @@ def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
         return found[-1]
     least = found[-1]
     more = fits.other_bits(spec, lambda s: choices(s)[-1].device <= limit)
-    beside = (
-        f", about {least.beside} of it beside the arena"
-        if least.beside
-        else ""
-    )
+    beside = f", about {least.beside} of it beside the arena" if least.beside else ""
     raise spec.wrong(
         "train.memory_budget",
         f"{limit} bytes hold no plan{needy(spec, least)}; the smallest, "

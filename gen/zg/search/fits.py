@@ -43,7 +43,9 @@ def other_bits(spec: Spec, fits: Callable[[Spec], bool]) -> str:
     for rule in RULES:
         try:
             if fits(rule.change(spec)):
-                return f"; with other bits {rule.text}, whose sums of gradients take less"
+                return (
+                    f"; with other bits {rule.text}, whose sums of gradients take less"
+                )
         except SpecError:
             pass
     return ""

@@ -45,11 +45,7 @@ class Setting:
     def change(self, spec: Spec) -> Spec:
         """Return the spec with this value, and with a path for a disk."""
         made = _put(spec, self.key, self.value)
-        return (
-            _put(made, _path(self.key), _file(spec))
-            if self.value == DISK
-            else made
-        )
+        return _put(made, _path(self.key), _file(spec)) if self.value == DISK else made
 
     def far(self, spec: Spec) -> int:
         """Return its price minus that of the key's value in a spec."""
@@ -99,11 +95,7 @@ def _put(record: Record, key: str, value: object) -> Record:
 
 def _file(s: Spec) -> str:
     """Return the directory of a rank's file, or "DIR" as a placeholder for the user."""
-    return (
-        s.zero.offload_optimizer.nvme_path
-        or s.zero.offload_param.nvme_path
-        or "DIR"
-    )
+    return s.zero.offload_optimizer.nvme_path or s.zero.offload_param.nvme_path or "DIR"
 
 
 def _path(key: str) -> str:
@@ -136,9 +128,7 @@ class Way:
 
     def beyond(self, other: Way) -> bool:
         """Return whether it goes at least as far as another way in each key of that."""
-        return all(
-            self.far.get(key, 0) / far >= 1 for key, far in other.far.items()
-        )
+        return all(self.far.get(key, 0) / far >= 1 for key, far in other.far.items())
 
 
 def moving(spec: Spec) -> list[Setting]:
@@ -155,9 +145,7 @@ def helpful(spec: Spec) -> list[Setting]:
         else []
     )
     if spec.train.memory_budget is not None:
-        tried += [s for s in KNOBS if s.key == "train.recompute"] + moving(
-            spec
-        )
+        tried += [s for s in KNOBS if s.key == "train.recompute"] + moving(spec)
     return [s for s in KNOBS if s not in tried]
 
 
@@ -173,9 +161,7 @@ def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
 
 def _changed(spec: Spec, knobs: Sequence[Setting]) -> Iterator[Way]:
     """Yield a way for every combination of at least one setting, at most one per key."""
-    keys = [
-        (None, *settings) for _, settings in groupby(knobs, attrgetter("key"))
-    ]
+    keys = [(None, *settings) for _, settings in groupby(knobs, attrgetter("key"))]
     for taken in product(*keys):
         picked = tuple(s for s in taken if s)
         made = spec

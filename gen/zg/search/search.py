@@ -89,9 +89,7 @@ def _processors(p: plan.Plan, there: int) -> str:
     targets = p.head.targets
     if "cpu" not in targets or len(targets) < 2 or p.arena("cpu") > there:
         return ""
-    return (
-        f"; without a GPU targets=[cpu], which needs {p.arena('cpu'):,} bytes"
-    )
+    return f"; without a GPU targets=[cpu], which needs {p.arena('cpu'):,} bytes"
 
 
 def _where(p: plan.Plan) -> str:

@@ -115,9 +115,7 @@ class Calls:
         for fn in p.fns:
             if of_unit(fn):
                 self.collect(fn)
-        order = sorted(
-            self.spaces, key=lambda key: (key[1] == "s", key[1] == "p")
-        )
+        order = sorted(self.spaces, key=lambda key: (key[1] == "s", key[1] == "p"))
         self.names = {key: self.named(key) for key in order}
 
     def of_layers(self) -> dict[tuple[str, Layers], str]:
@@ -144,23 +142,15 @@ class Calls:
         ) if of_gradient else operand.base
 
     def beside(self, formal: Formal, call: plan.Call) -> str:
-        kind = (
-            f" {formal.type}" if formal.type in ("f32", "i32", "i64") else ""
-        )
+        kind = f" {formal.type}" if formal.type in ("f32", "i32", "i64") else ""
         return self.letters.shape(kernel(call.kernel), formal, call) + kind
 
     def collect(self, fn: plan.Fn) -> None:
         """Collect the places that a unit's function names, except temporary ones."""
         for call in fn.calls:
             for formal, arg in of_call(call):
-                if (
-                    isinstance(arg, Operand)
-                    and arg.name
-                    and arg.base != TEMPORARY
-                ):
-                    space = self.spaces.setdefault(
-                        self.group(fn, arg), Space()
-                    )
+                if isinstance(arg, Operand) and arg.name and arg.base != TEMPORARY:
+                    space = self.spaces.setdefault(self.group(fn, arg), Space())
                     space.add(arg.at, arg.name, self.beside(formal, call))
 
     def named(self, key: tuple[str, str]) -> dict[int, str]:
@@ -169,9 +159,7 @@ class Calls:
         out = {}
         for at, name in self.spaces[key].names.items():
             out[at] = next(
-                text
-                for text in tries(key[0], name)
-                if self.taken.get(text, at) == at
+                text for text in tries(key[0], name) if self.taken.get(text, at) == at
             )
             self.taken[out[at]] = at
         return out
@@ -186,9 +174,7 @@ class Calls:
         )
         return next(free)
 
-    def temporary(
-        self, fn: plan.Fn
-    ) -> tuple[dict[tuple[int, str], str], Rows]:
+    def temporary(self, fn: plan.Fn) -> tuple[dict[tuple[int, str], str], Rows]:
         """Return names and enumerators of a function's temporary values. A value that reuses
         another's place is defined by that one's name."""
         names: dict[tuple[int, str], str] = {}
@@ -222,15 +208,11 @@ class Calls:
                 by = arg.by_round
                 key = arg.name or arg.base, by
                 if key not in names:
-                    name = self.local(
-                        fn, f"{key[0]}_stride", [*used, *names.values()]
-                    )
+                    name = self.local(fn, f"{key[0]}_stride", [*used, *names.values()])
                     names[key] = name
                     value = first.setdefault(by, name)
                     text = number(by) if value == name else value
-                    rows.append(
-                        (f"{name} = {text}", self.beside(formal, call))
-                    )
+                    rows.append((f"{name} = {text}", self.beside(formal, call)))
         return names, rows
 
     # ---- operands
@@ -247,9 +229,7 @@ class Calls:
         if arg.by_rank:
             terms.append(f"{place(arg.group)} * {in_c(arg.by_rank)}")
         if arg.by_round:
-            terms.append(
-                f"c * {own.rounds[arg.name or arg.base, arg.by_round]}"
-            )
+            terms.append(f"c * {own.rounds[arg.name or arg.base, arg.by_round]}")
         return " + ".join(terms)
 
     def count(self, fn: plan.Fn, formal: Formal, n: int, rounds: int) -> str:
@@ -288,11 +268,7 @@ class Calls:
         """Return the shape of a unit function's operand if it is a single value, else ''."""
         for call in fn.calls:
             for formal, arg in of_call(call):
-                one = (
-                    isinstance(arg, Operand)
-                    and not arg.name
-                    and arg.base == name
-                )
+                one = isinstance(arg, Operand) and not arg.name and arg.base == name
                 if one and formal.elems:
                     return f" {self.beside(formal, call)}"
         return ""
@@ -371,9 +347,7 @@ class Calls:
 
     def call(self, fn: plan.Fn, call: plan.Call, own: _Own) -> str:
         args = [self.operand(fn, call, n, own) for n in range(len(call.args))]
-        return (
-            f"{call.kernel}(k, {launch_name(call.launch)}, {', '.join(args)});"
-        )
+        return f"{call.kernel}(k, {launch_name(call.launch)}, {', '.join(args)});"
 
     def unit(self, name: str) -> list[str]:
         """Return the lines before a unit's functions: names of the parameters and saved values."""
@@ -383,17 +357,13 @@ class Calls:
             for at in sorted(names):
                 if unit == name and names[at] not in self.said:
                     self.said.add(names[at])
-                    new.append(
-                        (f"{names[at]} = {number(at)}", space.comments[at])
-                    )
+                    new.append((f"{names[at]} = {number(at)}", space.comments[at]))
             if new:
                 lines += [self.about(unit, group), *enum(new)]
         for (unit, each), array in self.layers.items():
             if unit == name:
                 held = ", ".join(map(number, each.values))
-                lines += wrap(
-                    f"static const int64_t {array}[] = {{{held}}};", 0
-                )
+                lines += wrap(f"static const int64_t {array}[] = {{{held}}};", 0)
         return lines if len(lines) > 1 else []
 
     def about(self, unit: str, group: str) -> str:

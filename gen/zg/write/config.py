@@ -56,9 +56,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif is_dataclass(value):
         for f in fields(value):
             below = getattr(value, f.name)
-            foreign = below is None and isinstance(
-                value, (Optimizer, Schedule)
-            )
+            foreign = below is None and isinstance(value, (Optimizer, Schedule))
             yield from () if foreign else _leaves(f"{path}.{f.name}", below)
     elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
         for i, below in enumerate(value):
@@ -69,9 +67,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _given(record: object) -> dict[str, object]:
     """Return the fields that a record in a list sets; None means derived from another key."""
-    return {
-        key: value for key, value in vars(record).items() if value is not None
-    }
+    return {key: value for key, value in vars(record).items() if value is not None}
 
 
 def text(spec: Spec) -> str:
@@ -131,6 +127,4 @@ def recipe(spec: Spec) -> list[str]:
 
 
 def _origin(spec: Spec, key: str) -> str:
-    return spec.places.get(key) or (
-        "derived" if key.endswith(DERIVED) else "default"
-    )
+    return spec.places.get(key) or ("derived" if key.endswith(DERIVED) else "default")

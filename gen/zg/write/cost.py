@@ -53,9 +53,7 @@ def wire_of(p: Plan, step: Step) -> Wire:
 
 
 def wire(p: Plan, section: Section) -> Wire:
-    return sum((wire_of(p, s) for s in section.steps), Wire(0, 0)).times(
-        section.repeat
-    )
+    return sum((wire_of(p, s) for s in section.steps), Wire(0, 0)).times(section.repeat)
 
 
 def training_wire(p: Plan) -> Wire:
@@ -98,9 +96,7 @@ def schemes(p: Plan) -> list[tuple[str, float]]:
 def sums(p: Plan) -> int:
     """Return the bytes of a rank's sums of gradients."""
     return sum(
-        c.bytes
-        for c in p.classes
-        if c.name.startswith("sum.") or c.name == "pending"
+        c.bytes for c in p.classes if c.name.startswith("sum.") or c.name == "pending"
     )
 
 
@@ -124,8 +120,7 @@ def commands(p: Plan) -> int:
     """Return how many commands a rank issues in a training step, counting a wait per event:
     `--profile` notes each."""
     return sum(
-        s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps)
-        for s in p.step
+        s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps) for s in p.step
     )
 
 
@@ -147,9 +142,7 @@ def flops(p: Plan) -> int:
     """Return the model's flops of a global step: 6 per parameter and token, and causal attention
     (forward once, backward twice). Backward products that frozen tensors make needless are
     subtracted; recomputation is not counted."""
-    tokens = (
-        p.head.batch * p.head.sequence * p.head.micro_batches * p.head.ranks
-    )
+    tokens = p.head.batch * p.head.sequence * p.head.micro_batches * p.head.ranks
     fns, more = {f.name: f for f in p.fns}, 0
     for s in p.section("micro_batch").steps:
         if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
@@ -186,12 +179,8 @@ def staying(p: Plan) -> int:
     def rings(refs: Iterable[Ref]) -> int:
         return sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
 
-    used = sum(
-        rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train"))
-    )
-    return used // p.together - sum(
-        rings(s.outs) for s in steps if s.op == "gather"
-    )
+    used = sum(rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train")))
+    return used // p.together - sum(rings(s.outs) for s in steps if s.op == "gather")
 
 
 def moved(p: Plan) -> tuple[int, int]:

@@ -163,9 +163,7 @@ def _kept(p: Plan, f: Flat) -> str:
     states = [
         s.what
         for s in p.stores
-        if s.flat == f.name
-        and s.what in ops.STATES
-        and s.first + s.n == f.shard
+        if s.flat == f.name and s.what in ops.STATES and s.first + s.n == f.shard
     ]
     sums = next(map(share, p.stored("sum", f.name)), "none")
     kept = (s for s in p.stores if s.flat == f.name and s.what in states)
@@ -193,9 +191,7 @@ def _hosts(p: Plan) -> list[str]:
         f"({h.ranks // h.local} hosts)",
         f"  {'here':<{wide}}{cost.sent_by_host(p):>20,} bytes",
     ]
-    return lines + [
-        f"  {name:<{wide}}{n:>20,.0f} bytes" for name, n in cost.schemes(p)
-    ]
+    return lines + [f"  {name:<{wide}}{n:>20,.0f} bytes" for name, n in cost.schemes(p)]
 
 
 def _collectives(p: Plan) -> Iterator[str]:
@@ -238,16 +234,11 @@ def explain(p: Plan) -> str:
     ]
     for f in p.flats:
         lines.append(
-            f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
-            f"{_kept(p, f)}"
+            f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  {_kept(p, f)}"
         )
     if h.margin:
         each = reserve.blocks(reserve.kept(h))
-        where = (
-            "on each of two queues"
-            if p.axes
-            else "to each of two communicators"
-        )
+        where = "on each of two queues" if p.axes else "to each of two communicators"
         whom = f"to NCCL, {each} {where}" if each else "unused"
         lines += ["", f"on a GPU GEMMs leave {h.margin} SMs {whom}"]
     if p.filed:

@@ -57,9 +57,7 @@ def _fits(want: Op, op: Op, found: dict[str, Any]) -> bool:
     return _all_fit(want.ops, op.ops, found)
 
 
-def _all_fit(
-    want: tuple[Op, ...], ops: tuple[Op, ...], found: dict[str, Any]
-) -> bool:
+def _all_fit(want: tuple[Op, ...], ops: tuple[Op, ...], found: dict[str, Any]) -> bool:
     if len(want) != len(ops):
         return False
     pairs = zip(want, ops, strict=True)

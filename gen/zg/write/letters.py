@@ -48,9 +48,7 @@ UNITS = ("fwd", "bwd", "train", "eval")
 
 def wide(text: str, value: int) -> str:
     """Return a product of ints, computed in 64 bits if its value needs them."""
-    return (
-        text if " * " not in text or value < 2**31 else f"INT64_C(1) * {text}"
-    )
+    return text if " * " not in text or value < 2**31 else f"INT64_C(1) * {text}"
 
 
 def of_unit(fn: plan.Fn) -> bool:
@@ -114,9 +112,7 @@ class Letters:
         if not formal.elems:
             return ""
         given = zip(row.formals, call.args, strict=False)
-        numbers = {
-            f.name: a for f, a in given if f.number and isinstance(a, int)
-        }
+        numbers = {f.name: a for f, a in given if f.number and isinstance(a, int)}
         all_ = kernels.letters(numbers)
         factors = re.findall(r"\([^)]*\)|[^*]+", formal.elems)
         if formal.elems.startswith("*"):
@@ -128,16 +124,12 @@ class Letters:
             said.reverse()
         return f"({', '.join(said)})"
 
-    def factor(
-        self, text: str, numbers: Mapping[str, int | float], rounds: int
-    ) -> str:
+    def factor(self, text: str, numbers: Mapping[str, int | float], rounds: int) -> str:
         if text in numbers:
             return self.said(text, kernels.value(text, numbers), rounds)
         if text.startswith("("):
             inner = re.sub(r"([+*])", r" \1 ", text[1:-1])
-            return re.sub(
-                r"\w+", lambda m: self.factor(m[0], numbers, rounds), inner
-            )
+            return re.sub(r"\w+", lambda m: self.factor(m[0], numbers, rounds), inner)
         return text
 
 

@@ -12,9 +12,7 @@ MANY = 4  # largest multiple of the papers' bytes of one micro-batch
 MUCH = 2**30  # bytes of sums that need no note
 
 
-def notes(
-    p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]
-) -> Iterator[str]:
+def notes(p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]) -> Iterator[str]:
     """Yield the notes of a plan. others: makes the same plan with other rules of summation."""
     yield from _wire(p)
     yield from _sums(p, others)
@@ -36,9 +34,7 @@ def _wire(p: Plan) -> Iterator[str]:
     )
 
 
-def _sums(
-    p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]
-) -> Iterator[str]:
+def _sums(p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]) -> Iterator[str]:
     held = cost.sums(p)
     if held <= MUCH:
         return

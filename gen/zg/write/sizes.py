@@ -54,9 +54,7 @@ class Sizes:
             known = self.units.get(size.flat, {})
             for u, _ in size.terms:
                 if known.setdefault(u.name, u) != u:
-                    raise ValueError(
-                        f"{u.name} is {known[u.name].size} and {u.size}"
-                    )
+                    raise ValueError(f"{u.name} is {known[u.name].size} and {u.size}")
 
     def flat(self, s: Step) -> str:
         """Return the flat that a step works on: that of its function, else the one that its numbers

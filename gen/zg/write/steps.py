@@ -54,9 +54,7 @@ SECTIONS = {
     "eval": "the loss of a micro-batch",
 }
 
-HANDED = re.compile(
-    r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);"
-)
+HANDED = re.compile(r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);")
 HEAD = comment(
     "---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its "
     "buffers take turns in, at: where in a buffer a piece begins, n: its "
@@ -252,9 +250,7 @@ class Steps:
         for i, n in zip(s.ints, numbers, strict=True):
             if i.name == "bytes" and isinstance(i.value, Size):
                 names = (u.name for u, _ in i.value.terms)
-                if n.of or any(
-                    word(name) in PIECES or "%" in name for name in names
-                ):
+                if n.of or any(word(name) in PIECES or "%" in name for name in names):
                     return True
         return False
 
@@ -365,17 +361,13 @@ def _awaited(steps: Sequence[Step]) -> list[Step]:
 
 
 def _flat(steps: Sequence[Step]) -> tuple[roll.Node, ...]:
-    return tuple(
-        roll.Line(x, (0,) * len(roll.numbers(x))) for x in _awaited(steps)
-    )
+    return tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in _awaited(steps))
 
 
 def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
     """Return the functions of sections, and the verbs that they call."""
     steps = Steps(p, sizes)
-    issued = {
-        s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections
-    }
+    issued = {s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections}
     shared = not flat and p.together == 1
     if flat:
         parts = _parts({name: _flat(x) for name, x in issued.items()}, shared)
@@ -412,9 +404,7 @@ def _verbs(steps: Steps) -> list[list[str]]:
 
 def _once(verbs: Verbs, parts: Rolled) -> frozenset[Kind]:
     """Return kinds of single steps that would be called from one place only."""
-    called = Counter(
-        x.step.op for nodes in parts.values() for x in _lines(nodes)
-    )
+    called = Counter(x.step.op for nodes in parts.values() for x in _lines(nodes))
     return frozenset(
         kind
         for name, kind in verbs.of.items()

@@ -55,8 +55,7 @@ def fitted(text: str, size: float, room: float) -> str:
 
 def text(x: float, y: float, told: str, size: int = 12, more: str = "") -> str:
     return (
-        f'<text x="{x:.3f}" y="{y:.3f}" font-size="{size}"{more}>'
-        f"{escaped(told)}</text>"
+        f'<text x="{x:.3f}" y="{y:.3f}" font-size="{size}"{more}>{escaped(told)}</text>'
     )
 
 
@@ -91,9 +90,7 @@ def apart(span: float, most: int) -> float:
     """Return the smallest of 1, 2 and 5 times a power of ten that cuts a span into at most `most`
     parts."""
     ten = 10.0 ** _exponent(span / most)
-    return next(
-        n * ten for n in (1, 2, 5, 10) if n * ten * most >= span * (1 - 1e-9)
-    )
+    return next(n * ten for n in (1, 2, 5, 10) if n * ten * most >= span * (1 - 1e-9))
 
 
 def ticks(low: float, high: float, step: float) -> list[float]:
@@ -107,6 +104,4 @@ def labels(found: Sequence[float], step: float) -> list[str]:
     fine, size = _exponent(step), max(map(abs, found), default=0.0)
     if fine >= -9 and 1e-3 <= size < 1e6:
         return [f"{x:.{max(0, -fine)}f}" for x in found]
-    return [
-        f"{x:.{max(0, _exponent(x) - fine)}e}" if x else "0" for x in found
-    ]
+    return [f"{x:.{max(0, _exponent(x) - fine)}e}" if x else "0" for x in found]

@@ -157,9 +157,7 @@ def _meets(p: Plan) -> list[str]:
         for g in p.groups
     }
     return [
-        f"[{upper(name)}] = {' | '.join(bits)},"
-        for name, bits in found.items()
-        if bits
+        f"[{upper(name)}] = {' | '.join(bits)}," for name, bits in found.items() if bits
     ]
 
 
@@ -179,9 +177,7 @@ def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
     name."""
     names = tuple(a.name for a in p.axes)
     return {
-        f.shard
-        * p.head.ranks
-        // g.ranks: f"SHARE_{upper(g.name)}_{upper(f.name)}"
+        f.shard * p.head.ranks // g.ranks: f"SHARE_{upper(g.name)}_{upper(f.name)}"
         for g in p.groups
         if g.axes and g.axes != names and g.axes == names[: len(g.axes)]
     }
@@ -275,11 +271,7 @@ def columns(p: Plan, letters: Letters) -> list[str]:
         said = runs.get(launch.name, [])
         rows = [line for text in said for line in wrap(text, 4)]
         head = f"LAUNCH({launch_name(launch.name)})"
-        out += (
-            [f"{head} = {{{beside}", *rows, "};"]
-            if rows
-            else [f"{head};{beside}"]
-        )
+        out += [f"{head} = {{{beside}", *rows, "};"] if rows else [f"{head};{beside}"]
     return out
 
 
@@ -423,12 +415,7 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
     if not p.files:
         return []
     file = p.files[0]
-    there = [
-        s
-        for f in p.flats
-        for s in p.masters(f)
-        if p.cls(s.cls).arena == "file"
-    ]
+    there = [s for f in p.flats for s in p.masters(f) if p.cls(s.cls).arena == "file"]
     classes = {f"tile.{s.cls.partition('.')[0]}" for s in there}
     tile = max(
         (p.cls(c) for c in sorted(classes)),
@@ -540,6 +527,4 @@ def _phases(name: str, phases: Sequence[plan.Phase]) -> list[str]:
 
 def _phase(x: plan.Phase) -> str:
     steps = (number(x.until), number(x.origin), number(x.span))
-    return row(
-        (*steps, real(x.begin), real(x.end), f"ZK_{x.curve.upper()}", x.stairs)
-    )
+    return row((*steps, real(x.begin), real(x.end), f"ZK_{x.curve.upper()}", x.stairs))

@@ -47,13 +47,7 @@ def _moved(p: Plan, step: Step, call: Call) -> int:
         # one row for each token
         rows = "B*T" if f.elems.startswith("*") else ""
         elems = value(rows + f.elems if f.elems else "n", known)
-        times = (
-            2
-            if f.mode == "+"
-            else numbers.get("count", 1)
-            if a == "sources"
-            else 1
-        )
+        times = 2 if f.mode == "+" else numbers.get("count", 1) if a == "sources" else 1
         total += elems * width * times
     return total
 
@@ -148,8 +142,7 @@ def played(p: Plan) -> list[Bar]:
                         begin=begin,
                         end=free[step.queue],
                         cause=cause,
-                        far=step.op in COLLECTIVES
-                        and cost.far(p, step.group) > 0,
+                        far=step.op in COLLECTIVES and cost.far(p, step.group) > 0,
                     )
                 )
             for e in step.recs:
@@ -256,9 +249,7 @@ def _label(bar: Bar, room: float, many: set[str]) -> str:
     return ""
 
 
-def _bars(
-    bars: Sequence[Bar], at: dict[str, int], scale: float
-) -> Iterator[str]:
+def _bars(bars: Sequence[Bar], at: dict[str, int], scale: float) -> Iterator[str]:
     def px(t: float) -> float:
         return round(LEFT + t * scale, 3)
 
@@ -292,9 +283,7 @@ def _bars(
             )
 
 
-def _causes(
-    bars: Sequence[Bar], at: dict[str, int], scale: float
-) -> Iterator[str]:
+def _causes(bars: Sequence[Bar], at: dict[str, int], scale: float) -> Iterator[str]:
     """Yield a line from the command that was waited for to the start of the waiting one, unless
     another such line is close."""
     last: dict[tuple[str, str], float] = {}
@@ -429,9 +418,7 @@ def text(p: Plan) -> str:
     bars = played(p)
     end = max(b.end for b in bars)
     scale = WIDTH / end
-    used = [
-        q for q in QUEUES.values() if any(b.step.queue == q.name for b in bars)
-    ]
+    used = [q for q in QUEUES.values() if any(b.step.queue == q.name for b in bars)]
     title, recipe, how = _titles(p)
     legend, rows = _legend(bars, 74)
     names = _parts(bars, scale)

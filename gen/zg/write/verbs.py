@@ -98,9 +98,7 @@ class Number:
 
     def over(self, each: int) -> Number:
         """Return a number of bytes as a number of elements of `each` bytes."""
-        return replace(
-            self, base=over(self.base, each), by=over(self.by, each)
-        )
+        return replace(self, base=over(self.base, each), by=over(self.by, each))
 
 
 @dataclass(frozen=True)
@@ -145,9 +143,7 @@ class _Numbers:
     """Common structure of the numbers of alike hops. Parameters count elements, not bytes. core:
     the verb that these hops call after their waits."""
 
-    def __init__(
-        self, alike: Sequence[Hop], sizes: Sizes, core: Verb | None
-    ) -> None:
+    def __init__(self, alike: Sequence[Hop], sizes: Sizes, core: Verb | None) -> None:
         self.hop = alike[0]
         rows = map(row_of, alike)
         self.columns = list(zip(*rows, strict=True))
@@ -284,9 +280,7 @@ def over(n: int, each: int) -> int:
 def aside(n: int) -> bool:
     """Return whether a parameter plus the constant `n` may express a number: n is 0, or the part of
     a shard that stays on the device."""
-    near = isinstance(n, Size) and {
-        u.name.partition(".")[0] for u, _ in n.terms
-    }
+    near = isinstance(n, Size) and {u.name.partition(".")[0] for u, _ in n.terms}
     return not n or near == {"near"}
 
 

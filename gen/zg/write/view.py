@@ -77,10 +77,7 @@ def used(p: Plan) -> list[str]:
     file."""
     found = {step.queue for s in p.sections for step in s.steps} | {"main"}
     found |= {
-        "load"
-        for f in p.flats
-        for s in p.masters(f)
-        if p.cls(s.cls).arena == "file"
+        "load" for f in p.flats for s in p.masters(f) if p.cls(s.cls).arena == "file"
     }
     return [q for q in QUEUES if q in found]
 
@@ -195,9 +192,7 @@ def _groups(p: Plan) -> dict[str, object]:
     }
 
 
-PRODUCTS = (
-    "static int products(void *k, int order) { return zk_products(k, order); }"
-)
+PRODUCTS = "static int products(void *k, int order) { return zk_products(k, order); }"
 
 
 def _stored(p: Plan) -> dict[str, object]:
@@ -354,9 +349,7 @@ def view(
         ],
         "host": number(p.host),
         "pinned_batches": p.cls("pinned_batch").slots,
-        "spans": [
-            {"name": lower(f.name), "rows": spans(p, f)} for f in p.flats
-        ],
+        "spans": [{"name": lower(f.name), "rows": spans(p, f)} for f in p.flats],
         "tables": [
             {
                 "name": lower(t.name).replace("table", "freq"),
