@@ -404,7 +404,8 @@ def finish(result: dict, name: str, table: Callable[[dict], str]) -> int:
     print(table(result))
     if not result["valid"]:
         print(
-            f"INVALID: others took over {100 * MOST_OTHERS:.0f} % of this run's time; measure on "
+            f"INVALID: other processes took over {100 * MOST_OTHERS:.0f} % of this run's "
+            f"time; measure on "
             "an idle machine"
         )
     return 0 if result["valid"] else 1

@@ -200,7 +200,7 @@ def test_each_rank_has_a_device_of_its_own(
     said = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == codes, said
     alone = (
-        "each of 2 ranks of this host sees one device: NCCL cannot connect them directly"
+        "each of the 2 ranks on this host sees only one device: NCCL cannot connect them directly"
         in said[0]
     )
     assert alone == ("ZR_EMULATE_DEVICES" in settings)

@@ -351,7 +351,7 @@ def test_the_tables_of_an_embedding() -> None:
 
 def test_nothing_moves() -> None:
     with pytest.raises(
-        reader.SpecError, match="freeze every tensor; allowed: at least one"
+        reader.SpecError, match="all tensors are frozen; allowed: at least one"
     ):
         planned("llama", "embed blocks head")
 

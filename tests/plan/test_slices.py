@@ -309,7 +309,7 @@ def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
     assert found.plan == least.plan and found.plan.head.bound == LEAST
     (said,) = set(found.notes) - set(least.notes)
     assert said == (
-        f"zero.stage3_max_live_parameters: {bound:,} elements hold no plan: the bound is "
+        f"zero.stage3_max_live_parameters: {bound:,} elements are too few for any plan: the bound is "
         f"{LEAST:,}, the least that does"
     )
 

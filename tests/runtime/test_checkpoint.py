@@ -571,7 +571,7 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
     done = run(data, 4, keys=other)
     assert done.code == 4
     assert (
-        "its run had train.optimizer.lr: 0.001; this program has "
+        "the checkpoint's run had train.optimizer.lr: 0.001, but this program has "
         "train.optimizer.lr: 0.002" in done.err
     )
     keys = "train.seed,train.optimizer.lr"
@@ -702,7 +702,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
 
     text = kept["run.json"]
     damaged = "its checksum does not hold"
-    none = "run.json: no record of a run\n"
+    none = "run.json: not a record of a run\n"
     broken("run.json", b"", damaged)
     broken("run.json", text[:-9], damaged)
     broken("run.json", text.replace(b'"applied": 2', b'"applied": 3'), damaged)
@@ -911,7 +911,7 @@ def test_who_leaves_without_its_checkpoint_says_so(
     ranks = program.children(running.pid)
     os.kill(running.pid if to == "parent" else ranks[1], signal.SIGTERM)
     assert running.wait(LIMIT) == 3
-    assert "asked to leave, the run could not save its checkpoint" in (
+    assert "the run was asked to stop but could not save its checkpoint" in (
         running.stderr.read()
     )
     assert steps(data) == []

@@ -108,7 +108,7 @@ def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
         (header(3) + bytes(6), "3 tokens; one sample takes 6"),
         (
             header(100) + bytes(198),
-            "says 100 tokens of 2 bytes, which does not make the 1222 bytes that the file has",
+            "says 100 tokens of 2 bytes, which does not match the 1222 bytes that the file has",
         ),
         (header(100) + bytes(202), "the 1226 bytes"),
         (header(100) + bytes(199), "the 1223 bytes"),
@@ -344,7 +344,7 @@ ROWS = "the model's embedding has no more rows"
     [
         ("<u2", 300, ROWS),
         ("<u4", 301, ROWS),
-        ("<u2", 65436, "it is -100, which elsewhere marks what is no target"),
+        ("<u2", 65436, "it is -100, which elsewhere marks what is not a target"),
         ("<u2", 65436, "data.ignore: 65436"),
         ("<u4", 2**32 - 100, "data.ignore: 4294967196"),
         ("<u4", 1 << 28, "another type"),

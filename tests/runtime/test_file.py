@@ -505,7 +505,7 @@ def test_a_run_says_what_it_moves(folder: pathlib.Path) -> None:
         (
             "missing",
             3,
-            "a file in {}: No such file or directory; --nvme DIR names another directory",
+            "creating a file in {}: No such file or directory; set another directory with --nvme DIR",
         ),
         ("tokens", 3, "a file in {}: Not a directory"),
         ("/proc", 3, "a file in /proc: "),
@@ -616,7 +616,7 @@ def test_every_disk_gives_the_same_bits(
         ),
         (
             "full",
-            "[0-9]+ bytes are needed, the disk has [0-9]+ free; --nvme DIR names another disk",
+            "[0-9]+ bytes are needed, the disk has [0-9]+ free; set another disk with --nvme DIR",
         ),
     ],
 )
@@ -642,11 +642,11 @@ def test_a_file_that_is_cut_ends_the_run(folder: pathlib.Path) -> None:
             for file in arenas(running.pid, disk):
                 os.truncate(file, 0)
     _, said = running.communicate(timeout=LIMIT)
-    assert running.returncode == 3 and "the file ends before" in said
+    assert running.returncode == 3 and "the file is too short" in said
     assert list(disk.iterdir()) == []
 
 
-# ---- DeepSpeed's configurations, from the file to the run
+# ---- a DeepSpeed configs, from the file to the run
 
 ZERO = "zero_optimization"
 STAGE_3 = {
@@ -748,11 +748,11 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
         ),
         (
             ("zero.stage=0", *STATES),
-            "at stage 0 every rank updates all parameters",
+            "at stage 0 every rank updates all parameters, so there is nothing to offload",
         ),
         (
             ("zero.stage=2", *STATES, *PARAMS),
-            "at stage 2 every rank has all parameters",
+            "at stage 2 parameters are not sharded",
         ),
         (
             (
@@ -761,7 +761,7 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
                 PARAMS[0],
                 "zero.offload_param.nvme_path=/other",
             ),
-            "zero.offload_param.nvme_path: a rank has one file, and the optimizer's path is /tmp",
+            "zero.offload_param.nvme_path: a rank has one file, and the optimizer's nvme_path is /tmp",
         ),
         (
             (
@@ -773,13 +773,13 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
         ),
         (
             ("zero.stage=1", *STATES, "zero.aio.block_size=5000"),
-            "no multiple of 4096",
+            "not a multiple of 4096",
         ),
         (
             ("zero.stage=1", *STATES, "zero.aio.queue_depth=0"),
             "an integer from 1 to 4096",
         ),
-        (("zero.stage=1", *STATES, "zero.aio.threads=2"), "is no key here"),
+        (("zero.stage=1", *STATES, "zero.aio.threads=2"), "is not a key here"),
     ],
 )
 def test_refused(keys: tuple[str, ...], said: str) -> None:
@@ -801,7 +801,7 @@ def test_refused(keys: tuple[str, ...], said: str) -> None:
         ),
         (
             ("zero.aio.queue_depth=4",),
-            "zero.aio: has no effect: nothing lies in a file",
+            "zero.aio: has no effect: nothing is offloaded to nvme",
         ),
     ],
 )

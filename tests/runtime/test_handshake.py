@@ -354,7 +354,7 @@ def test_ranks_of_other_sources_do_not_mix(
 
 
 NOTE = r"(several hosts and NCCL .*\n)*"
-GONE = r"rank [01] on host \S+: the connection to rank [023] at 127.0.0.1 has ended; see what that rank says\n"
+GONE = r"rank [01] on host \S+: the connection to rank [023] at 127.0.0.1 is lost; check that rank's output\n"
 TWICE = (
     r"rank \d on host \S+: rank 2 on host far and rank 3 on host far both have GPU-6f6e6500-0000-0000-0000-"
     r"000000000000; .*\n"

@@ -426,7 +426,7 @@ def test_an_index_that_lies(tool: Path, tmp_path: Path) -> None:
     wanted = arenas(bench.program, weights, False)[0]
     assert same_bits(bench.load("in")[0], wanted)
     write(good | {names[0]: "b.st"})
-    lacks = f"b.st: has no tensor {names[0]}, which the index says\n"
+    lacks = f"b.st: does not have tensor {names[0]}, which the index lists\n"
     assert bench.refused().endswith(lacks)
     write(good | {"x": "a.st"})
     assert "a.st: has no tensor x" in bench.refused()

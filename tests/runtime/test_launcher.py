@@ -90,7 +90,7 @@ TORCHRUN = {
     "MASTER_PORT": 29500,
 }
 INDEXED = {"JOB_COMPLETION_INDEX": 9, "ZR_WORLD_SIZE": 16}
-NOWHERE = "2 .* 1 of 16 ranks are known to be on this host.*, and nothing says .*ZR_ADDR=HOST:PORT"
+NOWHERE = "2 .* 1 of 16 ranks are known to be on this host.*, and the address of .*ZR_ADDR=HOST:PORT"
 LAUNCHERS = {
     "srun, no plugin": (SLURM, "rank 9 here 1 local 1 of 0 at node03:20123"),
     "srun, pmi2": (
@@ -245,7 +245,7 @@ def test_an_address_of_ipv6(text: str) -> None:
         ({"RANK": 1, "WORLD_SIZE": 16, "MASTER_PORT": 29500}, NOWHERE),
         ({"RANK": 1, "WORLD_SIZE": 16, "MASTER_ADDR": "first"}, NOWHERE),
         (TORCHRUN | {"WORLD_SIZE": 12}, "4 .*the launcher has 12 ranks"),
-        (TORCHRUN | {"RANK": 16}, "4 .*RANK=16: there are 16 ranks"),
+        (TORCHRUN | {"RANK": 16}, "4 .*RANK=16: is out of range: there are 16 ranks"),
         (
             TORCHRUN | {"MASTER_PORT": 65536},
             "2 .*MASTER_PORT 65536: a whole number",
@@ -437,7 +437,7 @@ def test_reasons_have_an_end() -> None:
     code, text = ended(start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1)))
     assert code == 3 and len(text) < 1000, text
     assert "127.0.0.9: Connection refused, " in text
-    assert re.search(r" \.\.\.; set ZR_ADDR=HOST:PORT to where it can\n$", text)
+    assert re.search(r" \.\.\.; set ZR_ADDR=HOST:PORT to a reachable address\n$", text)
 
 
 def test_ranks_that_never_come() -> None:

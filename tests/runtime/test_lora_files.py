@@ -316,7 +316,7 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
          "an adapter of model.layers.1.self_attn.q_proj, which it names"),
         ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which it names"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
-        ({"target_modules": [3]}, "a string is needed"),
+        ({"target_modules": [3]}, "expected a string"),
         ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
@@ -357,16 +357,16 @@ def test_another_adapter(
         ({"target_modules": None}, ""),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"], "exclude_modules": ["k_proj"]}, ""),
         ({"target_modules": ["q_proj", "v_proj", "c_attn"]},
-         "target_modules names no module of the model: c_attn"),
+         "target_modules lists a name that is not in the model: c_attn"),
         ({"target_modules": "(?:.*)[qv]_proj"}, "target_modules is a pattern, which is not"),
-        ({"exclude_modules": "lm_head"}, "exclude_modules is a pattern, which is not compared"),
+        ({"exclude_modules": "lm_head"}, "exclude_modules is a pattern, which is not checked"),
         ({"base_model_name_or_path": "some/base/"}, ""),
         ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
          "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
         ({"lora_dropout": 0.05},
-         "lora_dropout is 0.05, which is not applied: the program's adapters have no dropout"),
+         "lora_dropout is 0.05, which has no effect: the program's adapters have no dropout"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_adapter(
@@ -413,7 +413,7 @@ def test_untrained_adapters_merged_are_the_base(
     [
         ((), "has no adapter_model.safetensors\n"),
         (("adapter_model.bin",), "adapter_model.bin is not read, for it may"),
-        (("config.json",), "; a whole model is what --load takes"),
+        (("config.json",), "; for a whole model use --load"),
         (("adapter_model.safetensors",), "has no adapter_config.json\n"),
     ],
 )

@@ -162,7 +162,7 @@ def test_each_rank_sees_the_folder_of_checkpoints(
     assert run.returncode == 2
     assert re.search(
         r"rank 1.*: --checkpoints ck/\.room-0/model\.safetensors: No such file "
-        "or directory; all ranks write into the folder that rank 0 has made",
+        "or directory; all ranks write into the folder that rank 0 creates",
         run.stderr,
     )
     assert not list(tmp_path.glob("*/ck/step-*"))

@@ -419,8 +419,8 @@ def test_the_table_adds_up(
             ("--profile", "/nowhere/at/all"),
             "--profile /nowhere/at/all: No such file",
         ),
-        (("--profile", "/dev/null"), "--profile /dev/null: is no file"),
-        (("--profile", "."), "--profile .: is no file"),
+        (("--profile", "/dev/null"), "--profile /dev/null: is not a regular file"),
+        (("--profile", "."), "--profile .: is not a regular file"),
     ],
 )
 def test_errors_come_first(
@@ -486,7 +486,7 @@ def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -
     )
     said = [line for line in done.err.splitlines() if "File too large" in line]
     assert done.code == 0 and said == [
-        f"writing {tmp_path}/p: File too large; the run goes on without it",
+        f"writing {tmp_path}/p: File too large; the run continues without it",
         f"not all was written to {tmp_path}/p: File too large",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
@@ -512,7 +512,7 @@ def test_on_a_gpu(
     more: tuple[str, ...],
 ) -> None:
     """The second of three steps is profiled on a GPU. Graphs are played before and after it, unless
-    the optimizer is on the host. A wait for an event of a graph is not noted."""
+    the optimizer is offloaded. A wait for an event of a graph is not noted."""
     settings = [*keys(3, 2, more), "train.global_batch=2"]
     binary = trainer.build(
         trainer.generate(law.path("gpt"), *settings), trainer.EMULATED

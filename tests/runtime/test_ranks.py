@@ -163,8 +163,8 @@ def test_tiles_are_taken_where_every_rank_has_them(
         (
             "skip",
             6,
-            "20 steps in a row, up to step 20, were not finite or had no target; lower the "
-            "learning rate, or look at the data",
+            "20 steps in a row, up to step 20, were not finite or had no targets; lower the "
+            "learning rate, or check the data",
         ),
         ("huge", 3, "of memory (2 ranks x"),
     ],
@@ -224,7 +224,7 @@ def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
     done = train(program, data, RANKS=2, limits=stack)
     assert (
         done.code == 3
-        and "a stack may have 64 KiB here, 128 are needed (ulimit -s)" in done.err
+        and "the stack limit is 64 KiB, but 128 KiB are needed (ulimit -s)" in done.err
     )
 
 
@@ -618,7 +618,7 @@ def test_two_runs_that_save_in_one_place(
     before = part.stat().st_ino
     for ranks in (1, 3):
         second = train(program, data, "--save", tmp_path / "w", RANKS=ranks)
-        assert second.code == 3 and "another run is going to save there" in second.err
+        assert second.code == 3 and "another run is saving there" in second.err
         assert part.stat().st_ino == before
     first.communicate(timeout=LIMIT)
     assert first.returncode == 0

@@ -134,7 +134,7 @@ def test_the_user_may_say_it(data: Path, tmp_path: Path) -> None:
     file.write_bytes(tokens().tobytes())
     taken(data, file, tokens(), width=4)
     file.write_bytes(tokens().tobytes() + b"ab")
-    refused(data, file, "258 bytes, no multiple of 4", width=4)
+    refused(data, file, "258 bytes, not a multiple of 4", width=4)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_another_index_counts_for_nothing(data: Path, tmp_path: Path) -> None:
         (8, "an old index (TNTIDX), which is not read; without it, and by"),
         (8, "--tokens uint16"),
         (4, "--tokens uint32"),
-        (5, "of tokens of type 5; needed: 8 (uint16) or 4 (int32)"),
+        (5, "of tokens of type 5; supported: 8 (uint16) or 4 (int32)"),
         (2**40 + 8, f"of type {2**40 + 8};"),
     ],
 )
@@ -380,8 +380,8 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
          "l: No such file"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "a/b"}}),
          "a/b leads out of its folder"),
-        ('{"format": 1', "meta.json: byte 12: a comma or an end is needed"),
-        ('{"files": {}} x', "byte 14: something after the end"),
+        ('{"format": 1', "meta.json: byte 12: expected a comma or the end"),
+        ('{"files": {}} x', "byte 14: unexpected text after the end"),
         ('{"vocab": ' + "[" * 70 + "]" * 70 + "}", "nested too deeply"),
     ],
 )  # fmt: skip

@@ -150,7 +150,7 @@ DAMAGES = {
     "the steps that are counted": (
         ("zero.stage=3",),
         "CTL(0) + offsetof(zk_ctl, applied)",
-        r"applied \(numbers of the step",
+        r"applied \(the step's numbers",
     ),
     "parameters that hosts share": (
         (*HOSTS, BF16, "zero.stage=3", f"{THRESHOLD}=0"),

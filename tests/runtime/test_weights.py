@@ -279,12 +279,12 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     assert said == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
     # an untied head has no place in a tied model, nor have Qwen2's biases and Qwen3's norms of
     # heads in Llama: without them it would be another model
-    allowed = "; needed: a spec that has them, or --drop-unknown"
+    allowed = "; use a spec that has them, or --drop-unknown"
     untied = (
-        "; its head is not its embedding: generate the program with "
+        "; its head is not tied to its embedding: generate the program with "
         "tie_word_embeddings false in config.json\n"
     )
-    dropped = "warning: left out, for the model has no place for them: "
+    dropped = "warning: ignored, as they are not in the model: "
     other = weights["wte.weight"].copy()
     other.view(np.uint32)[10, 4] ^= 1
     head = {"lm_head.weight": other}

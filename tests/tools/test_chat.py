@@ -177,7 +177,7 @@ def test_a_template_that_is_none() -> None:
     with pytest.raises(Bad, match="chat template:2: "):
         template("\n{% if %}")
     deep = "{% for a in b %}" * 30 + "{% endfor %}" * 30
-    with pytest.raises(Bad, match="chat template: no template: too many"):
+    with pytest.raises(Bad, match="chat template: invalid template: too many"):
         template(deep)
 
 
@@ -555,9 +555,9 @@ PAIR = {"prompt": "a", "completion": "b"}
 @pytest.mark.parametrize(
     "record,told",
     [
-        (BOTH | {"system": "Be."}, "system is not read: make it the first"),
-        (BOTH | {"functions": [{}]}, "functions is not read: `tools`"),
-        (BOTH | {"images": ["x"]}, "images is not read: only text"),
+        (BOTH | {"system": "Be."}, "system is not supported: make it the first"),
+        (BOTH | {"functions": [{}]}, "functions is not supported: `tools`"),
+        (BOTH | {"images": ["x"]}, "images is not supported: only text"),
         (BOTH | {"assistant_masks": [0, 1]}, "assistant_masks is not read"),
         (BOTH | {"completion_mask": [0, 1]}, "completion_mask is not read"),
         (BOTH | {"weight": 0}, "weight is 0: such a record"),
@@ -565,7 +565,7 @@ PAIR = {"prompt": "a", "completion": "b"}
         (PAIR | {"label": False}, "label is False: such a record"),
         (BOTH | {"tools": 3}, "tools: a list of objects"),
         (BOTH | {"tools": [3]}, "tools: a list of objects"),
-        (BOTH | {"tools": "["}, "tools: no JSON"),
+        (BOTH | {"tools": "["}, "tools: not JSON"),
         (
             BOTH | {"chat_template_kwargs": 3},
             "chat_template_kwargs: an object",
@@ -586,7 +586,7 @@ PAIR = {"prompt": "a", "completion": "b"}
         ({"messages": [{"from": "gpt"}]}, "value: the text of a message"),
         (
             {"messages": [USER, {"role": "gpt", "content": "x"}]},
-            "no message of the assistant: nothing to learn; there is: user, gpt",
+            "no message of the assistant, so nothing to train on; the roles are: user, gpt",
         ),
         (
             {"messages": [USER, {**SAID, "weight": 0}]},
@@ -601,11 +601,11 @@ PAIR = {"prompt": "a", "completion": "b"}
         ),
         (
             {"messages": [USER, {**SAID, "content": [{"text": "x"}]}]},
-            "content: chat template reads a text, and this is a list",
+            "content: chat template expects text, but this is a list",
         ),
         (
             {"messages": [USER, {**SAID, "content": {"text": "x"}}]},
-            "content: chat template reads a text, and this is an object",
+            "content: chat template expects text, but this is an object",
         ),
     ],
 )
@@ -639,8 +639,8 @@ def test_keys_beside_messages_are_read_of_parquet(
     "record,told",
     [
         ({"messages": [USER]}, "a:2: no message of the assistant"),
-        ({"messages": []}, "a:2: no list of messages"),
-        ({"messages": "x"}, "a:2: no list of messages"),
+        ({"messages": []}, "a:2: not a list of messages"),
+        ({"messages": "x"}, "a:2: not a list of messages"),
         ({"messages": [USER, "x"]}, "a:2: a message is no"),
         ({"messages": [{"content": "x"}]}, "a:2: a message is no"),
         (

@@ -524,9 +524,9 @@ WRONG = [
     ("jsonl", [GOOD, b'{"txt": 1}\n'], (), "b:1: no field text"),
     ("jsonl", [b'{"txt": 1}\n'], (), "a:1: no field text, messages"),
     ("jsonl", [GOOD], ("--field", "y"), "a:1: no field y; there is: text"),
-    ("jsonl", [GOOD + b'{"text": 5}'], (), "a:2: text is no text"),
+    ("jsonl", [GOOD + b'{"text": 5}'], (), "a:2: text is not text"),
     ("jsonl", [GOOD + b'{"text": null}'], (), "a:2: no field text"),
-    ("jsonl", [GOOD + b'{"text": "\xff"}'], (), "a:2: byte 11 is no UTF-8"),
+    ("jsonl", [GOOD + b'{"text": "\xff"}'], (), "a:2: byte 11 is not UTF-8"),
     ("jsonl", [GOOD + b'{"text": "\\ud800"}'], (), "a:2: half a UTF-16"),
     ("jsonl", [b'{"text": ""}\n'], (), "no document has a token; 1 are empty"),
     ("jsonl", [b"\n \n"], (), "a: no record"),
@@ -553,7 +553,7 @@ WRONG = [
     ("text", [b""], (), "a: empty"),
     ("text", [gzip.compress(b"")], (), "a: empty"),
     ("text", [b"x", b""], (), "b: empty"),
-    ("text", [b"x\n" * 9 + b"\xc3\n"], (), "a:10: no UTF-8"),
+    ("text", [b"x\n" * 9 + b"\xc3\n"], (), "a:10: not UTF-8"),
     ("text", [b"x"], ("--tokenizer", "a"), "a: no tokenizer"),
     ("text", [b"x"], ("--tokenizer", "."), "tokenizer.json: there is none"),
     ("text", [b"x"], ("--tokenizer", "c"), "c: No such file"),
@@ -587,7 +587,7 @@ def test_a_line_behind_the_first_pieces_is_named(
 ) -> None:
     small(monkeypatch)
     text = b"some words\n" * 50 + b"\xff\n" + b"more\n" * 50
-    assert "a:51: no UTF-8" in tell("text", [text])[1]
+    assert "a:51: not UTF-8" in tell("text", [text])[1]
 
 
 def test_a_file_that_is_not_there(tell: Tell) -> None:

@@ -71,7 +71,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({SETTINGS: decoder("x", TOOL)}, "added_tokens_decoder: x: x is no id"),
     ({SETTINGS: decoder("-1", TOOL)}, "added_tokens_decoder: -1: -1 is no id"),
     ({SETTINGS: decoder("9" * 99, TOOL)}, "9 is no id"),
-    ({SETTINGS: decoder("259", "<tool>")}, '259: {"content": ...} is needed'),
+    ({SETTINGS: decoder("259", "<tool>")}, '259: must be {"content": ...}'),
     ({SETTINGS: decoder("259", {})}, "added_tokens_decoder: 259: a text or"),
     (
         {SETTINGS: decoder("259", TOOL | {"lstrip": "no"})},
@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {SETTINGS: decoder("259", {"content": ""})},
-        "added_tokens_decoder: 259: its content is empty, which is no token",
+        "added_tokens_decoder: 259: its content is empty",
     ),
     ({SETTINGS: {"added_tokens_decoder": []}}, "added_tokens_decoder: an obj"),
     ({SETTINGS: {"added_tokens_decoder": None}}, "added_tokens_decoder: an o"),

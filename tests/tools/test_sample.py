@@ -197,7 +197,7 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
 def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
     options = ("--tokenizer", "bytes", "--program", speaker(tmp_path))
     done = run(tmp_path, "--prompt", "\udcff\udcfe", *options)
-    assert done.returncode == 2 and "--prompt: is no UTF-8" in done.stderr
+    assert done.returncode == 2 and "--prompt: is not UTF-8" in done.stderr
 
 
 def test_a_program_of_this_folder(

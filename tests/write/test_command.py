@@ -146,7 +146,7 @@ def test_a_folder_is_no_spec_and_no_spec_is_no_call(
     tmp_path: pathlib.Path,
 ) -> None:
     refused(zgen(tmp_path), str(tmp_path))
-    refused(zgen(), "SPEC or --from DIR is needed")
+    refused(zgen(), "SPEC or --from DIR is required")
     refused(zgen("--emti=plan", "x"), "did you mean --emit? ")
 
 
