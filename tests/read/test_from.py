@@ -439,8 +439,9 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
         said = wrong(tmp_path, on | {"layer_types": bad})
         assert "allowed: 28 of full_attention, sliding_attention" in said
     for key in ({"layer_types": types[4:20]}, {"max_window_layers": 1}):
-        assert ": leaves out layers, and mistral has a window in all or n" in (
-            wrong(tmp_path, mistral | {"num_hidden_layers": 16} | key)
+        assert (
+            ": has layers without a window, but mistral has a window in all layers or n"
+            in (wrong(tmp_path, mistral | {"num_hidden_layers": 16} | key))
         )
     for key in ("use_sliding_window", "max_window_layers"):
         said = wrong(tmp_path, on | {key: "x"})
@@ -630,8 +631,8 @@ def test_a_long_config(tmp_path: pathlib.Path) -> None:
     with pytest.raises(SpecError) as caught:
         spec.load(None, (), None, there)
     assert str(caught.value) == (
-        f"{there}/config.json: is too long for a model's config.json, which has some thousand "
-        "bytes; lists of quantized tensors or labels make it longer; allowed: up to 131072 "
+        f"{there}/config.json: is too long for a model's config.json, which usually has a few "
+        "thousand bytes; lists of quantized tensors or labels make it longer; allowed: up to 131072 "
         "bytes"
     )
 

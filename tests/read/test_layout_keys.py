@@ -18,8 +18,8 @@ SPEC = re.sub(r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text(
 REFUSED = [
     (
         "cluster: {ranks: 8, local: 3}",
-        "cluster.local: 3 does not divide 8 ranks; if hosts have different numbers of ranks, it "
-        "is a number that divides each; allowed: 2 or 4",
+        "cluster.local: 3 does not divide 8 ranks; if hosts have different numbers of ranks, "
+        "give a number that divides each of them; allowed: 2 or 4",
     ),
     (
         "cluster: {ranks: 8, local: 16}",
@@ -81,7 +81,7 @@ REFUSED = [
     ),
     (
         "zero: {stage: 3, mics_shard_size: 4, hpz_partition_size: 4}",
-        "zero.hpz_partition_size: zero.mics_shard_size sets the number of ranks that share parameters, too .*",
+        "zero.hpz_partition_size: zero.mics_shard_size sets the number of ranks that share parameters, too; .*",
     ),
     (
         "zero: {stage: 3, hpz_partition_size: 4, states: shard}",

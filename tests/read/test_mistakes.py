@@ -189,7 +189,7 @@ def test_what_divides_a_batch_is_offered(
     text = GPT.read_text()
     message = refusal(tmp_path, text, (*sets, f"cluster.ranks={ranks}"))
     assert message.endswith(f"; allowed: {allowed}")
-    for offer in allowed.replace("global", "train.global").split(", "):
+    for offer in allowed.split(", or "):
         key, *values = offer.replace(" or", "").split()
         for value in values:
             more = (f"cluster.ranks={ranks}", f"{key}={value}")

@@ -286,7 +286,7 @@ def test_the_cheapest_that_fits(name: str) -> None:
         )
         assert built.choices.count("\n") == len(every) + 2
         assert any(
-            f"chose {' '.join(c.keys)}, {fits.size(c.device)}" in note
+            f"chose {' '.join(c.keys)}, {c.device:,} bytes" in note
             for note in built.notes
         )
         if n + 1 < len(every):
@@ -320,7 +320,7 @@ def test_a_budget_says_for_which_target_it_is_meant(targets: str, where: str) ->
     keys = ("zero.stage=3", f"targets={targets}")
     built = search.find(loaded("gpt-tiny", *keys, "train.memory_budget=2GiB"))
     device = reserve.most(built.plan)
-    assert f"{fits.size(device)}{where}, with an estimated" in built.notes[-1]
+    assert f"{device:,} bytes{where}, by estimate" in built.notes[-1]
     assert f"device memory{where}, host memory" in built.choices
     with pytest.raises(spec.SpecError) as e:
         search.find(loaded("gpt-tiny", *keys, "train.memory_budget=1MB"))

@@ -535,7 +535,7 @@ def _check_grids(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
                 raise spec.wrong(
                     "train.micro_batch",
                     f"is too large: the CUDA grid of {r.launch} has {g.z} blocks in z on "
-                    f"{r.targets[0]}, at most {most} fit",
+                    f"{r.targets[0]}",
                     f"up to {most}, or targets: [cpu]",
                 )
             shared = min(grids.SHARED[t] for t in r.targets)
