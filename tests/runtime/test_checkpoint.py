@@ -584,7 +584,7 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
 def test_what_is_accepted_is_a_key(data: Path) -> None:
     assert run(data, 2).code == 0
     for keys in ("seed", "data,seed", "train.seed,seed,data"):
-        said = "--accept-change seed: neither this program nor its checkpoint"
+        said = "--accept-change seed: neither this program nor the checkpoint"
         refused(data, 2, said, "--accept-change", keys)
     assert run(data, 4, "--accept-change", "data,train.seed").code == 0
 
@@ -896,7 +896,7 @@ def test_a_signal_saves_and_leaves(
     ]
     last = max(line["step"] for line in lines if "loss" in line)
     assert steps(data)[-1] == last
-    assert f"leaves after step {last}, its checkpoint is saved" in (
+    assert f"stops after step {last}, its checkpoint is saved" in (
         running.stderr.read()
     )
 
@@ -940,7 +940,7 @@ def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
         running.terminate()
         time.sleep(0.3)
     assert running.wait(LIMIT) == 75
-    assert "leaves after step 1, with nothing new to save" in (running.stderr.read())
+    assert "stops after step 1, with nothing new to save" in (running.stderr.read())
     assert steps(data) == [1]
 
 
@@ -1049,7 +1049,7 @@ def test_a_step_that_outlasts_the_grace(
     said = running.stderr.read()
     assert ("its checkpoint is saved" in said) == saved
     if not saved:
-        step = re.search(r"leaves after step (\d+), which is not saved", said)
+        step = re.search(r"stops after step (\d+), which is not saved", said)
         assert f"no checkpoint of step {step[1]}: the time of --gr" in said
         assert said.endswith("\nthe newest checkpoint is of step 1\n")
         assert steps(data) == [1]
@@ -1122,7 +1122,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
     assert said.endswith("the newest checkpoint is of step 1\n")
     assert steps(data) == [1]
     awaited = told_while_it_writes(0 if last == 2 else 75)
-    assert ("leaves after step 2, its checkp" in awaited) == (last > 2)
+    assert ("stops after step 2, its checkp" in awaited) == (last > 2)
     assert steps(data) == [1, 2]
 
 

@@ -344,7 +344,7 @@ ROWS = "the model's embedding has no more rows"
     [
         ("<u2", 300, ROWS),
         ("<u4", 301, ROWS),
-        ("<u2", 65436, "it is -100, which elsewhere marks what is not a target"),
+        ("<u2", 65436, "it is -100, which other programs use for tokens that are not targets"),
         ("<u2", 65436, "data.ignore: 65436"),
         ("<u4", 2**32 - 100, "data.ignore: 4294967196"),
         ("<u4", 1 << 28, "another type"),

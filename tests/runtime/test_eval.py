@@ -114,7 +114,7 @@ def test_the_log_is_another_file(program: Path, tmp_path: Path) -> None:
     path = written(tmp_path, drawn(3))
     before = path.read_bytes()
     done = run(program, "--steps", 0, "--eval", path, "--log", path)
-    assert done.code == 2 and "is the file of --eval" in done.err
+    assert done.code == 2 and "is the input file of --eval" in done.err
     assert path.read_bytes() == before
 
 

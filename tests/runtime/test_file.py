@@ -542,7 +542,7 @@ def test_a_program_without_a_file_takes_no_place_for_one(
         "--nvme",
         folder,
     )
-    assert done.code == 2 and "keeps nothing in a file" in done.err
+    assert done.code == 2 and "does not offload to a file" in done.err
 
 
 # ---- disks that fail

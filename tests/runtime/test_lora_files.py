@@ -209,7 +209,7 @@ def test_whole_weights_do_not_come_beside_adapters(
     ):
         code, err = said(binary, *words)
         assert code == 2
-        assert f"--save {own}/adapter_config.json: whoever loads" in err
+        assert f"--save {own}/adapter_config.json: a program that loads" in err
     assert {path.name: path.read_bytes() for path in own.iterdir()} == kept
 
 
@@ -306,15 +306,15 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"task_type": "SEQ_CLS"}, 'task_type: "SEQ_CLS" is not supported; allowed: "CAUSAL_LM"'),
         ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter of "
          "model.layers.0.self_attn.v_proj, which it does not name"),
-        ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which it does not name"),
+        ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which this key does not list"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "target_modules: "
-         "model.layers.0.self_attn.k_proj is named, of which the program has no adapter"),
-        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head is named, of which"),
+         "model.layers.0.self_attn.k_proj is listed, but the program has no adapter for it"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head is listed, but"),
         ({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]},
-         "an adapter of model.layers.1.self_attn.v_proj, which it does not name"),
+         "an adapter for model.layers.1.self_attn.v_proj, which this key does not list"),
         ({"exclude_modules": ["layers.1.self_attn.q_proj"]}, "exclude_modules: the program has "
          "an adapter of model.layers.1.self_attn.q_proj, which it names"),
-        ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which it names"),
+        ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which this key lists"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
         ({"target_modules": [3]}, "expected a string"),
         ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
@@ -412,7 +412,7 @@ def test_untrained_adapters_merged_are_the_base(
     "there,why",
     [
         ((), "has no adapter_model.safetensors\n"),
-        (("adapter_model.bin",), "adapter_model.bin is not read, for it may"),
+        (("adapter_model.bin",), "adapter_model.bin is not read, as a pickle may"),
         (("config.json",), "; for a whole model use --load"),
         (("adapter_model.safetensors",), "has no adapter_config.json\n"),
     ],

@@ -239,7 +239,7 @@ def test_how_many_sources_there_may_be(program: Path, files: list[Path]) -> None
 def test_a_file_of_any_source_is_no_log(program: Path, files: list[Path]) -> None:
     words = ["--data", files[0], "--data", files[1], "--log", files[1]]
     done = program_run(program, *words, "--steps", 1)
-    assert done.code == 2 and "is the file of --data" in done.err
+    assert done.code == 2 and "is the input file of --data" in done.err
 
 
 # ---- resuming

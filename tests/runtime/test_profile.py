@@ -438,14 +438,14 @@ def test_no_input_is_written_over(
 ) -> None:
     before = tokens.read_bytes()
     done = run(tiny, tokens, "--profile", tokens)
-    assert done.code == 2 and "is the file of --data" in done.err
+    assert done.code == 2 and "is the input file of --data" in done.err
     done = run(tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log")
     assert done.code == 2 and "is the file of --log" in done.err
     # The name of a profile while it is written
     part = tmp_path / "q.part"
     part.write_bytes(before)
     done = run(tiny, part, "--profile", tmp_path / "q")
-    assert done.code == 2 and "q.part: is the file of --data" in done.err
+    assert done.code == 2 and "q.part: is the input file of --data" in done.err
     assert tokens.read_bytes() == part.read_bytes() == before
     assert (tmp_path / "log").read_text() == ""
     done = run(tiny, tokens, "--profile", tmp_path / "p", steps=0)
@@ -464,7 +464,7 @@ def test_a_folder_that_takes_no_file(
     done = run(tiny, tokens, "--profile", tmp_path / "p")
     assert (
         done.code == 2
-        and "p.part: is no file" in done.err
+        and "p.part: is not a regular file" in done.err
         and "step 1/" not in done.err
     )
     assert (tmp_path / "p").read_text() == "before"

@@ -223,7 +223,7 @@ def test_modes_behind_an_index_are_passed(data: Path, tmp_path: Path) -> None:
     "made, words",
     [
         (index([64], version=2), "t.idx: version 2; only 1 is known"),
-        (index([64], code=5), "tokens of type 5; needed: 8 (uint16) or 4"),
+        (index([64], code=5), "tokens of type 5; supported: 8 (uint16) or 4"),
         (index([64], code=1), "tokens of type 1"),
         (index([64], cut=9), "1 sequences and 2 entries, too many or none"),
         (index([64], count=0), "0 sequences"),
@@ -366,20 +366,20 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said, words",
     [
-        (meta(format=2), "meta.json: format: needed: 1"),
-        (meta(format=None), "format: needed: 1"),
-        (meta(dtype="int32"), 'dtype: needed: "uint16" or "uint32"'),
+        (meta(format=2), "meta.json: format: must be 1"),
+        (meta(format=None), "format: must be 1"),
+        (meta(dtype="int32"), 'dtype: must be "uint16" or "uint32"'),
         (meta(dtype=None), "dtype: needed"),
         (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000: set model.voc"),
         (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not make"),
         (named(tokens=N - 1), "63 tokens of 4 bytes"),
         (named(tokens=None), "tokens: a whole number"),
         (named(tokens=2**62), "4611686018427387904 tokens"),
-        (named(labels="l"), "ignore: needed beside labels of uint32: 429496"),
+        (named(labels="l"), "ignore: required with labels of uint32: 429496"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "l"}}),
          "l: No such file"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "a/b"}}),
-         "a/b leads out of its folder"),
+         "a/b is outside its folder"),
         ('{"format": 1', "meta.json: byte 12: expected a comma or the end"),
         ('{"files": {}} x', "byte 14: unexpected text after the end"),
         ('{"vocab": ' + "[" * 70 + "]" * 70 + "}", "nested too deeply"),
@@ -431,15 +431,15 @@ def test_the_specs_ignore_holds_beside_labels(data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "labels, more, words",
     [
-        (tokens()[:-1], {}, "train.labels.bin: 252 bytes; needed: as many"),
+        (tokens()[:-1], {}, "train.labels.bin: 252 bytes; it must have as many"),
         (np.append(tokens(), 1), {}, "as many as the tokens, 256"),
         (
             tokens() + np.uint32(1),
             {},
             "train.labels.bin: the label of token 0 is",
         ),
-        (tokens(), {"ignore": None}, "ignore: needed beside labels"),
-        (tokens(), {"ignore": 65535}, "ignore: needed beside labels"),
+        (tokens(), {"ignore": None}, "ignore: required with labels"),
+        (tokens(), {"ignore": 65535}, "ignore: required with labels"),
     ],
 )
 def test_bad_labels_are_told(

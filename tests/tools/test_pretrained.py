@@ -116,7 +116,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         ({SETTINGS: {"chat_template": x}}, "chat_template: a text, or a list")
         for x in (3, ["x"], [3], [None], [{}], [{"name": "default"}], {"x": 3})
     ),
-    ({SETTINGS: {"pad_token": "\ud800"}}, "half a UTF-16 pair"),
+    ({SETTINGS: {"pad_token": "\ud800"}}, "half a UTF-16 surrogate pair"),
 ]
 
 
@@ -153,7 +153,7 @@ def test_a_token_that_is_put_around_texts_is_there(tmp_path: Path) -> None:
         "special_tokens": {},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(text))
-    with pytest.raises(Bad, match="post_processor: <s>: is none"):
+    with pytest.raises(Bad, match="post_processor: <s>: is not"):
         encoding.read(str(tmp_path))
 
 
@@ -170,7 +170,7 @@ def test_templates_without_a_default_are_refused_where_one_is_needed(
     assert made("jsonl", text, *how) == 0
     chat = jsonl(tmp_path / "a", [{"messages": folders.TALK}])
     assert made("jsonl", chat, *how) == 2
-    assert "none is named default; there is: x" in capfd.readouterr().err
+    assert "none is named default; the names are: x" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "tokenizer.model"])
