@@ -41,24 +41,24 @@ COMMANDS = {
         "{0}, {step}, {1}, {bytes}, {type}",
     ),
     "allreduce": ("adds the ranks' {0}", "{0}, {1}, {count}"),
-    "done": ("ends when all ranks have read {1}", "{0}, {1}"),
+    "done": ("waits until all ranks have read {1}", "{0}, {1}"),
 }
 # Comment of each section; micro_batch and eval share `forward`.
 SECTIONS = {
-    "init": "first weights",
+    "init": "initial weights",
     "publish": "parameters from masters",
     "begin": "a step's constants",
-    "forward": "a micro-batch's forward, an evaluation's too",
-    "micro_batch": "a micro-batch: the loss, and gradients to their sums",
+    "forward": "forward of a micro-batch, in training and evaluation",
+    "micro_batch": "a micro-batch: its loss, and its gradients added to the sums",
     "update": "norm, clipping, optimizer",
-    "eval": "the loss of a micro-batch",
+    "eval": "evaluation: the loss of a micro-batch",
 }
 
 HANDED = re.compile(r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);")
 HEAD = comment(
-    "---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its "
-    "buffers take turns in, at: where in a buffer a piece begins, n: its "
-    "elements; NAME_now: without the waits of NAME"
+    "---- commands with their waits and records. l: the unit; slot, slot2: slots that units take "
+    "in turn; at: where a piece begins in its buffer; n: its elements. NAME_now is NAME without "
+    "its waits. zr_last(P): the last use of slot P, whose data is dead afterwards"
 )
 
 
@@ -229,7 +229,7 @@ class Steps:
             text += f"; then {tell([e for e, _ in recs])}"
         if v.last:
             dead = "is dead" if len(v.last) == 1 else "are dead"
-            text += f". Behind it {listed([upper(x) for x in v.last])} {dead}"
+            text += f". Afterwards {listed([upper(x) for x in v.last])} {dead}"
         return f"{text}."
 
     def does(self, s: Step, values: Sequence[Number]) -> str:
@@ -297,7 +297,7 @@ def tell(events: Sequence[Event]) -> str:
         state, _, what = e.name.partition(".")
         name = upper(what) or "parameters"
         if state == "end":
-            state, name = "done with all it was given", QUEUES[what]
+            state, name = "done with all it was given before", QUEUES[what]
         said.setdefault(state, []).append(name)
     out = []
     for state, x in said.items():
