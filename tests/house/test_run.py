@@ -170,7 +170,7 @@ def test_the_demo_needs_no_package_of_the_tests(
         path=f"{own}:{os.environ['PATH']}",
     )
     assert done.returncode == 1
-    assert said.read_text().startswith("gen/tokens.py ")
+    assert said.read_text().startswith("tools/tokens.py ")
     assert not installed(own)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -354,8 +355,9 @@ def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
     assert done.line("weights ") == own[1]
     products("--products", "pairs", "--steps", STEPS, *logs[1])
     told = subprocess.run(
-        [sys.executable, "gen/compare.py", logs[1][1], logs[0][1]],
+        [sys.executable, "tools/compare.py", logs[1][1], logs[0][1]],
         cwd=trainer.ROOT,
+        env={**os.environ, "PYTHONPATH": "gen"},
         capture_output=True,
         text=True,
     ).stdout

@@ -1139,7 +1139,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_page_of_all_keys_is_the_tables() -> None:
-    """docs/config.md is the output of .venv/bin/python gen/config_doc.py."""
+    """docs/config.md is the output of PYTHONPATH=gen .venv/bin/python tools/config_doc.py."""
     import config_doc
 
     page = (ROOT / "docs/config.md").read_text()

@@ -1,4 +1,4 @@
-"""test_checkpoint_tool.py -- tests gen/checkpoint.py: its report on checkpoints, that it finds
+"""test_checkpoint_tool.py -- tests tools/checkpoint.py: its report on checkpoints, that it finds
 every changed bit, and that bad files make it fail only with a message of one line."""
 
 from __future__ import annotations
