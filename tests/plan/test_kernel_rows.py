@@ -194,7 +194,7 @@ def test_what_names_say_of_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ops.OPS.values(), ids=ops.OPS)
-def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
+def test_an_ops_calls_are_of_its_kernels(op: ops.OpRow) -> None:
     """An op has one word for each operand of its kernels, and backward calls every backward kernel
     of its forward ones, except those of slices."""
     forward, *backward = [line.split() for line in (op.fwd, *op.bwd)]

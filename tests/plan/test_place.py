@@ -104,7 +104,7 @@ def test_what_is_read_again_is_not_written_over(name: str) -> None:
 PASSING = ("ring", "grad", "x", "dx", "save")
 
 
-class Extents(body.Body):
+class Extents(body.Frame):
     """A body of a function that finds how far it reaches into temporary space and scratch."""
 
     def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:

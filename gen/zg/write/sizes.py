@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..plan import roll
 from ..plan.operand import Index, Operand
 from ..plan.plan import Event, Plan, Ref, Step
-from ..plan.size import Size, Unit, flat_of, width_of
+from ..plan.size import Constant, Size, flat_of, width_of
 from .letters import of_unit
 from .tables import shares
 from .words import constant, lower, number, upper, word
@@ -49,7 +49,7 @@ class Sizes:
         self.flats = {f.name: f for f in p.flats}
         self.stores = {s.cls: s for s in p.stores}
         self.slots = {c.name: c.slots for c in p.classes}
-        self.units: dict[str, dict[str, Unit]] = {f: {} for f in self.flats}
+        self.units: dict[str, dict[str, Constant]] = {f: {} for f in self.flats}
         for size in all_sizes(p):
             known = self.units.get(size.flat, {})
             for u, _ in size.terms:

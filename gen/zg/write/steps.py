@@ -19,7 +19,7 @@ from ..plan.plan import Event, Plan, Step
 from ..plan.size import Size, times
 from .sizes import PIECES, Sizes
 from .tables import VARS, comment, place, wrap
-from .verbs import BY, Kind, Number, Verb, Verbs, over
+from .verbs import BY, Kind, Linear, Verb, Verbs, over
 from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
@@ -62,7 +62,7 @@ HEAD = comment(
 )
 
 
-class Steps:
+class StepWriter:
     """Prints the lines of steps."""
 
     def __init__(self, p: Plan, sizes: Sizes) -> None:
@@ -214,7 +214,7 @@ class Steps:
         text = listed([*dict.fromkeys(does)])
         text = f"{text[0].upper()}{text[1:]}"
         waits: list[Event] = []
-        recs: list[tuple[Event, Number]] = []
+        recs: list[tuple[Event, Linear]] = []
         for s, values in v.pairs:
             x = roll.parts(s, values)
             for e in zip(s.waits, x.waits, strict=True):
@@ -232,7 +232,7 @@ class Steps:
             text += f". Afterwards {listed([upper(x) for x in v.last])} {dead}"
         return f"{text}."
 
-    def does(self, s: Step, values: Sequence[Number]) -> str:
+    def does(self, s: Step, values: Sequence[Linear]) -> str:
         """Return the description of one step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
@@ -244,7 +244,7 @@ class Steps:
         to = others or [""]
         return tells.format(read, *to, cut)
 
-    def some(self, s: Step, values: Sequence[Number]) -> bool:
+    def some(self, s: Step, values: Sequence[Linear]) -> bool:
         """Return whether a step moves only a piece of a flat."""
         numbers = roll.parts(s, values).ints
         for i, n in zip(s.ints, numbers, strict=True):
@@ -255,7 +255,7 @@ class Steps:
         return False
 
 
-def of_verb(x: Number) -> str:
+def of_verb(x: Linear) -> str:
     """Return a number of a verb's body, as C."""
     if x.of in ("", BY):
         return in_c(x.base, [(BY, x.by)])
@@ -366,7 +366,7 @@ def _flat(steps: Sequence[Step]) -> tuple[roll.Node, ...]:
 
 def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
     """Return the functions of sections, and the verbs that they call."""
-    steps = Steps(p, sizes)
+    steps = StepWriter(p, sizes)
     issued = {s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections}
     shared = not flat and p.together == 1
     if flat:
@@ -397,7 +397,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
     return {"sections": out, "verbs": _verbs(steps)}
 
 
-def _verbs(steps: Steps) -> list[list[str]]:
+def _verbs(steps: StepWriter) -> list[list[str]]:
     made = [steps.verb(v) for v in steps.verbs.values()]
     return [HEAD, *made] if made else []
 
@@ -421,7 +421,7 @@ def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
     """Return the lines of a training step's micro-batches. The tokens of a micro-batch are taken
     before the rest of it, which does not depend on the micro-batch's number. With
     `train.accumulate: layers` those of all micro-batches are taken first."""
-    steps = Steps(p, sizes)
+    steps = StepWriter(p, sizes)
     batches = [s for s in p.section("micro_batch").steps if s.op == "batch"]
     lines = steps.lines(roll.roll(batches))
     run = "    zr_replay(z, ZR_MICRO_BATCH, micro_batch);"
