@@ -15,7 +15,8 @@ HEAD = """\
 # Performance
 
 Made by `.venv/bin/python bench/report.py > docs/performance.md` from the files of `bench/results/`;
-a test compares. Each table is one machine on one day: compare ratios, not times.
+a test compares. Each table is one machine on one day: compare ratios, not times. The comment behind
+a command has the date and the machine's load.
 
 Unless a section says otherwise, the machine is an AMD EPYC (Zen 5, AVX-512) with 2 cores, the
 compiler gcc 12.2 with `-O3 -march=x86-64-v4`, and the model GPT-2 124M with 1024 tokens a step. A
@@ -38,7 +39,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "mpi": ("levels",),
     "lora": (),
     "data": (),
-    "rest": ("tiles",),
+    "tiles": (),
     "decisions": (),
     "gpu": (),
 }
