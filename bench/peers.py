@@ -545,10 +545,10 @@ def main() -> int:
         "orders": next((orders(rounds, row) for row in rows if has_orders(row)), []),
         "objects": objects(rows[0]),
     }
-    for path in (ROOT / "out" / "peers.json", given.out):
-        if path:
-            path.with_suffix(".svg").write_text(picture(result))
-    return bench.finish(result, "peers", tables, given.out)
+    code = bench.finish(result, "peers", tables, given.out)
+    for path in filter(None, (ROOT / "out" / "peers.json", given.out)):
+        path.with_suffix(".svg").write_text(picture(result))
+    return code
 
 
 if __name__ == "__main__":

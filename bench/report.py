@@ -25,7 +25,11 @@ attention. Programs run in turns, and figures are medians. "Others" is the share
 that other processes took.
 """
 # That machine, as results name it.
-USUAL = ""
+USUAL = (
+    "AMD EPYC, 2 cores; gcc (Debian 12.2.0-14+deb12u1) 12.2.0; -std=gnu11 -Wall -Wextra -Werror "
+    "-Wno-unused-function -Wno-psabi -O3 -fPIC -g1 -ffp-contract=off -fno-math-errno "
+    "-fno-trapping-math -pthread  -march=x86-64-v4 -mprefer-vector-width=512 -DZK_SUFFIX=_avx512"
+)
 # Sections in their order, each with those below it.
 ORDER: dict[str, tuple[str, ...]] = {
     "bench": (),
