@@ -51,7 +51,7 @@ ORDER: dict[str, tuple[str, ...]] = {
 
 def ran(result: results.Result) -> str:
     """Return a section's command as code, with a comment on its run."""
-    machine = result.machine if result.machine != USUAL else ""
+    machine = "" if USUAL.startswith(result.machine) else result.machine
     said = ", ".join(filter(None, [result.date, result.load, machine]))
     lines = [f"    {line}" for line in result.command.splitlines()]
     if said and lines and len(f"{lines[-1]}  # {said}") <= results.WIDTH:
