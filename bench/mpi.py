@@ -36,9 +36,8 @@ import results
 from bench import COPY, ROOT
 from results import Block
 
-sys.path.append(str(ROOT / "tests" / "lib"))
-import hosts  # noqa: E402
-import trainer  # noqa: E402
+sys.path.append(str(ROOT))
+from tests.lib import hosts, trainer  # noqa: E402
 from zg.plan.plan import Plan  # noqa: E402
 from zg.plan.text import parse  # noqa: E402
 from zg.write import cost  # noqa: E402

@@ -25,10 +25,10 @@ import results
 from bench import MADE, ROOT, Case
 from results import Block
 
-sys.path.append(str(ROOT / "tests/lib"))
+sys.path.append(str(ROOT))
 import numpy as np  # noqa: E402
 
-import zk  # noqa: E402
+from tests.lib import zk  # noqa: E402
 from zg.facts import ops
 from zg.plan import plan
 from zg.write import cost  # noqa: E402

@@ -10,15 +10,16 @@ import pathlib
 import re
 from dataclasses import dataclass, replace
 
-import mutants
 import pytest
-import test_mutants
 from hypothesis import given
 from hypothesis import strategies as st
 from zg.check import check
 from zg.check.memory import Extent, Slot
 from zg.plan.mesh import Along, Members, plain
 from zg.plan.plan import Step
+
+from tests.check import test_mutants
+from tests.lib import mutants
 
 WIDTH, PART = 4, 64  # bytes of an element, and of a rank's smallest part
 Bytes = list[object]

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 
-import device
 import numpy as np
 import pytest
-import zk
-from hosts import running
-from patience import LIMIT
-from trainer import ROOT, checkout
+
+from tests.lib import device, zk
+from tests.lib.hosts import running
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT, checkout
 
 # a number of seconds that no other run of this test sleeps
 SLEEP = 3600 + os.getpid()

@@ -10,8 +10,9 @@ import subprocess
 import tempfile
 
 import pytest
-import test_rules
-import trainer
+
+from tests.house import test_rules
+from tests.lib import trainer
 
 OURS = "runtime/", "kernels/"
 PROGRAMS = [

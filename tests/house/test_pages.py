@@ -10,11 +10,12 @@ import subprocess
 
 import config_keys
 import pytest
-import trainer
 from zg import main
 from zg.facts.commands import COMMANDS
 from zg.facts.queues import QUEUES
 from zg.plan import text
+
+from tests.lib import trainer
 
 ROOT = trainer.ROOT
 DOCS = ROOT / "docs"

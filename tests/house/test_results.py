@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from trainer import ROOT
+
+from tests.lib.trainer import ROOT
 
 sys.path.append(str(ROOT / "bench"))
 import report

@@ -16,8 +16,9 @@ import subprocess
 import tomllib
 
 import pytest
-import trainer
-from patience import LIMIT
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 NEEDED = (
     "bash",

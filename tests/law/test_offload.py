@@ -9,17 +9,15 @@ import pathlib
 import re
 from dataclasses import replace
 
-import law
-import mutants
 import numpy as np
 import pytest
-import trainer
-import zk
-from plans import below, planned
 from zg.check import check
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib import law, mutants, trainer, zk
+from tests.lib.plans import below, planned
 
 PARAMS = "zero.offload_param.device=cpu"
 OFFLOAD = ("zero.offload_optimizer.device=cpu", "zero.sub_group_size=5000")

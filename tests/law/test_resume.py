@@ -14,12 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import files
-import law
-import program as runner
 import pytest
-import trainer
-import zk
+
+from tests.lib import files, law, trainer, zk
+from tests.lib import program as runner
 
 STEPS, FIRST = 5, 2  # in all; before the checkpoint
 

@@ -8,10 +8,11 @@ import functools
 import pathlib
 
 import pytest
-from covering import covering
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib.covering import covering
 
 SPECS = pathlib.Path(__file__).resolve().parents[2] / "model_specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))

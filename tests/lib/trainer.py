@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from patience import LIMIT
 from safetensors.numpy import load_file, save_file
 from zg import main
+
+from tests.lib.patience import LIMIT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MADE = ROOT / "out" / "test"

@@ -25,11 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import Device, Mirror
-from trainer import ROOT, alone, sh
 from zg.facts import grids, ops
 from zg.facts.kernels import KERNELS
 from zg.plan import plan
+
+from tests.lib.device import Device, Mirror
+from tests.lib.trainer import ROOT, alone, sh
 
 Array = np.ndarray
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plans import NAMES, WAYS, keys
 from zg.check import check
 from zg.facts import reserve
 from zg.graph import model
@@ -16,6 +15,8 @@ from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib.plans import NAMES, WAYS, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import zk
 from zg.facts import kernels, ops
 from zg.facts.kernels import BACK, KERNELS, Formal, Kernel
+
+from tests.lib import zk
 
 C_TYPES = {
     "real": "real",

@@ -15,19 +15,20 @@ from dataclasses import replace
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE / "lib"), str(HERE.parent / "gen")]
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "gen")]
 
 import numpy as np
 import pytest
-import trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import EACH, NAMES, WAYS, keys, planned
 from zg.facts import queues
 from zg.plan import roll
 from zg.plan.plan import Event, Int, Plan, Ref, Section, Step
 from zg.write import cost, emit, explain, tables, view
 from zg.write.steps import SECTIONS
+
+from tests.lib import trainer
+from tests.lib.plans import EACH, NAMES, WAYS, keys, planned
 
 TINY = [name for name in NAMES if "tiny" in name]
 

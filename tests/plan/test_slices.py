@@ -9,19 +9,17 @@ import itertools
 import pathlib
 import re
 
-import law
-import mutants
 import numpy as np
-import program
 import pytest
-import test_mutants
-import trainer
 from zg.check import check
 from zg.passes import slices
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 from zg.write import explain
+
+from tests.check import test_mutants
+from tests.lib import law, mutants, program, trainer
 
 SPEC = trainer.ROOT / "tests" / "data" / "sliced.yaml"
 STEPS = 3

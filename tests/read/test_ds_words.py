@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from test_dsconfig import ZERO, notes, refusal
+
+from tests.read.test_dsconfig import ZERO, notes, refusal
 
 IGNORED = "has no effect here: is no key of DeepSpeed, which ignores it"
 

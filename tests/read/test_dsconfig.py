@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords
 from zg.read import spec as spec_module
 from zg.read.node import Mistakes, Node
 from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
 from zg.write import config
+
+from tests.lib.patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stage 3, 2 ranks, 8 samples a step

@@ -4,13 +4,13 @@ largest allowed value, which then works; and plans within the limits take second
 import pathlib
 import re
 
-import count
 import pytest
-import trainer
 from zg.check import check
 from zg.read import spec
 from zg.read.node import SpecError
 from zg.search import search
+
+from tests.lib import count, trainer
 
 SPECS = trainer.ROOT / "model_specs"
 ON_HOST = (

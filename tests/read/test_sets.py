@@ -6,12 +6,13 @@ import pathlib
 import re
 
 import pytest
-import trainer
-from test_command import zgen
 from zg.plan.text import print_plan
 from zg.read import spec
 from zg.read.node import Mistakes, SpecError
 from zg.search import search
+
+from tests.lib import trainer
+from tests.write.test_command import zgen
 
 SPECS = trainer.ROOT / "model_specs"
 LLAMA = SPECS / "llama-tiny.yaml"

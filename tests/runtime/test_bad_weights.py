@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
-from files import (
+from safetensors.numpy import save_file
+
+from tests.lib.files import (
     Bench,
     Weights,
     build,
@@ -22,7 +24,6 @@ from files import (
     run,
     weights_of,
 )
-from safetensors.numpy import save_file
 
 ONE = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
 TWO = {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trainer
-from patience import LIMIT
 from tokenizers import Tokenizer
 from zg import main
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 CASES = trainer.ROOT / "tests" / "cases"
 KEYS = (

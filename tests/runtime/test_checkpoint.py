@@ -16,16 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import files
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from patience import LIMIT, busy
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from zg.facts import ops
+
+from tests.lib import files, law, program, trainer
+from tests.lib.patience import LIMIT, busy
 
 KEYS = (
     "zero.stage=2",

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from files import element, raw_file, sealed
 from safetensors.numpy import load_file
+
+from tests.lib import law, program, trainer
+from tests.lib.files import element, raw_file, sealed
 
 KEYS = (
     "zero.stage=2",

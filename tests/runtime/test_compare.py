@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import compare
-import law
-import program
 import pytest
-import trainer
-from patience import LIMIT
+
+from tests.lib import law, program, trainer
+from tests.lib.patience import LIMIT
 
 Tell = Callable[..., tuple[int, list[str]]]
 

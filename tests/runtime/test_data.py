@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import build, run
+
+from tests.lib.files import build, run
 
 T, VOCAB, IGNORE = 5, 300, 65535
 ALL = 1 << 40  # more samples than any file here has

@@ -7,16 +7,14 @@ import gzip
 import json
 from pathlib import Path
 
-import choices
-import files
-import law
 import numpy as np
-import program as by_hand
 import pytest
-import test_cuda
-import trainer
-from choices import Example, header, packed
-from program import STEPS, VOCAB, T, run
+
+from tests.cuda import test_cuda
+from tests.lib import choices, files, law, trainer
+from tests.lib import program as by_hand
+from tests.lib.choices import Example, header, packed
+from tests.lib.program import STEPS, VOCAB, T, run
 
 RANKS = [1, 2, 3]
 

@@ -8,12 +8,11 @@ import os
 import pathlib
 import shutil
 
-import law
 import numpy as np
-import program
 import pytest
-import trainer
 from safetensors.numpy import load_file, save_file
+
+from tests.lib import law, program, trainer
 
 STEPS = 3
 LORA = {

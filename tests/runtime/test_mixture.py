@@ -8,12 +8,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from program import IGNORE, STEPS, T, line_of, masters_of, samples, train
+
+from tests.lib import law, program, trainer
+from tests.lib.program import IGNORE, STEPS, T, line_of, masters_of, samples, train
 
 SEED, MASK = 7, 2**64 - 1
 MADE = STEPS * program.MICRO_BATCHES * program.B  # samples of a run

@@ -7,14 +7,12 @@ import re
 import signal
 import time
 
-import choices
-import hosts
-import law
 import pytest
-import trainer
-from hosts import mpirun, mpirun_of
-from patience import LIMIT, busy
-from program import children
+
+from tests.lib import choices, hosts, law, trainer
+from tests.lib.hosts import mpirun, mpirun_of
+from tests.lib.patience import LIMIT, busy
+from tests.lib.program import children
 
 pytestmark = pytest.mark.waits
 

@@ -10,15 +10,14 @@ import pathlib
 import re
 import resource
 
-import law
-import program
 import pytest
-import trainer
 from zg.facts import queues
 from zg.plan.plan import Plan
 from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost
+
+from tests.lib import law, program, trainer
 
 QUEUES = list(queues.QUEUES)
 RUNTIME = pathlib.Path(__file__).resolve().parents[2] / "runtime"

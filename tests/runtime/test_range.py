@@ -7,11 +7,10 @@ import functools
 import pathlib
 import re
 
-import law
-import program
 import pytest
-import trainer
-from covering import covering
+
+from tests.lib import law, program, trainer
+from tests.lib.covering import covering
 
 FAR = "INT64_C(1) << 40"
 KEYS = (

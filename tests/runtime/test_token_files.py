@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import build
-from program import run as run_program
-from test_data import IGNORE, T, header, read
+
+from tests.lib.files import build
+from tests.lib.program import run as run_program
+from tests.runtime.test_data import IGNORE, T, header, read
 
 VOCAB = 200000
 BIG = 2**32 - 1

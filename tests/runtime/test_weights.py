@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
-from files import (
+from safetensors.numpy import load_file, save_file
+
+from tests.lib.files import (
     Bench,
     Flat,
     Program,
@@ -27,7 +29,6 @@ from files import (
     same_bits,
     weights_of,
 )
-from safetensors.numpy import load_file, save_file
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ from pathlib import Path
 import chat
 import pytest
 from checkpoint import Bad
-from test_data_tool import (  # noqa: F401 -- a fixture
+from tokenizers import AddedToken, Tokenizer, processors
+
+from tests.tools.test_data_tool import (  # noqa: F401 -- a fixture
     BPE,
     jsonl,
     made,
@@ -22,7 +24,6 @@ from test_data_tool import (  # noqa: F401 -- a fixture
     table,
     tokens,
 )
-from tokenizers import AddedToken, Tokenizer, processors
 
 NOW = datetime(2024, 7, 26)
 CHATML = """{%- for message in messages %}

@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -38,6 +36,9 @@ from tokenizers import (
     processors,
     trainers,
 )
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 KJV = trainer.ROOT / "tests" / "data" / "kjv.txt"
 TEXT = KJV.read_text()

@@ -10,13 +10,14 @@ from typing import Any
 
 import encoding
 import pytest
-import trainer
 from checkpoint import Bad
 from encoding import Encoder
-from reference import folders
-from reference.folders import ADDED, ENDS, FOLDERS, MAP, SETTINGS, own, token
-from test_data_tool import jsonl, made, meta, near, tokens  # noqa: F401
 from tokenizers import Tokenizer
+
+from tests.lib import trainer
+from tests.reference import folders
+from tests.reference.folders import ADDED, ENDS, FOLDERS, MAP, SETTINGS, own, token
+from tests.tools.test_data_tool import jsonl, made, meta, near, tokens  # noqa: F401
 
 FOUND = json.loads((trainer.ROOT / "tests/reference/folders.json").read_text())
 

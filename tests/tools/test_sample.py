@@ -8,14 +8,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import law
 import numpy as np
 import pytest
 import sample
 import trained as trained_model
-import trainer
 from encoding import Encoder, trained
-from patience import LIMIT
+
+from tests.lib import law, trainer
+from tests.lib.patience import LIMIT
 
 SPEC = law.path("gpt")
 PROMPT = (1, 2, 3)

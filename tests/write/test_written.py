@@ -11,13 +11,12 @@ import signal
 import subprocess
 import sys
 
-import law
-import namespaces
 import pytest
-import trainer
-from patience import LIMIT
-from test_command import zgen
 from zg import output
+
+from tests.lib import law, namespaces, trainer
+from tests.lib.patience import LIMIT
+from tests.write.test_command import zgen
 
 GPT = law.path("gpt")
 KEYS = ("--emit", "plan")

@@ -238,8 +238,8 @@ def _of_a_row(
 def _unit_bodies(
     p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
 ) -> list[Frame]:
-    """Body a kind's functions forward, then backward on the saved values. below: the input of its
-    first unit has a gradient."""
+    """Return the frames of a kind's forward functions, then of backward on the saved values. below:
+    the input of its first unit has a gradient."""
     width = p.head.value
     known: dict[Made, int] = {}
 

@@ -51,7 +51,7 @@ class States:
         among = m.among(rest, s.flat.shard) or m.every
         return Place(slot, s.at, s.flat.shard * s.width, among)
 
-    def rename(self, cls: str, l: int) -> None:
+    def set_step_zero(self, cls: str, l: int) -> None:
         """Turn initial values into the values of step 0, as if a run had loaded them here. Initial
         values in other places stay as they are."""
 

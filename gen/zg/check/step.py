@@ -89,7 +89,7 @@ class Program:
         for s in (s for s in self.states.stores if s.given):
             for l in range(s.flat.count):
                 self.states.own_part(s, l, -1)
-                self.states.rename(s.cls, l)
+                self.states.set_step_zero(s.cls, l)
         self.run("publish")
         self.end()
         self.states.settled()
