@@ -205,6 +205,7 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
 {
     int64_t bytes = n < 0 || n > INT64_MAX / 8 ? INT64_MAX : 8 * n;
     check_group(z, "allreduce", queue, ZR_REDUCE + 1, group);
+    /* a CPU adds the terms of all ranks, as no program needs another group */
     check_number(z, "allreduce", queue, "group of all", group, 1);
     check(z, "allreduce", queue, (place){"from", given(z), from, bytes, 1, 0});
     check(z, "allreduce", queue, (place){"to", ARENA, to, bytes, 1, 0});
