@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "wire.h"
+#include "../cpu/cpu.h"
 #include "../zr_fail.h"
 #include "../zr_net.h"
 #include "../zr_queue.h"
