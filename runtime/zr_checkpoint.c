@@ -581,7 +581,7 @@ static void add_sums(zr *z)
     }
 }
 
-/* Remove what rank 0 has begun, and report why. */
+/* Remove rank 0's unfinished files, and report why. */
 static void give_up(zr *z, const char *why)
 {
     zr_checkpoints *c = z->checkpoints;

@@ -192,7 +192,7 @@ def test_no_include_goes_in_a_circle() -> None:
     assert circles(found) == []
 
 
-# ---- a file includes what it uses
+# ---- a file includes the headers that it uses
 
 
 def code(path: pathlib.Path) -> str:
