@@ -391,7 +391,7 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
     return all;
 }
 
-/* Return the entry of instance i; NULL and `why` unless it is as the model needs it. */
+/* Return the entry of instance i; NULL and `why` if it is missing or has another shape or type. */
 static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_tensor *t, int i, const char *dir, char *why)
 {

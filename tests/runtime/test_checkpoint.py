@@ -638,6 +638,27 @@ def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
     assert done.line("weights") == whole.line("weights")
 
 
+def test_numbers_may_be_any_rows_of_the_states(data: Path) -> None:
+    """A program with many numbers among its states, before all others, resumes."""
+    source = trainer.generate(law.path("gpt"), *KEYS)
+    numbers = re.findall(r' +{"\w+", CTL\(0\) [^}]*},\n', source)
+    assert len(numbers) == len(ops.CONTROL)
+    for row in numbers:
+        source = source.replace(row, "")
+    more = [numbers[0].replace('"step"', f'"step{n}"') for n in range(40)]
+    head = "static const zr_state states[] = {\n"
+    source = source.replace(head, head + "".join([*more, *numbers]))
+    words = (trainer.build(source), "--data", data, "--hash", "--steps")
+    whole = program.run(*words, 3)
+    where = ("--checkpoints", data.parent / "ck")
+    for steps_ in (2, 3):
+        done = program.run(*words, steps_, *where)
+        assert done.code == 0, done.err
+    assert done.line("weights") == whole.line("weights")
+    control = json.loads((folder(data, 3) / "run.json").read_text())["control"]
+    assert control["step"] == control["step39"] == 3
+
+
 def test_a_step_of_nine_digits_is_found(data: Path) -> None:
     assert run(data, 2).code == 0
     newest = folder(data, 2).rename(folder(data, 123456789))
