@@ -381,6 +381,8 @@ def with_tests(root: pathlib.Path) -> None:
     for name in (
         "pytest.ini",
         "conftest.py",
+        "__init__.py",
+        "lib/__init__.py",
         "lib/trainer.py",
         "lib/program.py",
         "lib/patience.py",
@@ -392,8 +394,8 @@ def with_tests(root: pathlib.Path) -> None:
 
 
 SKIPS = """
-import namespaces
 import pytest
+from tests.lib import namespaces
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a(n): namespaces.mounts()
@@ -436,7 +438,7 @@ def test_a_mistake_in_making_namespaces_is_no_skip(
     command(root / "runtime" / "cuda", "toolkit", "exit 0")
     with_tests(root)
     (root / "tests" / "test_some.py").write_text(
-        "import namespaces\n"
+        "from tests.lib import namespaces\n"
         "def test_a(): namespaces.need(('unshare', '--no-such', 'true'))\n"
     )
     done = call(root, "test", "tests/test_some.py", path=os.environ["PATH"])

@@ -218,12 +218,16 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
     )
 
 
+def unsigned(source: str) -> str:
+    """Return a train.c without the command that made it."""
+    return re.sub(r" \* From .*?(?= \* Plan )", "", source, flags=re.DOTALL)
+
+
 def build(source: str, kind: Kind = GCC) -> pathlib.Path:
     """Return the program of a train.c. Sources that differ only in the command that made them have
     one program."""
     whole = joined(kind)
-    same = re.sub(r" \* From .*?(?= \* Plan )", "", source, flags=re.DOTALL)
-    told = f"{kind}{whole.name}{same}"
+    told = f"{kind}{whole.name}{unsigned(source)}"
     name = hashlib.sha256(told.encode()).hexdigest()[:20]
     folder = MADE / name
     program = folder / "train"
