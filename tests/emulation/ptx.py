@@ -52,15 +52,15 @@ class Unknown(Exception):
 # twice its size; any other is named.
 TABLE = (
     # integers
-    ("add.([su](32|64))", "T", "UU", "{0} + {1}"),
+    ("add.([su](32|64)|s16)", "T", "UU", "{0} + {1}"),
     ("sub.(s32|s64)", "T", "UU", "{0} - {1}"),
     ("mul.lo.(s32|s64)", "T", "UU", "{0} * {1}"),
-    ("mul.wide.([su]32)", "W", "TT", "({W}){0} * ({W}){1}"),
-    ("mad.lo.s32", "T", "UUU", "{0} * {1} + {2}"),
+    ("mul.wide.([su]32|u16)", "W", "TT", "({W}){0} * ({W}){1}"),
+    ("mad.lo.(s32|s64)", "T", "UUU", "{0} * {1} + {2}"),
     ("div.([su](32|64))", "T", "TT", "quotient({0}, {1}, {line})"),
     ("rem.([su]32|s64)", "T", "TT", "remainder({0}, {1}, {line})"),
     ("neg.(s32|s64)", "T", "U", "0 - {0}"),
-    ("(min|max).(s32|s64)", "T", "TT", "std::{word}({0}, {1})"),
+    ("(min|max).([su](32|64))", "T", "TT", "std::{word}({0}, {1})"),
     # bits
     ("and.(b16|b32|b64|pred)", "T", "TT", "{0} & {1}"),
     ("or.(b32|b64|pred)", "T", "TT", "{0} | {1}"),
@@ -68,7 +68,7 @@ TABLE = (
     ("not.(b32|b64)", "T", "T", "~{0}"),
     ("not.pred", "T", "T", "!{0}"),
     ("shl.(b32|b64)", "T", ("T", "u32"), "shifted_left({0}, {1})"),
-    ("shr.([su](32|64))", "T", ("T", "u32"), "shifted_right({0}, {1})"),
+    ("shr.([su](16|32|64))", "T", ("T", "u32"), "shifted_right({0}, {1})"),
     ("popc.b64", "u32", "T", "(uint32_t)__builtin_popcountll({0})"),
     ("clz.(b32|b64)", "u32", "T", "leading_zeros({0})"),
     ("brev.b32", "T", "T", "reversed({0})"),
@@ -90,23 +90,25 @@ TABLE = (
     ("ex2.approx.ftz.f32", "T", "T", "flushed(exp2f(flushed({0})))"),
     ("rcp.approx.ftz.f32", "T", "T", "flushed(1 / flushed({0}))"),
     # choices: a comparison with NaN is false, one that ends in u true
-    ("selp.(b32|b64|u32|u64|f32|f64)", "T", ("T", "T", "pred"), "{2} ? {0} : {1}"),
+    ("selp.([bsu](32|64)|f32|f64)", "T", ("T", "T", "pred"), "{2} ? {0} : {1}"),
     ("setp.eq.(s32|s64|b32|b64|f32|f64)", "pred", "TT", "{0} == {1}"),
     ("setp.ne.(s32|s64)", "pred", "TT", "{0} != {1}"),
     ("setp.lt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} < {1}"),
-    ("setp.le.(s32|s64)", "pred", "TT", "{0} <= {1}"),
-    ("setp.gt.([su]32|s64|u16|f32|f64)", "pred", "TT", "{0} > {1}"),
+    ("setp.le.(s32|[su]64)", "pred", "TT", "{0} <= {1}"),
+    ("setp.gt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} > {1}"),
     ("setp.ge.([su]32|s64|f64)", "pred", "TT", "{0} >= {1}"),
     ("setp.leu.(f32|f64)", "pred", "TT", "!({0} > {1})"),
-    ("setp.geu.f32", "pred", "TT", "!({0} < {1})"),
-    ("setp.neu.f32", "pred", "TT", "!({0} == {1})"),
+    ("setp.geu.(f32|f64)", "pred", "TT", "!({0} < {1})"),
+    ("setp.ltu.f64", "pred", "TT", "!({0} >= {1})"),
+    ("setp.neu.(f32|f64)", "pred", "TT", "!({0} == {1})"),
     # conversions, to nearest even
-    ("cvt.s64.s32", "s64", "T", "{0}"),
+    ("cvt.s32.s16", "s32", "T", "{0}"),
+    ("cvt.s64.(s16|s32)", "s64", "T", "{0}"),
     ("cvt.u64.u32", "u64", "T", "{0}"),
     ("cvt.u32.(u64|u16)", "u32", "T", "{0}"),
     ("cvt.u16.u32", "u16", "T", "{0}"),
-    ("cvt.rn.f32.(s32|u16|f64)", "f32", "T", "{0}"),
-    ("cvt.rn.f64.(s32|s64)", "f64", "T", "{0}"),
+    ("cvt.rn.f32.([su]32|u16|f64)", "f32", "T", "{0}"),
+    ("cvt.rn.f64.(s32|[su]64)", "f64", "T", "{0}"),
     ("cvt.f64.f32", "f64", "T", "{0}"),
     ("cvt.f32.f16", "f32", "T", "from_f16({0})"),
     ("cvt.rn.f16.f32", "u16", "T", "to_f16({0})"),
@@ -173,7 +175,9 @@ class Kernel:
     def param(self, text: str) -> None:
         """Read a parameter; all lie one after the other, each at its alignment."""
         found = re.fullmatch(
-            r"\.param (?:\.align (\d+) )?\.([bufs])(\d+) (\w+)(?:\[(\d+)\])?", text
+            r"\.param (?:\.align (\d+) )?\.([bufs])(\d+) (?:\.ptr (?:\.align \d+ )?)?(\w+)"
+            r"(?:\[(\d+)\])?",
+            text,
         )
         if not found:
             raise self.wrong(f"parameter {text!r}")
@@ -494,9 +498,9 @@ Translate = Callable[[Kernel, str, list[str]], None]
 _HALF = "m16n8k16.row.col.f32"
 # Spelling, its function, whether the lanes of a warp meet there
 SPECIAL: tuple[tuple[str, Translate, bool], ...] = (
-    ("mov.(b32|b64|u16|u32|u64|f32|f64|pred)", move, False),
+    ("mov.(b16|b32|b64|u16|u32|u64|f32|f64|pred)", move, False),
     ("ld.param.(v2.)?(u32|s32|u64|f32|f64)", memory, False),
-    ("(ld|st).global.(u16|s32|u64|f64|(v[24].)?(u32|f32))", memory, False),
+    ("(ld|st).global.((v4.)?u16|s32|u64|f64|(v[24].)?(u32|f32))", memory, False),
     ("(ld|st).shared.(b32|u64|f64|(v[24].)?(u32|b32|f32))", memory, False),
     ("(ld|st).local.(v[24].)?u32", memory, False),
     ("atom.(shared|global).add.(u32|u64)", atomic, False),
@@ -521,10 +525,26 @@ class Line(NamedTuple):
     text: str
 
 
+def unnamed(line: str) -> str:
+    """Return a mov inside braces of its own, one half of which goes to `tmp`, as an instruction."""
+    found = re.fullmatch(
+        r"\{ ?\.reg \.b\d+ tmp; (mov\.b\d+ )\{(\S+), (\S+)\}(, \S+;) ?\}", line
+    )
+    if not found:
+        return line
+    halves = ("_" if half == "tmp" else half for half in found.groups()[1:3])
+    return f"{found[1]}{{{', '.join(halves)}}}{found[4]}"
+
+
 def lines_of(text: str) -> list[Line]:
     """Return lines without comments, and names without nvcc's numbers of files."""
-    text = re.sub(r"(_GLOBAL__N__)\w{8}(_\d+_\w+?_cu_)\w{8}", r"\g<1>00000000\g<2>00000000", text)
-    found = (re.sub(r"//.*", "", line).strip() for line in text.split("\n"))
+    text = re.sub(
+        r"(_GLOBAL__N__)\w{8}(_\d+_\w+?_cu_)\w{8}", r"\g<1>00000000\g<2>00000000", text
+    )
+    found = (
+        unnamed(" ".join(re.sub(r"//.*", "", line).split()))
+        for line in text.split("\n")
+    )
     return [Line(n, line) for n, line in enumerate(found, 1) if line]
 
 
@@ -537,10 +557,10 @@ def kernel_of(lines: list[Line], shared: dict[str, tuple[int, int]]) -> Kernel:
         if inside and text != "}":
             if not text.endswith((";", ":")):
                 raise k.wrong(f"statement {text!r}")
-            k.statement(re.sub(r"\s+", " ", text.removesuffix(";").strip()))
+            k.statement(text.removesuffix(";").strip())
         elif text.startswith(".param "):
             k.param(text.removesuffix(","))
-        elif found := re.fullmatch(r"\.maxntid (\d+), 1, 1", text):
+        elif found := re.fullmatch(r"\.maxntid (\d+)(?:, 1, 1)?", text):
             k.most = int(found[1])
         elif text == "{":
             inside = True
