@@ -25,6 +25,10 @@
 #include <vector>
 
 ptx_place ptx_now;
+extern "C" {
+extern uint64_t ptx_launches; /* number of launches that have run */
+uint64_t ptx_launches;
+}
 
 namespace {
 
@@ -233,7 +237,8 @@ state meet(warp all, unsigned w)
     ptx_site s = site(*all[0]);
     bool masked = s.kind > ptx_meeting::BARRIER && s.kind < ptx_meeting::LOAD_MATRICES;
     for (ptx_thread *t : all)
-        if (masked && t->in[0] != ~0u) ptx_fail(s.line, "a mask without all lanes");
+        if (now.current = t->tid; masked && t->in[0] != ~0u)
+            ptx_fail(s.line, "a mask without all lanes");
     switch (s.kind) {
     case ptx_meeting::START: return ENDED;
     case ptx_meeting::BARRIER: return AT_BARRIER;
@@ -348,6 +353,7 @@ void run_grid(const launched &l, const std::string &params, const shim_grid &g)
                          (unsigned)(row / g.grid.y)};
         run_block();
     }
+    ptx_launches++;
 }
 
 }

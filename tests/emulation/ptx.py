@@ -550,7 +550,7 @@ def lines_of(text: str) -> list[Line]:
 
 def kernel_of(lines: list[Line], shared: dict[str, tuple[int, int]]) -> Kernel:
     """Translate one kernel, from its .entry to its closing brace."""
-    name = re.fullmatch(r"(?:\.visible )?\.entry (\w+)\(", lines[0].text)
+    name = re.fullmatch(r"\.entry (\w+)\(", lines[0].text)
     k = Kernel(name[1] if name else "?", shared)
     inside = False
     for k.line, text in lines:
@@ -568,7 +568,7 @@ def kernel_of(lines: list[Line], shared: dict[str, tuple[int, int]]) -> Kernel:
             for x in declared:
                 k.declare(x.text.removesuffix(";"))
             k.lay_out("\n".join(x.text for x in lines if x not in declared))
-        elif not re.fullmatch(r"\.(visible )?entry .*|\)|\}|\.minnctapersm \d+", text):
+        elif not re.fullmatch(r"\.entry .*|\)|\}|\.minnctapersm \d+", text):
             raise k.wrong(f"directive {text!r}")
     return k
 

@@ -51,7 +51,7 @@ TILES = Kind("out/train-tiles", "gcc", ("-s",))  # emulates AMX
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
 EMULATED = Kind("out/train-emulated", "gcc", ("-s",), ("-lstdc++", "-lm"))
 # the same with kernels from nvcc's PTX, by processor
-PTX = {
+BY_PTX = {
     target: replace(EMULATED, program=f"out/train-ptx-{target}")
     for target in ("sm_80", "sm_90", "sm_100")
 }
