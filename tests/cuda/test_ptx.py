@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -20,6 +21,7 @@ from tests.emulation import ptx
 from tests.kernels import test_attention, test_elementwise, test_norm, test_optimizer
 from tests.lib import law, trainer, zk
 from tests.lib.covering import covering
+from tests.lib.device import TO_DEVICE, TO_HOST, Device
 from tests.lib.patience import LIMIT
 from tests.lib.trainer import ROOT
 
@@ -83,9 +85,15 @@ KERNEL = ".entry k(\n)\n{{\n.reg .b32 %r<4>;\n.reg .pred %p<2>;\n{}\nret;\n}}\n"
 @pytest.mark.parametrize(
     "line,said",
     [
-        ("add.sat.s32 %r1, %r2, %r3;", "instruction add.sat.s32 of 3 operands (kernel k, line 9)"),
+        (
+            "add.sat.s32 %r1, %r2, %r3;",
+            "instruction add.sat.s32 of 3 operands (kernel k, line 9)",
+        ),
         ("add.s32 %r1, %r2;", "instruction add.s32 of 2 operands (kernel k, line 9)"),
-        ("wgmma.fence.sync.aligned;", "instruction wgmma.fence.sync.aligned of 0 operands"),
+        (
+            "wgmma.fence.sync.aligned;",
+            "instruction wgmma.fence.sync.aligned of 0 operands",
+        ),
         ("mov.u32 %r1, %clock;", "register %clock (kernel k, line 9)"),
         ("mov.u32 %r1, there;", "operand there (kernel k, line 9)"),
         ("bar.sync 1;", "bar.sync ['1'] (kernel k, line 9)"),
@@ -104,7 +112,8 @@ def test_files_numbers_do_not_matter() -> None:
     name = "_ZN39_GLOBAL__N__{}_7_norm_cu_{}4foldEv"
     made = [
         ptx.translated(
-            HEAD + KERNEL.format("").replace("entry k", f"entry {name.format(*n)}"), "norm"
+            HEAD + KERNEL.format("").replace("entry k", f"entry {name.format(*n)}"),
+            "norm",
         )
         for n in (("ebd76a65", "0b33a660"), ("01234567", "89abcdef"))
     ]
@@ -198,18 +207,28 @@ def test_tensor_cores(precision: str, D: int) -> None:
 # ---- whole programs
 
 
+PROGRAMS = [
+    *covering(law.FAMILIES, [*zk.REALS], ["sm_90"]),
+    *(
+        pytest.param(*row, marks=pytest.mark.exhaustive)
+        for row in itertools.product(law.FAMILIES, zk.REALS, ["sm_80", "sm_100"])
+    ),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family,precision,target",
-    covering(["gpt", "qwen3", "llama"], ["f32", "bf16", "f16"], TARGETS, budget=2),
-)
+@pytest.mark.parametrize("family,precision,target", PROGRAMS)
 def test_programs(
     tmp_path: pathlib.Path, family: str, precision: str, target: str
 ) -> None:
     """A program whose kernels come from PTX has one hash, spread over ranks or not; in f32, where
     attention has no function of CUDA's, it is that of the C++ emulation."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 21 * 8 * 40))
-    recipe = f"train.precision={precision}", "train.micro_batch=1", "train.global_batch=4"
+    recipe = (
+        f"train.precision={precision}",
+        "train.micro_batch=1",
+        "train.global_batch=4",
+    )
     ways = (
         ("zero.stage=0", "cluster.ranks=1"),
         ("zero.stage=3", "cluster.ranks=2"),
@@ -300,7 +319,9 @@ def linked(folder: pathlib.Path, text: str, parts: list[str]) -> pathlib.Path:
     return library
 
 
-def python(script: str, library: pathlib.Path, **settings: str) -> subprocess.CompletedProcess:
+def python(
+    script: str, library: pathlib.Path, **settings: str
+) -> subprocess.CompletedProcess:
     paths = os.pathsep.join(str(ROOT / name) for name in (".", "gen"))
     return subprocess.run(
         [sys.executable, "-c", script, library],
@@ -313,18 +334,20 @@ def python(script: str, library: pathlib.Path, **settings: str) -> subprocess.Co
 
 
 def launched(path: str) -> np.ndarray:
-    """Return the 64 results of the kernel `small` for 64 threads with 256 bytes of shared memory."""
+    """Return the 64 results of the kernel `small` for 64 threads with 256 bytes of shared memory.
+    They are an allocation of the emulated device."""
     library, function = ctypes.CDLL(path), b"its address"
-    out = np.full(64, -2, np.int32)
+    device, out = Device(library), np.full(64, -2, np.int32)
+    given = ctypes.c_void_p(device.take(out.nbytes))
     library.__getattr__("__cudaRegisterFunction")(
         None, function, None, b"small", 0, None, None, None, None, None
     )
-    zk.allow(library, [zk.extent(out)])
+    device.copy(given.value, out.ctypes.data, out.nbytes, TO_DEVICE)
     config = Config((1, 1, 1), (64, 1, 1), 256)
-    given = ctypes.c_void_p(out.ctypes.data)
     args = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-    assert library.cudaLaunchKernelExC(ctypes.byref(config), function, args) == 0
-    assert library.cudaDeviceSynchronize() == 0
+    device.call("cudaLaunchKernelExC", ctypes.byref(config), function, args)
+    device.wait()
+    device.copy(out.ctypes.data, given.value, out.nbytes, TO_HOST)
     return out
 
 
@@ -353,20 +376,38 @@ RESULTS = [
     ("mov.u32 %r3, -1; div.u32 %r2, %r3, 2;", 0x7FFFFFFF),
     ("mul.wide.s32 %rd3, -2, 3; cvt.u32.u64 %r2, %rd3;", 0xFFFFFFFA),
     ("mul.wide.u32 %rd3, -1, 16; shr.u64 %rd3, %rd3, 32; cvt.u32.u64 %r2, %rd3;", 15),
-    ("mov.f32 %f1, 0f7FC00000; min.f32 %f1, %f1, 0f3F800000; mov.b32 %r2, %f1;", 0x3F800000),
+    (
+        "mov.f32 %f1, 0f7FC00000; min.f32 %f1, %f1, 0f3F800000; mov.b32 %r2, %f1;",
+        0x3F800000,
+    ),
     ("mov.f32 %f1, 0f80000000; max.f32 %f1, %f1, 0f00000000; mov.b32 %r2, %f1;", 0),
-    ("mov.f32 %f1, 0f00000000; min.f32 %f1, %f1, 0f80000000; mov.b32 %r2, %f1;", 0x80000000),
+    (
+        "mov.f32 %f1, 0f00000000; min.f32 %f1, %f1, 0f80000000; mov.b32 %r2, %f1;",
+        0x80000000,
+    ),
     ("copysign.f32 %f1, 0fBF800000, 0f40000000; mov.b32 %r2, %f1;", 0xC0000000),
-    ("mov.f32 %f1, 0f80000001; rcp.approx.ftz.f32 %f1, %f1; mov.b32 %r2, %f1;", 0xFF800000),
+    (
+        "mov.f32 %f1, 0f80000001; rcp.approx.ftz.f32 %f1, %f1; mov.b32 %r2, %f1;",
+        0xFF800000,
+    ),
     ("mov.f32 %f1, 0fC2FE0000; ex2.approx.ftz.f32 %f1, %f1; mov.b32 %r2, %f1;", 0),
-    ("fma.rn.f32 %f1, 0f3F800001, 0f3F800001, 0fBF800002; mov.b32 %r2, %f1;", 0x28800000),
+    (
+        "fma.rn.f32 %f1, 0f3F800001, 0f3F800001, 0fBF800002; mov.b32 %r2, %f1;",
+        0x28800000,
+    ),
     ("cvt.rn.bf16x2.f32 %r2, 0f3F808000, 0f3F818000;", 0x3F803F82),
     ("cvt.rn.f16x2.f32 %r2, 0f477FF000, 0f33000000;", 0x7C000000),
     ("cvt.rn.f16x2.f32 %r2, 0f7FC00001, 0f3F800000;", 0x7FFF3C00),
     ("mov.b32 {%rs1, %rs2}, 196609; mov.b32 %r2, {%rs2, %rs1};", 0x10003),
-    ("mov.f32 %f1, 0f7FC00000; setp.neu.f32 %p1, %f1, %f1; selp.b32 %r2, 3, 4, %p1;", 3),
+    (
+        "mov.f32 %f1, 0f7FC00000; setp.neu.f32 %p1, %f1, %f1; selp.b32 %r2, 3, 4, %p1;",
+        3,
+    ),
     ("mov.f32 %f1, 0f7FC00000; setp.eq.f32 %p1, %f1, %f1; selp.b32 %r2, 3, 4, %p1;", 4),
-    ("mov.f32 %f1, 0f7FC00000; setp.leu.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 3, 4, %p1;", 3),
+    (
+        "mov.f32 %f1, 0f7FC00000; setp.leu.f32 %p1, %f1, 0f00000000; selp.b32 %r2, 3, 4, %p1;",
+        3,
+    ),
     ("mov.u32 %r3, zk_shared; ld.shared.u32 %r2, [%r3];", 0xFFFFFFFF),
 ]
 
@@ -436,6 +477,10 @@ MISTAKES = {
         "mov.u64 %rd3, __local_depot0;\nst.local.u32 [%rd3+8], %r1;",
         "a write of 4 bytes at 0x8: not within the thread's local memory",
     ),
+    "two threads at one place of global memory": (
+        "st.global.u32 [%rd1], %r1;",
+        r"hazard at byte 0 of device memory: a write by thread \d+ of block 0 and a write by",
+    ),
     "a neighbour's number without a barrier": (
         "mov.u32 %r2, zk_shared;\nshl.b32 %r3, %r1, 2;\nadd.s32 %r2, %r2, %r3;\n"
         "st.shared.u32 [%r2], %r1;\nxor.b32 %r2, %r2, 4;\nld.shared.u32 %r3, [%r2];",
@@ -460,9 +505,7 @@ MISTAKES = {
 )
 def test_mistakes_are_found(tmp_path: pathlib.Path, name: str, order: str) -> None:
     text, said = MISTAKES[name]
-    done = python(
-        LAUNCH, linked(tmp_path, SMALL.format(text), PARTS), ZR_EMULATE=order
-    )
+    done = python(LAUNCH, linked(tmp_path, SMALL.format(text), PARTS), ZR_EMULATE=order)
     assert done.returncode == MISTAKE, done.stdout + done.stderr
     assert re.search(said, done.stderr), done.stderr
 
@@ -528,10 +571,18 @@ MUTANTS = {
     ),
     "the next chunk": (_LDMATRIX, r"\1+16]", ""),
     "half a chunk on": (_LDMATRIX, r"\1+8]", "not aligned"),
-    "far beyond shared memory": (_LDMATRIX, r"\1+262144]", "outside of the block's shared"),
+    "far beyond shared memory": (
+        _LDMATRIX,
+        r"\1+262144]",
+        "outside of the block's shared",
+    ),
     "not turned": (r"\.trans", "", ""),
     "another lane's number": (r"(shfl\.sync\S+\s+\S+ %r\d+, )[%r\d]+", r"\g<1>5", ""),
-    "a store out of bounds": (r"(st\.global\S+\s+\[%rd\d+)\]", r"\1+1048576]", "not allocated"),
+    "a store out of bounds": (
+        r"(st\.global\S+\s+\[%rd\d+)\]",
+        r"\1+1048576]",
+        "not allocated",
+    ),
 }
 
 
@@ -539,7 +590,9 @@ MUTANTS = {
 @pytest.mark.parametrize(
     "name,place",
     [
-        pytest.param(name, place, marks=[pytest.mark.exhaustive] * (place != (i % 3) / 2))
+        pytest.param(
+            name, place, marks=[pytest.mark.exhaustive] * (place != (i % 3) / 2)
+        )
         for place in (0, 0.5, 1)
         for i, name in enumerate(MUTANTS)
     ],

@@ -181,8 +181,8 @@ void load_matrices(warp all, bool turned, int line)
         }
         for (int lane = 0; lane < SHIM_WARP; lane++) {
             int g = lane / 4, t = lane % 4 * 2;
-            all[lane]->out[i] = turned ? pair(rows[t + 1][g], rows[t][g])
-                                       : pair(rows[g][t + 1], rows[g][t]);
+            all[lane]->out[i] =
+                turned ? pair(rows[t + 1][g], rows[t][g]) : pair(rows[g][t + 1], rows[g][t]);
         }
     }
     hazard_leave();
@@ -318,8 +318,8 @@ uint64_t number_of(const ptx_kernel &k, const std::string &params)
             uint64_t x = 0;
             memcpy(&x, &params[at], std::min(8u, k.params[i].at + k.params[i].bytes - at));
             if (allocated(x, 1)) {
-                size_t same = (size_t)(std::find(pointers.begin(), pointers.end(), x) -
-                                       pointers.begin());
+                size_t same =
+                    (size_t)(std::find(pointers.begin(), pointers.end(), x) - pointers.begin());
                 if (same == pointers.size()) pointers.push_back(x);
                 x = same;
             }

@@ -56,8 +56,8 @@ struct ptx_given {
 struct ptx_kernel {
     const char *name; /* mangled */
     void (*run)(ptx_thread &);
-    size_t bytes; /* of a thread */
-    unsigned most; /* threads */
+    size_t bytes;            /* of a thread */
+    unsigned most;           /* threads */
     unsigned fixed, dynamic; /* bytes of static shared memory; offset of the dynamic one */
     const ptx_given *params;
     unsigned count, param_bytes;
@@ -151,7 +151,7 @@ static inline uint32_t reversed(uint32_t x)
 template <class T> static inline T inserted(T a, T b, uint32_t at, uint32_t n)
 {
     at &= 255, n &= 255;
-    T ones = n < 8 * sizeof a ? (T)(((T)1 << n) - 1) : (T)~(T)0, mask = shifted_left(ones, at);
+    T ones = n < 8 * sizeof a ? (T)(((T)1 << n) - 1) : (T) ~(T)0, mask = shifted_left(ones, at);
     return (T)((shifted_left(a, at) & mask) | (b & ~mask));
 }
 

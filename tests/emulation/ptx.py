@@ -200,9 +200,7 @@ class Kernel:
         ):
             align, self.depot, size = found.groups()
             self.fields.append(f"alignas({align}) char depot[{size}];")
-        elif found := re.fullmatch(
-            r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]", text
-        ):
+        elif found := re.fullmatch(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]", text):
             self.shared[found[2]] = int(found[1]), int(found[3])
         else:
             return text.startswith(".pragma ")
@@ -396,7 +394,9 @@ def memory(k: Kernel, spelling: str, operands: list[str]) -> None:
     count = int(spelling.split(".")[2][1:]) if ".v" in spelling else 1
     if count != len(registers):
         raise k.wrong(f"{spelling} of {len(registers)} registers")
-    given = f"{k.address(at)}, {count * size}, ptx_{'writes' if word == 'st' else 'reads'}"
+    given = (
+        f"{k.address(at)}, {count * size}, ptx_{'writes' if word == 'st' else 'reads'}"
+    )
     inside = {"local": "t.depot, sizeof t.depot, "}.get(space, "")
     k.emit(f"{{ char *p = ptx_{space}({inside}{given}, {k.line});")
     for i, register in enumerate(registers):
@@ -593,7 +593,9 @@ def kernels_of(text: str) -> list[Kernel]:
 
 def spellings_of(text: str) -> set[str]:
     """Return the spellings of all instructions in PTX."""
-    words = (re.sub(r"^@!?%p\d+\s+", "", line.text).split()[0] for line in lines_of(text))
+    words = (
+        re.sub(r"^@!?%p\d+\s+", "", line.text).split()[0] for line in lines_of(text)
+    )
     return {x.removesuffix(";") for x in words if re.fullmatch(r"[a-z][\w.]*;?", x)}
 
 

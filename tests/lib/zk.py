@@ -58,9 +58,7 @@ CLASSES = (
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 TARGET = os.environ.get("ZR_TEST_DEVICE", os.environ.get("ZR_TEST_PTX", "sm_90"))
 PTX = f"ptx-{TARGET}"
-EMULATED = (
-    "cuda" if ON_DEVICE else PTX if "ZR_TEST_PTX" in os.environ else "emulated"
-)
+EMULATED = "cuda" if ON_DEVICE else PTX if "ZR_TEST_PTX" in os.environ else "emulated"
 GPUS = (EMULATED, PTX)
 SPACE, PINNED_SCRATCH = 33 << 20, 1 << 20
 NEEDED = {
