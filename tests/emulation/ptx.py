@@ -1,7 +1,7 @@
 """ptx.py IN.ptx OUT.cpp -- writes PTX, as nvcc compiles kernels/cuda to it, as C++ for a CPU.
 
 Each kernel becomes a function that runs one thread: its registers are a struct, and it returns
-wherever the lanes of a warp must meet, to be called again from there. ptx.h has what the C++ needs,
+wherever the lanes of a warp must meet, to be called again from there. ptx.h is the C++'s header,
 ptx.cpp runs grids of it.
 
 Invariants
@@ -162,7 +162,6 @@ class Kernel:
         self.registers: dict[str, str] = {}  # letters -> type
         self.body: list[str] = []
         self.sites = ['{ptx_meeting::START, "the start", 0}']
-        self.labels: set[str] = set()
         self.addresses: dict[str, int] = {}
         self.shared_bytes = 0
         self.line = 0
@@ -278,7 +277,7 @@ class Kernel:
         self.body.append(cpp)
 
     def meet(self, kind: str, spelling: str, operands: list[str]) -> None:
-        """Emit a return to the driver, which does what all lanes of a warp do together."""
+        """Emit a return to the driver, which acts for all lanes of a warp together."""
         for i, cpp in enumerate(operands):
             self.emit(f"t.in[{i}] = {cpp};")
         number = len(self.sites)
@@ -434,9 +433,7 @@ def wait(k: Kernel, spelling: str, operands: list[str]) -> None:
 
 
 def jump(k: Kernel, spelling: str, operands: list[str]) -> None:
-    label = operands[0].removeprefix("$")
-    k.labels.add(label)
-    k.emit(f"goto {label};")
+    k.emit(f"goto {operands[0].removeprefix('$')};")
 
 
 def end(k: Kernel, spelling: str, operands: list[str]) -> None:

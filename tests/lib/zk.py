@@ -4,8 +4,8 @@
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
 The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those of a plan.
-ZR_TEST_DEVICE=sm_90 (the type of the device) replaces it by the kernels on a GPU, as "cuda", and
-ZR_TEST_PTX=sm_90 by nvcc's PTX of them, as "ptx-sm_90". zk.PTX is that PTX beside the emulation.
+ZR_TEST_DEVICE=sm_90 (the type of the device) replaces it by the kernels on a GPU, as "cuda";
+ZR_TEST_PTX=sm_90 by the object zk.PTX, nvcc's PTX of them on a CPU.
 
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are added here.
@@ -59,7 +59,7 @@ ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 TARGET = os.environ.get("ZR_TEST_DEVICE", os.environ.get("ZR_TEST_PTX", "sm_90"))
 PTX = f"ptx-{TARGET}"
 EMULATED = "cuda" if ON_DEVICE else PTX if "ZR_TEST_PTX" in os.environ else "emulated"
-GPUS = (EMULATED, PTX)
+GPUS = ("emulated", EMULATED, PTX)
 SPACE, PINNED_SCRATCH = 33 << 20, 1 << 20
 NEEDED = {
     "avx2": {"avx2", "fma", "bmi2", "f16c"},
@@ -472,7 +472,7 @@ class Kernels:
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)] if emulated else []
         )
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
-        self.device = Device(self.library) if emulated and ON_DEVICE else None
+        self.device = Device(self.library) if self.isa == "cuda" else None
         if self.device:
             rooms[0] = self.space = self.device.take(SPACE)
         opened = self.library.zk_open(
