@@ -453,13 +453,8 @@ def warp_barrier(k: Kernel, spelling: str, operands: list[str]) -> None:
 def shuffle(k: Kernel, spelling: str, operands: list[str]) -> None:
     """Translate shfl: value, lane, clamp and segment, mask."""
     to, _, valid = operands[0].partition("|")
-    _, value, lane, clamp, mask = (
-        operands[0],
-        *(k.value(x, "u32") for x in operands[1:]),
-    )
-    k.meet(
-        "SHFL_" + spelling.split(".")[2].upper(), spelling, [mask, value, lane, clamp]
-    )
+    *given, mask = (k.value(x, "u32") for x in operands[1:])
+    k.meet("SHFL_" + spelling.split(".")[2].upper(), spelling, [mask, *given])
     k.put(to, "u32", "t.out[0]")
     if valid:
         k.put(valid, "pred", "t.out[1] != 0")
