@@ -18,6 +18,7 @@ import tempfile
 import numpy as np
 import pytest
 
+from tests.cuda import test_emulated
 from tests.emulation import ptx
 from tests.kernels import test_attention, test_elementwise, test_norm, test_optimizer
 from tests.lib import law, trainer, zk
@@ -257,6 +258,33 @@ def test_programs(
     assert len(losses[0]) == 2 and np.allclose(*losses, rtol=1e-5, atol=0)
     if precision == "f32":
         assert one.weights == cpp.weights
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "family,precision", [*zip(law.FAMILIES, zk.REALS, strict=True)]
+)
+def test_one_hash_of_many_ways(
+    tmp_path: pathlib.Path, family: str, precision: str
+) -> None:
+    """Programs by PTX have one hash for ways to spread a recipe over ranks, queues and graphs."""
+    tokens = law.tokens(256, 21 * 8 * 40)
+    for name in ("tokens", "val"):
+        trainer.write_tokens(tmp_path / name, tokens)
+    rows = [x for x in law.covering(test_emulated.WAYS, 1) if x["family"] == family]
+    found = {
+        test_emulated.run(
+            tmp_path,
+            row,
+            2,
+            *["--no-graph"] * (not row["graph"]),
+            kind=trainer.BY_PTX["sm_90"],
+            recipe=test_emulated.recipe(precision),
+        )
+        for row in rows
+    }
+    assert len(rows) > 5 and len(found) == 1
 
 
 # ---- instructions and mistakes, by kernels of a few lines

@@ -456,7 +456,7 @@ void __cudaRegisterFunction(void **, const char *function, char *, const char *n
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *function, void **args)
 {
     auto found = functions().find(function);
-    if (found == functions().end()) return cudaErrorInvalidDeviceFunction;
+    if (found == functions().end()) shim_fail("a launch of a function that is no kernel");
     if (!found->second.kernel) found->second.kernel = kernels()[plain(found->second.mangled)];
     const launched l = found->second;
     if (!l.kernel) shim_fail("kernel %s: there is no PTX of it", l.name);

@@ -202,7 +202,7 @@ class Kernel:
         elif found := re.fullmatch(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]", text):
             self.shared[found[2]] = int(found[1]), int(found[3])
         else:
-            return text.startswith(".pragma ")
+            return text == '.pragma "nounroll"'
         return True
 
     def lay_out(self, text: str) -> None:
