@@ -1,5 +1,10 @@
 """ptx.py IN.ptx OUT.cpp -- writes PTX, as nvcc compiles kernels/cuda to it, as C++ for a CPU.
 
+    ninja out/train-ptx-sm_{80,90,100}-kernels.so
+    python3 tests/emulation/ptx.py --list out/o/ptx/sm_{80,90,100} > tests/golden/ptx.txt
+
+lists the instructions of each processor's files.
+
 Each kernel becomes a function that runs one thread: its registers are a struct, and it returns
 wherever the lanes of a warp must meet, to be called again from there. ptx.h is the C++'s header,
 ptx.cpp runs grids of it.
@@ -605,6 +610,16 @@ def translated(text: str, name: str) -> str:
     )
 
 
+def listing(folders: list[Path]) -> str:
+    """Return a line for each instruction, with the names of folders where a file has it."""
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        files = (path.read_text() for path in sorted(folder.glob("kept/*.ptx")))
+        for spelling in set().union(*map(spellings_of, files)):
+            found.setdefault(spelling, []).append(folder.name)
+    return "".join(f"{x} {' '.join(found[x])}\n" for x in sorted(found))
+
+
 def main(source: str, out: str) -> None:
     to = Path(out)
     try:
@@ -616,4 +631,7 @@ def main(source: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--list":
+        print(listing([Path(name) for name in sys.argv[2:]]), end="")
+    else:
+        main(*sys.argv[1:])
