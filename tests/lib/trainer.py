@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -50,6 +50,11 @@ TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
 TILES = Kind("out/train-tiles", "gcc", ("-s",))  # emulates AMX
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
 EMULATED = Kind("out/train-emulated", "gcc", ("-s",), ("-lstdc++", "-lm"))
+# the same with kernels from nvcc's PTX, by processor
+BY_PTX = {
+    target: replace(EMULATED, program=f"out/train-ptx-{target}")
+    for target in ("sm_80", "sm_90", "sm_100")
+}
 # with the libraries where runtime/cuda/toolkit found them
 CUDA = Kind(
     "out/train-cuda",
