@@ -1,4 +1,4 @@
-"""ptx.py IN.ptx OUT.cpp -- writes PTX, as nvcc compiles kernels/cuda to it, as C++ for a CPU.
+"""ptx.py -- writes PTX, as nvcc compiles kernels/cuda to it, as C++ for a CPU: ptx.py IN.ptx OUT.cpp
 
     ninja out/train-ptx-sm_{80,90,100}-kernels.so
     python3 tests/emulation/ptx.py --list out/o/ptx/sm_{80,90,100} > tests/golden/ptx.txt

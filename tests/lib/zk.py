@@ -472,7 +472,9 @@ class Kernels:
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)] if emulated else []
         )
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
-        self.device = Device(self.library) if self.isa == "cuda" else None
+        self.device = (
+            Device(self.library) if ON_DEVICE and self.isa == EMULATED else None
+        )
         if self.device:
             rooms[0] = self.space = self.device.take(SPACE)
         opened = self.library.zk_open(
