@@ -16,7 +16,7 @@ HEAD = """\
 
 Made by `.venv/bin/python bench/report.py > docs/performance.md` from the files of `bench/results/`;
 a test compares. Each table is one machine on one day: compare ratios, not times. The comment behind
-a command has the date and the machine's load.
+a command has the date, of the run or of the commit that first had its numbers, and the load.
 
 Unless a section says otherwise, the machine is an AMD EPYC (Zen 5, AVX-512) with 2 cores, the
 compiler gcc 12.2 with `-O3 -march=x86-64-v4`, and the model GPT-2 124M with 1024 tokens a step. A

@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
 exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
-  output cannot be written
+  output cannot be written, 130 interrupted (nothing is written)
 """
 
 

@@ -469,7 +469,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *functio
     return shim_enqueue(l.name, function, g, c->stream, [l, params, g] { run_grid(l, params, g); });
 }
 
-/* Stubs of kernels call these; cudaLaunchKernelExC never calls a stub. */
+/* What nvcc writes for the host calls these where a kernel is called, which no launch here does. */
 [[noreturn]] static void not_there(const char *name)
 {
     shim_fail("%s: the emulation launches by cudaLaunchKernelExC alone", name);

@@ -318,6 +318,10 @@ def test_the_head_says_how_to_make_it_again(tmp_path: pathlib.Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     args = ("--zero", tmp_path / "ds.json", "--set", "train.optimizer.lr=1.0e-4")
     args += ("--set", "train.optimizer.groups=[{match: ['*.bias'], lr_factor: 0.5}]")
+    args += (
+        "--set",
+        f"zero.offload_optimizer={{device: nvme, nvme_path: /{'a-b/' * 30}}}",
+    )
     made = zgen(tmp_path / "a spec.yaml", *args, "--set", "cluster.ranks=2").stdout
     version, _, command = head_of(made)["From"].partition(": ")
     assert version == f"zgen {(trainer.ROOT / 'VERSION').read_text().strip()}"

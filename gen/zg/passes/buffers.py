@@ -72,13 +72,17 @@ def _tokens(spec: Spec, graph: Graph) -> int:
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: Located) -> Wanted:
     """Return the class of a state of a flat. Peers read parameters and sums that are
     all-gathered."""
-    depth = {"params": f.depth, "sum": shards.sums.depth}.get(s.what, shards.states)
-    elements = s.n * shards.grid.parts(depth)
-    pending = f.nodes if s.what == "sum" and not shards.sums.pending else 1
-    summed_over_ranks = shards.sums.depth < shards.sums.result_depth
-    gathered = {"params": shards.states > 0, "sum": summed_over_ranks}
-    readers = _common(spec) if gathered.get(s.what) and s.arena == "device" else "own"
-    return Wanted(s.cls, f.count, elements * pending * s.width, s.arena, readers)
+    sums = shards.sums
+    depth, gathered, pending = shards.states, False, 1
+    if s.what == "params":
+        depth, gathered = f.depth, shards.states > 0
+    elif s.what == "sum":
+        depth, gathered = sums.depth, sums.depth < sums.result_depth
+        pending = 1 if sums.pending else f.nodes
+    elements = s.n * shards.grid.parts(depth) * pending
+    peers = gathered and s.arena == "device"
+    readers = _common(spec) if peers else "own"
+    return Wanted(s.cls, f.count, elements * s.width, s.arena, readers)
 
 
 def _of_flat(

@@ -123,7 +123,7 @@ class Sizes:
                 if word(u.name) == "share" and "%" not in u.name:
                     rows[constant(u)] = u.size
             for share, n in rows.items():
-                yield f"{share} = {number(n)}", "of a rank's part within that group"
+                yield f"{share} = {number(n)}", "of the part of a rank in that group"
             if near:
                 yield (
                     f"NEAR_{name} = {number(near.size)}",

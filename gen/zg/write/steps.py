@@ -19,7 +19,7 @@ from ..plan.plan import Event, Plan, Step
 from ..plan.size import Size, times
 from .sizes import PIECES, Sizes
 from .tables import VARS, comment, place, wrap
-from .verbs import BY, Kind, Linear, Verb, Verbs, over
+from .verbs import BY, Affine, Kind, Verb, Verbs, over
 from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
@@ -214,7 +214,7 @@ class StepWriter:
         text = listed([*dict.fromkeys(does)])
         text = f"{text[0].upper()}{text[1:]}"
         waits: list[Event] = []
-        recs: list[tuple[Event, Linear]] = []
+        recs: list[tuple[Event, Affine]] = []
         for s, values in v.pairs:
             x = roll.parts(s, values)
             for e in zip(s.waits, x.waits, strict=True):
@@ -232,7 +232,7 @@ class StepWriter:
             text += f". Afterwards {listed([upper(x) for x in v.last])} {dead}"
         return f"{text}."
 
-    def does(self, s: Step, values: Sequence[Linear]) -> str:
+    def does(self, s: Step, values: Sequence[Affine]) -> str:
         """Return the description of one step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
@@ -244,7 +244,7 @@ class StepWriter:
         to = others or [""]
         return tells.format(read, *to, cut)
 
-    def some(self, s: Step, values: Sequence[Linear]) -> bool:
+    def some(self, s: Step, values: Sequence[Affine]) -> bool:
         """Return whether a step moves only a piece of a flat."""
         numbers = roll.parts(s, values).ints
         for i, n in zip(s.ints, numbers, strict=True):
@@ -255,14 +255,16 @@ class StepWriter:
         return False
 
 
-def of_verb(x: Linear) -> str:
+def of_verb(x: Affine) -> str:
     """Return a number of a verb's body, as C."""
     if x.of in ("", BY):
         return in_c(x.base, [(BY, x.by)])
     if not x.base:
         return linear(0, [(x.of, x.by)])
-    sign, base = ("-", times(x.base, -1)) if x.base < 0 else ("+", x.base)
-    return product("", x.by, f"({x.of} {sign} {in_c(over(base, x.by))})", 0)
+    sign = "-" if x.base < 0 else "+"
+    base = times(x.base, -1) if x.base < 0 else x.base
+    beside = in_c(over(base, x.by))
+    return product("", x.by, f"({x.of} {sign} {beside})", 0)
 
 
 def given(i: plan.Int, text: str) -> str:

@@ -227,9 +227,14 @@ HOLDS = {
     "pinned_scratch": "results for the host",
 }
 ARENA = {
-    "device": "the arena; INBOX only where ranks cannot read peers' memory, WORKSPACE on a GPU",
-    "host": "the host arena; PINNED_BATCH and PINNED_SCRATCH only on a GPU",
+    "device": "the arena",
+    "host": "the host arena",
     "file": "the file arena",
+}
+# Where a class is that some targets lack.
+ONLY = {
+    "unshared": "only where ranks cannot read peers' memory",
+    "gpu": "only on a GPU",
 }
 
 
@@ -244,13 +249,24 @@ def classes(p: Plan) -> list[str]:
     for c, head, slot in zip(p.classes, heads, slots_, strict=True):
         if c.arena != arena:
             arena = c.arena
-            out.append(f"/* of {ARENA[arena]} */")
+            out += comment(f"of {ARENA[arena]}{_lacking(p, arena)}")
         beside = str(c.slots)
         if holds := HOLDS.get(word(c.name)):
             beside += f": {holds}"
         line = f"{head:<{first}} {slot:<{second}}"
         out.append(f"{line} /* {beside} */")
     return out
+
+
+def _lacking(p: Plan, arena: str) -> str:
+    """Return which classes of an arena lie on some targets only; '' if all lie on all."""
+    text = ""
+    for targets, where in ONLY.items():
+        names = [
+            upper(c.name) for c in p.classes if (c.arena, c.targets) == (arena, targets)
+        ]
+        text += f"; {' and '.join(names)} {where}" * bool(names)
+    return text
 
 
 def columns(p: Plan, letters: Letters) -> list[str]:

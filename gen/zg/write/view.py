@@ -138,6 +138,11 @@ def uncommented(text: str) -> str:
     return text.replace("*/", "* /").replace("/*", "/ *")
 
 
+def unbroken(text: str) -> list[str]:
+    """Return lines whose words are whole: a command in them can be copied."""
+    return textwrap.wrap(text, 84, break_long_words=False, break_on_hyphens=False)
+
+
 def head(p: Plan, origin: str) -> list[str]:
     """Return the comment at the head of the file: the run in plain words. origin: the command that
     made it, if known."""
@@ -168,7 +173,7 @@ def head(p: Plan, origin: str) -> list[str]:
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
     for word, text in told.items():  # nothing is printed for ''
-        for line in textwrap.wrap(text, 84):
+        for line in unbroken(text):
             lines.append(f" * {word:<11}{line}")
             word = ""
     return [f"/*{lines[0][2:]}", *lines[1:], " */"]

@@ -44,7 +44,7 @@ enum {
 #define SLOT(at, bytes, i) (INT64_C(at) + INT64_C(bytes) * (i))
 #define SIZE(class) (class(1) - class(0)) /* bytes of a slot */
 
-/* of the arena; INBOX only where ranks cannot read peers' memory, WORKSPACE on a GPU */
+/* of the arena; INBOX only where ranks cannot read peers' memory; WORKSPACE only on a GPU */
 #define SUMS(i)             SLOT(0, 4096, i)               /* 2: exact sums */
 #define PARAM_EMBED(i)      SLOT(8192, 78778368, i)        /* 1: parameters */
 #define GRAD_EMBED(i)       SLOT(78786560, 157556736, i)   /* 1: gradients */
