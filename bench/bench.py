@@ -7,8 +7,8 @@ call of a program to its first operation, when its memory is in place. Beside it
 the first touch of such memory takes, and the time to the beginning of step 1. The peak is the
 faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread per core.
 
-The table goes to stdout, all figures to out/bench.json. A run is invalid, with exit code 1, if
-other processes took over 5 % of the processors' time that it took itself.
+Tables go to stdout and to --out (results.py), all figures to out/bench.json. A run is invalid, with
+exit code 1, if other processes took over 5 % of the processors' time that it took itself.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import results
+from results import Block
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "gen"))
@@ -176,13 +178,17 @@ def others() -> float:
     return max(0.0, busy / own - 1)
 
 
+def cpu() -> str:
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.processor()
+
+
 def machine() -> dict[str, object]:
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     commands = sh("ninja", "-t", "commands", "out/train").splitlines()
     flags = next(c for c in commands if "linear_avx512.o" in c)
     compiler = os.environ.get("CC", "gcc")
     return {
-        "cpu": cpu[1] if cpu else platform.processor(),
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "others": others(),
         "compiler": sh(compiler, "--version").splitlines()[0],
@@ -352,35 +358,30 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
 
 
 def head(m: dict) -> list[str]:
-    """Return the first lines of every table."""
-    return [
-        f"{m['cpu']}, {m['cores']} cores; others took {100 * m['others']:.1f} % of this run's time",
-        m["compiler"],
-        m["flags"],
-        "",
-    ]
+    """Return the lines that tell the machine."""
+    return [f"{m['cpu']}, {m['cores']} cores", m["compiler"], m["flags"]]
 
 
-def table(result: dict) -> str:
+def tables(result: dict) -> list[Block]:
     g = result["gemm"]
-    lines = [
-        *head(result["machine"]),
+    found: list[Block] = [
         f"f32 GEMM 2048^3: ours {g['ours']:.0f} GFLOP/s, OpenBLAS "
         f"({g['openblas_coretype']}) {g['openblas']:.0f} GFLOP/s",
-        "",
-        f"| {Path(result['spec']).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | "
-        "share of peak | arena a rank, MB | of it shared | start, s | bound, s | to step 1, s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {c['name']} | {c['step']:.3f} | {c['gflops']:.0f} | {100 * c['share']:.0f} % | "
-        f"{c['arena'] / 1e6:.0f} | {c['shared'] / 1e6:.0f} | {c['start']:.2f} | "
-        f"{c['start_bound']:.2f} | {c['step_1']:.2f} |"
-        for c in result["cases"]
+        results.table(
+            f"{Path(result['spec']).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | "
+            "share of peak | arena a rank, MB | of it shared | start, s | bound, s | "
+            "to step 1, s",
+            (
+                f"{c['name']} | {c['step']:.3f} | {c['gflops']:.0f} | {100 * c['share']:.0f} % | "
+                f"{c['arena'] / 1e6:.0f} | {c['shared'] / 1e6:.0f} | {c['start']:.2f} | "
+                f"{c['start_bound']:.2f} | {c['step_1']:.2f}"
+                for c in result["cases"]
+            ),
+        ),
     ]
     if "overhead" in result:
-        lines += ["", f"ZeRO-3 over ZeRO-0: {100 * result['overhead']:+.1f} %"]
-    return "\n".join(lines)
+        found.append(f"ZeRO-3 over ZeRO-0: {100 * result['overhead']:+.1f} %")
+    return found
 
 
 def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
@@ -393,15 +394,26 @@ def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument(
         "--spec", default="model_specs/gpt2-124m.yaml", help="the model"
     )
+    return with_out(parser)
+
+
+def with_out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument(
+        "--out", type=Path, help="writes the tables to this file of bench/results/, too"
+    )
     return parser
 
 
-def finish(result: dict, name: str, table: Callable[[dict], str]) -> int:
-    """Write figures to out/NAME.json and the table to stdout. Return the exit code."""
+def finish(
+    result: dict, name: str, tables: Callable[[dict], list[Block]], out: Path | None
+) -> int:
+    """Write figures to out/NAME.json, tables to stdout and `out`. Return the exit code."""
     result["machine"] = machine()
     result["valid"] = result["machine"]["others"] <= MOST_OTHERS
     (ROOT / "out" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
+    load = f"others {100 * result['machine']['others']:.1f} %"
+    load += "" if result["valid"] else ", invalid"
+    results.finish(head(result["machine"]), tables(result), out, load)
     if not result["valid"]:
         print(
             f"INVALID: other processes took over {100 * MOST_OTHERS:.0f} % of this run's "
@@ -434,7 +446,7 @@ def main() -> int:
     }
     if cores > 1:
         result["overhead"] = overhead(runs["zero-0"], runs["zero-3"])
-    return finish(result, "bench", table)
+    return finish(result, "bench", tables, given.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ run that resumes. The resumed run follows directly after another one, as the fir
 virtual machine's host takes back memory that is free for some seconds, and then its first touch is
 slower. Figures are medians over rounds.
 
-The table goes to stdout, all figures to out/checkpoint.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/checkpoint.json. bench.py says
+when a run is invalid.
 --folder: a disk other than that of out/.
 """
 
@@ -27,7 +28,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import bench
+import results
 from bench import MADE, Case
+from results import Block
 
 RANKS, PIECE, TOKENS = 2, 1 << 20, 64
 WHOLE = (
@@ -154,42 +157,38 @@ def measure(folder: Path, data: Path, steps: int) -> Round:
     )
 
 
-def table(result: dict) -> str:
-    m = {
-        key: statistics.median(r[key] for r in result["rounds"])
-        for key in result["rounds"][0]
-    }
-
+def tables(result: dict) -> list[Block]:
     def median(of: Callable[[dict], float]) -> float:
         return statistics.median(of(r) for r in result["rounds"])
 
-    return "\n".join(
-        [
-            *bench.head(result["machine"]),
-            f"| {Path(result['spec']).stem}, f32, {RANKS} ranks, ZeRO-1 | seconds | GB/s |",
-            "|---|---|---|",
-            f"| a step of {bench.TOKENS} tokens | {m['whole']:.3f} | |",
-            f"| verifying what it made | {m['verify']:.3f} | |",
-            f"| a step of {TOKENS} tokens | {m['step']:.3f} | |",
-            f"| the same, a checkpoint written beside it | {m['beside']:.3f} | |",
-            f"| for which training stood still | {m['pause']:.3f} | |",
-            f"| a checkpoint of {m['bytes'] / 1e9:.2f} GB | {m['save']:.2f} "
-            f"| {1e-9 * m['bytes'] / m['save']:.2f} |",
-            f"| its bytes, written plainly by {RANKS} threads | {m['write']:.2f} "
-            f"| {1e-9 * m['bytes'] / m['write']:.2f} |",
-            f"| to the first step, from the beginning | {m['begin']:.2f} | |",
-            f"| to the first step, from the checkpoint | {m['resume']:.2f} | |",
-            f"| its files, read plainly by {RANKS} threads | {m['read']:.2f} "
-            f"| {1e-9 * m['bytes'] / m['read']:.2f} |",
-            "",
-            "a checkpoint is written at "
-            f"{100 * median(lambda r: r['write'] / r['save']):.0f} % of a plain write's rate",
-            "a run that goes on comes to its first step "
-            f"{median(lambda r: r['resume'] - r['read']):.2f} s later than its bytes are read, one "
-            f"that begins {median(lambda r: r['begin'] - r['read']):.2f} s",
-            f"verifying takes {100 * median(lambda r: r['verify'] / r['whole']):.2f} % of a step",
-        ]
-    )
+    m = {key: median(lambda r, key=key: r[key]) for key in result["rounds"][0]}
+
+    def moved(what: str, key: str) -> str:
+        return f"{what} | {m[key]:.2f} | {1e-9 * m['bytes'] / m[key]:.2f}"
+
+    return [
+        results.table(
+            f"{Path(result['spec']).stem}, f32, {RANKS} ranks, ZeRO-1 | seconds | GB/s",
+            [
+                f"a step of {bench.TOKENS} tokens | {m['whole']:.3f} | ",
+                f"verifying what it made | {m['verify']:.3f} | ",
+                f"a step of {TOKENS} tokens | {m['step']:.3f} | ",
+                f"the same, a checkpoint written beside it | {m['beside']:.3f} | ",
+                f"for which training stood still | {m['pause']:.3f} | ",
+                moved(f"a checkpoint of {m['bytes'] / 1e9:.2f} GB", "save"),
+                moved(f"its bytes, written plainly by {RANKS} threads", "write"),
+                f"to the first step, from the beginning | {m['begin']:.2f} | ",
+                f"to the first step, from the checkpoint | {m['resume']:.2f} | ",
+                moved(f"its files, read plainly by {RANKS} threads", "read"),
+            ],
+        ),
+        "a checkpoint is written at "
+        f"{100 * median(lambda r: r['write'] / r['save']):.0f} % of a plain write's rate",
+        "a run that goes on comes to its first step "
+        f"{median(lambda r: r['resume'] - r['read']):.2f} s later than its bytes are read, one "
+        f"that begins {median(lambda r: r['begin'] - r['read']):.2f} s",
+        f"verifying takes {100 * median(lambda r: r['verify'] / r['whole']):.2f} % of a step",
+    ]
 
 
 def main() -> int:
@@ -205,7 +204,7 @@ def main() -> int:
         "spec": given.spec,
         "rounds": [asdict(r) for r in rounds],
     }
-    return bench.finish(result, "checkpoint", table)
+    return bench.finish(result, "checkpoint", tables, given.out)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -24,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bench
+import results
+from results import Block
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +79,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, default=ROOT / "tests/data/kjv.txt")
     parser.add_argument("--mb", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = bench.with_out(parser).parse_args()
     command("text", args.text, "--train-bpe", TOKENS, "-o", MADE / "bpe")
     texts = records(args.text.read_text(), args.mb * 1_000_000)
     file = MADE / "records.jsonl"
@@ -96,14 +99,17 @@ def main() -> int:
         name: [tokens / 1e6 / statistics.median(x) for x in zip(*found, strict=True)]
         for name, found in times.items()
     }
-    for name, (clock, busy) in rates.items():
-        print(
-            f"{name}: {clock:.2f} million tokens a second, {busy:.2f} a second of a processor"
-        )
     pairs = zip(rates["run data"], rates["library"], strict=True)
     share, of = (a / b for a, b in pairs)
-    print(f"run data: {share:.0%} of the library by the clock, {of:.0%} by processors")
-    print(f"others took {bench.others():.1%} of this run's time")
+    found: list[Block] = [
+        results.table(
+            "million tokens a second | by the clock | of a processor's time",
+            (f"{name} | {x:.2f} | {busy:.2f}" for name, (x, busy) in rates.items()),
+        ),
+        f"run data: {share:.0%} of the library by the clock, {of:.0%} by processors",
+    ]
+    head = [f"{bench.cpu()}, {os.cpu_count()} cores"]
+    results.finish(head, found, args.out, f"others {100 * bench.others():.1f} %")
     return int(share < SHARE)
 
 

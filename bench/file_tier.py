@@ -7,7 +7,8 @@ updated before the norm of all gradients is known. From then on file access over
 forward, and the host's slots allow some reads before that and some writes after it. The disk is
 slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
-The table goes to stdout, all figures to out/file_tier.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/file_tier.json. bench.py says when
+a run is invalid.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import sys
 from pathlib import Path
 
 import bench
+import results
 from bench import MADE, Case
+from results import Block
 from zg.write import cost
 
 BOUND = 1.15
@@ -57,24 +60,23 @@ def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> list[f
     return took[1:-1]
 
 
-def table(result: dict) -> str:
-    moved = result["moved"]
-    lines = [
-        *bench.head(result["machine"]),
-        f"{Path(result['spec']).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound: "
-        f"{BOUND}",
-        "",
-        "| rate, GB/s | micro-batches a step | bytes / rate, s | step on the host, s | in the "
-        "file, s | of the longer | of their sum |",
-        "|" + "---|" * 7,
-    ]
+def tables(result: dict) -> list[Block]:
+    moved, rows = result["moved"], []
     for row in result["rows"]:
         disk, host, file = moved / row["rate"], row["host"], row["file"]
-        lines.append(
-            f"| {row['rate'] / 1e9:g} | {row['micro_batches']} | {disk:.3f} | {host:.3f} | "
-            f"{file:.3f} | {file / max(host, disk):.2f} | {file / (host + disk):.2f} |"
+        rows.append(
+            f"{row['rate'] / 1e9:g} | {row['micro_batches']} | {disk:.3f} | {host:.3f} | "
+            f"{file:.3f} | {file / max(host, disk):.2f} | {file / (host + disk):.2f}"
         )
-    return "\n".join(lines)
+    return [
+        f"{Path(result['spec']).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound: "
+        f"{BOUND}",
+        results.table(
+            "rate, GB/s | micro-batches a step | bytes / rate, s | step on the host, s "
+            "| in the file, s | of the longer | of their sum",
+            rows,
+        ),
+    ]
 
 
 def main() -> int:
@@ -143,7 +145,7 @@ def main() -> int:
         "moved": moved,
         "rows": rows,
     }
-    return bench.finish(result, "file_tier", table)
+    return bench.finish(result, "file_tier", tables, given.out)
 
 
 if __name__ == "__main__":

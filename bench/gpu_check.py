@@ -41,10 +41,10 @@ from gpu_cases import (
     together,
 )
 
-sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
 
-import trainer
+from tests.lib import trainer
 from zg.plan import text
 
 MADE = ROOT / "out" / "bench"

@@ -30,11 +30,11 @@ from pathlib import Path
 import gpu_cases
 from gpu_cases import REHEARSAL, ROOT
 
-sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
 
-import zk
-from device import ON_DEVICE, TO_DEVICE, Device
+from tests.lib import zk
+from tests.lib.device import ON_DEVICE, TO_DEVICE, Device
 from zg.facts import kernels as kernels_of
 from zg.plan import plan
 from zg.plan.text import parse

@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 
-import zk  # noqa: E402
+from tests.lib import zk  # noqa: E402
 
 Array = np.ndarray
 CALLS = 200

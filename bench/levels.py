@@ -7,7 +7,8 @@ program's step with all ranks on one host, and a host's planned bytes at the lin
 measured bytes are those that an interface receives in all steps except the first: the difference of
 two runs of different length. Programs run in turns; figures are medians.
 
-The table goes to stdout, all figures to out/levels.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/levels.json. bench.py says when a
+run is invalid.
 Namespaces need root, or unshare -r.
 """
 
@@ -23,8 +24,10 @@ from pathlib import Path
 
 import bench
 import mpi
+import results
 from bench import ROOT
 from mpi import hosts  # of the tests
+from results import Block
 from zg.plan.text import parse
 from zg.write import cost
 
@@ -121,20 +124,19 @@ def row(x: Layout) -> dict[str, float | str]:
     }
 
 
-def table(result: dict) -> str:
-    lines = [
-        *bench.head(result["machine"]),
-        f"| {Path(result['spec']).stem}, ZeRO-3, {LOCAL} ranks a host, {1e-9 * RATE:g} Gbit/s "
-        "| step, s | floor, s | of the floor | one host, s | MB a host sends | counted |",
-        "|---|---|---|---|---|---|---|",
+def tables(result: dict) -> list[Block]:
+    return [
+        results.table(
+            f"{Path(result['spec']).stem}, ZeRO-3, {LOCAL} ranks a host, {1e-9 * RATE:g} Gbit/s "
+            "| step, s | floor, s | of the floor | one host, s | MB a host sends | counted",
+            (
+                f"{x['hosts']} hosts, {x['precision']}, {x['name']} | {x['step']:.3f} "
+                f"| {x['floor']:.3f} | {x['step'] / x['floor']:.2f} | {x['near']:.3f} "
+                f"| {1e-6 * x['sent']:.1f} | {x['counted'] / x['sent']:.3f}"
+                for x in result["layouts"]
+            ),
+        )
     ]
-    lines += [
-        f"| {x['hosts']} hosts, {x['precision']}, {x['name']} | {x['step']:.3f} "
-        f"| {x['floor']:.3f} | {x['step'] / x['floor']:.2f} | {x['near']:.3f} "
-        f"| {1e-6 * x['sent']:.1f} | {x['counted'] / x['sent']:.3f} |"
-        for x in result["layouts"]
-    ]
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -146,7 +148,7 @@ def main() -> int:
             for x in made:
                 run(x, given.steps)
         result = {"spec": given.spec, "layouts": [row(x) for x in made]}
-    return bench.finish(result, "levels", table)
+    return bench.finish(result, "levels", tables, given.out)
 
 
 if __name__ == "__main__":

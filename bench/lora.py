@@ -6,7 +6,8 @@ ZeRO-3. Programs run in turns; memory and wire are the plan's, which the program
 With --peers the same is done by PyTorch, and by PEFT's adapters of transformers' GPT-2
 (cpu_peer.py); their memory is the peak of the resident set.
 
-The table goes to stdout, all figures to out/lora.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/lora.json. bench.py says when a
+run is invalid.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 
 import bench
 import peers
+import results
 from bench import MADE, TOKENS, Case
+from results import Block
 
 ADAPTERS = "train.lora={rank: 16, alpha: 32, match: [c_attn]}"
 WAYS = {"1 rank": (1, 0), "2 ranks, ZeRO-3": (2, 3)}
@@ -27,17 +30,17 @@ PEERS = {
 }
 
 
-def table(result: dict) -> str:
-    lines = [
-        *bench.head(result["machine"]),
-        f"| f32, {TOKENS} tokens a step | step, s | memory a rank, MB | MB received |",
-        "|---|---|---|---|",
+def tables(result: dict) -> list[Block]:
+    return [
+        results.table(
+            f"f32, {TOKENS} tokens a step | step, s | memory a rank, MB | MB received",
+            (
+                f"{x['name']} | {x['step']:.3f} | {1e-6 * x['memory']:.0f} "
+                f"| {1e-6 * x['wire']:.0f}"
+                for x in result["cases"]
+            ),
+        )
     ]
-    lines += [
-        f"| {x['name']} | {x['step']:.3f} | {1e-6 * x['memory']:.0f} | {1e-6 * x['wire']:.0f} |"
-        for x in result["cases"]
-    ]
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -89,7 +92,7 @@ def main() -> int:
         "spec": given.spec,
         "cases": rows,
     }
-    return bench.finish(result, "lora", table)
+    return bench.finish(result, "lora", tables, given.out)
 
 
 if __name__ == "__main__":

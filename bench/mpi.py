@@ -11,7 +11,8 @@ namespaces, whose interface sends at a fixed rate (tbf). Beside a step stands it
 of out/train's step and the time of the planned bytes, plus the first gather and the last reduction,
 which nothing hides. The first step is left out; programs run in turns.
 
-The table goes to stdout, all figures to out/mpi.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/mpi.json. bench.py says when a run
+is invalid.
 Namespaces need root, or unshare -r.
 """
 
@@ -31,11 +32,12 @@ from typing import Any
 
 import bench
 import numpy as np
+import results
 from bench import COPY, ROOT
+from results import Block
 
-sys.path.append(str(ROOT / "tests" / "lib"))
-import hosts  # noqa: E402
-import trainer  # noqa: E402
+sys.path.append(str(ROOT))
+from tests.lib import hosts, trainer  # noqa: E402
 from zg.plan.plan import Plan  # noqa: E402
 from zg.plan.text import parse  # noqa: E402
 from zg.write import cost  # noqa: E402
@@ -219,31 +221,30 @@ def links(folder: Path, spec: Path, steps: int, rounds: int) -> list[dict[str, f
     ]
 
 
-def table(result: dict) -> str:
-    lines = [
-        *bench.head(result["machine"]),
-        "| 128 MiB, 2 ranks of a host | copy of its bytes, s | shared memory, s | of a copy "
-        "| MPI, s | of shared memory |",
-        "|---|---|---|---|---|---|",
-    ]
+def tables(result: dict) -> list[Block]:
+    rows = []
     for kind, x in result["collectives"].items():
         copy, near, far = x["copy"], x["shared memory"], x["MPI"]
-        lines.append(
-            f"| {kind} | {copy:.4f} | {near:.4f} | {near / copy:.2f} | {far:.4f} "
-            f"| {far / near:.2f} |"
+        rows.append(
+            f"{kind} | {copy:.4f} | {near:.4f} | {near / copy:.2f} | {far:.4f} "
+            f"| {far / near:.2f}"
         )
-    lines += [
-        "",
-        f"| {Path(result['spec']).stem}, ZeRO-3, 2 hosts | step, s | floor, s | ratio "
-        "| out/train, s | MB a step |",
-        "|---|---|---|---|---|---|",
+    return [
+        results.table(
+            "128 MiB, 2 ranks of a host | copy of its bytes, s | shared memory, s | of a copy "
+            "| MPI, s | of shared memory",
+            rows,
+        ),
+        results.table(
+            f"{Path(result['spec']).stem}, ZeRO-3, 2 hosts | step, s | floor, s | ratio "
+            "| out/train, s | MB a step",
+            (
+                f"{1e-9 * x['rate']:g} Gbit/s | {x['step']:.2f} | {x['floor']:.2f} "
+                f"| {x['step'] / x['floor']:.2f} | {x['near']:.2f} | {1e-6 * x['bytes']:.0f}"
+                for x in result["links"]
+            ),
+        ),
     ]
-    lines += [
-        f"| {1e-9 * x['rate']:g} Gbit/s | {x['step']:.2f} | {x['floor']:.2f} "
-        f"| {x['step'] / x['floor']:.2f} | {x['near']:.2f} | {1e-6 * x['bytes']:.0f} |"
-        for x in result["links"]
-    ]
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -256,7 +257,7 @@ def main() -> int:
             "collectives": collectives(folder, given.steps, given.rounds),
             "links": links(folder, ROOT / given.spec, given.steps, given.rounds),
         }
-    return bench.finish(result, "mpi", table)
+    return bench.finish(result, "mpi", tables, given.out)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,9 @@ from pathlib import Path
 
 from bench import ROOT
 
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("lib", "plan", "runtime")]
-import law  # noqa: E402
-import program  # noqa: E402
-import trainer  # noqa: E402
-from test_overlap import Ahead, flops, gathers, simulated  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from tests.lib import law, program, trainer  # noqa: E402
+from tests.plan.test_overlap import Ahead, flops, gathers, simulated  # noqa: E402
 
 DELAY = 0.020  # seconds added to every gather
 ENOUGH = 1.4 * DELAY  # seconds of a block's forward, with room for variation

@@ -18,8 +18,8 @@ PyTorch's, and the bytes of its update at the rate of a copy (`--emit explain` p
 
 --only: rows whose names contain it, as `demo` or `gpt2-124m, PyTorch, 1, f32`. --spec: the model in
 GPT-2's place. --llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a sample.
-The peers' venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json, a
-picture to out/peers.svg. bench.py says when a run is invalid.
+The peers' venv is out/peers/venv. Tables go to stdout and to --out (results.py), all figures to
+out/peers.json, a picture to out/peers.svg and beside --out. bench.py says when a run is invalid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from typing import Any
 
 import bench
 import numpy as np
+import results
 from bench import MADE, ROOT, SEQUENCE, TOKENS, Case
+from results import Block
 from zg.plan.plan import Plan
 from zg.write import cost
 
@@ -407,40 +409,37 @@ def saved(rounds: list[dict[str, Ran]], row: Row) -> list[dict]:
     ]
 
 
-def table(result: dict) -> str:
-    lines = [
-        *bench.head(result["machine"]),
-        "| model | peer | ranks | | step, s | ours, s | by | ratio | of rounds | our floor, s "
-        "| ours over it | memory, MB | ours | to step 1, s | ours "
-        "| ours, memory in place, s |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+def tables(result: dict) -> list[Block]:
+    rows = (
+        f"{x['model']['name']} | {x['name']} | {x['ranks']} | {x['precision']} "
+        f"| {x['step']:.3f} | {x['ours']:.3f} | {x['by']} | {x['ratio']:.2f} "
+        f"| {x['between'][0]:.2f} to {x['between'][1]:.2f} "
+        f"| {x['floor']:.3f} | {x['ours'] / x['floor']:.2f} "
+        f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
+        f"| {x['start']:.1f} | {x['our_start']:.2f} | {x['our_placed']:.2f}"
+        for x in result["rows"]
+    )
+    found: list[Block] = [
+        results.table(
+            "model | peer | ranks |  | step, s | ours, s | by | ratio | of rounds | our floor, s "
+            "| ours over it | memory, MB | ours | to step 1, s | ours "
+            "| ours, memory in place, s",
+            rows,
+        ),
+        result["objects"],
     ]
-    for x in result["rows"]:
-        floor = x["floor"]
-        least, most = x["between"]
-        lines.append(
-            f"| {x['model']['name']} | {x['name']} | {x['ranks']} | {x['precision']} "
-            f"| {x['step']:.3f} | {x['ours']:.3f} | {x['by']} | {x['ratio']:.2f} "
-            f"| {least:.2f} to {most:.2f} | {floor:.3f} | {x['ours'] / floor:.2f} "
-            f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
-            f"| {x['start']:.1f} | {x['our_start']:.2f} | {x['our_placed']:.2f} |"
-        )
-    lines += ["", result["objects"]]
     if result["orders"]:
-        lines += ["", "| ours, 1 rank, bf16, by | step, s |", "|---|---|"]
-    lines += [f"| {x['by']} | {x['step']:.3f} |" for x in result["orders"]]
+        rows = (f"{x['by']} | {x['step']:.3f}" for x in result["orders"])
+        found.append(results.table("ours, 1 rank, bf16, by | step, s", rows))
     if result["saved"]:
-        lines += [
-            "",
-            "| ours, 1 rank, f32 | step, s | memory, MB | of PyTorch's |",
-            "|---|---|---|---|",
-        ]
-    lines += [
-        f"| {x['name']} | {x['step']:.2f} | {1e-6 * x['memory']:.0f} "
-        f"| {100 * x['share']:.0f} % |"
-        for x in result["saved"]
-    ]
-    return "\n".join(lines)
+        rows = (
+            f"{x['name']} | {x['step']:.2f} | {1e-6 * x['memory']:.0f} "
+            f"| {100 * x['share']:.0f} %"
+            for x in result["saved"]
+        )
+        columns = "ours, 1 rank, f32 | step, s | memory, MB | of PyTorch's"
+        found.append(results.table(columns, rows))
+    return found
 
 
 def picture(result: dict) -> str:
@@ -546,8 +545,10 @@ def main() -> int:
         "orders": next((orders(rounds, row) for row in rows if has_orders(row)), []),
         "objects": objects(rows[0]),
     }
-    (ROOT / "out" / "peers.svg").write_text(picture(result))
-    return bench.finish(result, "peers", table)
+    code = bench.finish(result, "peers", tables, given.out)
+    for path in filter(None, (ROOT / "out" / "peers.json", given.out)):
+        path.with_suffix(".svg").write_text(picture(result))
+    return code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ That is the bound. Later the smallest difference leads to another path, as anoth
 validation loss may exceed f32's by as much as the other seed's differs. Losses do not depend on the
 machine's load.
 
-The table goes to stdout, all figures to out/precision.json; the exit code is 1 beyond a bound.
+Tables go to stdout and to --out (results.py), all figures to out/precision.json; the exit code is 1
+beyond a bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import json
 import sys
 
 import bench
+import results
 from bench import MADE, ROOT, Case
+from results import Block
 
 # Steps; relative error of the loss's decrease over them
 FIRST, OFF = 100, 2.0**-8
@@ -66,24 +69,19 @@ def figures(way: str, lines: list[dict], base: list[dict]) -> dict[str, object]:
     }
 
 
-def table(result: dict) -> str:
-    lines = [
-        f"{result['machine']['cpu']}; demo, {result['steps']} steps",
-        "",
-        f"| stored as | losses of {FIRST} steps beside f32, at most | validation loss | "
-        "beside f32 | skipped steps |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {w['way']} | {w['first']:.4f} | {w['val']:.4f} | {w['off']:+.4f} | "
-        f"{w['skipped']} |"
-        for w in result["ways"]
-    ]
-    lines += [
-        "",
+def tables(result: dict) -> list[Block]:
+    return [
+        results.table(
+            f"stored as | losses of {FIRST} steps beside f32, at most | validation loss "
+            "| beside f32 | skipped steps",
+            (
+                f"{w['way']} | {w['first']:.4f} | {w['val']:.4f} | {w['off']:+.4f} | "
+                f"{w['skipped']}"
+                for w in result["ways"]
+            ),
+        ),
         f"bound of the first column: {OFF * result['ways'][0]['fell']:.4f}",
     ]
-    return "\n".join(lines)
 
 
 def holds(ways: list[dict]) -> bool:
@@ -94,7 +92,7 @@ def holds(ways: list[dict]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1200, help="steps of each run")
-    given = parser.parse_args()
+    given = bench.with_out(parser).parse_args()
     if not (ROOT / "out" / "demo-val.bin").exists():
         parser.error("out/demo-val.bin does not exist; ./run demo creates it")
     MADE.mkdir(parents=True, exist_ok=True)
@@ -122,7 +120,7 @@ def main() -> int:
         "ways": ways,
     }
     (ROOT / "out" / "precision.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))
+    results.finish(bench.head(result["machine"]), tables(result), given.out)
     return 0 if holds(ways) else 1
 
 

@@ -6,7 +6,8 @@ Programs run in turns; figures are medians over pairs of neighbouring runs. Then
 alone, beside the memory's own rate at the same time: copies and in-place sums by as many threads
 (numpy), bytes read and written.
 
-The table goes to stdout, all figures to out/saving.json. bench.py says when a run is invalid.
+Tables go to stdout and to --out (results.py), all figures to out/saving.json. bench.py says when a
+run is invalid.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bench
+import results
 from bench import MADE, ROOT, Case
+from results import Block
 
-sys.path.append(str(ROOT / "tests/lib"))
+sys.path.append(str(ROOT))
 import numpy as np  # noqa: E402
 
-import zk  # noqa: E402
+from tests.lib import zk  # noqa: E402
 from zg.facts import ops
 from zg.plan import plan
 from zg.write import cost  # noqa: E402
@@ -157,26 +160,23 @@ def figures(
     return out
 
 
-def table(result: dict) -> str:
+def tables(result: dict) -> list[Block]:
     u = result["update"]
-    lines = [
-        *bench.head(result["machine"]),
-        f"| {Path(result['spec']).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | "
-        "arena, MB | of it activations | host arena, MB |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {w['way']} | {w['step']:.3f} | {100 * w['cost']:+.1f} % | {w['arena'] / 1e6:.0f} "
-        f"| {w['activations'] / 1e6:.0f} | {w['hosted'] / 1e6:.0f} |"
-        for w in result["ways"]
-    ]
     limits = ", ".join(f"{name} {gbs:.1f}" for name, gbs in u["limits"].items())
-    lines += [
-        "",
+    return [
+        results.table(
+            f"{Path(result['spec']).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | "
+            "arena, MB | of it activations | host arena, MB",
+            (
+                f"{w['way']} | {w['step']:.3f} | {100 * w['cost']:+.1f} % "
+                f"| {w['arena'] / 1e6:.0f} | {w['activations'] / 1e6:.0f} "
+                f"| {w['hosted'] / 1e6:.0f}"
+                for w in result["ways"]
+            ),
+        ),
         f"AdamW on the host: {u['gbs']:.1f} GB/s, {100 * u['share']:.0f} % of the most "
         f"that memory moved ({limits} GB/s)",
     ]
-    return "\n".join(lines)
 
 
 def main() -> int:
@@ -194,7 +194,7 @@ def main() -> int:
         "ways": figures(cases, plans, runs),
         "update": update(cores, 2 * given.rounds + 1),
     }
-    return bench.finish(result, "saving", table)
+    return bench.finish(result, "saving", tables, given.out)
 
 
 if __name__ == "__main__":

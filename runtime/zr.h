@@ -20,16 +20,30 @@
 #define ZR_ABI 21
 typedef struct zr zr; /* the state of one rank */
 
-/* Queues. Functions of ZR_HOST run on the host's processor and work on the host arena. */
-enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_SUM = 3, ZR_HOST = 4 };
-enum { ZR_UP = 5, ZR_DOWN = 6, ZR_LOAD = 7, ZR_STORE = 8, ZR_FETCH = 9, ZR_QUEUES = 10 };
+/* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
+ * it runs kernels, and its place in the order in which mode late empties the queues, consumers
+ * before producers. A queue between two arenas copies (zr_copy). Collectives are on the first three
+ * queues. Functions of ZR_HOST run on the host's processor. */
+#define ZR_EACH_QUEUE(ROW)                                                                         \
+    ROW(ZR_MAIN, "main", ZR_ARENA, ZR_ARENA, 1, 0)                                                 \
+    ROW(ZR_GATHER, "gather", ZR_ARENA, ZR_ARENA, 0, 9)                                             \
+    ROW(ZR_REDUCE, "reduce", ZR_ARENA, ZR_ARENA, 0, 8)                                             \
+    ROW(ZR_SUM, "sum", ZR_ARENA, ZR_ARENA, 1, 7)                                                   \
+    ROW(ZR_HOST, "host", ZR_HOSTED, ZR_HOSTED, 1, 3)                                               \
+    ROW(ZR_UP, "up", ZR_HOSTED, ZR_ARENA, 0, 2)                                                    \
+    ROW(ZR_DOWN, "down", ZR_ARENA, ZR_HOSTED, 0, 4)                                                \
+    ROW(ZR_LOAD, "load", ZR_FILED, ZR_HOSTED, 0, 5)                                                \
+    ROW(ZR_STORE, "store", ZR_HOSTED, ZR_FILED, 0, 1)                                              \
+    ROW(ZR_FETCH, "fetch", ZR_FILED, ZR_HOSTED, 0, 6)
+enum { ZR_ARENA, ZR_HOSTED, ZR_FILED }; /* a rank's arena, its host arena, its file arena */
+#define ZR_NUMBER(queue, ...) queue,
+enum { ZR_EACH_QUEUE(ZR_NUMBER) ZR_QUEUES };
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 }; /* first argument of zr_program.gemms */
 /* Sections of a step that zr_replay can record as graphs. */
 enum { ZR_BEGIN = 0, ZR_MICRO_BATCH = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
 /* A function that a queue runs. k: the queue's kernel context, or NULL on queues that only move
- * data (ZR_GATHER, ZR_REDUCE, and ZR_UP to ZR_FETCH). a: the arena of the queue. i: the operands
- * given to zr_call. */
+ * data. a: the arena of the queue. i: the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 /* Return the address in arena a of operand n of function `name`, where i[n] is an offset. Fails if
  * it is outside the arena. */
@@ -58,9 +72,8 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z));
 /* Mark an operand of a call, `from` of zr_copy or `at` of zr_done as the last use of its slot:
  * after the command the contents are dead. Test modes overwrite them with NaN. */
 #define zr_last(at) ((at) + (INT64_C(1) << 62))
-/* Copy bytes from offset `from` to offset `to`. The queue says between which arenas:
- *   ZR_UP              host arena -> arena       ZR_DOWN   arena -> host arena
- *   ZR_LOAD, ZR_FETCH  file arena -> host arena  ZR_STORE  host arena -> file arena */
+/* Copy bytes from offset `from` of the arena that the queue reads to offset `to` of the one that it
+ * writes. */
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
 /* ---- collectives. `group` is an index of zr_program.groups; R is its number of ranks, r this

@@ -449,8 +449,7 @@ static void set_control(zr *z, const zr_past *past)
 {
     const zr_program *p = z->p;
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++)
-        if (s->flat < 0)
-            zr_write(z, s->queue, s->at, &past->control[p->nstates - 1 - (s - p->states)], 8);
+        if (s->flat < 0) zr_write(z, s->queue, s->at, &past->control[s - p->states].bits, 8);
 }
 
 /* Return whether it is a CPU's kernel object: all of them give the same bits. */
@@ -463,7 +462,8 @@ void zr_checkpoint_load(zr *z)
 {
     char why[ZR_WHY], folder[ZR_FILE], file[ZR_FILE];
     zr_checkpoints *c = z->checkpoints;
-    zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums)};
+    zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums),
+                    .control = zr_get(z, z->p->nstates, sizeof *past.control)};
     uint64_t *sums = c->sums;
     if (path_of(z, folder, c->from, NULL, NULL, why) ||
         path_of(z, file, c->from, NULL, record, why))
@@ -486,6 +486,7 @@ void zr_checkpoint_load(zr *z)
     z->skips = past.skips;
     z->log->skipped = past.skipped;
     free(past.sums);
+    free(past.control);
     zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
     if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
         zr_print(z, STDERR_FILENO, "until then kernels %s, now %s, whose sums are others\n",
@@ -584,7 +585,7 @@ static void add_sums(zr *z)
     }
 }
 
-/* Remove what rank 0 has begun, and report why. */
+/* Remove rank 0's unfinished files, and report why. */
 static void give_up(zr *z, const char *why)
 {
     zr_checkpoints *c = z->checkpoints;

@@ -50,13 +50,18 @@ struct zr_checkpoints {
     double turn, save;
 };
 
+typedef struct zr_number {
+    uint64_t bits;
+    int given;
+} zr_number;
+
 /* Contents of run.json about the run that wrote it. */
 typedef struct zr_past {
     int64_t steps, skipped, skips;
     uint64_t *sums;        /* checksums of all tensors of all files */
     const char *accepted;  /* the argument of --accept-change, valid during the read */
     char kernels[ZR_TOLD]; /* its kernel object */
-    uint64_t control[32];  /* states that are single numbers, last one first */
+    zr_number *control;    /* [p->nstates] values of the states that are single numbers */
 } zr_past;
 
 /* Prepare run.json in r->text. sums: number of checksums. */

@@ -1,5 +1,5 @@
-/* zr_config.c -- whether the folder of --load is of another model than the program. Shapes do not
- * show numbers that no tensor has, nor which model is meant if one does not fit. */
+/* zr_config.c -- compares the config.json of --load with the program's. Some settings, such as an
+ * eps, change no shape of a tensor, and a shape that does not fit does not name the model. */
 #define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_json.h"

@@ -38,8 +38,8 @@ const char *zr_foreign_file(int fd, int64_t size);
 /* Refuse a file without a header that looks like something other than tokens of `width` bytes;
  * width 0 means uint16. Returns 0, or -1 and why. */
 int zr_looks(const zr_data *d, int64_t size, int width, char *why);
-/* Describe in `to`, and return, the size of the vocabulary and what to do about a token of so many
- * bytes that is beyond it. width 0: data.ignore cannot help. */
+/* Write to `to`, and return, the size of the vocabulary and the remedy for a token beyond it.
+ * width: bytes of a token; 0: data.ignore cannot help. */
 enum { ZR_BEYOND = 320 };
 const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab);
 /* Find tokens, labels and mask in an open file of `size` bytes (zr_tokens.c). */

@@ -7,8 +7,9 @@
  * Invariants
  *  1. Space is allocated at the start if the file system supports that (zr_reserve): a full disk
  *     shows here and not in a step.
- *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each, and the thread that saves beside a step,
- *     whose bytes count for no queue, has another. One thread at a time moves data for a queue.
+ *  2. Each queue that copies from or to the file has a ring, and the thread that saves beside a
+ *     step, whose bytes count for no queue, has another. One thread at a time moves data for a
+ *     queue.
  *  3. Nothing is allocated after zr_disk_open.
  */
 #define _GNU_SOURCE
@@ -18,6 +19,7 @@
 #include "zr_log.h"
 #include "zr_options.h"
 #include "zr_progress.h"
+#include "zr_range.h"
 #include "zr_rank.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -31,8 +33,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Movers: ZR_LOAD, ZR_STORE, ZR_FETCH, in this order, then the thread that saves beside a step. */
-enum { PAGE = 4096, BESIDE = 3, MOVERS = 4 };
+/* Movers: the queues, then the thread that saves beside a step. */
+enum { PAGE = 4096, BESIDE = ZR_QUEUES, MOVERS };
 
 /* A block in flight: the part that is left. */
 typedef struct piece {
@@ -59,9 +61,7 @@ struct zr_disk {
     _Atomic int64_t moved[MOVERS]; /* bytes moved */
 };
 
-static int of(int queue) { return queue - ZR_LOAD; }
-
-static int mover(int queue) { return zr_is_beside() ? BESIDE : of(queue); }
+static int mover(int queue) { return zr_is_beside() ? BESIDE : queue; }
 
 /* ---- rings */
 
@@ -165,7 +165,7 @@ static int by_ring(ring *r, int fd, int op, piece all, int64_t block)
 void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
 {
     struct zr_disk *d = z->disk;
-    int store = queue == ZR_STORE;
+    int store = zr_queues[queue].to == ZR_FILED;
     int whole = ((uintptr_t)at | (uint64_t)there | (uint64_t)bytes) % PAGE == 0;
     int fd = whole && d->direct >= 0 ? d->direct : d->plain, bad;
     if (d->uring)
@@ -181,10 +181,20 @@ void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
 
 int64_t zr_disk_moved(const zr *z, int queue)
 {
-    return z->disk ? atomic_load_explicit(&z->disk->moved[of(queue)], memory_order_relaxed) : 0;
+    return z->disk ? atomic_load_explicit(&z->disk->moved[queue], memory_order_relaxed) : 0;
 }
 
 /* ---- start */
+
+/* Return whether a mover needs a ring. States are read on ZR_LOAD and written on ZR_STORE, even if
+ * the program does not use these queues (zr_read, zr_write). */
+static int has_ring(const zr *z, int mover)
+{
+    if (mover == BESIDE) return z->o->save_every != 0;
+    if (mover == ZR_LOAD || mover == ZR_STORE) return 1;
+    const zr_queue_row *q = &zr_queues[mover];
+    return zr_uses(z, mover) && (q->from == ZR_FILED || q->to == ZR_FILED);
+}
 
 /* Open the file past the page cache, if a page can be read that way; else return -1. */
 static int open_direct(zr *z, int plain)
@@ -220,9 +230,9 @@ void zr_disk_open(zr *z)
     if (zr_reserve(d->plain, z->p->filed, d->path, why))
         zr_fail(z, ZR_ENVIRONMENT, "%s; set another disk with --nvme DIR", why);
     d->direct = open_direct(z, d->plain);
-    d->uring = !open_ring(z, &d->ring[of(ZR_LOAD)]) && !open_ring(z, &d->ring[of(ZR_STORE)]) &&
-               (!zr_uses(z, ZR_FETCH) || !open_ring(z, &d->ring[of(ZR_FETCH)])) &&
-               (!z->o->save_every || !open_ring(z, &d->ring[BESIDE]));
+    d->uring = 1;
+    for (int m = 0; m < MOVERS; m++)
+        if (d->uring && has_ring(z, m)) d->uring = !open_ring(z, &d->ring[m]);
     zr_print(z, STDERR_FILENO,
              "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page cache\n", z->p->filed,
              dir, d->uring ? "io_uring" : "reads and writes", d->direct >= 0 ? "past" : "through");

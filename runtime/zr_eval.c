@@ -6,8 +6,8 @@
  * must have the smallest mean loss over its tokens; the first of equal ones counts.
  *
  * Invariants
- *  1. Every rank issues the same number of evaluations, without targets once it has no completion
- *     left, because peers may need its part of the parameters.
+ *  1. Every rank issues the same number of evaluations, because peers may need its part of the
+ *     parameters. A rank that has no completion left evaluates micro-batches without targets.
  *  2. A mean uses this rank's sums only (z->apart), so no bit of it depends on other ranks.
  *  3. Memory is allocated only when the file is opened.
  */

@@ -89,8 +89,8 @@ const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME])
     return with_host(who, snprintf(who, ZR_HOST_NAME, "rank %.9s", z->net->rank));
 }
 
-/* Block all threads but the first that exits, which ends the others too, because it may still have
- * to print its message. */
+/* Block all threads but the first that exits. Its exit ends the others, but it may still have to
+ * print its message. */
 static void leave_alone(void)
 {
     static atomic_flag leaving = ATOMIC_FLAG_INIT;

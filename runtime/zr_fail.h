@@ -1,4 +1,4 @@
-/* zr_fail.h -- how a run ends early: exit codes, the last message, and what all files may call. */
+/* zr_fail.h -- how a run ends early: exit codes, the last message, functions for all files. */
 #ifndef ZR_FAIL_H
 #define ZR_FAIL_H
 #include "zr.h"

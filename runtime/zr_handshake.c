@@ -1,12 +1,13 @@
 /* zr_handshake.c -- checks that all ranks agree before they work together.
  *
- * Every fact is a line of text. Rank 0 broadcasts its own; a rank whose line differs prints both
- * and ends the run. Ranks of one host share a command line and files; ranks of a launcher need not.
+ * A fact is a property that all ranks must share, as a line of text. Rank 0 broadcasts its line; a
+ * rank with another line prints both and ends the run. Ranks that a launcher started may have
+ * different command lines and files, also on one host.
  *
  * Invariants
- *  1. All ranks check the facts in one order. The first message of all is what they are built from,
- *     because programs that differ there may not exchange the same messages later.
- *  2. Properties that may differ between ranks are not facts: where files are, threads, the log.
+ *  1. All ranks check the facts in the same order. The digest of the sources comes first, because
+ *     later messages may differ between programs of different sources.
+ *  2. Paths, the number of threads and the log may differ between ranks, so they are no facts.
  */
 #define _GNU_SOURCE
 #include "zr_choices.h"

@@ -1,4 +1,4 @@
-/* zr_handshake.h -- what the ranks of a run must have alike. */
+/* zr_handshake.h -- checks that all ranks agree before they work together. */
 #ifndef ZR_HANDSHAKE_H
 #define ZR_HANDSHAKE_H
 #include "zr_mix.h"

@@ -1,4 +1,4 @@
-/* zr_log.h -- what a run prints and logs. Only rank 0 prints; a failed write ends no run. */
+/* zr_log.h -- the output and the log of a run. Only rank 0 prints; a failed write ends no run. */
 #ifndef ZR_LOG_H
 #define ZR_LOG_H
 #include "zr_mix.h"
@@ -54,7 +54,7 @@ void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause);
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
-/* Report once more what output was lost. Fails if that output was the purpose of the run. */
+/* Report lost output once more. Fails if that output was the purpose of the run. */
 void zr_log_close(zr *z);
 
 #endif

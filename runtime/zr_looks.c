@@ -1,5 +1,5 @@
-/* zr_looks.c -- what a file without a description looks like: another program's file, text, or
- * tokens of another type than expected.
+/* zr_looks.c -- recognizes the contents of a file without a description: another program's file,
+ * text, or tokens of another type than expected.
  *
  * Invariants
  *  1. A rule refuses only data that tokenizers hardly ever write, and says why. A file with a
@@ -148,7 +148,7 @@ static const char *as_floats(const looks *l)
                             : NULL;
 }
 
-/* Return what w looks like instead of uint16; NULL: nothing. */
+/* Return the likely type of w, if it is not uint16; NULL: it may be. */
 static const char *no_uint16(const looks *l, char text[NARROWER])
 {
     const char *floats = as_floats(l);

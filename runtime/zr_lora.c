@@ -175,8 +175,8 @@ static int find_modules(given *g)
     return 0;
 }
 
-/* Mark the modules that an entry of a list names: those of this name, and those whose last parts it
- * is, as in PEFT. */
+/* Mark the modules that an entry of a list names. As in PEFT, their names are the entry or end with
+ * a dot and the entry. */
 static void read_name(given *g, int list, const char *name)
 {
     size_t n = strlen(name);
@@ -262,7 +262,7 @@ static int takes_dropout(given *g, value v)
     return 1;
 }
 
-/* Return whether a key may have this value; if not, *allowed says what may. */
+/* Return whether a key may have this value; if not, *allowed has the values that it may have. */
 static int takes(given *g, const char *key, value v, const char **allowed)
 {
     *allowed = "null, false or empty";
@@ -333,7 +333,7 @@ static int check_scale(const given *g, const char *file, char *why)
                   g->p->lora);
 }
 
-/* Report what a folder without a file of adapters may be. */
+/* Report that a folder has no file of adapters, and the likely reason. */
 static int say_no_adapters(const char *dir, const char *name, char *why)
 {
     char file[ZR_FILE];

@@ -161,8 +161,7 @@ static void open_kernels(zr *z)
 {
     const char *why = "";
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        if (queue != ZR_MAIN && queue != ZR_SUM && (queue != ZR_HOST || !zr_uses(z, queue)))
-            continue;
+        if (!zr_queues[queue].kernels || (queue == ZR_HOST && !zr_uses(z, queue))) continue;
         int threads = queue == ZR_SUM ? 1 : z->threads;
         void *workspace = queue == ZR_MAIN ? z->workspace : NULL;
         zr_queue *q = &z->queue[queue];
@@ -364,9 +363,9 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
         moved[ZR_WIRE] += times * z->queue[queue].bytes;
         moved[ZR_MESSAGES] += times * z->queue[queue].messages;
         moved[ZR_FAR] += times * z->queue[queue].far;
+        int what = zr_queues[queue].to == ZR_FILED ? ZR_STORES : ZR_LOADS;
+        moved[what] += times * zr_disk_moved(z, queue);
     }
-    moved[ZR_LOADS] += times * (zr_disk_moved(z, ZR_LOAD) + zr_disk_moved(z, ZR_FETCH));
-    moved[ZR_STORES] += times * zr_disk_moved(z, ZR_STORE);
 }
 
 /* Run a training step and return its seconds. apart: wait for all its work. */

@@ -171,8 +171,8 @@ static int listen_there(zr *z)
     return fd;
 }
 
-/* Raise the limit of open files for a connection to each rank and what libraries open; the soft
- * limit is often 1024. */
+/* Raise the limit of open files: there is a connection to each rank, libraries open files, and the
+ * soft limit is often 1024. */
 static void raise_limit(zr *z)
 {
     struct rlimit limit;

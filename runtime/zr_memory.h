@@ -1,4 +1,4 @@
-/* zr_memory.h -- the device and the arenas of a rank, which the target has. */
+/* zr_memory.h -- the device and the arenas of a rank. The target has these functions. */
 #ifndef ZR_MEMORY_H
 #define ZR_MEMORY_H
 #include "zr.h"
@@ -7,12 +7,12 @@ extern const int zr_is_gpu; /* 0: the target lacks a GPU's options */
 
 /* Make z->t before the ranks start, and check whether there is room for them. */
 void zr_prepare(zr *z);
-void zr_open(zr *z);  /* open a rank's device and what its kernels need */
-void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map what peers share */
+void zr_open(zr *z);  /* open a rank's device, before its kernels */
+void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map its peers' */
 /* Find the place for the next tokens and targets, int32 [B,T] each, which the rank's own thread
  * fills. zr_batch_filled then copies them to their places in the arena, or `at` bytes after these,
- * before any command issued later; with them go positions and keys, if the program has them. first:
- * number of the first sample in the run, or ZR_NO_SAMPLE if they are not for training. */
+ * before any command issued later. It also copies positions and keys, if the program has them.
+ * first: number of the first sample in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
 void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
 void zr_batch_filled(zr *z, int64_t at, int64_t first);

@@ -3,9 +3,11 @@
  *
  * Invariants
  *  1. A sample is a function of its number alone (zr_order.h); no state is kept.
- *  2. Of the first m samples, a source with share w of the weights has m*w, plus or minus two. The
- *     two lightest are joined first, so on the way to the root weights double at every second fork,
- *     and each fork adds at most half a sample times the share that goes this way.
+ *  2. A source with share w of the weights has m*w of the first m samples, plus or minus two. The
+ *     forks are a Huffman tree: the two lightest weights are joined first, so the weight at least
+ *     doubles at every second fork on the way from a source to the root. Each fork rounds by at
+ *     most half a sample, and a source gets its share of that error: at most 1, 1, 1/2, 1/2, 1/4
+ *     ... of it from its own fork upwards, so 4 halves in sum.
  */
 #include "zr_data.h"
 #include "zr_file.h"

@@ -5,6 +5,7 @@
 #ifndef ZR_MIX_H
 #define ZR_MIX_H
 #include "zr_data.h"
+#include "zr_file.h"
 
 /* Largest number of sources; the number that means a weight of 1. */
 enum { ZR_SOURCES = 64, ZR_WEIGHT = 10000 };

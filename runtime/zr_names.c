@@ -171,7 +171,7 @@ static int is_marked(const char *name, const char *mark)
     return at != NULL;
 }
 
-/* Return whether, and write that, names in the folder have a mark that the wanted name lacks. */
+/* Write that names in the folder have a mark that the wanted name lacks. Returns whether any do. */
 static int put_mark(FILE *to, const zr_table *t, const char *wanted)
 {
     for (size_t m = 0; m < sizeof marks / sizeof *marks; m++) {

@@ -1,6 +1,7 @@
 /* zr_net.h -- ranks that a launcher starts, on this host or others; not every target has them. */
 #ifndef ZR_NET_H
 #define ZR_NET_H
+#include "zr_fail.h"
 #include "zr_rank.h"
 #include "zr_shared.h"
 

@@ -10,7 +10,7 @@
  *   ZR_SAVE_S=N            seconds an update waits for a checkpoint to be written (default: 60)
  *   ZR_SHARD_BYTES=N       bytes of tensors in one file of --save (default: 5 GB)
  *   ZR_PEAK_GFLOPS=X       peak of all ranks: step lines and the log give the share of it reached
- * For ranks that a launcher starts, where the launcher's own variables do not say it:
+ * For ranks that a launcher starts, if its own variables do not give these values:
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
  *   ZR_TOKEN=WORD          name of the run: ranks with another word belong to another run

@@ -160,7 +160,7 @@ static void total(zr *z, uint64_t sum[2])
 
 const zr_far zr_plane = {tell, total};
 
-/* ---- resources of which every rank needs its own */
+/* ---- resources that no two ranks may share */
 
 typedef struct claim {
     char what[64], host[ZR_HOST_NAME];

@@ -225,21 +225,11 @@ static void print_queue(zr *z, int queue, double wall)
              100 * sum[1] / wall);
 }
 
-static const char *waiting_for(int queue)
-{
-    static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
-                                        "waits for sum",  "waits for host",   "waits for up",
-                                        "waits for down", "waits for load",   "waits for store",
-                                        "waits for fetch"};
-    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
-    return names[queue];
-}
-
 /* Return the line of the table for a note; part_of_main: the line for ZR_MAIN's time. */
 static const char *line_name(zr *z, const zr_note *note)
 {
     (void)z;
-    return note->kind < 0 ? note->name : waiting_for(note->kind);
+    return note->kind < 0 ? note->name : zr_queues[note->kind].awaited;
 }
 
 static const char *part_of_main(zr *z, const zr_note *note)

@@ -39,20 +39,18 @@ void zr_find_column(zr *z)
         here, names, here);
 }
 
-const char *zr_queue_name(int queue)
-{
-    static const char *const names[] = {"main", "gather", "reduce", "sum",   "host",
-                                        "up",   "down",   "load",   "store", "fetch"};
-    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
-    return names[queue];
-}
+#define ROW(queue, name, from, to, kernels, drained) {name, "waits for " name, from, to, kernels},
+const zr_queue_row zr_queues[ZR_QUEUES] = {ZR_EACH_QUEUE(ROW)};
+#undef ROW
+
+const char *zr_queue_name(int queue) { return zr_queues[queue].name; }
 
 /* ---- ranges */
 
-enum { ARENA, SHARED, HOSTED, FILED };
+enum { ARENA = ZR_ARENA, HOSTED = ZR_HOSTED, FILED = ZR_FILED, SHARED };
 
-static const char *const names[] = {"the arena", "the part of the arena that peers read",
-                                    "the host arena", "the file arena"};
+static const char *const names[] = {"the arena", "the host arena", "the file arena",
+                                    "the part of the arena that peers read"};
 
 typedef struct place { /* `count` pieces of `bytes`, `step` apart */
     const char *name;
@@ -63,7 +61,7 @@ typedef struct place { /* `count` pieces of `bytes`, `step` apart */
 static int64_t size_of(const zr *z, int arena)
 {
     const zr_program *p = z->p;
-    return (const int64_t[]){p->columns[z->column].arena, p->shared, p->hosted, p->filed}[arena];
+    return (const int64_t[]){p->columns[z->column].arena, p->hosted, p->filed, p->shared}[arena];
 }
 
 /* Return whether all pieces are within `size`. No sum or product can overflow, because each factor
@@ -124,21 +122,14 @@ void zr_check_call(zr *z, const char *name, int queue, int n)
 
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
-    static const struct {
-        int copies, from, to;
-    } ways[ZR_QUEUES] = {
-        [ZR_UP] = {1, HOSTED, ARENA},    [ZR_DOWN] = {1, ARENA, HOSTED},
-        [ZR_LOAD] = {1, FILED, HOSTED},  [ZR_FETCH] = {1, FILED, HOSTED},
-        [ZR_STORE] = {1, HOSTED, FILED},
-    };
     zr_check_queue(z, "copy", queue);
-    if (!ways[queue].copies)
+    if (zr_queues[queue].from == zr_queues[queue].to)
         zr_fail(z, ZR_DISAGREE,
                 "step %" PRId64 ": copy on queue %s, which does not copy; "
                 "regenerate the program",
                 z->step + 1, zr_queue_name(queue));
-    check(z, "copy", queue, (place){"from", ways[queue].from, from, bytes, 1, 0});
-    check(z, "copy", queue, (place){"to", ways[queue].to, to, bytes, 1, 0});
+    check(z, "copy", queue, (place){"from", zr_queues[queue].from, from, bytes, 1, 0});
+    check(z, "copy", queue, (place){"to", zr_queues[queue].to, to, bytes, 1, 0});
 }
 
 /* Check queue and group of a collective, which only the first `queues` queues may have. */
@@ -214,6 +205,7 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
 {
     int64_t bytes = n < 0 || n > INT64_MAX / 8 ? INT64_MAX : 8 * n;
     check_group(z, "allreduce", queue, ZR_REDUCE + 1, group);
+    /* a CPU adds the terms of all ranks, as no program needs another group */
     check_number(z, "allreduce", queue, "group of all", group, 1);
     check(z, "allreduce", queue, (place){"from", given(z), from, bytes, 1, 0});
     check(z, "allreduce", queue, (place){"to", ARENA, to, bytes, 1, 0});
@@ -302,7 +294,7 @@ uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
         int64_t at = i[k], bytes;
         zr_check_queue(z, what, queue);
         slot_of(z, what, queue, &at, &bytes);
-        if (queue < ZR_HOST || queue == ZR_DOWN) continue;
+        if (zr_queues[queue].from == ARENA) continue;
         zr_fail(z, ZR_DISAGREE,
                 "step %" PRId64 ": %s on queue %s: operand %d is marked as a last "
                 "use, but lies in no slot of the arena; regenerate the program",
@@ -327,14 +319,14 @@ void zr_dead(zr *z, const char *what, int queue, const int64_t *i, uint32_t last
 
 static int queue_of(const zr *z, const void *k)
 {
-    int queue = ZR_HOST;
-    while (queue != ZR_MAIN && z->queue[queue].k != k) queue--;
+    int queue = ZR_QUEUES - 1;
+    while (queue != ZR_MAIN && !(zr_queues[queue].kernels && z->queue[queue].k == k)) queue--;
     return queue;
 }
 
 void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name)
 {
-    int queue = queue_of(z, k), arena = queue == ZR_HOST ? HOSTED : ARENA;
+    int queue = queue_of(z, k), arena = zr_queues[queue].to;
     int64_t size = size_of(z, arena);
     if (i[n] >= 0 && i[n] < size) return (char *)a + i[n];
     zr_fail(z, ZR_DISAGREE,

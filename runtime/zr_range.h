@@ -4,6 +4,12 @@
 #include "zr.h"
 
 void zr_find_column(zr *z); /* sets z->column; fails if the program lacks this target */
+/* A row of ZR_EACH_QUEUE, and the words for a wait for the queue. */
+typedef struct zr_queue_row {
+    const char *name, *awaited;
+    int from, to, kernels;
+} zr_queue_row;
+extern const zr_queue_row zr_queues[ZR_QUEUES];
 const char *zr_queue_name(int queue);
 /* Check the operands of a command. Each function fails, naming the command, if
  * one is outside its arena. */

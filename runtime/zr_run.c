@@ -304,32 +304,30 @@ static int read_data(zr *z, zr_json *j, const char *file, zr_past *to, char *why
 
 static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
+    const zr_state *s = z->p->states;
     int64_t n = 0;
-    uint32_t seen = 0, all = 0;
-    for (int i = 0; i < z->p->nstates; i++)
-        if (is_number(&z->p->states[i])) all |= 1u << (z->p->nstates - 1 - i);
+    int states = z->p->nstates, missing = 0;
     while (zr_json_more(j, '{', &n)) {
         const char *key = zr_json_key(j);
-        int i = z->p->nstates - 1;
-        while (key && i >= 0 && is_number(&z->p->states[i]) && strcmp(z->p->states[i].what, key))
-            i--;
+        int i = 0;
         if (!key) return -1;
-        if (i < 0 || !is_number(&z->p->states[i])) {
+        while (i < states && !(is_number(&s[i]) && !strcmp(s[i].what, key))) i++;
+        if (i == states) {
             zr_json_skip(j);
             continue;
         }
-        uint64_t *bits = &to->control[z->p->nstates - 1 - i];
-        seen |= 1u << (z->p->nstates - 1 - i);
-        if (z->p->states[i].type == ZR_F64) {
+        to->control[i].given = 1;
+        if (s[i].type == ZR_F64) {
             const char *text = zr_json_text(j);
             char *end = "";
             double x = text ? strtod(text, &end) : 0;
             if (text && (*end || end == text))
                 return zr_why(why, "%s: %s: %.40s is not a number", file, key, text);
-            memcpy(bits, &x, 8);
-        } else *bits = (uint64_t)zr_json_count(j);
+            memcpy(&to->control[i].bits, &x, 8);
+        } else to->control[i].bits = (uint64_t)zr_json_count(j);
     }
-    if (!j->error && seen != all)
+    for (int i = 0; i < states; i++) missing |= is_number(&s[i]) && !to->control[i].given;
+    if (!j->error && missing)
         return zr_why(why, "%s: some of the state of a step is missing", file);
     return j->error ? -1 : 0;
 }
@@ -412,7 +410,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
     int64_t length, n = 0;
     int seen = 0, bad = 0;
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
     if (!text) return -1;
     if (!is_sealed(text, length))
         bad = zr_why(why, "%s: not a record of a run, or damaged: its checksum is wrong", file);
@@ -440,7 +438,7 @@ int zr_run_order(const char *file, int *order, char *why)
 {
     int64_t length, n = 0;
     int by_kernels = -1, bf16 = 0; /* for a record without a line on it */
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     *order = -1;

@@ -293,7 +293,7 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     return bad ? bad : check_places(t, first, 8 + n, size - 8 - n, why, file);
 }
 
-/* Report why a header could not be read: if the file is of another known kind, that. */
+/* Report the kind of a file whose header could not be read, if it is known. */
 static int say_foreign(int fd, int64_t size, char *why, const char *file)
 {
     char begin[32] = "";

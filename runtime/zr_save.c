@@ -1,13 +1,12 @@
-/* zr_save.c -- the folder of --save: files of weights as transformers names them, and the files
- * that it reads beside them: config.json, the tokenizer's.
+/* zr_save.c -- writes the folder of --save in the format of transformers: files of weights,
+ * config.json, and the tokenizer's files.
  *
  * Invariants
  *  1. Every file is written under the name of zr_save_temp, followed by .1, .2 ... from the second
  *     on. When all are complete they are renamed, from the last to the first. So the remains of a
  *     save that was killed have no gap, and zr_save_clear finds all of them.
- *  2. At no moment does an index or a name suggest that files belong together which do not.
- *  3. Of the old files only those that are replaced, and shards that the old index names, are
- *     removed.
+ *  2. Files of different saves never look like one save, neither by an index nor by their names.
+ *  3. Only old files that are replaced, and shards that the old index names, are removed.
  *  4. A process that removes or renames zr_save_temp's file holds a lock on it.
  *  5. Complete weights are never removed: a file that cannot be renamed keeps its temporary name.
  */

@@ -27,7 +27,7 @@ typedef struct zr_saving {
 
 /* Open a save. merge: merge the adapters. from: the folder that was loaded, or NULL. type: of all
  * tensors, ZR_F32 ...; -1: as in `types`, which must live as long, or f32 if that is NULL. most:
- * bytes of tensors in a file. note[ZR_WHY] of rank 0: what the folder lacks, or "". */
+ * bytes of tensors in a file. note[ZR_WHY] of rank 0: files that the folder lacks, or "". */
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
                  int merge, int type, const uint8_t *types, int64_t most, char *note, char *why);
 void zr_save_close(zr_saving *s);

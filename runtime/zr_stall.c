@@ -13,7 +13,7 @@
  *  1. A rank outside of steps and evaluations that does not wait for another host's rank (it
  *     starts, loads, saves, prints) may take as long as it needs, unless a signal has stopped it.
  *  2. Time in which the parent itself did not run does not count: all processes were stopped.
- *  3. A rank that uses a processor is working: it has ZR_TIMES as long.
+ *  3. A rank that uses a processor is working: its limit is ZR_TIMES as long.
  */
 #define _GNU_SOURCE
 #include "zr_fail.h"

@@ -1,4 +1,4 @@
-/* zr_text.h -- UTF-8, and which of it may be shown on a terminal. */
+/* zr_text.h -- UTF-8, and the characters that a terminal may show. */
 #ifndef ZR_TEXT_H
 #define ZR_TEXT_H
 #include <string.h>

@@ -1,5 +1,5 @@
-/* zr_tokens.c -- where a token file has its tokens, and of which type: from the meta.json of its
- * folder, Megatron's index beside it, its own header, the user's option, or its looks.
+/* zr_tokens.c -- finds the place and the type of the tokens in a file: from the meta.json of its
+ * folder, Megatron's index beside it, its own header, the user's option, or its contents.
  *
  * llm.c's header is int32[256]: magic, version, number of tokens, zeros. llm.q's also has 1024
  * bytes: "BIN.TOK\n", then int32 version, bytes of a token, number of tokens, vocabulary, and

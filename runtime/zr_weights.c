@@ -391,7 +391,7 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
     return all;
 }
 
-/* Return the entry of instance i; NULL and `why` unless it is as the model needs it. */
+/* Return the entry of instance i; NULL and `why` if it is missing or has another shape or type. */
 static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_tensor *t, int i, const char *dir, char *why)
 {
@@ -459,7 +459,7 @@ static void say_unread(const zr_program *p, const zr_table *table, const zr_entr
     int64_t at[] = {c->beyond / columns, c->beyond % columns};
     zr_why(why, "%.300s/%s: tensor %s: element %s is %g; it must be a finite %s number%s", dir,
            file, e->name, zr_shape_text(place, sizeof place, at, e->ndim), c->value, types[p->type],
-           isfinite(c->value) ? ", or another train.precision" : "");
+           isfinite(c->value) ? "; or use another train.precision" : "");
     errno = ERANGE;
 }
 

@@ -27,13 +27,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 TESTS = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(TESTS / part) for part in ("lib", "law", "../gen")]
+sys.path[:0] = [str(TESTS.parent), str(TESTS.parent / "gen")]
 
-import law  # noqa: E402
-import program  # noqa: E402
-import test_resume  # noqa: E402
-import trainer  # noqa: E402
-from patience import LIMIT  # noqa: E402
+from tests.law import test_resume  # noqa: E402
+from tests.lib import law, program, trainer  # noqa: E402
+from tests.lib.patience import LIMIT  # noqa: E402
 
 STEPS = 60
 # Recipes of each type and each kind of states; their ways combine all stages, ranks and offloads.

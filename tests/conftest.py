@@ -9,10 +9,10 @@ import signal
 from collections import Counter
 
 import pytest
-import trainer
-import zk
 from hypothesis import settings
-from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
+
+from tests.lib import trainer, zk
+from tests.lib.program import data, program  # noqa: F401 -- fixtures of tests of the runtime
 
 # The same examples in every run: a failure can be repeated, and a pass means the same.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)

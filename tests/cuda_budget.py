@@ -137,8 +137,8 @@ def wanted() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(ROOT / "tests" / "lib"))
-    import trainer
+    sys.path.append(str(ROOT))
+    from tests.lib import trainer
 
     subprocess.run(
         ["ninja", *wanted()],

@@ -79,8 +79,8 @@ MORE = {
 
 def cases(only: str) -> list[list]:
     """Return name, way and settings of each case, by the working tree: the same for both trees."""
-    sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
-    import plans
+    sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
+    from tests.lib import plans
 
     made = [
         [name, way, plans.keys(name, way) if way in plans.WAYS else MORE[way]]
@@ -92,11 +92,12 @@ def cases(only: str) -> list[list]:
 
 def replay(chosen: list[list], weights: bool) -> None:
     """Write OUT/<case>/<emit> in the tree that is the working directory."""
-    sys.path[:0] = ["tests/lib", "tests", "gen"]
+    sys.path[:0] = [".", "tests/lib", "tests", "gen"]  # an older tree has no package
     import gc
 
-    import trainer
     from zg import main
+
+    from tests.lib import trainer
 
     gc.freeze()
     tokens = pathlib.Path("out/tokens.bin")

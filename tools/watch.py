@@ -259,7 +259,7 @@ class Watch:
         for log in self.logs:
             if not log.run and not log.steps:
                 self.tell()
-                raise Bad(f"{log.path}: no record of a run")
+                raise Bad(f"{log.path}: not a record of a run")
         places = self.chosen.tensorboard, self.chosen.wandb
         for log, name in zip(self.logs, self.names, strict=True):
             self.sinks.append(sinks(log, name, *places))

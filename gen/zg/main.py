@@ -11,6 +11,7 @@ import argparse
 import functools
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -107,6 +108,18 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def origin(args: argparse.Namespace) -> str:
+    """Return the command that a train.c comes from, without the folders of its files."""
+    words = ["zgen", args.spec] if args.spec else ["zgen"]
+    words += ["--from", os.path.normpath(args.folder)] if args.folder else []
+    words += ["--zero", args.zero] if args.zero else []
+    words = [os.path.basename(word) for word in words]
+    words += [word for value in args.set for word in ("--set", value)]
+    words += ["--flat"] if args.flat else []
+    said = shlex.join(words)
+    return f"zgen {home.version()}: {said if said.isprintable() else ascii(said)}"
+
+
 def text(args: argparse.Namespace) -> str:
     """Return the text that a command line asks for. Raises SpecError for bad input, CheckError for
     a wrong plan."""
@@ -147,6 +160,7 @@ def text(args: argparse.Namespace) -> str:
             args.flat,
             config.recipe(read),
             [("config", hf.config(read)), *peft.fields(read)],
+            origin(args),
         )
     )
 

@@ -66,9 +66,9 @@ void zr_finish(zr *z, int queue)
 
 void zr_drain(zr *z)
 {
-    int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP,  ZR_HOST,   ZR_DOWN,
-                            ZR_LOAD, ZR_FETCH, ZR_SUM, ZR_REDUCE, ZR_GATHER};
-    /* for mode late: consumers before producers */
+#define ROW(queue, name, from, to, kernels, drained) [drained] = queue,
+    int order[ZR_QUEUES] = {ZR_EACH_QUEUE(ROW)};
+#undef ROW
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
         order[i] = order[j];
@@ -157,9 +157,10 @@ static void run_copy(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], to = c->i[1], bytes = c->i[2];
     char *host = z->t->host, *arena = z->t->arena;
-    if (queue == ZR_LOAD || queue == ZR_FETCH) zr_disk_move(z, queue, host + to, from, bytes);
-    else if (queue == ZR_STORE) zr_disk_move(z, queue, host + from, to, bytes);
-    else if (queue == ZR_UP) memcpy(arena + to, host + from, (size_t)bytes);
+    const zr_queue_row *way = &zr_queues[queue];
+    if (way->from == ZR_FILED) zr_disk_move(z, queue, host + to, from, bytes);
+    else if (way->to == ZR_FILED) zr_disk_move(z, queue, host + from, to, bytes);
+    else if (way->to == ZR_ARENA) memcpy(arena + to, host + from, (size_t)bytes);
     else memcpy(host + to, arena + from, (size_t)bytes);
     z->queue[queue].copied += bytes;
 }

@@ -357,6 +357,6 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
              "an all-reduce");
         leave(z);
     }
-    counted(z, queue, group, 8 * n);
+    if (!z->apart) counted(z, queue, group, 8 * n);
     zr_note_end(z, note);
 }

@@ -89,34 +89,24 @@ static void call_host(zr *z, int queue, const char *name, int kind, zr_fn *fn, i
     zr_note_end(z, note);
 }
 
-static void load(zr *z, void *k, void *a, const int64_t *i)
+/* Copy i[2] bytes between the file and the host arena: operands of zr_copy, and the queue. */
+static void move_file(zr *z, void *k, void *a, const int64_t *i)
 {
+    int queue = (int)i[3], out = zr_queues[queue].to == ZR_FILED;
     (void)k;
-    zr_disk_move(z, ZR_LOAD, (char *)a + i[1], i[0], i[2]);
-}
-
-static void fetch(zr *z, void *k, void *a, const int64_t *i)
-{
-    (void)k;
-    zr_disk_move(z, ZR_FETCH, (char *)a + i[1], i[0], i[2]);
-}
-
-static void store(zr *z, void *k, void *a, const int64_t *i)
-{
-    (void)k;
-    zr_disk_move(z, ZR_STORE, (char *)a + i[0], i[1], i[2]);
+    zr_disk_move(z, queue, (char *)a + i[!out], i[out], i[2]);
 }
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
     uint32_t last = zr_unmark(z, "copy", queue, &from, 1);
     zr_check_copy(z, queue, from, to, bytes);
-    if (queue == ZR_LOAD || queue == ZR_FETCH || queue == ZR_STORE) {
-        zr_fn *move = queue == ZR_LOAD ? load : queue == ZR_FETCH ? fetch : store;
-        call_host(z, queue, "copy", ZR_MOVES, move, 3, (const int64_t[]){from, to, bytes});
+    if (zr_queues[queue].from == ZR_FILED || zr_queues[queue].to == ZR_FILED) {
+        const int64_t operands[] = {from, to, bytes, queue};
+        call_host(z, queue, "copy", ZR_MOVES, move_file, 4, operands);
         return;
     }
-    int up = queue == ZR_UP;
+    int up = zr_queues[queue].to == ZR_ARENA;
     char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
     cudaStream_t stream = zr_on(z, queue, "a copy");
     zr_note *note = zr_note_begin(z, queue, "copy", ZR_MOVES);

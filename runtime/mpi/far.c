@@ -11,6 +11,7 @@
  */
 #define _GNU_SOURCE
 #include "wire.h"
+#include "../cpu/cpu.h"
 #include "../zr_fail.h"
 #include "../zr_file.h"
 #include "../zr_memory.h"

@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "wire.h"
+#include "../cpu/cpu.h"
 #include "../zr_fail.h"
 #include "../zr_net.h"
 #include "../zr_queue.h"
@@ -53,9 +54,9 @@ static void must(zr *z, int error, const char *what)
             z->step + 1, what, text);
 }
 
-/* Tell Open MPI not to use its "put", with which a receiver asks for the rest of a
- * message behind data that it sends. With ranks out of step, a link with two directions
- * then carries one at a time. */
+/* Tell Open MPI not to use its "put" protocol. There a receiver requests the rest of a message, and
+ * the request waits behind data that it sends. If ranks are out of step, a link then carries data
+ * in one direction at a time. */
 static void choose_ways(void) { setenv("OMPI_MCA_btl_tcp_flags", "send", 0); }
 
 static void join_world(zr *z)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import mutants
 import pytest
-import test_mutants
 from zg.check import check
 from zg.plan.plan import Axis, Group, Plan
 from zg.plan.text import parse, print_plan
+
+from tests.check import test_mutants
+from tests.lib import mutants
 
 FLAT = [
     name

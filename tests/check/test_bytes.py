@@ -10,15 +10,16 @@ import pathlib
 import re
 from dataclasses import dataclass, replace
 
-import mutants
 import pytest
-import test_mutants
 from hypothesis import given
 from hypothesis import strategies as st
 from zg.check import check
-from zg.check.memory import Run, Slot
+from zg.check.memory import Extent, Slot
 from zg.plan.mesh import Along, Members, plain
 from zg.plan.plan import Step
+
+from tests.check import test_mutants
+from tests.lib import mutants
 
 WIDTH, PART = 4, 64  # bytes of an element, and of a rank's smallest part
 Bytes = list[object]
@@ -46,21 +47,21 @@ def dot(a: Along, b: Along) -> int:
     return sum(x * y for x, y in zip(a, b, strict=False))
 
 
-def element(run: Run, n: int, places: Along, part: int) -> tuple[object, int, int]:
+def element(run: Extent, n: int, places: Along, part: int) -> tuple[object, int, int]:
     """Return a byte's content: its array, element, and byte within the element."""
     first = run.first + dot(run.by_rank, places) + part * run.by_part
     return run.array, first + n // run.width, n % run.width
 
 
 def put(
-    memory: Bytes, at: int, size: int, run: Run, places: Along, part: int = 0
+    memory: Bytes, at: int, size: int, run: Extent, places: Along, part: int = 0
 ) -> None:
     for n in range(size):
         memory[at + n] = element(run, n, places, part)
 
 
 def holds(
-    memory: Bytes, at: int, size: int, run: Run, places: Along, part: int = 0
+    memory: Bytes, at: int, size: int, run: Extent, places: Along, part: int = 0
 ) -> bool:
     return memory[at : at + size] == [
         element(run, n, places, part) for n in range(size)
@@ -74,7 +75,7 @@ class Write:
     step: int
     at: int
     size: int
-    run: Run
+    run: Extent
 
 
 def write(slot: Slot, memories: list[Bytes], ranks: Ranks, one: Write) -> None:
@@ -154,7 +155,7 @@ def writes(draw: st.DrawFn, ranks: Ranks, size: int) -> Write:
     along = group.times(step // WIDTH)
     if draw(st.booleans()):
         along = plain((draw(MORE), draw(MORE)))
-    run = Run(
+    run = Extent(
         draw(st.sampled_from("ab")),
         at // WIDTH if draw(st.booleans()) else 0,
         WIDTH,
@@ -195,13 +196,13 @@ def row(ranks: int) -> Members:
 def test_what_a_gather_brings_is_one_run(ranks: int) -> None:
     """Shards gathered in two pieces are one run, but only after the last piece."""
     slot, every = Slot(), row(ranks)
-    first = Run("w", 0, WIDTH, by_part=PART // WIDTH)
+    first = Extent("w", 0, WIDTH, by_part=PART // WIDTH)
     slot.write_parts(0, PART, PART // 2, first, every)
     assert slot.read(0, ranks * PART) is None
     rest = first.after(PART // 2)
     slot.write_parts(PART // 2, PART, PART // 2, rest, every)
-    assert slot.read(0, ranks * PART) == Run("w", 0, WIDTH)
-    assert slot.read_own(0, PART, PART, every) == Run(
+    assert slot.read(0, ranks * PART) == Extent("w", 0, WIDTH)
+    assert slot.read_own(0, PART, PART, every) == Extent(
         "w", 0, WIDTH, by_rank=(PART // WIDTH,)
     )
 
@@ -212,17 +213,17 @@ def test_what_two_gathers_bring_is_one_run() -> None:
     slot = Slot()
     between, inside = Members("hosts", 3, (1, 0)), Members("local", 2, (0, 1))
     shard = PART // WIDTH
-    far = Run("w", 0, WIDTH, (0, 3 * shard), shard)
+    far = Extent("w", 0, WIDTH, (0, 3 * shard), shard)
     slot.write_parts(0, PART, PART, far, between)
-    assert slot.read(0, 3 * PART) == Run("w", 0, WIDTH, (0, 3 * shard))
-    near = Run("w", 0, WIDTH, by_part=3 * shard)
+    assert slot.read(0, 3 * PART) == Extent("w", 0, WIDTH, (0, 3 * shard))
+    near = Extent("w", 0, WIDTH, by_part=3 * shard)
     slot.write_parts(0, 3 * PART, 3 * PART, near, inside)
-    assert slot.read(0, 6 * PART) == Run("w", 0, WIDTH)
+    assert slot.read(0, 6 * PART) == Extent("w", 0, WIDTH)
 
 
 def test_an_own_part_changes_the_rest_does_not() -> None:
     slot, every, shard = Slot(), row(3), PART // WIDTH
-    old, new = Run("old", 0, WIDTH), Run("new", 0, WIDTH, (shard,))
+    old, new = Extent("old", 0, WIDTH), Extent("new", 0, WIDTH, (shard,))
     slot.write(0, 3 * PART, old)
     slot.write_own(0, PART, PART, new, every)
     assert slot.read(0, 3 * PART) is None
@@ -230,14 +231,14 @@ def test_an_own_part_changes_the_rest_does_not() -> None:
     assert slot.read_own(0, PART, PART, every) == new
     parts = new._replace(by_rank=(), by_part=shard)
     slot.write_parts(0, PART, PART, parts, every)
-    assert slot.read(0, 3 * PART) == Run("new", 0, WIDTH)
+    assert slot.read(0, 3 * PART) == Extent("new", 0, WIDTH)
 
 
 def test_an_element_that_is_cut_is_gone() -> None:
     slot = Slot()
-    slot.write(0, 16, Run("a", 0, WIDTH))
-    slot.write(0, 5, Run("b"))
-    assert slot.read(5, 8) is slot.read(8, 8) is None and slot.read(0, 5) == Run("b")
+    slot.write(0, 16, Extent("a", 0, WIDTH))
+    slot.write(0, 5, Extent("b"))
+    assert slot.read(5, 8) is slot.read(8, 8) is None and slot.read(0, 5) == Extent("b")
 
 
 # ---- the play

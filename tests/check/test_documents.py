@@ -1,13 +1,14 @@
 """test_documents.py -- tests that a plan with ends of documents, and no other, passes positions to
 every kernel that works on a sample's rows, and that windows are the stated ones."""
 
-import law
 import pytest
 from zg.check import check
 from zg.check.order import CheckError
 from zg.plan.text import parse, print_plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib import law
 
 WINDOW = "model.units[1].ops[0].residual[1].attention.window=9"
 

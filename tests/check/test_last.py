@@ -5,14 +5,13 @@ import pathlib
 import re
 from dataclasses import replace
 
-import mutants
-import plans
 import pytest
-import trainer
-from test_mutants import SMALL, data, planned, source, told  # noqa: F401
 from zg.check import check
 from zg.passes import last
 from zg.plan.plan import Plan, Step
+
+from tests.check.test_mutants import SMALL, data, planned, source, told  # noqa: F401
+from tests.lib import mutants, plans, trainer
 
 MOVED = ("gpt-tiny", "zero.stage=3", "train.offload_activations=true")
 LAYERS = (

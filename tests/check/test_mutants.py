@@ -14,18 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import count
-import mutants
 import numpy as np
 import pytest
-import trainer
-from covering import covering
-from patience import LIMIT
 from zg.check import check
 from zg.plan.plan import Plan, Section, Step
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
+
+from tests.lib import count, mutants, trainer
+from tests.lib.covering import covering
+from tests.lib.patience import LIMIT
 
 # shuffled runs, FEW or MANY; largest share of harmless mutants
 FEW, MANY, SHARE = 3, 20, 0.05

@@ -10,14 +10,15 @@ import random
 import re
 from collections.abc import Callable
 
-import mutants
 import pytest
-import test_mutants
-from plans import planned
 from zg.check import check, updates
 from zg.facts.grids import Grid
 from zg.plan.plan import Int, Plan, Ref, Step
 from zg.plan.text import PlanError, parse
+
+from tests.check import test_mutants
+from tests.lib import mutants
+from tests.lib.plans import planned
 
 GOLDEN = sorted((pathlib.Path(__file__).resolve().parents[1] / "golden").glob("*.plan"))
 TEXTS = [path.read_text() for path in GOLDEN]

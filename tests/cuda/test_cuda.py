@@ -10,13 +10,13 @@ import socket
 import subprocess
 import time
 
-import cuda_budget
-import plans
 import pytest
-import trainer
-from patience import LIMIT, patient
-from program import wait_for_step
-from trainer import ROOT
+
+from tests import cuda_budget
+from tests.lib import plans, trainer
+from tests.lib.patience import LIMIT, patient
+from tests.lib.program import wait_for_step
+from tests.lib.trainer import ROOT
 
 SPEC = ROOT / "model_specs" / "gpt-tiny.yaml"
 CUDA = ROOT / "kernels" / "cuda"

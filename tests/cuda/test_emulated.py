@@ -10,13 +10,12 @@ import pathlib
 import re
 import subprocess
 
-import law
 import numpy as np
-import plans
 import pytest
-import trainer
-from covering import covering
-from patience import LIMIT
+
+from tests.lib import law, plans, trainer
+from tests.lib.covering import covering
+from tests.lib.patience import LIMIT
 
 BIG = 500_000_000  # elements: more than any unit has
 FAMILIES = law.FAMILIES

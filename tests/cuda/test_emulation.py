@@ -12,9 +12,10 @@ import sys
 
 import numpy as np
 import pytest
-import zk
-from patience import LIMIT
-from trainer import ROOT, alone, sh
+
+from tests.lib import zk
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT, alone, sh
 
 LIBRARY = ROOT / "out/emulated-demo.so"
 ORDERS = ["eager", "late", "shuffled:1", "shuffled:2"]
@@ -156,17 +157,17 @@ RIGHT = {
 def other_process(body: str, order: str = "eager") -> subprocess.CompletedProcess:
     """Run `body` with this file's names in a new process, because ZR_EMULATE is read once."""
     built()
-    code = f"import numpy as np\nimport test_emulation as t\n{body}"
+    code = f"import numpy as np\nfrom tests.cuda import test_emulation as t\n{body}"
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        cwd=ROOT / "tests/cuda",
+        cwd=ROOT,
         env={
             **os.environ,
             "ZR_EMULATE": order,
-            "PYTHONPATH": f"{ROOT}/gen:{ROOT}/tests/lib",
+            "PYTHONPATH": f"{ROOT}/gen:{ROOT}",
         },
     )
 

@@ -6,12 +6,12 @@ import pathlib
 import re
 import subprocess
 
-import plans
 import pytest
-import trainer
-from patience import LIMIT
 from zg.facts import reserve
 from zg.facts.commands import COLLECTIVES
+
+from tests.lib import plans, trainer
+from tests.lib.patience import LIMIT
 
 SPEC = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
 KEYS = (

@@ -8,13 +8,13 @@ import socket
 import subprocess
 from collections import Counter
 
-import plans
 import pytest
-import trainer
-from patience import LIMIT
 from zg.facts import reserve
 from zg.facts.commands import COLLECTIVES
 from zg.plan.plan import Step
+
+from tests.lib import plans, trainer
+from tests.lib.patience import LIMIT
 
 SPEC = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
 KEYS = (

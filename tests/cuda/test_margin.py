@@ -10,17 +10,16 @@ import re
 import subprocess
 from dataclasses import replace
 
-import law
-import plans
 import pytest
-import test_handshake
-import trainer
-from patience import LIMIT
 from zg.check import check
 from zg.facts import reserve
 from zg.plan import text
 from zg.read import spec
 from zg.write import explain
+
+from tests.lib import law, plans, trainer
+from tests.lib.patience import LIMIT
+from tests.runtime import test_handshake
 
 SPEC = law.path("gpt")
 RECIPE = ("train.micro_batch=1", "train.global_batch=4", "train.sequence=16")

@@ -7,11 +7,10 @@ import pathlib
 import re
 import subprocess
 
-import law
-import namespaces
 import pytest
-import trainer
-from patience import LIMIT
+
+from tests.lib import law, namespaces, trainer
+from tests.lib.patience import LIMIT
 
 # $1: the toolkit; $2: a scratch folder; $3: a checkout. The toolkit loses cuBLAS' headers, and the
 # compiler's own search path all headers that a distribution may have put there.

@@ -8,9 +8,10 @@ import re
 import subprocess
 
 import pytest
-import test_cuda
-import trainer
-from patience import LIMIT
+
+from tests.cuda import test_cuda
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 # A table that lists every product eight times and more
 pytestmark = pytest.mark.slow

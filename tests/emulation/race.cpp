@@ -266,6 +266,19 @@ bool race_is(room r, const void *p)
     return base && at >= first_of(r) && at < first_of(r) + ROOM[r];
 }
 
+const void *race_span(const void *p, size_t *bytes)
+{
+    std::lock_guard<std::mutex> hold(sharing);
+    size_t at = (size_t)((const char *)p - base);
+    auto next = allocated.upper_bound(at);
+    *bytes = 0;
+    if (at >= room_of_both || next == allocated.begin()) return nullptr;
+    auto [first, size] = *std::prev(next);
+    if (at - first >= size) return nullptr;
+    *bytes = size;
+    return base + first;
+}
+
 void race_free_bytes(size_t *free, size_t *total)
 {
     *total = ROOM[DEVICE];

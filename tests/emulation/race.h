@@ -38,6 +38,8 @@ enum { PAGE = 2 << 20 };
 void *race_alloc(room r, size_t bytes);
 bool race_free(room r, void *p); /* false: no allocation begins there */
 bool race_is(room r, const void *p);
+/* The first byte of the allocation around p, and its size; NULL: there is none. */
+const void *race_span(const void *p, size_t *bytes);
 void race_free_bytes(size_t *free, size_t *total); /* of the device */
 void race_open(bool open);                         /* makes device memory accessible or not */
 

@@ -12,11 +12,7 @@
 #include "order.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
 #include <sys/mman.h>
-#include <unistd.h>
 
 /* Saves the registers that a call preserves on the stack and the stack pointer in *from, and
  * continues where `to` was left. */
@@ -247,17 +243,4 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
     w.meetings += orders;
     hazard_enter(now.number, me, now.barriers, w.meetings);
     for (unsigned t = first; t < first + SHIM_WARP; t++) now.fibres[t].at = READY;
-}
-
-void shim_fail(const char *format, ...)
-{
-    char line[1024] = "emulation: ";
-    size_t n = strlen(line);
-    va_list args;
-    va_start(args, format);
-    n += (size_t)vsnprintf(line + n, sizeof line - n - 1, format, args);
-    n = std::min(n, sizeof line - 2);
-    line[n++] = '\n';
-    (void)!write(STDERR_FILENO, line, n);
-    _exit(SHIM_MISTAKE);
 }

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "lib"), str(TESTS.parent / "gen")]
+sys.path[:0] = [str(TESTS.parent), str(TESTS.parent / "gen")]
 
-from files import READERS, build  # noqa: E402
+from tests.lib.files import READERS, build  # noqa: E402
 
 if __name__ == "__main__":
     if not 3 <= len(sys.argv) <= 5 or sys.argv[1] not in READERS:

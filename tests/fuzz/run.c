@@ -17,9 +17,9 @@
 static const char *const recipe[] = {"model.vocab: 256", "train.optimizer.lr: 0.001",
                                      "train.schedule.steps: 9", "train.seed: 1"};
 static const zr_state states[] = {
+    {.what = "step", .flat = -1, .type = ZR_I64},
     {.what = "master", .shard = 16, .n = 16, .count = 1},
     {.what = "exp_avg", .shard = 16, .n = 16, .count = 1},
-    {.what = "step", .flat = -1, .type = ZR_I64},
     {.what = "scale", .flat = -1, .type = ZR_F64},
 };
 static const zr_tensor tensors[] = {
@@ -142,10 +142,12 @@ static int one(const uint8_t *data, size_t size)
     /* on the heap: the sanitizer sees its ends */
     zr_past *past = calloc(1, sizeof *past);
     past->sums = calloc((size_t)rank.checkpoints->tensors, sizeof *past->sums);
+    past->control = calloc((size_t)program.nstates, sizeof *past->control);
     int bad = zr_run_read(&rank, file, past, why);
     if (!bad) judge(data, size, past);
     else if (!*why) abort();
     free(past->sums);
+    free(past->control);
     free(past);
     return !bad;
 }

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import time
 
-import device
 import numpy as np
 import pytest
-import zk
-from hosts import running
-from patience import LIMIT
-from trainer import ROOT, checkout
+
+from tests.lib import device, zk
+from tests.lib.hosts import running
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT, checkout
 
 # a number of seconds that no other run of this test sleeps
 SLEEP = 3600 + os.getpid()
@@ -271,6 +271,7 @@ def test_a_ratio_is_of_one_round() -> None:
     """The reported ratio is the median of the rounds' ratios (2, 3 and 1 on a machine that slows
     down), not the ratio of medians."""
     import peers
+    import results
 
     row, rounds = peers.ROWS[0], []
     for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
@@ -280,15 +281,12 @@ def test_a_ratio_is_of_one_round() -> None:
     assert (made["ratio"], made["between"]) == (2, [1, 3])
     assert (made["step"], made["ours"]) == (7, 4)
     result = {
-        "machine": {
-            "cpu": "x", "cores": 2, "others": 0.01, "compiler": "", "flags": ""
-        },
         "rows": [made],
         "saved": [],
         "orders": [{"by": "avx2, tiles", "step": 4.5}],
         "objects": "Ours by avx2.",
     }  # fmt: skip
-    lines = peers.table(result).splitlines()
+    lines = results.text(peers.tables(result)).splitlines()
     (line,) = [x for x in lines if "| 7.000 |" in x]
     assert (
         "| 7.000 | 4.000 | avx2, pairs | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line

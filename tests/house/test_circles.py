@@ -1,5 +1,6 @@
 """test_circles.py -- reads the calls among C files off the objects of a program, and the includes off
-their sources, and tests that no file is in a circle of either."""
+their sources, and tests that no file is in a circle of either, and that a file of the runtime
+includes the headers that it uses."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import subprocess
 import tempfile
 
 import pytest
-import test_rules
-import trainer
+
+from tests.house import test_rules
+from tests.lib import trainer
 
 OURS = "runtime/", "kernels/"
 PROGRAMS = [
@@ -189,3 +191,68 @@ def test_no_include_goes_in_a_circle() -> None:
     found = needs(of_a_program(trainer.GCC))
     assert {"runtime/zr.h", "runtime/zr_rank.h"} <= found.keys()
     assert circles(found) == []
+
+
+# ---- a file includes the headers that it uses
+
+
+def code(path: pathlib.Path) -> str:
+    """Return a file without comments, strings and structs that are only named."""
+    return re.sub(
+        r'/\*.*?\*/|"(\\.|[^"\\\n])*"|\bstruct \w+', " ", path.read_text(), flags=re.S
+    )
+
+
+def declared(text: str) -> set[str]:
+    """Names of the functions, types, macros and constants of a header."""
+    listed = [
+        *re.findall(r"^\w[^\n;={]*?\b(zr_\w+)\(", text, re.M),
+        *re.findall(r"^extern .*?\b(zr_\w+)", text, re.M),
+        *re.findall(r"^(?:}|typedef) .*?(zr_\w+);", text, re.M),
+        *re.findall(r"^#define (zr_\w+|ZR_\w+)", text, re.M),
+    ]
+    for constants in re.findall(r"\benum {(.*?)}", text, re.S):
+        listed += re.findall(r"(?:^|,)\s*(ZR_\w+)", constants)
+    return set(listed)
+
+
+def not_included(folder: pathlib.Path) -> dict[str, set[str]]:
+    """Return the files that use names of headers that they do not include, with these names. zr.h
+    counts as included."""
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*.[ch]")}
+    has = {name: declared(code(files[name])) for name in files if name.endswith(".h")}
+    everything = set().union(*has.values())
+    found = {}
+    for name, path in files.items():
+        near = [name, "zr.h", *included(name, folder)]
+        known = set().union(*(has.get(other, set()) for other in near))
+        used = set(re.findall(r"\bzr_\w+|\bZR_\w+", code(path)))
+        found[name] = used & everything - known
+    return {name: names for name, names in found.items() if names}
+
+
+def test_a_missing_include_is_seen(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "zr.h").write_text("typedef struct zr zr;")
+    (tmp_path / "low.h").write_text(
+        "enum { ZR_A = 1, ZR_B };\n#define ZR_C 1\ntypedef struct zr_d {\n} zr_d;\n"
+        "typedef struct zr_e zr_e;\nint zr_f(zr *z);\nextern const int zr_g[];\n"
+    )
+    (tmp_path / "mid.h").write_text('#include "low.h"\n')
+    uses = "zr *z; int x = ZR_A + ZR_B + ZR_C + zr_f(z) + zr_g[0]; zr_d d; zr_e *e;"
+    (tmp_path / "a.c").write_text('#include "low.h"\n' + uses)
+    (tmp_path / "b.c").write_text('#include "mid.h"\n/* ZR_A */ struct zr_d *d;')
+    (tmp_path / "c.c").write_text('#include "mid.h"\n' + uses)
+    names = {"ZR_A", "ZR_B", "ZR_C", "zr_d", "zr_e", "zr_f", "zr_g"}
+    assert not_included(tmp_path) == {"c.c": names}
+
+
+def test_files_include_what_they_use() -> None:
+    """The runtime's files do, and each header compiles alone."""
+    assert not_included(trainer.ROOT / "runtime") == {}
+    headers = [
+        path
+        for path in (trainer.ROOT / "runtime").rglob("*.h")
+        if path.parent.name != "cuda"
+    ]
+    words = "-std=gnu11 -Wall -Wextra -Werror -fsyntax-only -x c".split()
+    subprocess.run(["gcc", *words, *headers], check=True)

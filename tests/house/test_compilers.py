@@ -7,13 +7,11 @@ import resource
 import shutil
 import subprocess
 
-import law
-import program
 import pytest
-import trainer
-import zk
-from covering import covering
-from patience import LIMIT
+
+from tests.lib import law, program, trainer, zk
+from tests.lib.covering import covering
+from tests.lib.patience import LIMIT
 
 SPECS = sorted(path.name for path in (trainer.ROOT / "model_specs").glob("*.yaml"))
 SMALL = [

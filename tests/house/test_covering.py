@@ -4,7 +4,8 @@ from collections import Counter
 from itertools import combinations, product
 
 import pytest
-from covering import covering, spread
+
+from tests.lib.covering import covering, spread
 
 AXES = [
     (("a", "b", "c"), (1, 2)),

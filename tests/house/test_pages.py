@@ -10,11 +10,12 @@ import subprocess
 
 import config_keys
 import pytest
-import trainer
 from zg import main
 from zg.facts.commands import COMMANDS
 from zg.facts.queues import QUEUES
 from zg.plan import text
+
+from tests.lib import trainer
 
 ROOT = trainer.ROOT
 DOCS = ROOT / "docs"
@@ -69,12 +70,10 @@ def commands(name: str) -> list[str]:
     """Return the lines of gen/zgen in a page's code blocks, without comments, pipes and
     redirections."""
     said = page(name)
-    values = dict(re.findall(r'^ {4}(\w+)="([^"]*)"$', said, re.M))
     found = []
     for line in re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", said, re.M):
         line = re.sub(r" +(#|[|>] |&& ).*", "", line.replace("\\\n", " "))
-        line = re.sub(r" -o \S+", "", line)
-        found.append(re.sub(r"\$(\w+)", lambda m: values[m[1]], line))
+        found.append(re.sub(r" -o \S+", "", line))
     return found
 
 
@@ -131,12 +130,23 @@ FOLDERS = {
 def reader(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Return a folder with the files that the pages' commands name."""
     here = tmp_path_factory.mktemp("reader")
-    (here / "model_specs").symlink_to(ROOT / "model_specs")
+    for name in ("model_specs", "tests"):
+        (here / name).symlink_to(ROOT / name)
     for name, content in THEIRS.items():
         (here / name).write_text(json.dumps(content))
     for name, config in FOLDERS.items():
         (here / name).mkdir()
         (here / name / "config.json").write_text(json.dumps(config))
+    for name in PAGES:  # specs that an earlier command of the page writes
+        for command, spec in re.findall(
+            r"^ {4}(gen/zgen (?:[^\n]*\\\n)*[^\n]*--emit spec) -o (build/\S+)$",
+            page(name),
+            re.M,
+        ):
+            words = shlex.split(command.replace("\\\n", " "))
+            words = [ROOT / words[0], *words[1:], "-o", spec]
+            subprocess.run(words, cwd=here, check=True)
+    assert (here / "build").is_dir()
     return here
 
 
@@ -181,7 +191,7 @@ def test_a_word_has_one_meaning() -> None:
 def test_the_picture_is_what_its_command_draws(tmp_path: pathlib.Path) -> None:
     """docs/step.svg equals the output of the command in docs/design.md."""
     command = re.search(
-        r"^    (gen/zgen .*?) -o docs/step\.svg$",
+        r"^    (gen/zgen .*?) -o build/step\.svg$",
         page("docs/design.md"),
         re.M | re.S,
     )

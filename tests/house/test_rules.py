@@ -486,12 +486,6 @@ def test_every_file_says_what_it_is_for() -> None:
     assert [short(path) for path in CODE if not headed(path)] == []
 
 
-def test_a_file_of_tests_has_a_name_of_its_own() -> None:
-    """Test files have unique names: pytest imports them by name alone, whatever the folder."""
-    names = [path.name for path in tracked() if path.match("tests/**/*.py")]
-    assert len(names) > 60 and len(set(names)) == len(names)
-
-
 def test_every_spec_says_what_it_is() -> None:
     for path in (ROOT / "model_specs").glob("*.yaml"):
         assert re.match(r"# \w", path.read_text()), short(path)

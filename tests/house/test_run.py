@@ -16,8 +16,9 @@ import subprocess
 import tomllib
 
 import pytest
-import trainer
-from patience import LIMIT
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 NEEDED = (
     "bash",
@@ -170,7 +171,7 @@ def test_the_demo_needs_no_package_of_the_tests(
         path=f"{own}:{os.environ['PATH']}",
     )
     assert done.returncode == 1
-    assert said.read_text().startswith("gen/tokens.py ")
+    assert said.read_text().startswith("tools/tokens.py ")
     assert not installed(own)
 
 
@@ -380,6 +381,8 @@ def with_tests(root: pathlib.Path) -> None:
     for name in (
         "pytest.ini",
         "conftest.py",
+        "__init__.py",
+        "lib/__init__.py",
         "lib/trainer.py",
         "lib/program.py",
         "lib/patience.py",
@@ -391,8 +394,8 @@ def with_tests(root: pathlib.Path) -> None:
 
 
 SKIPS = """
-import namespaces
 import pytest
+from tests.lib import namespaces
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a(n): namespaces.mounts()
@@ -435,7 +438,7 @@ def test_a_mistake_in_making_namespaces_is_no_skip(
     command(root / "runtime" / "cuda", "toolkit", "exit 0")
     with_tests(root)
     (root / "tests" / "test_some.py").write_text(
-        "import namespaces\n"
+        "from tests.lib import namespaces\n"
         "def test_a(): namespaces.need(('unshare', '--no-such', 'true'))\n"
     )
     done = call(root, "test", "tests/test_some.py", path=os.environ["PATH"])

@@ -17,9 +17,10 @@ import sys
 
 import numpy as np
 import pytest
-import zk
-from covering import covering
-from patience import LIMIT
+
+from tests.lib import zk
+from tests.lib.covering import covering
+from tests.lib.patience import LIMIT
 
 # Unit roundoffs: the largest relative error of one rounding.
 F32, BF16, F16 = (
@@ -377,11 +378,11 @@ def test_no_kernel_for_it() -> None:
     """A tile that is not compiled, or a scale that the kernels of tensor cores do not take, is
     refused."""
     call = (
-        "import zk; k = zk.Kernels(zk.EMULATED, zk.BF16); "
+        "from tests.lib import zk; k = zk.Kernels(zk.EMULATED, zk.BF16); "
         "x = zk.empty(zk.BF16, 1, 8, 3, 8); "
         "k.zk_attention_fwd(x, zk.empty(zk.F32, 8), x, 1, 8, 1, 1, 8, -1.0)"
     )
-    paths = os.pathsep.join(str(zk.ROOT / folder) for folder in ("tests/lib", "gen"))
+    paths = os.pathsep.join(str(zk.ROOT / folder) for folder in (".", "gen"))
     done = subprocess.run(
         [sys.executable, "-c", call],
         env=os.environ | {"PYTHONPATH": paths},

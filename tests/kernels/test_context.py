@@ -11,9 +11,10 @@ import sys
 
 import numpy as np
 import pytest
-import zk
-from patience import LIMIT
-from trainer import ROOT, generate
+
+from tests.lib import zk
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT, generate
 
 PLAIN = """
 import ctypes, sys

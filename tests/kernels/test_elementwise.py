@@ -12,11 +12,11 @@ import hashlib
 import itertools
 import math
 
-import chance
 import numpy as np
 import pytest
-import zk
 from zg.facts import ops
+
+from tests.lib import chance, zk
 
 U, U16 = 2.0**-24, 2.0**-8
 # A sigmoid below 2**-126 may become 0; times |x| and slopes below 2**10

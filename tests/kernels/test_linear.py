@@ -17,8 +17,9 @@ import os
 
 import numpy as np
 import pytest
-import zk
-from trainer import ROOT, alone, sh
+
+from tests.lib import zk
+from tests.lib.trainer import ROOT, alone, sh
 
 Array = np.ndarray
 

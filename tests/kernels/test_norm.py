@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import zk
+
+from tests.lib import zk
 
 # Unit roundoffs: the largest relative error of one rounding.
 F32, BF16 = (

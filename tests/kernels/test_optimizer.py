@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zk
 from zg.facts import ops
 from zg.plan import plan
+
+from tests.lib import zk
 
 U = 2.0**-24
 ROOT = Path(__file__).resolve().parents[2]

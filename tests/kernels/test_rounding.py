@@ -11,10 +11,11 @@ import itertools
 
 import numpy as np
 import pytest
-import test_optimizer as one
-import zk
-from chance import philox
 from zg.facts import ops
+
+from tests.kernels import test_optimizer as one
+from tests.lib import zk
+from tests.lib.chance import philox
 
 Array = np.ndarray
 SEED = 0x123456789ABCDEF0

@@ -14,7 +14,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import zk
+
+from tests.lib import zk
 
 ALL = 1 << 62  # leaves of a block, which is then one tree
 SOURCE = (zk.ROOT / "kernels/cpu/sum.c").read_text()

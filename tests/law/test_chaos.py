@@ -5,8 +5,9 @@ import pathlib
 import random
 import shutil
 
-import chaos
 import pytest
+
+from tests import chaos
 
 
 @pytest.fixture(scope="module")

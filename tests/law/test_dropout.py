@@ -5,19 +5,17 @@ import dataclasses
 import json
 import pathlib
 
-import chance
-import law
 import numpy as np
-import oracle
 import pytest
-import test_reference
-import trainer
 from zg.check import check
 from zg.facts.kernels import KERNELS
 from zg.plan import plan
 from zg.plan.operand import Index
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.law import test_reference
+from tests.lib import chance, law, oracle, trainer
 
 DROP = "train.dropout=0.25"
 WHOLE = "zero.stage3_param_persistence_threshold=0"

@@ -9,19 +9,17 @@ import json
 import pathlib
 from collections.abc import Iterator
 
-import law
 import numpy as np
-import program
 import pytest
-import test_dsconfig
-import trainer
-import zk
-from test_optimizer import made, recipe
 from zg.check import check
 from zg.plan import plan, text
 from zg.read.schema import LossScale
 from zg.read.spec import SpecError, load
 from zg.search import search
+
+from tests.kernels.test_optimizer import made, recipe
+from tests.lib import law, program, trainer, zk
+from tests.read import test_dsconfig
 
 read, refusal = test_dsconfig.read, test_dsconfig.refusal
 

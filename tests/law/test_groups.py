@@ -5,19 +5,16 @@ import dataclasses
 import json
 import pathlib
 
-import law
 import numpy as np
-import oracle
 import pytest
-import test_optimizers
-import test_reference
-import trainer
-import zk
 from zg.check import check
 from zg.facts import ops
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.law import test_optimizers, test_reference
+from tests.lib import law, oracle, trainer, zk
 
 EMBED = '{match: [wte.weight, "wpe.*"], frozen: true}'
 PART = '{match: ["*.c_attn.*", "ln_f.*"], frozen: true}'

@@ -7,12 +7,12 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
-import oracle
 import pytest
-import test_reference as reference
-import trainer
-from reference import known
 from zg.read import spec as reader
+
+from tests.law import test_reference as reference
+from tests.lib import oracle, trainer
+from tests.reference import known
 
 HERE = trainer.ROOT / "tests" / "reference" / "hf"
 FAMILIES = sorted(path.stem for path in HERE.glob("*.npz"))

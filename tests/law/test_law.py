@@ -13,19 +13,15 @@ import itertools
 import json
 import pathlib
 
-import law
-import mutants
 import numpy as np
-import oracle
-import program
 import pytest
-import test_mutants
-import trainer
-import zk
-from covering import covering
 from safetensors.numpy import load_file, save_file
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.check import test_mutants
+from tests.lib import law, mutants, oracle, program, trainer, zk
+from tests.lib.covering import covering
 
 BIG = 500_000_000  # elements: more than any unit has
 

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-import law
-import mutants
 import pytest
-from test_law import BIG, PLAIN, UNEVEN, agree, bench, stream
 from zg.check import check
 from zg.passes import levels
 from zg.plan.text import digest
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.law.test_law import BIG, PLAIN, UNEVEN, agree, bench, stream
+from tests.lib import law, mutants
 
 STEPS = 2
 RULES = ["tree", "fold", "{block: 16}", "{block: 4}"]

@@ -4,19 +4,18 @@ work is spread, and an unchanged base."""
 import json
 import pathlib
 
-import law
 import numpy as np
-import oracle
 import pytest
-import test_reference
-import trainer
-from reference import known
 from safetensors.numpy import load_file, save_file
 from zg.check import check
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
 from zg.write import peft
+
+from tests.law import test_reference
+from tests.lib import law, oracle, trainer
+from tests.reference import known
 
 MOST = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
 LORA = {

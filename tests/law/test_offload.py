@@ -9,17 +9,15 @@ import pathlib
 import re
 from dataclasses import replace
 
-import law
-import mutants
 import numpy as np
 import pytest
-import trainer
-import zk
-from plans import below, planned
 from zg.check import check
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib import law, mutants, trainer, zk
+from tests.lib.plans import below, planned
 
 PARAMS = "zero.offload_param.device=cpu"
 OFFLOAD = ("zero.offload_optimizer.device=cpu", "zero.sub_group_size=5000")
@@ -587,7 +585,7 @@ def test_parameters_of_all_ranks_are_refused() -> None:
 
 
 def test_too_small_a_tile_is_refused() -> None:
-    with pytest.raises(spec.SpecError, match="zero.sub_group_size: cuts a shard"):
+    with pytest.raises(spec.SpecError, match="zero.sub_group_size: splits a shard"):
         planned("gpt2-124m", "zero.stage=1", OFFLOAD[0], "zero.sub_group_size=1024")
 
 

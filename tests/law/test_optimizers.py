@@ -3,18 +3,17 @@ and by the memory they take. test_optimizer.py tests the arithmetic of a step.""
 
 import pathlib
 
-import law
 import numpy as np
-import oracle
 import pytest
-import test_reference
-import trainer
 from zg.check import check
 from zg.facts import ops
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost
+
+from tests.law import test_reference
+from tests.lib import law, oracle, trainer
 
 # Rates that change weights by about a hundredth in five steps.
 SETTINGS = {

@@ -4,14 +4,14 @@
 import math
 import pathlib
 
-import drawn
 import numpy as np
-import oracle
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from reference import known
 from zg.read import spec as reader
+
+from tests.lib import drawn, oracle
+from tests.reference import known
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ["gpt", "llama", "qwen3"]

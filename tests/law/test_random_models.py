@@ -8,21 +8,19 @@ import tempfile
 from collections.abc import Callable
 
 import config_doc
-import drawn
-import law
 import numpy as np
-import oracle
 import pytest
-import trainer
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import known
-from test_compilers import compiled
 from zg.read import schema
 from zg.read import spec as reader
 from zg.read.keytypes import RECOMPUTE
 from zg.write import config
+
+from tests.house.test_compilers import compiled
+from tests.lib import drawn, law, oracle, trainer
+from tests.reference import known
 
 STEPS = 3
 

@@ -9,16 +9,15 @@ import pathlib
 import re
 from fractions import Fraction
 
-import law
-import mutants
 import pytest
-import trainer
-from plans import below, planned
 from zg.check import check
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 from zg.write import cost
+
+from tests.lib import law, mutants, trainer
+from tests.lib.plans import below, planned
 
 HOST, PARAMS = (
     "zero.offload_optimizer.device=cpu",

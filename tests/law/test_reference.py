@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-import oracle
 import pytest
-import trainer
-from reference import known
 from zg.read import spec as reader
+
+from tests.lib import oracle, trainer
+from tests.reference import known
 
 FAMILIES = ["gpt", "llama", "qwen3"]
 CASES = ["plain", "ignored"]

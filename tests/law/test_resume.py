@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -13,12 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import files
-import law
-import program as runner
 import pytest
-import trainer
-import zk
+
+from tests.lib import files, law, trainer, zk
+from tests.lib import program as runner
 
 STEPS, FIRST = 5, 2  # in all; before the checkpoint
 
@@ -354,8 +353,9 @@ def test_a_processor_with_amx_begins_by_tiles(tmp_path: Path) -> None:
     assert done.line("weights ") == own[1]
     products("--products", "pairs", "--steps", STEPS, *logs[1])
     told = subprocess.run(
-        [sys.executable, "gen/compare.py", logs[1][1], logs[0][1]],
+        [sys.executable, "tools/compare.py", logs[1][1], logs[0][1]],
         cwd=trainer.ROOT,
+        env={**os.environ, "PYTHONPATH": "gen"},
         capture_output=True,
         text=True,
     ).stdout

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import zk
-from trainer import ROOT
 from zg.check import check
 from zg.passes import recipe
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.lib import zk
+from tests.lib.trainer import ROOT
 
 U = 2.0**-24
 LR = 1e-3

@@ -6,12 +6,13 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-import trainer
 import yaml
 from hypothesis import strategies as st
 from zg.facts import kinds
 from zg.read.keytypes import RECOMPUTE, TARGETS
 from zg.read.spec import SpecError
+
+from tests.lib import trainer
 
 Mapping = dict[str, object]
 flag = st.booleans()

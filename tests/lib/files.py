@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import trainer
-from patience import LIMIT
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = [

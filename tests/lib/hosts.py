@@ -16,9 +16,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import namespaces
-import program
-from patience import LIMIT
+from tests.lib import namespaces, program
+from tests.lib.patience import LIMIT
 
 NAME = "10.99.0.{}"
 # Command of a host: it waits until the process that made it ends.

@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import cuda_budget
-import trainer
-import zk
 from zg.plan.plan import Call, Grid, Plan, Run
+
+from tests import cuda_budget
+from tests.lib import trainer, zk
 
 ROOM = 1 << 20  # bytes of zeros; operands lie at its start
 SEEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t)

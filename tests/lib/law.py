@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import program
-import trainer
 import yaml
 from safetensors.numpy import load_file, save_file
+
+from tests.lib import program, trainer
 
 FAMILIES = ["gpt", "qwen3", "llama"]
 STEPS = 20

@@ -16,8 +16,9 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-import chance
 import numpy as np
+
+from tests.lib import chance
 
 Arrays = dict[str, np.ndarray]
 Back = Callable[[np.ndarray], np.ndarray]

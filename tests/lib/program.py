@@ -18,8 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trainer
-from patience import LIMIT, patient
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT, patient
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime"

@@ -17,12 +17,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from patience import LIMIT
 from safetensors.numpy import load_file, save_file
 from zg import main
+
+from tests.lib.patience import LIMIT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MADE = ROOT / "out" / "test"
@@ -49,6 +50,11 @@ TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
 TILES = Kind("out/train-tiles", "gcc", ("-s",))  # emulates AMX
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
 EMULATED = Kind("out/train-emulated", "gcc", ("-s",), ("-lstdc++", "-lm"))
+# the same with kernels from nvcc's PTX, by processor
+BY_PTX = {
+    target: replace(EMULATED, program=f"out/train-ptx-{target}")
+    for target in ("sm_80", "sm_90", "sm_100")
+}
 # with the libraries where runtime/cuda/toolkit found them
 CUDA = Kind(
     "out/train-cuda",
@@ -217,10 +223,16 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
     )
 
 
+def unsigned(source: str) -> str:
+    """Return a train.c without the command that made it."""
+    return re.sub(r" \* From .*?(?= \* Plan )", "", source, flags=re.DOTALL)
+
+
 def build(source: str, kind: Kind = GCC) -> pathlib.Path:
-    """Return the program of a train.c."""
+    """Return the program of a train.c. Sources that differ only in the command that made them have
+    one program."""
     whole = joined(kind)
-    told = f"{kind}{whole.name}{source}"
+    told = f"{kind}{whole.name}{unsigned(source)}"
     name = hashlib.sha256(told.encode()).hexdigest()[:20]
     folder = MADE / name
     program = folder / "train"

@@ -4,7 +4,8 @@
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
 The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those of a plan.
-ZR_TEST_DEVICE=sm_90 (the type of the device) replaces it by the kernels on a GPU, as "cuda".
+ZR_TEST_DEVICE=sm_90 (the type of the device) replaces it by the kernels on a GPU, as "cuda";
+ZR_TEST_PTX=sm_90 by the object zk.PTX, nvcc's PTX of them on a CPU.
 
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are added here.
@@ -25,11 +26,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device import Device, Mirror
-from trainer import ROOT, alone, sh
 from zg.facts import grids, ops
 from zg.facts.kernels import KERNELS
 from zg.plan import plan
+
+from tests.lib.device import Device, Mirror, joined
+from tests.lib.trainer import ROOT, alone, sh
 
 Array = np.ndarray
 
@@ -54,14 +56,14 @@ CLASSES = (
     "amx",
 )
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
-EMULATED, TARGET = (
-    "cuda" if ON_DEVICE else "emulated",
-    os.environ.get("ZR_TEST_DEVICE", "sm_90"),
-)
+TARGET = os.environ.get("ZR_TEST_DEVICE", os.environ.get("ZR_TEST_PTX", "sm_90"))
+PTX = f"ptx-{TARGET}"
+EMULATED = "cuda" if ON_DEVICE else PTX if "ZR_TEST_PTX" in os.environ else "emulated"
+GPUS = ("emulated", EMULATED, PTX)
 SPACE, PINNED_SCRATCH = 33 << 20, 1 << 20
 NEEDED = {
     "avx2": {"avx2", "fma", "bmi2", "f16c"},
-    EMULATED: {"avx2", "fma"},
+    **dict.fromkeys(GPUS, {"avx2", "fma", "f16c"}),
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
 NEEDED[BEST] = NEEDED["tiles"] = NEEDED["avx512"] | {"avx512_bf16"}
@@ -70,7 +72,7 @@ LIBRARY = {
     "gcc": "out/train-kernels.so",
     "clang": "out/train-clang-kernels.so",
     "tiles": "out/train-tiles-kernels.so",
-    EMULATED: f"out/train-{EMULATED}-kernels.so",
+    **{isa: f"out/train-{isa}-kernels.so" for isa in GPUS},
 }
 C_TYPES = {
     "int64_t": ctypes.c_int64,
@@ -277,7 +279,7 @@ def isas(of: Sequence[str] = ISAS) -> list[str]:
 
 def orders(dtype: int, isa: str = "") -> tuple[int, ...]:
     """Return the orders of products; they differ only in bf16 on a CPU."""
-    return ORDERS if dtype == BF16 and isa != EMULATED else ORDERS[:1]
+    return ORDERS if dtype == BF16 and isa not in GPUS else ORDERS[:1]
 
 
 def compilers() -> list[str]:
@@ -391,6 +393,27 @@ def sources(operands: tuple[object, ...], dtype: int) -> tuple[int, int]:
     return min([first, *rest]), max([first, *rest]) + n * (4 if full else WIDTH[dtype])
 
 
+def in_kernels(
+    name: str, dtype: int, operands: tuple[object, ...]
+) -> tuple[list[bool], list[tuple[int, int]]]:
+    """Return which operands are memory that a GPU's kernels touch, and its start and end."""
+    kept = HOST | HOST_OF.get(name, set())
+    moves = [
+        word not in kept and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
+        for word, x in zip(operand_names(name), operands, strict=True)
+    ]
+    spans = [extent(x) for x, moved in zip(operands, moves, strict=True) if moved]
+    if name == "zk_push":
+        spans.append(sources(operands, dtype))
+    return moves, spans
+
+
+def allow(library: ctypes.CDLL, spans: list[tuple[int, int]]) -> None:
+    """Tell kernels from PTX which memory of the host they may touch."""
+    numbers = [x for start, end in joined(spans) for x in (start, end - start)]
+    library.ptx_spans(len(numbers) // 2, (ctypes.c_uint64 * len(numbers))(*numbers))
+
+
 def on_device(
     device: Device,
     name: str,
@@ -400,14 +423,7 @@ def on_device(
     operands: tuple[object, ...],
 ) -> object:
     """Run the call with copies of its operands in the memory of a GPU."""
-    kept = HOST | HOST_OF.get(name, set())
-    moves = [
-        word not in kept and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
-        for word, x in zip(operand_names(name), operands, strict=True)
-    ]
-    spans = [extent(x) for x, moved in zip(operands, moves, strict=True) if moved]
-    if name == "zk_push":
-        spans.append(sources(operands, dtype))
+    moves, spans = in_kernels(name, dtype, operands)
     with Mirror(device, spans) as mirror:
         given = [
             mirror.at(operand(x))
@@ -447,8 +463,8 @@ class Kernels:
         self.isa, self.dtype = isa or isas((*ISAS, BEST))[-1], dtype
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
-        emulated, why = self.isa == EMULATED, ctypes.c_char_p()
-        own = self.isa in (EMULATED, "tiles")
+        emulated, why = self.isa in GPUS, ctypes.c_char_p()
+        own = self.isa in (*GPUS, "tiles")
         self.library = library(self.isa if own else compiler)
         if self.isa in TILES:  # Linux enables AMX when a process asks for it
             assert self.library.zk_tiles_amx()
@@ -456,7 +472,9 @@ class Kernels:
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)] if emulated else []
         )
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
-        self.device = Device(self.library) if emulated and ON_DEVICE else None
+        self.device = (
+            Device(self.library) if ON_DEVICE and self.isa == EMULATED else None
+        )
         if self.device:
             rooms[0] = self.space = self.device.take(SPACE)
         opened = self.library.zk_open(
@@ -477,7 +495,7 @@ class Kernels:
         if name not in prototypes():
             raise AttributeError(name)
         result, types, launch = prototypes()[name]
-        emulated = self.isa == EMULATED
+        emulated = self.isa in GPUS
         isa = self.isa
         if isa not in ISAS and name not in products():
             isa = "avx512"
@@ -499,6 +517,9 @@ class Kernels:
             )
             if self.device:
                 return on_device(self.device, name, self.dtype, call, head, operands)
+            if self.isa == PTX:
+                spans = in_kernels(name, self.dtype, operands)[1]
+                allow(self.library, spans + [extent(room) for room in self.scratch])
             done = call(*head, *map(operand, operands))
             assert not emulated or self.library.cudaDeviceSynchronize() == 0
             return done

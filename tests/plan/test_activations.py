@@ -4,14 +4,14 @@ for the weight's gradient alone."""
 
 import pathlib
 
-import law
 import pytest
-import trainer
 import yaml
 from zg.check import check
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib import law, trainer
 
 WIDTH, T, VOCAB = 64, 8, 16
 LORA = {"rank": 2, "alpha": 4, "match": ["down"]}

@@ -7,11 +7,7 @@ import pathlib
 import re
 from dataclasses import replace
 
-import law
-import mutants
-import program
 import pytest
-import trainer
 from zg.check import check
 from zg.check.order import CheckError
 from zg.facts import ops
@@ -20,6 +16,8 @@ from zg.plan.operand import base
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib import law, mutants, program, trainer
 
 WHOLE = 66  # tokens of a micro-batch of gpt-tiny
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plans import NAMES, WAYS, keys
 from zg.check import check
 from zg.facts import reserve
 from zg.graph import model
@@ -16,6 +15,8 @@ from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib.plans import NAMES, WAYS, keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"
@@ -173,7 +174,7 @@ def test_a_plan_has_only_so_many_lines() -> None:
     uses.few(most, model.build(most))
     with pytest.raises(
         spec.SpecError,
-        match="train.accumulate: .*up to 1638 micro-batches a rank",
+        match="train.accumulate: .*up to 1638 micro-batches per rank",
     ):
         uses.few(more, model.build(more))
 
@@ -260,7 +261,7 @@ def test_too_many_pieces_name_the_least_bucket() -> None:
         "train.micro_batch=1",
     )
     with pytest.raises(
-        spec.SpecError, match="zero.reduce_bucket_size: cuts a shard"
+        spec.SpecError, match="zero.reduce_bucket_size: splits a shard"
     ) as e:
         planned("gpt2-1558m", *keys, "zero.reduce_bucket_size=20000")
     least = int(re.search(r"at least (\d+)", str(e.value))[1])

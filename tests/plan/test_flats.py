@@ -5,18 +5,16 @@ its parameters. The weights keep their bits however such a model is spread."""
 import dataclasses
 import pathlib
 
-import law
 import numpy as np
 import pytest
-import test_frozen
-import test_slices
-import trainer
-import zk
 from safetensors.numpy import load_file, save_file
 from zg.check import check
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.lib import law, trainer, zk
+from tests.plan import test_frozen, test_slices
 
 NVME = "nvme, nvme_path: /tmp"
 ALL = "zero.stage3_param_persistence_threshold=0"

@@ -2,10 +2,11 @@
 nothing."""
 
 import pytest
-from plans import planned
 from zg.passes import hops
 from zg.passes.hops import Hop, Ring, free, full
 from zg.plan.plan import Event, Plan, Ref, Section, Step
+
+from tests.lib.plans import planned
 
 FORMS = ("full", "free", "end", "updated")
 OFFLOADED = (

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import zk
 from zg.facts import kernels, ops
 from zg.facts.kernels import BACK, KERNELS, Formal, Kernel
+
+from tests.lib import zk
 
 C_TYPES = {
     "real": "real",
@@ -194,7 +195,7 @@ def test_what_names_say_of_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ops.OPS.values(), ids=ops.OPS)
-def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
+def test_an_ops_calls_are_of_its_kernels(op: ops.OpRow) -> None:
     """An op has one word for each operand of its kernels, and backward calls every backward kernel
     of its forward ones, except those of slices."""
     forward, *backward = [line.split() for line in (op.fwd, *op.bwd)]

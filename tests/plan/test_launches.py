@@ -2,16 +2,16 @@
 registers and shared memory, as ptxas reported them (cuda_budget.txt), and the kernel's limit of
 threads."""
 
-import cuda_budget
-import launches
 import pytest
-import zk
-from cuda_budget import Use
-from launches import Launch
-from plans import EACH, keys, planned
-from test_plan import GOLDEN_WAYS, SMALL
 from zg.facts import grids
 from zg.plan.plan import Plan
+
+from tests import cuda_budget
+from tests.cuda_budget import Use
+from tests.lib import launches, zk
+from tests.lib.launches import Launch
+from tests.lib.plans import EACH, keys, planned
+from tests.plan.test_plan import GOLDEN_WAYS, SMALL
 
 pytestmark = [
     pytest.mark.slow,

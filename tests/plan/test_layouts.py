@@ -14,11 +14,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import law
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire import SUMS, units
 from zg.check import check
 from zg.plan.plan import STEP, Plan
 from zg.plan.text import parse, print_plan
@@ -26,6 +24,9 @@ from zg.read import spec as reader
 from zg.read.spec import Spec, SpecError
 from zg.search import search
 from zg.write import cost
+
+from tests.lib import law
+from tests.plan.test_wire import SUMS, units
 
 BIG = 500_000_000  # elements: more than any unit has
 

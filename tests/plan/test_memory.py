@@ -17,14 +17,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-import law
-import plans
-import program
 import pytest
-import trainer
-from patience import LIMIT
 from zg.facts import reserve
 from zg.write import cost, explain
+
+from tests.lib import law, plans, program, trainer
+from tests.lib.patience import LIMIT
 
 KIB = 1024
 

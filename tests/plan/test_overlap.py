@@ -10,16 +10,14 @@ import itertools
 import pathlib
 from collections.abc import Callable
 
-import law
-import mutants
-import program
 import pytest
-import test_profile
-import trainer
-from plans import planned
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
+
+from tests.lib import law, mutants, program, trainer
+from tests.lib.plans import planned
+from tests.runtime import test_profile
 
 # The embedding's tables are persistent: its work is too short to hide anything.
 BLOCKS = ("fwd.block", "bwd.block")

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import EACH, NAMES, keys, planned
 from zg.check import body, check, fns
 from zg.facts.kernels import KERNELS
 from zg.facts.ops import up
 from zg.passes.place import ALIGN, Item, pack, stack
 from zg.plan.plan import TARGETS, Call, Plan, Ref
+
+from tests.lib.plans import EACH, NAMES, keys, planned
 
 # ---- values in a function's temporary space
 
@@ -104,7 +105,7 @@ def test_what_is_read_again_is_not_written_over(name: str) -> None:
 PASSING = ("ring", "grad", "x", "dx", "save")
 
 
-class Extents(body.Body):
+class Extents(body.Frame):
     """A body of a function that finds how far it reaches into temporary space and scratch."""
 
     def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:

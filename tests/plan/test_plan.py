@@ -15,13 +15,11 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE / "lib"), str(HERE.parent / "gen")]
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "gen")]
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import LIMIT
-from plans import EACH, keys, planned
 from zg.check import check
 from zg.plan.operand import Arg, Index, Operand
 from zg.plan.plan import Plan, Section, Step
@@ -33,6 +31,9 @@ from zg.plan.text import (
     parse,
     print_plan,
 )
+
+from tests.lib.patience import LIMIT
+from tests.lib.plans import EACH, keys, planned
 
 GOLDEN = HERE / "golden"
 SMALL = str(GOLDEN / "small.yaml")

@@ -7,14 +7,10 @@ import pathlib
 import tempfile
 from dataclasses import replace
 
-import drawn
-import mutants
 import pytest
-import trainer
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import NAMES, planned
 from zg.check import check
 from zg.plan.operand import Operand
 from zg.plan.plan import Call, Fn, Plan
@@ -22,6 +18,9 @@ from zg.read import spec
 from zg.read.keytypes import RECOMPUTE
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib import drawn, mutants, trainer
+from tests.lib.plans import NAMES, planned
 
 FULL = "train.recompute=full"
 

@@ -15,19 +15,20 @@ from dataclasses import replace
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE / "lib"), str(HERE.parent / "gen")]
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "gen")]
 
 import numpy as np
 import pytest
-import trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import EACH, NAMES, WAYS, keys, planned
 from zg.facts import queues
 from zg.plan import roll
 from zg.plan.plan import Event, Int, Plan, Ref, Section, Step
 from zg.write import cost, emit, explain, tables, view
 from zg.write.steps import SECTIONS
+
+from tests.lib import trainer
+from tests.lib.plans import EACH, NAMES, WAYS, keys, planned
 
 TINY = [name for name in NAMES if "tiny" in name]
 
@@ -411,7 +412,7 @@ SAID = [
     ("gpt2-124m", "stage 0, 2 ranks", False),
     ("gpt2-124m", "stage 3, three micro-batches through a unit", False),
     ("llama3-405b", "as it stands", False),
-    ("llama-tiny", "stage 1, 4 micro-batches a rank", True),
+    ("llama-tiny", "stage 1, 4 micro-batches per rank", True),
     ("gpt-tiny", "stage 3, a part of the optimizer on the host", True),
     ("gpt-tiny", "as it stands", True),
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import re
 
-import program
 import pytest
-import trainer
+
+from tests.lib import program, trainer
 
 # Inserted after the headers of a train.c: prints the elements of each flat buffer that zk_init
 # makes.

@@ -9,19 +9,17 @@ import itertools
 import pathlib
 import re
 
-import law
-import mutants
 import numpy as np
-import program
 import pytest
-import test_mutants
-import trainer
 from zg.check import check
 from zg.passes import slices
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 from zg.write import explain
+
+from tests.check import test_mutants
+from tests.lib import law, mutants, program, trainer
 
 SPEC = trainer.ROOT / "tests" / "data" / "sliced.yaml"
 STEPS = 3
@@ -310,7 +308,7 @@ def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
     (said,) = set(found.notes) - set(least.notes)
     assert said == (
         f"zero.stage3_max_live_parameters: {bound:,} elements are too few for any plan: the bound is "
-        f"{LEAST:,}, the least that does"
+        f"{LEAST:,}, the least possible"
     )
 
 
@@ -320,7 +318,7 @@ def test_all_micro_batches_through_a_unit_cut_no_block() -> None:
         spec.load(str(SPEC), ("zero.stage3_max_live_parameters=20000", *layers))
     )
     (said,) = found.notes
-    assert said.endswith("; train.accumulate layers cuts no block")
+    assert said.endswith("; with train.accumulate layers no block is split")
     whole = search.find(
         spec.load(str(SPEC), ("zero.stage3_max_live_parameters=0", *layers))
     )

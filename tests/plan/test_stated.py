@@ -5,10 +5,7 @@ is checked in every call."""
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import mutants
 import pytest
-from law import PACKED
-from plans import planned
 from zg.check import check
 from zg.check.kernels import UNITS
 from zg.check.stated import OF_CALLS
@@ -16,6 +13,10 @@ from zg.facts.kernels import BACK, FORWARD, KERNELS, kernel
 from zg.plan.operand import Arg, Index
 from zg.plan.plan import Call, Plan
 from zg.plan.recipe import Stated, Turn
+
+from tests.lib import mutants
+from tests.lib.law import PACKED
+from tests.lib.plans import planned
 
 LAYERS = (
     'train.optimizer.groups=[{match: ["*.layers.1.*_proj.weight"], lr_factor: 0.5}, '

@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping
 
 import pytest
-import zk
-from plans import planned
 from zg.facts import ops
 from zg.plan.plan import Plan
 from zg.write import cost, emit, explain, view
+
+from tests.lib import zk
+from tests.lib.plans import planned
 
 HOST = "zero.offload_optimizer.device=cpu"
 NVME = (

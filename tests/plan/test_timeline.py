@@ -6,12 +6,13 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from pictures import SVG, boxes, hidden, meet
-from plans import WAYS, keys, planned
 from zg.facts.peaks import DISK, LAUNCH, PEAKS
 from zg.facts.queues import QUEUES
 from zg.plan.plan import Event, Plan, Step
 from zg.write import cost, timeline
+
+from tests.lib.pictures import SVG, boxes, hidden, meet
+from tests.lib.plans import WAYS, keys, planned
 
 
 def bars(p: Plan) -> list[ET.Element]:

@@ -6,18 +6,15 @@ import pathlib
 import struct
 from dataclasses import replace
 
-import law
-import mutants
 import numpy as np
-import oracle
-import program
 import pytest
-import trainer
 import yaml
 from zg.facts import ops
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib import law, mutants, oracle, program, trainer
 
 V = 251
 

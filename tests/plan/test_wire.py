@@ -12,15 +12,13 @@ import math
 import pathlib
 import re
 
-import law
-import oracle
-import program
 import pytest
-import trainer
 from zg.plan import plan
 from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost, explain
+
+from tests.lib import law, oracle, program, trainer
 
 SUMS = 72 * 8  # bytes of the exact sums in one all-reduce
 BLOCK = 1024  # elements: tensors begin at multiples, shards are multiples

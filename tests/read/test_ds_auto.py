@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from test_dsconfig import GPT, ZERO, A, B, G, read, refusal
+
+from tests.read.test_dsconfig import GPT, ZERO, A, B, G, read, refusal
 
 # Keys that Hugging Face's Trainer fills if they are "auto".
 FILLED = (

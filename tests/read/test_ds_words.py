@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from test_dsconfig import ZERO, notes, refusal
+
+from tests.read.test_dsconfig import ZERO, notes, refusal
 
 IGNORED = "has no effect here: it is not a DeepSpeed key; DeepSpeed ignores it, too"
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords
 from zg.read import spec as spec_module
 from zg.read.node import Mistakes, Node
 from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
 from zg.write import config
+
+from tests.lib.patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 # Stage 3, 2 ranks, 8 samples a step
@@ -1137,7 +1138,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_the_page_of_all_keys_is_the_tables() -> None:
-    """docs/config.md is the output of .venv/bin/python gen/config_doc.py."""
+    """docs/config.md is the output of PYTHONPATH=gen .venv/bin/python tools/config_doc.py."""
     import config_doc
 
     page = (ROOT / "docs/config.md").read_text()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_dsconfig import read, refusal
 from zg.read import dsjson
+
+from tests.read.test_dsconfig import read, refusal
 
 plain = st.recursive(
     st.one_of(

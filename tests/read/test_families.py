@@ -4,13 +4,14 @@ other file knows it."""
 from dataclasses import replace
 
 import pytest
-from plans import SPECS
 from zg.check import check
 from zg.facts.families import FAMILIES, Family
 from zg.plan.plan import Plan
 from zg.plan.text import print_plan
 from zg.read import spec
 from zg.search import search
+
+from tests.lib.plans import SPECS
 
 WAYS = [(), ("zero.stage=1", "train.precision=bf16")]
 

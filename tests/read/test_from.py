@@ -11,12 +11,13 @@ import subprocess
 
 import hf_doc
 import pytest
-import trainer
-from test_spec import elements
 from zg.read import hf, hfkeys, spec
 from zg.read.hfrows import FAMILIES, Family
 from zg.read.node import SpecError
 from zg.write import hf as writer
+
+from tests.lib import trainer
+from tests.read.test_spec import elements
 
 SPECS = trainer.ROOT / "model_specs"
 TINY = trainer.ROOT / "tests" / "reference" / "hf"

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-import test_spec
 from zg.plan.text import print_plan
 from zg.read.spec import SpecError, load
 from zg.search import search
+
+from tests.read import test_spec
 
 SPEC = re.sub(r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text())
 # Further lines of a spec, and the error at the line of its key.

@@ -4,13 +4,13 @@ largest allowed value, which then works; and plans within the limits take second
 import pathlib
 import re
 
-import count
 import pytest
-import trainer
 from zg.check import check
 from zg.read import spec
 from zg.read.node import SpecError
 from zg.search import search
+
+from tests.lib import count, trainer
 
 SPECS = trainer.ROOT / "model_specs"
 ON_HOST = (
@@ -152,7 +152,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
 
 @pytest.mark.slow
 def test_parts_of_blocks() -> None:
-    """A bound that cuts blocks into more than 4096 parts becomes the least that does not."""
+    """A bound that cuts blocks into more than 4096 parts becomes the least possible not."""
     key = "zero.stage3_max_live_parameters"
     sets = (
         "model.width=1024",

@@ -1,10 +1,11 @@
 """test_lora_keys.py -- tests train.lora: the linears tensor that it matches, the tensors that it freezes,
 and its refusals."""
 
-import law
 import pytest
 from zg.read import spec as reader
 from zg.write import peft
+
+from tests.lib import law
 
 LINEARS = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
 KEY = "--set: train.lora"

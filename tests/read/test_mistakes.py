@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_spec import GPT, refusal
 from zg.read.schema import TARGETS
 from zg.read.spec import load, text
+
+from tests.read.test_spec import GPT, refusal
 
 
 def test_several_errors_are_said_at_once(tmp_path: Path) -> None:

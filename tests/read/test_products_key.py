@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import law
 import pytest
-import trainer
 from zg.read.spec import SpecError, load
 from zg.write import config
+
+from tests.lib import law, trainer
 
 BF16 = "train.precision=bf16"
 

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import drawn
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zg.read.schema import TARGETS
 from zg.read.spec import Spec, SpecError, load
+
+from tests.lib import drawn
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
-from files import (
+from safetensors.numpy import save_file
+
+from tests.lib.files import (
     Bench,
     Weights,
     build,
@@ -22,7 +24,6 @@ from files import (
     run,
     weights_of,
 )
-from safetensors.numpy import save_file
 
 ONE = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
 TWO = {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}
@@ -195,9 +196,9 @@ def written(bench: Bench, weights: Weights) -> str:
         ("module.{}", "module.", "DistributedDataParallel's or DeepSpeed's"),
         ("_fsdp_wrapped_module.{}", "_fsdp_wrapped_module.", "FSDP's"),
         ("_forward_module.{}", "_forward_module.", "Lightning Fabric's"),
-        ("model.model.{}", "model.model.", "a model's inside another"),
+        ("model.model.{}", "model.model.", "a model inside another"),
         ("base_model.model.{}", "base_model.model.", "PEFT's, not merged"),
-        ("language_model.{}", "language_model.", "a model's of images"),
+        ("language_model.{}", "language_model.", "a multimodal model's"),
     ],
 )  # fmt: skip
 def test_names_of_a_wrapped_model(
@@ -286,7 +287,7 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
 
     token = "; there is one row per token: generate the program with model.vocab "
     assert why("wte.weight", 12, 5).endswith(f"[11, 5]{token}12\n")
-    assert f"[11, 5]{token}10, or give new tokens their rows by " in why(
+    assert f"[11, 5]{token}10, or add the missing rows with transformers' " in why(
         "wte.weight", 10, 5
     )
     position = "; a position has a row: generate the program with the embedding"

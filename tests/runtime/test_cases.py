@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trainer
-from patience import LIMIT
 from tokenizers import Tokenizer
 from zg import main
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 CASES = trainer.ROOT / "tests" / "cases"
 KEYS = (
@@ -82,7 +83,7 @@ def zgen(name: str) -> str:
         (
             "train --load messages/lfs --val uint16.bin --steps 0",
             2,
-            "is Git LFS's pointer and not the file",
+            "is a Git LFS pointer, not the file itself",
         ),
         (
             "train --load messages/prefix --val uint16.bin --steps 0",

@@ -16,16 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import files
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from patience import LIMIT, busy
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from zg.facts import ops
+
+from tests.lib import files, law, program, trainer
+from tests.lib.patience import LIMIT, busy
 
 KEYS = (
     "zero.stage=2",
@@ -609,7 +607,9 @@ def test_other_data_are_refused(data: Path) -> None:
     assert done.code == 0, done.err
     trainer.write_tokens(moved, law.tokens(256, 4001))
     done = program.run(*arguments(moved, 4))
-    assert done.code == 4 and "its run had data of 1 file, 8000 bytes" in (done.err)
+    assert done.code == 4 and "the checkpoint's run had data of 1 file, 8000 bytes" in (
+        done.err
+    )
     done = program.run(*arguments(moved, 4, "--accept-change", "data"))
     assert done.code == 0, done.err
 
@@ -618,7 +618,7 @@ def test_what_options_must_say(data: Path) -> None:
     assert run(data, 3, "--save-every", 1).code == 0
     refused(data, 2, "has a checkpoint of step 3", "--resume", "no")
     refused(data, 2, "is of step 3", steps=2)
-    refused(data, 2, "has no checkpoint of that step", "--resume", 9, steps=9)
+    refused(data, 2, "has no checkpoint of this step", "--resume", 9, steps=9)
     refused(data, 2, "which a run from there would write", "--resume", 2)
     refused(data, 2, "a whole number from 1", "--resume", "yes")
     refused(data, 2, "give one of them", "--resume", 3, "--load", data.parent)
@@ -638,6 +638,27 @@ def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
     done = run(data, 4, "--resume", 2, "--hash")
     assert done.code == 0, done.err
     assert done.line("weights") == whole.line("weights")
+
+
+def test_numbers_may_be_any_rows_of_the_states(data: Path) -> None:
+    """A program with many numbers among its states, before all others, resumes."""
+    source = trainer.generate(law.path("gpt"), *KEYS)
+    numbers = re.findall(r' +{"\w+", CTL\(0\) [^}]*},\n', source)
+    assert len(numbers) == len(ops.CONTROL)
+    for row in numbers:
+        source = source.replace(row, "")
+    more = [numbers[0].replace('"step"', f'"step{n}"') for n in range(40)]
+    head = "static const zr_state states[] = {\n"
+    source = source.replace(head, head + "".join([*more, *numbers]))
+    words = (trainer.build(source), "--data", data, "--hash", "--steps")
+    whole = program.run(*words, 3)
+    where = ("--checkpoints", data.parent / "ck")
+    for steps_ in (2, 3):
+        done = program.run(*words, steps_, *where)
+        assert done.code == 0, done.err
+    assert done.line("weights") == whole.line("weights")
+    control = json.loads((folder(data, 3) / "run.json").read_text())["control"]
+    assert control["step"] == control["step39"] == 3
 
 
 def test_a_step_of_nine_digits_is_found(data: Path) -> None:
@@ -678,7 +699,7 @@ def test_a_line_of_the_recipe_twice_stands_for_no_other(data: Path) -> None:
     assert b'"train.seed: 1"' in text
     other = text.replace(b'"train.seed: 1"', b'"train.precision: \\"f32\\""')
     path.write_bytes(files.sealed(other))
-    refused(data, 4, "had no such key; this program has ")
+    refused(data, 4, "had no such key, but this program has ")
 
 
 def test_what_is_no_checkpoint_is_told(data: Path) -> None:
@@ -701,7 +722,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
         return files.sealed(text.replace(was, now))
 
     text = kept["run.json"]
-    damaged = "its checksum does not hold"
+    damaged = "its checksum is wrong"
     none = "run.json: not a record of a run\n"
     broken("run.json", b"", damaged)
     broken("run.json", text[:-9], damaged)

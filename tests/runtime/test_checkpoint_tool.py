@@ -1,4 +1,4 @@
-"""test_checkpoint_tool.py -- tests gen/checkpoint.py: its report on checkpoints, that it finds
+"""test_checkpoint_tool.py -- tests tools/checkpoint.py: its report on checkpoints, that it finds
 every changed bit, and that bad files make it fail only with a message of one line."""
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import checkpoint
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from files import element, raw_file, sealed
 from safetensors.numpy import load_file
+
+from tests.lib import law, program, trainer
+from tests.lib.files import element, raw_file, sealed
 
 KEYS = (
     "zero.stage=2",
@@ -322,7 +321,11 @@ BROKEN = [
     ("model.safetensors", header(shape=[2**62] * 8), "do not make F32"),
     ("model.safetensors", header(data_offsets=[8]), "not [begin, end]"),
     ("model.safetensors", header(data_offsets=[8, 0]), "do not make F32"),
-    ("model.safetensors", header(data_offsets=[8, 16]), "lie elsewhere"),
+    (
+        "model.safetensors",
+        header(data_offsets=[8, 16]),
+        "does not follow the previous tensor's",
+    ),
     ("model.safetensors", header(shape=[4], data_offsets=[0, 16]), "(trunc"),
     ("model.safetensors", header(shape=[0], data_offsets=[0, 0]), "has 8"),
     ("model.safetensors", header(), "tensor a is not in run.json"),

@@ -8,7 +8,8 @@ from pathlib import Path
 import checkpoint
 import numpy as np
 import pytest
-from files import build, run
+
+from tests.lib.files import build, run
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""test_compare.py -- tests gen/compare.py: it finds the first step whose numbers differ between two
+"""test_compare.py -- tests tools/compare.py: it finds the first step whose numbers differ between two
 logs."""
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import compare
-import law
-import program
 import pytest
-import trainer
-from patience import LIMIT
+
+from tests.lib import law, program, trainer
+from tests.lib.patience import LIMIT
 
 Tell = Callable[..., tuple[int, list[str]]]
 
@@ -181,7 +180,7 @@ def test_logs_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_stdout_that_is_full_is_told(tmp_path: Path, unbuffered: str) -> None:
     (tmp_path / "log").write_text(FOUR)
-    tool = trainer.ROOT / "gen" / "compare.py"
+    tool = trainer.ROOT / "tools" / "compare.py"
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, tool, tmp_path / "log", tmp_path / "log"],
@@ -189,7 +188,8 @@ def test_a_stdout_that_is_full_is_told(tmp_path: Path, unbuffered: str) -> None:
             stderr=subprocess.PIPE,
             text=True,
             timeout=LIMIT,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            env={**os.environ, "PYTHONPATH": "gen", "PYTHONUNBUFFERED": unbuffered},
+            cwd=trainer.ROOT,
         )
     assert (done.returncode, done.stderr) == (
         3,

@@ -9,12 +9,12 @@ import re
 import subprocess
 from pathlib import Path
 
-import namespaces
-import program as programs
 import pytest
-import test_cuda
-import trainer
-from program import children, run, wait_for_step
+
+from tests.cuda import test_cuda
+from tests.lib import namespaces, trainer
+from tests.lib import program as programs
+from tests.lib.program import children, run, wait_for_step
 
 CPU = "sys/devices/system/cpu"
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import build, run
+
+from tests.lib.files import build, run
 
 T, VOCAB, IGNORE = 5, 300, 65535
 ALL = 1 << 40  # more samples than any file here has
@@ -344,7 +345,11 @@ ROWS = "the model's embedding has no more rows"
     [
         ("<u2", 300, ROWS),
         ("<u4", 301, ROWS),
-        ("<u2", 65436, "it is -100, which other programs use for tokens that are not targets"),
+        (
+            "<u2",
+            65436,
+            "it is -100, which other programs use for tokens that are not targets",
+        ),
         ("<u2", 65436, "data.ignore: 65436"),
         ("<u4", 2**32 - 100, "data.ignore: 4294967196"),
         ("<u4", 1 << 28, "another type"),

@@ -7,16 +7,14 @@ import gzip
 import json
 from pathlib import Path
 
-import choices
-import files
-import law
 import numpy as np
-import program as by_hand
 import pytest
-import test_cuda
-import trainer
-from choices import Example, header, packed
-from program import STEPS, VOCAB, T, run
+
+from tests.cuda import test_cuda
+from tests.lib import choices, files, law, trainer
+from tests.lib import program as by_hand
+from tests.lib.choices import Example, header, packed
+from tests.lib.program import STEPS, VOCAB, T, run
 
 RANKS = [1, 2, 3]
 
@@ -206,7 +204,7 @@ BAD = {
     "version": (header(1, 26, version=2), "version 2;"),
     "gzip": (gzip.compress(WHOLE), "is compressed by gzip; unpack it"),
     "numpy": (b"\x93NUMPY\1\0" + WHOLE, "is a numpy array (.npy)"),
-    "JSON": (b'{"ctx": ""}\n' * 100, "./run eval reads JSON lines"),
+    "JSON": (b'{"ctx": ""}\n' * 100, "./run eval converts JSON lines"),
     "none": (header(0, 26), "0 examples"),
     "negative": (header(-1, 26) + packed(WORDS), "-1 examples"),
     "many": (header(2**31 - 1, 26) + packed(WORDS), "2147483647 examples"),

@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import hosts
-import program
 import pytest
-import trainer
 import yaml
-from hosts import AS_ROOT
-from patience import LIMIT
-from trainer import ROOT
+
+from tests.lib import hosts, program, trainer
+from tests.lib.hosts import AS_ROOT
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT
 
 STEPS = 20
 LONG = 100000  # steps that no test waits for

@@ -12,21 +12,19 @@ import re
 import signal
 from dataclasses import replace
 
-import law
-import mutants
-import program
 import pytest
-import test_mutants
-import trainer
-from covering import covering
-from patience import LIMIT, patient
-from plans import planned
 from zg import build
 from zg.check import check
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import budget, search
 from zg.write import cost, explain
+
+from tests.check import test_mutants
+from tests.lib import law, mutants, program, trainer
+from tests.lib.covering import covering
+from tests.lib.patience import LIMIT, patient
+from tests.lib.plans import planned
 
 STATES = (
     "zero.offload_optimizer.device=nvme",
@@ -616,7 +614,7 @@ def test_every_disk_gives_the_same_bits(
         ),
         (
             "full",
-            "[0-9]+ bytes are needed, the disk has [0-9]+ free; set another disk with --nvme DIR",
+            "[0-9]+ bytes are needed, but the disk has [0-9]+ free; set another disk with --nvme DIR",
         ),
     ],
 )

@@ -14,17 +14,15 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-import choices
-import namespaces
 import numpy as np
-import program
 import pytest
-import test_cuda
-import test_launcher
-import trainer
-from choices import Example
-from patience import LIMIT
-from trainer import ROOT
+
+from tests.cuda import test_cuda
+from tests.lib import choices, namespaces, program, trainer
+from tests.lib.choices import Example
+from tests.lib.patience import LIMIT
+from tests.lib.trainer import ROOT
+from tests.runtime import test_launcher
 
 pytestmark = pytest.mark.waits
 

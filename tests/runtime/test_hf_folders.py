@@ -11,12 +11,13 @@ import subprocess
 import time
 from pathlib import Path
 
-import law
 import numpy as np
-import program
 import pytest
-import trainer
-from files import (
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from tests.lib import law, program, trainer
+from tests.lib.files import (
     Bench,
     Weights,
     arenas,
@@ -27,8 +28,6 @@ from files import (
     same_bits,
     weights_of,
 )
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 INDEX = "model.safetensors.index.json"
 BF16 = 1  # ZR_BF16

@@ -14,9 +14,10 @@ import tempfile
 import time
 
 import pytest
-import trainer
-from patience import LIMIT
-from program import ROOT, RUNTIME
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
+from tests.lib.program import ROOT, RUNTIME
 
 pytestmark = pytest.mark.waits
 

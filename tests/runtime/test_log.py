@@ -13,13 +13,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import law
 import numpy as np
 import pytest
-import trainer
 from logs import Log
-from patience import patient
-from program import (
+from safetensors.numpy import load_file
+
+from tests.lib import law, trainer
+from tests.lib.patience import patient
+from tests.lib.program import (
     MICRO_BATCHES,
     STEPS,
     UNITS,
@@ -34,7 +35,6 @@ from program import (
     validation,
     wait_for_step,
 )
-from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.waits
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import files
 import numpy as np
-import program
 import pytest
+
+from tests.lib import files, program
 
 T = 65536  # of the program below: 3 million tokens per step
 STEP = program.MICRO_BATCHES * program.B * T

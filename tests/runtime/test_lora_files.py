@@ -8,12 +8,11 @@ import os
 import pathlib
 import shutil
 
-import law
 import numpy as np
-import program
 import pytest
-import trainer
 from safetensors.numpy import load_file, save_file
+
+from tests.lib import law, program, trainer
 
 STEPS = 3
 LORA = {
@@ -455,7 +454,10 @@ def test_pointers_of_git_lfs(
     saved = ("--save", tmp_path / "made", "--merge", "--steps", 0)
     code, err = said(built("llama", "one"), *given, *saved)
     assert code == 2
-    assert f"{name}: is Git LFS's pointer and not the file; run there: " in err
+    assert (
+        f"{name}: is a Git LFS pointer, not the file itself; run git lfs pull there"
+        in err
+    )
     assert not (tmp_path / "made").exists() or not os.listdir(tmp_path / "made")
 
 

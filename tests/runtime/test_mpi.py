@@ -1,20 +1,19 @@
 """test_mpi.py -- tests out/train-mpi: it has the weights of out/train on one host and on several,
 receives the planned bytes from other hosts, and reports starts that cannot work."""
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
 import time
 
-import choices
-import hosts
-import law
 import pytest
-import trainer
-from hosts import mpirun, mpirun_of
-from patience import LIMIT, busy
-from program import children
+
+from tests.lib import choices, hosts, law, trainer
+from tests.lib.hosts import mpirun, mpirun_of
+from tests.lib.patience import LIMIT, busy
+from tests.lib.program import children
 
 pytestmark = pytest.mark.waits
 
@@ -465,7 +464,8 @@ def test_who_is_waited_for_is_told(
             line = run.stderr.readline()
     finally:
         for pid in stopped:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # mpirun may have ended it
+                os.kill(pid, signal.SIGKILL)
         hosts.ended(run)
     told = waits.replace("H", r"\S+").replace("N", r"\d+")
     assert re.search(rf"no command has ended.*: {told} on host \S+;", line), line

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import build, run
-from test_long_data import bytes_read
+
+from tests.lib.files import build, run
+from tests.runtime.test_long_data import bytes_read
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ from typing import IO
 
 import numpy as np
 import pytest
-from patience import LIMIT
-from program import (
+
+from tests.lib.patience import LIMIT
+from tests.lib.program import (
     IGNORE,
     STEPS,
     T,

@@ -10,15 +10,14 @@ import pathlib
 import re
 import resource
 
-import law
-import program
 import pytest
-import trainer
 from zg.facts import queues
 from zg.plan.plan import Plan
 from zg.read import spec as reader
 from zg.search import search
 from zg.write import cost
+
+from tests.lib import law, program, trainer
 
 QUEUES = list(queues.QUEUES)
 RUNTIME = pathlib.Path(__file__).resolve().parents[2] / "runtime"
@@ -538,23 +537,20 @@ def test_on_a_gpu(
 
 
 def test_queues_are_those_of_the_runtime() -> None:
-    """The queues' numbers and names are the runtime's, and so are the arenas between which queues
-    copy."""
-    header, source = ((RUNTIME / name).read_text() for name in ("zr.h", "zr_range.c"))
-    numbers = re.search(r"ZR_MAIN = 0.*ZR_QUEUES = \d+", header, re.S)[0]
-    said = re.findall(r"ZR_(\w+) = (\d+)", numbers)
-    assert said == [
-        (name.upper(), str(n)) for n, name in enumerate([*QUEUES, "queues"])
-    ]
-    names = re.search(r'names\[\] = {("main".*?)};', source, re.S)[1]
-    assert re.findall(r'"(\w+)"', names) == QUEUES
-    arenas = {"ARENA": "device", "HOSTED": "host", "FILED": "file"}
-    ways = {
-        name.lower(): (arenas[a], arenas[b])
-        for name, a, b in re.findall(r"\[ZR_(\w+)\] = {1, (\w+), (\w+)}", source)
-    }
-    assert ways == {
-        q.name: (q.reads, q.writes)
+    """The runtime's queues have the order, names, arenas and kernels of the generator's. Those that
+    copy are between two arenas; those with collectives come first."""
+    arenas = {"ZR_ARENA": "device", "ZR_HOSTED": "host", "ZR_FILED": "file"}
+    rows = re.findall(
+        r'ROW\(ZR_(\w+), "(\w+)", (\w+), (\w+), ([01]), \d\)',
+        (RUNTIME / "zr.h").read_text(),
+    )
+    assert [
+        (name, word, arenas[reads], arenas[writes], kernels == "1")
+        for name, word, reads, writes, kernels in rows
+    ] == [
+        (q.name.upper(), q.name, q.reads, q.writes, q.kernels)
         for q in queues.QUEUES.values()
-        if not q.kernels and not q.wire
-    }
+    ]
+    for n, q in enumerate(queues.QUEUES.values()):
+        assert q.wire == (n <= QUEUES.index("reduce"))
+        assert (q.reads != q.writes) == (not q.kernels and not q.wire)

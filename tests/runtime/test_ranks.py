@@ -13,13 +13,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import law
-import namespaces
 import numpy as np
 import pytest
-import trainer
-from patience import LIMIT, patient
-from program import (
+from safetensors.numpy import load_file, save_file
+
+from tests.lib import law, namespaces, trainer
+from tests.lib.patience import LIMIT, patient
+from tests.lib.program import (
     IGNORE,
     RUNTIME,
     VOCAB,
@@ -33,7 +33,6 @@ from program import (
     unusual,
     wait_for_step,
 )
-from safetensors.numpy import load_file, save_file
 
 pytestmark = pytest.mark.waits
 

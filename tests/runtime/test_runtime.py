@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from program import (
+
+from tests.lib.program import (
     MICRO_BATCHES,
     PIECES,
     RANKS,

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from patience import LIMIT
-from program import (
+
+from tests.lib.patience import LIMIT
+from tests.lib.program import (
     children,
     environment,
     gone,

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from patience import LIMIT, busy, patient
-from program import (
+
+from tests.lib.patience import LIMIT, busy, patient
+from tests.lib.program import (
     built,
     children,
     environment,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import build
-from program import run as run_program
-from test_data import IGNORE, T, header, read
+
+from tests.lib.files import build
+from tests.lib.program import run as run_program
+from tests.runtime.test_data import IGNORE, T, header, read
 
 VOCAB = 200000
 BIG = 2**32 - 1
@@ -113,9 +114,9 @@ def test_a_mask_of_more_than_one_read(data: Path, tmp_path: Path) -> None:
         (llmq(N)[:1000], "shorter than llm.q's header of 1024"),
         (llmq(N, version=3) + bytes(256), "version 3 in llm.q's header"),
         (llmq(N, width=2) + bytes(128), "2 bytes a token in llm.q's"),
-        (llmq(N, masks=1) + bytes(256), "does not make the 1280 bytes"),
-        (llmq(N, masks=1) + bytes(263), "does not make the 1287 bytes"),
-        (llmq(N) + bytes(264), "does not make the 1288 bytes"),
+        (llmq(N, masks=1) + bytes(256), "does not match the 1280 bytes"),
+        (llmq(N, masks=1) + bytes(263), "does not match the 1287 bytes"),
+        (llmq(N) + bytes(264), "does not match the 1288 bytes"),
         (llmq(-1, masks=1) + bytes(264), "says -1 tokens"),
     ],
 )
@@ -262,7 +263,7 @@ def test_another_index_counts_for_nothing(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code, words",
     [
-        (8, "an old index (TNTIDX), which is not read; without it, and by"),
+        (8, "an old index (TNTIDX), which is not supported; without it, and with"),
         (8, "--tokens uint16"),
         (4, "--tokens uint32"),
         (5, "of tokens of type 5; supported: 8 (uint16) or 4 (int32)"),
@@ -283,7 +284,7 @@ def test_an_index_of_the_old_kind_is_told(
 
 def test_the_index_itself_holds_no_tokens(data: Path, tmp_path: Path) -> None:
     (tmp_path / "t.idx").write_bytes(index([64]))
-    refused(data, tmp_path / "t.idx", "name the .bin beside it")
+    refused(data, tmp_path / "t.idx", "use the .bin beside it")
 
 
 # ---- meta.json
@@ -369,11 +370,11 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
         (meta(format=2), "meta.json: format: must be 1"),
         (meta(format=None), "format: must be 1"),
         (meta(dtype="int32"), 'dtype: must be "uint16" or "uint32"'),
-        (meta(dtype=None), "dtype: needed"),
-        (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000: set model.voc"),
-        (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not make"),
+        (meta(dtype=None), "dtype: must be"),
+        (meta(vocab=VOCAB + 1), "200001 tokens, but the model's has 200000: set model.voc"),
+        (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not match"),
         (named(tokens=N - 1), "63 tokens of 4 bytes"),
-        (named(tokens=None), "tokens: a whole number"),
+        (named(tokens=None), "tokens: must be an integer"),
         (named(tokens=2**62), "4611686018427387904 tokens"),
         (named(labels="l"), "ignore: required with labels of uint32: 429496"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "l"}}),

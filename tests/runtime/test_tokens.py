@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ T = 128
 
 def load():
     found = importlib.util.spec_from_file_location(
-        "demo_tokens", ROOT / "gen" / "tokens.py"
+        "demo_tokens", ROOT / "tools" / "tokens.py"
     )
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
@@ -31,7 +32,8 @@ tokens = load()
 def make(text: Path, folder: Path, *most: str) -> subprocess.CompletedProcess[str]:
     files = [text, folder / "train", folder / "val"]
     return subprocess.run(
-        [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T), *most],
+        [sys.executable, ROOT / "tools" / "tokens.py", *files, str(T), *most],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "gen")},
         capture_output=True,
         text=True,
     )
@@ -104,7 +106,8 @@ def test_a_text_that_is_not_there_is_named(tmp_path):
 def test_a_full_disk_is_told_with_its_file(tmp_path: Path) -> None:
     files = [TEXT, "/dev/full", tmp_path / "val"]
     done = subprocess.run(
-        [sys.executable, ROOT / "gen" / "tokens.py", *files, str(T)],
+        [sys.executable, ROOT / "tools" / "tokens.py", *files, str(T)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "gen")},
         capture_output=True,
         text=True,
     )

@@ -8,10 +8,9 @@ import re
 from pathlib import Path
 
 import compare
-import law
-import program
 import pytest
-import trainer
+
+from tests.lib import law, program, trainer
 
 BF16 = "train.precision=bf16"
 RANKS = ("cluster.ranks=3", "train.global_batch=12")

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
-from files import (
+from safetensors.numpy import load_file, save_file
+
+from tests.lib.files import (
     Bench,
     Flat,
     Program,
@@ -27,7 +29,6 @@ from files import (
     same_bits,
     weights_of,
 )
-from safetensors.numpy import load_file, save_file
 
 
 @pytest.fixture(scope="session")
@@ -137,7 +138,7 @@ def test_no_room(tool: Path, tmp_path: Path) -> None:
     (tmp_path / "saved/model.safetensors").write_bytes(b"old")
     done = run(tool, tmp_path / "program", "begin", tmp_path / "saved")
     assert done.returncode == 2 and done.stdout == ""
-    assert f"{4096 + rows * 4096} bytes are needed, the disk has " in done.stderr
+    assert f"{4096 + rows * 4096} bytes are needed, but the disk has " in done.stderr
     assert os.listdir(tmp_path / "saved") == ["model.safetensors"]
     assert (tmp_path / "saved/model.safetensors").read_bytes() == b"old"
 

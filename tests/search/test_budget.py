@@ -6,12 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
-import trainer
-from plans import planned
 from zg.facts import reserve
 from zg.read import spec
 from zg.read.keytypes import RECOMPUTE
 from zg.search import budget, fits, knobs, search
+
+from tests.lib import trainer
+from tests.lib.plans import planned
 
 
 def loaded(name: str, *keys: str) -> spec.Spec:

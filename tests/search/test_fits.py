@@ -4,10 +4,11 @@ fit."""
 import re
 
 import pytest
-from plans import SPECS, planned
 from zg.facts import reserve
 from zg.read import spec
 from zg.search import fits, knobs, search
+
+from tests.lib.plans import SPECS, planned
 
 BASE = (
     "zero.stage=1",

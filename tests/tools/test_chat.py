@@ -12,7 +12,9 @@ from pathlib import Path
 import chat
 import pytest
 from checkpoint import Bad
-from test_data_tool import (  # noqa: F401 -- a fixture
+from tokenizers import AddedToken, Tokenizer, processors
+
+from tests.tools.test_data_tool import (  # noqa: F401 -- a fixture
     BPE,
     jsonl,
     made,
@@ -22,7 +24,6 @@ from test_data_tool import (  # noqa: F401 -- a fixture
     table,
     tokens,
 )
-from tokenizers import AddedToken, Tokenizer, processors
 
 NOW = datetime(2024, 7, 26)
 CHATML = """{%- for message in messages %}
@@ -632,7 +633,7 @@ def test_keys_beside_messages_are_read_of_parquet(
     how = ("--tokenizer", where, "-o", tmp_path / "out")
     file = table(tmp_path / "a", messages=[[USER, SAID]], system=["Be."])
     assert made("parquet", file, *how) == 2
-    assert "a: row 1: system is not read" in capfd.readouterr().err
+    assert "a: row 1: system is not supported" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -679,4 +680,4 @@ def test_chats_need_a_template(
         assert made("jsonl", file, *how, "-o", tmp_path / "out") == 2
     said = capfd.readouterr().err
     assert "a:1: the tokenizer has no chat template" in said
-    assert "--train-bpe: of texts alone" in said
+    assert "--train-bpe: needs texts" in said

@@ -12,7 +12,8 @@ from pathlib import Path
 import curve
 import pytest
 from logs import Log
-from pictures import SVG, hidden
+
+from tests.lib.pictures import SVG, hidden
 
 
 def records(*losses: float | None) -> str:

@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from patience import LIMIT
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -38,6 +36,9 @@ from tokenizers import (
     processors,
     trainers,
 )
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 KJV = trainer.ROOT / "tests" / "data" / "kjv.txt"
 TEXT = KJV.read_text()
@@ -536,7 +537,7 @@ WRONG = [
         "jsonl",
         [b'{"instruction": "x", "output": "y"}'],
         (),
-        "there is: instruction, output; rename one, or --field",
+        "the fields are: instruction, output; rename one, or use --field",
     ),
     ("jsonl", [b'[{"text": "x"}]'], (), "`jq -c .[]` makes lines"),
     ("jsonl", [b'[\n{"text": "x"}\n]'], (), "`jq -c .[]` makes lines"),

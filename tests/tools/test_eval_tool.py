@@ -7,14 +7,13 @@ import json
 import subprocess
 from pathlib import Path
 
-import choices
 import encoding
-import law
 import numpy as np
 import pytest
-import trainer
-from choices import Example
 from encoding import Encoder
+
+from tests.lib import choices, law, trainer
+from tests.lib.choices import Example
 
 
 def run(*words: object, **options) -> subprocess.CompletedProcess[str]:

@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
-import trainer
-from reference import known
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from zg import main
 from zg.read import spec as reader
+
+from tests.lib import oracle, trainer
+from tests.reference import known
 
 KJV = trainer.ROOT / "tests" / "data" / "kjv.txt"
 VOCAB = 300

@@ -8,14 +8,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import law
 import numpy as np
 import pytest
 import sample
 import trained as trained_model
-import trainer
 from encoding import Encoder, trained
-from patience import LIMIT
+
+from tests.lib import law, trainer
+from tests.lib.patience import LIMIT
 
 SPEC = law.path("gpt")
 PROMPT = (1, 2, 3)
@@ -191,7 +191,7 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, "--prompt", "a", "--program", program)
     assert done.returncode == 2 and "tokenizer.json" in done.stderr
     done = run(tmp_path, *options, speaker(tmp_path, 300))
-    assert done.returncode == 2 and "300 is no byte" in done.stderr
+    assert done.returncode == 2 and "300 is not a byte" in done.stderr
 
 
 def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import trainer
 from logs import Log
-from patience import LIMIT
 from watch import Watch, named
+
+from tests.lib import trainer
+from tests.lib.patience import LIMIT
 
 WATCH = (sys.executable, str(trainer.ROOT / "tools" / "watch.py"))
 

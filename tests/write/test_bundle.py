@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 
-import law
 import pytest
-import trainer
-from trainer import ROOT
+
+from tests.lib import law, trainer
+from tests.lib.trainer import ROOT
 
 SPEC = ROOT / "model_specs" / "gpt-tiny.yaml"
 

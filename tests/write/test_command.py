@@ -21,17 +21,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-import law
-import namespaces
 import numpy as np
-import oracle
-import program
 import pytest
-import trainer
-from patience import LIMIT
-from reference import known
 from safetensors.numpy import load_file, save_file
 from zg.read import spec as reader
+
+from tests.lib import law, namespaces, oracle, program, trainer
+from tests.lib.patience import LIMIT
+from tests.reference import known
 
 GPT = law.path("gpt")
 HF = trainer.ROOT / "tests" / "reference" / "hf"

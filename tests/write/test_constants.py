@@ -4,9 +4,10 @@ import pathlib
 from itertools import product
 
 import pytest
-import trainer
-from test_mutants import planned, source
 from zg.plan.plan import Plan
+
+from tests.check.test_mutants import planned, source
+from tests.lib import trainer
 
 PIECES = (
     "zero.stage3_param_persistence_threshold=0",

@@ -3,9 +3,9 @@ layers, the program computes the same."""
 
 import pathlib
 
-import law
 import pytest
-import trainer
+
+from tests.lib import law, trainer
 
 # Names that are no identifiers of C, that are letters of dimensions, or that other layers' values
 # have.

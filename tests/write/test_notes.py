@@ -5,10 +5,11 @@ import re
 import subprocess
 
 import pytest
-import trainer
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain, notes
+
+from tests.lib import trainer
 
 MANY = "train.global_batch=512", "train.micro_batch=1"
 

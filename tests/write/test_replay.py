@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-import replay
-from replay import ROOT
+
+from tests import replay
+from tests.replay import ROOT
 
 WELL = {"a/plan": "p", "a/weights": "loss 1\nexit 0\n"}
 FAILED = {**WELL, "a/weights": "exit 2\n"}

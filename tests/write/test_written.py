@@ -2,20 +2,21 @@
 stdout stays an output, and progress goes to stderr."""
 
 import errno
+import hashlib
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 
-import law
-import namespaces
 import pytest
-import trainer
-from patience import LIMIT
-from test_command import zgen
 from zg import output
+
+from tests.lib import law, namespaces, trainer
+from tests.lib.patience import LIMIT
+from tests.write.test_command import zgen
 
 GPT = law.path("gpt")
 KEYS = ("--emit", "plan")
@@ -297,3 +298,44 @@ def test_phases_are_named_when_they_take_long(seconds: float, want: str) -> None
         timeout=LIMIT,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", want)
+
+
+def head_of(text: str) -> dict[str, str]:
+    """Return the rows of train.c's first comment by their first words."""
+    rows: dict[str, str] = {}
+    for line in text.partition(" */")[0].splitlines()[2:]:
+        word, _, rest = line.removeprefix(" * ").partition(" ")
+        if word:
+            last = word
+        rows[last] = f"{rows.get(last, '')} {rest.strip()}".strip()
+    return rows
+
+
+def test_the_head_says_how_to_make_it_again(tmp_path: pathlib.Path) -> None:
+    """The command in train.c's head, run where the files are, writes the same train.c; the hash
+    beside it is that of `--emit plan`."""
+    (tmp_path / "a spec.yaml").write_bytes(GPT.read_bytes())
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    args = ("--zero", tmp_path / "ds.json", "--set", "train.optimizer.lr=1.0e-4")
+    args += ("--set", "train.optimizer.groups=[{match: ['*.bias'], lr_factor: 0.5}]")
+    args += (
+        "--set",
+        f"zero.offload_optimizer={{device: nvme, nvme_path: /{'a-b/' * 30}}}",
+    )
+    made = zgen(tmp_path / "a spec.yaml", *args, "--set", "cluster.ranks=2").stdout
+    version, _, command = head_of(made)["From"].partition(": ")
+    assert version == f"zgen {(trainer.ROOT / 'VERSION').read_text().strip()}"
+    name, *words = shlex.split(command)
+    assert (name, zgen(*words, cwd=tmp_path).stdout) == ("zgen", made)
+    plan = zgen(*words, "--emit", "plan", cwd=tmp_path).stdout
+    found = head_of(made)["Plan"].partition(",")[0]
+    assert found == hashlib.sha256(plan.encode()).hexdigest()
+
+
+def test_a_word_does_not_end_the_comment(tmp_path: pathlib.Path) -> None:
+    file = "zero.offload_optimizer={device: nvme, nvme_path: /tmp/a*/*b}"
+    made = zgen(GPT, "--set", "zero.stage=2", "--set", file).stdout
+    assert "nvme_path: /tmp/a* / *b" in head_of(made)["From"]
+    path = tmp_path / "train.c"
+    path.write_text(made)
+    trainer.compile_source(trainer.GCC, path, "-c", "-o", tmp_path / "train.o")

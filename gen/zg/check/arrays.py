@@ -38,7 +38,7 @@ class State(NamedTuple):
         return f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
 
 
-class Value(NamedTuple):
+class Computed(NamedTuple):
     """Tokens of a micro-batch, or an activation or activation gradient that a unit makes of it."""
 
     what: str
@@ -159,7 +159,7 @@ def over_ranks(s: Sum, group: Members) -> Sum | None:
 
 
 @dataclass(frozen=True)
-class Store:
+class Stored:
     """Place of a state in a class. From byte `at` on it holds elements [lo, lo + n) of the shard,
     or the whole flat on every rank.
 
@@ -179,7 +179,7 @@ class Store:
     given: str = ""
 
 
-def stores(p: Plan) -> list[Store]:
+def stores(p: Plan) -> list[Stored]:
     """Return the place of each state at the end of a step."""
     out = []
     for f in p.flats:
@@ -202,7 +202,7 @@ def stores(p: Plan) -> list[Store]:
     return out
 
 
-def _store(p: Plan, f: Flat, s: plan.Store, what: str) -> Store:
-    return Store(
+def _store(p: Plan, f: Flat, s: plan.Store, what: str) -> Stored:
+    return Stored(
         what, f, s.cls, 0, s.first, s.n, ops.BYTES[s.dtype], s.over, p.parts(s)
     )

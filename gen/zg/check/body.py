@@ -37,7 +37,7 @@ Ran = tuple[Call, int, list[Any]]
 
 
 @dataclass
-class Value:
+class Written:
     """Bytes [lo, hi) of a base, of one type. made: the value's identity; spare: a by-product that
     may stay unread."""
 
@@ -49,7 +49,7 @@ class Value:
     spare: bool = False
 
 
-def met(values: list[Value], lo: int, hi: int) -> slice:
+def met(values: list[Written], lo: int, hi: int) -> slice:
     """Return the slice of `values` that overlaps bytes [lo, hi). Values are sorted and disjoint."""
     return slice(
         bisect_right(values, lo, key=lambda v: v.hi),
@@ -70,13 +70,13 @@ class Slices:
 
 
 @dataclass
-class Body:
+class Frame:
     """State of one function, or of several that run in a row, while their calls run."""
 
     p: Plan
     fns: list[Fn]
     # base -> values there, in order
-    held: dict[str, list[Value]] = field(default_factory=dict)
+    held: dict[str, list[Written]] = field(default_factory=dict)
     # (kernel, operands) of a call -> its number
     known: dict[Made, int] = field(default_factory=dict)
     # tensors read, in order
@@ -238,7 +238,7 @@ class Body:
             return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
-    def done(self, v: Value) -> bool:
+    def done(self, v: Written) -> bool:
         """Return whether a value may be overwritten: it was read or is a by-product."""
         return v.used or v.spare or v.made[0] in self.again or v.made in self.idle
 
@@ -268,9 +268,9 @@ class Body:
         gone = met(values, at, end)
         if not all(map(self.done, values[gone])):
             self.fail(call, f"{arg} overwrites what nobody has read")
-        values[gone] = [Value(at, end, kind, made, spare=spare)]
+        values[gone] = [Written(at, end, kind, made, spare=spare)]
 
-    def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
+    def split(self, where: str, at: int, by: int, rounds: int) -> Written | None:
         """Split a value into the parts that calls in rounds go through, and return it. None if no
         value is there yet."""
         values = self.held.setdefault(where, [])
@@ -290,7 +290,7 @@ class Body:
         return None
 
     def join(
-        self, where: str, at: int, by: int, rounds: int, old: Value | None
+        self, where: str, at: int, by: int, rounds: int, old: Written | None
     ) -> None:
         """Join the parts again, to the value that was there before or to a new one."""
         values = self.held[where]
@@ -307,7 +307,7 @@ class Body:
             if made == tuple(of_old):
                 made = old.made
         values[there] = [
-            Value(
+            Written(
                 at,
                 end,
                 mine[0].type,

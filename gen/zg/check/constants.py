@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..facts import ops
 from .arrays import Control, Totals
 from .kernels import CTL, LEAVES
-from .memory import Run
+from .memory import Extent
 from .order import Memory, Place, told
 
 SUMS = ops.SUMS  # integers of a step's exact sums
@@ -23,7 +23,7 @@ def control(m: Memory, where: Place) -> Control:
 
 
 def set_control(where: Place, now: Control) -> None:
-    where.buffer.write(where.at, CONTROL, Run(now))
+    where.buffer.write(where.at, CONTROL, Extent(now))
 
 
 def constants(m: Memory, where: Place, write: bool = False) -> Control:
@@ -52,4 +52,4 @@ def totals(m: Memory, where: Place, write: bool) -> Totals:
 
 
 def set_totals(where: Place, now: Totals) -> None:
-    where.buffer.write(where.at, 8 * SUMS, Run(now))
+    where.buffer.write(where.at, 8 * SUMS, Extent(now))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..plan.mesh import Along, plus
-from .arrays import MicroBatch, Value
-from .memory import Run
+from .arrays import Computed, MicroBatch
+from .memory import Extent
 from .order import MAIN, Buffer, Memory, Place, told
 
 
@@ -71,10 +71,10 @@ class Copies:
         for where, what in zip(places, m.batch, strict=True):
             if where.at:
                 self.fail(f"fills {where}")
-            array = Value(what, "", MicroBatch(m.now, micro_batch, by))
+            array = Computed(what, "", MicroBatch(m.now, micro_batch, by))
             slot = where.buffer
             m.touch(slot, 0, slot.stride, True)
-            slot.write(0, slot.stride, Run(array))
+            slot.write(0, slot.stride, Extent(array))
 
     def gather(self, source: Place, to: Place, own: int, step: int, size: int) -> None:
         """All-gather: copy every rank's piece to the same offset of its part."""

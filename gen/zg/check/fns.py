@@ -39,7 +39,7 @@ from ..facts.kernels import (
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import Body, Made, Ran, Value
+from .body import Frame, Made, Ran, Written
 from .kernels import BODIES, CLASSES, UNITS, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -77,7 +77,7 @@ def _clear(out: Span, x: Span) -> bool:
     return formal.name in f.alias and (lo, hi) == (low, high)
 
 
-def _apart(b: Body, call: Call) -> None:
+def _apart(b: Frame, call: Call) -> None:
     """Require that outputs overlap no operand, except one that they may alias exactly. Outputs
     come first."""
     row = UNITS[call.kernel]
@@ -97,12 +97,12 @@ def _apart(b: Body, call: Call) -> None:
             b.fail(call, f"{where}+{at} overlaps another operand")
 
 
-def _ran_forward(b: Body) -> list[Ran]:
+def _ran_forward(b: Frame) -> list[Ran]:
     """Return the forward calls that ran."""
     return [r for r in b.ran if forward(r[0].kernel, r[0].args)]
 
 
-def _wanted(b: Body) -> Counter[Made]:
+def _wanted(b: Frame) -> Counter[Made]:
     """Return the backward calls that forward requires, as (kernel, numbers, forward's
     operands)."""
     out = []
@@ -116,7 +116,7 @@ def _wanted(b: Body) -> Counter[Made]:
     return Counter(out)
 
 
-def _ran_backward(b: Body) -> Counter[Made]:
+def _ran_backward(b: Frame) -> Counter[Made]:
     """Return the backward calls that ran. None may take a forward result as its gradient."""
     made = {number for _, number, _ in _ran_forward(b)}
     out = []
@@ -131,7 +131,7 @@ def _ran_backward(b: Body) -> Counter[Made]:
     return Counter(out)
 
 
-def run(b: Body) -> None:
+def run(b: Frame) -> None:
     """Run the calls of a body's functions, and prove them one by one."""
     for fn in b.fns:
         b.fn = fn
@@ -141,7 +141,7 @@ def run(b: Body) -> None:
     slices.end(b)
 
 
-def _calls(b: Body, calls: list[Call]) -> None:
+def _calls(b: Frame, calls: list[Call]) -> None:
     for rounds, some in groupby(calls, key=lambda c: c.rounds):
         group = list(some)
         if rounds < 1:
@@ -150,7 +150,7 @@ def _calls(b: Body, calls: list[Call]) -> None:
             _one(b, c)
 
 
-def _one(b: Body, c: Call) -> None:
+def _one(b: Frame, c: Call) -> None:
     """Check one call, and run it as the plain calls that it is made of."""
     if c.kernel == "zk_cross_entropy":
         trains = c.args[1] != NULL
@@ -169,7 +169,7 @@ def _one(b: Body, c: Call) -> None:
             b.call(part)
 
 
-def _launched(b: Body, calls: Sequence[Call]) -> None:
+def _launched(b: Frame, calls: Sequence[Call]) -> None:
     """Require that each call has the kernel and the integers of its launch."""
     for c in calls:
         launch = next((l for l in b.p.launches if l.name == c.launch), None)
@@ -178,7 +178,7 @@ def _launched(b: Body, calls: Sequence[Call]) -> None:
             b.fail(c, f"launch {c.launch} is of another shape")
 
 
-def _end(b: Body, *outs: str) -> None:
+def _end(b: Frame, *outs: str) -> None:
     """Require that `outs` are whole and that every value was used."""
     for name in outs:
         there = [(v.lo, v.hi, v.type) for v in b.held.get(name, [])]
@@ -193,7 +193,7 @@ def _end(b: Body, *outs: str) -> None:
             b.fail(c, "is recomputed and not read")
 
 
-def _drawn(b: Body) -> None:
+def _drawn(b: Frame) -> None:
     """Prove that the last calls pick a row and compute its logits as the loss's logits are
     computed. They are removed from the calls of the loss."""
     at = max(n for n, (c, _, _) in enumerate(b.ran) if c.kernel == "zk_pick")
@@ -237,21 +237,21 @@ def _of_a_row(
 
 def _unit_bodies(
     p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
-) -> list[Body]:
-    """Body a kind's functions forward, then backward on the saved values. below: the input of its
-    first unit has a gradient."""
+) -> list[Frame]:
+    """Return the frames of a kind's forward functions, then of backward on the saved values. below:
+    the input of its first unit has a gradient."""
     width = p.head.value
     known: dict[Made, int] = {}
 
-    def value(name: str) -> list[Value]:
-        return [Value(0, width, "real", (name,), True)]
+    def value(name: str) -> list[Written]:
+        return [Written(0, width, "real", (name,), True)]
 
     x: set[Made] = {("x",)} if below else set()
     forward, backward = (_functions(fns, body, kind) for body in ("fwd", "bwd"))
     if not forward:
         out = []
         for body in ("train", "eval"):
-            b = Body(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
+            b = Frame(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
             run(b)
             if body == "eval":
                 _drawn(b)
@@ -266,7 +266,7 @@ def _unit_bodies(
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     for _ in range(2):
-        fwd = Body(p, forward, {"x": value("x")}, known, alive={*x})
+        fwd = Frame(p, forward, {"x": value("x")}, known, alive={*x})
         run(fwd)
         # The input of the second unit depends on the first unit's tensors.
         if count > 1 and fwd.reads.keys() & fwd.moving:
@@ -278,7 +278,7 @@ def _unit_bodies(
         fwd.fail(None, "runs backward for what does not move, or not for what does")
     if not backward:
         return [fwd]
-    bwd = Body(
+    bwd = Frame(
         p,
         backward,
         {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
@@ -324,7 +324,7 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
     Raises CheckError.
     """
     fns = {f.name: f for f in p.fns}
-    bodies: dict[str, list[Body]] = {}
+    bodies: dict[str, list[Frame]] = {}
     alive: set[str] = set()
     for kind, count in counts.items():
         bodies[kind] = _unit_bodies(p, kind, fns, count, bool(alive))

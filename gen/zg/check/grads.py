@@ -19,7 +19,7 @@ from ..facts.kernels import ADD, BACK, FORWARD, KERNELS, NULL, Back
 from ..facts.ops import PASSES
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
-from .body import Body, Made, Ran
+from .body import Frame, Made, Ran
 
 # Uses of a value: (call that reads it, operand index), or "y" for the output.
 Uses = frozenset[tuple[int, int] | str]
@@ -85,7 +85,7 @@ def _once(what: Any) -> Any:
     return what
 
 
-def adds_back(fwd: Body, bwd: Body) -> bool:
+def adds_back(fwd: Frame, bwd: Frame) -> bool:
     """Return whether backward, apart from recomputation, has one addition less than uses for each
     value with a gradient."""
     uses: Counter[Made] = Counter()

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from ..facts.kernels import ROUND
 from ..plan.operand import Operand, base, whole
 from ..plan.plan import Plan
-from .body import Body
+from .body import Frame
 from .order import CheckError
 
 
 def leaves(
     p: Plan,
-    bodies: Mapping[str, Sequence[Body]],
+    bodies: Mapping[str, Sequence[Frame]],
     counts: dict[str, int],
 ) -> dict[tuple[str, str], int]:
     """Prove that each trainable tensor's gradient is written once and added to by its other
@@ -58,7 +58,7 @@ def leaves(
     return steps
 
 
-def _rounded(b: Body) -> set[str]:
+def _rounded(b: Frame) -> set[str]:
     """Return the tensors whose gradient is rounded from the f32 sum."""
     out = set()
     for c in b.calls_of():

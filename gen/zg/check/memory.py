@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..plan.mesh import Along, Members, plain, plus
 
 
-class Run(NamedTuple):
+class Extent(NamedTuple):
     """Consecutive elements of an array, `width` bytes each.
 
     by_rank: distance of the first element along the axes of the grid; by_part: distance from one
@@ -29,18 +29,18 @@ class Run(NamedTuple):
     by_rank: Along = ()
     by_part: int = 0
 
-    def after(self, size: int) -> Run | None:
+    def after(self, size: int) -> Extent | None:
         """Return the run that starts `size` bytes later, or None if that cuts an element."""
         array, first, width, by_rank, by_part = self
         more, cut = divmod(size, width)
-        return None if cut else Run(array, first + more, width, by_rank, by_part)
+        return None if cut else Extent(array, first + more, width, by_rank, by_part)
 
-    def leads(self, size: int, to: Run) -> bool:
+    def leads(self, size: int, to: Extent) -> bool:
         """Return whether `to` continues this run after `size` bytes."""
         return self.first + size // self.width == to.first and self.after(size) == to
 
 
-Piece = tuple[int, int, Run]  # bytes [lo, hi) and their content
+Piece = tuple[int, int, Extent]  # bytes [lo, hi) and their content
 PAGES = 64  # pages of parts that are tracked: a slot has one for each sum
 
 
@@ -57,7 +57,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     return out
 
 
-def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
+def _put(pieces: list[Piece], lo: int, hi: int, run: Extent) -> list[Piece]:
     """Return the pieces with [lo, hi) overwritten; an element that is cut is dropped. Pieces are
     sorted and merged, before and after."""
     before: list[Piece] = []
@@ -81,7 +81,7 @@ def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
     return before + after
 
 
-def _find(pieces: list[Piece], lo: int, hi: int) -> Run | None:
+def _find(pieces: list[Piece], lo: int, hi: int) -> Extent | None:
     """Return the one run that fills [lo, hi), or None."""
     for a, b, run in pieces:
         if a <= lo and hi <= b:
@@ -107,32 +107,32 @@ class Slot:
     def clear(self) -> None:
         self.held, self.others, self.step, self.group = [], [], 0, None
 
-    def each(self, change: Callable[[Run], Run]) -> None:
+    def each(self, change: Callable[[Extent], Extent]) -> None:
         """Apply `change` to every run."""
         self.held, self.others = (
             joined([(a, b, change(run)) for a, b, run in pieces])
             for pieces in (self.held, self.others)
         )
 
-    def own(self, other: Run, group: Members) -> Run:
+    def own(self, other: Extent, group: Members) -> Extent:
         """Return the content of a rank's own part, given that of the other parts."""
         by_rank = plus(other.by_rank, group.times(other.by_part))
         return other._replace(by_rank=by_rank, by_part=0)
 
     # ---- a range, the same on every rank
 
-    def read(self, at: int, size: int) -> Run | None:
+    def read(self, at: int, size: int) -> Extent | None:
         """Return the run that fills a range on every rank, or None."""
         return None if self.step else _find(self.held, at, at + size)
 
-    def write(self, at: int, size: int, run: Run) -> None:
+    def write(self, at: int, size: int, run: Extent) -> None:
         if self.step:
             self.clear()  # no longer one run: a later read of the old content finds none
         self.held = _put(self.held, at, at + size, run)
 
     # ---- a range within every rank's own part
 
-    def read_own(self, at: int, step: int, size: int, group: Members) -> Run | None:
+    def read_own(self, at: int, step: int, size: int, group: Members) -> Extent | None:
         if self.group and step < self.step:
             return self._within(at, step, size, group)
         if self.step:
@@ -142,7 +142,7 @@ class Slot:
         return self.own(whole, group) if whole else None
 
     def write_own(
-        self, at: int, step: int, size: int, run: Run, group: Members
+        self, at: int, step: int, size: int, run: Extent, group: Members
     ) -> None:
         self._cut(step, group)
         lo = self._in_part(at, step, size, group)
@@ -151,7 +151,9 @@ class Slot:
 
     # ---- the same range of every part
 
-    def read_parts(self, at: int, step: int, size: int, group: Members) -> Run | None:
+    def read_parts(
+        self, at: int, step: int, size: int, group: Members
+    ) -> Extent | None:
         """Return the run that own parts and others hold alike, apart from the part's number."""
         if not self.step:
             whole = _find(self.held, at, at + step * (group.ranks - 1) + size)
@@ -166,7 +168,7 @@ class Slot:
         return other if self.own(other, group) == mine else None
 
     def write_parts(
-        self, at: int, step: int, size: int, run: Run, group: Members
+        self, at: int, step: int, size: int, run: Extent, group: Members
     ) -> None:
         self._cut(step, group)
         lo = self._in_part(at, step, size, group)
@@ -177,7 +179,7 @@ class Slot:
 
     # ---- parts
 
-    def _within(self, at: int, step: int, size: int, group: Members) -> Run | None:
+    def _within(self, at: int, step: int, size: int, group: Members) -> Extent | None:
         """Return a rank's part of `step` bytes within its own part, which must be one run. Places
         of `group` are consecutive within each place of the slot's group."""
         if not self.group or step * group.ranks > self.step * self.group.ranks:

@@ -16,7 +16,7 @@ from .constants import (
 )
 from .operands import Number, part_of
 from .order import Memory, Place
-from .sums import Sums
+from .sums import WholeSums
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Once:
     """Plays a step's begin, its norms, and its factor."""
 
     m: Memory
-    sums: Sums
+    sums: WholeSums
 
     def begin(self, ctl: Place, sums: Place, recipe: str) -> None:
         """Start a step: reset its constants and sums."""

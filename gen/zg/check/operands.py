@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..plan.mesh import Along
 from ..plan.operand import ALL
 from .arrays import State
-from .memory import Run
+from .memory import Extent
 from .order import Memory, Place
 
 BLOCK = 1024  # elements of a block of the optimizer's kernels
@@ -21,7 +21,7 @@ class Number(NamedTuple):
     group: str = ALL
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """Range of elements of a flat's instance."""
 
     flat: str
@@ -30,10 +30,10 @@ class Part(NamedTuple):
     by_rank: Along
     n: int
 
-    def run(self, what: str, step: int, width: int) -> Run:
+    def run(self, what: str, step: int, width: int) -> Extent:
         """Return its elements of a state after `step`."""
         state = State(what, self.flat, self.l, step)
-        return Run(state, self.first, width, self.by_rank)
+        return Extent(state, self.first, width, self.by_rank)
 
 
 class Sources(NamedTuple):
@@ -45,7 +45,7 @@ class Sources(NamedTuple):
 Operand = Place | Number | Sources | str
 
 
-def part_of(m: Memory, spans: str, first: Number, n: Number) -> Part:
+def part_of(m: Memory, spans: str, first: Number, n: Number) -> Range:
     """Return the elements that a kernel works on: n elements of a flat from `first` on."""
     kind, _, name = spans.partition(".")
     if kind != "spans":
@@ -59,4 +59,4 @@ def part_of(m: Memory, spans: str, first: Number, n: Number) -> Part:
     if not even or not there or n.by_rank:
         m.fail(f"works on {elems} elements of {name}[{l}]")
     group = m.groups[first.group]
-    return Part(name, l, at, group.times(first.by_rank), elems)
+    return Range(name, l, at, group.times(first.by_rank), elems)

@@ -17,7 +17,7 @@ from ..plan.mesh import Along, Members, members
 from ..plan.operand import Operand, by_place
 from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
-from .memory import Run, Slot
+from .memory import Extent, Slot
 
 MAIN = list(QUEUES).index("main")
 # These send pieces to receive buffers where peers' memory cannot be read.
@@ -90,7 +90,7 @@ class Buffer(Slot):
         """Describe the first piece of the content for an error."""
         return told(self.held[0][2])
 
-    def all(self) -> Run | None:
+    def all(self) -> Extent | None:
         """Return the run that fills the slot, or None."""
         return self.read(0, self.stride)
 
@@ -107,14 +107,14 @@ class Place(NamedTuple):
         rank = by_place(self.group.name, self.by_rank)
         return f"{self.buffer}+{self.at}{rank}"
 
-    def look(self, size: int) -> Run | None:
+    def look(self, size: int) -> Extent | None:
         """Return the content, or None if no one run of an array fills it."""
         buffer, at, by_rank, group = self
         if by_rank:
             return buffer.read_own(at, by_rank, size, group)
         return buffer.read(at, size)
 
-    def put(self, size: int, run: Run) -> None:
+    def put(self, size: int, run: Extent) -> None:
         """Replace the content."""
         buffer, at, by_rank, group = self
         if by_rank:
@@ -123,7 +123,7 @@ class Place(NamedTuple):
             buffer.write(at, size, run)
 
 
-def told(run: Run | None) -> str:
+def told(run: Extent | None) -> str:
     """Describe the content of a place for an error."""
     if run is None:
         return "no one array"
@@ -325,22 +325,22 @@ class Memory:
             self.touch(buffer, at, at + size, write)
         return buffer
 
-    def reads(self, where: Place, size: int) -> Run | None:
+    def reads(self, where: Place, size: int) -> Extent | None:
         """Access a place and return its content."""
         self.access(where, size, False)
         return where.look(size)
 
-    def writes(self, where: Place, size: int, run: Run) -> None:
+    def writes(self, where: Place, size: int, run: Extent) -> None:
         """Access a place and replace its content."""
         self.access(where, size, True)
         where.put(size, run)
 
-    def holds(self, where: object, run: Run | None, want: Run) -> None:
+    def holds(self, where: object, run: Extent | None, want: Extent) -> None:
         """Refuse the content of a place if it is not the wanted one."""
         if run != want:
             self.fail(f"{where} holds {told(run)}, not {told(want)}")
 
-    def makes(self, where: Place, size: int, run: Run) -> None:
+    def makes(self, where: Place, size: int, run: Extent) -> None:
         """Write new content. Refuse content that is already there."""
         if where.look(size) == run:
             self.fail(f"{where} holds {told(run)} already")

@@ -23,7 +23,7 @@ Action = tuple[Act, Sequence[object]]  # a method and its arguments
 
 
 @dataclass(slots=True)
-class Line:
+class Resolved:
     """A step with its names looked up, so that it can be played again. act, operands: a method and
     its arguments."""
 
@@ -53,7 +53,7 @@ class Player:
     )
     events: dict[tuple[str, int], Record] = field(default_factory=dict)
     # the plan's steps, by identity
-    lines: dict[int, Line] = field(default_factory=dict)
+    lines: dict[int, Resolved] = field(default_factory=dict)
 
     def play(self, s: Step) -> None:
         """Play one step: wait for events, act, release dead slots, record events."""
@@ -80,14 +80,14 @@ class Player:
         for event in line.recs:
             self.events[event] = line.queue, clock[line.queue], clock[:]
 
-    def read(self, s: Step) -> Line:
+    def read(self, s: Step) -> Resolved:
         """Look up a step's names. A step that is the same in all micro-batches is looked up
         once."""
         m = self.m
         queue = QUEUES.get(s.queue) or m.fail("no such queue")
         if m.head.overlap == 0 and queue.beside:
             m.fail("a queue of its own, but collectives do not overlap")
-        line = Line(
+        line = Resolved(
             INDEX[s.queue],
             (queue.reads, queue.writes),
             [(e.name, e.index) for e in s.waits],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .arrays import Came, Leaf, over_ranks
-from .memory import Run
+from .memory import Extent
 from .order import Memory, Place, told
-from .sums import Sums
+from .sums import WholeSums
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Reduction:
     source: Place
     size: int
     inbox: Place
-    came: Run
+    came: Extent
     number: int
     leaf: bool  # gradients as they are, not f32 sums
     group: str
@@ -32,7 +32,7 @@ class Reductions:
     """Plays reductions. open: those under way; reduced: how many have begun."""
 
     m: Memory
-    sums: Sums
+    sums: WholeSums
     open: list[Reduction] = field(default_factory=list)
     reduced: int = 0
 
@@ -55,7 +55,7 @@ class Reductions:
         run = self.sent(source, step, size, True)
         self.brings(source, to, size, step, run, run.array)
 
-    def sent(self, source: Place, step: int, size: int, each: bool) -> Run:
+    def sent(self, source: Place, step: int, size: int, each: bool) -> Extent:
         """Return the array that each rank sends to rank r, from a piece of every part, the own one
         included. each: pieces arrive one by one, not as a sum."""
         m = self.m
@@ -82,7 +82,7 @@ class Reductions:
         inbox: Place,
         size: int,
         step: int,
-        run: Run,
+        run: Extent,
         of: object,
     ) -> None:
         """Start a reduction: its pieces are on their way to the inbox."""
@@ -91,7 +91,7 @@ class Reductions:
             m.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1
         sources = m.group.ranks if m.step.op == "alltoall" else 1
-        m.writes(inbox, sources * size, Run(Came(self.reduced)))
+        m.writes(inbox, sources * size, Extent(Came(self.reduced)))
         came = inbox.buffer.own(run, m.group)
         new = Reduction(
             source,

@@ -8,11 +8,11 @@ from typing import TypeGuard
 
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
-from .body import Body
+from .body import Frame
 from .kernels import CLASSES
 
 
-def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
+def through(b: Frame, rounds: int, calls: list[Call]) -> Iterator[Call]:
     """Yield the calls of each round in turn."""
     for c in calls:
         if "c" not in c.args and not any(map(_moves, c.args)):

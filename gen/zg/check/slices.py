@@ -14,11 +14,11 @@ from ..facts.kernels import KERNELS
 from ..plan.operand import Arg
 from ..plan.operand import whole as number
 from ..plan.plan import Call, Fn
-from .body import Body
+from .body import Frame
 from .kernels import whole as whole_of
 
 
-def rounds(b: Body, fn: Fn) -> list[int]:
+def rounds(b: Frame, fn: Fn) -> list[int]:
     """Return the first rows of the slices that a function is called for, in order."""
     if fn.ints in ((), ("l",)):
         return [0]
@@ -37,7 +37,7 @@ def rounds(b: Body, fn: Fn) -> list[int]:
     return list(range(0, N, n))
 
 
-def call(b: Body, c: Call) -> None:
+def call(b: Frame, c: Call) -> None:
     """Run one call on a slice."""
     row = KERNELS[c.kernel]
     dims = b.dims(c, row)
@@ -77,7 +77,7 @@ def call(b: Body, c: Call) -> None:
         b.call(whole)
 
 
-def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> None:
+def _partial(b: Frame, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> None:
     """Require that the slices' common output is still there. The last slice removes it, so that the
     whole call can write it."""
     base, at = b.place(c, arg, size)
@@ -90,7 +90,7 @@ def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> 
         b.held[base].remove(mine[0])
 
 
-def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
+def _sum(b: Frame, c: Call, whole: Call, dy: object, elems: int) -> None:
     """Record dx as an f32 sum; it becomes dx when it is rounded."""
     dx, _, w, *_ = whole.args
     width = number(whole.args[5])
@@ -107,7 +107,7 @@ def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
     b.ran.append((whole, call, is_))
 
 
-def rounded(b: Body, c: Call) -> None:
+def rounded(b: Frame, c: Call) -> None:
     """Round an f32 sum of dx to dx."""
     n = number(c.args[2])
     summed = 4 * n
@@ -127,7 +127,7 @@ def rounded(b: Body, c: Call) -> None:
     b.write(c, c.args[0], size, "real", made)
 
 
-def end(b: Body) -> None:
+def end(b: Frame) -> None:
     """Require that no slice is missing."""
     for whole in b.slices.open:
         b.fail(whole, "is not made of all slices")

@@ -17,7 +17,7 @@ from ..facts.rope import frequencies
 from ..plan.operand import Arg, Index, Layers, base, of_layer
 from ..plan.plan import Call, Plan, Table, Tensor
 from ..plan.recipe import OF_TENSORS, Stated, Turn
-from .body import Body
+from .body import Frame
 from .kernels import UNITS, whole
 from .order import CheckError
 
@@ -27,7 +27,7 @@ OF_CALLS = tuple(dict.fromkeys(_MARKED))
 
 
 def prove(
-    p: Plan, bodies: Mapping[str, Sequence[Body]], counts: Mapping[str, int]
+    p: Plan, bodies: Mapping[str, Sequence[Frame]], counts: Mapping[str, int]
 ) -> None:
     """Prove the stated attributes. bodies: kind -> the forward function, followed by that of
     evaluation if it has its own."""
@@ -87,7 +87,9 @@ def _of(lines: Lines, what: str, units: range) -> tuple[object, ...]:
     return s.values
 
 
-def _calls(p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range) -> None:
+def _calls(
+    p: Plan, lines: Lines, b: Frame, calls: Iterable[Call], units: range
+) -> None:
     taken: dict[str, list[Arg]] = {what: [] for what in OF_CALLS}
     for c in calls:
         for what, arg in _marked(c):
@@ -107,7 +109,7 @@ def _calls(p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range) 
                 )
 
 
-def _layers(b: Body, args: Sequence[Arg], units: range) -> Iterator[tuple[int, range]]:
+def _layers(b: Frame, args: Sequence[Arg], units: range) -> Iterator[tuple[int, range]]:
     """Yield groups of units with the same operands, each with its first unit's index within the
     kind."""
     each = [a for a in args if isinstance(a, Layers)]
@@ -121,7 +123,7 @@ def _layers(b: Body, args: Sequence[Arg], units: range) -> Iterator[tuple[int, r
         yield l, range(unit, unit + 1)
 
 
-def _drawn(b: Body, first: int) -> int:
+def _drawn(b: Frame, first: int) -> int:
     """Return the number of forward calls of a unit that draw random numbers. first: the place of
     the first one."""
     found: list[Arg] = []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..plan.mesh import Along
-from .arrays import State, Store, stores
-from .memory import Run
+from .arrays import State, Stored, stores
+from .memory import Extent
 from .order import Memory, Place, told
 
 
@@ -15,33 +15,33 @@ class States:
         self.m = m
         self.stores = stores(m.p)
 
-    def fill(self, s: Store) -> None:
+    def fill(self, s: Stored) -> None:
         """Set every instance of a store to its first values."""
         for l in range(s.flat.count):
             slot = self.m.bytes(s.cls, l)
             slot.write(s.at, self.size(s), self.filling(s, l, 0))
 
-    def size(self, s: Store) -> int:
+    def size(self, s: Stored) -> int:
         """Return the bytes of a store in a slot."""
         return (s.flat.shard * s.parts if s.parts > 1 else s.n) * s.width
 
-    def filling(self, s: Store, l: int, step: int) -> Run:
+    def filling(self, s: Stored, l: int, step: int) -> Extent:
         """Return the run that a store must hold after `step`."""
         first = 0 if s.parts > 1 else s.lo
         group = self.m.groups.get(s.over)
         by_rank = group.times(s.flat.shard * s.parts) if group else ()
-        return Run(State(s.what, s.flat.name, l, step), first, s.width, by_rank)
+        return Extent(State(s.what, s.flat.name, l, step), first, s.width, by_rank)
 
-    def own_part(self, s: Store, l: int, step: int) -> None:
+    def own_part(self, s: Stored, l: int, step: int) -> None:
         """Require that a rank's own part of a store holds the state."""
         flat = s.flat
         owned = self.m.owners(flat.name).times(flat.shard)
         state = State(s.what, flat.name, l, step)
-        want = Run(state, s.lo, s.width, owned)
+        want = Extent(state, s.lo, s.width, owned)
         place = self.own_place(s, l, owned)
         _same(self.m, s, l, place.look(s.n * s.width), want)
 
-    def own_place(self, s: Store, l: int, owned: Along) -> Place:
+    def own_place(self, s: Stored, l: int, owned: Along) -> Place:
         """Return the place of a rank's own shard, in a store with only that shard or with more."""
         m = self.m
         slot = m.bytes(s.cls, l)
@@ -51,11 +51,11 @@ class States:
         among = m.among(rest, s.flat.shard) or m.every
         return Place(slot, s.at, s.flat.shard * s.width, among)
 
-    def rename(self, cls: str, l: int) -> None:
+    def set_step_zero(self, cls: str, l: int) -> None:
         """Turn initial values into the values of step 0, as if a run had loaded them here. Initial
         values in other places stay as they are."""
 
-        def given(run: Run) -> Run:
+        def given(run: Extent) -> Extent:
             if not isinstance(run.array, State) or run.array.step != -1:
                 return run
             return run._replace(array=run.array._replace(step=0))
@@ -72,7 +72,7 @@ class States:
                 _same(m, s, l, run, self.filling(s, l, step))
 
 
-def _same(m: Memory, s: Store, l: int, run: Run | None, want: Run) -> None:
+def _same(m: Memory, s: Stored, l: int, run: Extent | None, want: Extent) -> None:
     """Refuse the content of a store if it is not the wanted one."""
     if run != want:
         m.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..plan.plan import Fn, Plan, Ref, Step
-from .arrays import MicroBatch, Totals, Value
+from .arrays import Computed, MicroBatch, Totals
 from .constants import SUMS, set_totals
 from .copies import Copies
 from .fns import Facts
 from .kernels import BODIES
-from .memory import Run
+from .memory import Extent
 from .once import Once
 from .order import CheckError, Memory, told
 from .own import Own
@@ -18,7 +18,7 @@ from .play import Act, Action, Player
 from .reductions import Reductions
 from .repeats import counted, leap
 from .states import States
-from .sums import Sums
+from .sums import WholeSums
 from .trees import Trees
 from .units import Units
 from .updates import Updates
@@ -32,7 +32,7 @@ class Program:
         m = self.m = Memory(p)
         uses = Uses(m, facts)
         self.units = Units(m, uses)
-        sums = Sums(m, uses)
+        sums = WholeSums(m, uses)
         copies = self.copies = Copies(m)
         reductions = self.reductions = Reductions(m, sums)
         once = Once(m, sums)
@@ -89,7 +89,7 @@ class Program:
         for s in (s for s in self.states.stores if s.given):
             for l in range(s.flat.count):
                 self.states.own_part(s, l, -1)
-                self.states.rename(s.cls, l)
+                self.states.set_step_zero(s.cls, l)
         self.run("publish")
         self.end()
         self.states.settled()
@@ -119,7 +119,7 @@ class Program:
         micro_batch = MicroBatch(0, self.evaluated, ())
         for name in m.batch:
             slot = m.bytes(name, 0)
-            slot.write(0, slot.stride, Run(Value(name, "", micro_batch)))
+            slot.write(0, slot.stride, Extent(Computed(name, "", micro_batch)))
         sums = m.first_slot("sums")
         set_totals(sums, Totals(0))
         self.run("eval")

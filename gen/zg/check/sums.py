@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .arrays import Leaf, MicroBatch, Sum, over_ranks
-from .memory import Run
-from .operands import Part
+from .memory import Extent
+from .operands import Range
 from .order import Memory, Place, told
 from .uses import Uses
 
 
 @dataclass
-class Sums:
+class WholeSums:
     """Requires whole sums of gradients. uses: tells which functions write a gradient."""
 
     m: Memory
     uses: Uses
 
-    def one(self, run: Run) -> Sum:
+    def one(self, run: Extent) -> Sum:
         """Return a complete gradient or a whole sum as a Sum. Refuse any other array."""
         array = run.array
         if isinstance(array, Sum) and array.whole:
@@ -27,7 +27,7 @@ class Sums:
             return Sum(array.flat, array.l, array.micro_batch, 1, 1, True)
         self.m.fail(f"sums {told(run)}")
 
-    def holds(self, where: Place, part: Part) -> None:
+    def holds(self, where: Place, part: Range) -> None:
         """Require the sum of this step's gradients over all micro-batches of all ranks."""
         m = self.m
         run = m.reads(where, part.n * 4)
@@ -42,7 +42,7 @@ class Sums:
             )
         micro_batch = MicroBatch(m.now, 0, ())
         leaves = run.array.leaves if run and isinstance(run.array, Sum) else 0
-        want = Run(
+        want = Extent(
             Sum(part.flat, part.l, micro_batch, micro_batches, leaves, True),
             part.first,
             4,

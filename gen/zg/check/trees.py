@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ..plan.mesh import Members
 from .arrays import Leaf, MicroBatch, Pending, Sum, over_ranks
 from .constants import leaf_count
-from .memory import Run
+from .memory import Extent
 from .operands import BLOCK, Number, Operand, Sources
 from .order import Memory, Place, told
 from .reductions import Reductions
-from .sums import Sums
+from .sums import WholeSums
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Trees:
     """Plays pushes of leaves, which lie in a place or come from a reduction."""
 
     m: Memory
-    sums: Sums
+    sums: WholeSums
     reductions: Reductions
 
     def push(
@@ -61,12 +61,12 @@ class Trees:
         if before:
             new = self.carried(node, size, came, new, before * one.leaves)
         done = new._replace(whole=before + ranks == total.n)
-        run = Run(done, came.first, 4, came.by_rank)
+        run = Extent(done, came.first, 4, came.by_rank)
         m.makes(node, 4 * size, run)
 
     def pushed(
         self, source: Operand, n: int, width: int
-    ) -> tuple[Run, bool, Members | None]:
+    ) -> tuple[Extent, bool, Members | None]:
         """Return the pushed run, whether it holds gradients (not f32 sums), and the group it came
         from."""
         m = self.m
@@ -101,7 +101,7 @@ class Trees:
         while the tree is incomplete."""
         place = node._replace(at=step, by_rank=0)
         size = step * (nodes - 1)
-        mine = Run(Pending(one.flat, one.l))
+        mine = Extent(Pending(one.flat, one.l))
         self.m.access(place, size, True)
         if node.by_rank:  # the content behind a rank's part is not tracked
             return
@@ -136,7 +136,7 @@ class Trees:
         if mask != want or planned != want:
             m.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
-    def carried(self, node: Place, n: int, came: Run, new: Sum, before: int) -> Sum:
+    def carried(self, node: Place, n: int, came: Extent, new: Sum, before: int) -> Sum:
         """Return the pending sum extended by the leaves that follow it."""
         old = self.m.reads(node, 4 * n)
         was = old.array if old else None

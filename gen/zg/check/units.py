@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
-from .arrays import Key, Leaf, MicroBatch, State, Table, Totals, Value
+from .arrays import Computed, Key, Leaf, MicroBatch, State, Table, Totals
 from .constants import SUMS, control, set_totals
 from .kernels import BODIES, SCALED
-from .memory import Run
+from .memory import Extent
 from .order import Memory, told
 from .play import Action
-from .uses import Use, Uses
+from .uses import UnitUse, Uses
 
 LOSS = "zk_loss_sum"
 
@@ -65,12 +65,12 @@ class Units:
                 self.value(
                     name,
                     ref,
-                    Value("x" if name == "y" else name, s.unit, micro_batch),
+                    Computed("x" if name == "y" else name, s.unit, micro_batch),
                 )
         if any(c.kernel == LOSS for c in fn.calls):
             self.loss(micro_batch)
 
-    def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> Use:
+    def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> UnitUse:
         """Require that a body's functions follow each other with no other function between them."""
         name, kind = s.op.split(".")[:2]
         body = s.unit, name, micro_batch
@@ -116,7 +116,7 @@ class Units:
         array = run.array if run else None
         if (
             run
-            and isinstance(array, Value)
+            and isinstance(array, Computed)
             and not run.first
             and not ref.at
             and (array.what, array.unit) == (what, unit)
@@ -150,7 +150,7 @@ class Units:
     def turned(self, table: str) -> None:
         head = next(t.head for t in self.m.p.tables if t.name == table)
         run = self.m.bytes(table, 0).read(0, 4 * self.m.head.sequence * head)
-        if run != Run(Table(table)):
+        if run != Extent(Table(table)):
             self.fail(f"{table} holds {told(run)}")
 
     def scaled(self) -> None:
@@ -158,7 +158,7 @@ class Units:
         if now.step != self.m.now:
             self.fail(f"the scale is of another step: {now}")
 
-    def parameters(self, ref: Ref, use: Use, key: Key) -> None:
+    def parameters(self, ref: Ref, use: UnitUse, key: Key) -> None:
         """Require that operand w or p holds all parameters of a flat's instance, up to date."""
         m = self.m
         name, l = key
@@ -167,14 +167,14 @@ class Units:
         run = slot.read(0, shard * m.W * m.real)
         step = m.made if key in m.moving else 0
         state = State("p", name, l, step)
-        want = Run(state, 0, m.real)
+        want = Extent(state, 0, m.real)
         at = use.at[name]
         if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
     # ---- outputs
 
-    def value(self, name: str, ref: Ref, array: Value) -> None:
+    def value(self, name: str, ref: Ref, array: Computed) -> None:
         """Write a value, or one function's share of it."""
         slot = self.m.all_of(ref, True)
         run = slot.all()
@@ -185,7 +185,7 @@ class Units:
             )
         if not begun and slot.held or ref.at:
             self.fail(f"{ref} is overwritten while it holds {slot.told()}")
-        slot.write(0, slot.stride, Run(array))
+        slot.write(0, slot.stride, Extent(array))
         self.outs.add(name)
 
     def sum_of_rows(self, ref: Ref, body: str, micro_batch: MicroBatch) -> None:
@@ -195,9 +195,11 @@ class Units:
             self.m.all_of(ref, True)
             self.expect(ref, "acc", "", micro_batch)
         else:
-            self.value("acc", ref, Value("acc", "", micro_batch))
+            self.value("acc", ref, Computed("acc", "", micro_batch))
 
-    def gradient(self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch) -> None:
+    def gradient(
+        self, ref: Ref, use: UnitUse, key: Key, micro_batch: MicroBatch
+    ) -> None:
         """Add a function's share to a gradient. If the gradient is stored as the sum, that of the
         last step is still there and is overwritten."""
         m = self.m
@@ -220,13 +222,13 @@ class Units:
         if slot.held and not over:
             writers = was.writers if isinstance(was, Leaf) else mine
             others = leaf._replace(writers=writers)
-            if mine <= writers or run != Run(others, 0, m.real):
+            if mine <= writers or run != Extent(others, 0, m.real):
                 self.fail(
                     f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {micro_batch}"
                     f" without {use.writer}'s part"
                 )
             leaf = leaf._replace(writers=writers | mine)
-        slot.write(0, size, Run(leaf, 0, m.real))
+        slot.write(0, size, Extent(leaf, 0, m.real))
 
     def loss(self, micro_batch: MicroBatch) -> None:
         """Add a micro-batch to the losses of the step's sums."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from ..facts import ops
 from .arrays import State, Table
 from .constants import constants
-from .memory import Run
-from .operands import BLOCK, Number, Operand, Part, part_of
+from .memory import Extent
+from .operands import BLOCK, Number, Operand, Range, part_of
 from .order import Memory, Place, told
-from .sums import Sums
+from .sums import WholeSums
 
 
 @dataclass
@@ -19,8 +19,8 @@ class Updates:
     the part of the last hash."""
 
     m: Memory
-    sums: Sums
-    hashed: Part | None = None
+    sums: WholeSums
+    hashed: Range | None = None
 
     def init(
         self,
@@ -91,7 +91,7 @@ class Updates:
         if isinstance(p, Place) and isinstance(w, Place):
             self.goes_on(w, self.m.real, part, "p")
 
-    def goes_on(self, where: Place, width: int, part: Part, what: str) -> None:
+    def goes_on(self, where: Place, width: int, part: Range, what: str) -> None:
         """Advance a state's elements from the last step to this one."""
         m = self.m
         size = part.n * width
@@ -105,7 +105,7 @@ class Updates:
         row = rows.get(freq)
         if not row or (T.n, D.n) != (m.head.sequence, row.head):
             m.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        m.writes(table, 4 * T.n * D.n, Run(Table(row.name)))
+        m.writes(table, 4 * T.n * D.n, Extent(Table(row.name)))
 
     def hash(
         self,

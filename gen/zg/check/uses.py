@@ -12,7 +12,7 @@ from .kernels import BODIES
 from .order import Memory
 
 
-class Use(NamedTuple):
+class UnitUse(NamedTuple):
     """Use of a unit's function. of: the flat and instance of each of its parameters; at: the byte
     offset of the unit's part of a flat; writer: the name under which its share of a gradient is
     counted."""
@@ -53,7 +53,7 @@ class Uses:
                             out[use.key(formal)].add(use.writer)
         return out
 
-    def use(self, unit: str, op: str, n: int) -> Use:
+    def use(self, unit: str, op: str, n: int) -> UnitUse:
         """Return the use of a unit's function on slice n of its weight."""
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
@@ -65,7 +65,7 @@ class Uses:
             for formal, flat in flats.items()
         }
         at = {flat: index * steps[kind, flat] * self.m.real for flat in flats.values()}
-        return Use(body, of, at, writer)
+        return UnitUse(body, of, at, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:
         """Return the instance of a flat that holds slice n of a unit's parameters."""

@@ -26,7 +26,7 @@ GIVEN = ("token", "target", "position", "key", "table", "scaler", NULL)
 
 
 @dataclass(frozen=True)
-class Op:
+class OpRow:
     """One row of the table. fwd, bwd: calls, each the kernel and the word of every operand."""
 
     name: str
@@ -53,7 +53,7 @@ def _call(line: str) -> str:
     return " ".join(_words(line))
 
 
-def _op(name: str, fwd: str, *bwd: str) -> Op:
+def _op(name: str, fwd: str, *bwd: str) -> OpRow:
     kernel, *words = _words(fwd)
     ins, params, outs = [], [], []
     for f, word in zip(KERNELS[kernel].formals, words, strict=True):
@@ -63,7 +63,7 @@ def _op(name: str, fwd: str, *bwd: str) -> Op:
             params.append(word)
         elif f.mode == ">" and not f.optional:
             outs.append(f)
-    return Op(
+    return OpRow(
         name,
         tuple(ins),
         tuple(params),
@@ -144,7 +144,7 @@ _ROWS = (
     # loss = cross entropy of x against target
     _op("loss", "zk_cross_entropy dlogits=null logits=x scale=null"),
 )
-OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
+OPS: Mapping[str, OpRow] = {row.name: row for row in _ROWS}
 
 # Forward kernel -> operands whose gradient equals that of the result.
 PASSES: Mapping[str, Names] = {

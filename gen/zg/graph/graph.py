@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..facts import kernels
-from ..facts.ops import Op
+from ..facts.ops import OpRow
 from ..plan.operand import Index, Ints, Layers, Names
 
 
@@ -84,15 +84,15 @@ class Call:
 
 
 @dataclass
-class Node:
+class OpNode:
     """An op of a unit, and the values and parameters that its words stand for."""
 
-    op: Op
+    op: OpRow
     dims: dict[str, Any]
     bind: dict[str, str]
 
 
-class Made(NamedTuple):
+class Forward(NamedTuple):
     """Values that an op makes in forward, and its calls."""
 
     op: str
@@ -109,11 +109,11 @@ class Body:
 
 
 @dataclass(frozen=True)
-class Part:
+class BodyPart:
     """A run of a body's calls that is a function of its own.
 
     number: its index in the body, -1 if it is the whole body. A part of a split unit uses only one
-    of Kind.flats. slices: it is called for each slice of a weight, with `rows` rows of it from
+    of UnitKind.flats. slices: it is called for each slice of a weight, with `rows` rows of it from
     operand `at` on.
     """
 
@@ -131,7 +131,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kind:
+class UnitKind:
     """A kind of unit with `count` instances. x and y name its input and output value ('' for none).
     A kind without trainable tensors up to its output has no bwd."""
 
@@ -146,11 +146,11 @@ class Kind:
     # tensor -> its flat and number of slices, if the kind is split
     flats: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # body -> its parts, if the kind is split
-    cuts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    cuts: Mapping[str, tuple[BodyPart, ...]] = field(default_factory=dict)
 
-    def parts(self, body: str) -> tuple[Part, ...]:
+    def parts(self, body: str) -> tuple[BodyPart, ...]:
         """Return the parts of a body. A body that is not split is one part."""
-        return self.cuts.get(body) or (Part(self.bodies[body].calls),)
+        return self.cuts.get(body) or (BodyPart(self.bodies[body].calls),)
 
     def slices(self, flat: str) -> int:
         """Return the number of slices of a flat's weight."""
@@ -169,7 +169,7 @@ class Table:
 class Graph:
     """A model: its kinds of units, rotary tables and dimensions."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[UnitKind, ...]
     tables: tuple[Table, ...]
     dims: dict[str, int]  # B T M C V R, rows (all of a micro-batch)
     acc: int  # elements of the f32 sum of a gradient, 0 if none is needed

@@ -25,12 +25,12 @@ from . import chunks, moves, rewrite
 from .graph import (
     Body,
     Call,
+    Forward,
     Graph,
-    Kind,
-    Made,
-    Node,
+    OpNode,
     Table,
     Tensor,
+    UnitKind,
     Value,
     Word,
 )
@@ -47,7 +47,7 @@ class _Builder:
     prefix: str
     dims: dict[str, int]
     tables: list[Table]
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[OpNode] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     branches: int = 1
@@ -60,11 +60,11 @@ class _Builder:
     first: int = 0
 
     @property
-    def places(self) -> list[Node]:
+    def places(self) -> list[OpNode]:
         """The ops that draw random numbers."""
         return [node for node in self.nodes if "place" in node.op.fwd.split()]
 
-    def place(self, node: Node) -> Index:
+    def place(self, node: OpNode) -> Index:
         """Return the place of a node among all such ops of the model."""
         here = self.places
         return Index(len(here), 0, self.first + here.index(node))
@@ -148,7 +148,7 @@ class _Builder:
             bind[out.name] = f"{out.name}{len(self.nodes)}"
             made = Value(bind[out.name], out.type, value(out.elems, full))
             self.values[made.name] = made
-        self.nodes.append(Node(op, full, bind))
+        self.nodes.append(OpNode(op, full, bind))
         return bind[op.outs[0].name]
 
 
@@ -184,7 +184,7 @@ class _Calls:
     def __init__(self, b: _Builder, full: set[str]) -> None:
         self.b, self.full, self.alive = b, full, b.alive(*full)
         self.calls: list[Call] = []
-        self.made: list[Made] = []  # ops of forward
+        self.made: list[Forward] = []  # ops of forward
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
@@ -196,7 +196,7 @@ class _Calls:
             "",
         )
 
-    def operand(self, node: Node, word: str) -> Word:
+    def operand(self, node: OpNode, word: str) -> Word:
         """Return the operand of a word of the op table."""
         if word in ("token", "target", "key", "sums", "null"):
             return ("fixed", word)
@@ -244,7 +244,7 @@ class _Calls:
             return ("value", self.grads[node.bind[word[1:]]])
         return ("number", node.dims[word])
 
-    def line(self, node: Node, text: str) -> None:
+    def line(self, node: OpNode, text: str) -> None:
         """Append the call of a line of the op table."""
         words = text.split()
         args = tuple(self.operand(node, w) for w in words[1:])
@@ -259,19 +259,19 @@ class _Calls:
         width = ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
         return width * v.elems // self.rounds
 
-    def forward(self, node: Node) -> None:
+    def forward(self, node: OpNode) -> None:
         first = len(self.calls)
         self.line(node, node.op.fwd)
         outs = {node.bind[out.name] for out in node.op.outs}
-        self.made.append(Made(node.op.name, outs, self.calls[first:]))
+        self.made.append(Forward(node.op.name, outs, self.calls[first:]))
 
-    def gradient(self, name: str, node: Node) -> None:
+    def gradient(self, name: str, node: OpNode) -> None:
         """Start a new value for the gradient of `name`."""
         fresh = f"d{name}" + "'" * sum(v.startswith(f"d{name}") for v in self.values)
         self.values[fresh] = Value(fresh, "real", self.values[name].elems)
         self.grads[name] = fresh
 
-    def backward(self, node: Node) -> None:
+    def backward(self, node: OpNode) -> None:
         """Append a node's backward calls that compute needed gradients."""
         for text in node.op.bwd:
             words = text.split()
@@ -296,7 +296,7 @@ class _Calls:
                 if of not in self.alive:  # a kernel computes it anyway
                     del self.grads[of]
 
-    def merge(self, name: str, more: str, node: Node) -> None:
+    def merge(self, name: str, more: str, node: OpNode) -> None:
         """Add the gradient `more` to that of the value `name`; the first one is taken as it is."""
         old = self.grads.get(name)
         if not old:
@@ -340,7 +340,9 @@ def _rename(body: Body, names: dict[str, str]) -> Body:
     return Body(tuple(calls), tuple(values))
 
 
-def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) -> Kind:
+def _middle(
+    b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
+) -> UnitKind:
     """Build an embedding or a block: fwd and, if its output has a gradient, bwd from dy to dx."""
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     for node in b.nodes:
@@ -348,7 +350,7 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     names = {x: "x", y: "y"}
     names.pop("", None)
     if y not in bwd.alive:
-        return Kind(
+        return UnitKind(
             name=name,
             count=count,
             tensors=tuple(b.tensors),
@@ -373,7 +375,7 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     forward = _rename(fwd.body(), names)
     back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
     saved = tuple(v for v in forward.values if v.name in kept - {x, y})
-    return Kind(
+    return UnitKind(
         name=name,
         count=count,
         tensors=tuple(b.tensors),
@@ -396,7 +398,7 @@ def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
 
 def _head(
     b: _Builder, x: str, row: Row, tied: str, rounds: int, full: set[str]
-) -> Kind:
+) -> UnitKind:
     """Build the head: train is forward, loss and backward in one, eval is forward and loss, in
     rounds.
 
@@ -438,7 +440,7 @@ def _head(
         "train": _rename(train.body(), names),
         "eval": _rename(plain.body(), names),
     }
-    return Kind(
+    return UnitKind(
         name="head",
         count=1,
         tensors=tuple(b.tensors),
@@ -450,7 +452,7 @@ def _head(
     )
 
 
-def _draw(calls: _Calls, low: Sequence[Node], wide: Sequence[Node]) -> None:
+def _draw(calls: _Calls, low: Sequence[OpNode], wide: Sequence[OpNode]) -> None:
     """Append the calls for the logits of one row, from which a token is drawn. They are the same in
     every plan."""
     linear = wide[0]
@@ -531,7 +533,7 @@ def build(spec: Spec) -> Graph:
         "R": ops.up(m.vocab, ops.VOCAB),
     }
     tables: list[Table] = []
-    kinds: list[Kind] = []
+    kinds: list[UnitKind] = []
     logits = m.units[-1].ops[-1].rows[-1]
     tied = logits.tied
     full: set[str] = set()  # tensors whose gradient is summed in f32

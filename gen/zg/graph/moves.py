@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from ..facts import ops
 from ..plan.operand import Ints
 from ..read.spec import Spec
-from .graph import Node
+from .graph import OpNode
 
 
 def group(
@@ -54,7 +54,7 @@ def group(
     )
 
 
-def live(nodes: Iterable[Node], moving: set[str]) -> set[str]:
+def live(nodes: Iterable[OpNode], moving: set[str]) -> set[str]:
     """Return the names that have a gradient: those in `moving`, and values that depend on them."""
     out = set(moving)
     for node in nodes:
@@ -63,7 +63,7 @@ def live(nodes: Iterable[Node], moving: set[str]) -> set[str]:
     return out
 
 
-def wanted(node: Node, words: Iterable[str], alive: set[str]) -> bool:
+def wanted(node: OpNode, words: Iterable[str], alive: set[str]) -> bool:
     """Return whether a backward line computes a gradient that is needed."""
     return any(
         word[0] == "d"

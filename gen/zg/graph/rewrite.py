@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..facts.kernels import ADD, KERNELS, NULL
-from .graph import Call, Made
+from .graph import Call, Forward
 
 
 def values(calls: Iterable[Call]) -> set[str]:
@@ -15,7 +15,7 @@ def values(calls: Iterable[Call]) -> set[str]:
 
 
 def again(
-    fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]
+    fwd: Sequence[Forward], bwd: Sequence[Call], kept: set[str]
 ) -> tuple[list[Call], set[str]]:
     """Insert recomputation before backward's calls. Return the calls and the recomputed values.
 

@@ -11,7 +11,7 @@ from ..read.spec import Spec
 from . import operands, place, sched, steps
 from .place import Wanted
 from .shard import Flat, Shards
-from .stores import State
+from .stores import Located
 
 
 def wanted(
@@ -20,7 +20,7 @@ def wanted(
     shards: Shards,
     bodies: place.Bodies,
     schedule: sched.Schedule,
-    kept: Sequence[State],
+    kept: Sequence[Located],
     runs: tuple[plan.Run, ...],
 ) -> list[Wanted]:
     """Return every class. kept: all states. `work` comes last among the classes of all targets, so
@@ -69,23 +69,27 @@ def _tokens(spec: Spec, graph: Graph) -> int:
     return max(4 * graph.dims["M"], 8 * graph.dims["B"] * spec.keyed)
 
 
-def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
+def _of_store(spec: Spec, shards: Shards, f: Flat, s: Located) -> Wanted:
     """Return the class of a state of a flat. Peers read parameters and sums that are
     all-gathered."""
-    depth = {"params": f.depth, "sum": shards.sums.depth}.get(s.what, shards.states)
-    elements = s.n * shards.grid.parts(depth)
-    pending = f.nodes if s.what == "sum" and not shards.sums.pending else 1
-    summed_over_ranks = shards.sums.depth < shards.sums.result_depth
-    gathered = {"params": shards.states > 0, "sum": summed_over_ranks}
-    readers = _common(spec) if gathered.get(s.what) and s.arena == "device" else "own"
-    return Wanted(s.cls, f.count, elements * pending * s.width, s.arena, readers)
+    sums = shards.sums
+    depth, gathered, pending = shards.states, False, 1
+    if s.what == "params":
+        depth, gathered = f.depth, shards.states > 0
+    elif s.what == "sum":
+        depth, gathered = sums.depth, sums.depth < sums.result_depth
+        pending = 1 if sums.pending else f.nodes
+    elements = s.n * shards.grid.parts(depth) * pending
+    peers = gathered and s.arena == "device"
+    readers = _common(spec) if peers else "own"
+    return Wanted(s.cls, f.count, elements * s.width, s.arena, readers)
 
 
 def _of_flat(
     spec: Spec,
     shards: Shards,
     f: Flat,
-    kept: Sequence[State],
+    kept: Sequence[Located],
     schedule: sched.Schedule,
     slot_counts: dict[str, int],
 ) -> list[Wanted]:
@@ -177,7 +181,7 @@ def _kept(
     ]
 
 
-def _tiles(shards: Shards, kept: Sequence[State], tile: int) -> dict[str, int]:
+def _tiles(shards: Shards, kept: Sequence[Located], tile: int) -> dict[str, int]:
     """Return the bytes of a tile of each state in the file."""
     flats = {f.name: f for f in shards.flats}
     out: dict[str, int] = {}

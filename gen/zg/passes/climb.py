@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..plan.plan import Events, Int, Ref
 from ..plan.size import Size, plus
 from .hops import Hop, Ring, free, full, plain_hop
-from .levels import Phase
+from .levels import Addition
 from .pieces import Span
 from .rings import Gradient, Use
 from .shard import Flat
@@ -24,7 +24,7 @@ from .steps import Steps
 
 
 @dataclass(frozen=True)
-class Buffer:
+class SumBuffer:
     """A buffer with elements of `width` bytes, and the events that its use waits for and
     records."""
 
@@ -33,9 +33,9 @@ class Buffer:
     waits: Events = ()
     recs: Events = ()
 
-    def piece(self, o: Size, first: bool, last: bool) -> Buffer:
+    def piece(self, o: Size, first: bool, last: bool) -> SumBuffer:
         """Return the piece from element `o` on. The first piece waits, the last one records."""
-        return Buffer(
+        return SumBuffer(
             replace(self.ref, at=o.bytes(self.width)),
             self.width,
             self.waits if first else (),
@@ -43,14 +43,14 @@ class Buffer:
         )
 
 
-def to_fill(slot: Ref) -> Buffer:
+def to_fill(slot: Ref) -> SumBuffer:
     """Return a slot of f32 elements as a target."""
-    return Buffer(slot, 4, (free(slot),), (full(slot),))
+    return SumBuffer(slot, 4, (free(slot),), (full(slot),))
 
 
-def to_take(slot: Ref, width: int = 4) -> Buffer:
+def to_take(slot: Ref, width: int = 4) -> SumBuffer:
     """Return a slot as a source."""
-    return Buffer(slot, width, (full(slot),), (free(slot),))
+    return SumBuffer(slot, width, (full(slot),), (free(slot),))
 
 
 def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
@@ -64,7 +64,7 @@ def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
 def unit_done(m: Steps, f: Flat, l: int) -> None:
     """Reduce a unit's sums over own micro-batches, which are in class `pending`."""
     if m.sums.pending:
-        _Reduction(m, f, l).reduce(m.sums.per_step, Buffer(Ref("pending", 0)))
+        _Reduction(m, f, l).reduce(m.sums.per_step, SumBuffer(Ref("pending", 0)))
 
 
 def step_done(m: Steps) -> None:
@@ -74,7 +74,7 @@ def step_done(m: Steps) -> None:
     if phases:
         m.follow("reduce", "sum")
     for f, l in m.trainable_instances() if phases else ():
-        _Reduction(m, f, l).reduce(phases, Buffer(Ref(f"sum.{f.name}", l)))
+        _Reduction(m, f, l).reduce(phases, SumBuffer(Ref(f"sum.{f.name}", l)))
     if m.gathers_sums:
         m.follow("reduce", "sum")
     for f, l in m.trainable_instances() if m.gathers_sums else ():
@@ -114,7 +114,7 @@ class _Reduction:
         """The unit that its steps are printed with."""
         return self.name or f"{self.f.name}[{self.l}]"
 
-    def reduce(self, phases: Sequence[Phase], source: Buffer) -> None:
+    def reduce(self, phases: Sequence[Addition], source: SumBuffer) -> None:
         """Go through all phases. Each but the last leaves its result in a slot of class `intra`."""
         m, (*inner, last) = self.m, phases
         for x in inner:
@@ -127,9 +127,9 @@ class _Reduction:
         if m.sums.host and not pending:
             self.reduce_to_host(last, source, home)
         else:
-            self.phase(last, source, Buffer(Ref("pending", 0) if pending else home))
+            self.phase(last, source, SumBuffer(Ref("pending", 0) if pending else home))
 
-    def phase(self, x: Phase, source: Buffer, target: Buffer) -> None:
+    def phase(self, x: Addition, source: SumBuffer, target: SumBuffer) -> None:
         """Add the steps of one phase from `source` to `target`."""
         m = self.m
         if not x.level:
@@ -149,7 +149,9 @@ class _Reduction:
             ends = n == 0, n == len(cut) - 1
             self.piece(x, source.piece(o, *ends), target.piece(o, *ends), size)
 
-    def piece(self, x: Phase, source: Buffer, target: Buffer, size: Size) -> None:
+    def piece(
+        self, x: Addition, source: SumBuffer, target: SumBuffer, size: Size
+    ) -> None:
         """Transfer a piece to a slot of `inbox` and add it up. With fast reductions NCCL adds, and
         only micro-batches remain to be added."""
         m, width = self.m, source.width
@@ -189,7 +191,7 @@ class _Reduction:
             group=group,
         )
 
-    def reduce_to_host(self, x: Phase, source: Buffer, home: Ref) -> None:
+    def reduce_to_host(self, x: Addition, source: SumBuffer, home: Ref) -> None:
         """Add the steps of the last phase and copy its pieces to the host, which pushes them to its
         sum or has them written in place."""
         m = self.m

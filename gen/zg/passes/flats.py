@@ -6,7 +6,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from ..facts import ops
-from ..graph.graph import Graph, Kind, Tensor
+from ..graph.graph import Graph, Tensor, UnitKind
 from ..read.spec import Spec
 
 BLOCK = 1024  # elements: tensors start at multiples, norm and hash work on such blocks
@@ -45,7 +45,7 @@ def persistent(spec: Spec, graph: Graph) -> frozenset[str]:
     return frozenset(t.name for k, t in every if _persists(spec, k, t))
 
 
-def _persists(spec: Spec, kind: Kind, t: Tensor) -> bool:
+def _persists(spec: Spec, kind: UnitKind, t: Tensor) -> bool:
     """Return whether a tensor is persistent: small enough, or matched by zero.replicate."""
     names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
     hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}

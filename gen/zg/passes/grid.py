@@ -33,7 +33,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Grid:
+class RankGrid:
     """The grid of ranks. axes: nearest first, () for a single axis of all ranks; host, shared:
     number of axes within a host and within a set of ranks that shares parameters at stage 3."""
 
@@ -121,18 +121,18 @@ def idle(spec: Spec) -> bool:
     return z.shared > 0 and z.stage < 3 and not z.replicates
 
 
-def grid(spec: Spec) -> Grid:
+def grid(spec: Spec) -> RankGrid:
     """Return the grid of a spec's ranks."""
     W = spec.cluster.ranks
     local = min(spec.cluster.local or W, W)
     shared = min(_shared(spec) or W, W)
     ends = sorted({1, local, shared, W})
     if len(ends) <= 2:
-        return Grid(W, (), 1, 1)
+        return RankGrid(W, (), 1, 1)
     axes, names = [], _names(local, shared, W)
     for name, lo, hi in zip(names, ends, ends[1:], strict=False):
         axes.append(Axis(name, hi // lo, lo))
-    return Grid(
+    return RankGrid(
         W,
         tuple(axes),
         ends.index(local) if 1 < local else 0,

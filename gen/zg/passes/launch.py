@@ -12,12 +12,12 @@ from itertools import zip_longest
 
 from ..facts import grids, ops
 from ..facts.kernels import KERNELS, NULL, PRODUCTS, total
-from ..graph.graph import Graph, Kind, Part
+from ..graph.graph import BodyPart, Graph, UnitKind
 from ..plan import plan
 from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
-from .levels import Phase
+from .levels import Addition
 from .operands import Formals, formal
 from .place import Bodies
 from .sched import Schedule
@@ -83,7 +83,7 @@ class _Table:
 
 
 @dataclass
-class _Maker:
+class _FnBuilder:
     """Builds functions and launches."""
 
     spec: Spec
@@ -108,7 +108,9 @@ class _Maker:
 
     # ---- functions of the graph
 
-    def operand(self, kind: Kind, body: str, what: str, value: Arg, grow: int) -> Arg:
+    def operand(
+        self, kind: UnitKind, body: str, what: str, value: Arg, grow: int
+    ) -> Arg:
         """Return an operand of a call. grow: bytes that it advances per round of a loop."""
         if what in ("number", "round", "int"):
             return value
@@ -117,7 +119,7 @@ class _Maker:
             return replace(place, by_round=grow)
         return place
 
-    def place(self, kind: Kind, body: str, what: str, name: str) -> Operand | str:
+    def place(self, kind: UnitKind, body: str, what: str, name: str) -> Operand | str:
         """Return the place of a parameter, value or other operand."""
         if what == "work":
             return Operand("work")
@@ -137,7 +139,7 @@ class _Maker:
         at = self.bodies.tmp[kind.name, body].at[name]
         return Operand("tmp", at, name=called)
 
-    def body(self, kind: Kind, name: str, part: Part) -> None:
+    def body(self, kind: UnitKind, name: str, part: BodyPart) -> None:
         """Add the function of a part of a body."""
         calls = []
         for c in part.calls:
@@ -239,7 +241,7 @@ class _Maker:
         """Return the operand of a rank's own part at `depth` within its gradient sum."""
         return self.part(name, f, self.shards.sums.depth, depth, 4)
 
-    def phase(self, f: Flat, x: Phase) -> None:
+    def phase(self, f: Flat, x: Addition) -> None:
         """Add the function of a phase. It counts no leaves if the host adds micro-batches."""
         sums, A = self.shards.sums, self.spec.micro_batches
         if sums.on_host and not x.level:
@@ -449,7 +451,7 @@ def functions(
 ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Return all functions, launches and runs on the spec's targets. Raises SpecError if a launch
     or a tree does not fit a GPU."""
-    m = _Maker(
+    m = _FnBuilder(
         spec=spec,
         graph=graph,
         shards=shards,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Order
 from ..read.spec import Spec
-from .grid import Grid, Level
+from .grid import Level, RankGrid
 
 
 @dataclass(frozen=True)
-class Phase:
+class Addition:
     """One addition on the way of a gradient to its sum.
 
     fn: the function that adds: `own`, `sum` (gradients of several ranks), `node` (sums of several
@@ -45,7 +45,7 @@ class Sums:
     """The rules by which gradients are summed. depth: at which a rank's sums are sharded."""
 
     order: Order
-    phases: tuple[Phase, ...]  # () if the only gradient of a step is its sum
+    phases: tuple[Addition, ...]  # () if the only gradient of a step is its sum
     depth: int
     host: bool  # sums are on the host
     # A rank adds its own micro-batches in class `pending`, one unit at a time, before it reduces.
@@ -61,7 +61,7 @@ class Sums:
         return self.host and not self.pending
 
     @property
-    def per_micro_batch(self) -> tuple[Phase, ...]:
+    def per_micro_batch(self) -> tuple[Addition, ...]:
         """The phases that run for every micro-batch."""
         for n, x in enumerate(self.phases):
             if x.counted:
@@ -69,7 +69,7 @@ class Sums:
         return self.phases
 
     @property
-    def per_step(self) -> tuple[Phase, ...]:
+    def per_step(self) -> tuple[Addition, ...]:
         """The phases that run once, after all micro-batches."""
         return self.phases[len(self.per_micro_batch) :]
 
@@ -171,7 +171,7 @@ def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]
     return False, [f"zero.offload_optimizer: sums of gradients {why}"]
 
 
-def _levels(spec: Spec, grid: Grid, own_first: bool, host: bool) -> _Levels:
+def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
     """Return the levels, with notes on those left out: each but the last needs a node of the
     canonical tree."""
     A, k = spec.micro_batches, grid.depth
@@ -212,7 +212,7 @@ def _other(leaves: int) -> str:
     return f"; {{block: {leaves}}} has, with other bits"
 
 
-def _host_note(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
+def _host_note(spec: Spec, grid: RankGrid, lo: int, leaves: int) -> str:
     """Return a note that a host's ranks are not summed first, with its cost. lo: the depth at which
     their level would start."""
     k = grid.depth
@@ -224,13 +224,13 @@ def _host_note(spec: Spec, grid: Grid, lo: int, leaves: int) -> str:
     )
 
 
-def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
+def _phases(spec: Spec, grid: RankGrid, found: _Levels) -> tuple[Addition, ...]:
     """Return a phase for each level. A rank's own micro-batches are added in the phase of the level
     before them."""
     A, out, inner = spec.micro_batches, [], 1
     if found.step == 0:
         out.append(
-            Phase(fn="own", level=None, sources=1, counted=True, inner=1, depth=0)
+            Addition(fn="own", level=None, sources=1, counted=True, inner=1, depth=0)
         )
         inner = A
     exact = spec.train.reduction == "exact"
@@ -241,7 +241,7 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
         fn = "sum" if leaves else "join" if last else "node"
         sources = x.ranks if exact else 1
         out.append(
-            Phase(
+            Addition(
                 fn=fn,
                 level=x,
                 sources=sources,
@@ -254,7 +254,7 @@ def _phases(spec: Spec, grid: Grid, found: _Levels) -> tuple[Phase, ...]:
     return tuple(out)
 
 
-def sums(spec: Spec, grid: Grid, states: int) -> Sums:
+def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     """Return the rules of a spec's gradient sums. states: depth at which optimizer states are
     sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from ..facts.kernels import KERNELS, Formal
-from ..graph.graph import Call, Kind
+from ..graph.graph import Call, UnitKind
 
 ENDS = {"weight": "_w", "bias": "_b"}
 RESIDUAL = {"zk_add", "sum"}  # a kernel and an operand of norms
@@ -42,7 +42,7 @@ def words(name: str, depth: int) -> str:
     return text.lower() or "layer"
 
 
-def layers(kind: Kind) -> dict[str, str]:
+def layers(kind: UnitKind) -> dict[str, str]:
     """Return the name of each layer of a unit."""
     found = dict.fromkeys(layer(t.name)[0] for t in kind.tensors)
     if kind.tied:
@@ -56,7 +56,7 @@ def layers(kind: Kind) -> dict[str, str]:
     return out
 
 
-def tensors(kind: Kind) -> dict[str, str]:
+def tensors(kind: UnitKind) -> dict[str, str]:
     """Return the name of each tensor that a unit reads."""
     called, out = layers(kind), {}
     for name in [
@@ -68,7 +68,7 @@ def tensors(kind: Kind) -> dict[str, str]:
     return out
 
 
-def _calls(kind: Kind) -> Iterator[Call]:
+def _calls(kind: UnitKind) -> Iterator[Call]:
     """Yield the calls of a unit's bodies and of their parts."""
     for name, body in kind.bodies.items():
         yield from body.calls
@@ -76,7 +76,7 @@ def _calls(kind: Kind) -> Iterator[Call]:
             yield from part.calls
 
 
-def _outputs(kind: Kind) -> Iterator[tuple[Call, Formal, str]]:
+def _outputs(kind: UnitKind) -> Iterator[tuple[Call, Formal, str]]:
     """Yield the values that calls write: call, operand, value."""
     for call in _calls(kind):
         row = KERNELS[call.kernel]
@@ -101,7 +101,7 @@ def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
     return f"{of}_{formal.name}" if "y" in outputs else formal.name
 
 
-def _forward(kind: Kind) -> dict[str, str]:
+def _forward(kind: UnitKind) -> dict[str, str]:
     """Return the names of forward's values. A value of an op ends with the op's number; others have
     a name of their own."""
     out: dict[str, str] = {}
@@ -122,7 +122,7 @@ def _forward(kind: Kind) -> dict[str, str]:
     return out
 
 
-def values(kind: Kind) -> dict[str, str]:
+def values(kind: UnitKind) -> dict[str, str]:
     """Return the name of each value of a unit."""
     out = {**OUTSIDE, **_forward(kind)}
     for _, _, name in _outputs(kind):

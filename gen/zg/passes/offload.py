@@ -1,5 +1,5 @@
-"""offload.py -- adds the steps of gradient sums, optimizer states and parameters on the host or in
-the file.
+"""offload.py -- adds the steps that move gradient sums, optimizer states and parameters to the host
+or the file, and update them there.
 
 Routes, in hops `queue -> slot` (hops.py):
 
@@ -177,15 +177,15 @@ def publish_queues(m: Steps) -> list[str]:
 
 
 def update_queues(m: Steps) -> list[str]:
-    """Return the queues at whose end parameters are updated, or the host has the constants of
-    updates that have their own events."""
+    """Return the queues whose ends complete an update: those that write parameters, and `down`,
+    which brings the constants to the host."""
     constants = {"down"} if m.offload else set()
     return sorted(constants | _device_queues(m))
 
 
 def _mark_ends(m: Steps, queues: Sequence[str]) -> None:
-    """Record the end of queues of the host and the file. Copies up and down record it
-    themselves."""
+    """Record the end events of the queues of the host and the file. Copies up and down record
+    theirs."""
     for queue in queues:
         if queue in ("host", "store"):
             m.add(queue, "mark", recs=(end(queue),))

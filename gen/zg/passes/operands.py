@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..facts import ops
-from ..graph.graph import Graph, Kind, Part
+from ..graph.graph import BodyPart, Graph, UnitKind
 from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
 from ..plan.size import Size
@@ -23,7 +23,7 @@ from .stores import Kept
 Formals = tuple[Names, Names, tuple[tuple[str, str], ...]]
 
 
-def formal(kind: Kind, flat: str) -> str:
+def formal(kind: UnitKind, flat: str) -> str:
     """Return the name of a flat's parameters in a function: p for `persistent`, else w; w1 for the
     flat of the second part of a split unit, w.frozen for frozen parameters."""
     name, dot, part = flat.partition(".")
@@ -109,12 +109,12 @@ class Operands:
             out |= dict.fromkeys(group, like[largest])
         return out
 
-    def reads(self, part: Part) -> set[str]:
+    def reads(self, part: BodyPart) -> set[str]:
         """Return the flats whose parameters a function reads."""
         names = {str(a) for c in part.calls for k, a in c.args if k == "param"}
         return {self.shards.place[n][0] for n in names}
 
-    def writes(self, part: Part) -> set[str]:
+    def writes(self, part: BodyPart) -> set[str]:
         """Return the flats whose gradients a function writes."""
         names = {str(a) for c in part.calls for k, a in c.args if k == "grad"}
         return {self.shards.place[n][0] for n in names}
@@ -224,7 +224,7 @@ class Operands:
         made, takes = kinds[n + self.unsaved], kinds[n + self.unsaved + 1]
         return self.backward_reads(takes, "x") or self.backward_reads(made, "y")
 
-    def backward_reads(self, kind: Kind, name: str) -> bool:
+    def backward_reads(self, kind: UnitKind, name: str) -> bool:
         """Return whether a kind's backward reads its input 'x' or its output 'y'."""
         return any(
             name in ins
@@ -246,7 +246,7 @@ class Operands:
         each = Size.of(f"{flat}.{u.kind.name}", step, flat, each=True)
         return each.many(u.index).bytes(self.real)
 
-    def operand_names(self, kind: Kind, body: str, part: Part) -> Formals:
+    def operand_names(self, kind: UnitKind, body: str, part: BodyPart) -> Formals:
         """Return the names of the operands that a function reads and writes, and their flats."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}

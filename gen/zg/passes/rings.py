@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..graph.graph import Kind, Part
+from ..graph.graph import BodyPart, UnitKind
 from ..plan.plan import Ref
 from ..read.spec import Spec
 from .flats import persists, stem
@@ -48,11 +48,11 @@ class Use:
     """A call of a function for one unit: a body of the unit's kind, a part of it, or a part on one
     slice of a weight."""
 
-    kind: Kind
+    kind: UnitKind
     index: int
     body: str  # fwd | bwd | train | eval
     x: int  # slot of its input in class x, below 0 if backward does not need it
-    part: Part
+    part: BodyPart
     slice: int  # of the part's slices
     gathered: tuple[Gathered, ...] = ()
     gradients: tuple[Gradient, ...] = ()

@@ -53,7 +53,7 @@ class Schedule:
 
 
 @dataclass
-class _Maker(Steps):
+class _SectionBuilder(Steps):
     """Builds the sections of a plan."""
 
     def batch(self) -> None:
@@ -221,7 +221,7 @@ def schedule(
     """Return the schedule of a spec. Raises SpecError if the plan would have too many lines or
     pieces."""
     uses_.few(spec, graph)
-    m = _Maker(
+    m = _SectionBuilder(
         spec=spec,
         graph=graph,
         shards=shards,

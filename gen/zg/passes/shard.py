@@ -19,7 +19,7 @@ from ..plan.size import Size
 from ..read.spec import Spec
 from . import grid, levels, recipe
 from .flats import BLOCK, FROZEN, PAGE, padded, persists
-from .grid import Grid
+from .grid import RankGrid
 from .levels import Sums
 
 Places = dict[str, tuple[str, int]]  # tensor -> its flat and number of slices
@@ -80,7 +80,7 @@ class Shards:
     those of them that are not in the file.
     """
 
-    grid: Grid
+    grid: RankGrid
     flats: tuple[Flat, ...]
     tensors: tuple[plan.Tensor, ...]
     place: dict[str, tuple[str, int]]

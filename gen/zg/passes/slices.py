@@ -17,7 +17,7 @@ from itertools import groupby
 from ..facts import ops
 from ..facts.kernels import KERNELS, ROUND
 from ..graph import model
-from ..graph.graph import Body, Call, Graph, Kind, Part, Tensor, Value
+from ..graph.graph import Body, BodyPart, Call, Graph, Tensor, UnitKind, Value
 from ..plan.operand import Names, whole
 from ..read.spec import Spec
 from . import flats
@@ -54,7 +54,7 @@ def graph(spec: Spec) -> Graph:
     return replace(made, kinds=kinds)
 
 
-def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
+def _kinds(spec: Spec, made: Graph, room: int) -> tuple[UnitKind, ...]:
     """Return the kinds with blocks split to `room` elements."""
     return tuple(
         _split(spec, made, k, room) if k.x and "fwd" in k.bodies else k
@@ -71,7 +71,7 @@ def _padded(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
     return sum(flats.padded(spec, n) for n in sizes)
 
 
-def _part_count(kinds: Iterable[Kind]) -> int:
+def _part_count(kinds: Iterable[UnitKind]) -> int:
     """Return the number of parts of all blocks that are gathered alone."""
     return sum(k.count * sum(n for _, n in set(k.flats.values())) for k in kinds)
 
@@ -99,7 +99,7 @@ def notes(spec: Spec, made: Graph) -> Names:
 # ---- flats
 
 
-def _split(spec: Spec, made: Graph, kind: Kind, room: int) -> Kind:
+def _split(spec: Spec, made: Graph, kind: UnitKind, room: int) -> UnitKind:
     """Split a block into flats of at most `room` elements, if it has more."""
     own = {t.name: t for t in kind.tensors if t.name not in made.persistent}
 
@@ -196,7 +196,7 @@ def _slice(call: Call, slices: int) -> Call:
     return replace(call, kernel=row.name, args=tuple(is_[name] for name in row.at))
 
 
-def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[Part]:
+def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[BodyPart]:
     """Yield the runs of calls that use one flat. Calls on slices form parts of their own."""
     runs: list[tuple[list[Call], str, int]] = []
     for c in body.calls:
@@ -214,4 +214,4 @@ def _parts(body: Body, of: dict[str, tuple[str, int]]) -> Iterator[Part]:
         rows = 0
         if n > 1:
             rows = whole(calls[0].args[-1][1])
-        yield Part(tuple(calls), number, n, rows)
+        yield BodyPart(tuple(calls), number, n, rows)

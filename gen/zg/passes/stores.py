@@ -24,7 +24,7 @@ NEAR = "near_"
 
 
 @dataclass(frozen=True)
-class State(Store):
+class Located(Store):
     """A store and its arena."""
 
     arena: str = "device"
@@ -52,13 +52,13 @@ class State(Store):
 class Kept:
     """All states of all flats."""
 
-    states: tuple[State, ...]
+    states: tuple[Located, ...]
 
     @cached_property
-    def _by_class(self) -> dict[str, State]:
+    def _by_class(self) -> dict[str, Located]:
         return {s.cls: s for s in self.states}
 
-    def of(self, c: str, f: Flat) -> State:
+    def of(self, c: str, f: Flat) -> Located:
         """Return the state of class `c` of a flat."""
         return self._by_class[f"{c}.{f.name}"]
 
@@ -89,14 +89,14 @@ def _type(spec: Spec, state: str) -> str:
     return "f32" if state == "master" else spec.train.optimizer.moments
 
 
-def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
+def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[Located]:
     """Return the states of a flat."""
     over = shards.grid.over
     where = "device"
     if f.name in shards.offloaded:
         where = "host" if f.name in shards.offloaded_to_host else "file"
     out = [
-        State(
+        Located(
             what="params",
             flat=f.name,
             dtype=spec.train.precision,
@@ -110,7 +110,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
     updated = ARENAS[spec.zero.offload_optimizer.device]
     for state in f.states:
         out.append(
-            State(
+            Located(
                 what=state,
                 flat=f.name,
                 dtype=_type(spec, state),
@@ -125,7 +125,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
         shard.update_states(spec, f.name in shards.offloaded, False) if f.near else ()
     ):
         out.append(
-            State(
+            Located(
                 what=state,
                 flat=f.name,
                 dtype=_type(spec, state),
@@ -137,7 +137,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
         )
     if f.trainable:
         out.append(
-            State(
+            Located(
                 what="sum",
                 flat=f.name,
                 dtype="f32",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Unit:
+class Constant:
     """A constant of train.c. name: its words joined by dots, as in shard.block. each: it is the
     distance between neighbouring units of a kind."""
 
@@ -18,8 +18,8 @@ class Unit:
     each: bool = False
 
 
-NAMELESS = Unit("", 1)
-Terms = tuple[tuple[Unit, int], ...]
+NAMELESS = Constant("", 1)
+Terms = tuple[tuple[Constant, int], ...]
 
 
 class Size(int):
@@ -41,7 +41,7 @@ class Size(int):
     @classmethod
     def of(cls, name: str, size: int, flat: str = "", each: bool = False) -> Size:
         """Return the Size of one unit, counted in elements."""
-        return cls(((Unit(name, size, each), 1),), flat)
+        return cls(((Constant(name, size, each), 1),), flat)
 
     @classmethod
     def none(cls, flat: str) -> Size:
@@ -61,7 +61,7 @@ def plus(a: int, b: int, sign: int = 1) -> Size:
     """Return a + sign * b; a plain number among them counts as a nameless unit."""
     a, b = (x if isinstance(x, Size) else Size(((NAMELESS, x),)) for x in (a, b))
     width = a.width if a else b.width
-    total: dict[Unit, int] = {}
+    total: dict[Constant, int] = {}
     for x, by in ((a, 1), (b, sign)):
         for unit, n in x.terms:
             factor, rest = divmod(n * x.width, width)

@@ -152,7 +152,7 @@ def _far(spec: Spec, again: Again, page: int) -> int:
 
 
 @dataclass(frozen=True)
-class Way:
+class HostTraffic:
     """Bytes that a section copies down and up, and elements that the host adds to its sums."""
 
     down: int
@@ -160,7 +160,7 @@ class Way:
     pushed: int
 
 
-def _way(section: plan.Section) -> Way:
+def _way(section: plan.Section) -> HostTraffic:
     moved = {"down": 0, "up": 0}
     pushed = 0
     for s in section.steps:
@@ -169,7 +169,7 @@ def _way(section: plan.Section) -> Way:
             moved[s.queue] += ints.get("bytes", 0)
         elif s.queue == "host" and s.op.startswith("push"):
             pushed += ints.get("n", 0)
-    return Way(moved["down"], moved["up"], pushed)
+    return HostTraffic(moved["down"], moved["up"], pushed)
 
 
 def _updated(p: plan.Plan) -> tuple[int, int]:
@@ -190,7 +190,7 @@ def _updated(p: plan.Plan) -> tuple[int, int]:
 def _step(
     spec: Spec,
     p: plan.Plan,
-    of: dict[str, Way],
+    of: dict[str, HostTraffic],
     target: str,
     once: float,
     more: int,

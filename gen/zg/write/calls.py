@@ -79,7 +79,7 @@ def reserved(p: Plan) -> set[str]:
     parts = {upper(c.name.partition(".")[2] or c.name) for c in p.classes}
     return {
         "NULL",
-        "ANY",
+        "UNUSED",
         "RANK",
         "SIZE",
         "COLUMNS",
@@ -287,7 +287,7 @@ class Calls:
         """Return the comment of a function: its purpose, inputs with shapes, and outputs."""
         does = DOES[fn.body.removeprefix("near_")][0].format(unit_of(fn))
         if fn.body.startswith("near_"):
-            does += ", of what stays on the device"
+            does += ", the part on the device"
         for names, sign in ((fn.ins, ": "), (fn.outs, " -> ")):
             said = ", ".join(self.shaped(fn, name) for name in names)
             does += sign + said if said else ""

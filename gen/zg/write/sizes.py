@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from ..plan import roll
 from ..plan.operand import Index, Operand
 from ..plan.plan import Event, Plan, Ref, Step
-from ..plan.size import Size, Unit, flat_of, width_of
+from ..plan.size import Constant, Size, flat_of, width_of
 from .letters import of_unit
 from .tables import shares
 from .words import constant, lower, number, upper, word
 
 # Pieces of a flat's shard: the first word of their constants, and a comment.
 PIECES = {
-    "gather": "of these, gathered at a time",
-    "reduce": "of these, reduced at a time",
-    "part": "of these, sent to the host at a time",
-    "tile": "of these, updated at a time on the host",
+    "gather": "elements gathered at a time",
+    "reduce": "elements reduced at a time",
+    "part": "elements sent to the host at a time",
+    "tile": "elements updated at a time on the host",
 }
 VALUES = ("x", "save", "far")  # classes with a slot for each unit
 
@@ -49,7 +49,7 @@ class Sizes:
         self.flats = {f.name: f for f in p.flats}
         self.stores = {s.cls: s for s in p.stores}
         self.slots = {c.name: c.slots for c in p.classes}
-        self.units: dict[str, dict[str, Unit]] = {f: {} for f in self.flats}
+        self.units: dict[str, dict[str, Constant]] = {f: {} for f in self.flats}
         for size in all_sizes(p):
             known = self.units.get(size.flat, {})
             for u, _ in size.terms:
@@ -113,22 +113,25 @@ class Sizes:
             name, units = upper(f.name), self.units[f.name]
             near = units.get(f"near.{f.name}")
             whole = f.shard * self.p.head.ranks
-            yield f"FLAT_{name} = {number(whole)}", f"instances: {f.count}"
-            yield f"SHARD_{name} = {number(f.shard)}", "a rank's of each"
+            yield (
+                f"FLAT_{name} = {number(whole)}",
+                f"of an instance; instances: {f.count}",
+            )
+            yield f"SHARD_{name} = {number(f.shard)}", "of a shard"
             rows = {share: n for n, share in shares(self.p, f).items()}
             for u in units.values():
                 if word(u.name) == "share" and "%" not in u.name:
                     rows[constant(u)] = u.size
             for share, n in rows.items():
-                yield f"{share} = {number(n)}", "of a rank of that group"
+                yield f"{share} = {number(n)}", "of the part of a rank in that group"
             if near:
                 yield (
                     f"NEAR_{name} = {number(near.size)}",
-                    "of these, on the device",
+                    "of a shard, states on the device",
                 )
                 yield (
                     f"FAR_{name} = {number(f.shard - near.size)}",
-                    "of these, elsewhere",
+                    "of a shard, states offloaded",
                 )
             found = [u for u in units.values() if "%" not in u.name]
             for piece, text in PIECES.items():
@@ -140,7 +143,7 @@ class Sizes:
                     unit = u.name.rpartition(".")[2]
                     yield (
                         f"{constant(u)} = {number(u.size)}",
-                        f"of it, each {unit}'s",
+                        f"of it, for each {unit}",
                     )
 
 

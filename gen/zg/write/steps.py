@@ -19,7 +19,7 @@ from ..plan.plan import Event, Plan, Step
 from ..plan.size import Size, times
 from .sizes import PIECES, Sizes
 from .tables import VARS, comment, place, wrap
-from .verbs import BY, Kind, Number, Verb, Verbs, over
+from .verbs import BY, Affine, Kind, Verb, Verbs, over
 from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
@@ -41,28 +41,28 @@ COMMANDS = {
         "{0}, {step}, {1}, {bytes}, {type}",
     ),
     "allreduce": ("adds the ranks' {0}", "{0}, {1}, {count}"),
-    "done": ("ends when all ranks have read {1}", "{0}, {1}"),
+    "done": ("waits until all ranks have read {1}", "{0}, {1}"),
 }
 # Comment of each section; micro_batch and eval share `forward`.
 SECTIONS = {
-    "init": "first weights",
+    "init": "initial weights",
     "publish": "parameters from masters",
     "begin": "a step's constants",
-    "forward": "a micro-batch's forward, an evaluation's too",
-    "micro_batch": "a micro-batch: the loss, and gradients to their sums",
+    "forward": "forward of a micro-batch, in training and evaluation",
+    "micro_batch": "a micro-batch: its loss, and its gradients added to the sums",
     "update": "norm, clipping, optimizer",
-    "eval": "the loss of a micro-batch",
+    "eval": "evaluation: the loss of a micro-batch",
 }
 
 HANDED = re.compile(r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);")
 HEAD = comment(
-    "---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its "
-    "buffers take turns in, at: where in a buffer a piece begins, n: its "
-    "elements; NAME_now: without the waits of NAME"
+    "---- commands with their waits and records. l: the unit; slot, slot2: slots that units take "
+    "in turn; at: where a piece begins in its buffer; n: its elements. NAME_now is NAME without "
+    "its waits. zr_last(P): the last use of slot P, whose data is dead afterwards"
 )
 
 
-class Steps:
+class StepWriter:
     """Prints the lines of steps."""
 
     def __init__(self, p: Plan, sizes: Sizes) -> None:
@@ -214,7 +214,7 @@ class Steps:
         text = listed([*dict.fromkeys(does)])
         text = f"{text[0].upper()}{text[1:]}"
         waits: list[Event] = []
-        recs: list[tuple[Event, Number]] = []
+        recs: list[tuple[Event, Affine]] = []
         for s, values in v.pairs:
             x = roll.parts(s, values)
             for e in zip(s.waits, x.waits, strict=True):
@@ -229,10 +229,10 @@ class Steps:
             text += f"; then {tell([e for e, _ in recs])}"
         if v.last:
             dead = "is dead" if len(v.last) == 1 else "are dead"
-            text += f". Behind it {listed([upper(x) for x in v.last])} {dead}"
+            text += f". Afterwards {listed([upper(x) for x in v.last])} {dead}"
         return f"{text}."
 
-    def does(self, s: Step, values: Sequence[Number]) -> str:
+    def does(self, s: Step, values: Sequence[Affine]) -> str:
         """Return the description of one step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
@@ -244,7 +244,7 @@ class Steps:
         to = others or [""]
         return tells.format(read, *to, cut)
 
-    def some(self, s: Step, values: Sequence[Number]) -> bool:
+    def some(self, s: Step, values: Sequence[Affine]) -> bool:
         """Return whether a step moves only a piece of a flat."""
         numbers = roll.parts(s, values).ints
         for i, n in zip(s.ints, numbers, strict=True):
@@ -255,14 +255,16 @@ class Steps:
         return False
 
 
-def of_verb(x: Number) -> str:
+def of_verb(x: Affine) -> str:
     """Return a number of a verb's body, as C."""
     if x.of in ("", BY):
         return in_c(x.base, [(BY, x.by)])
     if not x.base:
         return linear(0, [(x.of, x.by)])
-    sign, base = ("-", times(x.base, -1)) if x.base < 0 else ("+", x.base)
-    return product("", x.by, f"({x.of} {sign} {in_c(over(base, x.by))})", 0)
+    sign = "-" if x.base < 0 else "+"
+    base = times(x.base, -1) if x.base < 0 else x.base
+    beside = in_c(over(base, x.by))
+    return product("", x.by, f"({x.of} {sign} {beside})", 0)
 
 
 def given(i: plan.Int, text: str) -> str:
@@ -297,7 +299,7 @@ def tell(events: Sequence[Event]) -> str:
         state, _, what = e.name.partition(".")
         name = upper(what) or "parameters"
         if state == "end":
-            state, name = "done with all it was given", QUEUES[what]
+            state, name = "done with all it was given before", QUEUES[what]
         said.setdefault(state, []).append(name)
     out = []
     for state, x in said.items():
@@ -366,7 +368,7 @@ def _flat(steps: Sequence[Step]) -> tuple[roll.Node, ...]:
 
 def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
     """Return the functions of sections, and the verbs that they call."""
-    steps = Steps(p, sizes)
+    steps = StepWriter(p, sizes)
     issued = {s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections}
     shared = not flat and p.together == 1
     if flat:
@@ -397,7 +399,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
     return {"sections": out, "verbs": _verbs(steps)}
 
 
-def _verbs(steps: Steps) -> list[list[str]]:
+def _verbs(steps: StepWriter) -> list[list[str]]:
     made = [steps.verb(v) for v in steps.verbs.values()]
     return [HEAD, *made] if made else []
 
@@ -421,7 +423,7 @@ def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
     """Return the lines of a training step's micro-batches. The tokens of a micro-batch are taken
     before the rest of it, which does not depend on the micro-batch's number. With
     `train.accumulate: layers` those of all micro-batches are taken first."""
-    steps = Steps(p, sizes)
+    steps = StepWriter(p, sizes)
     batches = [s for s in p.section("micro_batch").steps if s.op == "batch"]
     lines = steps.lines(roll.roll(batches))
     run = "    zr_replay(z, ZR_MICRO_BATCH, micro_batch);"

@@ -36,15 +36,15 @@ DOES = {
     "node": ("adds sums of some ranks of {0}", "reduce"),
     "join": ("adds the ranks' sums of {0}", "reduce"),
     "push": ("adds a gradient of {0} on the host", ""),
-    "norm": ("the square of the gradient's norm, of {0}", ""),
-    "update": ("the optimizer's step of {0}", ""),
+    "norm": ("square of the gradient norm of {0}", ""),
+    "update": ("optimizer step of {0}", ""),
     "init": ("initial values of {0}", ""),
-    "cast": ("{0} from masters to parameters", ""),
+    "cast": ("rounds masters of {0} to parameters", ""),
     "hash": ("hash of {0}", ""),
-    "next": ("begins a step: its rate, its sums", ""),
+    "next": ("begins a step: learning rate, clear sums", ""),
     "count": ("counts gradients", "reduce"),
     "recount": ("counts gradients anew", ""),
-    "factor": ("what gradients are multiplied by: norm, clip, scale", ""),
+    "factor": ("factor of the gradients, from norm, clipping and loss scale", ""),
     "turn": ("angles of the rotary table {0}", ""),
 }
 
@@ -186,7 +186,7 @@ def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
 # Content of a class, by the first word of its name.
 HOLDS = {
     "intra": "sums of a host's ranks",
-    "inter": "what came from other hosts",
+    "inter": "data from other hosts",
     "sums": "exact sums",
     "hsums": "exact sums",
     "param": "parameters",
@@ -195,41 +195,46 @@ HOLDS = {
     "staging": "parameters from the host",
     "fetched": "parameters from a file",
     "master": "masters",
-    "near_master": "masters that stay",
+    "near_master": "masters not offloaded",
     "m": "first moments",
-    "near_m": "first moments that stay",
+    "near_m": "first moments not offloaded",
     "v": "second moments",
-    "near_v": "second moments that stay",
+    "near_v": "second moments not offloaded",
     "sum": "sums of gradients",
-    "pending": "pending sums",
-    "part": "sums, to go to the host",
+    "pending": "sums not yet reduced",
+    "part": "sums on their way to the host",
     "acc": "a gradient's f32 sum",
-    "down": "gradients for the host",
+    "down": "gradients from the device",
     "up": "parameters for the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
     "hctl": "a step's constants",
-    "tokens": "a micro-batch",
-    "targets": "its targets",
-    "positions": "of its tokens in their documents",
-    "keys": "of its samples' random numbers",
+    "tokens": "tokens of a micro-batch",
+    "targets": "their targets",
+    "positions": "their positions in documents",
+    "keys": "keys of the samples' random numbers",
     "table": "a rotary table",
-    "x": "values between units",
+    "x": "inputs of units",
     "dx": "their gradients",
     "save": "saved for backward",
-    "near": "values that stay",
-    "far": "values that wait on the host",
+    "near": "values not offloaded",
+    "far": "offloaded values",
     "tmp": "temporary values",
     "work": "kernels' scratch",
-    "inbox": "gradients that come",
-    "workspace": "launches' workspace on a GPU",
-    "pinned_batch": "tokens on their way to a GPU",
-    "pinned_scratch": "what a GPU hands to its host",
+    "inbox": "received gradients",
+    "workspace": "scratch of launches",
+    "pinned_batch": "tokens on their way",
+    "pinned_scratch": "results for the host",
 }
 ARENA = {
     "device": "the arena",
     "host": "the host arena",
     "file": "the file arena",
+}
+# Where a class is that some targets lack.
+ONLY = {
+    "unshared": "only where ranks cannot read peers' memory",
+    "gpu": "only on a GPU",
 }
 
 
@@ -244,13 +249,24 @@ def classes(p: Plan) -> list[str]:
     for c, head, slot in zip(p.classes, heads, slots_, strict=True):
         if c.arena != arena:
             arena = c.arena
-            out.append(f"/* of {ARENA[arena]} */")
+            out += comment(f"of {ARENA[arena]}{_lacking(p, arena)}")
         beside = str(c.slots)
         if holds := HOLDS.get(word(c.name)):
             beside += f": {holds}"
         line = f"{head:<{first}} {slot:<{second}}"
         out.append(f"{line} /* {beside} */")
     return out
+
+
+def _lacking(p: Plan, arena: str) -> str:
+    """Return which classes of an arena lie on some targets only; '' if all lie on all."""
+    text = ""
+    for targets, where in ONLY.items():
+        names = [
+            upper(c.name) for c in p.classes if (c.arena, c.targets) == (arena, targets)
+        ]
+        text += f"; {' and '.join(names)} {where}" * bool(names)
+    return text
 
 
 def columns(p: Plan, letters: Letters) -> list[str]:

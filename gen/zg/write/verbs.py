@@ -88,7 +88,7 @@ class _Follows:
 
 
 @dataclass(frozen=True)
-class Number:
+class Affine:
     """A number of a hop: base + by * l, or base + by * a parameter. of: l or the parameter's
     name."""
 
@@ -96,7 +96,7 @@ class Number:
     by: int = 0
     of: str = ""
 
-    def over(self, each: int) -> Number:
+    def over(self, each: int) -> Affine:
         """Return a number of bytes as a number of elements of `each` bytes."""
         return replace(self, base=over(self.base, each), by=over(self.by, each))
 
@@ -128,14 +128,14 @@ class Verb:
 
     name: str
     steps: Hop
-    values: tuple[tuple[Number, ...], ...]
+    values: tuple[tuple[Affine, ...], ...]
     parameters: tuple[Parameter, ...]
     grows: bool  # whether numbers grow with l
     core: str = ""
     last: Names = ()
 
     @property
-    def pairs(self) -> Iterator[tuple[Step, tuple[Number, ...]]]:
+    def pairs(self) -> Iterator[tuple[Step, tuple[Affine, ...]]]:
         return zip(self.steps, self.values, strict=True)
 
 
@@ -152,7 +152,7 @@ class _Numbers:
         for what, column in zip(row, self.columns, strict=True):
             self.whats.append(replace(what, width=width_of(column)))
         self.found: list[Parameter] = []
-        self.known: list[Number | None] = [None] * len(self.whats)
+        self.known: list[Affine | None] = [None] * len(self.whats)
         if core:
             self.known = self.told(core)
         values = [self.number(n, w) for n, w in enumerate(self.whats)]
@@ -164,37 +164,37 @@ class _Numbers:
             what = replace(x.what, name=name)
             self.parameters.append(replace(x, name=name, what=what))
 
-    def told(self, core: Verb) -> list[Number | None]:
+    def told(self, core: Verb) -> list[Affine | None]:
         """Express these numbers through those of the core, which lacks the first step's waits."""
         first, *others = core.values
-        row: Parts[Number | None] = parts(core.steps[0], [*first])
+        row: Parts[Affine | None] = parts(core.steps[0], [*first])
         waits = (None,) * len(self.hop[0].waits)
         return [*replace(row, waits=waits).row, *chain(*others)]
 
-    def number(self, n: int, what: What) -> Number:
+    def number(self, n: int, what: What) -> Affine:
         column, known = self.columns[n], self.known[n]
         if known and known.of in ("", BY):
             return known
         if len(set(column)) == 1:
-            return Number(column[0])
+            return Affine(column[0])
         return self.grown(column, what) or self.given(n, what)
 
-    def grown(self, column: Sequence[int], what: What) -> Number | None:
+    def grown(self, column: Sequence[int], what: What) -> Affine | None:
         """Return a number that grows with l, or None."""
         l = self.columns[0]
         if what == What(BY):
-            return Number(0, 1, BY)
+            return Affine(0, 1, BY)
         base = minus(column[0], times(what.by, l[0]))
         if what.by and on(column, base, what.by, l):
-            return Number(base, what.by, BY)
+            return Affine(base, what.by, BY)
         found = line(column, l)
         if not found or what.turns:
             return None
         base, by = found
         steady = not what.cls or abs(by) == 1
-        return Number(base, by, BY) if steady else None
+        return Affine(base, by, BY) if steady else None
 
-    def given(self, n: int, what: What) -> Number:
+    def given(self, n: int, what: What) -> Affine:
         """Express a number through a parameter, an existing one if possible."""
         column, each = self.columns[n], max(what.width, 1)
         for i, x in enumerate(self.found):
@@ -203,13 +203,13 @@ class _Numbers:
             same = aside(begin) and on(column, begin, each, of)
             if same and alike_(x.what, what):
                 self.found[i] = replace(x, uses=(*x.uses, what))
-                return Number(begin, each, x.name)
+                return Affine(begin, each, x.name)
         name = f"#{n}"
         if any(v % each for v in self.columns[n]):
             each, what = 1, replace(what, width=0)
         counts = replace(what, width=min(what.width, 1))
         self.found.append(Parameter(name, n, counts, each, (what,)))
-        return Number(0, each, name)
+        return Affine(0, each, name)
 
     def names(self) -> dict[str, str]:
         """Return the final name of each parameter, by its preliminary one. It depends on all uses,
@@ -236,7 +236,7 @@ class _Numbers:
         return any(v.of == BY for v, w in pairs if w != What(BY))
 
     @property
-    def split(self) -> tuple[tuple[Number, ...], ...]:
+    def split(self) -> tuple[tuple[Affine, ...], ...]:
         """Return the values, step by step."""
         left = iter(self.values)
         return tuple(tuple(next(left) for _ in numbers(s)) for s in self.hop)

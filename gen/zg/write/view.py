@@ -125,16 +125,27 @@ def memory_of(p: Plan) -> str:
         said.append(f"{rounded(size)} on {', '.join(on)}")
     beside = max(reserve.device(p, t) - size for t, size in arenas.items())
     others = {
-        "beside it on a GPU, about": beside,
-        "of the host's memory": p.hosted,
-        "in a file": p.filed,
+        "about {} beside it on a GPU": beside,
+        "{} of the host's memory": p.hosted,
+        "{} in a file": p.filed,
     }
-    said += [f"{rounded(n)} {where}" for where, n in others.items() if n]
+    said += [where.format(rounded(n)) for where, n in others.items() if n]
     return "; ".join(said)
 
 
-def head(p: Plan) -> list[str]:
-    """Return the comment at the head of the file: the run in plain words."""
+def uncommented(text: str) -> str:
+    """Return a text without the marks that begin and end a comment."""
+    return text.replace("*/", "* /").replace("/*", "/ *")
+
+
+def unbroken(text: str) -> list[str]:
+    """Return lines whose words are whole: a command in them can be copied."""
+    return textwrap.wrap(text, 84, break_long_words=False, break_on_hyphens=False)
+
+
+def head(p: Plan, origin: str) -> list[str]:
+    """Return the comment at the head of the file: the run in plain words. origin: the command that
+    made it, if known."""
     h, ranks = (
         p.head,
         "1 rank" if p.head.ranks == 1 else f"{p.head.ranks} ranks",
@@ -153,7 +164,8 @@ def head(p: Plan) -> list[str]:
         "Memory": f"a rank's arena: {memory_of(p)}",
         "Build": "as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs",
         "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
-        "Plan": digest(p),
+        "From": uncommented(origin),
+        "Plan": f"{digest(p)}, the SHA-256 of the plan that `--emit plan` writes",
     }
     title = (
         f"train.c -- {h.spec} in training, as zgen planned it; do not edit it: "
@@ -161,7 +173,7 @@ def head(p: Plan) -> list[str]:
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
     for word, text in told.items():  # nothing is printed for ''
-        for line in textwrap.wrap(text, 84):
+        for line in unbroken(text):
             lines.append(f" * {word:<11}{line}")
             word = ""
     return [f"/*{lines[0][2:]}", *lines[1:], " */"]
@@ -315,9 +327,11 @@ def view(
     flat: bool,
     recipe_lines: Sequence[str] = (),
     fields: Sequence[tuple[str, object]] = (),
+    origin: str = "",
 ) -> dict[str, object]:
     """Return everything that the templates need. recipe_lines: config.recipe of the spec; fields:
-    fields of zr_program that the plan lacks (hf.config, peft.fields)."""
+    fields of zr_program that the plan lacks (hf.config, peft.fields); origin: the command line, for
+    the head."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -333,7 +347,7 @@ def view(
         "summary": f"ZeRO {p.head.zero}, ranks {p.head.ranks}, "
         f"micro-batches {p.head.micro_batches} of "
         f"{p.head.batch} x {p.head.sequence} tokens, {p.head.real}, prefetch {p.head.prefetch}",
-        "head_lines": head(p),
+        "head_lines": head(p, origin),
         "classes": classes(p),
         "events": events,
         "nevents": event,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..plan.size import NAMELESS, Size, Unit, width_of
+from ..plan.size import NAMELESS, Constant, Size, width_of
 from ..plan.size import Terms as SizeTerms
 
 # constants that belong to no flat
@@ -59,7 +59,7 @@ def product(times: str, width: int, name: str, value: int) -> str:
     return " * ".join([*factors, name])
 
 
-def constant(u: Unit) -> str:
+def constant(u: Constant) -> str:
     """Return train.c's name of a unit."""
     if u.name.startswith("slot."):
         return f"SIZE({upper(u.name.removeprefix('slot.'))})"
@@ -87,12 +87,12 @@ def in_c(n: int, terms: Terms = ()) -> str:
     return product("", width, f"({text})" if width > 1 else text, n)
 
 
-def _term(times: str, u: Unit, value: int) -> str:
+def _term(times: str, u: Constant, value: int) -> str:
     """Return one of the terms of a number."""
     return times if u == NAMELESS else product(times, 1, constant(u), value)
 
 
-def _closed(u: Unit, width: int) -> str:
+def _closed(u: Constant, width: int) -> str:
     text = constant(u)
     return f"({text})" if " " in text and width > 1 else text
 
@@ -101,7 +101,7 @@ def _units(n: int) -> SizeTerms:
     return n.terms if isinstance(n, Size) else ((NAMELESS, int(n)),)
 
 
-def _times(n: int, unit: Unit) -> int:
+def _times(n: int, unit: Constant) -> int:
     """Return how often a number contains a unit, in elements of width 1."""
     width = n.width if isinstance(n, Size) else 1
     return width * dict(_units(n)).get(unit, 0)

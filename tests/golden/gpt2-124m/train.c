@@ -5,11 +5,13 @@
  *            the ranks; units are gathered 1 ahead
  * Numbers    f32; optimizer AdamW; seed 1
  * Step       4 sequences of 256 tokens: 2 ranks, 1 micro-batch of 2 each
- * Memory     a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; 1.02 GiB beside
- *            it on a GPU, about
+ * Memory     a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; about 1.02 GiB
+ *            beside it on a GPU
  * Build      as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
  * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
- * Plan       e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230
+ * From       zgen 0.2.0: zgen gpt2-124m.yaml --set zero.stage=3 --set cluster.ranks=2
+ * Plan       e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230, the SHA-256 of the
+ *            plan that `--emit plan` writes
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -22,7 +24,7 @@
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
 _Static_assert(ZK_SUMS == 72 && ZK_VOCAB == 8 &&
                sizeof(zk_ctl) <= CTL_BYTES && offsetof(zk_ctl, leaves) == 72 &&
-               offsetof(zk_ctl, scale) == 80, "the plan's sizes are zk.h's");
+               offsetof(zk_ctl, scale) == 80, "sizes in zk.h as planned");
 
 /* ---- dimensions */
 enum {
@@ -42,7 +44,7 @@ enum {
 #define SLOT(at, bytes, i) (INT64_C(at) + INT64_C(bytes) * (i))
 #define SIZE(class) (class(1) - class(0)) /* bytes of a slot */
 
-/* of the arena */
+/* of the arena; INBOX only where ranks cannot read peers' memory; WORKSPACE only on a GPU */
 #define SUMS(i)             SLOT(0, 4096, i)               /* 2: exact sums */
 #define PARAM_EMBED(i)      SLOT(8192, 78778368, i)        /* 1: parameters */
 #define GRAD_EMBED(i)       SLOT(78786560, 157556736, i)   /* 1: gradients */
@@ -51,8 +53,8 @@ enum {
 #define PARAM_PERSISTENT(i) SLOT(462835712, 598016, i)     /* 1: parameters */
 #define GRAD_PERSISTENT(i)  SLOT(463433728, 598016, i)     /* 1: gradients */
 #define CTL(i)              SLOT(464031744, 4096, i)       /* 1: a step's constants */
-#define TOKENS(i)           SLOT(464035840, 4096, i)       /* 1: a micro-batch */
-#define TARGETS(i)          SLOT(464039936, 4096, i)       /* 1: its targets */
+#define TOKENS(i)           SLOT(464035840, 4096, i)       /* 1: tokens of a micro-batch */
+#define TARGETS(i)          SLOT(464039936, 4096, i)       /* 1: their targets */
 #define M_EMBED(i)          SLOT(464044032, 78778368, i)   /* 1: first moments */
 #define V_EMBED(i)          SLOT(542822400, 78778368, i)   /* 1: second moments */
 #define SUM_EMBED(i)        SLOT(621600768, 78778368, i)   /* 1: sums of gradients */
@@ -64,19 +66,21 @@ enum {
 #define M_PERSISTENT(i)     SLOT(1424166912, 299008, i)    /* 1: first moments */
 #define V_PERSISTENT(i)     SLOT(1424465920, 299008, i)    /* 1: second moments */
 #define SUM_PERSISTENT(i)   SLOT(1424764928, 299008, i)    /* 1: sums of gradients */
-#define X(i)                SLOT(1425063936, 1572864, i)   /* 13: values between units */
+#define X(i)                SLOT(1425063936, 1572864, i)   /* 13: inputs of units */
 #define DX(i)               SLOT(1445511168, 1572864, i)   /* 2: their gradients */
 #define SAVE_BLOCK(i)       SLOT(1448656896, 23625728, i)  /* 12: saved for backward */
 #define TMP(i)              SLOT(1732165632, 54624256, i)  /* 1: temporary values */
 #define WORK(i)             SLOT(1786789888, 4743168, i)   /* 1: kernels' scratch */
-#define INBOX(i)            SLOT(1791533056, 157556736, i) /* 2: gradients that come */
-#define WORKSPACE(i)        SLOT(2106646528, 33554432, i)  /* 1: launches' workspace on a GPU */
-/* of the host arena */
-#define PINNED_BATCH(i)     SLOT(0, 4096, i)               /* 4: tokens on their way to a GPU */
-#define PINNED_SCRATCH(i)   SLOT(16384, 204800, i)         /* 1: what a GPU hands to its host */
+#define INBOX(i)            SLOT(1791533056, 157556736, i) /* 2: received gradients */
+#define WORKSPACE(i)        SLOT(2106646528, 33554432, i)  /* 1: scratch of launches */
+/* of the host arena; PINNED_BATCH and PINNED_SCRATCH only on a GPU */
+#define PINNED_BATCH(i)     SLOT(0, 4096, i)               /* 4: tokens on their way */
+#define PINNED_SCRATCH(i)   SLOT(16384, 204800, i)         /* 1: results for the host */
 
-/* ---- events: FREE_C(i), slot i of C may be written again; FULL_C(i), what was moved there has
- * come; END_Q(i), what queue Q was given before is done */
+/* ---- events. zr_record marks a place in a queue; zr_wait stops a queue until the newest record
+ * issued before it is reached, and passes if there is none. FULL_C(i): the data of slot i of C is
+ * there; FREE_C(i): the slot may be overwritten (FREE_RING(0): of every ring); UPDATED(0): all
+ * parameters are updated; END_Q(0): queue Q has done all that it was given before */
 #define END_MAIN(i) (0 + (int)(i))
 #define END_SUM(i) (1 + (int)(i))
 #define FREE_GRAD_BLOCK(i) (2 + (int)(i))
@@ -96,10 +100,10 @@ enum {
 /* ---- groups of ranks */
 enum { ALL };
 
-/* ---- launches: one for each kernel and shape (beside it), with a row for each target; tile: rows
- * or elements of a CPU's task, on a GPU of the kernel's own meaning; part: of each launch on a GPU
- * x, y and z of its grid, threads of a block, bytes of shared memory; what a row leaves out, the
- * kernel or the library chooses */
+/* ---- launches: one for each kernel and shape (beside it), with a row for each target. tile: rows
+ * or elements of a task on a CPU; on a GPU each kernel defines it. part: x, y and z of each grid on
+ * a GPU, threads of a block, bytes of shared memory. The kernel or library chooses what a row
+ * leaves out */
 enum { CPU, SM_80, SM_90, SM_100, COLUMNS };
 #define LAUNCH(name) static const zk_launch name[COLUMNS]
 
@@ -261,17 +265,17 @@ LAUNCH(L_factor_0) = {
 
 /* ---- flat buffers of parameters, in elements */
 enum {
-    FLAT_EMBED = 39389184,    /* instances: 1 */
-    SHARD_EMBED = 19694592,   /* a rank's of each */
-    FLAT_BLOCK = 7077888,     /* instances: 12 */
-    SHARD_BLOCK = 3538944,    /* a rank's of each */
-    FLAT_PERSISTENT = 149504, /* instances: 1 */
-    SHARD_PERSISTENT = 74752, /* a rank's of each */
-    PERSISTENT_BLOCK = 12288, /* of it, each block's */
+    FLAT_EMBED = 39389184,    /* of an instance; instances: 1 */
+    SHARD_EMBED = 19694592,   /* of a shard */
+    FLAT_BLOCK = 7077888,     /* of an instance; instances: 12 */
+    SHARD_BLOCK = 3538944,    /* of a shard */
+    FLAT_PERSISTENT = 149504, /* of an instance; instances: 1 */
+    SHARD_PERSISTENT = 74752, /* of a shard */
+    PERSISTENT_BLOCK = 12288, /* of it, for each block */
 };
 
-/* ---- tensors of each flat: at, elements, count, stride, key, its step;
- * mean and standard deviation at first, factor of the rate, weight decay */
+/* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_step;
+ * initial mean and standard deviation, factor of the learning rate, weight decay */
 static const zk_span spans_embed[] = {
     {0, 38597376, 1, 0, 0, 2, /* wte.weight */
      0.0f, 0x1.47ae147ae147bp-6f /* 0.02 */, 1.0, 0x1.999999999999ap-4 /* 0.1 */},
@@ -331,11 +335,12 @@ static const zk_recipe recipe = {
     .seed = 1,
 };
 
-/* ---- functions: the kernel calls of a unit, forward or backward, and of what the plan adds;
+/* ---- functions: the kernel calls of a unit's forward and backward, of sums and of the optimizer.
  * k: the queue's kernels, a: the arena, i: the operands of the call; AT(n): operand n, a place in
  * the arena; HOST(n): operand n, a pointer */
-#define FN(name) static void name(ANY zr *z, void *k, ANY void *a, ANY const int64_t *i)
-#define ANY __attribute__((unused))
+#define FN(name) static void name(UNUSED zr *z, void *k, UNUSED void *a, \
+                             UNUSED const int64_t *i)
+#define UNUSED __attribute__((unused))
 #define AT(n) zr_at(z, k, a, i, n, __func__)
 #define HOST(n) ((void *)(intptr_t)i[n])
 #define LEN(array) ((int64_t)(sizeof array / sizeof *array))
@@ -545,7 +550,7 @@ FN(sum_embed)
         2 /* total */, 0 /* mask */, 2 /* block */);
 }
 
-/* the square of the gradient's norm, of embed: g; SHARD_EMBED elements */
+/* square of the gradient norm of embed: g; SHARD_EMBED elements */
 FN(norm_embed)
 {
     void *g = AT(0), *sums = a + SUMS(0);
@@ -554,7 +559,7 @@ FN(norm_embed)
         l * FLAT_EMBED + RANK * SHARD_EMBED, SHARD_EMBED);
 }
 
-/* the optimizer's step of embed: g -> p, m, v; SHARD_EMBED elements */
+/* optimizer step of embed: g -> p, m, v; SHARD_EMBED elements */
 FN(update_embed)
 {
     void *g = AT(0), *p = AT(1), *m = AT(2), *v = AT(3), *ctl = a + CTL(0);
@@ -591,7 +596,7 @@ FN(sum_block)
         2 /* total */, 0 /* mask */, 2 /* block */);
 }
 
-/* the square of the gradient's norm, of block: g; SHARD_BLOCK elements */
+/* square of the gradient norm of block: g; SHARD_BLOCK elements */
 FN(norm_block)
 {
     void *g = AT(0), *sums = a + SUMS(0);
@@ -600,7 +605,7 @@ FN(norm_block)
         l * FLAT_BLOCK + RANK * SHARD_BLOCK, SHARD_BLOCK);
 }
 
-/* the optimizer's step of block: g -> p, m, v; SHARD_BLOCK elements */
+/* optimizer step of block: g -> p, m, v; SHARD_BLOCK elements */
 FN(update_block)
 {
     void *g = AT(0), *p = AT(1), *m = AT(2), *v = AT(3), *ctl = a + CTL(0);
@@ -637,7 +642,7 @@ FN(sum_persistent)
         2 /* total */, 0 /* mask */, 2 /* block */);
 }
 
-/* the square of the gradient's norm, of persistent: g; SHARD_PERSISTENT elements */
+/* square of the gradient norm of persistent: g; SHARD_PERSISTENT elements */
 FN(norm_persistent)
 {
     void *g = AT(0), *sums = a + SUMS(0);
@@ -646,7 +651,7 @@ FN(norm_persistent)
         l * FLAT_PERSISTENT + RANK * SHARD_PERSISTENT, SHARD_PERSISTENT);
 }
 
-/* the optimizer's step of persistent: g -> p, m, v; SHARD_PERSISTENT elements */
+/* optimizer step of persistent: g -> p, m, v; SHARD_PERSISTENT elements */
 FN(update_persistent)
 {
     void *g = AT(0), *p = AT(1), *m = AT(2), *v = AT(3), *ctl = a + CTL(0);
@@ -676,7 +681,7 @@ FN(hash_persistent)
         1 /* full */);
 }
 
-/* begins a step: its rate, its sums -> ctl, sums */
+/* begins a step: learning rate, clear sums -> ctl, sums */
 FN(next)
 {
     void *ctl = AT(0), *sums = AT(1);
@@ -690,7 +695,7 @@ FN(count)
     zk_count(k, L_count_0, ctl, 2 /* leaves */);
 }
 
-/* what gradients are multiplied by: norm, clip, scale: total -> ctl */
+/* factor of the gradients, from norm, clipping and loss scale: total -> ctl */
 FN(factor)
 {
     void *total = AT(0), *ctl = AT(1);
@@ -698,11 +703,11 @@ FN(factor)
 }
 
 
-/* ---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its
- * buffers take turns in, at: where in a buffer a piece begins, n: its elements; NAME_now:
- * without the waits of NAME */
+/* ---- commands with their waits and records. l: the unit; slot, slot2: slots that units take in
+ * turn; at: where a piece begins in its buffer; n: its elements. NAME_now is NAME without its
+ * waits. zr_last(P): the last use of slot P, whose data is dead afterwards */
 
-/* Gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given; then
+/* Gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given before; then
  * PARAM_PERSISTENT is full. */
 static void gather_persistent(zr *z)
 {
@@ -758,7 +763,7 @@ static void run_bwd_block(zr *z, int64_t l, int64_t slot, int64_t dx)
     zr_record(z, ZR_MAIN, FULL_GRAD_BLOCK(slot));
 }
 
-/* Sends each rank its shard of GRAD_BLOCK, calls sum_block and ends when all ranks have read
+/* Sends each rank its shard of GRAD_BLOCK, calls sum_block and waits until all ranks have read
  * GRAD_BLOCK. Waits until GRAD_BLOCK is full and INBOX is free; then INBOX and GRAD_BLOCK are
  * free. */
 static void reduce_block(zr *z, int64_t l, int64_t slot)
@@ -772,7 +777,7 @@ static void reduce_block(zr *z, int64_t l, int64_t slot)
     zr_record(z, ZR_SUM, FREE_GRAD_BLOCK(slot));
 }
 
-/* Sends each rank its shard of GRAD_PERSISTENT, calls sum_persistent and ends when all ranks
+/* Sends each rank its shard of GRAD_PERSISTENT, calls sum_persistent and waits until all ranks
  * have read GRAD_PERSISTENT. Waits until GRAD_PERSISTENT is full and INBOX is free; then INBOX
  * and GRAD_PERSISTENT are free. */
 static void reduce_persistent(zr *z)
@@ -787,7 +792,7 @@ static void reduce_persistent(zr *z)
     zr_record(z, ZR_SUM, FREE_GRAD_PERSISTENT(0));
 }
 
-/* Sends each rank its shard of GRAD_EMBED, calls sum_embed and ends when all ranks have read
+/* Sends each rank its shard of GRAD_EMBED, calls sum_embed and waits until all ranks have read
  * GRAD_EMBED. Waits until GRAD_EMBED is full and INBOX is free; then INBOX and GRAD_EMBED are
  * free. */
 static void reduce_embed(zr *z)
@@ -802,7 +807,7 @@ static void reduce_embed(zr *z)
 }
 
 /* ---- the plan's steps, in order of issue */
-/* first weights */
+/* initial weights */
 static void init(zr *z)
 {
     zr_call(z, ZR_MAIN, init_embed, PARAM_EMBED(0), 0);
@@ -825,7 +830,7 @@ static void begin(zr *z)
     zr_call(z, ZR_MAIN, next, CTL(0), SUMS(0));
 }
 
-/* a micro-batch's forward, an evaluation's too */
+/* forward of a micro-batch, in training and evaluation */
 static void forward(zr *z)
 {
     zr_wait(z, ZR_GATHER, UPDATED(0));
@@ -842,7 +847,7 @@ static void forward(zr *z)
     run_fwd_block(z, 11, 1);
 }
 
-/* a micro-batch: the loss, and gradients to their sums */
+/* a micro-batch: its loss, and its gradients added to the sums */
 static void micro_batch(zr *z)
 {
     forward(z);
@@ -890,7 +895,7 @@ static void update(zr *z)
     zr_record(z, ZR_MAIN, UPDATED(0));
 }
 
-/* the loss of a micro-batch */
+/* evaluation: the loss of a micro-batch */
 static void eval(zr *z)
 {
     forward(z);
@@ -924,13 +929,14 @@ FN(report) { zk_report(k, a + CTL(0), HOST(0)); }
 FN(clear) { zk_clear(k, a + SUMS(0)); }
 FN(mean) { zk_mean(k, a + SUMS(1), HOST(0), HOST(1)); }
 
+/* draws from the logits that eval_head leaves */
 FN(sample)
 {
     zr_draw *d = HOST(0);
     d->token = zk_sample(k, a + TMP(0), V, (float)d->temperature, d->top_k, d->top_p, d->u);
 }
 
-/* at, stride, elements of a shard, first, n, flat, instances, over, queue, type, hash */
+/* states of a run: the fields of zr_state in order */
 static const zr_state states[] = {
     {"master", PARAM_EMBED(0), SIZE(PARAM_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN,
         ZR_F32, hash_embed},
@@ -959,7 +965,7 @@ static const zr_state states[] = {
         NULL},
 };
 
-/* what the weights' bits depend on: a checkpoint is continued by a program that has the same */
+/* all that determines the bits of the weights: a program resumes checkpoints with the same lines */
 static const char *const recipe_lines[] = {
     "model.vocab: 50257",
     "model.width: 768",
@@ -1032,10 +1038,10 @@ static const char *const recipe_lines[] = {
     "data.ignore: 65535",
 };
 
-/* ranks of each */
+/* groups and their ranks */
 static const zr_group groups[] = {{"all", 2}};
 
-/* offset, its step, shape, dimensions, flat, its step, instances, number of the first's layer */
+/* tensors of the weights' file: the fields of zr_tensor in order */
 static const zr_tensor tensors[] = {
     {"wte.weight", 0, 0, {50257, 768}, 2, 0, 0, 1, 0},
     {"wpe.weight", 38602752, 0, {1024, 768}, 2, 0, 0, 1, 0},
@@ -1055,7 +1061,8 @@ static const zr_tensor tensors[] = {
     {"ln_f.bias", 148480, 0, {768, 1}, 1, 2, 0, 1, 0},
 };
 
-/* part of a step, flops of a call, units, calls of each */
+/* functions as a profile lists them: part of a step, FLOPs of a call, units (negative: from last
+ * to first), calls for each unit */
 static const zr_function functions[] = {
     {"fwd_embed", "forward", 0.0, 0, 1},
     {"bwd_embed", "backward", 0.0, 0, 1},
@@ -1064,7 +1071,7 @@ static const zr_function functions[] = {
     {"train_head", "head", 118587654144.0, 0, 1},
 };
 
-/* of classes that die: at, bytes of a slot, slots */
+/* classes whose slots are dead after a last use: place, bytes of a slot, slots */
 static const int64_t slots[][3] = {
     {GRAD_EMBED(0), SIZE(GRAD_EMBED), 1},
     {GRAD_BLOCK(0), SIZE(GRAD_BLOCK), 2},
@@ -1076,7 +1083,7 @@ static const int64_t slots[][3] = {
     {SAVE_BLOCK(0), SIZE(SAVE_BLOCK), 12},
 };
 
-/* bytes of the arena, and those that NCCL takes beside it */
+/* targets: bytes of the arena, bytes reserved beside it for NCCL */
 static const zr_column columns[] = {
     {"cpu", 1791533056, 0},
     {"sm_80", 2140200960, 446693376},

@@ -1,6 +1,6 @@
 """hf_doc.py -- writes docs/hf_keys.md: keys of config.json, and the keys of a spec that they set.
 
-.venv/bin/python gen/hf_doc.py > docs/hf_keys.md; a test compares.
+PYTHONPATH=gen .venv/bin/python tools/hf_doc.py > docs/hf_keys.md; a test compares.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from zg.read.schema import Op
 
 HEAD = """# Keys of config.json
 
-Made by `.venv/bin/python gen/hf_doc.py > docs/hf_keys.md`; a test compares. [data.md](data.md)
-explains `--from`, which reads a `config.json` as transformers 5.23 does, with its defaults.
+Made by `PYTHONPATH=gen .venv/bin/python tools/hf_doc.py > docs/hf_keys.md`; a test compares.
+[data.md](data.md) explains `--from`, which reads a `config.json` as transformers 5.23 does, with
+its defaults.
 
 - A key that this page lacks is an error with its name and line. The generator reports all errors of
   a file at once.
@@ -85,10 +86,10 @@ def table() -> str:
         "|---|---|---|",
     ]
     none = {f.type: idle(f) for f in FAMILIES}
-    for key, where in places.items():
+    for key, found in places.items():
         every = len(families[key]) == len(FAMILIES)
         whose = "all" if every else ", ".join(families[key])
-        lines.append(f"| `{key}` | {whose} | {shown(where)} |")
+        lines.append(f"| `{key}` | {whose} | {shown(found)} |")
         others = ", ".join(f for f, keys in none.items() if key in keys)
         if others:
             lines.append(f"| `{key}` | {others} | no effect, as in transformers |")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """config_doc.py -- writes docs/config.md from the schema and the table of ds_config.json's keys.
 
-.venv/bin/python gen/config_doc.py > docs/config.md
+PYTHONPATH=gen .venv/bin/python tools/config_doc.py > docs/config.md
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 from config_keys import DOES
 from pydantic import BeforeValidator, PlainValidator
@@ -20,9 +21,9 @@ from zg.read.keytypes import LeftOut
 
 HEAD = """# Every key
 
-Made by `.venv/bin/python gen/config_doc.py > docs/config.md`; a test compares. `gen/zgen SPEC
---emit config` prints the values in effect, and where each came from: a line of a file, `--set`, a
-default, or other keys.
+Made by `PYTHONPATH=gen .venv/bin/python tools/config_doc.py > docs/config.md`; a test
+compares. `gen/zgen SPEC --emit config` prints the values in effect, and where each came from: a
+line of a file, `--set`, a default, or other keys.
 
 ## The spec
 
@@ -93,9 +94,9 @@ def allowed(kind: object) -> str:
             return allowed(typing.get_args(args[0])[0])
         if isinstance(meta, PlainValidator):
             try:
-                meta.func(object())
+                cast(Callable[[object], object], meta.func)(object())
             except PydanticCustomError as e:
-                return e.context["allowed"]
+                return str((e.context or {})["allowed"])
     if isinstance(kind, type):
         return kind.__name__
     if hasattr(kind, "__metadata__"):
@@ -142,7 +143,7 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
 
 
 def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
-    def plain(x):
+    def plain(x: object) -> str:
         return json.dumps(x).strip('"')
 
     pairs = [
@@ -166,6 +167,7 @@ def becomes(name: str, row: dsrows.Key) -> str:
     if isinstance(row, dsrows.Part):
         above = name.rpartition(".")[0]
         return f"with `{dskeys.SWITCHES.get(above, above)}`"
+    assert isinstance(row, dsrows.Refuse)
     rest = [json.dumps(u).strip('"') for u in row.unless]
     return f"refused{' unless ' * bool(rest)}{' or '.join(rest)}: {row.why}"
 

@@ -1,0 +1,1 @@
+"""tests -- tests of the whole program (docs/testing.md)."""

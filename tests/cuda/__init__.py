@@ -1,0 +1,1 @@
+"""cuda -- tests the CUDA target under its emulation."""

@@ -1,0 +1,489 @@
+/* ptx.cpp -- runs kernels of nvcc's PTX, which the host's half, compiled by nvcc, launches.
+ *
+ * Invariants
+ *  1. One thread of a block runs at a time. A warp goes on until it ends or comes to a barrier of
+ *     the block; all its lanes must come to the same instruction, or end, together.
+ *  2. Registers and shared memory begin as bytes of 0xff: NaN, and addresses of nothing.
+ *  3. Global memory is what the emulation has allocated, and the spans of the host that ptx_spans
+ *     names. The emulation's cells find races, as they do for kernels compiled as C++.
+ *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
+ *     soon, or an overwriting too late, is noticed.
+ */
+#include "ptx.h"
+#include "hazard.h"
+#include "order.h"
+#include "race.h"
+#include "shim.h"
+
+#undef blockDim /* names of members here */
+#undef gridDim
+
+#include <cstdlib>
+#include <cxxabi.h>
+#include <map>
+#include <string>
+#include <vector>
+
+ptx_place ptx_now;
+extern "C" {
+extern uint64_t ptx_launches; /* number of launches that have run */
+uint64_t ptx_launches;
+}
+
+namespace {
+
+enum { THREADS = 1024, SHARED = 1 << 18, RECENT = 4 };
+enum state : char { READY, AT_BARRIER, ENDED };
+
+struct late_copy {
+    uint64_t to, from;
+    unsigned bytes, some;
+    int line;
+};
+
+struct span {
+    uint64_t first, bytes;
+};
+
+struct block {
+    const ptx_kernel *kernel;
+    const char *name;
+    const char *params;
+    unsigned threads, shared; /* bytes */
+    unsigned current;         /* thread */
+    uint64_t number;          /* of the block in its grid */
+    uint32_t barriers;
+    uint32_t meetings[THREADS / SHIM_WARP]; /* of each warp, those that order memory */
+    state at[THREADS / SHIM_WARP];
+};
+
+block now;
+alignas(1024) char shared[SHARED];
+std::vector<char> room; /* threads, with their registers */
+std::vector<late_copy> late[THREADS];
+std::vector<span> given; /* by ptx_spans */
+span recent[RECENT];     /* spans of the last accesses */
+unsigned oldest;
+
+ptx_thread &thread(unsigned t) { return *(ptx_thread *)(room.data() + now.kernel->bytes * t); }
+
+/* ---- kernels by name */
+struct launched {
+    const char *mangled, *name;
+    const ptx_kernel *kernel; /* found at the first launch: files register in any order */
+};
+
+std::map<std::string, const ptx_kernel *> &kernels(void)
+{
+    static std::map<std::string, const ptx_kernel *> all;
+    return all;
+}
+
+std::map<const void *, launched> &functions(void)
+{
+    static std::map<const void *, launched> all;
+    return all;
+}
+
+/* A name without the numbers by which nvcc tells files apart, as ptx.py writes it. */
+std::string plain(std::string name)
+{
+    const char word[] = "_GLOBAL__N__", zeros[] = "00000000";
+    for (size_t at = 0; (at = name.find(word, at)) != std::string::npos; at++) {
+        size_t first = at + sizeof word - 1, last = name.find("_cu_", first);
+        name.replace(first, 8, zeros);
+        if (last != std::string::npos) name.replace(last + 4, 8, zeros);
+    }
+    return name;
+}
+
+/* ---- memory */
+bool within(const span &s, uint64_t at, unsigned n)
+{
+    return at - s.first < s.bytes && n <= s.bytes - (at - s.first);
+}
+
+bool allocated(uint64_t at, unsigned n)
+{
+    for (const span &s : recent)
+        if (within(s, at, n)) return true;
+    span found = {0, 0};
+    for (const span &s : given)
+        if (within(s, at, n)) found = s;
+    size_t bytes = 0;
+    if (!found.bytes) {
+        found.first = (uint64_t)race_span((const void *)at, &bytes);
+        found.bytes = bytes;
+    }
+    if (!within(found, at, n)) return false;
+    recent[oldest++ % RECENT] = found;
+    return true;
+}
+
+[[noreturn]] void wrong(int line, const char *what, uint64_t at, unsigned n, ptx_access how)
+{
+    static const char *const words[] = {"a read", "a write", "an atomic"};
+    char text[160];
+    snprintf(text, sizeof text, "%s of %u bytes at %#llx: %s", words[how], n,
+             (unsigned long long)at, what);
+    ptx_fail(line, text);
+}
+
+void check(char *p, unsigned n, ptx_access how)
+{
+    race_check(p, n, how != ptx_reads);
+    hazard_check(p, n, how != ptx_reads, how == ptx_both);
+}
+
+void copy_now(const late_copy &c)
+{
+    char *to = ptx_shared(c.to, c.bytes, ptx_writes, c.line);
+    memset(to, 0, c.bytes);
+    if (c.some) memcpy(to, ptx_global(c.from, c.some, ptx_reads, c.line), c.some);
+}
+
+/* ---- what the lanes of a warp do together; all: its threads, by lane */
+typedef ptx_thread *const (&warp)[SHIM_WARP];
+
+void shuffle(warp all, ptx_meeting kind)
+{
+    for (int lane = 0; lane < SHIM_WARP; lane++) {
+        int by = (int)(all[lane]->in[2] & 31), clamp = (int)(all[lane]->in[3] & 31);
+        int segment = (int)(all[lane]->in[3] >> 8 & 31);
+        int first = lane & segment, last = first | (clamp & ~segment), from;
+        if (kind == ptx_meeting::SHFL_UP) from = lane - by;
+        else if (kind == ptx_meeting::SHFL_BFLY) from = lane ^ by;
+        else from = first | (by & ~segment);
+        bool valid = kind == ptx_meeting::SHFL_UP ? from >= last : from <= last;
+        all[lane]->out[0] = all[valid ? from : lane]->in[1];
+        all[lane]->out[1] = valid;
+    }
+}
+
+void vote(warp all, ptx_meeting kind)
+{
+    uint32_t bits = 0;
+    for (int lane = 0; lane < SHIM_WARP; lane++) bits |= (all[lane]->in[1] & 1) << lane;
+    for (ptx_thread *t : all) t->out[0] = kind == ptx_meeting::VOTE_BALLOT ? bits : bits != 0;
+}
+
+/* Lane 8i + r has the address of row r of matrix i; lane 4g + t gets elements 2t and 2t + 1 of row
+ * g of each matrix, or of column g if turned. */
+void load_matrices(warp all, bool turned, int line)
+{
+    for (int i = 0; i < 4; i++) {
+        uint16_t rows[8][8];
+        for (int r = 0; r < 8; r++) {
+            ptx_thread *t = all[8 * i + r];
+            now.current = t->tid;
+            hazard_enter(now.number, t->tid, now.barriers, now.meetings[t->tid / SHIM_WARP]);
+            memcpy(rows[r], ptx_shared(t->in[0], 16, ptx_reads, line), 16);
+        }
+        for (int lane = 0; lane < SHIM_WARP; lane++) {
+            int g = lane / 4, t = lane % 4 * 2;
+            all[lane]->out[i] =
+                turned ? pair(rows[t + 1][g], rows[t][g]) : pair(rows[g][t + 1], rows[g][t]);
+        }
+    }
+    hazard_leave();
+}
+
+float half_of(uint32_t both, int which, bool bf16)
+{
+    uint16_t bits = (uint16_t)(which ? both >> 16 : both);
+    return bf16 ? as<float>((uint32_t)bits << 16) : from_f16(bits);
+}
+
+/* D = A B + C, a lane's registers being the elements that the PTX manual says: A is 16 x 16, B 16 x
+ * 8, C 16 x 8. A sum's terms are added one by one. */
+void multiply(warp all, bool bf16)
+{
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < SHIM_WARP; lane++) {
+        int g = lane / 4, t = lane % 4 * 2;
+        for (int i = 0; i < 8; i++) /* register i / 2, half i % 2 */
+            a[g + i / 2 % 2 * 8][t + i / 4 * 8 + i % 2] =
+                half_of(all[lane]->in[i / 2], i % 2, bf16);
+        for (int i = 0; i < 4; i++)
+            b[t + i / 2 * 8 + i % 2][g] = half_of(all[lane]->in[4 + i / 2], i % 2, bf16);
+    }
+    for (int lane = 0; lane < SHIM_WARP; lane++)
+        for (int i = 0; i < 4; i++) {
+            int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+            float sum = as<float>(all[lane]->in[6 + i]);
+            for (int k = 0; k < 16; k++) sum = std::fma(a[row][k], b[k][column], sum);
+            all[lane]->out[i] = as<uint32_t>(sum);
+        }
+}
+
+/* ---- warps and blocks */
+const ptx_site &site(const ptx_thread &t)
+{
+    static const ptx_site ended = {ptx_meeting::START, "its end", 0};
+    return t.pc == PTX_ENDED ? ended : now.kernel->sites[t.pc];
+}
+
+[[noreturn]] void parted(const char *what, const ptx_thread &a, const ptx_thread &b)
+{
+    shim_fail("kernel %s, block (%u,%u,%u): %s: thread %u is at %s (line %d), thread %u at %s "
+              "(line %d)",
+              now.name, ptx_now.ctaid.x, ptx_now.ctaid.y, ptx_now.ctaid.z, what, a.tid,
+              site(a).spelling, site(a).line, b.tid, site(b).spelling, site(b).line);
+}
+
+/* Does the instruction at which all lanes have arrived. Returns the warp's state. */
+state meet(warp all, unsigned w)
+{
+    ptx_site s = site(*all[0]);
+    bool masked = s.kind > ptx_meeting::BARRIER && s.kind < ptx_meeting::LOAD_MATRICES;
+    for (ptx_thread *t : all)
+        if (now.current = t->tid; masked && t->in[0] != ~0u)
+            ptx_fail(s.line, "a mask without all lanes");
+    switch (s.kind) {
+    case ptx_meeting::START: return ENDED;
+    case ptx_meeting::BARRIER: return AT_BARRIER;
+    case ptx_meeting::WARP: now.meetings[w]++; break;
+    case ptx_meeting::SHFL_BFLY:
+    case ptx_meeting::SHFL_IDX:
+    case ptx_meeting::SHFL_UP: shuffle(all, s.kind); break;
+    case ptx_meeting::VOTE_ANY:
+    case ptx_meeting::VOTE_BALLOT: vote(all, s.kind); break;
+    case ptx_meeting::LOAD_MATRICES:
+    case ptx_meeting::LOAD_TURNED:
+        load_matrices(all, s.kind == ptx_meeting::LOAD_TURNED, s.line);
+        break;
+    case ptx_meeting::MULTIPLY_BF16:
+    case ptx_meeting::MULTIPLY_F16: multiply(all, s.kind == ptx_meeting::MULTIPLY_BF16); break;
+    }
+    return READY;
+}
+
+void run_warp(unsigned w)
+{
+    ptx_thread *all[SHIM_WARP];
+    for (unsigned i = 0; i < SHIM_WARP; i++) all[i] = &thread(w * SHIM_WARP + i);
+    while (now.at[w] == READY) {
+        unsigned order[SHIM_WARP];
+        order_of(order, SHIM_WARP);
+        for (unsigned i : order) {
+            now.current = w * SHIM_WARP + i;
+            hazard_enter(now.number, now.current, now.barriers, now.meetings[w]);
+            now.kernel->run(*all[i]);
+            hazard_leave();
+        }
+        for (ptx_thread *t : all)
+            if (t->pc != all[0]->pc) parted("lanes part", *all[0], *t);
+        now.at[w] = meet(all, w);
+    }
+}
+
+/* 1: all warps were at one barrier and go on; 0: all have ended */
+int pass_barrier(unsigned warps)
+{
+    for (unsigned w = 1; w < warps; w++)
+        if (thread(w * SHIM_WARP).pc != thread(0).pc)
+            parted("divergent barrier", thread(0), thread(w * SHIM_WARP));
+    if (thread(0).pc == PTX_ENDED) return 0;
+    for (unsigned w = 0; w < warps; w++) now.at[w] = READY;
+    now.barriers++;
+    return 1;
+}
+
+void run_block(void)
+{
+    memset(shared, 0xff, now.shared);
+    memset(room.data(), 0xff, room.size());
+    now.barriers = 0;
+    unsigned warps = now.threads / SHIM_WARP, order[THREADS / SHIM_WARP];
+    for (unsigned t = 0; t < now.threads; t++) {
+        thread(t).pc = 0;
+        thread(t).tid = t;
+        late[t].clear();
+    }
+    for (unsigned w = 0; w < warps; w++) now.at[w] = READY, now.meetings[w] = 0;
+    order_of(order, warps);
+    do {
+        for (unsigned w = 0; w < warps; w++) run_warp(order[w]);
+    } while (pass_barrier(warps));
+}
+
+/* ---- launches */
+/* A number for a launch's arguments: the integers, and which pointers are equal. */
+uint64_t number_of(const ptx_kernel &k, const std::string &params)
+{
+    std::vector<uint64_t> pointers;
+    uint64_t all = 0;
+    for (unsigned i = 0; i < k.count; i++)
+        for (unsigned at = k.params[i].at; at < k.params[i].at + k.params[i].bytes; at += 8) {
+            uint64_t x = 0;
+            memcpy(&x, &params[at], std::min(8u, k.params[i].at + k.params[i].bytes - at));
+            if (allocated(x, 1)) {
+                size_t same =
+                    (size_t)(std::find(pointers.begin(), pointers.end(), x) - pointers.begin());
+                if (same == pointers.size()) pointers.push_back(x);
+                x = same;
+            }
+            all = (all ^ x) * 0x9e3779b97f4a7c15 + 1;
+        }
+    return all;
+}
+
+void run_grid(const launched &l, const std::string &params, const shim_grid &g)
+{
+    const ptx_kernel &k = *l.kernel;
+    now.kernel = &k;
+    now.name = l.name;
+    now.params = params.data();
+    now.threads = g.block;
+    now.shared = k.dynamic + (unsigned)g.shared;
+    if (g.block % SHIM_WARP || g.block > k.most || now.shared > SHARED)
+        shim_fail("kernel %s: %u threads of %u, %u bytes of shared memory", l.name, g.block, k.most,
+                  now.shared);
+    for (span &s : recent) s = {0, 0};
+    room.resize(k.bytes * g.block);
+    hazard_launch(&k, (((g.grid.x * 65537ull + g.grid.y) * 65537 + g.grid.z) * 2048 + g.block) ^
+                          number_of(k, params));
+    ptx_now.ntid = g.block;
+    ptx_now.nctaid = g.grid;
+    uint64_t blocks = (uint64_t)g.grid.x * g.grid.y * g.grid.z, back = (uint64_t)order_backwards();
+    for (uint64_t i = 0; i < blocks; i++) {
+        now.number = back ? blocks - 1 - i : i;
+        uint64_t row = now.number / g.grid.x;
+        ptx_now.ctaid = {(unsigned)(now.number % g.grid.x), (unsigned)(row % g.grid.y),
+                         (unsigned)(row / g.grid.y)};
+        run_block();
+    }
+    ptx_launches++;
+}
+
+}
+
+/* ---- called by the translated kernels */
+bool ptx_know(const ptx_kernel *table, int n)
+{
+    for (int i = 0; i < n; i++) kernels()[table[i].name] = &table[i];
+    return true;
+}
+
+void ptx_fail(int line, const char *what)
+{
+    shim_fail("kernel %s, line %d of the PTX, block (%u,%u,%u), thread %u: %s", now.name, line,
+              ptx_now.ctaid.x, ptx_now.ctaid.y, ptx_now.ctaid.z, now.current, what);
+}
+
+char *ptx_global(uint64_t at, unsigned n, ptx_access how, int line)
+{
+    if (at % n) wrong(line, "not aligned", at, n, how);
+    if (!allocated(at, n)) wrong(line, "not allocated in global memory", at, n, how);
+    check((char *)at, n, how);
+    return (char *)at;
+}
+
+char *ptx_shared(uint64_t at, unsigned n, ptx_access how, int line)
+{
+    if (at % n) wrong(line, "not aligned", at, n, how);
+    if (!within({PTX_SHARED_FIRST, now.shared}, at, n))
+        wrong(line, "outside of the block's shared memory", at, n, how);
+    char *p = shared + (at - PTX_SHARED_FIRST);
+    check(p, n, how);
+    return p;
+}
+
+char *ptx_param(uint64_t at, unsigned n, ptx_access how, int line)
+{
+    if (how != ptx_reads || at % n || !within({0, now.kernel->param_bytes}, at, n))
+        wrong(line, "not within the kernel's parameters", at, n, how);
+    return const_cast<char *>(now.params) + at;
+}
+
+char *ptx_local(char *depot, size_t bytes, uint64_t at, unsigned n, ptx_access how, int line)
+{
+    if (at % n || !within({0, bytes}, at, n))
+        wrong(line, "not within the thread's local memory", at, n, how);
+    return depot + at;
+}
+
+void ptx_copy(const ptx_thread &t, uint64_t to, uint64_t from, unsigned n, unsigned some, int line)
+{
+    if (some > n) ptx_fail(line, "cp.async reads more than it writes");
+    late_copy c = {to, from, n, some, line};
+    if (to / 16 % 2) late[t.tid].push_back(c);
+    else copy_now(c);
+}
+
+void ptx_arrive(const ptx_thread &t)
+{
+    for (const late_copy &c : late[t.tid]) copy_now(c);
+    late[t.tid].clear();
+}
+
+/* ---- called by the emulation's runtime */
+void shim_run(const char *, const void *, const shim_grid &, const std::function<void()> &grid)
+{
+    grid();
+}
+
+const char *shim_kernel(void) { return now.name; }
+
+extern "C" {
+
+/* Names the host's memory that kernels may touch, until the next call: n pairs of first byte and
+ * number of bytes. */
+void ptx_spans(int n, const uint64_t *spans)
+{
+    given.clear();
+    for (int i = 0; i < n; i++) given.push_back({spans[2 * i], spans[2 * i + 1]});
+}
+
+/* ---- called by what nvcc compiled for the host */
+void **__cudaRegisterFatBinary(void *)
+{
+    static void *none;
+    return &none;
+}
+
+void __cudaRegisterFatBinaryEnd(void **) {}
+void __cudaUnregisterFatBinary(void **) {}
+
+void __cudaRegisterFunction(void **, const char *function, char *, const char *name, int, uint3 *,
+                            uint3 *, dim3 *, dim3 *, int *)
+{
+    int status;
+    const char *readable = abi::__cxa_demangle(name, nullptr, nullptr, &status);
+    functions()[function] = {name, readable ? readable : name, nullptr};
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *function, void **args)
+{
+    auto found = functions().find(function);
+    if (found == functions().end()) shim_fail("a launch of a function that is no kernel");
+    if (!found->second.kernel) found->second.kernel = kernels()[plain(found->second.mangled)];
+    const launched l = found->second;
+    if (!l.kernel) shim_fail("kernel %s: there is no PTX of it", l.name);
+    if (c->blockDim.y != 1 || c->blockDim.z != 1 || c->numAttrs)
+        shim_fail("kernel %s: a launch that the emulation does not know", l.name);
+    std::string params(l.kernel->param_bytes, '\xff');
+    for (unsigned i = 0; i < l.kernel->count; i++)
+        memcpy(&params[l.kernel->params[i].at], args[i], l.kernel->params[i].bytes);
+    shim_grid g = {c->gridDim, c->blockDim.x, c->dynamicSmemBytes, 0};
+    return shim_enqueue(l.name, function, g, c->stream, [l, params, g] { run_grid(l, params, g); });
+}
+
+/* What nvcc writes for the host calls these where a kernel is called, which no launch here does. */
+[[noreturn]] static void not_there(const char *name)
+{
+    shim_fail("%s: the emulation launches by cudaLaunchKernelExC alone", name);
+}
+
+cudaError_t __cudaGetKernel(cudaKernel_t *, const void *) { not_there("__cudaGetKernel"); }
+
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t)
+{
+    not_there("__cudaLaunchKernel");
+}
+
+cudaError_t __cudaPopCallConfiguration(dim3 *, dim3 *, size_t *, void *)
+{
+    not_there("__cudaPopCallConfiguration");
+}
+}

@@ -1,0 +1,1 @@
+"""fuzz -- runs fuzzers of readers."""

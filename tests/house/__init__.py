@@ -1,0 +1,1 @@
+"""house -- tests sources, docs, builds and run."""

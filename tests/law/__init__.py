@@ -1,0 +1,1 @@
+"""law -- tests results of training."""

@@ -1,0 +1,1 @@
+"""lib -- shared code of the tests."""

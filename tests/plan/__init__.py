@@ -1,0 +1,1 @@
+"""plan -- tests graph, passes and plans."""

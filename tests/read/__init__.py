@@ -1,0 +1,1 @@
+"""read -- tests readers of specs and configs."""

@@ -1,0 +1,1 @@
+"""reference -- references from PyTorch and transformers."""

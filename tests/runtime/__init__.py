@@ -1,0 +1,1 @@
+"""runtime -- tests the runtime."""

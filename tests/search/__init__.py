@@ -1,0 +1,1 @@
+"""search -- tests the search for a plan that fits."""

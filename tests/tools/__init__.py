@@ -1,0 +1,1 @@
+"""tools -- tests the programs of tools/."""
