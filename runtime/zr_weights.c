@@ -506,7 +506,7 @@ static int judge_unused(const zr_program *p, const zr_table *t, const char *dir,
     if (others && !drop) {
         zr_tell_misfit(cause, p, extent_of(p, &zr_masters), t, NULL, NULL, NULL);
         return zr_why(why,
-                      "%.150s: %" PRId64 " of the tensors are not in the model: %s%s; "
+                      "%.150s: the model lacks %" PRId64 " of the tensors: %s%s; "
                       "use a spec that has them, or --drop-unknown%s",
                       dir, others, names, more, cause);
     }

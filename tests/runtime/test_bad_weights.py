@@ -270,7 +270,7 @@ def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
     more = weights | {"h.4.x": np.zeros(9, np.float32)}
     theirs = f"{len(more)} tensors of {size + 9} elements, layers 5\n"
     said = written(bench, more)
-    assert "no place for 1 of the tensors: h.4.x" in said
+    assert "the model lacks 1 of the tensors: h.4.x" in said
     assert ours + theirs in said
     wide = weights | {"h.1.ln_1.weight": np.zeros(9, np.float32)}
     theirs = f"{len(weights)} tensors of {size + 4} elements, layers 4\n"
@@ -290,7 +290,9 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
     assert f"[11, 5]{token}10, or add the missing rows with transformers' " in why(
         "wte.weight", 10, 5
     )
-    position = "; a position has a row: generate the program with the embedding"
+    position = (
+        "; there is one row per position: generate the program with the embedding"
+    )
     assert f"[6, 5]{position}'s context 8\n" in why("wpe.weight", 8, 5)
     assert "is the program of bench" in why("wte.weight", 12, 6)
 
@@ -299,17 +301,17 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind,type_,value,told",
     [
-        ("F32", 0, float("nan"), "nan; finite numbers of f32 are needed\n"),
-        ("F32", 0, float("-inf"), "-inf; finite numbers of f32 are needed\n"),
+        ("F32", 0, float("nan"), "nan; it must be a finite f32 number\n"),
+        ("F32", 0, float("-inf"), "-inf; it must be a finite f32 number\n"),
         ("F32", 0, 3.4e38, ""),
-        ("F32", 1, 3.4e38, "3.4e+38; finite numbers of bf16 are needed, or "),
+        ("F32", 1, 3.4e38, "3.4e+38; it must be a finite bf16 number; or use "),
         ("F32", 1, 3.38e38, ""),
-        ("F32", 2, -65520.0, "-65520; finite numbers of f16 are needed, or "),
+        ("F32", 2, -65520.0, "-65520; it must be a finite f16 number; or use "),
         ("F32", 2, 65519.0, ""),
-        ("F16", 0, float("inf"), "inf; finite numbers of f32 are needed\n"),
+        ("F16", 0, float("inf"), "inf; it must be a finite f32 number\n"),
         ("F16", 2, -65504.0, ""),
-        ("BF16", 1, float("nan"), "nan; finite numbers of bf16 are needed\n"),
-        ("BF16", 2, 65536.0, "65536; finite numbers of f16 are needed, or "),
+        ("BF16", 1, float("nan"), "nan; it must be a finite bf16 number\n"),
+        ("BF16", 2, 65536.0, "65536; it must be a finite f16 number; or use "),
         ("BF16", 2, 65280.0, ""),
     ],
 )

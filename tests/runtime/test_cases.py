@@ -73,7 +73,7 @@ def zgen(name: str) -> str:
             "zgen ../../model_specs/gpt-tiny.yaml --zero messages/accelerate.yaml",
             2,
             "an Accelerate config: it has compute_environment, distributed_type, "
-            "deepspeed_config; allowed: the ds_config.json that",
+            "deepspeed_config; allowed: the ds_config.json ",
         ),
         (
             "data jsonl messages/sharegpt.jsonl --tokenizer chatml -o {out}",

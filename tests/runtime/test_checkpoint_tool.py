@@ -182,7 +182,7 @@ def test_what_is_missing_is_listed(ck: Path, tell: Tell) -> None:
     )
     with open(ck / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert tell("list", ck)[1][-1].endswith("a run writes here")
+        assert tell("list", ck)[1][-1].endswith("a run is writing here")
 
 
 def test_a_run_takes_what_is_marked(made: Path, ck: Path, tell: Tell) -> None:

@@ -314,7 +314,7 @@ PACKED = {
     "Parquet": b"PAR1" + bytes(200),
     "Arrow": b"ARROW1\0\0" + bytes(200),
     "pickle": pickle.dumps([*range(300)]),
-    "of Python": pickle.dumps([*range(300)], 2),
+    "a Python pickle": pickle.dumps([*range(300)], 2),
     "zip": b"PK\3\4" + bytes(200),
     "safetensors": struct.pack("<Q", 200) + b'{"a":'.ljust(400),
     "Git LFS": b"version https://git-lfs.example/spec/v1\noid sha256:0\n",

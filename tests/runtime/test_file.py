@@ -767,7 +767,7 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
                 STATES[0],
                 'zero.offload_optimizer.nvme_path="a b"',
             ),
-            "does not fit",
+            "is not valid",
         ),
         (
             ("zero.stage=1", *STATES, "zero.aio.block_size=5000"),
@@ -791,11 +791,11 @@ def test_refused(keys: tuple[str, ...], said: str) -> None:
     [
         (
             ("zero.stage=1", STATES_CPU, STATES[1]),
-            "nvme_path: has no effect while the device is no nv",
+            "nvme_path: has no effect unless the device is nv",
         ),
         (
             ("zero.stage=3", PARAMS_CPU, f"{IN_CPU}=9"),
-            "max_in_cpu: has no effect while the device",
+            "max_in_cpu: has no effect unless the device",
         ),
         (
             ("zero.aio.queue_depth=4",),
@@ -825,7 +825,7 @@ def test_what_stays_on_the_host_is_noted() -> None:
     for most, said in (
         (
             5,
-            f"holds no flat whole; the least has {min(sizes.values())} elements",
+            f"is too small for any unit's parameters; the smallest have {min(sizes.values())} elements",
         ),
         (
             10**9,

@@ -287,7 +287,7 @@ def test_ranks_that_were_told_otherwise_do_not_mix(
     assert other[0] == 4 and re.fullmatch(
         f"rank 1 on host \\S+: .*{said}.*\n", other[1]
     ), other
-    assert first[0] == 5 and "rank 1 at 127.0.0.1 has ended" in first[1]
+    assert first[0] == 5 and "rank 1 at 127.0.0.1 is lost" in first[1]
     assert not (files / "unused").exists()
 
 
@@ -480,7 +480,7 @@ def test_rank_0_says_first_what_it_is_built_from(
         assert told(line) == digests(ROOT)[1]
         line.close()
         said = first.communicate(timeout=LIMIT)[1]
-    assert first.returncode == 5 and "rank 1 at 127.0.0.1 has ended" in said, said
+    assert first.returncode == 5 and "rank 1 at 127.0.0.1 is lost" in said, said
 
 
 @pytest.mark.slow

@@ -252,11 +252,11 @@ def test_an_address_of_ipv6(text: str) -> None:
             "2 .*MASTER_PORT 65536: a whole number",
         ),
         *(
-            (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: HOST")
+            (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: must be HOST")
             for text in ("nowhere", ":80", "[]:80", "[::1:80", "n1:0", "n1:x")
         ),
         *(
-            (SLURM | {"ZR_PORTS": text}, f"2 .*ZR_PORTS {text}: FIRST-LAST")
+            (SLURM | {"ZR_PORTS": text}, f"2 .*ZR_PORTS {text}: must be FIRST-LAST")
             for text in ("5", "0-7", "9-5", "1-65536", "1-5x", "a-b")
         ),
     ],
@@ -408,7 +408,7 @@ def test_something_else_answers() -> None:
             code, text = ended(other)
     assert (
         code == 3
-        and f"what answers at 127.0.0.1:{port} is no rank 0; set another" in text
+        and f"the server at 127.0.0.1:{port} is not rank 0; set another" in text
     )
 
 
@@ -446,7 +446,9 @@ def test_ranks_that_never_come() -> None:
     port = free_port()
     first, third = (start(5, "meet", **rank(r, 5, port, ZR_MEET_S=2)) for r in (0, 3))
     code, text = ended(first)
-    assert code == 5 and f"3 of 5 ranks have not come to port {port} in time" in text
+    assert (
+        code == 5 and f"3 of 5 ranks have not connected to port {port} in time" in text
+    )
     assert ": 1, 2, 4; " in text
     assert ended(third)[0] == 5
 
@@ -461,7 +463,7 @@ def test_a_rank_that_comes_and_says_nothing_more() -> None:
     code, text = ended(first)
     second.kill()
     second.communicate()
-    assert code == 5 and "have not come" in text and ": 2; " in text
+    assert code == 5 and "have not connected" in text and ": 2; " in text
 
 
 def test_a_rank_that_comes_and_dies() -> None:
@@ -470,7 +472,7 @@ def test_a_rank_that_comes_and_dies() -> None:
     first = start(3, "meet", **rank(0, 3, port))
     greet(port, 1, 3).close()
     code, text = ended(first)
-    assert code == 5 and "the connection to rank 1 at 127.0.0.1 has ended" in text
+    assert code == 5 and "the connection to rank 1 at 127.0.0.1 is lost" in text
     assert time.monotonic() - begun < 15
 
 
@@ -484,7 +486,7 @@ def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
     time.sleep(1)
     lines[1].close()
     code, text = ended(first)
-    assert code == 5 and "the connection to rank 2 at 127.0.0.1 has ended" in text
+    assert code == 5 and "the connection to rank 2 at 127.0.0.1 is lost" in text
     assert time.monotonic() - begun < 15
     lines[0].close()
 

@@ -303,8 +303,8 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"r": 8, "lora_alpha": 12}, "adapter_config.json: r is 8; the program has 4"),
         ({"r": "4"}, 'r: "4" is not supported; allowed: a number'),
         ({"task_type": "SEQ_CLS"}, 'task_type: "SEQ_CLS" is not supported; allowed: "CAUSAL_LM"'),
-        ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter of "
-         "model.layers.0.self_attn.v_proj, which it does not name"),
+        ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter for "
+         "model.layers.0.self_attn.v_proj, which this key does not list"),
         ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which this key does not list"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "target_modules: "
          "model.layers.0.self_attn.k_proj is listed, but the program has no adapter for it"),
@@ -312,7 +312,7 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]},
          "an adapter for model.layers.1.self_attn.v_proj, which this key does not list"),
         ({"exclude_modules": ["layers.1.self_attn.q_proj"]}, "exclude_modules: the program has "
-         "an adapter of model.layers.1.self_attn.q_proj, which it names"),
+         "an adapter for model.layers.1.self_attn.q_proj, which this key lists"),
         ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which this key lists"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
         ({"target_modules": [3]}, "expected a string"),

@@ -277,7 +277,7 @@ def test_weights_are_not_written_over(
     for name in before:
         done = train(program, data, "--load", weights, option, weights / name, RANKS=2)
         assert done.code == 2, done.err
-        assert f"{option} {weights / name}: is the file of --load" in done.err
+        assert f"{option} {weights / name}: is the input file of --load" in done.err
         assert contents(weights) == before
     (weights / "model.safetensors.index.json").unlink()
     (weights / "part one").rename(weights / "model.safetensors")
@@ -293,7 +293,7 @@ def test_weights_are_not_written_over(
     )
     assert (
         done.code == 2
-        and "is the file of --load" in done.err
+        and "is the input file of --load" in done.err
         and contents(weights) == before
     )
     # files that are not read may lie beside them
@@ -325,7 +325,7 @@ def test_what_is_read_is_not_written_over(
         done = train(program, tmp_path / "t.bin", *options, tmp_path / name)
         assert (
             done.code == 2
-            and f"{option} {tmp_path / name}: is the file of {of[0]}" in done.err
+            and f"{option} {tmp_path / name}: is the input file of {of[0]}" in done.err
         )
     (tmp_path / "link").unlink()
     assert contents(tmp_path) == before
@@ -432,7 +432,8 @@ def test_a_log_is_not_what_is_saved(program: Path, data: Path, tmp_path: Path) -
             )
             assert (
                 done.code == 2
-                and f"{option} {tmp_path / file}: is a file of --save" in done.err
+                and f"{option} {tmp_path / file}: is a file that --save writes"
+                in done.err
             )
     assert list((tmp_path / "w").iterdir()) == []
 

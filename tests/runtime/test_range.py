@@ -163,7 +163,7 @@ WRONG = {
     "queue": (
         r"zr_record\(z, ZR_GATHER",
         "zr_record(z, ZR_QUEUES + 3",
-        r"record on queue 13, which the program has not;",
+        r"record on queue 13, which the program does not have;",
     ),
     "micro_batch": (
         r"(zr_batch\(z, )",
@@ -254,7 +254,7 @@ def ended(
     assert done.code == 4, done.err
     lines = re.findall(r"^rank [01]: .*", done.err, re.M)
     assert len(lines) == 1 and re.match(
-        rf"rank [01]: (step \d: )?.*{said}.* anew$", lines[0]
+        rf"rank [01]: (step \d: )?.*{said}.*regenerate (the program|it)$", lines[0]
     ), lines
 
 

@@ -466,10 +466,10 @@ def test_weights_without_a_place_must_be_dropped_by_name(
     save_file({**load_file(loaded), "q_norm.weight": np.zeros(3, np.float32)}, loaded)
     args = "--load", loaded.parent, "--save", tmp_path / "out"
     done = train(program, data, *args, RANKS=2)
-    assert done.code == 2 and "q_norm.weight; needed: a spec that has them" in done.err
+    assert done.code == 2 and "q_norm.weight; use a spec that has them" in done.err
     assert "step" not in done.err and not [*(tmp_path / "out").iterdir()]
     done = train(program, data, *args, "--drop-unknown", RANKS=2)
-    assert done.code == 0 and "left out" in done.err and "q_norm.weight" in done.err
+    assert done.code == 0 and "ignored" in done.err and "q_norm.weight" in done.err
     assert "q_norm.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
@@ -510,7 +510,7 @@ def test_a_log_is_not_written_over_the_data(
     steps = 1 if option == "--data" else 0
     for log in (tokens, other):
         done = run(program, option, tokens, "--steps", steps, "--log", log, RANKS=2)
-        assert done.code == 2 and f"is the file of {option}" in done.err
+        assert done.code == 2 and f"is the input file of {option}" in done.err
         assert tokens.read_bytes() == data.read_bytes()
 
 

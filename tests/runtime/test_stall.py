@@ -32,7 +32,7 @@ WORKS = {
     "WORK_US": 20000,
 }
 SAID = re.compile(
-    r"no command has finished for \d+ s \(ZR_TIMEOUT_S\): rank (\d) stands still in "
+    r"no command has finished for \d+ s \(ZR_TIMEOUT_S\): rank (\d) makes no progress in "
     r"step (\d+), queue (\w+), (?:at (\w+)|between two commands); all ranks are stopped"
 )
 

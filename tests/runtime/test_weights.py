@@ -269,9 +269,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
 
     def refused(extra: Weights) -> str:
         save_file({**weights, **extra}, tmp_path / "in/model.safetensors")
-        return bench.refused().removeprefix(
-            f"{tmp_path}/in: the model has no place for "
-        )
+        return bench.refused().removeprefix(f"{tmp_path}/in: the model lacks ")
 
     assert note({}) == ""
     assert note(buffers) == "not needed: 8 buffers\n"

@@ -277,8 +277,8 @@ def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
     "text,told",
     [
         (None, "No such file or directory"),
-        ("", "no record of a run"),
-        ("\n\n", "no record of a run"),
+        ("", "not a record of a run"),
+        ("\n\n", "not a record of a run"),
     ],
 )
 def test_what_is_no_log_is_told(tmp_path: Path, text: str | None, told: str) -> None:
@@ -349,8 +349,8 @@ def test_folders_are_made_below_the_current_one_alone(
     done = watch("log", option, "../a/b/x")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == (
-        f"run watch: {option} ../a/b/x: there is no folder {tmp_path / 'a'}; allowed: one that is "
-        "there, or one below the current folder, which is created\n"
+        f"run watch: {option} ../a/b/x: there is no folder {tmp_path / 'a'}; allowed: an existing "
+        "folder, or one below the current folder, which is created\n"
     )
     assert watch("log", "--once", option, "a/b/x").returncode == 0
     assert (here / "a/b/x").is_file() and not (tmp_path / "a").exists()

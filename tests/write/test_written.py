@@ -79,7 +79,7 @@ def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
             done = zgen(GPT, "--emit", emit, "-o", where, cwd=here)
             assert (done.returncode, done.stdout) == (2, "")
             assert done.stderr == (
-                f"zgen: -o {where}: there is no folder {lacks}; allowed: one that is there, or "
+                f"zgen: -o {where}: there is no folder {lacks}; allowed: an existing folder, or "
                 "one below the current folder, which is created\n"
             )
             assert not other.exists() and not os.path.exists("/zgen-typo")
