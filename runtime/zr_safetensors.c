@@ -229,9 +229,10 @@ static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size,
                           ", the tensor before ends at %" PRId64,
                           file, e[i].name, e[i].begin, at);
     if (at != size)
-        return zr_why(
-            why, "%s: the header describes %" PRId64 " bytes of data, the file has %" PRId64 "%s",
-            file, at, size, at > size ? " (truncated?)" : "");
+        return zr_why(why,
+                      "%s: the header describes %" PRId64
+                      " bytes of data, but the file has %" PRId64 "%s",
+                      file, at, size, at > size ? " (truncated?)" : "");
     for (int64_t i = first; i < t->n; i++) {
         e[i].begin += start;
         e[i].end += start;

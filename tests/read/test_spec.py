@@ -998,6 +998,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             "zeros.stage=3",
             r"--set: zeros: is not a key here; did you mean zero\?",
         ),
+        (
+            "train.lora={rank:16}",
+            r"--set: train.lora.rank:16: .*did you mean 'rank: 16'\? a space after the colon(.|\n)*",
+        ),
         ("zero.stage", r"--set: 'zero.stage' is not KEY=VALUE"),
         ("=3", r"--set: '=3' is not KEY=VALUE"),
         ("zero..stage=3", r"--set: 'zero..stage=3' is not KEY=VALUE"),

@@ -102,7 +102,7 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             b"\x80\2\x8a\nl\xfc\x9cF\xf9" + bytes(60),
             "is an old torch.save file",
         ),
-        (b"\x80\4\x95" + bytes(60), "is a pickle"),
+        (b"\x80\4\x95" + bytes(60), "is a Python pickle"),
         (b"GGUF\3" + bytes(60), "is a llama.cpp model (GGUF)"),
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
         (b"\x1f\x8b\x08" + bytes(60), "is compressed by gzip"),
@@ -135,8 +135,8 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             a_file("F32", [2], [0, 4], 4),
             "tensor a: 4 bytes of data do not make F32 [2]",
         ),
-        (a_file("F32", [1], [4, 0], 4), "are no [begin, end]"),
-        (a_file("F32", [1], [0, 4, 8], 4), "are no [begin, end]"),
+        (a_file("F32", [1], [4, 0], 4), "are not [begin, end]"),
+        (a_file("F32", [1], [0, 4, 8], 4), "are not [begin, end]"),
         (a_file("F32", [1], [4, 8], 8), "its data begin at 4"),
         (
             a_file("F32", [1], [0, 4], 0),
@@ -367,14 +367,14 @@ def test_numbers_that_are_not_finite(
         ),
         (
             '{"weight_map": {"a": "two.safetensors"}}',
-            "two.safetensors: model.safetensors.index.json names it, and it is not "
-            "there; is the download complete?",
+            "two.safetensors: model.safetensors.index.json lists it, but it does not "
+            "exist; is the download complete?",
         ),
         (
             '{"weight_map": {"a": "../in/one.safetensors"}}',
-            "no name of a file",
+            "is not a file name",
         ),
-        ('{"weight_map": {"a": ""}}', "no name of a file"),
+        ('{"weight_map": {"a": ""}}', "is not a file name"),
         ('{"weight_map": {"a": ".."}}', "not a regular file"),
         (
             '{"weight_map": {"a": "one.safetensors", "b": "copy.safetensors"}}',

@@ -795,7 +795,7 @@ def test_two_runs_do_not_share_a_folder(data: Path) -> None:
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         begun = time.monotonic()
-        refused(data, 2, "another run writes there")
+        refused(data, 2, "another run is writing there")
         assert time.monotonic() - begun > 9
 
 
@@ -1092,7 +1092,7 @@ def test_a_rank_that_is_stopped_as_it_saves(
     os.kill(ranks[1], signal.SIGSTOP)
     assert running.wait(LIMIT) == 7
     said = running.stderr.read()
-    assert "(ZR_TIMEOUT_S): rank 1 stands still" in said
+    assert "(ZR_TIMEOUT_S): rank 1 makes no progress" in said
     assert program.gone(ranks)
 
 

@@ -104,9 +104,9 @@ def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"\1", "1 bytes, an odd number"),
-        (bytes(2 * T), "5 tokens; one sample takes 6"),
+        (bytes(2 * T), "5 tokens; one sample needs 6"),
         (bytes(101), "101 bytes, an odd number"),
-        (header(3) + bytes(6), "3 tokens; one sample takes 6"),
+        (header(3) + bytes(6), "3 tokens; one sample needs 6"),
         (
             header(100) + bytes(198),
             "says 100 tokens of 2 bytes, which does not match the 1222 bytes that the file has",
