@@ -416,7 +416,8 @@ def finish(
     results.finish(head(result["machine"]), tables(result), out, load)
     if not result["valid"]:
         print(
-            f"INVALID: others took over {100 * MOST_OTHERS:.0f} % of this run's time; measure on "
+            f"INVALID: other processes took over {100 * MOST_OTHERS:.0f} % of this run's "
+            f"time; measure on "
             "an idle machine"
         )
     return 0 if result["valid"] else 1

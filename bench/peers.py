@@ -514,11 +514,11 @@ def chosen(given: argparse.Namespace) -> tuple[list[Row], Row | None]:
 def main() -> int:
     parser = bench.options(__doc__, 3, 3)
     parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
-    parser.add_argument("--only", default="", help="rows whose names have it")
+    parser.add_argument("--only", default="", help="only rows whose names contain this")
     given = parser.parse_args()
     rows, first = chosen(given)
     if not rows:
-        parser.error(f"--only {given.only}: no row's name has it")
+        parser.error(f"--only {given.only}: no row's name contains it")
     MADE.mkdir(parents=True, exist_ok=True)
     venv()
     steps = {case_of(row): given.steps * row.model.times for row in rows}

@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1200, help="steps of each run")
     given = bench.with_out(parser).parse_args()
     if not (ROOT / "out" / "demo-val.bin").exists():
-        parser.error("out/demo-val.bin is not there; ./run demo makes it")
+        parser.error("out/demo-val.bin does not exist; ./run demo creates it")
     MADE.mkdir(parents=True, exist_ok=True)
     cases = {
         way: Case(

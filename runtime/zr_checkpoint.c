@@ -188,12 +188,14 @@ static void lock_folder(zr *z)
     for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
         if (errno != EWOULDBLOCK) {
             zr_print(z, STDERR_FILENO,
-                     "--checkpoints %s: cannot be locked (%s): let no other run write there\n",
+                     "--checkpoints %s: cannot be locked (%s): make sure that no other run writes "
+                     "there\n",
                      z->o->checkpoints, strerror(errno));
             return;
         }
         if (i == PATIENCE)
-            zr_fail(z, ZR_USER, "--checkpoints %s: another run writes there", z->o->checkpoints);
+            zr_fail(z, ZR_USER, "--checkpoints %s: another run is writing there",
+                    z->o->checkpoints);
         poll(NULL, 0, PATIENCE_MS);
     }
 }
@@ -298,7 +300,8 @@ static void reserve_rooms(zr *z)
         statvfs(z->o->checkpoints, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
     if (more && room / more < c->bytes)
         zr_fail(z, ZR_ENVIRONMENT,
-                "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
+                "--checkpoints %s: %" PRId64 " more checkpoints of %" PRId64
+                " bytes each are to be kept, but the "
                 "disk has %" PRId64 " bytes free",
                 z->o->checkpoints, more, c->bytes, room);
     while (c->rooms < more) {
@@ -319,7 +322,7 @@ static void check_room(zr *z)
     int fd = open(file, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         zr_fail(z, zr_code_of(errno),
-                "--checkpoints %s: %s; all ranks write into the folder that rank 0 has made", file,
+                "--checkpoints %s: %s; all ranks write into the folder that rank 0 creates", file,
                 strerror(errno));
     close(fd);
 }
@@ -340,15 +343,15 @@ static int64_t step_to_resume(zr *z)
     if (step > z->o->steps)
         zr_fail(z, ZR_USER,
                 "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
-                "; --steps is the number of all steps",
+                "; --steps counts from the start of the training",
                 z->o->steps, z->o->checkpoints, step);
     if (step && !is_whole(z, step))
-        zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of that step", resume,
+        zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);
     if (step && step < last)
         zr_fail(z, ZR_USER,
                 "--resume %s: %s has a checkpoint of step %" PRId64
-                ", which a run from there would write again; move it away",
+                ", which the run would write again; move it away",
                 resume, z->o->checkpoints, last);
     return step;
 }
@@ -415,7 +418,7 @@ void zr_checkpoint_open(zr *z)
     check_room(z);
     if (z->o->profile && z->o->profile_first <= c->from)
         zr_fail(z, ZR_USER,
-                "--profile: the run goes on from step %" PRId64 "; name later --profile-steps",
+                "--profile: the run resumes from step %" PRId64 "; give later --profile-steps",
                 c->from);
     z->step = c->from;
     if (c->from) c->last = c->from;
@@ -436,8 +439,8 @@ static void compare_sums(zr *z, const zr_past *past, const char *folder)
             char name[SHORT * 4];
             zr_stored_name(z->p, &c->stored[i], t, name, sizeof name);
             zr_fail(z, ZR_USER,
-                    "%s/%s.safetensors: tensor %s is damaged: its checksum is another than "
-                    "run.json's; move the folder away, and the run goes on from the one before",
+                    "%s/%s.safetensors: tensor %s is damaged: its checksum differs from "
+                    "run.json's; move the folder away to resume from the checkpoint before it",
                     folder, c->stored[i].file, name);
         }
 }
@@ -469,7 +472,8 @@ void zr_checkpoint_load(zr *z)
     errno = 0;
     int bad = zr_run_read(z, file, &past, why);
     if (bad) zr_fail(z, bad < 0 ? zr_code_of(errno) : ZR_DISAGREE, "%s", why);
-    if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
+    if (past.steps != c->from)
+        zr_fail(z, ZR_USER, "%s: is a checkpoint of step %" PRId64, file, past.steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     /* masters follow the model, which has the parameters without masters */
     for (int i = 0; i < c->nstored; i++) {

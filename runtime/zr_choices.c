@@ -143,20 +143,22 @@ static int choices_header(zr_choices *c, int64_t size, char *why)
     if (zr_read_at(c->fd, head, zr_least(size, sizeof head), 0))
         return zr_why(why, "%s: %s", c->path, strerror(errno));
     const char *foreign = head[0] == EVAL_MAGIC ? NULL : zr_foreign_file(c->fd, size);
-    if (foreign) return zr_why(why, "%s: is %s; needed: llm.c's multiple choice", c->path, foreign);
+    if (foreign)
+        return zr_why(why, "%s: is %s, not llm.c's multiple-choice format", c->path, foreign);
     if (size < EVAL_HEADER)
-        return zr_why(why, "%s: %" PRId64 " bytes; the header of llm.c's multiple choice has %d",
+        return zr_why(why,
+                      "%s: %" PRId64 " bytes; the header of llm.c's multiple-choice format has %d",
                       c->path, size, EVAL_HEADER);
     if (head[0] != EVAL_MAGIC || head[1] != EVAL_VERSION)
         return zr_why(why,
-                      "%s: magic %d, version %d; llm.c's multiple choice has %d, version %d "
-                      "(./run eval reads JSON lines)",
+                      "%s: magic %d, version %d; llm.c's multiple-choice format has %d, version %d "
+                      "(./run eval converts JSON lines)",
                       c->path, (int)head[0], (int)head[1], EVAL_MAGIC, EVAL_VERSION);
     if (head[2] < 1 || head[2] > EXAMPLES || head[2] > (size - EVAL_HEADER) / LEAST)
         return zr_why(why, "%s: %d examples, none or too many for its %" PRId64 " bytes", c->path,
                       (int)head[2], size);
     if (head[3] < LEAST || head[3] > BYTES)
-        return zr_why(why, "%s: the longest example has %d bytes; %d to %d are needed", c->path,
+        return zr_why(why, "%s: the longest example has %d bytes; it must have %d to %d", c->path,
                       (int)head[3], LEAST, BYTES);
     c->n = head[2];
     c->longest = head[3];

@@ -37,7 +37,7 @@ static int examine(zr_data *d, const zr_form *f, char *why)
     if (zr_find_tokens(d, s.st_size, f, why)) return -1;
     d->ignore = never(f, d->width);
     if (d->count < d->T + 1)
-        return zr_why(why, "%s: %" PRId64 " tokens; one sample takes %" PRId64, d->path, d->count,
+        return zr_why(why, "%s: %" PRId64 " tokens; one sample needs %" PRId64, d->path, d->count,
                       d->T + 1);
     d->samples = (d->count - 1) / d->T;
     return 0;
@@ -51,7 +51,7 @@ int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why)
     d->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->fd < 0)
         return zr_why(why, "%s: %s%s", path, strerror(errno),
-                      errno == ENOENT ? "; ./run data makes one of text" : "");
+                      errno == ENOENT ? "; ./run data makes one from text" : "");
     if (!examine(d, f, why)) return 0;
     zr_data_close(d);
     return -1;
@@ -152,7 +152,7 @@ static int refuse_token(const zr_data *d, const raw *x, int64_t n, int64_t first
     int64_t id = raw_at(d, x, i);
     zr_beyond(beyond, id, d->width, d->vocab);
     return zr_why(why, "%s: token %" PRId64 " is %" PRId64 "; %s", d->path, first + i, id,
-                  is_big_endian(d, x, n) ? "the file is big endian, it must be little endian"
+                  is_big_endian(d, x, n) ? "the file is big endian, but must be little endian"
                                          : beyond);
 }
 

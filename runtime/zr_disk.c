@@ -175,7 +175,7 @@ void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
     if (bad)
         zr_fail(z, ZR_ENVIRONMENT, "%s %" PRId64 " bytes at %" PRId64 " of %s: %s",
                 store ? "writing" : "reading", bytes, there, d->path,
-                errno == ENODATA ? "the file ends before" : strerror(errno));
+                errno == ENODATA ? "the file is too short" : strerror(errno));
     atomic_fetch_add_explicit(&d->moved[mover(queue)], bytes, memory_order_relaxed);
 }
 
@@ -217,17 +217,18 @@ void zr_disk_open(zr *z)
     char why[ZR_WHY];
     const char *dir = z->o->nvme ? z->o->nvme : z->p->folder;
     if (!z->p->filed && z->o->nvme)
-        zr_fail(z, ZR_USER, "--nvme %s: this program keeps nothing in a file", z->o->nvme);
+        zr_fail(z, ZR_USER, "--nvme %s: this program does not offload to a file", z->o->nvme);
     if (!z->p->filed) return;
     struct zr_disk *d = z->disk = zr_get(z, 1, sizeof *d);
     if (snprintf(d->path, ZR_FILE, "%s/.zr-rank%d-XXXXXX", dir, z->rank) >= ZR_FILE)
         zr_fail(z, ZR_USER, "--nvme %.200s...: the path is too long", dir);
     d->plain = mkostemp(d->path, O_CLOEXEC);
     if (d->plain < 0 || unlink(d->path))
-        zr_fail(z, ZR_ENVIRONMENT, "a file in %s: %s; --nvme DIR names another directory", dir,
+        zr_fail(z, ZR_ENVIRONMENT,
+                "creating a file in %s: %s; set another directory with --nvme DIR", dir,
                 strerror(errno));
     if (zr_reserve(d->plain, z->p->filed, d->path, why))
-        zr_fail(z, ZR_ENVIRONMENT, "%s; --nvme DIR names another disk", why);
+        zr_fail(z, ZR_ENVIRONMENT, "%s; set another disk with --nvme DIR", why);
     d->direct = open_direct(z, d->plain);
     d->uring = 1;
     for (int m = 0; m < MOVERS; m++)

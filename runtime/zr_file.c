@@ -62,7 +62,7 @@ char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n
     if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
     else if (!S_ISREG(s.st_mode)) zr_why(why, "%s: not a regular file", file);
     else if (s.st_size > most)
-        zr_why(why, "%s: %s: %" PRId64 " bytes, at most %" PRId64 " are read", file, what,
+        zr_why(why, "%s: %s: %" PRId64 " bytes, but at most %" PRId64 " are read", file, what,
                (int64_t)s.st_size, most);
     else if ((text = read_text(fd, s.st_size, file, why))) *n = s.st_size;
     if (fd >= 0) close(fd);
@@ -95,8 +95,8 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why)
     if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
     errno = bad;
     if (bad == ENOSPC)
-        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
-                      size, room);
+        return zr_why(why, "%s: %" PRId64 " bytes are needed, but the disk has %" PRId64 " free",
+                      file, size, room);
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }
 
@@ -142,7 +142,7 @@ int zr_lock(int fd, const char *file, char *why)
     if (error && error != EWOULDBLOCK) return zr_why(why, "%s: %s", file, strerror(error));
     if (error || fstat(fd, &ours) || stat(file, &there) || ours.st_dev != there.st_dev ||
         ours.st_ino != there.st_ino)
-        return zr_why(why, "%s: another run is going to save there", file);
+        return zr_why(why, "%s: another run is saving there", file);
     return 0;
 }
 

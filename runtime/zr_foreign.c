@@ -2,8 +2,8 @@
 #include "zr_file.h"
 #include <string.h>
 
-#define PACKED "; unpack it, then make token files by ./run data"
-#define TABLE "; make token files of its text by ./run data"
+#define PACKED "; unpack it, then make token files with ./run data"
+#define TABLE "; convert its text to token files with ./run data"
 
 /* Files that are often mistaken for others: n bytes at offset `at`, and the kind of the file. Each
  * entry matches at least three bytes near the beginning of the file; one in ten million files of
@@ -18,22 +18,22 @@ static const struct {
     {"\xc7\xd7\x34\x01", 4, 0, "an llm.c debug state (magic 20240327)"},
     {"\xc8\xd7\x34\x01", 4, 0, "an llm.c tokenizer (magic 20240328)"},
     {"\x8f\xd8\x34\x01", 4, 0, "an llm.c training state (magic 20240527)"},
-    {"MMIDIDX\0", 8, 0, "an index of Megatron-LM (name the .bin beside it)"},
-    {"TNTIDX\0\0", 8, 0, "an old index of fairseq or Megatron-LM (name the .bin beside it)"},
+    {"MMIDIDX\0", 8, 0, "a Megatron-LM index (use the .bin beside it)"},
+    {"TNTIDX\0\0", 8, 0, "an old index of fairseq or Megatron-LM (use the .bin beside it)"},
     {"\x93NUMPY", 6, 0,
      "a numpy array (.npy); write its numbers alone, x.astype('<u4').tofile(FILE), and say "
      "--tokens "
      "uint32"},
-    {"PK\3\4", 4, 0, "a zip archive, as numpy's .npz and torch.save make them"},
-    {"\x80\4\x95", 3, 0, "a pickle of Python"},
-    {"\x80\5\x95", 3, 0, "a pickle of Python"},
-    {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, "an old file of torch.save"},
-    {"\x80\2]q", 4, 0, "a pickle of Python"},
-    {"\x80\3]q", 4, 0, "a pickle of Python"},
-    {"\x80\2}q", 4, 0, "a pickle of Python"},
-    {"\x80\3}q", 4, 0, "a pickle of Python"},
-    {"\x80\2c", 3, 0, "a pickle of Python"},
-    {"\x80\3c", 3, 0, "a pickle of Python"},
+    {"PK\3\4", 4, 0, "a zip archive, such as numpy's .npz or a torch.save file"},
+    {"\x80\4\x95", 3, 0, "a Python pickle"},
+    {"\x80\5\x95", 3, 0, "a Python pickle"},
+    {"\x80\2\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, "an old torch.save file"},
+    {"\x80\2]q", 4, 0, "a Python pickle"},
+    {"\x80\3]q", 4, 0, "a Python pickle"},
+    {"\x80\2}q", 4, 0, "a Python pickle"},
+    {"\x80\3}q", 4, 0, "a Python pickle"},
+    {"\x80\2c", 3, 0, "a Python pickle"},
+    {"\x80\3c", 3, 0, "a Python pickle"},
     {"\x1f\x8b\x08", 3, 0, "compressed by gzip" PACKED},
     {"\x28\xb5\x2f\xfd", 4, 0, "compressed by zstd" PACKED},
     {"\xfd\x37zXZ", 6, 0, "compressed by xz" PACKED},
@@ -42,14 +42,14 @@ static const struct {
     {"PAR1", 4, 0, "a Parquet file" TABLE " parquet"},
     {"ARROW1\0\0", 8, 0, "an Arrow file" TABLE},
     {"\x89HDF\r\n\x1a\n", 8, 0, "an HDF5 file"},
-    {"GGUF", 4, 0, "a model of llama.cpp (GGUF)"},
+    {"GGUF", 4, 0, "a llama.cpp model (GGUF)"},
     {"\0\0\0\0{\"", 6, 4, "weights (safetensors); --load takes their folder"},
-    {"SQLite format 3", 16, 0, "a database (SQLite)"},
+    {"SQLite format 3", 16, 0, "a SQLite database"},
     {"version https://git-lfs", 23, 0,
-     "Git LFS's pointer and not the file; run there: git lfs pull"},
-    {"<!DOCTYPE", 9, 0, "a web page and not the file"},
-    {"<!doctype", 9, 0, "a web page and not the file"},
-    {"<html", 5, 0, "a web page and not the file"},
+     "a Git LFS pointer, not the file itself; run git lfs pull there"},
+    {"<!DOCTYPE", 9, 0, "a web page, not the file itself"},
+    {"<!doctype", 9, 0, "a web page, not the file itself"},
+    {"<html", 5, 0, "a web page, not the file itself"},
 };
 
 const char *zr_foreign(const char *text, int64_t n)

@@ -31,16 +31,18 @@ void zr_groups_open(zr *z)
     for (const zr_axis *x = p->axes; x < p->axes + p->naxes; x++)
         if (x->group < 0 || x->group >= p->ngroups || x->size < 1 || x->stride < 1 ||
             (int64_t)x->size * x->stride > z->ranks || z->ranks % (x->size * x->stride))
-            zr_fail(z, ZR_DISAGREE,
-                    "an axis of %d ranks, %d apart, of group %d is none of %d ranks; generate the "
-                    "program anew",
-                    x->size, x->stride, x->group, z->ranks);
+            zr_fail(
+                z, ZR_DISAGREE,
+                "an axis of %d ranks, %d apart, of group %d does not fit %d ranks; regenerate the "
+                "program",
+                x->size, x->stride, x->group, z->ranks);
     z->group = zr_get(z, p->ngroups, sizeof *z->group);
     for (int g = 0; g < p->ngroups; g++) {
         zr_members *m = z->group + g;
         int ranks = g ? ranks_of(p, g) : z->ranks; /* group 0 is all ranks, and has no axes */
         if (p->groups[g].ranks != ranks)
-            zr_fail(z, ZR_DISAGREE, "group %s has %d ranks, its axes %d; generate the program anew",
+            zr_fail(z, ZR_DISAGREE,
+                    "group %s has %d ranks, but its axes have %d; regenerate the program",
                     p->groups[g].name, p->groups[g].ranks, ranks);
         m->ranks = ranks;
         m->place = zr_place_of(p, g, z->rank);

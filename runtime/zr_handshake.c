@@ -137,11 +137,11 @@ typedef struct fact {
 
 static const fact programs[] = {
     {"is built from", "sources ", write_sources, "build all ranks from the same sources"},
-    {"runs", "plan ", write_plan, "start the same binary everywhere"},
+    {"runs", "plan ", write_plan, "start the same binary on all ranks"},
 };
 
 static const fact runs[] = {
-    {"has", "kernels for ", write_object, "GPUs, their libraries and --gemms must be alike"},
+    {"has", "kernels for ", write_object, "all ranks need the same GPUs, libraries and --gemms"},
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},

@@ -27,14 +27,14 @@ static int pass(zr_json *j, char c, const char *error)
 int zr_json_more(zr_json *j, char open, int64_t *n)
 {
     char close = open == '{' ? '}' : ']';
-    if (*n == 0 && pass(j, open, open == '{' ? "an object is needed" : "an array is needed"))
+    if (*n == 0 && pass(j, open, open == '{' ? "expected an object" : "expected an array"))
         return 0;
     if (zr_json_peek(j) == close) {
         j->at++;
         return 0;
     }
-    if (*n > 0 && pass(j, ',', "a comma or an end is needed")) return 0;
-    if (zr_json_peek(j) == close) fail(j, "a comma before the end");
+    if (*n > 0 && pass(j, ',', "expected a comma or the end")) return 0;
+    if (zr_json_peek(j) == close) fail(j, "unexpected comma before the end");
     ++*n;
     return !j->error;
 }
@@ -93,7 +93,7 @@ static char *unescape(zr_json *j, char *to)
 
 char *zr_json_text(zr_json *j)
 {
-    if (pass(j, '"', "a string is needed")) return NULL;
+    if (pass(j, '"', "expected a string")) return NULL;
     char *text = j->at, *to = text;
     while (!j->error && *j->at != '"') {
         int n = zr_utf8((unsigned char *)j->at);
@@ -113,7 +113,7 @@ char *zr_json_text(zr_json *j)
 char *zr_json_key(zr_json *j)
 {
     char *key = zr_json_text(j);
-    return pass(j, ':', "a colon is needed") ? NULL : key;
+    return pass(j, ':', "expected a colon") ? NULL : key;
 }
 
 /* ---- other values */
@@ -122,14 +122,14 @@ static int digit(char c) { return c >= '0' && c <= '9'; }
 int64_t zr_json_count(zr_json *j)
 {
     int64_t x = 0;
-    if (!digit(zr_json_peek(j))) fail(j, "a whole number is needed");
+    if (!digit(zr_json_peek(j))) fail(j, "expected an integer");
     if (!j->error && *j->at == '0' && digit(j->at[1])) fail(j, "a number with a leading 0");
     while (!j->error && digit(*j->at)) {
         if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->at - '0', &x))
             fail(j, "a number beyond 2^63");
         else j->at++;
     }
-    if (!j->error && strchr(".eE", *j->at) && *j->at) fail(j, "a whole number is needed");
+    if (!j->error && strchr(".eE", *j->at) && *j->at) fail(j, "expected an integer");
     return j->error ? -1 : x;
 }
 
@@ -170,7 +170,7 @@ static void scalar(zr_json *j)
             j->at += strlen(words[i]);
             return;
         }
-    fail(j, c == '{' || c == '[' ? "nested too deeply" : "a value is needed");
+    fail(j, c == '{' || c == '[' ? "nested too deeply" : "expected a value");
 }
 
 void zr_json_skip(zr_json *j)
@@ -189,7 +189,7 @@ void zr_json_skip(zr_json *j)
 
 int zr_json_end(zr_json *j)
 {
-    if (!j->error && (zr_json_peek(j) || j->at < j->end)) fail(j, "something after the end");
+    if (!j->error && (zr_json_peek(j) || j->at < j->end)) fail(j, "unexpected text after the end");
     return j->error ? -1 : 0;
 }
 

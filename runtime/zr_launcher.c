@@ -87,7 +87,7 @@ static void take_address(zr *z, const char *text)
         n -= 2;
     }
     if (n < 1 || n >= ZR_HOST_NAME || *host == '[' || *end || port < 1 || port > MOST_PORT)
-        zr_fail(z, ZR_USER, "ZR_ADDR %s: HOST:PORT is needed", text);
+        zr_fail(z, ZR_USER, "ZR_ADDR %s: must be HOST:PORT", text);
     snprintf(z->net->host, ZR_HOST_NAME, "%.*s", (int)n, host);
     z->net->port = (int)port;
 }
@@ -109,8 +109,7 @@ int zr_port_of(zr *z, uint64_t run)
     if (text && *text &&
         (sscanf(text, "%5d-%5d%n", &first, &last, &n) != 2 || text[n] || first < 1 ||
          last < first || last > MOST_PORT))
-        zr_fail(z, ZR_USER, "ZR_PORTS %s: FIRST-LAST is needed, ports from 1 to %d", text,
-                MOST_PORT);
+        zr_fail(z, ZR_USER, "ZR_PORTS %s: must be FIRST-LAST, ports from 1 to %d", text, MOST_PORT);
     return first + (int)(run % (uint64_t)(last - first + 1));
 }
 
@@ -154,8 +153,8 @@ static void find_address(zr *z, const struct source *s)
     else if (z->net->ask) z->net->port = 0;
     else
         zr_fail(z, ZR_USER,
-                "%d of %d ranks are known to be on this host%s%s, and nothing says "
-                "where rank 0 is; set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's",
+                "%d of %d ranks are known to be on this host%s%s, and the address of "
+                "rank 0 is not known; set ZR_ADDR=HOST:PORT on all ranks, with rank 0's host",
                 near, z->ranks, *s->neighbours ? " by " : "", s->neighbours);
 }
 
@@ -164,7 +163,7 @@ static void find_address(zr *z, const struct source *s)
 static void unlike(zr *z, const char *ranks, const char *name)
 {
     zr_fail(z, ZR_DISAGREE,
-            "the launcher has %s ranks (%s), this program is made for %d; generate it with "
+            "the launcher has %s ranks (%s), but this program is made for %d; generate it with "
             "cluster.ranks=%s, or unset %s to start all ranks on this host",
             ranks, name, z->ranks, ranks, name);
 }
@@ -178,7 +177,7 @@ void zr_refuse_launcher(zr *z)
         if (size == 1) continue; /* one task: the same as no launcher */
         if (size != z->ranks) unlike(z, text, s->ranks);
         zr_fail(z, ZR_DISAGREE,
-                "%s=%s: this program starts its %d ranks itself; start it once, without a launcher",
+                "%s=%s: this program starts its %d ranks itself; run it once, without a launcher",
                 s->ranks, text, z->ranks);
     }
 }
@@ -215,7 +214,8 @@ void zr_find_launcher(zr *z)
     z->lowest = number_of(z, s->rank) * z->here;
     z->net->sharing = z->here;
     if (z->lowest >= z->ranks)
-        zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
+        zr_fail(z, ZR_DISAGREE, "%s=%s: is out of range: there are %d ranks", s->rank,
+                getenv(s->rank), ranks);
     z->net->local = is_set(s->local) ? number_of(z, s->local) : z->ranks > 1 ? -1 : 0;
     name_run(z, s);
     find_address(z, s);

@@ -52,7 +52,7 @@ void zr_lose(zr *z, int sink, int error)
 {
     z->log->lost[sink] = error;
     zr_print(z, STDERR_FILENO, "writing %s: %s%s\n", sink_name(z, sink), strerror(error),
-             z->rank < 0 ? "" : "; the run goes on without it");
+             z->rank < 0 ? "" : "; the run continues without it");
 }
 
 /* Remove the written part of a line from a file again. */
@@ -192,7 +192,7 @@ void zr_log_close(zr *z)
             zr_print(z, STDERR_FILENO, "not all was written to %s: %s\n", sink_name(z, sink),
                      strerror(z->log->lost[sink]));
     if (z->log->lost[ZR_TO_STDOUT] && (z->o->hash || z->o->sample || !z->o->steps))
-        zr_fail(z, ZR_ENVIRONMENT, "what was asked for could not be written");
+        zr_fail(z, ZR_ENVIRONMENT, "the requested output could not be written");
 }
 
 /* ---- start */
@@ -263,7 +263,7 @@ void zr_refuse_saved(zr *z, const char *option, const char *name)
     const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
     if (!z->o->save || folder_of(name, &folder) || stat(z->o->save, &save)) return;
     if (same(&folder, &save) && zr_is_saved(file))
-        zr_fail(z, ZR_USER, "%s %s: is a file of --save; name another", option, name);
+        zr_fail(z, ZR_USER, "%s %s: is a file that --save writes; name another", option, name);
 }
 
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
@@ -281,8 +281,8 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
     };
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
         if (inputs[i].is)
-            zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option, name,
-                    inputs[i].of);
+            zr_fail(z, ZR_USER, "%s %s: is the input file of %s, which would be overwritten",
+                    option, name, inputs[i].of);
 }
 
 /* Lock the log against other runs. */
@@ -290,8 +290,9 @@ static void lock(zr *z)
 {
     if (!flock(z->log->file, LOCK_EX | LOCK_NB)) return;
     if (errno == EWOULDBLOCK)
-        zr_fail(z, ZR_ENVIRONMENT, "--log %s: another run writes it", z->o->log);
-    zr_print(z, STDERR_FILENO, "--log %s: cannot be locked (%s): let no other run write it\n",
+        zr_fail(z, ZR_ENVIRONMENT, "--log %s: another run is writing to it", z->o->log);
+    zr_print(z, STDERR_FILENO,
+             "--log %s: cannot be locked (%s): make sure that no other run writes to it\n",
              z->o->log, strerror(errno));
 }
 

@@ -210,13 +210,13 @@ static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int widt
 {
     char text[NARROWER];
     /* a prompt has no samples, and no meta.json is read for it */
-    const char *way = d->T ? "; if these are tokens, a meta.json beside them says so" : "";
+    const char *way = d->T ? "; if these are tokens, describe them in a meta.json beside them" : "";
     looks l = {w, n / 4 * 4, SMALL};
     while (l.small <= d->vocab >> 16) l.small *= 2;
     const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n, width);
     if (looks_like)
-        return zr_why(why, "%s: looks like %s: make token files of it by ./run data %s%s", d->path,
-                      looks_like, *looks_like == 'J' ? "jsonl" : "text", way);
+        return zr_why(why, "%s: looks like %s: convert it to token files with ./run data %s%s",
+                      d->path, looks_like, *looks_like == 'J' ? "jsonl" : "text", way);
     looks_like = width == 4 ? no_uint32(&l) : no_uint16(&l, text);
     return looks_like ? zr_why(why, "%s: looks like %s%s", d->path, looks_like, way) : 0;
 }
@@ -229,16 +229,16 @@ const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
     int64_t negative = id - ((int64_t)1 << 8 * width);
     if (negative == -1 || negative == -100)
         snprintf(to + n, left,
-                 "it is %" PRId64
-                 ", which elsewhere marks what is no target; here data.ignore: %" PRId64
-                 " in the spec says so",
+                 "it is %" PRId64 ", which other programs use for tokens that are not targets; "
+                 "here use data.ignore: %" PRId64 " in the spec",
                  negative, id);
     else if (id >= 2 * vocab && id >= 1 << 20)
-        snprintf(to + n, left, "no tokenizer has such a token; is the file of another type?");
+        snprintf(to + n, left, "no tokenizer has such a token; does the file hold another type?");
     else
         snprintf(to + n, left,
-                 "the model's embedding has no more rows. For a tokenizer with more tokens, added "
-                 "ones too, set model.vocab to its size; weights to load need the rows, too "
+                 "the model's embedding has no more rows. For a tokenizer with more tokens, "
+                 "including added "
+                 "ones, set model.vocab to its size; weights to load need these rows, too "
                  "(transformers: resize_token_embeddings)");
     return to;
 }

@@ -188,7 +188,7 @@ static void read_name(given *g, int list, const char *name)
         m->named[list] = found = 1;
     }
     if (!found && list == TARGETS)
-        add_note(g, "target_modules names no module of the model:", name);
+        add_note(g, "target_modules lists a name that is not in the model:", name);
 }
 
 static void read_modules(given *g, zr_json *j, int list)
@@ -204,7 +204,7 @@ static void read_modules(given *g, zr_json *j, int list)
 static int takes_pattern(given *g, int list, value v)
 {
     g->is_pattern[list] = v.quoted && v.n;
-    if (g->is_pattern[list]) add_note(g, lists[list], "is a pattern, which is not compared");
+    if (g->is_pattern[list]) add_note(g, lists[list], "is a pattern, which is not checked");
     return v.quoted || is_empty(v);
 }
 
@@ -222,12 +222,13 @@ static int check_lists(const given *g, const char *file, char *why)
     for (const module *m = g->modules; m < g->modules + g->n; m++) {
         int unnamed = g->is_list[TARGETS] && !m->named[TARGETS];
         if (m->adapted && (unnamed || m->named[EXCLUDED]))
-            return zr_why(why, "%.300s: %s: the program has an adapter of %.100s, which it %s",
-                          file, lists[!unnamed], m->name, unnamed ? "does not name" : "names");
+            return zr_why(why,
+                          "%.300s: %s: the program has an adapter for %.100s, which this key %s",
+                          file, lists[!unnamed], m->name, unnamed ? "does not list" : "lists");
         if (!m->adapted && m->named[TARGETS] && !m->named[EXCLUDED] && !g->is_pattern[EXCLUDED])
             return zr_why(why,
-                          "%.300s: target_modules: %.100s is named, of which the program has "
-                          "no adapter (train.lora.match)",
+                          "%.300s: target_modules: %.100s is listed, but the program has "
+                          "no adapter for it (train.lora.match)",
                           file, m->name);
     }
     return 0;
@@ -255,7 +256,7 @@ static int takes_dropout(given *g, value v)
 {
     char is[NAME];
     if (!is_numeric(v)) return is_empty(v);
-    snprintf(is, sizeof is, "is %.*s, which is not applied: the program's adapters have no dropout",
+    snprintf(is, sizeof is, "is %.*s, which has no effect: the program's adapters have no dropout",
              (int)zr_least((int64_t)v.n, 30), v.at);
     if (strtod(v.at, NULL) != 0) add_note(g, "lora_dropout", is);
     return 1;
@@ -264,7 +265,7 @@ static int takes_dropout(given *g, value v)
 /* Return whether a key may have this value; if not, *allowed has the values that it may have. */
 static int takes(given *g, const char *key, value v, const char **allowed)
 {
-    *allowed = "null, false or nothing in it";
+    *allowed = "null, false or empty";
     if (!strcmp(key, "r") || !strcmp(key, "lora_alpha")) {
         *(*key == 'r' ? &g->r : &g->alpha) = strtod(v.at, NULL);
         *allowed = "a number";
@@ -339,10 +340,9 @@ static int say_no_adapters(const char *dir, const char *name, char *why)
     int is_pickle = !zr_path(file, dir, "adapter_model.bin", why) && !access(file, F_OK);
     int is_model = !zr_path(file, dir, ZR_CONFIG, why) && !access(file, F_OK);
     return zr_why(why, "%.300s: has no %s%s", dir, name,
-                  is_pickle
-                      ? "; adapter_model.bin is not read, for it may hold a program: save the "
-                        "adapters with safe_serialization=True"
-                  : is_model ? "; a whole model is what --load takes"
+                  is_pickle ? "; adapter_model.bin is not read, as a pickle may run code: save the "
+                              "adapters with safe_serialization=True"
+                  : is_model ? "; for a whole model use --load"
                              : "");
 }
 

@@ -140,7 +140,7 @@ static void open_prompt(zr *z)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
-        zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
+        zr_fail(z, ZR_USER, "%s: must hold at least one token, of 4 bytes each", path);
     const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab, .part = 1};
     if (zr_looks(&file, s.st_size, 4, why)) zr_fail(z, ZR_USER, "--prompt-tokens %s", why);
     int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
@@ -400,13 +400,13 @@ static void go_on(zr *z, const double *report)
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
                 "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
-                "least; lower the learning rate or train.loss_scale.min, or use bf16",
+                "minimum; lower the learning rate or train.loss_scale.min, or use bf16",
                 z->step + 1, report[ZR_SCALE]);
     if (skips >= z->p->skips)
         zr_fail(z, ZR_HOPELESS,
                 "the gradients of %" PRId64 " steps in a row, up to step %" PRId64
-                ", were not finite or had no target; lower the learning rate%s, "
-                "or look at the data",
+                ", were not finite or had no targets; lower the learning rate%s, "
+                "or check the data",
                 skips, z->step + 1, report[ZR_SCALE] > 0 ? " or the loss scale" : "");
 }
 
@@ -460,12 +460,12 @@ static void save_and_leave(zr *z)
     if (is_new && !zr_checkpoint_save(z, 0) && !c->late) {
         zr_checkpoint_close(z);
         zr_barrier(z); /* so that no rank ends the others with its failure */
-        zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
+        zr_fail(z, ZR_ENVIRONMENT, "the run was asked to stop but could not save its checkpoint");
     }
     const char *saved = c->late  ? "which is not saved"
                         : is_new ? "its checkpoint is saved"
                                  : "with nothing new to save";
-    zr_print(z, STDERR_FILENO, "%s: leaves after step %" PRId64 ", %s\n", z->p->name,
+    zr_print(z, STDERR_FILENO, "%s: stops after step %" PRId64 ", %s\n", z->p->name,
              (int64_t)z->step, saved);
     if (c->late && c->last > 0)
         zr_print(z, STDERR_FILENO, "the newest checkpoint is of step %" PRId64 "\n", c->last);
@@ -497,7 +497,7 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
         if (moved[i] != plan[i] * (z->step - z->checkpoints->from))
             zr_fail(z, ZR_MISCOUNTED,
                     "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
-                    " a step; build the program anew, and tell of it if that does not help",
+                    " a step; rebuild the program, and report it if that does not help",
                     moved[i], what[i], z->step - z->checkpoints->from, plan[i]);
 }
 
@@ -639,7 +639,7 @@ static void check_stack(zr *z)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur >= STACK_KIB << 10) return;
-    zr_fail(z, ZR_ENVIRONMENT, "a stack may have %d KiB here, %d are needed (ulimit -s)",
+    zr_fail(z, ZR_ENVIRONMENT, "the stack limit is %d KiB, but %d KiB are needed (ulimit -s)",
             (int)(limit.rlim_cur >> 10), STACK_KIB);
 }
 
@@ -666,7 +666,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
     hold_places();
     check_stack(&z);
     if (p->abi != ZR_ABI)
-        zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
+        zr_fail(&z, ZR_DISAGREE, "made for runtime %u, but this is %d; rebuild it", p->abi, ZR_ABI);
     zr_parse(&z, &o, argc, argv);
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);

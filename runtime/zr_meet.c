@@ -83,7 +83,7 @@ static void name_end(int fd, char name[ZR_ADDRESS])
     socklen_t m = sizeof at;
     if (getpeername(fd, (struct sockaddr *)&at, &m) ||
         getnameinfo((struct sockaddr *)&at, m, name, ZR_ADDRESS, NULL, 0, NI_NUMERICHOST))
-        snprintf(name, ZR_ADDRESS, "an address that is gone");
+        snprintf(name, ZR_ADDRESS, "an unknown address");
     else if (!strncmp(name, mapped, k) && strchr(name, '.'))
         memmove(name, name + k, strlen(name + k) + 1);
 }
@@ -142,7 +142,7 @@ static int listen_bound(zr *z, const char *address)
     char port[16];
     snprintf(port, sizeof port, "%d", z->net->port);
     if (getaddrinfo(address, port, &hints, &at))
-        zr_fail(z, ZR_USER, "ZR_BIND %s: an address is needed, of IPv4 or IPv6", address);
+        zr_fail(z, ZR_USER, "ZR_BIND %s: must be an IPv4 or IPv6 address", address);
     int fd = listen_at(at->ai_addr, at->ai_addrlen, z->ranks);
     freeaddrinfo(at);
     return fd;
@@ -165,7 +165,7 @@ static int listen_there(zr *z)
     if (bound && !*bound) bound = NULL;
     int fd = bound ? listen_bound(z, bound) : listen_open(z);
     if (fd < 0)
-        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d%s%s: %s; set another %s", z->net->port,
+        zr_fail(z, ZR_ENVIRONMENT, "listening on port %d%s%s: %s; set another %s", z->net->port,
                 bound ? " of " : "", bound ? bound : "", strerror(errno),
                 bound ? "ZR_BIND=ADDRESS" : "ZR_ADDR=HOST:PORT");
     return fd;
@@ -239,7 +239,7 @@ static void let_in(zr *z, hall *h)
     for (guest *g; (g = free_place(h));) {
         int fd = accept4(h->door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && out_of_room(errno))
-            zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
+            zr_fail(z, ZR_ENVIRONMENT, "connecting ranks: %s", strerror(errno));
         if (fd < 0) return;
         *g = (guest){.fd = fd, .until = zr_now() + 1e-3 * HELLO_MS};
     }
@@ -265,7 +265,8 @@ static void seat(zr *z, hall *h, guest *g)
 {
     uint32_t rank = g->h.rank, ranks = g->h.ranks;
     if (ranks != (uint32_t)z->ranks || rank == 0 || rank >= ranks || z->net->line[rank] >= 0)
-        zr_fail(z, ZR_DISAGREE, "meeting ranks: rank %u of %u has come, out of place", rank, ranks);
+        zr_fail(z, ZR_DISAGREE, "connecting ranks: rank %u of %u connected, which is not expected",
+                rank, ranks);
     keep_alive(g->fd);
     name_end(g->fd, z->net->end[rank]);
     z->net->line[rank] = g->fd;
@@ -291,7 +292,8 @@ static void check_time(zr *z, const hall *h)
     char who[200];
     if (!zr_plane_late(z)) return;
     zr_fail(z, ZR_DIED,
-            "%d of %d ranks have not come to port %d in time (ZR_MEET_S): %s%s; see what they say",
+            "%d of %d ranks have not connected to port %d in time (ZR_MEET_S): %s%s; check their "
+            "output",
             h->missing, z->ranks, z->net->port, missing_ranks(z, who, sizeof who),
             h->missing > 30 ? " ..." : "");
 }
@@ -354,12 +356,13 @@ static void check_hosts(zr *z, const hello *all)
     if (at < 0) return;
     gethostname(z->net->end[0], sizeof z->net->end[0] - 1);
     while (z->ranks % fits || stray(z, all, fits) >= 0) fits--;
-    zr_fail(z, ZR_DISAGREE,
-            "rank %d (%s) is on another host than rank %d (%s), but the program has ranks %d to %d "
-            "on one host (cluster.local: %d); deal ranks host by host (Slurm: srun "
-            "--distribution=block, Open MPI: --map-by slot), or generate with cluster.local: %d",
-            at, z->net->end[at], at - at % local, z->net->end[at - at % local], at - at % local,
-            at - at % local + local - 1, local, fits);
+    zr_fail(
+        z, ZR_DISAGREE,
+        "rank %d (%s) is on another host than rank %d (%s), but the program expects ranks %d to %d "
+        "on one host (cluster.local: %d); place ranks host by host (Slurm: srun "
+        "--distribution=block, Open MPI: --map-by slot), or generate with cluster.local: %d",
+        at, z->net->end[at], at - at % local, z->net->end[at - at % local], at - at % local,
+        at - at % local + local - 1, local, fits);
 }
 
 static void receive(zr *z)
@@ -467,7 +470,7 @@ static void connect_there(zr *z)
         if (zr_plane_late(z))
             zr_fail(z, ZR_ENVIRONMENT,
                     "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "
-                    "ZR_ADDR=HOST:PORT to where it can",
+                    "ZR_ADDR=HOST:PORT to a reachable address",
                     z->net->host, z->net->port, why);
         nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
@@ -480,7 +483,7 @@ static void connect_there(zr *z)
     zr_plane_move(z, 0, &w, sizeof w, 0);
     if (w.magic != MAGIC)
         zr_fail(z, ZR_ENVIRONMENT,
-                "what answers at %s:%d is no rank 0; set another ZR_ADDR=HOST:PORT", z->net->host,
+                "the server at %s:%d is not rank 0; set another ZR_ADDR=HOST:PORT", z->net->host,
                 z->net->port);
     if (!w.neighbours)
         zr_fail(z, ZR_ENVIRONMENT,

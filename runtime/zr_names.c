@@ -148,19 +148,19 @@ static const struct {
 } marks[] = {
     {"_orig_mod.", "torch.compile's: save model._orig_mod"},
     {"_fsdp_wrapped_module.", "FSDP's: save its full state dict"},
-    {"_checkpoint_wrapped_module.", "activation checkpointing's: save the model without it"},
-    {"_forward_module.", "Lightning Fabric's: save the model inside"},
+    {"_checkpoint_wrapped_module.", "activation checkpointing's: save the unwrapped model"},
+    {"_forward_module.", "Lightning Fabric's: save the wrapped model"},
     {"module.", "DistributedDataParallel's or DeepSpeed's: save model.module"},
-    {"base_model.model.", "PEFT's, not merged: save model.merge_and_unload(), or name the base "
+    {"base_model.model.", "PEFT's, not merged: save model.merge_and_unload(), or give the base "
                           "with --load and the adapters with --adapter"},
-    {"default.weight", "PEFT's in memory: save the model with its save_pretrained"},
-    {"model.model.", "a model's inside another: save the inner one"},
-    {"language_model.", "a model's of images and text: save its text model"},
-    {"qweight", "GPTQ's or AWQ's: the weights before quantization are needed"},
-    {"weight.absmax", "bitsandbytes': the weights before quantization are needed"},
-    {"weight_scale", "of quantized weights: those before quantization are needed"},
-    {"weight_scale_inv", "of quantized weights: those before quantization are needed"},
-    {"tok_embeddings.", "Meta's format: the folder in transformers' format is needed"},
+    {"default.weight", "PEFT's in memory: use the PEFT model's save_pretrained"},
+    {"model.model.", "a model inside another: save the inner one"},
+    {"language_model.", "a multimodal model's: save its text model"},
+    {"qweight", "GPTQ's or AWQ's: use the weights before quantization"},
+    {"weight.absmax", "bitsandbytes': use the weights before quantization"},
+    {"weight_scale", "of quantized weights: use the weights before quantization"},
+    {"weight_scale_inv", "of quantized weights: use the weights before quantization"},
+    {"tok_embeddings.", "Meta's format: use the folder in transformers' format"},
 };
 
 /* Return whether a part of the name begins with the mark. */
@@ -208,16 +208,18 @@ static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
     int64_t rows = e->shape[0];
     int alike = wanted->ndim == 2 && e->ndim == 2 && e->shape[1] == wanted->shape[1];
     if (alike && (is_embedding(wanted->name) || is_head(wanted->name)))
-        fprintf(to, "; a token has a row: generate the program with model.vocab %" PRId64 "%s",
+        fprintf(to,
+                "; there is one row per token: generate the program with model.vocab %" PRId64 "%s",
                 rows,
                 rows > wanted->shape[0] ? ""
-                                        : ", or give new tokens their rows by transformers' "
+                                        : ", or add the missing rows with transformers' "
                                           "resize_token_embeddings and save_pretrained");
     else if (alike && !strcmp(zr_unprefixed(wanted->name), "wpe.weight"))
-        fprintf(to,
-                "; a position has a row: generate the program with the embedding's context "
-                "%" PRId64,
-                rows);
+        fprintf(
+            to,
+            "; there is one row per position: generate the program with the embedding's context "
+            "%" PRId64,
+            rows);
     else put_sides(to, p, ours, t);
 }
 
@@ -226,7 +228,7 @@ static void put_unused(FILE *to, const zr_program *p, zr_extent ours, const zr_t
 {
     const zr_entry *e = has_head(p) ? NULL : zr_locate(t, head);
     if (e && !e->used && !zr_is_tied_head(t, e))
-        fprintf(to, "; its head is not its embedding: generate the program with "
+        fprintf(to, "; its head is not tied to its embedding: generate the program with "
                     "tie_word_embeddings false in config.json");
     else put_sides(to, p, ours, t);
 }

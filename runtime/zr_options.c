@@ -36,81 +36,84 @@ static const struct option {
     size_t at; /* offset in zr_options */
     int64_t least, most;
 } options[] = {
-    {"--data", "FILE", "tokens to train on; several: FILE:WEIGHT, once for each", SOURCE, AT(data),
-     0, 0},
-    {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
-    {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
-    {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
-    {"--val-tokens", "N", "the first N tokens of --val, in whole samples (default: all)", NUMBER,
-     AT(val_tokens), 1, INT64_MAX},
-    {"--eval", "FILE", "multiple choice in llm.c's format: how many the model gets right", PATH,
-     AT(eval), 0, 0},
-    {"--verify-every", "N", "every N steps compare what all ranks have, log the weights' hash",
-     NUMBER, AT(verify_every), 1, MOST_STEPS},
-    {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
-    {"--adapter", "DIR", "and from the adapters in DIR, as PEFT has them (train.lora)", PATH,
-     AT(adapter), 0, 0},
-    {"--save", "DIR", "write the weights to DIR at the end, of a LoRA its adapters", PATH, AT(save),
-     0, 0},
-    {"--merge", NULL, "add them to the weights of --save instead", FLAG, AT(merge), 0, 0},
-    {"--save-dtype", "TYPE", "f32, bf16 or f16 (default: as --load has them, else f32)", TEXT,
-     AT(save_dtype), 0, 0},
-    {"--checkpoints", "DIR", "save all of the run to DIR/step-N at the end, go on from the newest",
-     PATH, AT(checkpoints), 0, 0},
-    {"--save-every", "N", "and every N steps", NUMBER, AT(save_every), 1, MOST_STEPS},
-    {"--keep", "K", "checkpoints that stay (default: 3)", NUMBER, AT(keep), 1, MOST_STEPS},
-    {"--keep-every", "N", "and all whose step N divides", NUMBER, AT(keep_every), 1, MOST_STEPS},
-    {"--resume", "HOW", "auto (go on from the newest, the default), no, or a STEP", TEXT,
-     AT(resume), 0, 0},
-    {"--max-time", "TIME", "save and leave before it has passed (90s, 45m, 3h50m, 1d)", TIME,
-     AT(max_time), 1, MOST_TIME},
-    {"--grace", "TIME", "after a signal, give up a checkpoint not written by then (25s)", TIME,
-     AT(grace), 1, MOST_TIME},
-    {"--accept-change", "KEYS", "lines of the recipe that may differ from the checkpoint's", TEXT,
-     AT(accept_change), 0, 0},
-    {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_TEXT,
-     AT(log), 0, 0},
-    {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
-     OWN_NUMBER, AT(threads), 1, MOST_THREADS},
-    {"--isa", "NAME",
-     "kernels: avx2, avx512, avx512bf16 or amx (default: the fastest here); the bits are the same",
-     OWN_TEXT, AT(isa), 0, 0},
-    {"--products", "ORDER",
-     "in which a new run sums bf16 products: pairs or tiles (default: the faster)", TEXT,
-     AT(products), 0, 0},
-    {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
-     TEXT, AT(queue), 0, 0},
-    {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
+    {"--data", "FILE", "training tokens; repeat as FILE:WEIGHT for a mixture", SOURCE, AT(data), 0,
+     0},
+    {"--steps", "N", "total number of training steps; 0: no training", NUMBER, AT(steps), 0,
      MOST_STEPS},
-    {"--prompt-tokens", "FILE", "behind these instead, uint32 each; the N come as numbers", PATH,
-     AT(prompt), 0, 0},
-    {"--temperature", "X", "of --sample: 0 takes the likeliest (default: 0.8)", TEXT,
-     AT(temperature), 0, 0},
-    {"--top-k", "K", "draw from the K likeliest (default: from all)", NUMBER, AT(top_k), 1,
-     INT32_MAX},
-    {"--top-p", "X", "draw from the likeliest that have this share (default: 1)", TEXT, AT(top_p),
+    {"--val", "FILE", "validation tokens: print the loss on them after training", PATH, AT(val), 0,
+     0},
+    {"--val-every", "N", "validate every N steps, too", NUMBER, AT(val_every), 1, MOST_STEPS},
+    {"--val-tokens", "N", "validate on the first N tokens, in whole samples (default: all)", NUMBER,
+     AT(val_tokens), 1, INT64_MAX},
+    {"--eval", "FILE", "multiple-choice questions in llm.c's format: print the accuracy", PATH,
+     AT(eval), 0, 0},
+    {"--verify-every", "N", "every N steps, check that ranks agree and log the weights' hash",
+     NUMBER, AT(verify_every), 1, MOST_STEPS},
+    {"--load", "DIR", "initial weights: a folder with safetensors", PATH, AT(load), 0, 0},
+    {"--adapter", "DIR", "initial adapters: a PEFT folder (train.lora)", PATH, AT(adapter), 0, 0},
+    {"--save", "DIR", "write the weights to DIR at the end; with train.lora the adapters", PATH,
+     AT(save), 0, 0},
+    {"--merge", NULL, "with --save: write the weights with the adapters merged into them", FLAG,
+     AT(merge), 0, 0},
+    {"--save-dtype", "TYPE", "type of saved weights: f32, bf16, f16 (default: --load's, or f32)",
+     TEXT, AT(save_dtype), 0, 0},
+    {"--checkpoints", "DIR", "save checkpoints to DIR/step-N, resume from the newest one", PATH,
+     AT(checkpoints), 0, 0},
+    {"--save-every", "N", "save every N steps, not only at the end", NUMBER, AT(save_every), 1,
+     MOST_STEPS},
+    {"--keep", "K", "keep the newest K checkpoints (default: 3)", NUMBER, AT(keep), 1, MOST_STEPS},
+    {"--keep-every", "N", "and all checkpoints whose step is a multiple of N", NUMBER,
+     AT(keep_every), 1, MOST_STEPS},
+    {"--resume", "HOW", "auto (from the newest checkpoint, the default), no, or a step", TEXT,
+     AT(resume), 0, 0},
+    {"--max-time", "TIME", "save and exit before this time is over (90s, 45m, 3h50m, 1d)", TIME,
+     AT(max_time), 1, MOST_TIME},
+    {"--grace", "TIME", "after a signal, exit this soon even if the checkpoint is unfinished", TIME,
+     AT(grace), 1, MOST_TIME},
+    {"--accept-change", "KEYS", "keys of the recipe that may differ from the checkpoint's", TEXT,
+     AT(accept_change), 0, 0},
+    {"--log", "FILE", "append JSON lines: one for the run and one for each step", OWN_TEXT, AT(log),
      0, 0},
-    {"--sample-seed", "N", "draw others", NUMBER, AT(sample_seed), 0, INT64_MAX},
-    {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
-     OWN_TEXT, AT(nvme), 0, 0},
-    {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
-    {"--check-launch", NULL, "tell of each rank where it is, and end: nothing else is needed", FLAG,
-     AT(check_launch), 0, 0},
-    {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
-    {"--help", NULL, "or -h: print this and end", FLAG, AT(help), 0, 0},
-    {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
+    {"--threads", "N", "threads per rank (default: its share of the allowed cores)", OWN_NUMBER,
+     AT(threads), 1, MOST_THREADS},
+    {"--isa", "NAME",
+     "CPU kernels: avx2, avx512, avx512bf16, amx (default: the fastest); same bits", OWN_TEXT,
+     AT(isa), 0, 0},
+    {"--products", "ORDER", "order of bf16 sums in a new run: pairs or tiles (default: the faster)",
+     TEXT, AT(products), 0, 0},
+    {"--queue", "MODE", "for tests: order of commands: eager, late or shuffled:SEED", TEXT,
+     AT(queue), 0, 0},
+    {"--sample", "N", "generate N tokens that continue the first ones of --val or --data", NUMBER,
+     AT(sample), 1, MOST_STEPS},
+    {"--prompt-tokens", "FILE",
+     "the prompt as uint32 tokens; prints the generated tokens as numbers", PATH, AT(prompt), 0, 0},
+    {"--temperature", "X", "sampling temperature; 0: the most likely token (default: 0.8)", TEXT,
+     AT(temperature), 0, 0},
+    {"--top-k", "K", "sample from the K most likely tokens (default: all)", NUMBER, AT(top_k), 1,
+     INT32_MAX},
+    {"--top-p", "X", "sample from the likeliest tokens whose shares add up to X (default: 1)", TEXT,
+     AT(top_p), 0, 0},
+    {"--sample-seed", "N", "seed of sampling", NUMBER, AT(sample_seed), 0, INT64_MAX},
+    {"--nvme", "DIR", "folder of the offload file (default: nvme_path of the spec)", OWN_TEXT,
+     AT(nvme), 0, 0},
+    {"--hash", NULL, "print a hash of the weights at the end, `weights HEX`", FLAG, AT(hash), 0, 0},
+    {"--check-launch", NULL, "print the location of every rank and exit; needs no other option",
+     FLAG, AT(check_launch), 0, 0},
+    {"--version", NULL, "print the versions of this program and exit", FLAG, AT(version), 0, 0},
+    {"--help", NULL, "or -h: print this help and exit", FLAG, AT(help), 0, 0},
+    {"--profile", "FILE", "time the commands of some steps: a table, and FILE for ui.perfetto.dev",
      PATH, AT(profile), 0, 0},
-    {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0, 0},
-    {"--tokens", "TYPE", "uint16 or uint32: what --data and --val hold if they do not tell", TEXT,
-     AT(tokens), 0, 0},
-    {"--drop-unknown", NULL, "leave out tensors of --load that the model has no place for", FLAG,
+    {"--profile-steps", "A-B", "steps to profile, counted from 1 (default: 2-4)", TEXT,
+     AT(profile_steps), 0, 0},
+    {"--tokens", "TYPE", "uint16 or uint32: type of --data and --val if the files do not tell",
+     TEXT, AT(tokens), 0, 0},
+    {"--drop-unknown", NULL, "ignore tensors of --load that the model does not have", FLAG,
      AT(drop_unknown), 0, 0},
-    {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
-     AT(no_graph), 0, 0},
-    {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU",
-     OWN_TEXT, AT(gemms), 0, 0},
-    {"--tune", NULL, "run a step, time algorithms, write the best to FILE of --gemms, and end",
-     FLAG, AT(tune), 0, 0},
+    {"--no-graph", NULL, "do not use CUDA graphs", FLAG, AT(no_graph), 0, 0},
+    {"--gemms", "FILE", "GEMM algorithms that --tune has found for this GPU", OWN_TEXT, AT(gemms),
+     0, 0},
+    {"--tune", NULL, "run a step, time GEMM algorithms, write the best to --gemms, exit", FLAG,
+     AT(tune), 0, 0},
 };
 
 /* OF_GPUS: the number of options, at the end of the table, that are only for GPUs. */
@@ -494,23 +497,23 @@ void zr_help(zr *z, const char *program)
              "\nexit codes\n"
              "  0  done\n"
              "  2  an option or an input file is wrong\n"
-             "  3  this host will not do: memory, disk, processor or device; --verify-every has\n"
-             "     found a copy that is not the others'; or stdout cannot be written, where that\n"
-             "     was asked for (--hash, --sample, --steps 0, --version)\n"
-             "  4  ranks disagree: other sources, plan, kernels, options or data, or another\n"
-             "     number in the launcher; or a checkpoint is of another recipe or of other data;\n"
-             "     or a command of a changed program leaves its arena\n"
+             "  3  the host is unsuitable: memory, disk, processor or device; --verify-every has\n"
+             "     found a rank that differs from the others; or stdout cannot be written, but an\n"
+             "     option needs it (--hash, --sample, --steps 0, --version)\n"
+             "  4  ranks disagree about sources, plan, kernels, options, data or the number of\n"
+             "     ranks; or a checkpoint has another recipe or other data;\n"
+             "     or a command of a modified program accesses memory outside its arena\n"
              "  5  a rank died\n"
-             "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
-             "     nothing, but for the search of a loss scale, or no lower scale is left\n"
-             "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
-             "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
-             "  8  bytes or collectives that were counted are not those of the plan\n"
-             "  75  asked to leave by SIGTERM, SIGINT, SIGUSR1 or --max-time, the run has saved a\n"
-             "     checkpoint (--checkpoints), unless --grace was too short for it: the same\n"
-             "     command goes on from the newest\n"
+             "  6  training cannot go on: %" PRId64 " steps in a row were\n"
+             "     skipped, apart from those that lower the loss scale, or it is at its minimum\n"
+             "  7  a rank or a device hangs: a step has made no progress for too long\n"
+             "     (ZR_TIMEOUT_S=N: N seconds), or NCCL reported an error\n"
+             "  8  the counted bytes or collectives differ from the plan's\n"
+             "  75  stopped by SIGTERM, SIGINT, SIGUSR1 or --max-time; the run has saved a\n"
+             "     checkpoint (--checkpoints), unless --grace was too short: the same\n"
+             "     command resumes from the newest one\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
-             "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n",
+             "     SIGTERM); signals ignored at the start stay ignored, except SIGTERM\n",
              z->p->skips);
 }
 

@@ -46,7 +46,7 @@ void zr_plane_grace(zr *z)
 void zr_plane_lost(zr *z, int rank)
 {
     zr_plane_grace(z);
-    zr_fail(z, ZR_DIED, "the connection to rank %d at %s has ended; see what that rank says", rank,
+    zr_fail(z, ZR_DIED, "the connection to rank %d at %s is lost; check that rank's output", rank,
             z->net->end[rank]);
 }
 
@@ -69,7 +69,7 @@ static void move_bytes(zr *z, int rank, void *at, size_t n, int out)
         zr_leave_if_stopped(z);
         int ready = poll(&p, 1, SLICE_MS) > 0;
         if (!ready && zr_plane_late(z))
-            zr_fail(z, ZR_DIED, "rank %d has not answered in time (ZR_MEET_S); see what it does",
+            zr_fail(z, ZR_DIED, "rank %d has not answered in time (ZR_MEET_S); check that it runs",
                     rank);
         if (!ready) {
             idle(z, rank, out);

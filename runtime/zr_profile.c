@@ -69,12 +69,13 @@ void zr_profile_open(zr *z)
     char part[ZR_FILE];
     struct stat s, log;
     if (!file || z->rank != 0) return;
-    if (strlen(file) + sizeof ".part" > ZR_FILE) zr_fail(z, ZR_USER, "--profile: a name too long");
+    if (strlen(file) + sizeof ".part" > ZR_FILE)
+        zr_fail(z, ZR_USER, "--profile: the file name is too long");
     zr_refuse_saved(z, "--profile", file);
     part_name(z, part);
     for (const char *name = file; name; name = name == file ? part : NULL) {
         if (stat(name, &s)) continue;
-        if (!S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", name);
+        if (!S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is not a regular file", name);
         zr_refuse_inputs(z, "--profile", name, &s);
         if (z->log->file >= 0 && !fstat(z->log->file, &log) && s.st_dev == log.st_dev &&
             s.st_ino == log.st_ino)

@@ -184,7 +184,7 @@ static void show_schedule(zr *z)
     if (!end || end == steps) return;
     zr_print(z, STDERR_FILENO,
              "the learning rate's schedule ends at step %" PRId64 ": --steps %" PRId64 " %s\n", end,
-             steps, steps < end ? "ends before it" : "goes on with its last rate");
+             steps, steps < end ? "ends before that" : "continues at the last learning rate");
 }
 
 /* Print a rank's memory; the file arena is reported when it is made. */
@@ -231,7 +231,7 @@ void zr_show_start(zr *z)
                  z->threads, z->cores);
     if (z->o->steps == 0) return;
     if (z->o->steps == z->checkpoints->from) {
-        zr_print(z, STDERR_FILENO, "nothing is left to train: --steps %" PRId64 " are done\n",
+        zr_print(z, STDERR_FILENO, "nothing to train: all --steps %" PRId64 " are done\n",
                  z->o->steps);
         return;
     }

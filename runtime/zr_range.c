@@ -32,10 +32,11 @@ void zr_find_column(zr *z)
         if (!strcmp(name, here)) return;
         snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", name);
     }
-    zr_fail(z, ZR_ENVIRONMENT,
-            "this is %s, the program is made for %s; add %s to `targets` of the spec and generate "
-            "it again",
-            here, names, here);
+    zr_fail(
+        z, ZR_ENVIRONMENT,
+        "this is %s, but the program is made for %s; add %s to `targets` in the spec and generate "
+        "it again",
+        here, names, here);
 }
 
 #define ROW(queue, name, from, to, kernels, drained) {name, "waits for " name, from, to, kernels},
@@ -83,7 +84,7 @@ static void check(zr *z, const char *what, int queue, place p)
                  p.count, p.step);
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: `%s` is at %" PRId64 ", %" PRId64 " bytes%s; %s has "
-            "%" PRId64 "; generate the program anew",
+            "%" PRId64 "; regenerate the program",
             z->step + 1, what, zr_queue_name(queue), p.name, p.at, p.bytes, pieces, names[p.arena],
             size);
 }
@@ -94,7 +95,7 @@ static void check_number(zr *z, const char *what, int queue, const char *name, i
     if (n >= 0 && n < limit) return;
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: %s %" PRId64 "; there are %" PRId64
-            "; generate the program anew",
+            "; regenerate the program",
             z->step + 1, what, zr_queue_name(queue), name, n, limit);
 }
 
@@ -102,7 +103,7 @@ void zr_check_queue(zr *z, const char *what, int queue)
 {
     if (queue >= 0 && queue < ZR_QUEUES && zr_uses(z, queue)) return;
     zr_fail(z, ZR_DISAGREE,
-            "step %" PRId64 ": %s on queue %d, which the program has not; generate it anew",
+            "step %" PRId64 ": %s on queue %d, which the program does not have; regenerate it",
             z->step + 1, what, queue);
 }
 
@@ -124,8 +125,8 @@ void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     zr_check_queue(z, "copy", queue);
     if (zr_queues[queue].from == zr_queues[queue].to)
         zr_fail(z, ZR_DISAGREE,
-                "step %" PRId64 ": copy on queue %s, which copies nothing; "
-                "generate the program anew",
+                "step %" PRId64 ": copy on queue %s, which does not copy; "
+                "regenerate the program",
                 z->step + 1, zr_queue_name(queue));
     check(z, "copy", queue, (place){"from", zr_queues[queue].from, from, bytes, 1, 0});
     check(z, "copy", queue, (place){"to", zr_queues[queue].to, to, bytes, 1, 0});
@@ -158,8 +159,7 @@ int zr_inbox(zr *z, const char *what, int64_t to)
     for (int slot = 0; slot < p->inboxes; slot++)
         if (to == p->inbox + slot * p->inbox_step) return slot;
     zr_fail(z, ZR_DISAGREE,
-            "step %" PRId64 ": %s: no slot of the inbox is at %" PRId64
-            "; generate the program anew",
+            "step %" PRId64 ": %s: no slot of the inbox is at %" PRId64 "; regenerate the program",
             z->step + 1, what, to);
 }
 
@@ -170,7 +170,7 @@ static void check_slot(zr *z, const char *what, int queue, int64_t count, int64_
     if (bytes <= room / count) return;
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: %" PRId64 " x %" PRId64 " bytes come; a slot of the "
-            "inbox has %" PRId64 "; generate the program anew",
+            "inbox has %" PRId64 "; regenerate the program",
             z->step + 1, what, zr_queue_name(queue), count, bytes, room);
 }
 
@@ -262,7 +262,7 @@ void zr_check_states(zr *z)
         if (!has_masters(z, t))
             zr_fail(z, ZR_DISAGREE,
                     "step %" PRId64 ": tensor %s: the rows of its masters do not "
-                    "have each of its elements once; generate the program anew",
+                    "have each of its elements once; regenerate the program",
                     z->step + 1, t->name);
 }
 
@@ -280,7 +280,7 @@ static void slot_of(zr *z, const char *what, int queue, int64_t *at, int64_t *by
     }
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: no slot whose contents die is at %" PRId64
-            "; generate the program anew",
+            "; regenerate the program",
             z->step + 1, what, zr_queue_name(queue), *at);
 }
 
@@ -297,7 +297,7 @@ uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
         if (zr_queues[queue].from == ARENA) continue;
         zr_fail(z, ZR_DISAGREE,
                 "step %" PRId64 ": %s on queue %s: operand %d is marked as a last "
-                "use, but lies in no slot of the arena; generate the program anew",
+                "use, but lies in no slot of the arena; regenerate the program",
                 z->step + 1, what, zr_queue_name(queue), k);
     }
     return last;
@@ -331,6 +331,6 @@ void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name)
     if (i[n] >= 0 && i[n] < size) return (char *)a + i[n];
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": call of %s on queue %s: operand %d is %" PRId64 "; %s has %" PRId64
-            " bytes; generate the program anew",
+            " bytes; regenerate the program",
             z->step + 1, name, zr_queue_name(queue), n, i[n], names[arena], size);
 }

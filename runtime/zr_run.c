@@ -230,7 +230,8 @@ enum { OTHER = 1 };
 
 static int other(char *why, const char *file, const char *key, const char *theirs, const char *ours)
 {
-    zr_why(why, "%s: its run had %s%.150s; this program has %.150s", file, key, theirs, ours);
+    zr_why(why, "%s: the checkpoint's run had %s%.150s, but this program has %.150s", file, key,
+           theirs, ours);
     return OTHER;
 }
 
@@ -248,7 +249,7 @@ static int check_accepted(const zr *z, const char *known, const zr_past *past, c
             key_in("data", key, n) || key_in(past->accepted, key, n))
             continue;
         return zr_why(why,
-                      "--accept-change %.*s: neither this program nor its checkpoint has such a "
+                      "--accept-change %.*s: neither this program nor the checkpoint has this "
                       "key; the keys are `data` and those of `recipe` in %s",
                       (int)zr_least((int64_t)n, 100), key, file);
     }
@@ -321,13 +322,13 @@ static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *
             char *end = "";
             double x = text ? strtod(text, &end) : 0;
             if (text && (*end || end == text))
-                return zr_why(why, "%s: %s: %.40s is no number", file, key, text);
+                return zr_why(why, "%s: %s: %.40s is not a number", file, key, text);
             memcpy(&to->control[i].bits, &x, 8);
         } else to->control[i].bits = (uint64_t)zr_json_count(j);
     }
     for (int i = 0; i < states; i++) missing |= is_number(&s[i]) && !to->control[i].given;
     if (!j->error && missing)
-        return zr_why(why, "%s: not all of what a step takes over is there", file);
+        return zr_why(why, "%s: some of the state of a step is missing", file);
     return j->error ? -1 : 0;
 }
 
@@ -369,7 +370,8 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
         first = 0;
         if (!key) return -1;
         while (k < c->nstored && strcmp(c->stored[k].file, key)) first += c->header[k++].tensors;
-        if (k == c->nstored) return zr_why(why, "%s: %.40s is no state of this program", file, key);
+        if (k == c->nstored)
+            return zr_why(why, "%s: %.40s is not a state of this program", file, key);
         for (int64_t m = 0; zr_json_more(j, '{', &m);) {
             search s = {zr_json_key(j), 0, -1};
             if (!s.name) return -1;
@@ -377,7 +379,7 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
             const char *text = zr_json_text(j);
             if (!text) return -1;
             if (s.found < 0)
-                return zr_why(why, "%s: %.40s: %.150s is no tensor of it", file, key, s.name);
+                return zr_why(why, "%s: %.40s: %.150s is not a tensor of it", file, key, s.name);
             to->sums[first + s.found] = strtoull(text, NULL, 16);
         }
     }
@@ -408,10 +410,10 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
     int64_t length, n = 0;
     int seen = 0, bad = 0;
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
     if (!text) return -1;
     if (!is_sealed(text, length))
-        bad = zr_why(why, "%s: no record of a run, or damaged: its checksum does not hold", file);
+        bad = zr_why(why, "%s: not a record of a run, or damaged: its checksum is wrong", file);
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {
         const char *key = zr_json_key(&j);
@@ -426,7 +428,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     if (j.error || (!bad && zr_json_end(&j)))
         bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
     else if (!bad && ((seen & ALL) != ALL || to->skips > to->skipped || to->skipped > to->steps))
-        bad = zr_why(why, "%s: no record of a run", file);
+        bad = zr_why(why, "%s: not a record of a run", file);
     free(text);
     return bad;
 }
@@ -436,7 +438,7 @@ int zr_run_order(const char *file, int *order, char *why)
 {
     int64_t length, n = 0;
     int by_kernels = -1, bf16 = 0; /* for a record without a line on it */
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     *order = -1;

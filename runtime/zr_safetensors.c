@@ -119,7 +119,7 @@ static int read_offsets(zr_json *j, zr_entry *e, char *why, const char *file)
         at[i - 1] = zr_json_count(j);
     }
     if (!j->error && (i != 2 || at[0] > at[1]))
-        return zr_why(why, "%s: tensor %.200s: data_offsets are no [begin, end]", file, e->name);
+        return zr_why(why, "%s: tensor %.200s: data_offsets are not [begin, end]", file, e->name);
     e->begin = at[0];
     e->end = at[1];
     return j->error ? -1 : 0;
@@ -229,9 +229,10 @@ static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size,
                           ", the tensor before ends at %" PRId64,
                           file, e[i].name, e[i].begin, at);
     if (at != size)
-        return zr_why(
-            why, "%s: the header describes %" PRId64 " bytes of data, the file has %" PRId64 "%s",
-            file, at, size, at > size ? " (truncated?)" : "");
+        return zr_why(why,
+                      "%s: the header describes %" PRId64
+                      " bytes of data, but the file has %" PRId64 "%s",
+                      file, at, size, at > size ? " (truncated?)" : "");
     for (int64_t i = first; i < t->n; i++) {
         e[i].begin += start;
         e[i].end += start;
@@ -274,17 +275,18 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
 {
     struct zr_source *f = &t->files[t->nfiles - 1];
     int64_t first = t->n, n = 0;
-    if (size < 8) return zr_why(why, "%s: %" PRId64 " bytes are no safetensors file", file, size);
+    if (size < 8)
+        return zr_why(why, "%s: %" PRId64 " bytes are not a safetensors file", file, size);
     if (zr_read_at(f->fd, &n, 8, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
     if (n < 2 || n > ZR_HEADER_MAX)
-        return zr_why(why, "%s: no safetensors file (a header of %" PRIu64 " bytes)", file,
+        return zr_why(why, "%s: not a safetensors file (a header of %" PRIu64 " bytes)", file,
                       (uint64_t)n);
     if (n > size - 8)
         return zr_why(why, "%s: truncated: a header of %" PRId64 " bytes in a file of %" PRId64,
                       file, n, size);
     f->header = slurp(f->fd, n, why, file);
     if (!f->header) return -1;
-    zr_json j = {f->header, f->header + n, f->header[0] == '{' ? NULL : "an object is needed"};
+    zr_json j = {f->header, f->header + n, f->header[0] == '{' ? NULL : "expected an object"};
     int bad = read_entries(t, &j, why, file);
     if (j.error)
         return zr_why(why, "%s: header, byte %" PRId64 ": %s", file, (int64_t)(j.at - f->header),
@@ -344,7 +346,7 @@ static int say_missing(const char *dir, const char *name, char *why)
 {
     if (is_there(dir, name)) return -1;
     return zr_why(why,
-                  "%.300s/%.200s: " ZR_INDEX " names it, and it is not there; is the download "
+                  "%.300s/%.200s: " ZR_INDEX " lists it, but it does not exist; is the download "
                   "complete?",
                   dir, name);
 }
@@ -358,7 +360,7 @@ static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const c
         if (!name) return -1;
         /* no path may lead out of the directory */
         if (strchr(name, '/') || !*name)
-            return zr_why(why, "%s: %.200s is no name of a file", index, name);
+            return zr_why(why, "%s: %.200s is not a file name", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
         if (k == t->nfiles && add_file(t, dir, name, why)) return say_missing(dir, name, why);
         if (add_mapped(t, tensor, k)) return zr_why(why, "%s: no memory", index);
@@ -382,7 +384,7 @@ static int read_index(zr_table *t, const char *dir, char *why, const char *file)
     }
     if (zr_json_end(&j))
         return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - t->index), j.error);
-    return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
+    return maps == 1 ? 0 : zr_why(why, "%s: must have one weight_map, but has %d", file, maps);
 }
 
 /* Report why a folder has no weights that can be read: the first of these
@@ -446,7 +448,7 @@ static int check_map(const zr_table *t, const char *dir, char *why)
     for (const struct zr_mapped *m = t->map; m < t->map + t->nmap; m++) {
         const zr_entry *e = zr_table_find(t, m->name);
         if (!e || e->file != m->file)
-            return zr_why(why, "%s/%s: has no tensor %.200s, which the index says", dir,
+            return zr_why(why, "%s/%s: does not have tensor %.200s, which the index lists", dir,
                           t->files[m->file].name, m->name);
     }
     return 0;

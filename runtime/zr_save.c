@@ -188,8 +188,7 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
         if (h.text) h.text = retyped(h.text, &h.n, type, ZR_CONFIG, why);
         else zr_why(why, "no memory");
     } else {
-        zr_why(note, "%.200s gets no config.json: this is a model of no family of transformers",
-               s->dir);
+        zr_why(note, "%.200s gets no config.json: transformers has no such model family", s->dir);
         return 0;
     }
     if (!h.text) return -1;
@@ -218,8 +217,8 @@ static int refuse_adapters(const zr_saving *s, char *why)
     if (zr_path(file, s->dir, ZR_ADAPTER_CONFIG, why)) return -1;
     if (access(file, F_OK)) return 0;
     return zr_why(why,
-                  "%s: whoever loads this folder would add its adapters to the weights that are "
-                  "saved; move them away, or name another folder",
+                  "%s: a program that loads this folder would add its adapters to the saved "
+                  "weights; move them away, or name another folder",
                   file);
 }
 

@@ -119,9 +119,9 @@ static void describe_far(zr *z, const zr_stall *s, char *why)
                  group ? " of group " : "", group ? z->p->groups[group].name : "",
                  z->shared->seat[awaits - 1].host);
     zr_why(why,
-           "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
-           " for %s; all ranks of this host are stopped; look for a host, a network or a process "
-           "that is gone or stands still",
+           "no command has finished for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
+           " for %s; all ranks of this host are stopped; check for a host, a network or a process "
+           "that is down or hangs",
            s->quiet, zr_who(z, z->lowest + r, who), atomic_load(&seat_of(z, r)->step), whom);
 }
 
@@ -133,16 +133,16 @@ static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
     }
     if (r < 0) {
         zr_why(why,
-               "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "
+               "no command has finished for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "
                "other; all are stopped",
                s->quiet);
         return;
     }
     const char *what = doing(z, r, queue);
     zr_why(why,
-           "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in step %" PRId64
-           ", queue %s, %s%s; all ranks are stopped; look for a process that was stopped, "
-           "or a disk or file system that does not answer",
+           "no command has finished for %.0f s (ZR_TIMEOUT_S): rank %d makes no progress in step "
+           "%" PRId64 ", queue %s, %s%s; all ranks are stopped; check for a stopped process, "
+           "or a disk or file system that does not respond",
            s->quiet, z->lowest + r, atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
            what ? "at " : "between two commands", what ? what : "");
 }

@@ -41,7 +41,7 @@ static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t c
     d->count = count;
     if (count >= 0 && count <= (INT64_MAX - end) / width && size == end + width * count) return 0;
     return zr_why(why,
-                  "%s: %s says %" PRId64 " tokens of %d bytes, which does not make the %" PRId64
+                  "%s: %s says %" PRId64 " tokens of %d bytes, which does not match the %" PRId64
                   " bytes that the file has",
                   d->path, what, count, width, size);
 }
@@ -53,14 +53,14 @@ static int headerless(zr_data *d, int64_t size, int width, char *why)
     if (!width) width = 2;
     if (size % width)
         return zr_why(why, "%s: %" PRId64 " bytes, %s; tokens are uint%d", d->path, size,
-                      width == 2 ? "an odd number" : "no multiple of 4", 8 * width);
+                      width == 2 ? "an odd number" : "not a multiple of 4", 8 * width);
     return set_tokens(d, size, width, 0, size / width, 0, "its size", why);
 }
 
 static int short_of(const zr_data *d, int64_t size, const char *whose, char *why)
 {
-    return zr_why(why, "%s: %" PRId64 " bytes, shorter than %s header of %d", d->path, size, whose,
-                  HEADER);
+    return zr_why(why, "%s: %" PRId64 " bytes are shorter than %s header of %d", d->path, size,
+                  whose, HEADER);
 }
 
 static int unknown(const zr_data *d, int32_t version, const char *whose, int32_t known, char *why)
@@ -90,10 +90,11 @@ static int by_header(zr_data *d, int64_t size, char *why)
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
     const char *foreign = zr_foreign_file(d->fd, size);
     if (foreign)
-        return zr_why(why,
-                      "%s: is %s; needed: uint16 or uint32 tokens, alone or behind a header of "
-                      "llm.c's or llm.q's",
-                      d->path, foreign);
+        return zr_why(
+            why,
+            "%s: is %s; it must hold uint16 or uint32 tokens, optionally after a header of "
+            "llm.c or llm.q",
+            d->path, foreign);
     if (n >= 8 && !memcmp(head, "BIN.TOK\n", 8)) return of_llmq(d, size, head, why);
     size_t k = 0, all = sizeof headers / sizeof *headers;
     while (k < all && (n < 4 || head[0] != headers[k].magic)) k++;
@@ -128,7 +129,7 @@ static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int6
     int width = megatron_width(head[17]);
     if (version != 1) return zr_why(why, "%s: version %" PRIu64 "; only 1 is known", file, version);
     if (!width)
-        return zr_why(why, "%s: tokens of type %d; needed: 8 (uint16) or 4 (int32)", file,
+        return zr_why(why, "%s: tokens of type %d; supported: 8 (uint16) or 4 (int32)", file,
                       head[17]);
     uint64_t room = (uint64_t)(size - INDEX);
     if (n == 0 || n > room / 12 || m > (room - 12 * n) / 8)
@@ -146,8 +147,8 @@ static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int6
                       " of the .bin, which has %" PRId64,
                       file, first, last, width, length, bin);
     if (bin % width)
-        return zr_why(why, "%s: %" PRId64 " bytes, no multiple of the %d of a token", d->path, bin,
-                      width);
+        return zr_why(why, "%s: %" PRId64 " bytes, not a multiple of the %d of a token", d->path,
+                      bin, width);
     return set_tokens(d, bin, width, 0, bin / width, 0, file, why);
 }
 
@@ -171,12 +172,13 @@ static int refuse_old(const char *file, int fd, char *why)
     if (!width)
         return zr_why(why,
                       "%s: an old index (TNTIDX), of tokens of type %" PRIu64
-                      "; needed: 8 (uint16) or 4 (int32)",
+                      "; supported: 8 (uint16) or 4 (int32)",
                       file, type);
-    return zr_why(why,
-                  "%s: an old index (TNTIDX), which is not read; without it, and by --tokens "
-                  "uint%d, the .bin is one stream of tokens",
-                  file, 8 * width);
+    return zr_why(
+        why,
+        "%s: an old index (TNTIDX), which is not supported; without it, and with --tokens "
+        "uint%d, the .bin is one stream of tokens",
+        file, 8 * width);
 }
 
 /* Set the tokens from the index beside the file. Returns 1 if there is none. */
@@ -271,16 +273,16 @@ static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size
     struct stat s;
     int64_t hole = d->width == 2 ? UINT16_MAX : UINT32_MAX;
     if (strchr(m->labels, '/'))
-        return zr_why(why, "%s: labels: %.80s leads out of its folder", file, m->labels);
+        return zr_why(why, "%s: labels: %.80s is outside its folder", file, m->labels);
     if (m->ignore != hole)
-        return zr_why(why, "%s: ignore: needed beside labels of %s: %" PRId64, file, m->dtype,
+        return zr_why(why, "%s: ignore: required with labels of %s: %" PRId64, file, m->dtype,
                       hole);
     if (zr_beside(d->labels_path, d->path, m->labels, why)) return -1;
     d->labels = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->labels < 0 || fstat(d->labels, &s)) return zr_why(why, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode)) return zr_why(why, "%s: not a regular file", path);
     if (s.st_size == size) return 0;
-    return zr_why(why, "%s: %" PRId64 " bytes; needed: as many as the tokens, %" PRId64, path,
+    return zr_why(why, "%s: %" PRId64 " bytes; it must have as many as the tokens, %" PRId64, path,
                   (int64_t)s.st_size, size);
 }
 
@@ -290,18 +292,18 @@ static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *fil
     static const char *const types[] = {"uint16", "uint32"};
     int type = 0;
     while (type < 2 && (!m->dtype || strcmp(m->dtype, types[type]))) type++;
-    if (m->format != 1) return zr_why(why, "%s: format: needed: 1, which this program reads", file);
-    if (type == 2) return zr_why(why, "%s: dtype: needed: \"uint16\" or \"uint32\"", file);
-    if (m->tokens < 0) return zr_why(why, "%s: tokens: a whole number is needed", file);
+    if (m->format != 1) return zr_why(why, "%s: format: must be 1", file);
+    if (type == 2) return zr_why(why, "%s: dtype: must be \"uint16\" or \"uint32\"", file);
+    if (m->tokens < 0) return zr_why(why, "%s: tokens: must be an integer", file);
     if (m->vocab > d->vocab)
         return zr_why(why,
-                      "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64
-                      ": set model.vocab to the former; weights to load need the rows, too "
+                      "%s: its vocabulary has %" PRId64 " tokens, but the model's has %" PRId64
+                      ": set model.vocab to the former; weights to load need these rows, too "
                       "(transformers: resize_token_embeddings)",
                       file, m->vocab, d->vocab);
     if (f->end >= 0 && m->end >= 0 && m->end != f->end)
         return zr_why(why,
-                      "%s: end: documents end with token %" PRId64 ", by data.end with %" PRId64,
+                      "%s: end: documents end with token %" PRId64 ", but data.end is %" PRId64,
                       file, m->end, f->end);
     if (set_tokens(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
     return m->labels ? open_labels(d, file, m, size, why) : 0;

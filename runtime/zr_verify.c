@@ -118,14 +118,14 @@ static const char *tensor_of(const zr *z, const zr_state *s)
 {
     for (int t = 0; t < z->p->ntensors; t++)
         if (z->p->tensors[t].flat == s->flat) return z->p->tensors[t].name;
-    return "numbers of the step";
+    return "the step's numbers";
 }
 
 static void differs(zr *z, const zr_state *s, const char *how)
 {
     zr_fail(z, ZR_ENVIRONMENT,
-            "after step %" PRId64 " this rank's %s (%s and what lies with it) %s "
-            "(--verify-every): a memory or a processor is at fault, here or there; go on from a "
+            "after step %" PRId64 " this rank's %s (%s and the tensors stored with it) %s "
+            "(--verify-every): a memory or a processor is faulty, here or there; resume from a "
             "checkpoint on other hosts",
             (int64_t)z->step, s->what, tensor_of(z, s), how);
 }
@@ -140,7 +140,7 @@ static void compare_copies(zr *z, const zr_state *s)
     uint64_t mine = hash_row(z, s), first = mine;
     if (places == 1) {
         zr_tell(z, &first, sizeof first);
-        if (first != mine) differs(z, s, "is not rank 0's");
+        if (first != mine) differs(z, s, "differs from rank 0's");
         return;
     }
     int own = z->group[s->over].place;
@@ -148,7 +148,7 @@ static void compare_copies(zr *z, const zr_state *s)
         uint64_t sum[2] = {own == place ? mine : 0, own == place + 1 ? mine : 0};
         zr_total(z, sum);
         if (own / 2 == place / 2 && sum[own % 2] != mine * (uint64_t)copies)
-            differs(z, s, "and its copies on other ranks are not alike");
+            differs(z, s, "and its copies on other ranks differ");
     }
 }
 

@@ -97,8 +97,8 @@ static void look_at_clock(zr *z)
     if (w->deadline == 0 || zr_now() < w->deadline) return;
     const char *what = atomic_load_explicit(&w->what, memory_order_relaxed);
     zr_fail(z, ZR_STUCK,
-            "step %" PRId64 " has not ended in %.0f s (ZR_TIMEOUT_S); the last that was issued is "
-            "%s on queue %s; look for a rank, a network or a device that hangs",
+            "step %" PRId64 " has not ended in %.0f s (ZR_TIMEOUT_S); the last issued command is "
+            "%s on queue %s; check for a rank, a network or a device that hangs",
             z->step + 1, w->limit, what ? what : "nothing", zr_queue_name(w->queue));
 }
 

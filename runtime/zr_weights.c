@@ -400,7 +400,7 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
     zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
     if (!e) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, NULL);
-        zr_why(why, "%.200s: tensor %s is missing; the model needs it with shape %s%s", dir, name,
+        zr_why(why, "%.200s: tensor %s is missing; the model has it with shape %s%s", dir, name,
                wanted, cause);
         return NULL;
     }
@@ -409,10 +409,10 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
     for (int k = 0; same && k < t->ndim; k++) same = e->shape[k] == t->shape[k];
     if (!same) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
-        zr_why(why, "%.200s/%s: tensor %s has shape %s; the model needs %s%s", dir, file, name,
+        zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s", dir, file, name,
                zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted, cause);
     } else if (e->dtype > F16)
-        zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name,
+        zr_why(why, "%s/%s: tensor %s is %s; only F32, BF16 and F16 can be read", dir, file, name,
                zr_dtype_name(e->dtype));
     return same && e->dtype <= F16 ? e : NULL;
 }
@@ -457,9 +457,9 @@ static void say_unread(const zr_program *p, const zr_table *table, const zr_entr
     }
     int64_t columns = e->ndim == 2 ? e->shape[1] : 1;
     int64_t at[] = {c->beyond / columns, c->beyond % columns};
-    zr_why(why, "%.300s/%s: tensor %s: element %s is %g; finite numbers of %s are needed%s", dir,
+    zr_why(why, "%.300s/%s: tensor %s: element %s is %g; it must be a finite %s number%s", dir,
            file, e->name, zr_shape_text(place, sizeof place, at, e->ndim), c->value, types[p->type],
-           isfinite(c->value) ? ", or another train.precision" : "");
+           isfinite(c->value) ? "; or use another train.precision" : "");
     errno = ERANGE;
 }
 
@@ -506,13 +506,13 @@ static int judge_unused(const zr_program *p, const zr_table *t, const char *dir,
     if (others && !drop) {
         zr_tell_misfit(cause, p, extent_of(p, &zr_masters), t, NULL, NULL, NULL);
         return zr_why(why,
-                      "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
-                      "needed: a spec that has them, or --drop-unknown%s",
+                      "%.150s: the model lacks %" PRId64 " of the tensors: %s%s; "
+                      "use a spec that has them, or --drop-unknown%s",
                       dir, others, names, more, cause);
     }
     if (others)
         zr_why(note,
-               "%.150s: warning: left out, for the model has no place for them: %" PRId64
+               "%.150s: warning: ignored, as they are not in the model: %" PRId64
                " of the tensors: %s%s",
                dir, others, names, more);
     else if (buffers + tied)
@@ -582,7 +582,7 @@ static int judge_stored(const zr_table *t, const zr_stored *f, const char *dir, 
         const zr_entry *e = &t->entries[i];
         const char *file = t->files[e->file].name;
         if (!e->used)
-            return zr_why(why, "%s/%s: tensor %.200s is none of the model's", dir, file, e->name);
+            return zr_why(why, "%s/%s: tensor %.200s is not in the model", dir, file, e->name);
         if (e->dtype != f->type)
             return zr_why(why, "%s/%s: tensor %.200s is %s; %s is needed", dir, file, e->name,
                           zr_dtype_name(e->dtype), zr_dtype_name(f->type));

@@ -154,7 +154,7 @@ class Template:
         except TemplateSyntaxError as e:
             raise Bad(f"{where}:{e.lineno}: {e.message}") from None
         except Exception as e:
-            raise Bad(f"{where}: no template: {e}") from None
+            raise Bad(f"{where}: invalid template: {e}") from None
         calls = tree.find_all(nodes.ExtensionAttribute)
         self.marks = any(call.name == "marked" for call in calls)
 
@@ -173,7 +173,7 @@ class Template:
             )
             text.encode()
         except UnicodeEncodeError:
-            raise Bad("half a UTF-16 pair is no text") from None
+            raise Bad("half a UTF-16 surrogate pair is not text") from None
         except Exception as e:  # a template may raise anything
             raise Bad(f"the chat template fails: {e}") from None
         return text
@@ -206,8 +206,8 @@ class Template:
             if all(words(x) in text[a:b] for (a, b), x in pairs):
                 return
         raise Bad(
-            f"{', '.join(FLAGS)}: {self.where} does not write one {{% generation %}} for each"
-            " message of the assistant: none can be left out"
+            f"{', '.join(FLAGS)}: {self.where} does not have one {{% generation %}} block for each"
+            " message of the assistant, so none can be excluded"
         )
 
     def answer(
@@ -221,7 +221,7 @@ class Template:
         whole, _ = spans_of(self.render([*asks, *answers], given))
         if not whole.startswith(prompt):
             raise Bad(
-                "the chat template renders the prompt otherwise when a completion follows"
+                "the chat template renders the prompt differently when a completion follows"
             )
         return whole, [(len(prompt), len(whole))]
 
@@ -235,13 +235,13 @@ class Template:
                 ):
                     raise Bad(
                         f"message {number}: {', '.join(names)}: {self.where} does not read it;"
-                        " take it out, or choose a template that does"
+                        " remove it, or use a template that does"
                     )
             content = message.get("content")
             if isinstance(content, (list, dict)) and str(content) in text:
                 kind = "a list" if isinstance(content, list) else "an object"
                 raise Bad(
-                    f"message {number}: content: {self.where} reads a text, and this is {kind}"
+                    f"message {number}: content: {self.where} expects text, but this is {kind}"
                 )
 
     def ends(self) -> bool | None:
@@ -276,8 +276,9 @@ class Template:
                 if whole.startswith(own, start) and known in own:
                     return start, start + len(own)
         raise Bad(
-            f"message {number + 1}: the chat template renders it, or what is before it, otherwise"
-            " when more follows; a template with {% generation %} is needed"
+            f"message {number + 1}: the chat template renders it, or a message before it, "
+            f"differently"
+            " when more follows; use a template with {% generation %}"
         )
 
 
@@ -297,19 +298,19 @@ def asked(messages: Sequence[Message], number: int) -> bool | None:
     for key in DETAILS:
         if message.get(key):
             raise Bad(
-                f"{where}: {key}: a message is learned as a whole or not (weight, train)"
+                f"{where}: {key}: a message is trained on as a whole or not at all (weight, train)"
             )
     for key, value in FLAGS.items():
         x = message.get(key)
         if x is None:
             continue
         if not isinstance(x, (int, float)) or x not in (0, 1):
-            raise Bad(f"{where}: {key} is {x}: 0 or 1, false or true, is known")
+            raise Bad(f"{where}: {key} is {x}; allowed: 0 or 1, false or true")
         learned = bool(x) == value
         if learned and message["role"] != "assistant":
-            raise Bad(f"{where}: {key}: only what the assistant says is learned")
+            raise Bad(f"{where}: {key}: only messages of the assistant are trained on")
         if found is not None and found != learned:
-            raise Bad(f"{where}: {key} says otherwise than the keys before it")
+            raise Bad(f"{where}: {key} contradicts the keys before it")
         found = learned
     return found
 
@@ -323,13 +324,13 @@ def plain(message: Any) -> Message:
             role = FROM.get(str(found.pop("from")))
             if role is None:
                 known = ", ".join(FROM)
-                raise Bad(f"from: {message['from']}: {known} are known")
+                raise Bad(f"from: {message['from']}; allowed: {known}")
             if not isinstance(found.get("value"), str):
-                raise Bad("value: the text of a message is needed")
+                raise Bad("value: must be the text of a message")
             found = {"role": role, "content": found.pop("value"), **found}
         if isinstance(found.get("role"), str):
             return reasoned(found)
-    raise Bad('a message is no {"role": ..., "content": ...}')
+    raise Bad('a message is not {"role": ..., "content": ...}')
 
 
 def reasoned(message: Message) -> Message:
@@ -342,7 +343,7 @@ def reasoned(message: Message) -> Message:
 
 def checked(messages: Any) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise Bad("no list of messages")
+        raise Bad("not a list of messages")
     found = [plain(message) for message in messages]
     for number in range(len(found)):
         asked(found, number)
@@ -358,8 +359,9 @@ def side(role: str, x: Any) -> list[Message]:
         if asked(found, number) is not (not learns):
             continue
         raise Bad(
-            f"message {number + 1}: a completion is learned and a prompt is not; `messages` are"
-            f" chosen by {', '.join(FLAGS)}"
+            f"message {number + 1}: a completion is trained on and a prompt is not; in "
+            f"`messages` use"
+            f" {', '.join(FLAGS)}"
         )
     return found
 
@@ -374,17 +376,15 @@ def given(record: Mapping[str, Any]) -> dict[str, Any]:
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
-            raise Bad("tools: no JSON") from None
+            raise Bad("tools: not JSON") from None
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(x, dict) for x in tools)
     ):
-        raise Bad("tools: a list of objects is needed")
+        raise Bad("tools: must be a list of objects")
     if more is None:
         more = {}
     if not isinstance(more, dict) or more.keys() & {*TAKEN}:
-        raise Bad(
-            f"chat_template_kwargs: an object without {', '.join(TAKEN)} is needed"
-        )
+        raise Bad(f"chat_template_kwargs: must be an object without {', '.join(TAKEN)}")
     return {**more, "tools": tools}
 
 
@@ -392,16 +392,18 @@ def beside(record: Mapping[str, Any]) -> None:
     """Refuse keys of a record that would change which text is learned."""
     for key, what in REFUSED.items():
         if record.get(key):
-            raise Bad(f"{key} is not read: {what}")
+            raise Bad(f"{key} is not supported: {what}")
     weight, label = record.get("weight"), record.get("label")
     # a number as label is a column of classes, KTO's is a boolean
     for key, refused in (("weight", weight == 0), ("label", label is False)):
         if refused:
             raise Bad(
-                f"{key} is {record[key]}: such a record is not learned: take it out"
+                f"{key} is {record[key]}: such a record is not trained on: remove it"
             )
     if weight not in (None, 1):
-        raise Bad(f"weight is {weight}: a record is learned as a whole, or not")
+        raise Bad(
+            f"weight is {weight}: a record is trained on as a whole or not at all"
+        )
 
 
 def chat(
@@ -411,7 +413,7 @@ def chat(
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         raise Bad(
-            "no message of the assistant: nothing to learn; there is: "
+            "no message of the assistant, so nothing to train on; the roles are: "
             + ", ".join(roles)
         )
     return template.conversation(messages, more)
@@ -427,9 +429,9 @@ def rendered(
     try:
         told = json.dumps(record, ensure_ascii=False, default=str)
     except RecursionError:
-        raise Bad("JSON too deep") from None
+        raise Bad("JSON is nested too deeply") from None
     if BEGIN in told or END in told:
-        raise Bad("U+FDD0 and U+FDD1 are no characters of a text")
+        raise Bad("U+FDD0 and U+FDD1 are not characters")
     beside(record)
     more = given(record)
     name = "default" if more["tools"] is None else "tool_use"
@@ -448,10 +450,10 @@ def rendered(
         spans = [(len(values[0]), len(text))]
     else:
         raise Bad(
-            "the tokenizer has no chat template: one is in tokenizer_config.json or"
+            "the tokenizer has no chat template; it is looked for in tokenizer_config.json and"
             " chat_template.jinja beside tokenizer.json (chat_template.json, a processor's, is not"
             " read)"
         )
     if not any(start < end for start, end in spans):
-        raise Bad("there is nothing to learn: the assistant says nothing")
+        raise Bad("there is nothing to train on: the assistant's messages are empty")
     return text, spans

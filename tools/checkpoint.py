@@ -105,7 +105,7 @@ def part(path: Path, at: int, n: int) -> bytes:
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key twice in an object")
+        raise ValueError("a duplicate key in an object")
     return found
 
 
@@ -113,9 +113,9 @@ def parsed(text: bytes, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text.decode(), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:
-        raise Bad(f"{what}: no JSON: {e}") from None
+        raise Bad(f"{what}: not JSON: {e}") from None
     if not isinstance(found, dict):
-        raise Bad(f"{what}: no object of JSON")
+        raise Bad(f"{what}: not a JSON object")
     return found
 
 
@@ -177,18 +177,18 @@ def read_run(folder: Path) -> Run:
     path = folder / "run.json"
     size = size_of(path)
     if size > HEADER_MAX:
-        raise Bad(f"{path}: {size} bytes are no record of a run")
+        raise Bad(f"{path}: {size} bytes are not a record of a run")
     text = part(path, 0, size)
     found = parsed(text, str(path))
     if found.get("format") != 1:
-        raise Bad(f"{path}: its format is not 1, which is all that is known")
+        raise Bad(f"{path}: its format is not 1, the only supported one")
     for field, is_good in FIELDS.items():
         if not is_good(found.get(field)):
-            raise Bad(f"{path}: {field}: is missing, or not as a run has it")
+            raise Bad(f"{path}: {field}: is missing or invalid")
     if step_of(folder) not in (-1, found["steps"]):
-        raise Bad(f"{path}: is of step {found['steps']}")
+        raise Bad(f"{path}: is a checkpoint of step {found['steps']}")
     if text[-SEAL:] != seal(text[:-SEAL]):
-        raise Bad(f"{path}: is damaged: its checksum does not hold")
+        raise Bad(f"{path}: is damaged: its checksum is wrong")
     return found
 
 
@@ -232,14 +232,14 @@ def entry(path: Path, name: str, given: object, start: int) -> Tensor:
     where = f"{path}: tensor {name}"
     keys = ("dtype", "shape", "data_offsets")
     if not isinstance(given, dict):
-        raise Bad(f"{where}: no object of JSON")
+        raise Bad(f"{where}: not a JSON object")
     dtype, shape, place = map(given.get, keys)
     if not is_text(dtype) or dtype not in TYPES:
         raise Bad(f"{where}: dtype: allowed: {', '.join(TYPES)}")
     if not is_counts(shape, DIMS):
-        raise Bad(f"{where}: shape: no list of at most {DIMS} sizes")
+        raise Bad(f"{where}: shape: not a list of at most {DIMS} sizes")
     if not is_counts(place, 2) or len(place) != 2:
-        raise Bad(f"{where}: data_offsets: no [begin, end]")
+        raise Bad(f"{where}: data_offsets: not [begin, end]")
     begin, end = place
     found = Tensor(path, name, dtype, tuple(shape), start + begin)
     if found.bytes != end - begin:
@@ -252,11 +252,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
     gaps."""
     size = size_of(path)
     if size < 8:
-        raise Bad(f"{path}: {size} bytes are no safetensors file")
+        raise Bad(f"{path}: {size} bytes are not a safetensors file")
     header = int.from_bytes(part(path, 0, 8), "little")
     start = 8 + header
     if not 2 <= header <= HEADER_MAX:
-        raise Bad(f"{path}: no safetensors file (a header of {header} bytes)")
+        raise Bad(f"{path}: not a safetensors file (a header of {header} bytes)")
     if start > size:
         raise Bad(f"{path}: truncated: a header of {header} bytes in a file of {size}")
     found = parsed(part(path, 8, header), f"{path}: header")
@@ -266,11 +266,14 @@ def read_state(path: Path) -> dict[str, Tensor]:
     at = start
     for tensor in tensors:
         if tensor.at != at:
-            raise Bad(f"{path}: tensor {tensor.name}: its data lie elsewhere")
+            raise Bad(
+                f"{path}: tensor {tensor.name}: its data does not follow the previous "
+                f"tensor's"
+            )
         at += tensor.bytes
     if at != size:
         raise Bad(
-            f"{path}: the header describes {at - start} bytes of data, the file "
+            f"{path}: the header describes {at - start} bytes of data, but the file "
             f"has {size - start}{' (truncated?)' if at > size else ''}"
         )
     return {tensor.name: tensor for tensor in tensors}
@@ -375,13 +378,13 @@ def show(folder: Path) -> int:
         step, size = step_of(path), bytes_of(path)
         say(form.format(step, took, size, when, told))
         bad |= bool(wrong)
-    why = "a run writes here" if is_locked(folder) else "the next run clears it"
+    why = "a run is writing here" if is_locked(folder) else "the next run removes it"
     for path in inside(folder):
         name = path.name
         if name.startswith(".step-"):
-            say(f"{name}: unfinished, or on its way out; {why}")
+            say(f"{name}: unfinished, or being removed; {why}")
         if name.startswith(".room-"):
-            say(f"{name}: room for another checkpoint; {why}")
+            say(f"{name}: space reserved for another checkpoint; {why}")
     return bad
 
 
@@ -443,7 +446,7 @@ def damages(folder: Path, run: Run, progress: Progress) -> Iterator[str]:
             if sum_ != wanted:
                 yield (
                     f"{tensor.path}: tensor {name} is damaged: its checksum is "
-                    f"{sum_}, run.json has {wanted}"
+                    f"{sum_}, but run.json has {wanted}"
                 )
 
 
@@ -462,7 +465,7 @@ def verify(folder: Path) -> int:
             say(line)
         if not wrong:
             n = sum(map(len, run["sums"].values()))
-            say(f"{path}: the checksums of all {n} tensors hold")
+            say(f"{path}: the checksums of all {n} tensors are right")
         bad |= bool(wrong)
     return bad
 
@@ -551,7 +554,7 @@ def diff(one: Path, other: Path) -> int:
             bad = 1
             say(f"{name}: {told}")
     if not bad:
-        say(f"equal: {', '.join(c)}, and what run.json tells")
+        say(f"equal: {', '.join(c)}, and the data in run.json")
     return bad
 
 

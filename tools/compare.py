@@ -75,7 +75,7 @@ def steps(log: Path) -> tuple[dict[int, Record], list[str]]:
             continue
         number = line.pop("step")
         if not isinstance(number, str) or not re.fullmatch(STEP, number):
-            raise Bad(f"{log}: a record's step is no number")
+            raise Bad(f"{log}: a record's step is not a number")
         numbers = {
             key: "null" if x is None else x
             for key, x in line.items()

@@ -299,7 +299,7 @@ def draw(chosen: argparse.Namespace) -> int:
     if not drawable(log, "loss"):
         raise Bad(f"{log.path}: no step to draw")
     if not abs(chosen.bigram) < MOST:
-        raise Bad(f"{chosen.bigram} is no loss of a model")
+        raise Bad(f"{chosen.bigram} is not a loss")
     write(curve([log], [], chosen.bigram), chosen.svg)
     return 0
 

@@ -112,7 +112,9 @@ def encoded(recipe: Recipe, pieces: Iterable[Piece], processes: int) -> Iterator
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise Bad("a process of ours was ended, as for want of memory") from None
+        raise Bad(
+            "a worker process was killed, probably because memory ran out"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -128,7 +130,7 @@ def ours(folder: Path) -> None:
     if folder.is_dir() and not folder.is_symlink():
         there = {x.name for x in folder.iterdir()}
     if "meta.json" not in there or there - OURS:
-        raise Bad(f"{folder}: is there already, and not a folder of tokens")
+        raise Bad(f"{folder}: already exists and is not a folder of token files")
 
 
 @contextmanager
@@ -247,7 +249,7 @@ def write(
             raise Bad(f"no document has a token; {empty} are empty")
         for split, (tokens, _) in counts.items():
             if not tokens:
-                raise Bad(f"no document is for {split}.bin; see --val")
+                raise Bad(f"no document is left for {split}.bin; see --val")
         about(recipe, counts, made, folder)
     return counts, empty
 
@@ -276,7 +278,9 @@ def validation(
     if isinstance(wanted, int):
         of = documents.count(kind, files)
         if wanted >= of:
-            raise Bad(f"--val {wanted}: there are {of} documents; or a share")
+            raise Bad(
+                f"--val {wanted}: there are only {of} documents; give fewer, or a percentage"
+            )
         return documents.bound(wanted, of), None
     if kind == "text" and len(files) == 1:
         (file,) = files
@@ -293,7 +297,7 @@ def learned(
 ) -> Recipe:
     """Train the tokenizer of --train-bpe, on the text that is not for validation."""
     if layout.kind != "text":
-        raise Bad(f"--train-bpe: of texts alone, and these are {layout.kind}")
+        raise Bad(f"--train-bpe: needs texts, but these are {layout.kind}")
     rule = Recipe(below=below, cut=cut)
     pieces = documents.opened(
         args.kind, args.file, layout.fields, lambda a, b: True, cut
@@ -368,13 +372,15 @@ def part(text: str) -> Fraction | int:
         return Fraction(share) / 100
     if number and int(number):
         return int(number)
-    raise argparse.ArgumentTypeError("a share as 1%, or a number from 1")
+    raise argparse.ArgumentTypeError(
+        "must be a percentage such as 1%, or a number from 1"
+    )
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="run data",
-        description="A folder of token files; docs/data.md tells of it.",
+        description="Writes a folder of token files; see docs/data.md.",
     )
     parser.add_argument("kind", choices=("text", "jsonl", "parquet"))
     parser.add_argument("file", nargs="+", type=Path, metavar="FILE")
@@ -383,30 +389,32 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--tokenizer",
         default="bytes",
         metavar="FILE|DIR|bytes",
-        help="tokenizer.json, a folder that has one, or bytes (the default)",
+        help="a tokenizer.json, a folder with one, or bytes (the default)",
     )
     which.add_argument(
-        "--train-bpe", type=int, metavar="N", help="train one of N tokens"
+        "--train-bpe", type=int, metavar="N", help="train a BPE tokenizer with N tokens"
     )
     parser.add_argument(
-        "--field", metavar="NAME", help="of a record: its text, or messages"
+        "--field",
+        metavar="NAME",
+        help="field of a record that holds its text or messages",
     )
     parser.add_argument(
         "--val",
         type=part,
         metavar="1%|N",
-        help="a share of the documents, or so many",
+        help="percentage or number of documents for val.bin",
     )
     parser.add_argument("-o", required=True, type=Path, metavar="DIR")
     args = parser.parse_args(words)
     if args.train_bpe is not None and not 257 <= args.train_bpe <= BPE_MOST:
         parser.error(
-            f"--train-bpe: from 257, 256 bytes and an end of text, to {BPE_MOST}"
+            f"--train-bpe: must be from 257 (256 bytes and an end-of-text token) to {BPE_MOST}"
         )
     if args.field and args.kind == "text":
-        parser.error("--field: a text has no fields")
+        parser.error("--field: text has no fields")
     if args.o.name in ("", ".."):
-        parser.error("-o: a folder by its name")
+        parser.error("-o: must end with the name of a folder")
     return args
 
 

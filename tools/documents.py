@@ -157,9 +157,9 @@ def pieces(
             left = stop - start
             block = file.read(min(PIECE, left))
             if not block:
-                raise Bad(f"{path}: became shorter while it was read")
+                raise Bad(f"{path}: became shorter while being read")
             if b"\0" in block:
-                raise Bad(f"{path}: is no text: it has a byte 0")
+                raise Bad(f"{path}: is not text: it has a zero byte")
             start += len(block)
             since = max(0, len(rest) - CONTEXT)
             rest += block
@@ -214,7 +214,7 @@ def parquet(path: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError, ValueError) as e:
-        raise Bad(f"{path}: no Parquet: {e}") from None
+        raise Bad(f"{path}: not a Parquet file: {e}") from None
 
 
 def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
@@ -241,7 +241,7 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
             ValueError,
             OverflowError,
         ) as e:
-            raise Bad(f"{path}: damaged behind row {row}: {e}") from None
+            raise Bad(f"{path}: damaged after row {row}: {e}") from None
 
 
 LINES = (
@@ -254,11 +254,11 @@ def loaded(where: str, line: bytes) -> Any:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as e:
-        raise Bad(f"{where}: byte {e.start + 1} is no UTF-8") from None
+        raise Bad(f"{where}: byte {e.start + 1} is not UTF-8") from None
     except RecursionError:
-        raise Bad(f"{where}: JSON too deep") from None
+        raise Bad(f"{where}: JSON is nested too deeply") from None
     except ValueError as e:
-        raise Bad(f"{where}: no JSON: {e}") from None
+        raise Bad(f"{where}: not JSON: {e}") from None
 
 
 def layout(piece: Piece, field: str | None) -> Layout:
@@ -280,7 +280,7 @@ def layout(piece: Piece, field: str | None) -> Layout:
     wanted = field or "text, messages, conversations, or prompt and completion"
     there = ", ".join(map(str, record)) or "nothing"
     raise Bad(
-        f"{piece.where}: no field {wanted}; there is: {there}; rename one, or --field"
+        f"{piece.where}: no field {wanted}; the fields are: {there}; rename one, or use --field"
     )
 
 

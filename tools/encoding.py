@@ -204,7 +204,7 @@ def decoded(piece: Piece, text: bytes) -> str:
     except UnicodeDecodeError as e:
         line = piece.line + text.count(b"\n", 0, e.start)
         raise Bad(
-            f"{piece.where}:{line}: no UTF-8; `iconv -t UTF-8` makes it so"
+            f"{piece.where}:{line}: not UTF-8; convert it with `iconv -t UTF-8`"
         ) from None
 
 
@@ -217,7 +217,7 @@ def record(piece: Piece, layout: Layout) -> dict[str, Any]:
         raise Bad(f"{piece.where}: {LINES}")
     for name in layout.fields:
         if found.get(name) is None:
-            raise Bad(f"{piece.where}: no field {name}, as the first has")
+            raise Bad(f"{piece.where}: no field {name}, which the first record has")
     return found
 
 
@@ -227,7 +227,7 @@ def text_in(piece: Piece, layout: Layout) -> str:
     (name,) = layout.fields
     found = record(piece, layout)[name]
     if not isinstance(found, str):
-        raise Bad(f"{piece.where}: {name} is no text")
+        raise Bad(f"{piece.where}: {name} is not text")
     return sound(piece, found)
 
 
@@ -236,7 +236,7 @@ def sound(piece: Piece, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Bad(f"{piece.where}: half a UTF-16 pair is no text") from None
+        raise Bad(f"{piece.where}: half a UTF-16 surrogate pair is not text") from None
     return text
 
 
@@ -254,7 +254,7 @@ class Encoder:
             there = recipe.templates
             if there and "default" not in there:
                 raise Bad(
-                    f"chat templates: none is named default; there is: {', '.join(there)}"
+                    f"chat templates: none is named default; the names are: {', '.join(there)}"
                 )
             self.templates = {
                 name: Template(source.text, recipe.variables, recipe.now, source.where)

@@ -37,7 +37,7 @@ BEGIN = MOST = 65535  # first number of an example; the largest number
 
 def text_of(piece: Piece, name: str, found: Any) -> str:
     if not isinstance(found, str):
-        raise Bad(f"{piece.where}: {name}: a text is needed")
+        raise Bad(f"{piece.where}: {name}: must be a string")
     return sound(piece, found)
 
 
@@ -45,24 +45,24 @@ def texts(piece: Piece) -> tuple[str, list[str], int]:
     """Return the context, choices and label of a line."""
     found = loaded(piece.where, piece.record)
     if not isinstance(found, dict):
-        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
+        raise Bad(f"{piece.where}: not an object {{...}}")
     context = text_of(piece, "context", found.get("context"))
     choices, label = found.get("choices"), found.get("label")
     if not isinstance(choices, list) or not choices:
-        raise Bad(f"{piece.where}: choices: a list of texts is needed")
+        raise Bad(f"{piece.where}: choices: must be a list of strings")
     if type(label) is not int or not 0 <= label < len(choices):
         most = len(choices) - 1
-        raise Bad(f"{piece.where}: label: 0 to {most} is needed")
+        raise Bad(f"{piece.where}: label: must be from 0 to {most}")
     return context, [text_of(piece, "choices", x) for x in choices], label
 
 
 def listed(piece: Piece, name: str, ids: Ids) -> Ids:
     """Return tokens preceded by their number."""
     if not ids:
-        raise Bad(f"{piece.where}: {name}: at least one token is needed")
+        raise Bad(f"{piece.where}: {name}: must have at least one token")
     if max(ids) > MOST:
         raise Bad(
-            f"{piece.where}: {name}: token {max(ids)} is above {MOST}, the format's greatest"
+            f"{piece.where}: {name}: token {max(ids)} is above {MOST}, the largest in this format"
         )
     return [len(ids), *ids]
 
@@ -77,7 +77,7 @@ def example(piece: Piece, encoder: Encoder) -> bytes:
     words[1] = 2 * len(words)
     if words[1] > MOST:
         raise Bad(
-            f"{piece.where}: {words[1]} bytes of tokens; the format has {MOST} at most"
+            f"{piece.where}: {words[1]} bytes of tokens; the format allows at most {MOST}"
         )
     return np.array(words, "<u2").tobytes()
 
@@ -88,7 +88,7 @@ def write(source: Path, to: Path, encoder: Encoder) -> None:
         file.seek(4 * HEADER)
         for piece in lines([source]):
             if piece.number == MOST:
-                raise Bad(f"{piece.where}: the format has {MOST} examples at most")
+                raise Bad(f"{piece.where}: the format allows at most {MOST} examples")
             each = example(piece, encoder)
             longest = max(longest, len(each))
             count += 1

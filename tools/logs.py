@@ -79,9 +79,9 @@ def record(line: bytes) -> Record:
     except (ValueError, RecursionError):
         raise Unread("not JSON, or cut off") from None
     if not isinstance(found, dict):
-        raise Unread(f"{shown(found)} where an object of JSON is needed")
+        raise Unread(f"{shown(found)} is not a JSON object")
     if not any(key in found for key in KINDS):
-        raise Unread("a record has one of `run`, `step` and `end`")
+        raise Unread("a record must have one of `run`, `step` and `end`")
     for key, (right, what) in FIELDS.items():
         if key in found and not right(found[key]):
             raise Unread(f"{key}: {shown(found[key])} is not {what}")

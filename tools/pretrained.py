@@ -75,7 +75,7 @@ def text_of(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError:
-        raise Bad(f"{path}: no UTF-8") from None
+        raise Bad(f"{path}: not UTF-8") from None
 
 
 def config(path: Path) -> Config:
@@ -86,7 +86,7 @@ def config(path: Path) -> Config:
     try:
         json.dumps(found, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise Bad(f"{path}: half a UTF-16 pair is no text") from None
+        raise Bad(f"{path}: half a UTF-16 surrogate pair is not text") from None
     return found
 
 
@@ -102,7 +102,7 @@ def library(text: str, where: object) -> Tokenizer:
     try:
         found = Tokenizer.from_str(text)
     except Exception as e:  # the library has no exception class of its own
-        raise Bad(f"{where}: no tokenizer: {e}") from None
+        raise Bad(f"{where}: not a tokenizer: {e}") from None
     found.no_truncation()
     found.no_padding()
     return found
@@ -117,23 +117,23 @@ def token(where: str, x: object, **default: bool) -> AddedToken:
     if isinstance(x, str):
         x = {"content": x}
     if not isinstance(x, dict) or not isinstance(x.get("content"), str):
-        raise Bad(f'{where}: a text or {{"content": ...}} is needed')
+        raise Bad(f'{where}: must be a string or {{"content": ...}}')
     flags = {flag: x[flag] for flag in FLAGS if flag in x}
     for flag, value in flags.items():
         if not isinstance(value, bool):
-            raise Bad(f"{where}: {flag}: true or false is needed")
+            raise Bad(f"{where}: {flag}: must be true or false")
     return AddedToken(x["content"], **{**default, **flags})
 
 
 def listed(where: str, x: object) -> list[AddedToken]:
     if not isinstance(x, list):
-        raise Bad(f"{where}: a list of tokens is needed")
+        raise Bad(f"{where}: must be a list of tokens")
     return [token(where, each, special=True) for each in x]
 
 
 def objects(where: str, x: object) -> Config:
     if not isinstance(x, dict):
-        raise Bad(f"{where}: an object is needed")
+        raise Bad(f"{where}: must be an object")
     return x
 
 
@@ -142,7 +142,7 @@ def number(where: str, x: object) -> int:
     if isinstance(x, str) and x.isdecimal() and len(x) < 10:
         x = int(x)
     if type(x) is not int or not 0 <= x < 2**31:
-        raise Bad(f"{where}: {x} is no id of a token")
+        raise Bad(f"{where}: {x} is not a token id")
     return x
 
 
@@ -175,7 +175,7 @@ def read(path: Path, raw: Config) -> Folder:
         for id_, x in objects(where, found.known[key]).items():
             at = f"{where}: {id_}"
             if isinstance(x, str):
-                raise Bad(f'{at}: {{"content": ...}} is needed')
+                raise Bad(f'{at}: must be {{"content": ...}}')
             found.stated[number(at, id_)] = (at, token(at, x))
         named(found, SETTINGS)
     else:
@@ -225,10 +225,10 @@ def named(found: Folder, file: str) -> None:
         if isinstance(x, (str, dict)):
             found.named[key] = token(where, x, special=True)
         elif x is not None and key in NAMED:
-            raise Bad(f"{where}: a text is needed")
+            raise Bad(f"{where}: must be a string")
     own = known.get(OWN) or {}
     if not isinstance(own, dict):
-        raise Bad(f"{found.where(file, OWN)}: an object is needed")
+        raise Bad(f"{found.where(file, OWN)}: must be an object")
     for key, x in own.items():
         where = found.where(file, f"{MORE}: {key}")
         found.named[key] = token(where, x, special=True)
@@ -265,13 +265,13 @@ def held(stated: Iterable[Stated], made: Tokenizer) -> None:
     """Require that each token has the id that its file states."""
     for id_, where, x in stated:
         if not x.content:
-            raise Bad(f"{where}: its content is empty, which is no token")
+            raise Bad(f"{where}: its content is empty")
         has = made.token_to_id(x.content)
         if has != id_:
             said = "none" if has is None else has
             raise Bad(
-                f"{where}: its id is {id_} there, and {said} in the tokenizer: ids that conflict or"
-                " leave some out are not kept by the tokenizers library"
+                f"{where}: its id is {id_} there, but {said} in the tokenizer: ids that conflict or"
+                " leave gaps are not kept by the tokenizers library"
             )
 
 
@@ -314,7 +314,7 @@ def whole(file: Path, made: Tokenizer) -> None:
             name = piece.get("SpecialToken", {}).get("id")
             if name is not None and name not in x["special_tokens"]:
                 raise Bad(
-                    f"{file}: post_processor: {name}: is none of its special_tokens"
+                    f"{file}: post_processor: {name}: is not in its special_tokens"
                 )
 
 
@@ -328,8 +328,8 @@ def refused(found: Folder, made: Tokenizer) -> None:
         asked = known.get(key)
         if isinstance(asked, bool) and has is not None and asked != has:
             raise Bad(
-                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, and tokenizer.json does"
-                f" otherwise; make them agree: {SAVE}"
+                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, but tokenizer.json does"
+                f" not; make them agree: {SAVE}"
             )
     for key in ("split_special_tokens", "fix_mistral_regex"):
         if known.get(key):
@@ -384,7 +384,7 @@ def several(where: str, x: object) -> dict[str, str]:
         x = {str(each.get("name")): each.get("template") for each in x}
     if not isinstance(x, dict) or not all(isinstance(text, str) for text in x.values()):
         raise Bad(
-            f'{where}: a text, or a list of {{"name": ..., "template": ...}}, is needed'
+            f'{where}: must be a string, or a list of {{"name": ..., "template": ...}}'
         )
     return x
 
@@ -405,7 +405,7 @@ def around(found: Folder, made: Tokenizer) -> Iterator[str]:
             continue
         if asked != (place == [made.token_to_id(token_.content)]):
             yield (
-                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, and tokenizer.json does"
+                f"{found.where(SETTINGS, key)}: is {json.dumps(asked)}, but tokenizer.json does"
                 " otherwise, which counts here as in transformers 5"
             )
 
@@ -450,7 +450,7 @@ def ended(found: Folder, file: Path, made: Tokenizer) -> None:
     there = {x.content for x in (*others, *found.more)}
     if end and end.content and end.content not in there:
         if made.token_to_id(end.content) is None:
-            raise Bad(f"{file}: eos_token {end.content} is none of its tokens")
+            raise Bad(f"{file}: eos_token {end.content} is not one of its tokens")
 
 
 def pretrained(file: Path) -> Pretrained:

@@ -42,7 +42,7 @@ class ByteReader:
 
     def text(self, token: int) -> str:
         if token > 255:
-            raise Bad(f"token {token} is no byte; --tokenizer names another")
+            raise Bad(f"token {token} is not a byte; give the right --tokenizer")
         return self.decoder.decode(bytes([token]))
 
 
@@ -104,10 +104,10 @@ def sample(chosen: argparse.Namespace) -> int:
     try:
         chosen.prompt.encode()
     except UnicodeEncodeError:
-        raise Bad("--prompt: is no UTF-8") from None
+        raise Bad("--prompt: is not UTF-8") from None
     ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
     if not ids:
-        raise Bad("--prompt: at least one token is needed")
+        raise Bad("--prompt: must have at least one token")
     reader: Reader = TokenReader(encoder, ids) if encoder.tokenizer else ByteReader()
     with tempfile.TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
@@ -152,10 +152,20 @@ def main(words: Sequence[str]) -> int:
     parser = trained.parser("run sample", told)
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--tokens", type=int, default=200, metavar="N")
-    parser.add_argument("--temperature", metavar="X", help="0: the likeliest")
-    parser.add_argument("--top-k", metavar="K", help="of the K likeliest")
-    parser.add_argument("--top-p", metavar="X", help="of those of this share")
-    parser.add_argument("--seed", metavar="N", help="others")
+    parser.add_argument(
+        "--temperature",
+        metavar="X",
+        help="sampling temperature; 0: the most likely token",
+    )
+    parser.add_argument(
+        "--top-k", metavar="K", help="sample from the K most likely tokens"
+    )
+    parser.add_argument(
+        "--top-p",
+        metavar="X",
+        help="sample from the likeliest tokens whose shares add up to X",
+    )
+    parser.add_argument("--seed", metavar="N", help="seed of sampling")
     return code_of("run sample", sample, parser.parse_args(words))
 
 

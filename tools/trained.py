@@ -40,7 +40,8 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
         "--program",
         type=Path,
         metavar="FILE",
-        help="the model's (default: that of out/ or build/ which saved DIR, or out/train)",
+        help="the trainer of the model (default: the one in out/ or build/ that saved DIR, or "
+        "out/train)",
     )
     return found
 
@@ -111,7 +112,8 @@ def recipe(chosen: argparse.Namespace) -> Recipe:
     chosen.program = chosen.program or program(chosen.dir)
     if not chosen.program.exists():
         raise Bad(
-            f"{chosen.program}: there is none; gen/zgen SPEC -o out/train.c, ninja out/train"
+            f"{chosen.program}: does not exist; make it: gen/zgen SPEC -o out/train.c && "
+            f"ninja out/train"
         )
     return encoding.read(chosen.tokenizer or usual(chosen.dir))
 

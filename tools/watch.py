@@ -259,7 +259,7 @@ class Watch:
         for log in self.logs:
             if not log.run and not log.steps:
                 self.tell()
-                raise Bad(f"{log.path}: no record of a run")
+                raise Bad(f"{log.path}: not a record of a run")
         places = self.chosen.tensorboard, self.chosen.wandb
         for log, name in zip(self.logs, self.names, strict=True):
             self.sinks.append(sinks(log, name, *places))
@@ -330,7 +330,7 @@ class Watch:
             return
         for log in self.logs:
             if not drawable(log, "loss"):
-                raise Bad(f"{log.path}: no step to draw yet: no --svg")
+                raise Bad(f"{log.path}: no step to draw yet, so --svg is not written")
         write(curve(self.logs, self.names), self.chosen.svg)
 
 
@@ -357,18 +357,18 @@ def main(words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("log", nargs="+", type=Path, metavar="LOG")
-    parser.add_argument("--once", action="store_true", help="do not wait")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="a picture")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="a table")
+    parser.add_argument("--once", action="store_true", help="draw once, do not wait")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write an SVG picture")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a CSV table")
     parser.add_argument(
-        "--tensorboard", type=Path, metavar="DIR", help="a folder for it"
+        "--tensorboard", type=Path, metavar="DIR", help="write TensorBoard events"
     )
     parser.add_argument(
         "--wandb",
         nargs="?",
         const="zero",
         metavar="PROJECT",
-        help="Weights & Biases; WANDB_MODE=offline keeps it here",
+        help="log to Weights & Biases; WANDB_MODE=offline keeps the data here",
     )
     return code_of("run watch", run, parser.parse_args(words))
 

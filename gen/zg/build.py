@@ -76,10 +76,10 @@ def build(spec: Spec) -> Built:
         built = _built(made)
     if made is spec:
         return built
-    layers = "; train.accumulate layers cuts no block"
+    layers = "; with train.accumulate layers no block is split"
     note = (
-        f"zero.stage3_max_live_parameters: {spec.zero.stage3_max_live_parameters:,} elements hold "
-        f"no plan: the bound is {built.plan.head.bound:,}, the least that does"
+        f"zero.stage3_max_live_parameters: {spec.zero.stage3_max_live_parameters:,} elements are "
+        f"too few for any plan: the bound is {built.plan.head.bound:,}, the least possible"
         f"{layers if spec.together > 1 else ''}"
     )
     return built._replace(notes=(note, *built.notes))

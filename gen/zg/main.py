@@ -1,8 +1,8 @@
 """main.py -- zgen's command line: reads a spec, makes and checks its plan, and writes the requested
 output.
 
-Exit codes: 0 done; 2 bad input, nothing written; 3 the checker refuses the plan (a defect of zgen),
-or the output cannot be written; 130 interrupted.
+Exit codes: 0 done; 1 a Python package is missing; 2 bad input, nothing written; 3 the checker
+refuses the plan (a defect of zgen), or the output cannot be written; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ EXAMPLES = """examples:
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
-exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
-  output cannot be written, 130 interrupted (nothing is written)
+exit codes:
+  0    done
+  1    a Python package is missing (./run setup installs it)
+  2    bad input; nothing is written
+  3    the plan failed its own check (a bug in zgen), or the output cannot be written
+  130  interrupted (SIGINT); nothing is written
 """
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    what = "Writes one static C program from a model spec and a ZeRO config."
+    what = "Turns a model spec and a ZeRO config into one static C program."
     p = Parser(
         prog="zgen",
         description=what,
@@ -49,21 +53,21 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--from",
         metavar="DIR",
         dest="folder",
-        help="a model's folder as Hugging Face has it: its config.json gives the model, and "
-        "SPEC, if there is one, the rest",
+        help="a Hugging Face model folder: its config.json gives the model, and SPEC, if given, "
+        "everything else",
     )
     p.add_argument(
         "--zero",
         metavar="FILE",
-        help="a DeepSpeed ds_config.json, whose keys take precedence over SPEC's",
+        help="a DeepSpeed ds_config.json; its keys take precedence over SPEC's",
     )
     p.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="a key of the spec, e.g. zero.stage=2, or of an item of a list, e.g. "
-        "model.units[1].blocks=3; takes precedence over --zero and SPEC, the last one over all",
+        help="sets a key of the spec, e.g. zero.stage=2 or, inside a list, "
+        "model.units[1].blocks=3; takes precedence over --zero and SPEC; the last one wins",
     )
     p.add_argument(
         "--emit",
@@ -78,28 +82,29 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
             "bundle",
         ),
         default="c",
-        help="what to write (default: c, the program); plan: the plan as text; memory: every "
-        "byte of a rank's arenas; explain: bytes on the wire, flops and commands of a step; "
-        "timeline: a picture (SVG) of a step, its times estimated by data sheets; config: every "
-        "key's value and where it came from; spec: SPEC with what --zero and --set say; bundle: "
-        "a folder with train.c and all that make or ninja needs to build it",
+        help="what to write (default: c, the program); plan: the plan as text; memory: the "
+        "layout of a rank's memory, byte by byte; explain: communication volume, FLOPs and "
+        "commands of a step; timeline: an SVG picture of a step, with times estimated from data "
+        "sheets; config: the value of every key and where it comes from; spec: SPEC merged with "
+        "--zero and --set; bundle: a folder with train.c and everything that make or ninja needs "
+        "to build it",
     )
     p.add_argument(
         "-o",
         metavar="FILE",
         dest="out",
-        help="write there and not to stdout: FILE is whole, or as it was; missing folders are "
-        "made, but only below the current one; a bundle's folder must be new, or empty",
+        help="output file (default: stdout), replaced only once it is complete; missing folders "
+        "are created, but only below the current one; a bundle's folder must be new or empty",
     )
     p.add_argument(
         "--flat",
         action="store_true",
-        help="C with a line per step instead of loops",
+        help="write C without loops: one line per command",
     )
     p.add_argument("--version", action="version", version=f"zgen {home.version()}")
     args = p.parse_args(argv)
     if args.spec is None and args.folder is None:
-        p.error("SPEC or --from DIR is needed")
+        p.error("SPEC or --from DIR is required")
     return args
 
 
@@ -184,8 +189,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if over:
         print(
-            f"zgen: -o {node.printable(args.out)}: is the file of {node.printable(over)}, which "
-            "would be written over; name another",
+            f"zgen: -o {node.printable(args.out)}: is the input file {node.printable(over)}, which "
+            "would be overwritten; name another file",
             file=sys.stderr,
         )
         return 2
@@ -199,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if args.emit == "bundle" and not new_folder(args.out):
         print(
-            "zgen: --emit bundle: needs -o with a folder that is new, or empty",
+            "zgen: --emit bundle: needs -o DIR, a folder that is new or empty",
             file=sys.stderr,
         )
         return 2
@@ -213,7 +218,10 @@ def run(args: argparse.Namespace) -> int:
         print(e, file=sys.stderr)
         return 2
     except CheckError as e:
-        print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
+        print(
+            f"zgen: the plan is wrong (a bug in zgen, please report it): {e}",
+            file=sys.stderr,
+        )
         return 3
     try:
         if args.emit == "bundle":

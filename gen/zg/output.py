@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = "one that is there, or one below the current folder, which is made"
+FOLDERS = "an existing folder, or one below the current folder, which is created"
 
 
 def why(e: OSError) -> str:

@@ -203,7 +203,7 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
                       int64_t bytes, int type)
 {
     (void)queue, (void)group, (void)at, (void)step, (void)to, (void)bytes, (void)type;
-    zr_fail(z, ZR_ENVIRONMENT, "train.reduction is fast, which a CPU has not; generate with exact");
+    zr_fail(z, ZR_ENVIRONMENT, "train.reduction fast needs GPUs; generate the program with exact");
 }
 
 const void *const *zr_sources(zr *z, int64_t to) { return sources_in(z, "sources", to); }

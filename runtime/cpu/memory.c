@@ -60,8 +60,8 @@ void zr_check_memory(zr *z, int ranks)
     int64_t available = zr_number_in("/proc/meminfo", "MemAvailable:"), group = -1;
     zr_groups("", "memory", look_at_limit, &group);
     if (each > INT64_MAX / ranks)
-        zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
-                ranks, each);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "%d ranks of %" PRId64 " bytes: more than a memory file can hold", ranks, each);
     if (available >= 0 && ranks * each > available * 1024)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "

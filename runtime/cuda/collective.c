@@ -90,7 +90,8 @@ static void look(zr *z)
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
         ask_for_deaths(z);
         zr_fail(z, ZR_STUCK,
-                "step %" PRId64 ", queue %s%s: NCCL: %s; look for a rank or a network that is gone",
+                "step %" PRId64
+                ", queue %s%s: NCCL: %s; check for a rank or a network that is down",
                 z->step + 1, zr_queue_name(i / z->p->ngroups), whose(z, i % z->p->ngroups, text),
                 ncclGetErrorString(asked == ncclSuccess ? state : asked));
     }
@@ -109,7 +110,7 @@ static int meets(const zr *z, int queue, int group)
 /* Split a group's communicator. Each instance of a group has its own color: its first rank. */
 static void split(zr *z, int queue, int group, ncclConfig_t *config)
 {
-    static const char what[] = "making a communicator";
+    static const char what[] = "creating a communicator";
     const zr_members *of = z->group + group;
     ncclComm_t *first = comm_of(z, ZR_MAIN, 0), *made = comm_of(z, queue, group);
     int ranks = 0, place = -1;
@@ -118,10 +119,11 @@ static void split(zr *z, int queue, int group, ncclConfig_t *config)
     must(z, queue, group, ncclCommCount(*made, &ranks), what);
     must(z, queue, group, ncclCommUserRank(*made, &place), what);
     if (ranks != of->ranks || place != of->place)
-        zr_fail(z, ZR_DISAGREE,
-                "queue %s: NCCL has this rank as number %d of %d of group %s, and it is number %d "
-                "of %d",
-                zr_queue_name(queue), place, ranks, z->p->groups[group].name, of->place, of->ranks);
+        zr_fail(
+            z, ZR_DISAGREE,
+            "queue %s: NCCL counts this rank as number %d of %d in group %s, but it is number %d "
+            "of %d",
+            zr_queue_name(queue), place, ranks, z->p->groups[group].name, of->place, of->ranks);
 }
 
 void zr_communicators(zr *z)
@@ -140,11 +142,11 @@ void zr_communicators(zr *z)
         small.maxCTAs = small.nvlsCTAs = 1;
     zr_issued(z, ZR_MAIN, "NCCL's start");
     zr_expect(z);
-    if (z->rank == 0) must(z, ZR_MAIN, 0, ncclGetUniqueId(&id), "meeting the other ranks");
+    if (z->rank == 0) must(z, ZR_MAIN, 0, ncclGetUniqueId(&id), "connecting to the other ranks");
     zr_tell(z, &id, sizeof id);
     must(z, ZR_MAIN, 0,
          ncclCommInitRankConfig(comm_of(z, ZR_MAIN, 0), z->ranks, id, z->rank, &small),
-         "meeting the other ranks");
+         "connecting to the other ranks");
     for (int i = 1; i < communicators(z); i++) {
         int queue = i / z->p->ngroups, group = i % z->p->ngroups;
         if (meets(z, queue, group)) split(z, queue, group, &config);
@@ -173,8 +175,8 @@ static ncclComm_t on(zr *z, int queue, int group, const char *what)
     ncclComm_t comm = *comm_of(z, queue, group);
     if (!comm)
         zr_fail(z, ZR_DISAGREE,
-                "step %" PRId64 ": %s: group %s does not meet on queue %s; generate the program "
-                "anew",
+                "step %" PRId64
+                ": %s: group %s has no collectives on queue %s; regenerate the program",
                 z->step + 1, what, z->p->groups[group].name, zr_queue_name(queue));
     return comm;
 }

@@ -46,8 +46,8 @@ static void set_up_hosts(zr *z)
     if (!z->far || z->net->neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
     set("NCCL_GRAPH_REGISTER", "0");
     zr_print(z, STDERR_FILENO,
-             "several hosts and NCCL %d: buffers of graphs are not registered, "
-             "as they may hang it (NCCL_GRAPH_REGISTER=1 registers them)\n",
+             "several hosts with NCCL %d: buffers of CUDA graphs are not registered, "
+             "as NCCL may hang (NCCL_GRAPH_REGISTER=1 registers them)\n",
              z->t->nccl);
 }
 
@@ -68,8 +68,8 @@ static void tell_taken(zr *z)
     for (size_t i = 0; z->rank == 0 && z->ranks > 1 && i < sizeof names / sizeof *names; i++)
         if (getenv(names[i]))
             zr_print(z, STDERR_FILENO,
-                     "%s=%s is set: NCCL may take other memory than the plan counts\n", names[i],
-                     getenv(names[i]));
+                     "%s=%s is set: NCCL may use a different amount of memory than planned\n",
+                     names[i], getenv(names[i]));
 }
 
 /* Set the variables that libraries read when they start. Variables that the user has set stay. */
@@ -109,14 +109,14 @@ static void claim_device(zr *z, int share)
 {
     char text[48] = "";
     struct cudaDeviceProp p;
-    zr_cuda(z, cudaGetDeviceProperties(&p, z->t->device), "asking for the device");
+    zr_cuda(z, cudaGetDeviceProperties(&p, z->t->device), "querying the device");
     int n = snprintf(text, sizeof text, "GPU"); /* as nvidia-smi -L writes it */
     for (int i = 0; i < 16; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%02x",
                       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
                       (unsigned char)p.uuid.bytes[i]);
     zr_plane_alone(z, share ? "" : text,
-                   "show every rank a device of its own, or all of them "
+                   "let every rank see one device of its own, or all devices "
                    "(CUDA_VISIBLE_DEVICES; Slurm: --gpus-per-node, --gpu-bind=none), generate with "
                    "fewer cluster.ranks, or set ZR_SHARE_GPU=1 for a test");
 }
@@ -127,7 +127,7 @@ static int direct(zr *z, int n)
     int can = 1;
     for (int i = 0; can && i < n * n; i++)
         if (i / n != i % n)
-            zr_cuda(z, cudaDeviceCanAccessPeer(&can, i / n, i % n), "asking for peers");
+            zr_cuda(z, cudaDeviceCanAccessPeer(&can, i / n, i % n), "querying P2P access");
     return can;
 }
 
@@ -140,14 +140,15 @@ static void tell_indirect(zr *z, int alone, int ranks)
     if (z->rank != 0 || ranks < 2 || (!alone && direct(z, ranks))) return;
     if (alone)
         zr_print(z, STDERR_FILENO,
-                 "each of %d ranks of this host sees one device: NCCL cannot "
-                 "connect them directly; show every task all of them (Slurm: --gpus-per-node=%d "
+                 "each of the %d ranks on this host sees only one device: NCCL cannot "
+                 "use P2P between them; let every task see all devices (Slurm: --gpus-per-node=%d "
                  "--gpu-bind=none)\n",
                  ranks, ranks);
-    zr_print(z, STDERR_FILENO,
-             "GPUs of this host do not reach each other's memory (no P2P): NCCL needs /dev/shm, "
-             "which has %.3f GiB (a container: --shm-size=1g)\n",
-             zr_gib((int64_t)bytes));
+    zr_print(
+        z, STDERR_FILENO,
+        "the GPUs of this host cannot access each other's memory (no P2P): NCCL needs /dev/shm, "
+        "which has %.3f GiB (for a container: --shm-size=1g)\n",
+        zr_gib((int64_t)bytes));
 }
 
 /* Choose a device: rank r takes device r. Fails if there is none. A launcher may show
@@ -159,7 +160,7 @@ static void choose(zr *z)
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices == 0)
         zr_fail(z, ZR_ENVIRONMENT,
-                "no CUDA device: %s; run this where NVIDIA's driver, 580 or newer (or an older "
+                "no CUDA device: %s; run this where the NVIDIA driver, 580 or newer (or an older "
                 "one with cuda-compat), shows one (nvidia-smi), or build out/train, which needs "
                 "none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
@@ -176,7 +177,7 @@ static void choose(zr *z)
                 cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,
                                cudaInitDeviceFlagsAreValid),
                 "setting up a device");
-    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
+    zr_cuda(z, cudaSetDevice(z->t->device), "selecting a device");
     if (z->far) claim_device(z, share);
     if (!share) tell_indirect(z, alone, ranks);
 }
@@ -186,11 +187,11 @@ static void check_margin(zr *z)
 {
     int all = 0;
     zr_cuda(z, cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, z->t->device),
-            "asking for the device's processors");
+            "querying the device's SMs");
     if (z->p->margin >= all)
         zr_fail(z, ZR_ENVIRONMENT,
-                "train.sm_margin is %d, and device %d has %d SMs; generate it "
-                "again with less, or 0",
+                "train.sm_margin is %d, but device %d has %d SMs; generate it "
+                "again with a smaller one, or 0",
                 z->p->margin, z->t->device, all);
 }
 
@@ -199,7 +200,7 @@ static void check_margin(zr *z)
 static int64_t free_bytes(zr *z, int64_t *all)
 {
     size_t some = 0, total = 0;
-    zr_cuda(z, cudaMemGetInfo(&some, &total), "asking for the device's free memory");
+    zr_cuda(z, cudaMemGetInfo(&some, &total), "querying the device's free memory");
     if (all) *all = (int64_t)total;
     return (int64_t)some;
 }
@@ -220,7 +221,7 @@ static void take_arenas(zr *z)
     t->before = free_bytes(z, &all);
     if (need + nccl > t->before || !take(z, &at, (size_t)need))
         zr_fail(z, ZR_ENVIRONMENT,
-                "needs %.3f GiB of device memory in one piece, and NCCL up to %.3f beside it; "
+                "needs %.3f GiB of contiguous device memory, and NCCL up to %.3f GiB more; "
                 "device %d has %.3f of its %.3f GiB free; end other programs, or generate with "
                 "more ranks, a smaller train.micro_batch or a smaller model",
                 zr_gib(need), zr_gib(nccl), t->device, zr_gib(t->before), zr_gib(all));
@@ -252,12 +253,13 @@ void zr_open(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         int priority = queue == ZR_MAIN ? 0 : -1; /* other queues wait for these */
         zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking, priority),
-                "making a stream");
+                "creating a stream");
         z->queue[queue].stream = t->stream[queue];
         zr_named(t->stream[queue], zr_queue_name(queue));
     }
     if (z->o->save_every) {
-        zr_cuda(z, cudaStreamCreateWithFlags(&t->beside, cudaStreamNonBlocking), "making a stream");
+        zr_cuda(z, cudaStreamCreateWithFlags(&t->beside, cudaStreamNonBlocking),
+                "creating a stream");
         zr_named(t->beside, "checkpoint");
     }
     take_arenas(z);
@@ -273,7 +275,7 @@ void zr_arena(zr *z) { (void)z; }
 static cudaStream_t stream_beside(zr *z)
 {
     /* each thread sets its own device */
-    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
+    zr_cuda(z, cudaSetDevice(z->t->device), "selecting a device");
     return z->t->beside;
 }
 
@@ -380,7 +382,7 @@ void zr_epilogue(zr *z)
     zr_target *t = z->t;
     int64_t now = free_bytes(z, NULL);
     if (t->launches)
-        zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of the host for each\n",
+        zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of host time each\n",
                  t->launches, 1e6 * t->launch_seconds / (double)t->launches);
     zr_print(z, STDOUT_FILENO,
              "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), libraries %" PRId64 "\n",
@@ -393,6 +395,6 @@ void zr_epilogue(zr *z)
                  t->nccl, t->nccl_took);
     if (t->first && now != t->first)
         zr_print(z, STDOUT_FILENO,
-                 "device memory: %" PRId64 " bytes fewer are free than after the first step\n",
+                 "device memory: %" PRId64 " bytes less are free than after the first step\n",
                  t->first - now);
 }

@@ -68,7 +68,7 @@ static zr_work *place(zr *z, zr_pool *pool)
     int64_t chunk = pool->used / ZR_CHUNK;
     if (chunk == ZR_CHUNKS)
         zr_fail(z, ZR_ENVIRONMENT,
-                "more than %d functions of the host in a step; generate with a "
+                "more than %d host functions in a step; generate with a "
                 "larger zero.sub_group_size",
                 ZR_CHUNKS * ZR_CHUNK);
     if (!pool->chunk[chunk]) pool->chunk[chunk] = zr_get(z, ZR_CHUNK, sizeof(zr_work));
@@ -84,7 +84,7 @@ static void call_host(zr *z, int queue, const char *name, int kind, zr_fn *fn, i
     memcpy(w->i, i, (size_t)n * sizeof *i);
     cudaStream_t stream = zr_on(z, queue, name);
     zr_note *note = zr_note_begin(z, queue, name, kind);
-    zr_cuda(z, cudaLaunchHostFunc(stream, run_work, w), "calling a function of the host");
+    zr_cuda(z, cudaLaunchHostFunc(stream, run_work, w), "calling a host function");
     if (kind == ZR_MOVES) z->queue[queue].copied += i[2];
     zr_note_end(z, note);
 }
@@ -200,7 +200,7 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     count(z, before);
     /* relaxed: NCCL launches, and may allocate, on threads of its own */
     zr_cuda(z, cudaStreamBeginCapture(t->stream[ZR_MAIN], cudaStreamCaptureModeRelaxed),
-            "beginning a graph");
+            "starting a CUDA graph");
     t->recording = ++t->recordings;
     zr_mark(z, t->fork, ZR_MAIN);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
@@ -208,11 +208,11 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     issue(z);
     join(z, z->p->queues);
     t->recording = 0;
-    zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "ending a graph");
+    zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "finishing a CUDA graph");
     /* nodes keep their stream's priority; otherwise all get that of the launching stream */
     zr_cuda(z, cudaGraphInstantiate(&g->ready, graph, cudaGraphInstantiateFlagUseNodePriority),
-            "making a graph ready");
-    zr_cuda(z, cudaGraphDestroy(graph), "freeing a graph's record");
+            "instantiating a CUDA graph");
+    zr_cuda(z, cudaGraphDestroy(graph), "freeing a CUDA graph");
     take_counts(z, g, before);
 }
 
@@ -222,7 +222,7 @@ static void play(zr *z, zr_graph *g)
     join(z, t->loose);
     t->loose = 0;
     double begun = zr_now();
-    zr_cuda(z, cudaGraphLaunch(g->ready, t->stream[ZR_MAIN]), "launching a graph");
+    zr_cuda(z, cudaGraphLaunch(g->ready, t->stream[ZR_MAIN]), "launching a CUDA graph");
     t->launch_seconds += zr_now() - begun;
     t->launches++;
     zr_mark(z, t->played, ZR_MAIN);
@@ -245,8 +245,9 @@ void zr_ready(zr *z, int graph, void (*issue)(zr *z))
 
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
-    static const char *const names[] = {"the graph of a step's begin", "the graph of a micro-batch",
-                                        "the graph of the update", "the graph of an evaluation"};
+    static const char *const names[] = {"the graph of the start of a step",
+                                        "the graph of a micro-batch", "the graph of the update",
+                                        "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
     if (graph == ZR_UPDATE && z->checkpoints->beside) {
@@ -314,7 +315,7 @@ void zr_step_end(zr *z)
     zr_ends();
     zr_measure(z, zr_now() - z->t->begun);
     if (z->t->first) return;
-    zr_cuda(z, cudaMemGetInfo(&some, &all), "asking for the device's free memory");
+    zr_cuda(z, cudaMemGetInfo(&some, &all), "querying the device's free memory");
     z->t->first = (int64_t)some;
 }
 
@@ -323,7 +324,7 @@ void zr_step_end(zr *z)
 static cudaEvent_t make_event(zr *z)
 {
     cudaEvent_t event;
-    zr_cuda(z, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    zr_cuda(z, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     return event;
 }
 
@@ -344,9 +345,9 @@ void zr_queues_start(zr *z)
     zr_watch_start(z);
     if (z->ranks == 1) return;
     size_t before, after, all;
-    zr_cuda(z, cudaMemGetInfo(&before, &all), "asking for the device's free memory");
+    zr_cuda(z, cudaMemGetInfo(&before, &all), "querying the device's free memory");
     zr_communicators(z);
-    zr_cuda(z, cudaMemGetInfo(&after, &all), "asking for the device's free memory");
+    zr_cuda(z, cudaMemGetInfo(&after, &all), "querying the device's free memory");
     t->nccl_took = (int64_t)before - (int64_t)after;
 }
 
@@ -354,7 +355,7 @@ void zr_queues_start(zr *z)
 static void drop_graphs(zr *z)
 {
     for (zr_graph *g = z->t->graph; g < z->t->graph + ZR_GRAPHS; g++)
-        if (g->ready) zr_cuda(z, cudaGraphExecDestroy(g->ready), "dropping a graph");
+        if (g->ready) zr_cuda(z, cudaGraphExecDestroy(g->ready), "destroying a CUDA graph");
 }
 
 void zr_queues_stop(zr *z)

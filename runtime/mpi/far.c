@@ -65,7 +65,7 @@ void zr_prepare(zr *z)
     zr_find_launcher(z);
     if (!z->far && z->ranks > 1)
         zr_fail(z, ZR_USER,
-                "this program is of %d ranks that MPI starts: mpirun -n %d %s; out/train starts "
+                "this program has %d ranks that MPI starts: mpirun -n %d %s; out/train starts "
                 "its ranks itself, on one host",
                 z->ranks, z->ranks, z->o->words[0]);
     zr_find_column(z);

@@ -49,7 +49,8 @@ static void must(zr *z, int error, const char *what)
     MPI_Error_string(error, text, &n);
     zr_plane_grace(z);
     zr_plane_look(z);
-    zr_fail(z, ZR_STUCK, "step %" PRId64 ": %s: MPI: %s; look for a rank or a network that is gone",
+    zr_fail(z, ZR_STUCK,
+            "step %" PRId64 ": %s: MPI: %s; check for a rank or a network that is down",
             z->step + 1, what, text);
 }
 
@@ -68,12 +69,12 @@ static void join_world(zr *z)
     must(z, MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given), "MPI's start");
     if (given < MPI_THREAD_SERIALIZED)
         zr_fail(z, ZR_ENVIRONMENT,
-                "this MPI may be called by one thread alone; a build of it with "
+                "this MPI supports calls from one thread only; a build of MPI with "
                 "MPI_THREAD_SERIALIZED is needed");
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     if (rank != z->rank || ranks != z->ranks)
-        zr_fail(z, ZR_DISAGREE, "MPI says rank %d of %d; the launcher's variables say %d of %d",
+        zr_fail(z, ZR_DISAGREE, "MPI says rank %d of %d, but the launcher's variables say %d of %d",
                 rank, ranks, z->rank, z->ranks);
 }
 
@@ -122,7 +123,7 @@ void zr_mpi_ask(zr *z)
          "asking for rank 0's host");
     if (first.run != z->net->run || first.port != z->net->port)
         zr_fail(z, ZR_DISAGREE,
-                "ZR_TOKEN or ZR_PORTS is not what rank 0 has; give all ranks the same");
+                "ZR_TOKEN or ZR_PORTS differs from rank 0's; give all ranks the same");
     snprintf(z->net->host, ZR_HOST_NAME, "%s", first.names);
 }
 
@@ -141,7 +142,7 @@ void zr_mpi_open(zr *z)
     struct zr_mpi *m = z->t->mpi;
     for (int queue = 0; queue <= ZR_REDUCE; queue++) {
         if (!zr_uses(z, queue)) continue;
-        must(z, MPI_Comm_dup(MPI_COMM_WORLD, &m->of[queue].comm), "making a communicator");
+        must(z, MPI_Comm_dup(MPI_COMM_WORLD, &m->of[queue].comm), "creating a communicator");
         MPI_Comm_set_errhandler(m->of[queue].comm, MPI_ERRORS_RETURN);
         m->of[queue].room = requests(z);
         m->of[queue].request = zr_get(z, m->of[queue].room, sizeof *m->of[queue].request);

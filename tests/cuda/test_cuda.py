@@ -200,7 +200,7 @@ def test_each_rank_has_a_device_of_its_own(
     said = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == codes, said
     alone = (
-        "each of 2 ranks of this host sees one device: NCCL cannot connect them directly"
+        "each of the 2 ranks on this host sees only one device: NCCL cannot connect them directly"
         in said[0]
     )
     assert alone == ("ZR_EMULATE_DEVICES" in settings)
@@ -308,7 +308,7 @@ def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens, options) -
     other.send_signal(signal.SIGKILL)
     error = first.communicate(timeout=LIMIT)[1]
     assert first.returncode == 5 and time.monotonic() - begun < patient(10)
-    assert "connection to rank 1 at 127.0.0.1 has ended" in error
+    assert "connection to rank 1 at 127.0.0.1 is lost" in error
     other.communicate()
 
 
@@ -343,7 +343,7 @@ def test_an_error_that_only_nccl_knows_of(emulated, tokens, options) -> None:
         r"network error(; look for a rank or a network that is gone| \(.*\))\n",
         said[1],
     ), said
-    assert "connection to rank 1 at 127.0.0.1 has ended" in said[0], said
+    assert "connection to rank 1 at 127.0.0.1 is lost" in said[0], said
 
 
 @pytest.mark.slow

@@ -412,7 +412,7 @@ def in_four(
             r"\[HOSTS\] = 1 << ZR_GATHER",
             "[HOSTS] = 1 << ZR_MAIN",
             4,
-            "group hosts does not meet on queue gather; generate the program anew",
+            "group hosts does not meet on queue gather; regenerate the program",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def taken(
         re.M,
     )
     lost = re.findall(
-        r"^device memory: (-?\d+) bytes fewer are free than after the first step$",
+        r"^device memory: (-?\d+) bytes less are free than after the first step$",
         done.stdout,
         re.M,
     )

@@ -258,7 +258,7 @@ def test_what_is_counted_no_longer(tokens: pathlib.Path, spy: pathlib.Path) -> N
     assert re.findall("^(NCCL_.*) is set: (.*)$", said, re.M) == [
         (
             "NCCL_BUFFSIZE=65536",
-            "NCCL may take other memory than the plan counts",
+            "NCCL may use a different amount of memory than planned",
         )
     ]
 

@@ -185,8 +185,8 @@ def test_a_device_of_few_processors(folder: pathlib.Path) -> None:
         done = attempt(program, folder, ZR_EMULATE_SMS=processors)
         assert done.returncode == code, done.stderr
         said = re.search(
-            r"rank [01]: train\.sm_margin is 16, and device \d has 16 SMs; generate it "
-            "again with less, or 0\n",
+            r"rank [01]: train\.sm_margin is 16, but device \d has 16 SMs; generate it "
+            "again with a smaller one, or 0\n",
             done.stderr,
         )
         assert bool(said) == bool(code)
@@ -252,13 +252,15 @@ def test_without_a_gpu_it_has_no_effect() -> None:
     for targets, notes in (("cpu", 1), ("cpu, sm_90", 0)):
         made = spec.load(str(SPEC), ["train.sm_margin=2", f"targets=[{targets}]"])
         assert [
-            n for n in made.notes if "train.sm_margin: has no effect on a CPU" in n
+            n
+            for n in made.notes
+            if "train.sm_margin: has no effect on the target cpu" in n
         ] == list(made.notes) and len(made.notes) == notes
 
 
 IDLE = {
-    "one rank": "one rank has no collectives",
-    "one queue": "without overlap_comm none runs beside a collective",
+    "one rank": "there are no collectives with one rank",
+    "one queue": "without overlap_comm no GEMM runs during a collective",
 }
 
 

@@ -207,7 +207,8 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
         spec = read(tmp_path, auto, sets)
         assert spec.train.loss_scale == LossScale() and spec.train.precision != "f16"
         assert (
-            "fp16: has no effect here while train.precision is not f16" in spec.notes[0]
+            "fp16: has no effect here unless train.precision is not f16"
+            in spec.notes[0]
         )
     spec = read(
         tmp_path,
@@ -262,7 +263,7 @@ def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
         ),
         (
             {"initial_scale_power": 8, "min_loss_scale": 257},
-            "fp16.min_loss_scale: train.loss_scale.min: 257 is above the first scale, 2^8; allowed: up to 256",
+            "fp16.min_loss_scale: train.loss_scale.min: 257 is above the initial scale, 2^8; allowed: up to 256",
         ),
     ],
 )
@@ -278,7 +279,9 @@ def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
         {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 3}},
     )
     assert any(
-        note.endswith(": train.loss_scale.window: has no effect: the scale is fixed")
+        note.endswith(
+            ": train.loss_scale.window: has no effect: train.loss_scale.scale makes the scale static"
+        )
         and ":1: " in note
         for note in fixed.notes
     ), fixed.notes
@@ -292,7 +295,7 @@ def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
 def test_halves_need_masters() -> None:
     with pytest.raises(
         SpecError,
-        match="parameters of f16 need f32's; allowed: train.precision bf16",
+        match="f16 parameters need f32 masters; allowed: train.precision bf16",
     ):
         planned("train.optimizer.masters=false")
 

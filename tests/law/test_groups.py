@@ -53,7 +53,7 @@ def test_the_first_match_has_a_tensor() -> None:
 def test_a_group_that_gets_no_tensor_is_told() -> None:
     last = '{match: ["h.0.attn.c_attn.bias", "h.*.mlp.c_fc.weight"], frozen: true}'
     first = '{match: ["*.bias"], lr_factor: 2}', OWN
-    told = "--set: train.optimizer.groups[2].match: has no effect: earlier groups have every tensor"
+    told = "--set: train.optimizer.groups[2].match: has no effect: earlier groups already match every"
 
     def notes(*listed):
         return reader.load(str(law.path("gpt")), [groups(*listed)]).notes

@@ -302,7 +302,7 @@ def test_weights_out_and_in(
     [
         (
             ("zero.stage=1", HOST, ratio(0)),
-            "0 leaves the host nothing; allowed: above 0",
+            "0 offloads nothing; allowed: above 0",
         ),
         (("zero.stage=1", HOST, ratio(1.5)), "a number from 0 to 1"),
         (("zero.stage=1", HOST, ratio("half")), "a number from 0 to 1"),

@@ -322,7 +322,7 @@ def test_keys_that_constant_has_no_use_for_are_said() -> None:
         return reader.load(path, [f"train.schedule{key}" for key in keys]).notes
 
     assert [note.partition(": ")[2] for note in said(".type=constant")] == [
-        f"train.schedule.{key}: has no effect: constant stays at lr"
+        f"train.schedule.{key}: has no effect: a constant schedule stays at lr"
         for key in ("steps", "min_lr")
     ]
     assert said() == said("={type: constant, warmup: 2}") == said("={}") == ()

@@ -20,13 +20,13 @@ WAYS = {
     "as it stands": (),
     "stage 0, 2 ranks": ("zero.stage=0", "cluster.ranks=2"),
     "stage 0, 1 rank": ("zero.stage=0", "cluster.ranks=1"),
-    "stage 1, 3 micro-batches a rank": (
+    "stage 1, 3 micro-batches per rank": (
         "zero.stage=1",
         "cluster.ranks=4",
         "train.global_batch=12",
         "train.micro_batch=1",
     ),
-    "stage 1, 4 micro-batches a rank": (
+    "stage 1, 4 micro-batches per rank": (
         "zero.stage=1",
         "cluster.ranks=4",
         "train.global_batch=16",

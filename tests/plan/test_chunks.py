@@ -335,27 +335,26 @@ FREE = [
     [
         (
             ("train.head_chunk=20",),
-            "chunks of 20 do not divide the 66 tokens of a micro-batch; "
+            "20 does not divide the 66 tokens of a micro-batch; "
             "allowed: auto, 11 or 22",
         ),
         (
             ("train.head_chunk=100",),
-            "chunks of 100 do not divide the 66 tokens of a micro-batch; "
-            "allowed: auto, 66",
+            "100 does not divide the 66 tokens of a micro-batch; allowed: auto, 66",
         ),
         (
             ("train.head_chunk=0",),
-            "is out of range or no integer; allowed: auto or an integer",
+            "is out of range or not an integer; allowed: auto or an integer",
         ),
         (("train.head_chunk=some",), "allowed: auto or an integer"),
         (
             (*HALVES, "train.head_chunk=16"),
-            "chunks of 16 tokens are no multiple of 32, the terms that bf16 is summed by; "
+            "16 is not a multiple of 32, the number of terms that bf16 sums at once; "
             "allowed: auto, 32",
         ),
         (
             ("train.precision=bf16", "train.head_chunk=22"),
-            "chunks of 22 tokens are no multiple of 32, the terms that bf16 is summed by; "
+            "22 is not a multiple of 32, the number of terms that bf16 sums at once; "
             "allowed: auto, 66",
         ),
     ],

@@ -174,7 +174,7 @@ def test_a_plan_has_only_so_many_lines() -> None:
     uses.few(most, model.build(most))
     with pytest.raises(
         spec.SpecError,
-        match="train.accumulate: .*up to 1638 micro-batches a rank",
+        match="train.accumulate: .*up to 1638 micro-batches per rank",
     ):
         uses.few(more, model.build(more))
 
@@ -247,7 +247,7 @@ def test_a_tensor_as_large_as_the_threshold_is_kept_whole() -> None:
 def test_a_pattern_of_some_layers_is_refused(pattern: str) -> None:
     with pytest.raises(
         spec.SpecError,
-        match="zero.replicate: matches h.{l}.ln_1.weight in part",
+        match="zero.replicate: matches only a part of h.{l}.ln_1.weight",
     ):
         planned("gpt-tiny", f"zero.replicate=['{pattern}']")
     planned("gpt-tiny", "zero.replicate=['h.[0-2].*']")
@@ -261,14 +261,14 @@ def test_too_many_pieces_name_the_least_bucket() -> None:
         "train.micro_batch=1",
     )
     with pytest.raises(
-        spec.SpecError, match="zero.reduce_bucket_size: cuts a shard"
+        spec.SpecError, match="zero.reduce_bucket_size: splits a shard"
     ) as e:
         planned("gpt2-1558m", *keys, "zero.reduce_bucket_size=20000")
     least = int(re.search(r"at least (\d+)", str(e.value))[1])
     assert least % (8 * 1024) == 0
     with pytest.raises(
         spec.SpecError,
-        match="zero.reduce_bucket_size: cuts the shards of all"
+        match="zero.reduce_bucket_size: splits the shards of all"
         " units into .* allowed: at least 40960",
     ):
         planned("gpt2-124m", *keys, "zero.reduce_bucket_size=1")

@@ -194,5 +194,5 @@ def test_drawn_models(
         again = search.find(spec.load(str(path)))
     check.check(built.plan)
     assert again.plan == built.plan
-    raised = any("the least that does" in note for note in built.notes)
+    raised = any("the least possible" in note for note in built.notes)
     assert raised == (built.plan.head.bound > (bound or built.plan.head.bound))

@@ -412,7 +412,7 @@ SAID = [
     ("gpt2-124m", "stage 0, 2 ranks", False),
     ("gpt2-124m", "stage 3, three micro-batches through a unit", False),
     ("llama3-405b", "as it stands", False),
-    ("llama-tiny", "stage 1, 4 micro-batches a rank", True),
+    ("llama-tiny", "stage 1, 4 micro-batches per rank", True),
     ("gpt-tiny", "stage 3, a part of the optimizer on the host", True),
     ("gpt-tiny", "as it stands", True),
 ]

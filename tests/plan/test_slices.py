@@ -307,8 +307,8 @@ def test_a_bound_below_what_cannot_be_cut_is_the_least_that_holds_it(
     assert found.plan == least.plan and found.plan.head.bound == LEAST
     (said,) = set(found.notes) - set(least.notes)
     assert said == (
-        f"zero.stage3_max_live_parameters: {bound:,} elements hold no plan: the bound is "
-        f"{LEAST:,}, the least that does"
+        f"zero.stage3_max_live_parameters: {bound:,} elements are too few for any plan: the bound is "
+        f"{LEAST:,}, the least possible"
     )
 
 
@@ -318,7 +318,7 @@ def test_all_micro_batches_through_a_unit_cut_no_block() -> None:
         spec.load(str(SPEC), ("zero.stage3_max_live_parameters=20000", *layers))
     )
     (said,) = found.notes
-    assert said.endswith("; train.accumulate layers cuts no block")
+    assert said.endswith("; with train.accumulate layers no block is split")
     whole = search.find(
         spec.load(str(SPEC), ("zero.stage3_max_live_parameters=0", *layers))
     )

@@ -112,6 +112,6 @@ def test_an_auto_that_the_schedule_does_not_take_is_advised_away(
     config["scheduler"]["params"]["total_num_steps"] = "auto"
     assert (
         refusal(tmp_path, config, (), GPT.replace(SCHEDULE, ours))
-        == "ds.json:1: scheduler.params.total_num_steps: WarmupLR takes no "
-        "total_num_steps; allowed: the file without it"
+        == "ds.json:1: scheduler.params.total_num_steps: WarmupLR has no "
+        "total_num_steps; allowed: leave it out"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.read.test_dsconfig import ZERO, notes, refusal
 
-IGNORED = "has no effect here: is no key of DeepSpeed, which ignores it"
+IGNORED = "has no effect here: it is not a DeepSpeed key; DeepSpeed ignores it, too"
 
 
 @pytest.mark.parametrize(
@@ -36,28 +36,28 @@ def test_what_deepspeed_ignores_at_the_top_is_a_note(tmp_path: Path, key: str) -
     [
         (
             {"gradient_cliping": 1},
-            r"gradient_cliping: is no key here; did you mean gradient_clipping\?",
+            r"gradient_cliping: is not a key here; did you mean gradient_clipping\?",
         ),
         (
             {"zero_optimisation": {}},
-            rf"zero_optimisation: is no key here; did you mean {ZERO}\?",
+            rf"zero_optimisation: is not a key here; did you mean {ZERO}\?",
         ),
         (
             {"loss_scale": 1},
-            r"loss_scale: is no key here; did you mean fp16.loss_scale\?",
+            r"loss_scale: is not a key here; did you mean fp16.loss_scale\?",
         ),
-        ({"enabled": True}, r"enabled: is no key here; allowed: "),
+        ({"enabled": True}, r"enabled: is not a key here; allowed: "),
         (
             {ZERO: {"moe": 1}},
-            rf"{ZERO}.moe: is no key here; allowed: allgather_bucket_size",
+            rf"{ZERO}.moe: is not a key here; allowed: allgather_bucket_size",
         ),
         (
             {ZERO: {"mode": 1}},
-            rf"{ZERO}.mode: is no key here; did you mean comet.mode\?",
+            rf"{ZERO}.mode: is not a key here; did you mean comet.mode\?",
         ),
         (
             {f"{ZERO}.stage": 3},
-            rf"{ZERO}.stage: has a dot in its name, and sections are objects; "
+            rf"{ZERO}.stage: has a dot in its name, but a section is an object; "
             rf'allowed: "{ZERO}": {{"stage": ...}}',
         ),
         (

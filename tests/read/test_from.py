@@ -259,7 +259,7 @@ def test_a_spec_says_the_rest(tmp_path: pathlib.Path) -> None:
     tiny = spec.load(str(SPECS / "gpt-tiny.yaml"), ("train.micro_batch=1",))
     assert read.train == tiny.train and read.zero == tiny.zero
     assert read.model.width == 768
-    with pytest.raises(SpecError, match="stands in the spec and in --from"):
+    with pytest.raises(SpecError, match="is given both in the spec and by --from"):
         spec.load(str(SPECS / "gpt-tiny.yaml"), (), None, there)
 
 
@@ -283,8 +283,8 @@ def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
     there = folder(tmp_path, {**GPT2, "resid_pdrop": 0.1})
     notes = spec.load(None, (), None, there).notes
     for said in (
-        "attn_pdrop: 0.1 is not taken: there is no attention dropout",
-        "resid_pdrop: 0.1 is not taken: train.dropout sets it",
+        "attn_pdrop: 0.1 is ignored: attention dropout is not supported",
+        "resid_pdrop: 0.1 is ignored: train.dropout sets it",
     ):
         assert any(note.endswith(said) for note in notes)
 
@@ -295,7 +295,7 @@ def test_more_positions_than_the_model_has_are_told(
     there = folder(tmp_path, {**LLAMA, "max_position_embeddings": 64})
     for n, told in ((64, False), (65, True)):
         notes = spec.load(None, (f"train.sequence={n}",), None, there).notes
-        said = f"train.sequence: {n} is more than the 64 positions"
+        said = f"train.sequence: {n} exceeds the 64 positions"
         assert any(said in note for note in notes) == told
 
 
@@ -305,7 +305,10 @@ def test_more_positions_than_the_model_has_are_told(
 @pytest.mark.parametrize(
     "changes,said",
     [
-        ({"model_type": "bert"}, "2: model_type: 'bert' is no family"),
+        (
+            {"model_type": "bert"},
+            "2: model_type: 'bert' is not a supported model family",
+        ),
         ({"hidden_act": "gelu"}, "3: hidden_act: is 'gelu'; allowed: 'silu'"),
         (
             {"quantization_config": {}},
@@ -314,7 +317,7 @@ def test_more_positions_than_the_model_has_are_told(
         ({"quantization": {"bits": 4}}, "15: quantization: the weights are"),
         (
             {"auto_map": {"AutoConfig": "x.Y"}},
-            "15: auto_map: the model has code",
+            "15: auto_map: the model has custom code",
         ),
         (
             {"cross_attention_hidden_size": 8},
@@ -332,7 +335,7 @@ def test_more_positions_than_the_model_has_are_told(
         ({"rope_scaling": 0}, "15: rope_scaling: is 0; allowed"),
         (
             {"rope_scaling": YARN | {"rope_type": "linear"}},
-            "15: rope_scaling: rope_type 'linear' and type 'yarn'; allowed",
+            "15: rope_scaling: rope_type 'linear' contradicts type 'yarn'; allowed",
         ),
         (
             {"rope_scaling": YARN | {"mscale": True}},
@@ -340,7 +343,7 @@ def test_more_positions_than_the_model_has_are_told(
         ),
         (
             {"rope_scaling": {"type": "linear", "mscale": 1}},
-            "17: rope_scaling.mscale: is no key of linear",
+            "17: rope_scaling.mscale: is not a key of linear",
         ),
         (
             {"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": "x"}},
@@ -360,7 +363,7 @@ def test_more_positions_than_the_model_has_are_told(
         ),
         ({"rope_scaling": 8}, "15: rope_scaling: is 8; allowed: an object"),
         ({"partial_rotary_factor": 0.5}, "15: partial_rotary_factor: is 0.5"),
-        ({"vocab_size": "many"}, "9: vocab_size: is 'many'; allowed: a whole"),
+        ({"vocab_size": "many"}, "9: vocab_size: is 'many'; allowed: an integer"),
         (
             {"rope_scaling": YARN | {"factor": "4"}},
             "17: rope_scaling.factor: is '4'; allowed: a number",
@@ -416,7 +419,7 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
     silent = {k: x for k, x in mistral.items() if k != "sliding_window"}
     # transformers' own default
     assert windows(folder(tmp_path, silent)) == {4096}
-    assert "and llama has none" in wrong(tmp_path, LLAMA | long)
+    assert "but llama has no sliding window" in wrong(tmp_path, LLAMA | long)
     qwen = QWEN3 | long | {"max_window_layers": 0}
     assert windows(folder(tmp_path, qwen)) == {None}
     on = qwen | {"use_sliding_window": True}
@@ -437,8 +440,9 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
         said = wrong(tmp_path, on | {"layer_types": bad})
         assert "allowed: 28 of full_attention, sliding_attention" in said
     for key in ({"layer_types": types[4:20]}, {"max_window_layers": 1}):
-        assert ": leaves out layers, and mistral has a window in all or n" in (
-            wrong(tmp_path, mistral | {"num_hidden_layers": 16} | key)
+        assert (
+            ": has layers without a window, but mistral has a window in all layers or n"
+            in (wrong(tmp_path, mistral | {"num_hidden_layers": 16} | key))
         )
     for key in ("use_sliding_window", "max_window_layers"):
         said = wrong(tmp_path, on | {key: "x"})
@@ -456,7 +460,7 @@ def test_the_end_of_documents(tmp_path: pathlib.Path) -> None:
     assert spec.load(None, (said,), None, there).data.end == 9
     for eos in ({}, {"eos_token_id": [1, 2]}):  # Llama 3 has three
         there = folder(tmp_path, GPT2 | eos)
-        with pytest.raises(SpecError, match="mask without `end`"):
+        with pytest.raises(SpecError, match="mask needs `end`"):
             spec.load(None, (mask,), None, there)
 
 
@@ -616,7 +620,7 @@ def test_all_errors_at_once(tmp_path: pathlib.Path) -> None:
     file, rest = found[:4], found[4:]
     assert sorted(file) == sorted(keys)
     assert rest == [
-        "'lr' is no KEY=VALUE; allowed",
+        "'lr' is not KEY=VALUE; allowed",
         "zero.stage",
         "cluster.ranks",
     ]
@@ -628,8 +632,8 @@ def test_a_long_config(tmp_path: pathlib.Path) -> None:
     with pytest.raises(SpecError) as caught:
         spec.load(None, (), None, there)
     assert str(caught.value) == (
-        f"{there}/config.json: is too long for a model's config.json, which has some thousand "
-        "bytes; a list of quantised tensors or of labels makes it longer; allowed: up to 131072 "
+        f"{there}/config.json: is too long for a model's config.json, which usually has a few "
+        "thousand bytes; lists of quantized tensors or labels make it longer; allowed: up to 131072 "
         "bytes"
     )
 
@@ -653,7 +657,7 @@ def test_a_name_of_the_hub(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError) as caught:
         spec.load(None, (), None, name)
-    there = f"--from {name}: there is no such folder; allowed: "
+    there = f"--from {name}: does not exist; allowed: "
     assert str(caught.value).startswith(there + said)
     with pytest.raises(SpecError) as caught:
         spec.load(name)
@@ -661,7 +665,7 @@ def test_a_name_of_the_hub(
 
 
 def test_a_yaml_that_is_not_there_is_no_name_of_the_hub() -> None:
-    with pytest.raises(SpecError, match="cannot be read.*a file of text"):
+    with pytest.raises(SpecError, match="cannot be read.*a text file"):
         spec.load("model_specs/none.yaml")
 
 
@@ -703,7 +707,7 @@ def test_the_command_tells_what_to_type(tmp_path: pathlib.Path) -> None:
     done = zgen()
     assert done.returncode == 2 and "SPEC or --from DIR" in done.stderr
     done = zgen("--from", tmp_path / "none")
-    assert done.returncode == 2 and "there is no such folder" in done.stderr
+    assert done.returncode == 2 and "does not exist" in done.stderr
 
 
 def test_the_spec_that_it_writes(tmp_path: pathlib.Path) -> None:
@@ -712,7 +716,7 @@ def test_the_spec_that_it_writes(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     assert spec.load(str(out)).model == model(tmp_path, QWEN3)
     done = zgen("--from", there, "-o", f"{there}/config.json")
-    assert done.returncode == 2 and "would be written over" in done.stderr
+    assert done.returncode == 2 and "would be overwritten" in done.stderr
 
 
 def test_the_page_has_every_key() -> None:

@@ -19,43 +19,43 @@ SPEC = re.sub(r"(?m)^(zero|cluster):.*(\n +.*)*\n", "", test_spec.GPT.read_text(
 REFUSED = [
     (
         "cluster: {ranks: 8, local: 3}",
-        "cluster.local: 8 ranks are no hosts of 3; where hosts have different numbers of ranks, it "
-        "is a number that divides each; allowed: 2 or 4",
+        "cluster.local: 3 does not divide 8 ranks; if hosts have different numbers of ranks, "
+        "give a number that divides each of them; allowed: 2 or 4",
     ),
     (
         "cluster: {ranks: 8, local: 16}",
-        "cluster.local: 8 ranks are no hosts of 16; .*; allowed: 8",
+        "cluster.local: 16 does not divide 8 ranks; .*; allowed: 8",
     ),
     (
         "zero: {stage: 3, shard_size: 3}",
-        "zero.shard_size: 8 ranks are no sets of 3; allowed: 2 or 4",
+        "zero.shard_size: 3 does not divide 8 ranks; allowed: 2 or 4",
     ),
     (
         "zero: {stage: 3, shard_size: 100}",
-        "zero.shard_size: 8 ranks are no sets of 100; allowed: 8",
+        "zero.shard_size: 100 does not divide 8 ranks; allowed: 8",
     ),
     (
         "cluster: {ranks: 12, local: 6}\nzero: {stage: 3, shard_size: 4}",
-        "zero.shard_size: 4 ranks are neither a part of a host of 6 nor whole hosts; allowed: 3 or 6",
+        "zero.shard_size: 4 ranks neither divide a host of 6 ranks nor are a multiple of it; allowed: 3 or 6",
     ),
     (
         "zero: {stage: 3, shard_size: 1}",
-        "zero.shard_size: 1: every rank would have all parameters; allowed: 2, 4, 8, or zero.stage 2 "
-        "beside zero.shard_size 0",
+        "zero.shard_size: with 1 every rank would have all parameters; allowed: 2, 4, 8, or "
+        "zero.shard_size 0 with zero.stage 2",
     ),
     (
         "zero: {stage: 1, shard_size: 1}",
-        "zero.shard_size: 1: every rank would have all states; allowed: 2, 4, 8, or zero.stage 0 "
-        "beside zero.shard_size 0",
+        "zero.shard_size: with 1 every rank would have all states; allowed: 2, 4, 8, or "
+        "zero.shard_size 0 with zero.stage 0",
     ),
     (
         "zero: {stage: 3, mics_shard_size: 1}",
-        "zero.mics_shard_size: 1: every rank would have all parameters; .*",
+        "zero.mics_shard_size: with 1 every rank would have all parameters; .*",
     ),
     (
         "zero: {stage: 0, shard_size: 4}",
         "zero.shard_size: at stage 0 every rank has all parameters and states; allowed: zero.stage 1, "
-        "2 or 3 beside it, or zero.shard_size 0",
+        "2 or 3 with it, or zero.shard_size 0",
     ),
     (
         "zero: {stage: 2, mics_shard_size: 4}",
@@ -67,42 +67,42 @@ REFUSED = [
     ),
     (
         "zero: {stage: 3, states: shard}",
-        "zero.states: shard: the ranks of a shard are not said; allowed: zero.shard_size beside it, "
-        "or all",
+        "zero.states: shard needs the number of ranks in a shard; allowed: all, or with "
+        "zero.shard_size",
     ),
     (
         "zero: {stage: 3, mics_shard_size: 4, states: all}",
-        "zero.states: all: mics_shard_size shares states over as many ranks as parameters; allowed: "
-        "shard, or zero.shard_size in its place",
+        "zero.states: all contradicts mics_shard_size, which shards states over the same ranks as parameters; allowed: "
+        "shard, or zero.shard_size instead of mics_shard_size",
     ),
     (
         "zero: {stage: 3, shard_size: 4, mics_shard_size: 4}",
-        "zero.mics_shard_size: zero.shard_size says how many ranks share parameters; allowed: one of "
-        "the two",
+        "zero.mics_shard_size: zero.shard_size sets the number of ranks that share parameters, too; "
+        "allowed: only one of the two",
     ),
     (
         "zero: {stage: 3, mics_shard_size: 4, hpz_partition_size: 4}",
-        "zero.hpz_partition_size: zero.mics_shard_size says how many .*",
+        "zero.hpz_partition_size: zero.mics_shard_size sets the number of ranks that share parameters, too; .*",
     ),
     (
         "zero: {stage: 3, hpz_partition_size: 4, states: shard}",
-        "zero.states: hpz_partition_size shares states over all ranks; allowed: all, or "
+        "zero.states: hpz_partition_size shards states over all ranks; allowed: all, or "
         "zero.shard_size instead",
     ),
     (
         "zero: {stage: 3, shard_size: 4, states: shard, offload_optimizer: {device: cpu}}",
-        "zero.states: with an offloaded optimizer each rank would keep the states of other ranks' "
-        "shards on its host, too; allowed: zero.shard_size and zero.states all, which has the same "
-        r"bits and takes less \(beside a ds_config.json: by --set, or in the spec\)",
+        "zero.states: with offload_optimizer each rank would also keep the states of other ranks' "
+        "shards on its host; allowed: zero.shard_size with zero.states all, which gives the same "
+        r"bits in less memory \(next to a ds_config\.json: with --set, or in the spec\)",
     ),
     (
         "zero: {stage: 3, mics_shard_size: 4, offload_optimizer: {device: cpu}}",
-        "zero.mics_shard_size: with an offloaded optimizer .*",
+        "zero.mics_shard_size: with offload_optimizer each rank .*",
     ),
     (
         "zero: {stage: 3, shard_size: 4, offload_param: {device: cpu}}",
-        "zero.shard_size: parameters that are offloaded are shared by all ranks; allowed: 0, or "
-        "zero.offload_param.device none beside it",
+        "zero.shard_size: offloaded parameters are sharded over all ranks; allowed: 0, or "
+        "with zero.offload_param.device none",
     ),
     (
         "zero: {stage: 3, shard_size: -1}",
@@ -180,12 +180,12 @@ def test_names_of_deepspeed(tmp_path: Path, ours: str, key: str, size: int) -> N
         (
             "zero_hpz_partition_size",
             3,
-            r"zero_optimization\.zero_hpz_partition_size: zero.hpz_partition_size: 8 ranks are no sets of 3",
+            r"zero_optimization\.zero_hpz_partition_size: zero.hpz_partition_size: 3 does not divide 8 ranks",
         ),
         (
             "mics_shard_size",
             5,
-            r"zero_optimization\.mics_shard_size: zero.mics_shard_size: 8 ranks are no sets of 5",
+            r"zero_optimization\.mics_shard_size: zero.mics_shard_size: 5 does not divide 8 ranks",
         ),
         (
             "mics_shard_size",

@@ -44,7 +44,7 @@ def refused(name: str, *sets: str) -> str:
             "train.head_chunk",
             1,
             ("train.precision=f16",),
-            r"chunks of 1 cut the 8192 tokens of a micro-batch into 8192, more than 1024; "
+            r"1 cuts the 8192 tokens of a micro-batch into 8192 chunks, more than 1024; "
             r"allowed: auto, or at least (8)$",
         ),
         (
@@ -52,7 +52,7 @@ def refused(name: str, *sets: str) -> str:
             "train.head_chunk",
             2,
             ("train.micro_batch=68", "train.global_batch=136"),
-            r"chunks of 2 cut the 2244 tokens of a micro-batch into 1122, more than 1024; "
+            r"2 cuts the 2244 tokens of a micro-batch into 1122 chunks, more than 1024; "
             r"allowed: auto, or at least (3)$",
         ),
         (
@@ -60,28 +60,28 @@ def refused(name: str, *sets: str) -> str:
             "zero.sub_group_size",
             1,
             (*ON_HOST, "cluster.ranks=8"),
-            r"cuts a shard of \d+ elements into \d+ pieces, more than 1024; allowed: at least (\d+)$",
+            r"splits a shard of \d+ elements into \d+ pieces, more than 1024; allowed: at least (\d+)$",
         ),
         (
             "llama3-405b",
             "zero.sub_group_size",
             4_194_304,
             (*ON_HOST, "cluster.ranks=1"),
-            r"cuts the shards of all units into 96\d+ pieces, more than 12288; allowed: at least (\d+)$",
+            r"splits the shards of all units into 96\d+ pieces, more than 12288; allowed: at least (\d+)$",
         ),
         (
             "llama3-8b",
             "zero.reduce_bucket_size",
             1,
             ("cluster.ranks=64",),
-            r"cuts a shard of 8208384 elements into 8016 pieces, more than 1024; allowed: at least (\d+)$",
+            r"splits a shard of 8208384 elements into 8016 pieces, more than 1024; allowed: at least (\d+)$",
         ),
         (
             "llama3-8b",
             "zero.allgather_bucket_size",
             600_000,
             (),
-            r"cuts the shards of all units into 1\d+ pieces, more than 12288; allowed: at least (\d+)$",
+            r"splits the shards of all units into 1\d+ pieces, more than 12288; allowed: at least (\d+)$",
         ),
         (
             "llama-tiny",
@@ -95,7 +95,7 @@ def refused(name: str, *sets: str) -> str:
             "train.micro_batch",
             70_000,
             ("train.global_batch=140000",),
-            r"attention_fwd.0 has 70000 blocks in z on sm_80; allowed: up to (65535), or targets: \[cpu\]$",
+            r"is too large: the CUDA grid of attention_fwd.0 has 70000 blocks in z on sm_80; allowed: up to (65535), or targets: \[cpu\]$",
         ),
     ],
 )
@@ -130,8 +130,11 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
     )
     for rule in ("tree", "{block: 4096}"):
         said = refused("gpt-tiny", *many, f"train.sum={rule}")
-        assert "train.sum: a sum of 4097 ranks' gradients as one tree on sm_80" in said
-        assert "allowed: {block: 2048} or less" in said
+        assert (
+            "train.sum: the gradients of 4097 ranks are too many for one tree on sm_80"
+            in said
+        )
+        assert "allowed: {block: 2048} or a smaller block" in said
     fits = [
         (*many, "train.sum={block: 2048}"),
         (*many, "train.sum=fold"),
@@ -149,7 +152,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
 
 @pytest.mark.slow
 def test_parts_of_blocks() -> None:
-    """A bound that cuts blocks into more than 4096 parts becomes the least that does not."""
+    """A bound that cuts blocks into more than 4096 parts becomes the least possible not."""
     key = "zero.stage3_max_live_parameters"
     sets = (
         "model.width=1024",
@@ -161,7 +164,9 @@ def test_parts_of_blocks() -> None:
     found = search.find(spec.load(path, (*sets, f"{key}=400000")))
     bound = found.plan.head.bound
     assert any(
-        note.startswith(f"{key}: 400,000 elements hold no plan: the bound is")
+        note.startswith(
+            f"{key}: 400,000 elements are too few for any plan: the bound is"
+        )
         for note in found.notes
     )
     least = search.find(spec.load(path, (*sets, f"{key}={bound}")))
@@ -181,8 +186,7 @@ def test_layers_of_all_units(tmp_path: pathlib.Path) -> None:
     spec.load(path)
     with pytest.raises(
         SpecError,
-        match=r"model.units\[1\].blocks: 3000 layers in all; allowed: up "
-        "to 2048",
+        match=r"model.units\[1\].blocks: the model has 3000 layers; allowed: up to 2048",
     ):
         spec.load(path, ["model.units[1].blocks=2000"])
 

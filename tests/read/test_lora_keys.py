@@ -1,4 +1,4 @@
-"""test_lora_keys.py -- tests train.lora: the linears that it matches, the tensors that it freezes,
+"""test_lora_keys.py -- tests train.lora: the linears tensor that it matches, the tensors that it freezes,
 and its refusals."""
 
 import pytest
@@ -26,18 +26,18 @@ def test_defaults_are_pefts() -> None:
 @pytest.mark.parametrize(
     "family,lora,said",
     [
-        ("qwen3", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which is tied to model.embed_tokens; allowed: {LINEARS.replace('lm_head, ', '')}"),
-        ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which is tied to wte; allowed: c_attn, c_fc, c_proj"),
+        ("qwen3", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which shares the weight of model.embed_tokens; allowed: {LINEARS.replace('lm_head, ', '')}"),
+        ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which shares the weight of wte; allowed: c_attn, c_fc, c_proj"),
         ("llama", "{rank: 4, alpha: 1, match: [q_proj, embed_tokens]}", f"{KEY}.match[1]: 'embed_tokens' is an embedding; allowed: {LINEARS}"),
         ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj"),
-        ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' names no linear; allowed: {LINEARS}"),
-        ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' names no linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' is not the name of a linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' is not the name of a linear; allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
         ("llama", "{rank: 0, alpha: 1}", f"{KEY}.rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
-        ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: is 33, and self_attn.v_proj has 64 inputs and 32 outputs; allowed: up to 32"),
+        ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is no key here; did you mean train.dropout? allowed: rank, alpha, match"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is not a key here; did you mean train.dropout? allowed: rank, alpha, match"),
     ],
 )  # fmt: skip
 def test_refused(family: str, lora: str, said: str) -> None:
@@ -63,7 +63,7 @@ def test_a_group_trains_adapters_alone() -> None:
         )
     assert str(error.value) == (
         f"{GROUP}[0].match[1]: '*norm*' matches model.layers.0.input_layernorm.weight, which "
-        "train.lora freezes; allowed: patterns of adapters alone, like '*.lora_B.weight'"
+        "train.lora freezes; allowed: patterns that match only adapters, such as '*.lora_B.weight'"
     )
 
 

@@ -65,7 +65,7 @@ def test_errors_of_all_kinds_are_said_at_once(tmp_path: Path) -> None:
     block = "model.units[1].ops"
     assert sorted(key for _, key in found) == sorted(
         [
-            "'zero.stage' is no KEY=VALUE; allowed",
+            "'zero.stage' is not KEY=VALUE; allowed",
             "data.end",
             "model.units[0].embedding.context",
             f"{block}[0].residual[1].attention.heads",
@@ -92,10 +92,10 @@ def test_a_key_that_stands_twice_hides_no_other_error(tmp_path: Path) -> None:
     twice = "zero: {stage: 0, stage: 3, stages: 1}\nmodel: 3\nname: '?'\n"
     message = refusal(tmp_path, twice)
     assert [line.partition("; ")[0] for line in message.split("\n")] == [
-        "s.yaml:1: 'stage' stands here twice",
-        "s.yaml:3: name: '?' does not fit",
+        "s.yaml:1: 'stage' is given twice",
+        "s.yaml:3: name: '?' is not valid",
         "s.yaml:2: model: is 3",
-        "s.yaml:1: zero.stages: is no key here",
+        "s.yaml:1: zero.stages: is not a key here",
         "s.yaml:1: train: is missing",
     ]
 
@@ -128,13 +128,13 @@ def test_an_error_brings_no_other(tmp_path: Path, value: str | None) -> None:
             continue
         message = refusal(tmp_path, whole, (f"{key}_={{}}",))
         above, _, word = key.rpartition(".")
-        assert f"--set: {key}_: is no key here; did you mean {word}" in message
+        assert f"--set: {key}_: is not a key here; did you mean {word}" in message
         assert message.count("\n") == 0, message
 
 
 @pytest.mark.parametrize("key", ["lr", "train.lr", "zero.lr", "model.lr"])
 def test_a_key_of_another_section_is_named(tmp_path: Path, key: str) -> None:
-    said = ": is no key here; did you mean train.optimizer.lr? allowed: "
+    said = ": is not a key here; did you mean train.optimizer.lr? allowed: "
     message = refusal(tmp_path, GPT.read_text(), (f"{key}=1e-3",))
     assert message.startswith(f"--set: {key}{said}")
     assert "\n" not in message
@@ -158,7 +158,7 @@ def test_a_key_of_another_section_is_named(tmp_path: Path, key: str) -> None:
 )  # fmt: skip
 def test_all_keys_that_may_be_meant(tmp_path: Path, key: str, said: str) -> None:
     message = refusal(tmp_path, GPT.read_text(), (f"{key}=1",))
-    assert f": is no key here; did you mean {said}? allowed: " in message
+    assert f": is not a key here; did you mean {said}? allowed: " in message
 
 
 def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
@@ -170,16 +170,16 @@ def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
     said = refusal(tmp_path, GPT.read_text(), ("targets=[h100, h200]",))
     assert said == "--set: targets: names a target twice; allowed: each target once"
     said = refusal(tmp_path, GPT.read_text(), ("targets=[l40s]",))
-    assert "targets[0]: 'l40s' is no target" in said and "h100 for sm_90" in said
+    assert "targets[0]: 'l40s' is not a target" in said and "h100 for sm_90" in said
 
 
 @pytest.mark.parametrize(
     "batch,micro,ranks,allowed",
     [
-        (8, 4, 4, "global_batch 16, cluster.ranks 2, train.micro_batch 2"),
-        (24, 5, 4, "global_batch 20 or 40, train.micro_batch 3 or 6"),
-        (8, 2, 3, "global_batch 6 or 12, cluster.ranks 2 or 4"),
-        (4, 16, 2, "global_batch 32, train.micro_batch 2"),
+        (8, 4, 4, "cluster.ranks 2, or train.global_batch 16, or train.micro_batch 2"),
+        (24, 5, 4, "train.global_batch 20 or 40, or train.micro_batch 3 or 6"),
+        (8, 2, 3, "cluster.ranks 2 or 4, or train.global_batch 6 or 12"),
+        (4, 16, 2, "train.global_batch 32, or train.micro_batch 2"),
     ],
 )
 def test_what_divides_a_batch_is_offered(
@@ -190,7 +190,7 @@ def test_what_divides_a_batch_is_offered(
     text = GPT.read_text()
     message = refusal(tmp_path, text, (*sets, f"cluster.ranks={ranks}"))
     assert message.endswith(f"; allowed: {allowed}")
-    for offer in allowed.replace("global", "train.global").split(", "):
+    for offer in allowed.split(", or "):
         key, *values = offer.replace(" or", "").split()
         for value in values:
             more = (f"cluster.ranks={ranks}", f"{key}={value}")

@@ -16,18 +16,18 @@ BF16 = "train.precision=bf16"
     [
         (
             ("train.products=tiles",),
-            "tiles is an order of products in bf16; in f32 there is one alone; allowed: auto, or "
+            "tiles applies to bf16 only; f32 has a single order; allowed: auto, or with "
             "train.precision bf16",
         ),
         (
             ("train.products=pairs", "train.precision=f16"),
-            "pairs is an order of products in bf16; in f16 there is one alone; allowed: auto, or "
+            "pairs applies to bf16 only; f16 has a single order; allowed: auto, or with "
             "train.precision bf16",
         ),
         (
             ("train.products=tiles", BF16, "targets=[sm_90]"),
-            "tiles is an order of a CPU's products; GPUs have their own; allowed: auto, or the target "
-            "cpu beside them",
+            "tiles applies to CPUs only; GPUs have an order of their own; allowed: auto, or with the "
+            "target cpu added",
         ),
         (
             ("train.products=rows", BF16),

@@ -65,8 +65,8 @@ def test_items_of_lists(tmp_path: pathlib.Path) -> None:
     [
         (
             "model.units[3].blocks",
-            f"model.units has 3 items; allowed: {ITEMS}, or the whole list: --set "
-            "adds none",
+            f"model.units has 3 items; allowed: {ITEMS}, or the whole list (--set "
+            "cannot append)",
         ),
         (
             "model.units[3]",
@@ -109,7 +109,7 @@ def test_what_is_no_item(key: str, said: str) -> None:
 def test_what_is_no_key(text: str) -> None:
     said = refused(text)
     assert (
-        "is no KEY=VALUE; allowed: one like zero.stage=3 or model.units[1].blocks=3"
+        "is not KEY=VALUE; allowed: for example zero.stage=3 or model.units[1].blocks=3"
         in said
     )
 
@@ -222,16 +222,16 @@ DS = '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'
     [
         (
             DS,
-            r":1: the file is DeepSpeed's configuration: it has zero_optimization, train_batch_size; "
-            "allowed: a spec, and this file behind --zero",
+            r":1: the file is a DeepSpeed config: it has zero_optimization, train_batch_size; "
+            "allowed: a spec, with this file as --zero FILE",
         ),
         (
             HF,
-            r":1: the file is a model's configuration of Hugging Face: .*its folder behind --from",
+            r":1: the file is a Hugging Face model config: .*its folder as --from",
         ),
-        ("\x7fELF\x01\0", r":1: byte 0x00 is in no text; allowed: UTF-8 text"),
-        ("a\n\0" * 99999, r":2: byte 0x00 is in no text; allowed: UTF-8 text"),
-        ("x: 1\n", r":1: x: is no key here; allowed: name, model, "),
+        ("\x7fELF\x01\0", r":1: byte 0x00 is not text; allowed: UTF-8 text"),
+        ("a\n\0" * 99999, r":2: byte 0x00 is not text; allowed: UTF-8 text"),
+        ("x: 1\n", r":1: x: is not a key here; allowed: name, model, "),
     ],
 )
 def test_what_is_no_spec(tmp_path: pathlib.Path, text: str, said: str) -> None:
@@ -244,15 +244,15 @@ def test_what_is_no_spec(tmp_path: pathlib.Path, text: str, said: str) -> None:
     [
         (
             LLAMA.read_text(),
-            "the file is a spec: it has model, train, cluster, zero; allowed: DeepSpeed's "
-            "configuration behind --zero",
+            "the file is a spec: it has model, train, cluster, zero; allowed: a "
+            "DeepSpeed config for --zero",
         ),
         (
             '{"model": {}, "train": {}}',
-            "the file is a spec: it has model, train; allowed: DeepSpeed",
+            "the file is a spec: it has model, train; allowed: a DeepSpeed config",
         ),
-        (HF, "the file is a model's configuration of Hugging Face"),
-        ("\0", "byte 0x00 is in no text"),
+        (HF, "the file is a Hugging Face model config"),
+        ("\0", "byte 0x00 is not text"),
     ],
 )
 def test_what_is_no_ds_config(tmp_path: pathlib.Path, text: str, said: str) -> None:
@@ -298,46 +298,46 @@ STRANGERS = [
     (
         ACCELERATE,
         1,
-        "accelerate's configuration: it has compute_environment, distributed_type, "
+        "an Accelerate config: it has compute_environment, distributed_type, "
         "deepspeed_config",
-        "the ds_config.json that its key deepspeed_config_file names, or where it names none, "
-        "one with zero_optimization.stage for its zero_stage",
+        "the ds_config.json named by its key deepspeed_config_file, or, if it names none, "
+        "one with zero_optimization.stage set to its zero_stage",
     ),
     (
         FSDP,
         2,
-        "a configuration of FSDP: it has fsdp_config",
+        "an FSDP config: it has fsdp_config",
         "FULL_SHARD is --set zero.stage=3",
     ),
     (
         '{"fsdp_backward_prefetch": "x", "activation_checkpointing": true}',
         1,
-        "a configuration of FSDP: it has fsdp_backward_prefetch",
+        "an FSDP config: it has fsdp_backward_prefetch",
         "FULL_SHARD is --set zero.stage=3",
     ),
     (
         TRAINER,
         6,
-        "the arguments of a Trainer: it has output_dir, deepspeed",
-        "the ds_config.json that its key deepspeed names",
+        "arguments for a Hugging Face Trainer: it has output_dir, deepspeed",
+        "the ds_config.json named by its key deepspeed",
     ),
     (
         '{"output_dir": "o", "fp16": false, "learning_rate": 5e-5}',
         1,
-        "the arguments of a Trainer: it has output_dir",
-        "the ds_config.json that its key deepspeed names",
+        "arguments for a Hugging Face Trainer: it has output_dir",
+        "the ds_config.json named by its key deepspeed",
     ),
     (
         "base_model: a/b\noptimizer: adamw_8bit\nbf16: auto\n",
         1,
-        "the arguments of a Trainer: it has base_model",
-        "the ds_config.json that its key deepspeed names",
+        "arguments for a Hugging Face Trainer: it has base_model",
+        "the ds_config.json named by its key deepspeed",
     ),
-    (TITAN, 1, r"torchtitan's configuration: it has \[job\]", ""),
+    (TITAN, 1, r"a torchtitan config: it has \[job\]", ""),
     (
         '{"peft_type": "LORA", "lora_alpha": 16}',
         1,
-        "PEFT's configuration of an adapter: it has peft_type, lora_alpha",
+        "a PEFT adapter config: it has peft_type, lora_alpha",
         "train.lora",
     ),
 ]
@@ -360,8 +360,8 @@ def test_a_ds_config_that_is_no_yaml_is_known_by_its_lines(
 ) -> None:
     (tmp_path / "file").write_text(COMMENTED)
     assert re.search(
-        "file:4: the file is DeepSpeed's configuration: it has zero_optimization, "
-        "train_batch_size; allowed: a spec, and this file behind --zero",
+        "file:4: the file is a DeepSpeed config: it has zero_optimization, "
+        "train_batch_size; allowed: a spec, with this file as --zero FILE",
         refused(path=tmp_path / "file"),
     )
 
@@ -385,5 +385,5 @@ def test_an_old_spelling_is_read_and_noted() -> None:
     said = spec.load(str(LLAMA), ("train.accumulate=grains",))
     assert said.train.accumulate == "micro_batches"
     (note,) = (n for n in said.notes if "train.accumulate" in n)
-    assert note.endswith("train.accumulate: grains is micro_batches now")
+    assert note.endswith("train.accumulate: grains is now called micro_batches")
     assert said.notes != spec.load(str(LLAMA)).notes

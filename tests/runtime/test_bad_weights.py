@@ -61,25 +61,25 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
 
     said = why("h.2.mlp.c_fc.weight", None)
     assert (
-        "tensor h.2.mlp.c_fc.weight is missing; the model needs it with shape [5, 7]"
+        "tensor h.2.mlp.c_fc.weight is missing; the model has it with shape [5, 7]"
         in said
     )
     for shape in (7, 5), (35,), (1, 5, 7), (5, 8), ():
         said = why("h.3.mlp.c_fc.weight", np.zeros(shape, np.float32))
         assert (
-            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model needs [5, 7]"
+            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model has [5, 7]"
             in said
         )
     said = why("wpe.weight", np.zeros((6, 5)))
-    assert "tensor wpe.weight is F64; F32, BF16 and F16 can be read" in said
+    assert "tensor wpe.weight is F64; only F32, BF16 and F16 can be read" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "content, words",
     [
-        (b"", "0 bytes are no safetensors file"),
-        (b"1234567", "7 bytes are no safetensors file"),
+        (b"", "0 bytes are not a safetensors file"),
+        (b"1234567", "7 bytes are not a safetensors file"),
         (bytes(8), "a header of 0 bytes"),
         (b"\xff" * 100, "a header of 18446744073709551615 bytes"),
         (
@@ -92,28 +92,28 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         ),
         (
             b"version https://git-lfs.github.com/spec/v1\n",
-            "is Git LFS's pointer and not the file; run there: git lfs pull",
+            "is a Git LFS pointer, not the file itself; run git lfs pull there",
         ),
         (
             b"PK\3\4" + bytes(60),
-            "is a zip archive, as numpy's .npz and torch.save make them",
+            "is a zip archive, such as numpy's .npz or a torch.save file",
         ),
         (
             b"\x80\2\x8a\nl\xfc\x9cF\xf9" + bytes(60),
-            "is an old file of torch.save",
+            "is an old torch.save file",
         ),
-        (b"\x80\4\x95" + bytes(60), "is a pickle"),
-        (b"GGUF\3" + bytes(60), "is a model of llama.cpp (GGUF)"),
+        (b"\x80\4\x95" + bytes(60), "is a Python pickle"),
+        (b"GGUF\3" + bytes(60), "is a llama.cpp model (GGUF)"),
         (b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
         (b"\x1f\x8b\x08" + bytes(60), "is compressed by gzip"),
-        (b"<!DOCTYPE html><html>", "is a web page and not the file"),
-        (b"<html>", "is a web page and not the file"),
-        (raw_file(b" {}"), "header, byte 1: an object is needed"),
-        (raw_file(b"{} x"), "byte 3: something after the end"),
-        (raw_file(b"{}\0 "), "something after the end"),
-        (raw_file(b"[1, 2]"), "an object is needed"),
-        (raw_file(b'{"a":'), "an object is needed"),
-        (raw_file(b'{"a" {}}'), "a colon is needed"),
+        (b"<!DOCTYPE html><html>", "is a web page, not the file itself"),
+        (b"<html>", "is a web page, not the file itself"),
+        (raw_file(b" {}"), "header, byte 1: expected an object"),
+        (raw_file(b"{} x"), "byte 3: unexpected text after the end"),
+        (raw_file(b"{}\0 "), "unexpected text after the end"),
+        (raw_file(b"[1, 2]"), "expected an object"),
+        (raw_file(b'{"a":'), "expected an object"),
+        (raw_file(b'{"a" {}}'), "expected a colon"),
         (raw_file(b'{"a\xff": {}}'), "not UTF-8"),
         (raw_file(b'{"a\n": {}}'), "a control character"),
         (raw_file(b'{"a\\x": {}}'), "a bad escape"),
@@ -126,8 +126,8 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         ),
         (a_file("F31", [1], [0, 4], 4), "unknown dtype F31"),
         (a_file("F32", [1] * 9, [0, 4], 4), "more than 8 dimensions"),
-        (a_file("F32", [-1], [0, 4], 4), "a whole number is needed"),
-        (a_file("F32", [1.0], [0, 4], 4), "a whole number is needed"),
+        (a_file("F32", [-1], [0, 4], 4), "expected an integer"),
+        (a_file("F32", [1.0], [0, 4], 4), "expected an integer"),
         (a_file("F32", [2**63], [0, 4], 4), "beyond 2^63"),
         (a_file("F32", [2**32, 2**31], [0, 4], 4), "do not make F32"),
         (a_file("F4", [3], [0, 1], 1), "do not make F4 [3]"),
@@ -135,16 +135,16 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             a_file("F32", [2], [0, 4], 4),
             "tensor a: 4 bytes of data do not make F32 [2]",
         ),
-        (a_file("F32", [1], [4, 0], 4), "are no [begin, end]"),
-        (a_file("F32", [1], [0, 4, 8], 4), "are no [begin, end]"),
+        (a_file("F32", [1], [4, 0], 4), "are not [begin, end]"),
+        (a_file("F32", [1], [0, 4, 8], 4), "are not [begin, end]"),
         (a_file("F32", [1], [4, 8], 8), "its data begin at 4"),
         (
             a_file("F32", [1], [0, 4], 0),
-            "4 bytes of data, the file has 0 (truncated?)",
+            "4 bytes of data, but the file has 0 (truncated?)",
         ),
         (
             a_file("F32", [1], [0, 4], 5),
-            "describes 4 bytes of data, the file has 5\n",
+            "describes 4 bytes of data, but the file has 5\n",
         ),
         (
             raw_file({"a": ONE, "b": ONE}, b"1"),
@@ -155,7 +155,7 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
             "tensor a twice",
         ),
         (raw_file(b'{"a":{"dtype":"U8","dtype":"U8"}}'), "dtype twice"),
-        (raw_file(b'{"__metadata__":{"a":1}}'), "a string is needed"),
+        (raw_file(b'{"__metadata__":{"a":1}}'), "expected a string"),
         (
             raw_file(b'{"a":{"x":' + b"[" * 100 + b"]" * 100 + b"}}"),
             "nested too deeply",
@@ -196,9 +196,9 @@ def written(bench: Bench, weights: Weights) -> str:
         ("module.{}", "module.", "DistributedDataParallel's or DeepSpeed's"),
         ("_fsdp_wrapped_module.{}", "_fsdp_wrapped_module.", "FSDP's"),
         ("_forward_module.{}", "_forward_module.", "Lightning Fabric's"),
-        ("model.model.{}", "model.model.", "a model's inside another"),
+        ("model.model.{}", "model.model.", "a model inside another"),
         ("base_model.model.{}", "base_model.model.", "PEFT's, not merged"),
-        ("language_model.{}", "language_model.", "a model's of images"),
+        ("language_model.{}", "language_model.", "a multimodal model's"),
     ],
 )  # fmt: skip
 def test_names_of_a_wrapped_model(
@@ -270,7 +270,7 @@ def test_both_sides_are_told(tool: Path, tmp_path: Path) -> None:
     more = weights | {"h.4.x": np.zeros(9, np.float32)}
     theirs = f"{len(more)} tensors of {size + 9} elements, layers 5\n"
     said = written(bench, more)
-    assert "no place for 1 of the tensors: h.4.x" in said
+    assert "the model lacks 1 of the tensors: h.4.x" in said
     assert ours + theirs in said
     wide = weights | {"h.1.ln_1.weight": np.zeros(9, np.float32)}
     theirs = f"{len(weights)} tensors of {size + 4} elements, layers 4\n"
@@ -285,12 +285,14 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
     def why(name: str, *shape: int) -> str:
         return written(bench, weights | {name: np.zeros(shape, np.float32)})
 
-    token = "; a token has a row: generate the program with model.vocab "
+    token = "; there is one row per token: generate the program with model.vocab "
     assert why("wte.weight", 12, 5).endswith(f"[11, 5]{token}12\n")
-    assert f"[11, 5]{token}10, or give new tokens their rows by " in why(
+    assert f"[11, 5]{token}10, or add the missing rows with transformers' " in why(
         "wte.weight", 10, 5
     )
-    position = "; a position has a row: generate the program with the embedding"
+    position = (
+        "; there is one row per position: generate the program with the embedding"
+    )
     assert f"[6, 5]{position}'s context 8\n" in why("wpe.weight", 8, 5)
     assert "is the program of bench" in why("wte.weight", 12, 6)
 
@@ -299,17 +301,17 @@ def test_other_rows(tool: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind,type_,value,told",
     [
-        ("F32", 0, float("nan"), "nan; finite numbers of f32 are needed\n"),
-        ("F32", 0, float("-inf"), "-inf; finite numbers of f32 are needed\n"),
+        ("F32", 0, float("nan"), "nan; it must be a finite f32 number\n"),
+        ("F32", 0, float("-inf"), "-inf; it must be a finite f32 number\n"),
         ("F32", 0, 3.4e38, ""),
-        ("F32", 1, 3.4e38, "3.4e+38; finite numbers of bf16 are needed, or "),
+        ("F32", 1, 3.4e38, "3.4e+38; it must be a finite bf16 number; or use "),
         ("F32", 1, 3.38e38, ""),
-        ("F32", 2, -65520.0, "-65520; finite numbers of f16 are needed, or "),
+        ("F32", 2, -65520.0, "-65520; it must be a finite f16 number; or use "),
         ("F32", 2, 65519.0, ""),
-        ("F16", 0, float("inf"), "inf; finite numbers of f32 are needed\n"),
+        ("F16", 0, float("inf"), "inf; it must be a finite f32 number\n"),
         ("F16", 2, -65504.0, ""),
-        ("BF16", 1, float("nan"), "nan; finite numbers of bf16 are needed\n"),
-        ("BF16", 2, 65536.0, "65536; finite numbers of f16 are needed, or "),
+        ("BF16", 1, float("nan"), "nan; it must be a finite bf16 number\n"),
+        ("BF16", 2, 65536.0, "65536; it must be a finite f16 number; or use "),
         ("BF16", 2, 65280.0, ""),
     ],
 )
@@ -351,28 +353,28 @@ def test_numbers_that_are_not_finite(
 @pytest.mark.parametrize(
     "index, words",
     [
-        ("", "an object is needed"),
-        ("{}", "one weight_map is needed, it has 0"),
+        ("", "expected an object"),
+        ("{}", "must have one weight_map, but has 0"),
         (
             '{"weight_map": {}, "weight_map": {}}',
-            "one weight_map is needed, it has 2",
+            "must have one weight_map, but has 2",
         ),
-        ('{"weight_map": ["a"]}', "an object is needed"),
-        ('{"weight_map": {"a": 1}}', "a string is needed"),
+        ('{"weight_map": ["a"]}', "expected an object"),
+        ('{"weight_map": {"a": 1}}', "expected a string"),
         (
             '{"weight_map": {"a": "one.safetensors"}',
-            "a comma or an end is needed",
+            "expected a comma or the end",
         ),
         (
             '{"weight_map": {"a": "two.safetensors"}}',
-            "two.safetensors: model.safetensors.index.json names it, and it is not "
-            "there; is the download complete?",
+            "two.safetensors: model.safetensors.index.json lists it, but it does not "
+            "exist; is the download complete?",
         ),
         (
             '{"weight_map": {"a": "../in/one.safetensors"}}',
-            "no name of a file",
+            "is not a file name",
         ),
-        ('{"weight_map": {"a": ""}}', "no name of a file"),
+        ('{"weight_map": {"a": ""}}', "is not a file name"),
         ('{"weight_map": {"a": ".."}}', "not a regular file"),
         (
             '{"weight_map": {"a": "one.safetensors", "b": "copy.safetensors"}}',

@@ -72,18 +72,18 @@ def zgen(name: str) -> str:
         (
             "zgen ../../model_specs/gpt-tiny.yaml --zero messages/accelerate.yaml",
             2,
-            "accelerate's configuration: it has compute_environment, distributed_type, "
-            "deepspeed_config; allowed: the ds_config.json that",
+            "an Accelerate config: it has compute_environment, distributed_type, "
+            "deepspeed_config; allowed: the ds_config.json ",
         ),
         (
             "data jsonl messages/sharegpt.jsonl --tokenizer chatml -o {out}",
             2,
-            "no message of the assistant: nothing to learn; there is: user",
+            "no message of the assistant, so nothing to train on; the roles are: user",
         ),
         (
             "train --load messages/lfs --val uint16.bin --steps 0",
             2,
-            "is Git LFS's pointer and not the file",
+            "is a Git LFS pointer, not the file itself",
         ),
         (
             "train --load messages/prefix --val uint16.bin --steps 0",

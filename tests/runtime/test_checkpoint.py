@@ -569,7 +569,7 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
     done = run(data, 4, keys=other)
     assert done.code == 4
     assert (
-        "its run had train.optimizer.lr: 0.001; this program has "
+        "the checkpoint's run had train.optimizer.lr: 0.001, but this program has "
         "train.optimizer.lr: 0.002" in done.err
     )
     keys = "train.seed,train.optimizer.lr"
@@ -582,7 +582,7 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
 def test_what_is_accepted_is_a_key(data: Path) -> None:
     assert run(data, 2).code == 0
     for keys in ("seed", "data,seed", "train.seed,seed,data"):
-        said = "--accept-change seed: neither this program nor its checkpoint"
+        said = "--accept-change seed: neither this program nor the checkpoint"
         refused(data, 2, said, "--accept-change", keys)
     assert run(data, 4, "--accept-change", "data,train.seed").code == 0
 
@@ -607,7 +607,9 @@ def test_other_data_are_refused(data: Path) -> None:
     assert done.code == 0, done.err
     trainer.write_tokens(moved, law.tokens(256, 4001))
     done = program.run(*arguments(moved, 4))
-    assert done.code == 4 and "its run had data of 1 file, 8000 bytes" in (done.err)
+    assert done.code == 4 and "the checkpoint's run had data of 1 file, 8000 bytes" in (
+        done.err
+    )
     done = program.run(*arguments(moved, 4, "--accept-change", "data"))
     assert done.code == 0, done.err
 
@@ -616,8 +618,8 @@ def test_what_options_must_say(data: Path) -> None:
     assert run(data, 3, "--save-every", 1).code == 0
     refused(data, 2, "has a checkpoint of step 3", "--resume", "no")
     refused(data, 2, "is of step 3", steps=2)
-    refused(data, 2, "has no checkpoint of that step", "--resume", 9, steps=9)
-    refused(data, 2, "which a run from there would write", "--resume", 2)
+    refused(data, 2, "has no checkpoint of this step", "--resume", 9, steps=9)
+    refused(data, 2, "which the run would write again", "--resume", 2)
     refused(data, 2, "a whole number from 1", "--resume", "yes")
     refused(data, 2, "give one of them", "--resume", 3, "--load", data.parent)
     done = program.run(built(), "--data", data, "--steps", 1, "--keep", 2)
@@ -697,7 +699,7 @@ def test_a_line_of_the_recipe_twice_stands_for_no_other(data: Path) -> None:
     assert b'"train.seed: 1"' in text
     other = text.replace(b'"train.seed: 1"', b'"train.precision: \\"f32\\""')
     path.write_bytes(files.sealed(other))
-    refused(data, 4, "had no such key; this program has ")
+    refused(data, 4, "had no such key, but this program has ")
 
 
 def test_what_is_no_checkpoint_is_told(data: Path) -> None:
@@ -720,8 +722,8 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
         return files.sealed(text.replace(was, now))
 
     text = kept["run.json"]
-    damaged = "its checksum does not hold"
-    none = "run.json: no record of a run\n"
+    damaged = "its checksum is wrong"
+    none = "run.json: not a record of a run\n"
     broken("run.json", b"", damaged)
     broken("run.json", text[:-9], damaged)
     broken("run.json", text.replace(b'"applied": 2', b'"applied": 3'), damaged)
@@ -734,8 +736,8 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     for numbers in (b'"skipped": 3, "skips": 0', b'"skipped": 0, "skips": 1'):
         few = files.sealed(b"{" + numbers + b", " + rest(text))
         broken("run.json", few, none)
-    broken("run.json", other(b'"steps": 2', b'"steps": 1'), "is of step 1")
-    broken("run.json", other(b'"applied"', b'"implied"'), "not all")
+    broken("run.json", other(b'"steps": 2', b'"steps": 1'), "is a checkpoint of step 1")
+    broken("run.json", other(b'"applied"', b'"implied"'), "some of the state")
     broken("exp_avg.safetensors", None, "exp_avg.safetensors: No such file")
     broken("model.safetensors", kept["model.safetensors"][:-9], "data")
     broken("model.safetensors", kept["model.safetensors"][:3], "3 bytes are")
@@ -793,7 +795,7 @@ def test_two_runs_do_not_share_a_folder(data: Path) -> None:
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         begun = time.monotonic()
-        refused(data, 2, "another run writes there")
+        refused(data, 2, "another run is writing there")
         assert time.monotonic() - begun > 9
 
 
@@ -915,7 +917,7 @@ def test_a_signal_saves_and_leaves(
     ]
     last = max(line["step"] for line in lines if "loss" in line)
     assert steps(data)[-1] == last
-    assert f"leaves after step {last}, its checkpoint is saved" in (
+    assert f"stops after step {last}, its checkpoint is saved" in (
         running.stderr.read()
     )
 
@@ -930,7 +932,7 @@ def test_who_leaves_without_its_checkpoint_says_so(
     ranks = program.children(running.pid)
     os.kill(running.pid if to == "parent" else ranks[1], signal.SIGTERM)
     assert running.wait(LIMIT) == 3
-    assert "asked to leave, the run could not save its checkpoint" in (
+    assert "the run was asked to stop but could not save its checkpoint" in (
         running.stderr.read()
     )
     assert steps(data) == []
@@ -959,7 +961,7 @@ def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
         running.terminate()
         time.sleep(0.3)
     assert running.wait(LIMIT) == 75
-    assert "leaves after step 1, with nothing new to save" in (running.stderr.read())
+    assert "stops after step 1, with nothing new to save" in (running.stderr.read())
     assert steps(data) == [1]
 
 
@@ -1068,7 +1070,7 @@ def test_a_step_that_outlasts_the_grace(
     said = running.stderr.read()
     assert ("its checkpoint is saved" in said) == saved
     if not saved:
-        step = re.search(r"leaves after step (\d+), which is not saved", said)
+        step = re.search(r"stops after step (\d+), which is not saved", said)
         assert f"no checkpoint of step {step[1]}: the time of --gr" in said
         assert said.endswith("\nthe newest checkpoint is of step 1\n")
         assert steps(data) == [1]
@@ -1090,7 +1092,7 @@ def test_a_rank_that_is_stopped_as_it_saves(
     os.kill(ranks[1], signal.SIGSTOP)
     assert running.wait(LIMIT) == 7
     said = running.stderr.read()
-    assert "(ZR_TIMEOUT_S): rank 1 stands still" in said
+    assert "(ZR_TIMEOUT_S): rank 1 makes no progress" in said
     assert program.gone(ranks)
 
 
@@ -1141,7 +1143,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
     assert said.endswith("the newest checkpoint is of step 1\n")
     assert steps(data) == [1]
     awaited = told_while_it_writes(0 if last == 2 else 75)
-    assert ("leaves after step 2, its checkp" in awaited) == (last > 2)
+    assert ("stops after step 2, its checkp" in awaited) == (last > 2)
     assert steps(data) == [1, 2]
 
 

@@ -101,7 +101,7 @@ def test_the_checksum_is_the_one_that_a_run_writes(made: Path, tell: Tell) -> No
     assert code == 0 and len(said) == 2
     n = len(load_file(step(made) / "master.safetensors")) * 3
     for line in said:
-        assert f"the checksums of all {n} tensors hold" in line
+        assert f"the checksums of all {n} tensors are right" in line
     assert tell("verify", step(made)) == (0, said[1:])
 
 
@@ -178,11 +178,11 @@ def test_what_is_missing_is_listed(ck: Path, tell: Tell) -> None:
     )
     assert last.endswith("run.json: No such file or directory")
     assert left == (
-        ".step-00000006.part: unfinished, or on its way out; the next run clears it"
+        ".step-00000006.part: unfinished, or being removed; the next run removes it"
     )
     with open(ck / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert tell("list", ck)[1][-1].endswith("a run writes here")
+        assert tell("list", ck)[1][-1].endswith("a run is writing here")
 
 
 def test_a_run_takes_what_is_marked(made: Path, ck: Path, tell: Tell) -> None:
@@ -204,7 +204,7 @@ def test_a_run_takes_what_is_marked(made: Path, ck: Path, tell: Tell) -> None:
 def test_equal_checkpoints(made: Path, ck: Path, tell: Tell) -> None:
     assert tell("diff", step(made), step(ck)) == (
         0,
-        ["equal: model, master, momentum, and what run.json tells"],
+        ["equal: model, master, momentum, and the data in run.json"],
     )
 
 
@@ -297,31 +297,35 @@ def header(**changed: object) -> bytes:
 
 DEEP = b'{"a":' + b"[" * 100000
 BROKEN = [
-    ("run.json", b"", "run.json: no JSON"),
-    ("run.json", b"\xff{}", "run.json: no JSON"),
-    ("run.json", DEEP, "run.json: no JSON"),
-    ("run.json", b'{"format": ' + b"9" * 5000 + b"}", "run.json: no JSON"),
-    ("run.json", b'{"format": 1, "format": 1}', "no JSON: a key twice"),
-    ("run.json", b"[]", "run.json: no object of JSON"),
+    ("run.json", b"", "run.json: not JSON"),
+    ("run.json", b"\xff{}", "run.json: not JSON"),
+    ("run.json", DEEP, "run.json: not JSON"),
+    ("run.json", b'{"format": ' + b"9" * 5000 + b"}", "run.json: not JSON"),
+    ("run.json", b'{"format": 1, "format": 1}', "not JSON: a duplicate key"),
+    ("run.json", b"[]", "run.json: not a JSON object"),
     ("run.json", b'{"format": 2}', "run.json: its format is not 1"),
-    ("run.json", b'{"format": 1}', "run.json: steps: is missing, or not"),
-    ("model.safetensors", b"abc", "3 bytes are no safetensors file"),
+    ("run.json", b'{"format": 1}', "run.json: steps: is missing or invalid"),
+    ("model.safetensors", b"abc", "3 bytes are not a safetensors file"),
     ("model.safetensors", b"\xff" * 99, "a header of 18446744073709551615"),
     ("model.safetensors", b"\1" + bytes(99), "a header of 1 bytes"),
     ("model.safetensors", b"\x99" + bytes(99), "truncated: a header of 153"),
-    ("model.safetensors", raw_file(b"{]"), "header: no JSON"),
-    ("model.safetensors", raw_file(DEEP), "header: no JSON"),
-    ("model.safetensors", raw_file([1]), "header: no object of JSON"),
-    ("model.safetensors", raw_file({"a": 1}), "tensor a: no object of JSON"),
+    ("model.safetensors", raw_file(b"{]"), "header: not JSON"),
+    ("model.safetensors", raw_file(DEEP), "header: not JSON"),
+    ("model.safetensors", raw_file([1]), "header: not a JSON object"),
+    ("model.safetensors", raw_file({"a": 1}), "tensor a: not a JSON object"),
     ("model.safetensors", header(dtype="F64"), "allowed: F32, BF16, F16"),
     ("model.safetensors", header(dtype=[]), "allowed: F32, BF16, F16"),
-    ("model.safetensors", header(shape=[-2]), "no list of at most 8 sizes"),
+    ("model.safetensors", header(shape=[-2]), "not a list of at most 8 sizes"),
     ("model.safetensors", header(shape=[True] * 2), "at most 8 sizes"),
     ("model.safetensors", header(shape=[1] * 9), "at most 8 sizes"),
     ("model.safetensors", header(shape=[2**62] * 8), "do not make F32"),
-    ("model.safetensors", header(data_offsets=[8]), "no [begin, end]"),
+    ("model.safetensors", header(data_offsets=[8]), "not [begin, end]"),
     ("model.safetensors", header(data_offsets=[8, 0]), "do not make F32"),
-    ("model.safetensors", header(data_offsets=[8, 16]), "lie elsewhere"),
+    (
+        "model.safetensors",
+        header(data_offsets=[8, 16]),
+        "does not follow the previous tensor's",
+    ),
     ("model.safetensors", header(shape=[4], data_offsets=[0, 16]), "(trunc"),
     ("model.safetensors", header(shape=[0], data_offsets=[0, 0]), "has 8"),
     ("model.safetensors", header(), "tensor a is not in run.json"),
@@ -345,7 +349,7 @@ def test_what_is_no_checkpoint_is_told(
 @pytest.mark.parametrize(
     "change,said",
     [
-        (lambda run: run.update(steps=2), "run.json: is of step 2"),
+        (lambda run: run.update(steps=2), "run.json: is a checkpoint of step 2"),
         (lambda run: run.update(steps=4.0), "run.json: steps: "),
         (lambda run: run.update(steps=2**63), "run.json: steps: "),
         (lambda run: run.update(recipe=[1]), "run.json: recipe: "),
@@ -386,7 +390,7 @@ def test_each_byte_of_run_json_counts(ck: Path, tell: Tell) -> None:
     assert b'"applied": 4 ' in text
     path.write_bytes(text.replace(b'"applied": 4', b'"applied": 5'))
     code, lines = tell("verify", step(ck))
-    assert code == 1 and lines == [f"{path}: is damaged: its checksum does not hold"]
+    assert code == 1 and lines == [f"{path}: is damaged: its checksum is wrong"]
 
 
 def test_a_name_cannot_reach_the_terminal(ck: Path, tell: Tell) -> None:

@@ -122,10 +122,10 @@ def test_what_is_unfinished_is_passed_over(tell: Tell) -> None:
         ("[1]\n{}\n", "A:1: no record of JSON"),
         (b"\xff\n{}\n", "A:1: no record of JSON"),
         ("[" * 100000 + "\n{}\n", "A:1: no record of JSON"),
-        ('{"step": "x"}\n', "a record's step is no number"),
-        ('{"step": 1e9}\n', "a record's step is no number"),
-        ('{"step": [1]}\n', "a record's step is no number"),
-        ('{"step": ' + "9" * 5000 + "}\n", "a record's step is no number"),
+        ('{"step": "x"}\n', "a record's step is not a number"),
+        ('{"step": 1e9}\n', "a record's step is not a number"),
+        ('{"step": [1]}\n', "a record's step is not a number"),
+        ('{"step": ' + "9" * 5000 + "}\n", "a record's step is not a number"),
     ],
 )
 def test_what_is_no_log(tell: Tell, log: str | bytes, said: str | None) -> None:

@@ -104,12 +104,12 @@ def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b"\1", "1 bytes, an odd number"),
-        (bytes(2 * T), "5 tokens; one sample takes 6"),
+        (bytes(2 * T), "5 tokens; one sample needs 6"),
         (bytes(101), "101 bytes, an odd number"),
-        (header(3) + bytes(6), "3 tokens; one sample takes 6"),
+        (header(3) + bytes(6), "3 tokens; one sample needs 6"),
         (
             header(100) + bytes(198),
-            "says 100 tokens of 2 bytes, which does not make the 1222 bytes that the file has",
+            "says 100 tokens of 2 bytes, which does not match the 1222 bytes that the file has",
         ),
         (header(100) + bytes(202), "the 1226 bytes"),
         (header(100) + bytes(199), "the 1223 bytes"),
@@ -314,7 +314,7 @@ PACKED = {
     "Parquet": b"PAR1" + bytes(200),
     "Arrow": b"ARROW1\0\0" + bytes(200),
     "pickle": pickle.dumps([*range(300)]),
-    "of Python": pickle.dumps([*range(300)], 2),
+    "a Python pickle": pickle.dumps([*range(300)], 2),
     "zip": b"PK\3\4" + bytes(200),
     "safetensors": struct.pack("<Q", 200) + b'{"a":'.ljust(400),
     "Git LFS": b"version https://git-lfs.example/spec/v1\noid sha256:0\n",
@@ -345,7 +345,11 @@ ROWS = "the model's embedding has no more rows"
     [
         ("<u2", 300, ROWS),
         ("<u4", 301, ROWS),
-        ("<u2", 65436, "it is -100, which elsewhere marks what is no target"),
+        (
+            "<u2",
+            65436,
+            "it is -100, which other programs use for tokens that are not targets",
+        ),
         ("<u2", 65436, "data.ignore: 65436"),
         ("<u4", 2**32 - 100, "data.ignore: 4294967196"),
         ("<u4", 1 << 28, "another type"),

@@ -112,7 +112,7 @@ def test_the_log_is_another_file(program: Path, tmp_path: Path) -> None:
     path = written(tmp_path, drawn(3))
     before = path.read_bytes()
     done = run(program, "--steps", 0, "--eval", path, "--log", path)
-    assert done.code == 2 and "is the file of --eval" in done.err
+    assert done.code == 2 and "is the input file of --eval" in done.err
     assert path.read_bytes() == before
 
 
@@ -204,7 +204,7 @@ BAD = {
     "version": (header(1, 26, version=2), "version 2;"),
     "gzip": (gzip.compress(WHOLE), "is compressed by gzip; unpack it"),
     "numpy": (b"\x93NUMPY\1\0" + WHOLE, "is a numpy array (.npy)"),
-    "JSON": (b'{"ctx": ""}\n' * 100, "./run eval reads JSON lines"),
+    "JSON": (b'{"ctx": ""}\n' * 100, "./run eval converts JSON lines"),
     "none": (header(0, 26), "0 examples"),
     "negative": (header(-1, 26) + packed(WORDS), "-1 examples"),
     "many": (header(2**31 - 1, 26) + packed(WORDS), "2147483647 examples"),

@@ -287,7 +287,7 @@ def test_ranks_that_were_told_otherwise_do_not_mix(
     assert other[0] == 4 and re.fullmatch(
         f"rank 1 on host \\S+: .*{said}.*\n", other[1]
     ), other
-    assert first[0] == 5 and "rank 1 at 127.0.0.1 has ended" in first[1]
+    assert first[0] == 5 and "rank 1 at 127.0.0.1 is lost" in first[1]
     assert not (files / "unused").exists()
 
 
@@ -351,8 +351,8 @@ def test_ranks_of_other_sources_do_not_mix(
     assert first[0] == 5
 
 
-NOTE = r"(several hosts and NCCL .*\n)*"
-GONE = r"rank [01] on host \S+: the connection to rank [023] at 127.0.0.1 has ended; see what that rank says\n"
+NOTE = r"(several hosts with NCCL .*\n)*"
+GONE = r"rank [01] on host \S+: the connection to rank [023] at 127.0.0.1 is lost; check that rank's output\n"
 TWICE = (
     r"rank \d on host \S+: rank 2 on host far and rank 3 on host far both have GPU-6f6e6500-0000-0000-0000-"
     r"000000000000; .*\n"
@@ -379,7 +379,7 @@ PODS = {
         (5, GONE),
         (
             3,
-            r"rank [23] on host \S+: needs .* GiB of device memory .*; device [01] has 0.000 .*\n",
+            r"rank [23] on host \S+: needs .* GiB of contiguous device memory, .*; device [01] has 0.000 .*\n",
         ),
     ),
     "another device": (
@@ -437,7 +437,7 @@ def test_a_pod_that_is_refused(
             NOTE + words.format(foreign), text
         ), said
     assert time.monotonic() - begun < 60
-    assert fact or said[0].startswith("several hosts and NCCL ")
+    assert fact or said[0].startswith("several hosts with NCCL ")
 
 
 OLDER = b"older".ljust(512, b"\0")
@@ -480,7 +480,7 @@ def test_rank_0_says_first_what_it_is_built_from(
         assert told(line) == digests(ROOT)[1]
         line.close()
         said = first.communicate(timeout=LIMIT)[1]
-    assert first.returncode == 5 and "rank 1 at 127.0.0.1 has ended" in said, said
+    assert first.returncode == 5 and "rank 1 at 127.0.0.1 is lost" in said, said
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ TORCHRUN = {
     "MASTER_PORT": 29500,
 }
 INDEXED = {"JOB_COMPLETION_INDEX": 9, "ZR_WORLD_SIZE": 16}
-NOWHERE = "2 .* 1 of 16 ranks are known to be on this host.*, and nothing says .*ZR_ADDR=HOST:PORT"
+NOWHERE = "2 .* 1 of 16 ranks are known to be on this host.*, and the address of .*ZR_ADDR=HOST:PORT"
 LAUNCHERS = {
     "srun, no plugin": (SLURM, "rank 9 here 1 local 1 of 0 at node03:20123"),
     "srun, pmi2": (
@@ -246,17 +246,17 @@ def test_an_address_of_ipv6(text: str) -> None:
         ({"RANK": 1, "WORLD_SIZE": 16, "MASTER_PORT": 29500}, NOWHERE),
         ({"RANK": 1, "WORLD_SIZE": 16, "MASTER_ADDR": "first"}, NOWHERE),
         (TORCHRUN | {"WORLD_SIZE": 12}, "4 .*the launcher has 12 ranks"),
-        (TORCHRUN | {"RANK": 16}, "4 .*RANK=16: there are 16 ranks"),
+        (TORCHRUN | {"RANK": 16}, "4 .*RANK=16: is out of range: there are 16 ranks"),
         (
             TORCHRUN | {"MASTER_PORT": 65536},
             "2 .*MASTER_PORT 65536: a whole number",
         ),
         *(
-            (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: HOST")
+            (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: must be HOST")
             for text in ("nowhere", ":80", "[]:80", "[::1:80", "n1:0", "n1:x")
         ),
         *(
-            (SLURM | {"ZR_PORTS": text}, f"2 .*ZR_PORTS {text}: FIRST-LAST")
+            (SLURM | {"ZR_PORTS": text}, f"2 .*ZR_PORTS {text}: must be FIRST-LAST")
             for text in ("5", "0-7", "9-5", "1-65536", "1-5x", "a-b")
         ),
     ],
@@ -408,7 +408,7 @@ def test_something_else_answers() -> None:
             code, text = ended(other)
     assert (
         code == 3
-        and f"what answers at 127.0.0.1:{port} is no rank 0; set another" in text
+        and f"the server at 127.0.0.1:{port} is not rank 0; set another" in text
     )
 
 
@@ -438,7 +438,7 @@ def test_reasons_have_an_end() -> None:
     code, text = ended(start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1)))
     assert code == 3 and len(text) < 1000, text
     assert "127.0.0.9: Connection refused, " in text
-    assert re.search(r" \.\.\.; set ZR_ADDR=HOST:PORT to where it can\n$", text)
+    assert re.search(r" \.\.\.; set ZR_ADDR=HOST:PORT to a reachable address\n$", text)
 
 
 def test_ranks_that_never_come() -> None:
@@ -446,7 +446,9 @@ def test_ranks_that_never_come() -> None:
     port = free_port()
     first, third = (start(5, "meet", **rank(r, 5, port, ZR_MEET_S=2)) for r in (0, 3))
     code, text = ended(first)
-    assert code == 5 and f"3 of 5 ranks have not come to port {port} in time" in text
+    assert (
+        code == 5 and f"3 of 5 ranks have not connected to port {port} in time" in text
+    )
     assert ": 1, 2, 4; " in text
     assert ended(third)[0] == 5
 
@@ -461,7 +463,7 @@ def test_a_rank_that_comes_and_says_nothing_more() -> None:
     code, text = ended(first)
     second.kill()
     second.communicate()
-    assert code == 5 and "have not come" in text and ": 2; " in text
+    assert code == 5 and "have not connected" in text and ": 2; " in text
 
 
 def test_a_rank_that_comes_and_dies() -> None:
@@ -470,7 +472,7 @@ def test_a_rank_that_comes_and_dies() -> None:
     first = start(3, "meet", **rank(0, 3, port))
     greet(port, 1, 3).close()
     code, text = ended(first)
-    assert code == 5 and "the connection to rank 1 at 127.0.0.1 has ended" in text
+    assert code == 5 and "the connection to rank 1 at 127.0.0.1 is lost" in text
     assert time.monotonic() - begun < 15
 
 
@@ -484,7 +486,7 @@ def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
     time.sleep(1)
     lines[1].close()
     code, text = ended(first)
-    assert code == 5 and "the connection to rank 2 at 127.0.0.1 has ended" in text
+    assert code == 5 and "the connection to rank 2 at 127.0.0.1 is lost" in text
     assert time.monotonic() - begun < 15
     lines[0].close()
 
@@ -539,8 +541,8 @@ def test_rank_0_listens_at_an_address(address: str) -> None:
 @pytest.mark.parametrize(
     "address,code,why",
     [
-        ("first", 2, "ZR_BIND first: an address is needed"),
-        ("192.0.2.1", 3, "listening at port 1234 of 192.0.2.1: "),
+        ("first", 2, "ZR_BIND first: must be an IPv4 or IPv6 address"),
+        ("192.0.2.1", 3, "listening on port 1234 of 192.0.2.1: "),
     ],
 )
 def test_an_address_that_is_not_this_hosts(address: str, code: int, why: str) -> None:

@@ -461,8 +461,8 @@ def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     "keys,told",
     [
-        ((), "step 3: --steps 2 ends before it"),
-        (("train.schedule.steps=1",), "step 1: --steps 2 goes on with its"),
+        ((), "step 3: --steps 2 ends before that"),
+        (("train.schedule.steps=1",), "step 1: --steps 2 continues at the last"),
         (("train.schedule.steps=2",), None),
         (("train.schedule={type: constant}",), None),
         (
@@ -470,7 +470,7 @@ def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
                 "train.schedule={type: WarmupDecayLR, total_num_steps: 7, "
                 "warmup_num_steps: 2}",
             ),
-            "step 7: --steps 2 ends before it",
+            "step 7: --steps 2 ends before that",
         ),
     ],
 )

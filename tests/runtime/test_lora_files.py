@@ -208,7 +208,7 @@ def test_whole_weights_do_not_come_beside_adapters(
     ):
         code, err = said(binary, *words)
         assert code == 2
-        assert f"--save {own}/adapter_config.json: whoever loads" in err
+        assert f"--save {own}/adapter_config.json: a program that loads" in err
     assert {path.name: path.read_bytes() for path in own.iterdir()} == kept
 
 
@@ -303,19 +303,19 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"r": 8, "lora_alpha": 12}, "adapter_config.json: r is 8; the program has 4"),
         ({"r": "4"}, 'r: "4" is not supported; allowed: a number'),
         ({"task_type": "SEQ_CLS"}, 'task_type: "SEQ_CLS" is not supported; allowed: "CAUSAL_LM"'),
-        ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter of "
-         "model.layers.0.self_attn.v_proj, which it does not name"),
-        ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which it does not name"),
+        ({"target_modules": ["q_proj"]}, "target_modules: the program has an adapter for "
+         "model.layers.0.self_attn.v_proj, which this key does not list"),
+        ({"target_modules": ["proj", "_proj"]}, "self_attn.q_proj, which this key does not list"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "target_modules: "
-         "model.layers.0.self_attn.k_proj is named, of which the program has no adapter"),
-        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head is named, of which"),
+         "model.layers.0.self_attn.k_proj is listed, but the program has no adapter for it"),
+        ({"target_modules": ["q_proj", "v_proj", "lm_head"]}, "lm_head is listed, but"),
         ({"target_modules": ["q_proj", "model.layers.0.self_attn.v_proj"]},
-         "an adapter of model.layers.1.self_attn.v_proj, which it does not name"),
+         "an adapter for model.layers.1.self_attn.v_proj, which this key does not list"),
         ({"exclude_modules": ["layers.1.self_attn.q_proj"]}, "exclude_modules: the program has "
-         "an adapter of model.layers.1.self_attn.q_proj, which it names"),
-        ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which it names"),
+         "an adapter for model.layers.1.self_attn.q_proj, which this key lists"),
+        ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, which this key lists"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
-        ({"target_modules": [3]}, "a string is needed"),
+        ({"target_modules": [3]}, "expected a string"),
         ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
@@ -356,16 +356,16 @@ def test_another_adapter(
         ({"target_modules": None}, ""),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"], "exclude_modules": ["k_proj"]}, ""),
         ({"target_modules": ["q_proj", "v_proj", "c_attn"]},
-         "target_modules names no module of the model: c_attn"),
+         "target_modules lists a name that is not in the model: c_attn"),
         ({"target_modules": "(?:.*)[qv]_proj"}, "target_modules is a pattern, which is not"),
-        ({"exclude_modules": "lm_head"}, "exclude_modules is a pattern, which is not compared"),
+        ({"exclude_modules": "lm_head"}, "exclude_modules is a pattern, which is not checked"),
         ({"base_model_name_or_path": "some/base/"}, ""),
         ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
          "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
         ({"lora_dropout": 0.05},
-         "lora_dropout is 0.05, which is not applied: the program's adapters have no dropout"),
+         "lora_dropout is 0.05, which has no effect: the program's adapters have no dropout"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_adapter(
@@ -411,8 +411,8 @@ def test_untrained_adapters_merged_are_the_base(
     "there,why",
     [
         ((), "has no adapter_model.safetensors\n"),
-        (("adapter_model.bin",), "adapter_model.bin is not read, for it may"),
-        (("config.json",), "; a whole model is what --load takes"),
+        (("adapter_model.bin",), "adapter_model.bin is not read, as a pickle may"),
+        (("config.json",), "; for a whole model use --load"),
         (("adapter_model.safetensors",), "has no adapter_config.json\n"),
     ],
 )
@@ -454,7 +454,10 @@ def test_pointers_of_git_lfs(
     saved = ("--save", tmp_path / "made", "--merge", "--steps", 0)
     code, err = said(built("llama", "one"), *given, *saved)
     assert code == 2
-    assert f"{name}: is Git LFS's pointer and not the file; run there: " in err
+    assert (
+        f"{name}: is a Git LFS pointer, not the file itself; run git lfs pull there"
+        in err
+    )
     assert not (tmp_path / "made").exists() or not os.listdir(tmp_path / "made")
 
 

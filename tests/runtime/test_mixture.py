@@ -238,7 +238,7 @@ def test_how_many_sources_there_may_be(program: Path, files: list[Path]) -> None
 def test_a_file_of_any_source_is_no_log(program: Path, files: list[Path]) -> None:
     words = ["--data", files[0], "--data", files[1], "--log", files[1]]
     done = program_run(program, *words, "--steps", 1)
-    assert done.code == 2 and "is the file of --data" in done.err
+    assert done.code == 2 and "is the input file of --data" in done.err
 
 
 # ---- resuming
@@ -328,7 +328,7 @@ def test_a_line_that_the_checkpoint_lacks(two: list[object], tmp_path: Path) -> 
     binary = built(0, 1, SHUFFLE)
     done = program.run(binary, *two, *where, 2)
     assert done.code == 4, done.err
-    assert "no such key; this program has data.shuffle: true" in done.err
+    assert "no such key, but this program has data.shuffle: true" in done.err
     accepted = ("--accept-change", "data.shuffle")
     done = program.run(binary, *two, *where, 2, *accepted)
     assert done.code == 0, done.err

@@ -161,7 +161,7 @@ def test_each_rank_sees_the_folder_of_checkpoints(
     assert run.returncode == 2
     assert re.search(
         r"rank 1.*: --checkpoints ck/\.room-0/model\.safetensors: No such file "
-        "or directory; all ranks write into the folder that rank 0 has made",
+        "or directory; all ranks write into the folder that rank 0 creates",
         run.stderr,
     )
     assert not list(tmp_path.glob("*/ck/step-*"))
@@ -309,7 +309,7 @@ def test_another_setting_on_a_host_is_told_at_once(
     done = hosts.ended(run)
     assert done.returncode == 4, done.stderr
     assert re.search(
-        r"rank 1 on host h2: ZR_TOKEN or ZR_PORTS is not what rank 0 has",
+        r"rank 1 on host h2: ZR_TOKEN or ZR_PORTS differs from rank 0's",
         done.stderr,
     )
 
@@ -468,7 +468,7 @@ def test_who_is_waited_for_is_told(
                 os.kill(pid, signal.SIGKILL)
         hosts.ended(run)
     told = waits.replace("H", r"\S+").replace("N", r"\d+")
-    assert re.search(rf"no command has ended.*: {told} on host \S+;", line), line
+    assert re.search(rf"no command has finished.*: {told} on host \S+;", line), line
 
 
 HOLD = """

@@ -85,7 +85,7 @@ def test_a_failing_stdout_does_not_end_training(
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "standard output" in line]
     assert said == [
-        f"writing standard output: {why}; the run goes on without it",
+        f"writing standard output: {why}; the run continues without it",
         f"not all was written to standard output: {why}",
     ]
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -147,7 +147,7 @@ def test_what_was_asked_for_on_stdout_must_be_written(
     assert done.returncode == 3 and done.stderr.count("No space left on device") == 2
     assert (
         done.stderr.splitlines()[-1]
-        == "rank 0: what was asked for could not be written"
+        == "rank 0: the requested output could not be written"
     )
 
 
@@ -168,7 +168,7 @@ def test_a_failing_log_does_not_end_training(program: Path, data: Path) -> None:
     assert done.code == 0 and done.out.splitlines()[-1] == weights_line(data)
     said = [line for line in done.err.splitlines() if str(FULL) in line]
     assert said == [
-        f"writing {FULL}: No space left on device; the run goes on without it",
+        f"writing {FULL}: No space left on device; the run continues without it",
         f"not all was written to {FULL}: No space left on device",
     ]
 
@@ -186,7 +186,7 @@ def test_a_log_that_may_not_grow_ends_with_a_whole_line(
     done = train(program, data, "--log", tmp_path / "log", steps=3000, limits=limit)
     text = (tmp_path / "log").read_text()
     assert (
-        done.code == 0 and "File too large; the run goes on without it" in done.err
+        done.code == 0 and "File too large; the run continues without it" in done.err
     ), done.err
     assert most - 400 < len(text) < most and text.endswith("}\n")
     steps = [json.loads(line)["step"] for line in text.splitlines()[1:]]
@@ -277,7 +277,7 @@ def test_weights_are_not_written_over(
     for name in before:
         done = train(program, data, "--load", weights, option, weights / name, RANKS=2)
         assert done.code == 2, done.err
-        assert f"{option} {weights / name}: is the file of --load" in done.err
+        assert f"{option} {weights / name}: is the input file of --load" in done.err
         assert contents(weights) == before
     (weights / "model.safetensors.index.json").unlink()
     (weights / "part one").rename(weights / "model.safetensors")
@@ -293,7 +293,7 @@ def test_weights_are_not_written_over(
     )
     assert (
         done.code == 2
-        and "is the file of --load" in done.err
+        and "is the input file of --load" in done.err
         and contents(weights) == before
     )
     # files that are not read may lie beside them
@@ -325,7 +325,7 @@ def test_what_is_read_is_not_written_over(
         done = train(program, tmp_path / "t.bin", *options, tmp_path / name)
         assert (
             done.code == 2
-            and f"{option} {tmp_path / name}: is the file of {of[0]}" in done.err
+            and f"{option} {tmp_path / name}: is the input file of {of[0]}" in done.err
         )
     (tmp_path / "link").unlink()
     assert contents(tmp_path) == before
@@ -344,7 +344,10 @@ def test_two_runs_do_not_write_one_log(
     other.hardlink_to(log)
     for name in (log, other):
         second = train(program, data, "--log", name, RANKS=3)
-        assert second.code == 3 and f"--log {name}: another run writes it" in second.err
+        assert (
+            second.code == 3
+            and f"--log {name}: another run is writing to it" in second.err
+        )
     first.communicate(timeout=LIMIT)
     assert first.returncode == 0
     assert len(log.read_text().splitlines()) == 32
@@ -364,9 +367,7 @@ def test_two_runs_do_not_write_one_profile(
     first = start(program, data, *options, RANKS=2, FAULT="hang")
     wait_for_step(first, 1)
     second = train(program, data, *options[:2], RANKS=2)
-    assert (
-        second.code == 2 and "p.part: another run is going to save there" in second.err
-    )
+    assert second.code == 2 and "p.part: another run is saving there" in second.err
     assert [path.name for path in tmp_path.iterdir()] == ["p.part"]
     first.kill()
     first.communicate()
@@ -431,7 +432,8 @@ def test_a_log_is_not_what_is_saved(program: Path, data: Path, tmp_path: Path) -
             )
             assert (
                 done.code == 2
-                and f"{option} {tmp_path / file}: is a file of --save" in done.err
+                and f"{option} {tmp_path / file}: is a file that --save writes"
+                in done.err
             )
     assert list((tmp_path / "w").iterdir()) == []
 

@@ -418,8 +418,8 @@ def test_the_table_adds_up(
             ("--profile", "/nowhere/at/all"),
             "--profile /nowhere/at/all: No such file",
         ),
-        (("--profile", "/dev/null"), "--profile /dev/null: is no file"),
-        (("--profile", "."), "--profile .: is no file"),
+        (("--profile", "/dev/null"), "--profile /dev/null: is not a regular file"),
+        (("--profile", "."), "--profile .: is not a regular file"),
     ],
 )
 def test_errors_come_first(
@@ -437,14 +437,14 @@ def test_no_input_is_written_over(
 ) -> None:
     before = tokens.read_bytes()
     done = run(tiny, tokens, "--profile", tokens)
-    assert done.code == 2 and "is the file of --data" in done.err
+    assert done.code == 2 and "is the input file of --data" in done.err
     done = run(tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log")
-    assert done.code == 2 and "is the file of --log" in done.err
+    assert done.code == 2 and "is the input file of --log" in done.err
     # The name of a profile while it is written
     part = tmp_path / "q.part"
     part.write_bytes(before)
     done = run(tiny, part, "--profile", tmp_path / "q")
-    assert done.code == 2 and "q.part: is the file of --data" in done.err
+    assert done.code == 2 and "q.part: is the input file of --data" in done.err
     assert tokens.read_bytes() == part.read_bytes() == before
     assert (tmp_path / "log").read_text() == ""
     done = run(tiny, tokens, "--profile", tmp_path / "p", steps=0)
@@ -463,7 +463,7 @@ def test_a_folder_that_takes_no_file(
     done = run(tiny, tokens, "--profile", tmp_path / "p")
     assert (
         done.code == 2
-        and "p.part: is no file" in done.err
+        and "p.part: is not a regular file" in done.err
         and "step 1/" not in done.err
     )
     assert (tmp_path / "p").read_text() == "before"
@@ -485,7 +485,7 @@ def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -
     )
     said = [line for line in done.err.splitlines() if "File too large" in line]
     assert done.code == 0 and said == [
-        f"writing {tmp_path}/p: File too large; the run goes on without it",
+        f"writing {tmp_path}/p: File too large; the run continues without it",
         f"not all was written to {tmp_path}/p: File too large",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
@@ -511,7 +511,7 @@ def test_on_a_gpu(
     more: tuple[str, ...],
 ) -> None:
     """The second of three steps is profiled on a GPU. Graphs are played before and after it, unless
-    the optimizer is on the host. A wait for an event of a graph is not noted."""
+    the optimizer is offloaded. A wait for an event of a graph is not noted."""
     settings = [*keys(3, 2, more), "train.global_batch=2"]
     binary = trainer.build(
         trainer.generate(law.path("gpt"), *settings), trainer.EMULATED

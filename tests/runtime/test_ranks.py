@@ -162,8 +162,8 @@ def test_tiles_are_taken_where_every_rank_has_them(
         (
             "skip",
             6,
-            "20 steps in a row, up to step 20, were not finite or had no target; lower the "
-            "learning rate, or look at the data",
+            "20 steps in a row, up to step 20, were not finite or had no targets; lower the "
+            "learning rate, or check the data",
         ),
         ("huge", 3, "of memory (2 ranks x"),
     ],
@@ -223,7 +223,7 @@ def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
     done = train(program, data, RANKS=2, limits=stack)
     assert (
         done.code == 3
-        and "a stack may have 64 KiB here, 128 are needed (ulimit -s)" in done.err
+        and "the stack limit is 64 KiB, but 128 KiB are needed (ulimit -s)" in done.err
     )
 
 
@@ -466,10 +466,10 @@ def test_weights_without_a_place_must_be_dropped_by_name(
     save_file({**load_file(loaded), "q_norm.weight": np.zeros(3, np.float32)}, loaded)
     args = "--load", loaded.parent, "--save", tmp_path / "out"
     done = train(program, data, *args, RANKS=2)
-    assert done.code == 2 and "q_norm.weight; needed: a spec that has them" in done.err
+    assert done.code == 2 and "q_norm.weight; use a spec that has them" in done.err
     assert "step" not in done.err and not [*(tmp_path / "out").iterdir()]
     done = train(program, data, *args, "--drop-unknown", RANKS=2)
-    assert done.code == 0 and "left out" in done.err and "q_norm.weight" in done.err
+    assert done.code == 0 and "ignored" in done.err and "q_norm.weight" in done.err
     assert "q_norm.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
@@ -510,7 +510,7 @@ def test_a_log_is_not_written_over_the_data(
     steps = 1 if option == "--data" else 0
     for log in (tokens, other):
         done = run(program, option, tokens, "--steps", steps, "--log", log, RANKS=2)
-        assert done.code == 2 and f"is the file of {option}" in done.err
+        assert done.code == 2 and f"is the input file of {option}" in done.err
         assert tokens.read_bytes() == data.read_bytes()
 
 
@@ -617,7 +617,7 @@ def test_two_runs_that_save_in_one_place(
     before = part.stat().st_ino
     for ranks in (1, 3):
         second = train(program, data, "--save", tmp_path / "w", RANKS=ranks)
-        assert second.code == 3 and "another run is going to save there" in second.err
+        assert second.code == 3 and "another run is saving there" in second.err
         assert part.stat().st_ino == before
     first.communicate(timeout=LIMIT)
     assert first.returncode == 0

@@ -32,7 +32,7 @@ WORKS = {
     "WORK_US": 20000,
 }
 SAID = re.compile(
-    r"no command has ended for \d+ s \(ZR_TIMEOUT_S\): rank (\d) stands still in "
+    r"no command has finished for \d+ s \(ZR_TIMEOUT_S\): rank (\d) makes no progress in "
     r"step (\d+), queue (\w+), (?:at (\w+)|between two commands); all ranks are stopped"
 )
 
@@ -102,7 +102,7 @@ def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
     )
     assert done.code == 7 and done.seconds < patient(6)
     assert (
-        "no command has ended for 1 s (ZR_TIMEOUT_S), and all ranks wait for each other"
+        "no command has finished for 1 s (ZR_TIMEOUT_S), and all ranks wait for each other"
         in done.err
     )
 

@@ -114,9 +114,9 @@ def test_a_mask_of_more_than_one_read(data: Path, tmp_path: Path) -> None:
         (llmq(N)[:1000], "shorter than llm.q's header of 1024"),
         (llmq(N, version=3) + bytes(256), "version 3 in llm.q's header"),
         (llmq(N, width=2) + bytes(128), "2 bytes a token in llm.q's"),
-        (llmq(N, masks=1) + bytes(256), "does not make the 1280 bytes"),
-        (llmq(N, masks=1) + bytes(263), "does not make the 1287 bytes"),
-        (llmq(N) + bytes(264), "does not make the 1288 bytes"),
+        (llmq(N, masks=1) + bytes(256), "does not match the 1280 bytes"),
+        (llmq(N, masks=1) + bytes(263), "does not match the 1287 bytes"),
+        (llmq(N) + bytes(264), "does not match the 1288 bytes"),
         (llmq(-1, masks=1) + bytes(264), "says -1 tokens"),
     ],
 )
@@ -135,7 +135,7 @@ def test_the_user_may_say_it(data: Path, tmp_path: Path) -> None:
     file.write_bytes(tokens().tobytes())
     taken(data, file, tokens(), width=4)
     file.write_bytes(tokens().tobytes() + b"ab")
-    refused(data, file, "258 bytes, no multiple of 4", width=4)
+    refused(data, file, "258 bytes, not a multiple of 4", width=4)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_modes_behind_an_index_are_passed(data: Path, tmp_path: Path) -> None:
     "made, words",
     [
         (index([64], version=2), "t.idx: version 2; only 1 is known"),
-        (index([64], code=5), "tokens of type 5; needed: 8 (uint16) or 4"),
+        (index([64], code=5), "tokens of type 5; supported: 8 (uint16) or 4"),
         (index([64], code=1), "tokens of type 1"),
         (index([64], cut=9), "1 sequences and 2 entries, too many or none"),
         (index([64], count=0), "0 sequences"),
@@ -263,10 +263,10 @@ def test_another_index_counts_for_nothing(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code, words",
     [
-        (8, "an old index (TNTIDX), which is not read; without it, and by"),
+        (8, "an old index (TNTIDX), which is not supported; without it, and with"),
         (8, "--tokens uint16"),
         (4, "--tokens uint32"),
-        (5, "of tokens of type 5; needed: 8 (uint16) or 4 (int32)"),
+        (5, "of tokens of type 5; supported: 8 (uint16) or 4 (int32)"),
         (2**40 + 8, f"of type {2**40 + 8};"),
     ],
 )
@@ -284,7 +284,7 @@ def test_an_index_of_the_old_kind_is_told(
 
 def test_the_index_itself_holds_no_tokens(data: Path, tmp_path: Path) -> None:
     (tmp_path / "t.idx").write_bytes(index([64]))
-    refused(data, tmp_path / "t.idx", "name the .bin beside it")
+    refused(data, tmp_path / "t.idx", "use the .bin beside it")
 
 
 # ---- meta.json
@@ -367,22 +367,22 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "said, words",
     [
-        (meta(format=2), "meta.json: format: needed: 1"),
-        (meta(format=None), "format: needed: 1"),
-        (meta(dtype="int32"), 'dtype: needed: "uint16" or "uint32"'),
-        (meta(dtype=None), "dtype: needed"),
-        (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000: set model.voc"),
-        (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not make"),
+        (meta(format=2), "meta.json: format: must be 1"),
+        (meta(format=None), "format: must be 1"),
+        (meta(dtype="int32"), 'dtype: must be "uint16" or "uint32"'),
+        (meta(dtype=None), "dtype: must be"),
+        (meta(vocab=VOCAB + 1), "200001 tokens, but the model's has 200000: set model.voc"),
+        (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not match"),
         (named(tokens=N - 1), "63 tokens of 4 bytes"),
-        (named(tokens=None), "tokens: a whole number"),
+        (named(tokens=None), "tokens: must be an integer"),
         (named(tokens=2**62), "4611686018427387904 tokens"),
-        (named(labels="l"), "ignore: needed beside labels of uint32: 429496"),
+        (named(labels="l"), "ignore: required with labels of uint32: 429496"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "l"}}),
          "l: No such file"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "a/b"}}),
-         "a/b leads out of its folder"),
-        ('{"format": 1', "meta.json: byte 12: a comma or an end is needed"),
-        ('{"files": {}} x', "byte 14: something after the end"),
+         "a/b is outside its folder"),
+        ('{"format": 1', "meta.json: byte 12: expected a comma or the end"),
+        ('{"files": {}} x', "byte 14: unexpected text after the end"),
         ('{"vocab": ' + "[" * 70 + "]" * 70 + "}", "nested too deeply"),
     ],
 )  # fmt: skip
@@ -432,15 +432,15 @@ def test_the_specs_ignore_holds_beside_labels(data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "labels, more, words",
     [
-        (tokens()[:-1], {}, "train.labels.bin: 252 bytes; needed: as many"),
+        (tokens()[:-1], {}, "train.labels.bin: 252 bytes; it must have as many"),
         (np.append(tokens(), 1), {}, "as many as the tokens, 256"),
         (
             tokens() + np.uint32(1),
             {},
             "train.labels.bin: the label of token 0 is",
         ),
-        (tokens(), {"ignore": None}, "ignore: needed beside labels"),
-        (tokens(), {"ignore": 65535}, "ignore: needed beside labels"),
+        (tokens(), {"ignore": None}, "ignore: required with labels"),
+        (tokens(), {"ignore": 65535}, "ignore: required with labels"),
     ],
 )
 def test_bad_labels_are_told(

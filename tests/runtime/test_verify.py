@@ -149,7 +149,7 @@ DAMAGES = {
     "the steps that are counted": (
         ("zero.stage=3",),
         "CTL(0) + offsetof(zk_ctl, applied)",
-        r"applied \(numbers of the step",
+        r"applied \(the step's numbers",
     ),
     "parameters that hosts share": (
         (*HOSTS, BF16, "zero.stage=3", f"{THRESHOLD}=0"),
@@ -205,7 +205,7 @@ def test_a_copy_that_has_changed_ends_the_run(
     done = program.run(binary, *given, "--verify-every", 3)
     assert done.code == 3, done.err
     assert re.search(
-        rf"^rank {ranks}: after step 3 this rank's {row}.* and what lies with it\)",
+        rf"^rank {ranks}: after step 3 this rank's {row}.* and the tensors stored with it\)",
         done.err,
         re.M,
     ), done.err

@@ -138,7 +138,7 @@ def test_no_room(tool: Path, tmp_path: Path) -> None:
     (tmp_path / "saved/model.safetensors").write_bytes(b"old")
     done = run(tool, tmp_path / "program", "begin", tmp_path / "saved")
     assert done.returncode == 2 and done.stdout == ""
-    assert f"{4096 + rows * 4096} bytes are needed, the disk has " in done.stderr
+    assert f"{4096 + rows * 4096} bytes are needed, but the disk has " in done.stderr
     assert os.listdir(tmp_path / "saved") == ["model.safetensors"]
     assert (tmp_path / "saved/model.safetensors").read_bytes() == b"old"
 
@@ -269,9 +269,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
 
     def refused(extra: Weights) -> str:
         save_file({**weights, **extra}, tmp_path / "in/model.safetensors")
-        return bench.refused().removeprefix(
-            f"{tmp_path}/in: the model has no place for "
-        )
+        return bench.refused().removeprefix(f"{tmp_path}/in: the model lacks ")
 
     assert note({}) == ""
     assert note(buffers) == "not needed: 8 buffers\n"
@@ -280,12 +278,12 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     assert said == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
     # an untied head has no place in a tied model, nor have Qwen2's biases and Qwen3's norms of
     # heads in Llama: without them it would be another model
-    allowed = "; needed: a spec that has them, or --drop-unknown"
+    allowed = "; use a spec that has them, or --drop-unknown"
     untied = (
-        "; its head is not its embedding: generate the program with "
+        "; its head is not tied to its embedding: generate the program with "
         "tie_word_embeddings false in config.json\n"
     )
-    dropped = "warning: left out, for the model has no place for them: "
+    dropped = "warning: ignored, as they are not in the model: "
     other = weights["wte.weight"].copy()
     other.view(np.uint32)[10, 4] ^= 1
     head = {"lm_head.weight": other}

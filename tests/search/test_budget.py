@@ -129,7 +129,7 @@ def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
         "train.memory_budget=1GiB",
         *(f"zero.offload_optimizer.{key}={value}" for key, value in said),
     )
-    wrong = f"cluster.memory.{memory}: 4096 bytes hold no plan"
+    wrong = f"cluster.memory.{memory}: no plan's {memory} arena fits in 4,096 bytes"
     with pytest.raises(spec.SpecError, match=wrong) as e:
         search.find(loaded("gpt-tiny", *keys, f"cluster.memory.{memory}=4096"))
     least = int(re.search(r"allowed: at least (\d+)$", str(e.value))[1])
@@ -192,7 +192,7 @@ def test_a_budget_with_a_bound_on_parameters_that_no_plan_keeps() -> None:
     (said,) = set(built.notes) - set(
         search.find(loaded("gpt-tiny", *keys, least)).notes
     )
-    assert said.startswith(f"{bound}: 1,000 elements hold no plan")
+    assert said.startswith(f"{bound}: 1,000 elements are too few for any plan")
     few, enough = (
         [
             (c.keys, c.device, c.host, c.cost)
@@ -294,11 +294,12 @@ def test_the_cheapest_that_fits(name: str) -> None:
             less = search.find(loaded(name, f"train.memory_budget={c.device - 1}"))
             assert less.plan == planned(name, *every[n + 1].keys)
     with pytest.raises(
-        spec.SpecError, match="^--set: train.memory_budget: .*hold no plan"
+        spec.SpecError, match="^--set: train.memory_budget: no plan fits in "
     ) as e:
         search.find(loaded(name, f"train.memory_budget={every[-1].device - 1}"))
     least = re.search(
-        r"allowed: at least (\d+)(, about \d+ of it beside the arena)?(; with other bits |$)",
+        r"allowed: at least (\d+)( \(\d+\.\d\d GiB\))?(, about .* of it outside the arena)?"
+        "(; or, with different bits, |$)",
         str(e.value),
     )[1]
     assert search.find(loaded(name, f"train.memory_budget={least}")).plan == planned(
@@ -311,7 +312,7 @@ def test_the_cheapest_that_fits(name: str) -> None:
     [
         ("[cpu]", ""),
         ("[sm_90]", ""),
-        ("[cpu, sm_90]", " on target sm_90, which needs most"),
+        ("[cpu, sm_90]", " on target sm_90, which needs the most"),
     ],
 )
 def test_a_budget_says_for_which_target_it_is_meant(targets: str, where: str) -> None:
@@ -321,14 +322,14 @@ def test_a_budget_says_for_which_target_it_is_meant(targets: str, where: str) ->
     built = search.find(loaded("gpt-tiny", *keys, "train.memory_budget=2GiB"))
     device = reserve.most(built.plan)
     assert f"{device:,} bytes{where}, by estimate" in built.notes[-1]
-    assert f"the memory{where}, what lies" in built.choices
+    assert f"device memory{where}, host memory" in built.choices
     with pytest.raises(spec.SpecError) as e:
         search.find(loaded("gpt-tiny", *keys, "train.memory_budget=1MB"))
     beside = reserve.bytes_of("sm_90", 2)
-    tail = f", about {beside} of it beside the arena" * ("sm_90" in targets)
+    tail = f", about {fits.size(beside)} of it outside the arena" * ("sm_90" in targets)
+    begin = f": no plan fits in 1,000,000 bytes{where}; "
     assert re.search(
-        rf": 1000000 bytes hold no plan{where}; .*at least \d+{tail}$",
-        str(e.value),
+        rf"{begin}.*at least \d+( \(\d+\.\d\d GiB\))?{re.escape(tail)}$", str(e.value)
     )
 
 
@@ -346,8 +347,8 @@ def test_a_budget_that_another_rule_of_sums_holds() -> None:
     with pytest.raises(spec.SpecError) as e:
         search.find(loaded("gpt-tiny", *keys, f"train.memory_budget={least - 1}"))
     assert str(e.value).endswith(
-        f"at least {least}; with other bits train.sum=fold, whose sums of "
-        "gradients take less"
+        f"at least {least}; or, with different bits, train.sum=fold, which takes less memory "
+        "for sums of gradients"
     )
     search.find(
         loaded(
@@ -390,7 +391,7 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_no_sizes(text: str) -> None:
     with pytest.raises(
-        spec.SpecError, match="train.memory_budget: .* is no size; allowed"
+        spec.SpecError, match="train.memory_budget: .* is not a size; allowed"
     ):
         loaded("gpt-tiny", f"train.memory_budget={text}")
 
@@ -406,7 +407,7 @@ def test_a_size_without_a_unit(key: str) -> None:
     keys = "zero.stage=1", "zero.offload_optimizer.device=cpu", *key.split(";")
     with pytest.raises(
         spec.SpecError,
-        match=f"{key.split('=')[0]}: 24 bytes hold no plan"
+        match=f"{key.split('=')[0]}: no plan.* fits in 24 bytes"
         ".*; did you mean 24GiB\\? allowed: at least [0-9]+",
     ):
         search.find(loaded("gpt-tiny", *keys))

@@ -37,7 +37,7 @@ def test_a_byte_decides() -> None:
     said = refused(f"cluster.memory.device={need - 1}")
     assert said.startswith(
         f"--set: cluster.memory.device: a rank needs {need:,} bytes of device "
-        f"memory and has {need - 1:,}; allowed: zero.stage=3, or "
+        f"memory but has only {fits.size(need - 1)}; allowed: zero.stage=3, or "
     )
 
 
@@ -45,7 +45,7 @@ def test_processors_alone_are_named_where_they_fit() -> None:
     """A plan for GPUs and CPUs that is too large for a GPU names the target cpu, if that fits."""
     p = planned("gpt-tiny")
     least = p.arena("cpu")
-    hint = f"; without a GPU targets=[cpu], which needs {least:,} bytes"
+    hint = f"; to run without a GPU, targets=[cpu], which needs {fits.size(least)}"
     for limit, named in ((least, True), (least - 1, False)):
         with pytest.raises(spec.SpecError) as e:
             planned("gpt-tiny", f"cluster.memory.device={limit}")
@@ -68,7 +68,7 @@ def test_the_ways_that_are_named_fit() -> None:
         assert 1 <= len(named) <= 3
         for way in named:
             assert planned("gpt-tiny", *BASE, *way).arena("cpu") <= limit
-    assert "a smaller model: no way that is tried" in refused(
+    assert "a smaller model: no other setting that zgen tries" in refused(
         f"cluster.memory.device={least - 1}"
     )
 
@@ -160,7 +160,7 @@ def test_a_size_without_a_unit() -> None:
     """A size without a unit is taken as bytes: 58 is surely a mistake, 4096 may be meant."""
     said = refused("cluster.memory.device=58")
     assert re.search(
-        r"bytes of device memory and has 58; did you mean 58GiB\? allowed: more",
+        r"bytes of device memory but has only 58 bytes; did you mean 58GiB\? allowed: more",
         said,
     )
     assert "did you mean" not in refused("cluster.memory.device=4096")
@@ -181,9 +181,9 @@ def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
     for there in (need - 1, p.arena("sm_90"), p.arena("cpu")):
         said = refused(both, f"cluster.memory.device={there}")
         assert (
-            f"needs {need:,} bytes of device memory (target sm_90: arena "
-            f"{p.arena('sm_90'):,} and about {beside:,} beside it) and has {there:,};"
-            in said
+            f"needs {fits.size(need)} of device memory (target sm_90: arena "
+            f"{fits.size(p.arena('sm_90'))}, and about {fits.size(beside)} outside it) but has "
+            f"only {fits.size(there)};" in said
         )
 
 
@@ -196,7 +196,7 @@ def test_another_rule_of_sums_is_named_where_it_fits() -> None:
         for rule in ("tree", "{block: 16}", "fold")
     ]
     assert need[0] > need[1] > need[2]
-    words = "; with other bits train.sum={}, whose sums of gradients take less"
+    words = "; or, with different bits, train.sum={}, which takes less memory for sums of gradients"
     for limit, rule in (
         (need[0] - 1, "{block: 16}"),
         (need[1] - 1, "fold"),

@@ -178,12 +178,12 @@ def test_a_template_that_is_none() -> None:
     with pytest.raises(Bad, match="chat template:2: "):
         template("\n{% if %}")
     deep = "{% for a in b %}" * 30 + "{% endfor %}" * 30
-    with pytest.raises(Bad, match="chat template: no template: too many"):
+    with pytest.raises(Bad, match="chat template: invalid template: too many"):
         template(deep)
 
 
 def test_a_template_that_writes_no_text() -> None:
-    with pytest.raises(Bad, match="half a UTF-16 pair"):
+    with pytest.raises(Bad, match="half a UTF-16 surrogate pair"):
         learned("{{ '\\ud800' }}" + CHATML, *TALK)
 
 
@@ -437,12 +437,12 @@ def test_a_turn_that_is_not_learned_may_change_when_more_follows() -> None:
 @pytest.mark.parametrize(
     "at,keys,told",
     [
-        (0, {"weight": 1}, "message 1: weight: only what the assistant"),
-        (0, {"train": True}, "message 1: train: only what the assistant"),
-        (1, {"weight": 0.5}, "message 2: weight is 0.5: 0 or 1"),
-        (1, {"weight": "0"}, "message 2: weight is 0: 0 or 1"),
+        (0, {"weight": 1}, "message 1: weight: only messages of the assistant"),
+        (0, {"train": True}, "message 1: train: only messages of the assistant"),
+        (1, {"weight": 0.5}, "message 2: weight is 0.5; allowed: 0 or 1"),
+        (1, {"weight": "0"}, "message 2: weight is 0; allowed: 0 or 1"),
         (1, {"train": "no"}, "message 2: train is no"),
-        (1, {"weight": 1, "train": False}, "message 2: train says otherwise"),
+        (1, {"weight": 1, "train": False}, "message 2: train contradicts"),
         (1, {"train_detail": [{"train": False}]}, "message 2: train_detail"),
     ],
 )
@@ -458,7 +458,7 @@ def test_marks_that_are_not_one_a_message_leave_none_out() -> None:
     twice = MARKED + "{% generation %}x{% endgeneration %}"
     for wrong in (source, twice):
         assert len(chosen(wrong, {}, {}, {}, {})) >= 2
-        with pytest.raises(Bad, match="weight.*one {% generation %} for each"):
+        with pytest.raises(Bad, match="weight.*one {% generation %} block for each"):
             chosen(wrong, {}, {"weight": 0}, {}, {})
 
 
@@ -556,42 +556,42 @@ PAIR = {"prompt": "a", "completion": "b"}
 @pytest.mark.parametrize(
     "record,told",
     [
-        (BOTH | {"system": "Be."}, "system is not read: make it the first"),
-        (BOTH | {"functions": [{}]}, "functions is not read: `tools`"),
-        (BOTH | {"images": ["x"]}, "images is not read: only text"),
-        (BOTH | {"assistant_masks": [0, 1]}, "assistant_masks is not read"),
-        (BOTH | {"completion_mask": [0, 1]}, "completion_mask is not read"),
+        (BOTH | {"system": "Be."}, "system is not supported: make it the first"),
+        (BOTH | {"functions": [{}]}, "functions is not supported: `tools`"),
+        (BOTH | {"images": ["x"]}, "images is not supported: only text"),
+        (BOTH | {"assistant_masks": [0, 1]}, "assistant_masks is not supported"),
+        (BOTH | {"completion_mask": [0, 1]}, "completion_mask is not supported"),
         (BOTH | {"weight": 0}, "weight is 0: such a record"),
         (BOTH | {"weight": 2}, "weight is 2: a record"),
         (PAIR | {"label": False}, "label is False: such a record"),
-        (BOTH | {"tools": 3}, "tools: a list of objects"),
-        (BOTH | {"tools": [3]}, "tools: a list of objects"),
-        (BOTH | {"tools": "["}, "tools: no JSON"),
+        (BOTH | {"tools": 3}, "tools: must be a list of objects"),
+        (BOTH | {"tools": [3]}, "tools: must be a list of objects"),
+        (BOTH | {"tools": "["}, "tools: not JSON"),
         (
             BOTH | {"chat_template_kwargs": 3},
-            "chat_template_kwargs: an object",
+            "chat_template_kwargs: must be an object",
         ),
         (
             BOTH | {"chat_template_kwargs": {"messages": []}},
-            "chat_template_kwargs: an object without messages",
+            "chat_template_kwargs: must be an object without messages",
         ),
         (
             {"prompt": [USER], "completion": [{**SAID, "weight": 0}]},
-            "message 1: a completion is learned",
+            "message 1: a completion is trained on",
         ),
         (
             {"prompt": [USER, {**SAID, "weight": 1}], "completion": [SAID]},
-            "message 2: a completion is learned and a prompt is not",
+            "message 2: a completion is trained on and a prompt is not",
         ),
-        ({"messages": [{"from": "bing", "value": "x"}]}, "from: bing: human"),
-        ({"messages": [{"from": "gpt"}]}, "value: the text of a message"),
+        ({"messages": [{"from": "bing", "value": "x"}]}, "from: bing; allowed: human"),
+        ({"messages": [{"from": "gpt"}]}, "value: must be the text of a message"),
         (
             {"messages": [USER, {"role": "gpt", "content": "x"}]},
-            "no message of the assistant: nothing to learn; there is: user, gpt",
+            "no message of the assistant, so nothing to train on; the roles are: user, gpt",
         ),
         (
             {"messages": [USER, {**SAID, "weight": 0}]},
-            "there is nothing to learn",
+            "there is nothing to train on",
         ),
         *(
             (
@@ -602,11 +602,11 @@ PAIR = {"prompt": "a", "completion": "b"}
         ),
         (
             {"messages": [USER, {**SAID, "content": [{"text": "x"}]}]},
-            "content: chat template reads a text, and this is a list",
+            "content: chat template expects text, but this is a list",
         ),
         (
             {"messages": [USER, {**SAID, "content": {"text": "x"}}]},
-            "content: chat template reads a text, and this is an object",
+            "content: chat template expects text, but this is an object",
         ),
     ],
 )
@@ -633,15 +633,15 @@ def test_keys_beside_messages_are_read_of_parquet(
     how = ("--tokenizer", where, "-o", tmp_path / "out")
     file = table(tmp_path / "a", messages=[[USER, SAID]], system=["Be."])
     assert made("parquet", file, *how) == 2
-    assert "a: row 1: system is not read" in capfd.readouterr().err
+    assert "a: row 1: system is not supported" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     "record,told",
     [
         ({"messages": [USER]}, "a:2: no message of the assistant"),
-        ({"messages": []}, "a:2: no list of messages"),
-        ({"messages": "x"}, "a:2: no list of messages"),
+        ({"messages": []}, "a:2: not a list of messages"),
+        ({"messages": "x"}, "a:2: not a list of messages"),
         ({"messages": [USER, "x"]}, "a:2: a message is no"),
         ({"messages": [{"content": "x"}]}, "a:2: a message is no"),
         (
@@ -680,4 +680,4 @@ def test_chats_need_a_template(
         assert made("jsonl", file, *how, "-o", tmp_path / "out") == 2
     said = capfd.readouterr().err
     assert "a:1: the tokenizer has no chat template" in said
-    assert "--train-bpe: of texts alone" in said
+    assert "--train-bpe: needs texts" in said

@@ -517,27 +517,27 @@ def tell(
 
 GOOD = b'{"text": "x"}\n'
 WRONG = [
-    ("jsonl", [GOOD + b'\n{"text": \n'], (), "a:3: no JSON"),
-    ("jsonl", [b'{"text": "x"}\r\n\r\n{"text": \r\n'], (), "a:3: no JSON"),
+    ("jsonl", [GOOD + b'\n{"text": \n'], (), "a:3: not JSON"),
+    ("jsonl", [b'{"text": "x"}\r\n\r\n{"text": \r\n'], (), "a:3: not JSON"),
     ("jsonl", [b"[" * 10**5], (), "a:1: "),
     ("jsonl", [GOOD + b"[1]\n"], (), "a:2: not an object"),
     ("jsonl", [b"3\n"], (), "a:1: not an object"),
     ("jsonl", [GOOD, b'{"txt": 1}\n'], (), "b:1: no field text"),
     ("jsonl", [b'{"txt": 1}\n'], (), "a:1: no field text, messages"),
-    ("jsonl", [GOOD], ("--field", "y"), "a:1: no field y; there is: text"),
-    ("jsonl", [GOOD + b'{"text": 5}'], (), "a:2: text is no text"),
+    ("jsonl", [GOOD], ("--field", "y"), "a:1: no field y; the fields are: text"),
+    ("jsonl", [GOOD + b'{"text": 5}'], (), "a:2: text is not text"),
     ("jsonl", [GOOD + b'{"text": null}'], (), "a:2: no field text"),
-    ("jsonl", [GOOD + b'{"text": "\xff"}'], (), "a:2: byte 11 is no UTF-8"),
+    ("jsonl", [GOOD + b'{"text": "\xff"}'], (), "a:2: byte 11 is not UTF-8"),
     ("jsonl", [GOOD + b'{"text": "\\ud800"}'], (), "a:2: half a UTF-16"),
     ("jsonl", [b'{"text": ""}\n'], (), "no document has a token; 1 are empty"),
     ("jsonl", [b"\n \n"], (), "a: no record"),
-    ("jsonl", [GOOD * 3], ("--val", "3"), "there are 3 documents"),
-    ("jsonl", [GOOD * 3], ("--val", "0.001%"), "no document is for val.bin"),
+    ("jsonl", [GOOD * 3], ("--val", "3"), "there are only 3 documents"),
+    ("jsonl", [GOOD * 3], ("--val", "0.001%"), "no document is left for val.bin"),
     (
         "jsonl",
         [b'{"instruction": "x", "output": "y"}'],
         (),
-        "there is: instruction, output; rename one, or --field",
+        "the fields are: instruction, output; rename one, or use --field",
     ),
     ("jsonl", [b'[{"text": "x"}]'], (), "`jq -c .[]` makes lines"),
     ("jsonl", [b'[\n{"text": "x"}\n]'], (), "`jq -c .[]` makes lines"),
@@ -554,11 +554,11 @@ WRONG = [
     ("text", [b""], (), "a: empty"),
     ("text", [gzip.compress(b"")], (), "a: empty"),
     ("text", [b"x", b""], (), "b: empty"),
-    ("text", [b"x\n" * 9 + b"\xc3\n"], (), "a:10: no UTF-8"),
-    ("text", [b"x"], ("--tokenizer", "a"), "a: no tokenizer"),
+    ("text", [b"x\n" * 9 + b"\xc3\n"], (), "a:10: not UTF-8"),
+    ("text", [b"x"], ("--tokenizer", "a"), "a: not a tokenizer"),
     ("text", [b"x"], ("--tokenizer", "."), "tokenizer.json: there is none"),
     ("text", [b"x"], ("--tokenizer", "c"), "c: No such file"),
-    ("parquet", [b"x"], (), "a: no Parquet"),
+    ("parquet", [b"x"], (), "a: not a Parquet file"),
 ]
 
 
@@ -588,7 +588,7 @@ def test_a_line_behind_the_first_pieces_is_named(
 ) -> None:
     small(monkeypatch)
     text = b"some words\n" * 50 + b"\xff\n" + b"more\n" * 50
-    assert "a:51: no UTF-8" in tell("text", [text])[1]
+    assert "a:51: not UTF-8" in tell("text", [text])[1]
 
 
 def test_a_file_that_is_not_there(tell: Tell) -> None:
@@ -600,7 +600,7 @@ def test_a_tokenizer_whose_end_is_none_of_its_tokens(
 ) -> None:
     saved(BPE, tmp_path / "tok", eos_token="</s>")
     code, said = tell("text", [b"x"], "--tokenizer", "tok")
-    assert code == 2 and "eos_token </s> is none" in said
+    assert code == 2 and "eos_token </s> is not one" in said
 
 
 @pytest.mark.parametrize("at,n", [(4, 8), (40, 4000), (-100, 8), (-8, 8)])
@@ -615,7 +615,7 @@ def test_damaged_parquet(at: int, n: int, tell: Tell, tmp_path: Path) -> None:
 def test_a_column_of_parquet_whose_name_is_no_text(tell: Tell, tmp_path: Path) -> None:
     raw = table(tmp_path / "a", text=VERSES).read_bytes()
     code, said = tell("parquet", [raw.replace(b"text", b"te\xfft")])
-    assert code == 2 and said.startswith("run data: a: no Parquet")
+    assert code == 2 and said.startswith("run data: a: not a Parquet file")
 
 
 def test_files_of_parquet_have_the_same_column(tell: Tell, tmp_path: Path) -> None:
@@ -661,7 +661,7 @@ def test_only_a_folder_of_its_own_is_replaced(
     (out / "notes").write_text("mine")
     before = contents(out)
     assert made("text", KJV, "-o", out) == 2
-    assert "out: is there already" in capsys.readouterr().err
+    assert "out: already exists" in capsys.readouterr().err
     assert contents(out) == before
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()

@@ -122,15 +122,15 @@ def test_the_file_is_llm_cs(tmp_path: Path) -> None:
     "line,told",
     [
         ([], "not an object"),
-        ({"choices": ["a"], "label": 0}, "context: a text is needed"),
-        (question("", ["a"], 0), "context: at least one token is needed"),
-        (question("a", [], 0), "choices: a list of texts is needed"),
-        (question("a", ["b", ""], 0), "choices: at least one token is needed"),
-        (question("a", ["b", 1], 0), "choices: a text is needed"),
-        (question("a", ["b"], 1), "label: 0 to 0 is needed"),
-        (question("a", ["b"], True), "label: 0 to 0 is needed"),
-        (question("a", ["\ud800"], 0), "half a UTF-16 pair is no text"),
-        (question("a" * 40000, ["b"], 0), "the format has 65535 at most"),
+        ({"choices": ["a"], "label": 0}, "context: must be a string"),
+        (question("", ["a"], 0), "context: must have at least one token"),
+        (question("a", [], 0), "choices: must be a list of strings"),
+        (question("a", ["b", ""], 0), "choices: must have at least one token"),
+        (question("a", ["b", 1], 0), "choices: must be a string"),
+        (question("a", ["b"], 1), "label: must be from 0 to 0"),
+        (question("a", ["b"], True), "label: must be from 0 to 0"),
+        (question("a", ["\ud800"], 0), "half a UTF-16 surrogate pair is not text"),
+        (question("a" * 40000, ["b"], 0), "the format allows at most 65535"),
     ],
 )
 def test_lines_that_are_no_questions(tmp_path: Path, line: object, told: str) -> None:
@@ -167,7 +167,7 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, path, *options, keeper(tmp_path, code=3))
     assert (done.returncode, done.stderr) == (3, "told\n")
     done = run(tmp_path, path, *options, tmp_path / "none")
-    assert done.returncode == 2 and "none: there is none" in done.stderr
+    assert done.returncode == 2 and "none: does not exist" in done.stderr
     done = run(tmp_path, tmp_path / "no", *options, keeper(tmp_path))
     assert done.returncode == 2 and "no: No such file" in done.stderr
     path.write_text("")

@@ -97,7 +97,7 @@ def test_two_sources_stopped_and_resumed_elsewhere(tmp_path: Path) -> None:
     assert half != whole == run(0, 1, 10)
     said = (verses / "meta.json").read_text()
     (verses / "meta.json").write_text(said.replace('"end": 0', '"end": 9'))
-    with pytest.raises(AssertionError, match="token 9, by data.end with 0"):
+    with pytest.raises(AssertionError, match="token 9, but data.end is 0"):
         run(0, 1, 10)
 
 

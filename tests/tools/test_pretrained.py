@@ -69,41 +69,44 @@ TOOL = token("<tool>", "special")
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({SETTINGS: decoder("300", TOOL)}, "added_tokens_decoder: 300: its id is"),
     ({SETTINGS: decoder("258", TOOL)}, "added_tokens_decoder: 258: its id is"),
-    ({SETTINGS: decoder("x", TOOL)}, "added_tokens_decoder: x: x is no id"),
-    ({SETTINGS: decoder("-1", TOOL)}, "added_tokens_decoder: -1: -1 is no id"),
-    ({SETTINGS: decoder("9" * 99, TOOL)}, "9 is no id"),
-    ({SETTINGS: decoder("259", "<tool>")}, '259: {"content": ...} is needed'),
-    ({SETTINGS: decoder("259", {})}, "added_tokens_decoder: 259: a text or"),
+    ({SETTINGS: decoder("x", TOOL)}, "added_tokens_decoder: x: x is not a token id"),
+    ({SETTINGS: decoder("-1", TOOL)}, "added_tokens_decoder: -1: -1 is not a token id"),
+    ({SETTINGS: decoder("9" * 99, TOOL)}, "9 is not a token id"),
+    ({SETTINGS: decoder("259", "<tool>")}, '259: must be {"content": ...}'),
+    ({SETTINGS: decoder("259", {})}, "added_tokens_decoder: 259: must be a string or"),
     (
         {SETTINGS: decoder("259", TOOL | {"lstrip": "no"})},
-        "added_tokens_decoder: 259: lstrip: true or false",
+        "added_tokens_decoder: 259: lstrip: must be true or false",
     ),
     (
         {SETTINGS: decoder("259", {"content": ""})},
-        "added_tokens_decoder: 259: its content is empty, which is no token",
+        "added_tokens_decoder: 259: its content is empty",
     ),
-    ({SETTINGS: {"added_tokens_decoder": []}}, "added_tokens_decoder: an obj"),
-    ({SETTINGS: {"added_tokens_decoder": None}}, "added_tokens_decoder: an o"),
+    ({SETTINGS: {"added_tokens_decoder": []}}, "added_tokens_decoder: must be an obj"),
+    ({SETTINGS: {"added_tokens_decoder": None}}, "added_tokens_decoder: must be an o"),
     ({ADDED: {"<tool>": 300}}, "added_tokens.json: <tool>: its id is 300"),
-    ({ADDED: {"<tool>": "x"}}, "added_tokens.json: <tool>: x is no id"),
-    ({ADDED: {"<tool>": 259.5}}, "added_tokens.json: <tool>: 259.5 is no id"),
-    ({ADDED: {"<tool>": True}}, "added_tokens.json: <tool>: True is no id"),
+    ({ADDED: {"<tool>": "x"}}, "added_tokens.json: <tool>: x is not a token id"),
+    ({ADDED: {"<tool>": 259.5}}, "added_tokens.json: <tool>: 259.5 is not a token id"),
+    ({ADDED: {"<tool>": True}}, "added_tokens.json: <tool>: True is not a token id"),
     ({ADDED: []}, "added_tokens.json: not an object"),
     ({MAP: []}, "special_tokens_map.json: not an object"),
-    ({MAP: {"eos_token": 3}}, "special_tokens_map.json: eos_token: a text"),
-    ({SETTINGS: {"eos_token": 3}}, "tokenizer_config.json: eos_token: a text"),
-    ({SETTINGS: {"eos_token": "</S>"}}, "eos_token </S> is none"),
+    ({MAP: {"eos_token": 3}}, "special_tokens_map.json: eos_token: must be a string"),
+    (
+        {SETTINGS: {"eos_token": 3}},
+        "tokenizer_config.json: eos_token: must be a string",
+    ),
+    ({SETTINGS: {"eos_token": "</S>"}}, "eos_token </S> is not one"),
     (
         {SETTINGS: {"additional_special_tokens": "<tool>"}},
-        "extra_special_tokens: a list of tokens",
+        "extra_special_tokens: must be a list of tokens",
     ),
     (
         {SETTINGS: {"extra_special_tokens": [3]}},
-        "extra_special_tokens: a text or",
+        "extra_special_tokens: must be a string or",
     ),
     (
         {SETTINGS: {"extra_special_tokens": {"a": 3}}},
-        "extra_special_tokens: a: a text or",
+        "extra_special_tokens: a: must be a string or",
     ),
     ({SETTINGS: {"add_prefix_space": True}}, "add_prefix_space: is true"),
     ({SETTINGS: {"do_lower_case": False}}, "do_lower_case: is false"),
@@ -114,10 +117,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "fast_tokenizer_files: only",
     ),
     *(
-        ({SETTINGS: {"chat_template": x}}, "chat_template: a text, or a list")
+        ({SETTINGS: {"chat_template": x}}, "chat_template: must be a string, or a list")
         for x in (3, ["x"], [3], [None], [{}], [{"name": "default"}], {"x": 3})
     ),
-    ({SETTINGS: {"pad_token": "\ud800"}}, "half a UTF-16 pair"),
+    ({SETTINGS: {"pad_token": "\ud800"}}, "half a UTF-16 surrogate pair"),
 ]
 
 
@@ -154,7 +157,7 @@ def test_a_token_that_is_put_around_texts_is_there(tmp_path: Path) -> None:
         "special_tokens": {},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(text))
-    with pytest.raises(Bad, match="post_processor: <s>: is none"):
+    with pytest.raises(Bad, match="post_processor: <s>: is not"):
         encoding.read(str(tmp_path))
 
 
@@ -171,7 +174,7 @@ def test_templates_without_a_default_are_refused_where_one_is_needed(
     assert made("jsonl", text, *how) == 0
     chat = jsonl(tmp_path / "a", [{"messages": folders.TALK}])
     assert made("jsonl", chat, *how) == 2
-    assert "none is named default; there is: x" in capfd.readouterr().err
+    assert "none is named default; the names are: x" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "tokenizer.model"])

@@ -113,7 +113,7 @@ def test_wrong_options(weights: Path, options: tuple[object, ...], told: str) ->
 @pytest.mark.parametrize(
     "prompt,told",
     [
-        ((), "tokens of 4 bytes are needed, one at least"),
+        ((), "must hold at least one token, of 4 bytes each"),
         ((5, 256), "token 1 is 256; the vocabulary has 256"),
         ((2**32 - 1,), "token 0 is 4294967295"),
     ],
@@ -187,17 +187,17 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     done = run(tmp_path, *options, program)
     assert (done.returncode, done.stderr) == (3, "told\n")
     done = run(tmp_path, *options, tmp_path / "none")
-    assert done.returncode == 2 and "none: there is none" in done.stderr
+    assert done.returncode == 2 and "none: does not exist" in done.stderr
     done = run(tmp_path, "--prompt", "a", "--program", program)
     assert done.returncode == 2 and "tokenizer.json" in done.stderr
     done = run(tmp_path, *options, speaker(tmp_path, 300))
-    assert done.returncode == 2 and "300 is no byte" in done.stderr
+    assert done.returncode == 2 and "300 is not a byte" in done.stderr
 
 
 def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
     options = ("--tokenizer", "bytes", "--program", speaker(tmp_path))
     done = run(tmp_path, "--prompt", "\udcff\udcfe", *options)
-    assert done.returncode == 2 and "--prompt: is no UTF-8" in done.stderr
+    assert done.returncode == 2 and "--prompt: is not UTF-8" in done.stderr
 
 
 def test_a_program_of_this_folder(

@@ -115,10 +115,10 @@ ODD = {  # a line, and the reason why it is no record
     b"\0" * 9: "not JSON, or cut off",
     b'{"step": 4, "lo': "not JSON, or cut off",
     b"[" * 100000: "not JSON, or cut off",
-    b"[]": "a list where an object of JSON is needed",
-    b"5": "5 where an object of JSON is needed",
-    b"null": "empty where an object of JSON is needed",
-    b'{"loss": 2}': "a record has one of `run`, `step` and `end`",
+    b"[]": "a list is not a JSON object",
+    b"5": "5 is not a JSON object",
+    b"null": "empty is not a JSON object",
+    b'{"loss": 2}': "a record must have one of `run`, `step` and `end`",
     b'{"run": 5}': "run: 5 is not a name",
     b'{"run": "a", "arguments": 5}': "arguments: 5 is not a list of words",
     b'{"run": "a", "arguments": [5]}': "arguments: a list is not a list of words",
@@ -277,8 +277,8 @@ def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
     "text,told",
     [
         (None, "No such file or directory"),
-        ("", "no record of a run"),
-        ("\n\n", "no record of a run"),
+        ("", "not a record of a run"),
+        ("\n\n", "not a record of a run"),
     ],
 )
 def test_what_is_no_log_is_told(tmp_path: Path, text: str | None, told: str) -> None:
@@ -313,7 +313,7 @@ def test_a_file_of_something_else_is_told(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         f"run watch: {path}:1: not JSON, or cut off; passed over",
         f"run watch: {path}:2: not UTF-8; passed over",
-        f"run watch: {path}: no record of a run",
+        f"run watch: {path}: not a record of a run",
     ]
 
 
@@ -349,8 +349,8 @@ def test_folders_are_made_below_the_current_one_alone(
     done = watch("log", option, "../a/b/x")
     assert done.returncode == 2 and not done.stdout
     assert done.stderr == (
-        f"run watch: {option} ../a/b/x: there is no folder {tmp_path / 'a'}; allowed: one that is "
-        "there, or one below the current folder, which is made\n"
+        f"run watch: {option} ../a/b/x: there is no folder {tmp_path / 'a'}; allowed: an existing "
+        "folder, or one below the current folder, which is created\n"
     )
     assert watch("log", "--once", option, "a/b/x").returncode == 0
     assert (here / "a/b/x").is_file() and not (tmp_path / "a").exists()

@@ -125,7 +125,7 @@ def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     for more in (("-o", bundle), ("-o", ROOT / "VERSION"), ()):
         done = zgen(SPEC, "--emit", "bundle", *more)
         assert (
-            done.returncode == 2 and "needs -o with a folder that is new" in done.stderr
+            done.returncode == 2 and "needs -o DIR, a folder that is new" in done.stderr
         )
     assert sorted(bundle.rglob("*")) == before
     done = zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "no" / "such")

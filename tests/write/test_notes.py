@@ -28,7 +28,7 @@ def wire(name: str, *keys: str) -> int:
 def test_a_wire_of_many_micro_batches_is_told() -> None:
     (note,) = told("gpt2-124m", *MANY)
     assert (
-        "191,038,263,872 bytes in a step of 256 micro-batches, 256 times the ZeRO papers' 3P"
+        "191,038,263,872 bytes in a step of 256 micro-batches, 256 times the 3P (W-1)/W of one"
         in note
     )
     less = wire("gpt2-124m", *MANY, "train.accumulate=layers")
@@ -91,7 +91,7 @@ def test_the_command_says_it() -> None:
         text=True,
     )
     assert done.returncode == 0
-    assert done.stderr.startswith("zgen: note: on the wire: a rank receives")
+    assert done.stderr.startswith("zgen: note: wire: a rank receives")
 
 
 def test_a_rule_that_cannot_be_is_no_way() -> None:

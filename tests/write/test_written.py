@@ -79,8 +79,8 @@ def test_no_folder_is_made_elsewhere(tmp_path: pathlib.Path) -> None:
             done = zgen(GPT, "--emit", emit, "-o", where, cwd=here)
             assert (done.returncode, done.stdout) == (2, "")
             assert done.stderr == (
-                f"zgen: -o {where}: there is no folder {lacks}; allowed: one that is there, or "
-                "one below the current folder, which is made\n"
+                f"zgen: -o {where}: there is no folder {lacks}; allowed: an existing folder, or "
+                "one below the current folder, which is created\n"
             )
             assert not other.exists() and not os.path.exists("/zgen-typo")
     other.mkdir()
@@ -147,7 +147,7 @@ def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
     for out, of in ((spec, spec), (tmp_path / "link", spec), (zero, zero)):
         done = zgen(spec, "--zero", zero, "-o", out)
         assert (done.returncode, done.stdout) == (2, "")
-        assert f"is the file of {of}, which would be written over" in done.stderr
+        assert f"is the input file {of}, which would be overwritten" in done.stderr
     assert spec.read_text() == GPT.read_text() and "stage" in zero.read_text()
 
 

@@ -40,8 +40,8 @@ def group(
     if len(hits) > 1:
         raise spec.wrong(
             "train.optimizer.groups",
-            f"match {name} in part",
-            "groups that name all tensors that share a linear, or none",
+            f"matches only a part of {name}",
+            "groups that match all tensors of a linear, or none",
         )
     hit = hits.pop()
     if hit is None:

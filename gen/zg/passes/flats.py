@@ -52,8 +52,8 @@ def _persists(spec: Spec, kind: UnitKind, t: Tensor) -> bool:
     if len(hits) > 1:
         raise spec.wrong(
             "zero.replicate",
-            f"matches {t.name} in part",
-            "patterns that name all layers of a tensor, and all that share its "
-            "linear, or none",
+            f"matches only a part of {t.name}",
+            "patterns that match a tensor in all layers, with all tensors of the same "
+            "linear, or none of these",
         )
     return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)

@@ -523,8 +523,8 @@ def _check_trees(spec: Spec, pushes: list[plan.Call]) -> None:
         if on and min(count, 2 * block - 1) > grids.LEAVES:
             raise spec.wrong(
                 "train.sum",
-                f"a sum of {count} ranks' gradients as one tree on {on[0]}",
-                f"{{block: {grids.LEAVES // 2}}} or less, fold, or targets: [cpu]",
+                f"the gradients of {count} ranks are too many for one tree on {on[0]}",
+                f"{{block: {grids.LEAVES // 2}}} or a smaller block, fold, or targets: [cpu]",
             )
 
 
@@ -536,15 +536,17 @@ def _check_grids(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
             if g.z > most:
                 raise spec.wrong(
                     "train.micro_batch",
-                    f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
+                    f"is too large: the CUDA grid of {r.launch} has {g.z} blocks in z on "
+                    f"{r.targets[0]}",
                     f"up to {most}, or targets: [cpu]",
                 )
             shared = min(grids.SHARED[t] for t in r.targets)
             if g.y > most or g.shared > shared:
                 raise spec.wrong(
                     "targets",
-                    f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
-                    f"shared memory on {r.targets[0]}, which does not hold so "
+                    f"the model is too large for {r.targets[0]}: {r.launch} needs {g.y} "
+                    f"blocks in y with {g.shared} bytes of "
+                    f"shared memory each"
                     "large a model",
-                    "cpu alone, or fewer heads or a smaller vocab",
+                    "only cpu, or fewer heads or a smaller vocab",
                 )

@@ -50,7 +50,7 @@ def cut(
     enough = []
     for x in (of, *others):
         enough.append(x.ranks * _least(_sizes(flats, key, x), unit))
-    raise spec.wrong(f"zero.{key}", f"cuts {wrong}", f"at least {max(enough)}")
+    raise spec.wrong(f"zero.{key}", f"splits {wrong}", f"at least {max(enough)}")
 
 
 def _sizes(flats: Sequence[Flat], key: str, of: Transfer) -> list[Sizes]:

@@ -135,7 +135,7 @@ def _kept_on_host(spec: Spec, offloaded: list[Flat]) -> tuple[frozenset[str], Na
     said = (
         f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}"
         if out
-        else f"holds no flat whole; the least has {least} elements of a rank"
+        else f"is too small for any unit's parameters; the smallest have {least} elements of a rank"
     )
     return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (
         z.max_in_cpu > 0
@@ -245,8 +245,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
     if all(t.frozen for t in found):
         raise spec.wrong(
             "train.optimizer.groups",
-            "freeze every tensor",
-            "at least one that moves",
+            "all tensors are frozen",
+            "at least one tensor that is trained",
         )
     params_offloaded = (
         {f for f in sizes if stage == 3 and not persists(f)}

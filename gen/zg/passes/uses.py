@@ -33,9 +33,9 @@ def few(spec: Spec, graph: Graph) -> None:
     if micro_batches > 1 and units * micro_batches > TURNS:
         raise spec.wrong(
             "train.accumulate",
-            f"layers takes {micro_batches} micro-batches through each of "
-            f"{units} units; a plan holds {TURNS} such turns",
-            f"micro-batches, or up to {TURNS // units} micro-batches a rank",
+            f"layers takes {micro_batches} micro-batches through "
+            f"{units} units: more than {TURNS} turns in all",
+            f"micro_batches, or up to {TURNS // units} micro-batches per rank",
         )
 
 

@@ -115,8 +115,8 @@ class _Reader:
                 yield from self.walk(below, f"{key}.")
             elif key == "zero_optimization" and isinstance(below.value, bool):
                 self.notes.append(
-                    f"{below.where}: {key}: true or false is deprecated: "
-                    f"zero_optimization.stage says it now"
+                    f"{below.where}: {key}: true or false is deprecated: use "
+                    "zero_optimization.stage"
                 )
                 stage = f"{key}.stage"
                 yield stage, Node(int(below.value), below.where), TABLE[stage]
@@ -132,7 +132,7 @@ class _Reader:
         if isinstance(g.row, Moved):
             moved = g.row
             if moved.old:
-                self.notes.append(f"{g.at}: is deprecated: {moved.to} is its name now")
+                self.notes.append(f"{g.at}: is deprecated: its name is now {moved.to}")
             if not self.fits(g):
                 return
             g.name, g.row = moved.to, TABLE[moved.to]
@@ -171,7 +171,7 @@ class _Reader:
                     dead.setdefault(
                         section,
                         f"{g.node.where}: {section}: has no effect here while "
-                        f"{switch} is not on",
+                        f"{switch} is off",
                     )
                 if state != "auto" or isinstance(g.row, Part):
                     continue
@@ -223,13 +223,13 @@ class _Reader:
                 for u in row.unless
                 if not isinstance(u, dict)
             ]
-            self.wrong(g, row.why, " or ".join(words) or "the file without it")
+            self.wrong(g, row.why, " or ".join(words) or "leave it out")
 
     def honour(self, g: Given, row: Honour) -> None:
         """Change the spec's key, unless another key of the file contradicts it."""
         twin = self.twins.setdefault(g.name, g)
         if not self.silent(g) and twin.value != g.value:
-            return self.wrong(g, f"says otherwise than {twin.key}", "one of them")
+            return self.wrong(g, f"contradicts {twin.key}", "only one of them")
         if self.silent(g):
             made = self.auto(g, row)
         elif row.words is None:
@@ -239,7 +239,7 @@ class _Reader:
             text = isinstance(g.value, str)
             if text and g.value.lower() not in lower:
                 return self.wrong(
-                    g, f"{shown(g.value)} is not here", " or ".join(row.words)
+                    g, f"{shown(g.value)} is not supported", " or ".join(row.words)
                 )
             word = lower[g.value.lower()] if text else row.words.get(g.value)
             made = Node(word, g.at) if word is not None else None
@@ -250,7 +250,7 @@ class _Reader:
             other, yields = self.by[row.key]
             told = self.changes[row.key]
             if told and not yields and not weak and made.plain() != told.plain():
-                return self.wrong(g, f"says otherwise than {other}", "one of them")
+                return self.wrong(g, f"contradicts {other}", "only one of them")
             if weak:
                 return None
         self.changes[row.key], self.by[row.key] = made, (g.key, weak)
@@ -263,7 +263,7 @@ class _Reader:
         kind = self.changes.get(f"{_SCHEDULE}.type")
         section, _, word = row.key.rpartition(".")
         if kind and section == _SCHEDULE and word not in SCHEDULES[kind.value]:
-            self.wrong(g, f"{kind.value} takes no {word}", "the file without it")
+            self.wrong(g, f"{kind.value} has no {word}", "leave it out")
             return None
         said = _find(self.root, row.key)
         if said is not None:
@@ -274,7 +274,7 @@ class _Reader:
         if not row.required:
             self.wrong(
                 g,
-                f'is "auto", and the spec has neither {row.key} nor {row.rule}',
+                f'is "auto", but the spec has neither {row.key} nor {row.rule}',
                 f"{row.kind.allowed}, or --set {row.key}=N",
             )
         return None
@@ -302,14 +302,14 @@ class _Reader:
         exact = row.summed and (rule is None or rule.value != "fast")
         if word == "f32" != ours and exact:
             self.notes.append(
-                f"{g.at}: gradients travel in {ours} and are summed in f32: the sum "
-                "is that of their f32 values"
+                f"{g.at}: gradients are sent as {ours} and summed in f32, so the sum "
+                "equals that of f32 gradients"
             )
         elif word != ours:
             theirs = [w for w, o in row.words.items() if o == ours]
             self.wrong(
                 g,
-                f"is {shown(g.value)}, and the program's precision is {shown(ours)}",
+                f"is {shown(g.value)}, but train.precision is {shown(ours)}",
                 " or ".join([*theirs, "null"]),
             )
 
@@ -354,8 +354,8 @@ class _Reader:
             and old.value != node.value
         ):
             self.notes.append(
-                f"{node.where}: the program is of {node.value}, not of the spec's "
-                f"{old.value}: the file enables no type of 16 bits"
+                f"{node.where}: the precision is {node.value}, not the spec's "
+                f"{old.value}: the file enables neither fp16 nor bf16"
             )
 
     def loss_scale(self) -> None:
@@ -365,8 +365,8 @@ class _Reader:
         if mine and (node is None or node.value != "f16"):
             g = next(g for g in self.given if g.name.startswith("fp16."))
             self.notes.append(
-                f"{g.node.where}: fp16: has no effect here while train.precision is "
-                "not f16"
+                f"{g.node.where}: fp16: has no effect here unless train.precision is "
+                "f16"
             )
             self.changes = {k: v for k, v in self.changes.items() if k not in mine}
 
@@ -489,7 +489,7 @@ def read(file: Node, root: Node) -> Config:
         and total.value != _spec(root, "train.global_batch")
     ):
         r.notes.append(
-            f"{total.where}: a step becomes {total.value} samples: train_batch_size is "
+            f"{total.where}: train.global_batch becomes {total.value}: train_batch_size is "
             "not given"
         )
     return Config(tuple(r.changes.items()), tuple(sorted(r.notes, key=_line)))
@@ -514,7 +514,7 @@ def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
         if G % (A * W):
             raise _product(
                 at[_BATCH[2]],
-                f"train_batch_size {G} is no multiple of {A} steps x {W} ranks",
+                f"train_batch_size {G} is not a multiple of {A} accumulation steps x {W} ranks",
                 f"a multiple of {A * W}",
                 G,
                 A,
@@ -526,7 +526,7 @@ def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
     if G is not None and G != A * B * W:
         raise _product(
             at[_BATCH[2]],
-            f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks",
+            f"train_batch_size {G} is not {B} per rank x {A} accumulation steps x {W} ranks",
             str(A * B * W),
             G,
             A * B,

@@ -60,8 +60,8 @@ class _Text:
 
     def template(self, at: int, found: str) -> SpecError:
         return SpecError(
-            f"{self.where(at)}: {shown(found)} is a placeholder of a template; "
-            "allowed: the value that belongs there"
+            f"{self.where(at)}: {shown(found)} is a template placeholder; "
+            "allowed: the value it stands for"
         )
 
     def skip(self) -> str:
@@ -69,9 +69,7 @@ class _Text:
         gap = _GAP.match(self.text, self.at)
         self.at = gap.end() if gap else self.at
         if self.text.startswith("/*", self.at):
-            raise self.fail(
-                self.at, "the comment that begins here has no end", "/* ... */"
-            )
+            raise self.fail(self.at, "this comment has no end", "/* ... */")
         return self.text[self.at : self.at + 1]
 
     # ---- values
@@ -81,7 +79,7 @@ class _Text:
         self.count += 1
         if self.count > NODES or depth > DEPTH:
             raise SpecError(
-                f"{self.where(start)}: is nested too deep or holds too much; "
+                f"{self.where(start)}: is nested too deeply or has too many values; "
                 f"allowed: {DEPTH} levels, {NODES} values"
             )
         if c == "{":
@@ -107,13 +105,13 @@ class _Text:
             if self.skip() != ":":
                 raise self.fail(
                     self.at if self.text[self.at :] else at,
-                    f"there is no : behind the key {shown(key)}",
+                    f"there is no colon after the key {shown(key)}",
                     "KEY: VALUE",
                 )
             self.at += 1
             if key in found:
                 raise SpecError(
-                    f"{self.where(at)}: {shown(key)} stands here twice; "
+                    f"{self.where(at)}: {shown(key)} is given twice; "
                     "allowed: each key once"
                 )
             found[key] = Node(self.value(depth + 1).value, self.where(at))
@@ -134,8 +132,8 @@ class _Text:
 
     def open(self, start: int, what: str) -> SpecError:
         return SpecError(
-            f"{self.where(start)}: broken syntax: the file ends, and the {what} of "
-            "this line is open; allowed: JSON"
+            f"{self.where(start)}: broken syntax: the file ends before the {what} of "
+            "this line is closed; allowed: JSON"
         )
 
     def comma(self, end: str) -> None:
@@ -147,7 +145,7 @@ class _Text:
         elif c and c != end and "\n" not in self.text[before : self.at]:
             raise self.fail(
                 self.at,
-                f"{shown(c)} where a value has ended",
+                f"{shown(c)} after the end of a value",
                 f"a comma or {end}",
             )
 
@@ -160,7 +158,7 @@ class _Text:
         found = _KEY.match(self.text, self.at)
         if not found or _MARK.match(found[0]):
             raise self.fail(
-                self.at, f"{shown(c)} where a key should begin", '"KEY": VALUE'
+                self.at, f"{shown(c)} where a key is expected", '"KEY": VALUE'
             )
         self.at = found.end()
         return found[0]
@@ -175,7 +173,7 @@ class _Text:
         if not found:
             raise self.fail(
                 start,
-                "the text that begins here has no closing quote",
+                "this string has no closing quote",
                 '"text"',
             )
         self.at = found.end()
@@ -190,7 +188,7 @@ class _Text:
         except ValueError:
             raise self.fail(
                 start,
-                f"{shown(found[0])} has a wrong \\ in it",
+                f"{shown(found[0])} has an invalid escape \\",
                 "JSON's \\n, \\\\, \\u00e9",
             ) from None
 
@@ -206,14 +204,14 @@ class _Text:
         if rest and (first in _WORDS or number(first) is not None):
             raise self.fail(
                 start,
-                f"{shown(rest)} behind {first}",
-                "a comma, or another line",
+                f"{shown(rest)} after {first}",
+                "a comma or a new line",
             )
         if found and found[0] in _PYTHON:
-            raise self.fail(start, f"{found[0]} is Python's", _PYTHON[found[0]])
+            raise self.fail(start, f"{found[0]} is Python, not JSON", _PYTHON[found[0]])
         bare = _BARE.match(self.text, start)
         if not bare or _NAME.fullmatch(bare[0].strip()):
-            what = f"{shown(line)} is no value" if line else "a value is missing"
+            what = f"{shown(line)} is not a value" if line else "a value is missing"
             text = '"text" in quotes' if line[:1].isalpha() else '"text"'
             raise self.fail(
                 start,
@@ -234,7 +232,7 @@ def parse(text: str, place: Callable[[int], str]) -> Node:
     fence = _FENCE.search(text)
     if fence:
         raise SpecError(
-            f"{t.where(fence.start(1))}: {fence[1]} is left from Markdown; "
+            f"{t.where(fence.start(1))}: {fence[1]} is a Markdown code fence; "
             "allowed: the text between the fences"
         )
     c = t.skip()
@@ -248,12 +246,12 @@ def parse(text: str, place: Callable[[int], str]) -> Node:
         root = Node(t.members(t.at, 0), t.where(t.at))
     if not isinstance(root.value, dict):
         raise SpecError(
-            f"{root.where}: holds {shown(root.plain())}; allowed: an object {{...}}"
+            f"{root.where}: is {shown(root.plain())}; allowed: an object {{...}}"
         )
     if c == "{" and t.skip():
         raise t.fail(
             t.at,
-            f"{shown(t.text[t.at])} behind the end of the object",
+            f"{shown(t.text[t.at])} after the end of the object",
             "one object",
         )
     return root

@@ -201,7 +201,9 @@ def no(
 
 
 def legacy(what: str, kind: Kind = OBJECT, unless: tuple[object, ...] = ()) -> Refuse:
-    return no(f"is a legacy feature of DeepSpeed, {what}, and not here", kind, unless)
+    return no(
+        f"is a legacy feature of DeepSpeed ({what}) and is not supported", kind, unless
+    )
 
 
 def parts(**kinds: Kind) -> dict[str, Key]:

@@ -21,7 +21,7 @@ def dotted(key: str, node: Node) -> str:
         "".join(f'"{word}": {{' for word in above) + f'"{last}": ...' + "}" * len(above)
     )
     return (
-        f"{node.where}: {printable(key)}: has a dot in its name, and sections are objects; "
+        f"{node.where}: {printable(key)}: has a dot in its name, but a section is an object; "
         f"allowed: {printable(there)}"
     )
 
@@ -35,8 +35,8 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
     section, _, word = key.rpartition(".")
     if word.startswith("_") or word in ("comment", "//"):
         return (
-            f"{node.where}: {printable(key)}: is a comment in a section; "
-            "allowed: at the top of the file, or behind a #"
+            f"{node.where}: {printable(key)}: is a comment inside a section; "
+            "allowed: at the top level of the file, or after a #"
         ), True
     start = f"{section}." if section else ""
     here = sorted(
@@ -53,7 +53,7 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
     # A high threshold: among so many keys some resemble any word.
     hint = meant(word, here, 0.68)
     if 0 < len(homes) < 4:
-        top = " at the top" if section and "." not in homes[-1] else ""
+        top = " at the top level" if section and "." not in homes[-1] else ""
         hint = f"did you mean {' or '.join(homes)}{top}? "
     elif not hint and not homes:
         names = {k.rpartition(".")[2] for k in TABLE}
@@ -62,8 +62,9 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
         hint = f"did you mean {homes[0]}? " if homes else ""
     if not section and not hint and not homes:
         return (
-            f"{node.where}: {printable(key)}: has no effect here: is no key of DeepSpeed, "
-            "which ignores it"
+            f"{node.where}: {printable(key)}: has no effect here: it is not a DeepSpeed key; "
+            f"DeepSpeed "
+            "ignores it, too"
         ), False
     ours = sorted(
         {
@@ -73,6 +74,6 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
         }
     )
     return (
-        f"{node.where}: {printable(key)}: is no key here; {hint}"
+        f"{node.where}: {printable(key)}: is not a key here; {hint}"
         f"allowed: {', '.join(ours or here)}"
     ), True

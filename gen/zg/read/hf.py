@@ -63,9 +63,9 @@ class Found:
 # Description of a value of config.json, by the type of transformers' default.
 KINDS: Mapping[type, str] = {
     bool: "true or false",
-    float: "a number with a point or an exponent, like 1.0e-05",
-    int: "a whole number, without quotes or a point",
-    str: "a text in quotes",
+    float: "a number with a decimal point or an exponent, such as 1.0e-05",
+    int: "an integer, without quotes or a decimal point",
+    str: "a string in quotes",
 }
 
 
@@ -114,7 +114,7 @@ class _Config:
         said = self.given["model_type"].value
         if not isinstance(said, str) or said not in known:
             raise self.fail(
-                "model_type", f"{shown(said)} is no family of these", allowed
+                "model_type", f"{shown(said)} is not a supported model family", allowed
             )
         return known[said]
 
@@ -170,8 +170,8 @@ class _Config:
             raise self.fail(key, f"is {_shown(said)}", "a number, or null")
         if key not in self.allowed and said is not None and not _told(key):
             known = near(key, [*self.allowed])
-            good = "config.json without it, if it has no effect"
-            wrong = f"is no key that zgen knows of {self.family.type}"
+            good = "leave it out if it has no effect"
+            wrong = f"is not a known key of {self.family.type}"
             raise self.fail(key, wrong, f"{known}, or {good}" if known else good)
 
     def kind(self, key: str, said: object) -> None:
@@ -183,7 +183,7 @@ class _Config:
         if type(said) is want or said is None and null or want not in KINDS:
             return
         good = KINDS[want] + (", or null" if key in NULLS else "")
-        left = "" if said is not None else f", or no such key: then {usual}"
+        left = "" if said is not None else f", or leave it out: then {usual}"
         raise self.fail(key, f"is {_shown(said)}", good + left)
 
     def notes(self) -> Names:
@@ -198,12 +198,12 @@ class _Config:
         for key in DROPOUTS:
             node = self.get(key)
             why = (
-                "there is no attention dropout"
+                "attention dropout is not supported"
                 if "att" in key
                 else "train.dropout sets it"
             )
             if node.value:
-                said = f"{shown(node.value)} is not taken: {why}"
+                said = f"{shown(node.value)} is ignored: {why}"
                 told.append(f"{node.where}: {key}: {said}")
         return tuple(told)
 
@@ -236,7 +236,9 @@ class _Config:
         key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
         node = self.get(key)
         if key != "rope_scaling" and self.given_("rope_scaling"):
-            raise self.fail(key, "stands beside rope_scaling", "one of them")
+            raise self.fail(
+                key, "is given together with rope_scaling", "only one of them"
+            )
         held = {} if node.value is None else node.value
         if not isinstance(held, dict):
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
@@ -247,8 +249,8 @@ class _Config:
         found = {"theta": _no_text("rope_theta", theta)}
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         if len(types) == 2 and types[0] != types[1]:
-            both = f"rope_type {shown(types[0])} and type {shown(types[1])}"
-            raise self.fail(key, both, "one of them, or both alike")
+            both = f"rope_type {shown(types[0])} contradicts type {shown(types[1])}"
+            raise self.fail(key, both, "only one of them, or equal values")
         type_ = types[0] if types else "default"
         if type_ != "default" or said:
             scaling = self.scaling(key, type_, said)
@@ -262,14 +264,16 @@ class _Config:
         type."""
         known = ("default", *SCALINGS)
         if not isinstance(type_, str) or type_ not in known:
-            raise self.fail(key, f"scaling {shown(type_)}", ", ".join(known))
+            raise self.fail(
+                key, f"scaling {shown(type_)} is not supported", ", ".join(known)
+            )
         names = scaling_keys(type_)
         own = [*names, *MSCALES] if "attention_factor" in names else [*names]
         for name, value in said.items():
             if name not in own:
-                allowed = ", ".join(own) or "rope_theta alone"
+                allowed = ", ".join(own) or "only rope_theta"
                 raise SpecError(
-                    f"{value.where}: {key}.{name}: is no key of {type_}; "
+                    f"{value.where}: {key}.{name}: is not a key of {type_}; "
                     f"allowed: {allowed}"
                 )
             _no_text(f"{key}.{name}", value)
@@ -306,7 +310,9 @@ class _Config:
         if node.value is None or off:
             return [False] * layers
         if "sliding_window" not in usual:
-            said = f"is {shown(node.value)}, and {self.family.type} has none"
+            said = (
+                f"is {shown(node.value)}, but {self.family.type} has no sliding window"
+            )
             raise self.fail("sliding_window", said, "null")
         if type(node.value) is not int or node.value < 1:
             said = f"is {shown(node.value)}"
@@ -314,7 +320,8 @@ class _Config:
         if SWITCH not in usual and not all(by_layer):
             key = "layer_types" if self.given_("layer_types") else FIRST
             said = (
-                f"leaves out layers, and {self.family.type} has a window in all or none"
+                f"has layers without a window, but {self.family.type} has a window in all "
+                "layers or none"
             )
             raise self.fail(key, said, "null")
         return by_layer
@@ -433,7 +440,10 @@ def _keys_of(value: Any) -> set[str]:
 
 # ---- a spec without a spec file
 
-LONG = ", which has some thousand bytes; a list of quantised tensors or of labels makes it longer"
+LONG = (
+    ", which usually has a few thousand bytes; lists of quantized tensors or labels make "
+    "it longer"
+)
 CONTEXT = 1024  # most tokens of a sample if no spec gives their number
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
 # Training settings if no spec gives them; `sequence` is added.
@@ -458,10 +468,10 @@ def load(folder: str) -> Found:
     path = os.path.join(folder, "config.json")
     if not os.path.lexists(path):
         there, good = os.path.lexists(folder), "a folder with config.json"
-        wrong = "has no config.json" if there else "there is no such folder"
+        wrong = "has no config.json" if there else "does not exist"
         if not there:
             good = usertext.download(folder) or (
-                f"{good}; hf download ORG/NAME --local-dir DIR makes one"
+                f"{good}; hf download ORG/NAME --local-dir DIR creates one"
             )
         elif not os.path.isdir(folder):
             wrong = "is a file"
@@ -497,7 +507,11 @@ def taken(keys: Iterable[tuple[str, Node]], folder: str) -> Names:
         for key, node in keys
         if node.where == usually(folder) and not isinstance(node.value, (dict, list))
     ]
-    return (f"without a spec {', '.join(told)}",) if told else ()
+    return (
+        (f"no spec is given, so these defaults apply: {', '.join(told)}",)
+        if told
+        else ()
+    )
 
 
 def adopt(root: Node, found: Found) -> None:
@@ -508,8 +522,8 @@ def adopt(root: Node, found: Found) -> None:
     keys = root.value
     if "model" in keys:
         raise SpecError(
-            f"{keys['model'].where}: model: stands in the spec and in --from; "
-            "allowed: one of them"
+            f"{keys['model'].where}: model: is given both in the spec and by --from; "
+            "allowed: only one of them"
         )
     keys["model"] = found.model
     base = os.path.basename(os.path.abspath(found.folder))
@@ -533,6 +547,6 @@ def longer(root: Node, found: Found) -> Names:
     if type(sequence.value) is not int or sequence.value <= found.context:
         return ()
     return (
-        f"{sequence.where}: train.sequence: {sequence.value} is more than the {found.context} "
-        "positions that config.json has",
+        f"{sequence.where}: train.sequence: {sequence.value} exceeds the {found.context} "
+        "positions in config.json",
     )

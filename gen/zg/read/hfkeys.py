@@ -138,14 +138,14 @@ FIXED: Mapping[str, object] = {
     "use_mrope": False,
 }
 _QUANTISED = (
-    "the weights are quantised, and zgen trains f32, bf16 and f16",
-    "the folder of the model before it was quantised",
+    "the weights are quantized; zgen trains f32, bf16 and f16",
+    "the folder of the unquantized model",
 )
 # Refused, each with the reason and an alternative.
 REFUSED: Mapping[str, tuple[str, str]] = {
     "auto_map": (
-        "the model has code of its own, which transformers runs by trust_remote_code",
-        "config.json without it, where transformers' own code computes the same",
+        "the model has custom code, which transformers runs with trust_remote_code",
+        "config.json without it, if transformers' own code computes the same",
     ),
     "compression_config": _QUANTISED,
     "quantization": _QUANTISED,

@@ -62,7 +62,7 @@ def refuse(wrong: str, allowed: str, hint: str = "") -> PydanticCustomError:
 def _numeric(value: object, kind: str, allowed: str) -> int | float:
     found = number(value) if isinstance(value, str) else value
     if isinstance(found, bool) or not isinstance(found, (int, float)):
-        raise refuse(f"{shown(value)} is no {kind}", allowed)
+        raise refuse(f"{shown(value)} is not {kind}", allowed)
     if not math.isfinite(found):
         raise refuse(f"{shown(value)} is not a finite number", allowed)
     return found
@@ -74,10 +74,10 @@ def Integer(low: int, high: int) -> PlainValidator:
     allowed = f"an integer from {low} to {high}"
 
     def check(value: object) -> int:
-        found = _numeric(value, "integer", allowed)
+        found = _numeric(value, "an integer", allowed)
         whole = int(found)
         if found != whole:
-            raise refuse(f"{shown(value)} is no integer", allowed)
+            raise refuse(f"{shown(value)} is not an integer", allowed)
         if not low <= whole <= high:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return whole
@@ -92,9 +92,9 @@ def Auto(low: int, high: int) -> PlainValidator:
     def check(value: object) -> int | None:
         if value in ("auto", None):
             return None
-        found = _numeric(value, "integer", allowed)
+        found = _numeric(value, "an integer", allowed)
         if found != int(found) or not low <= found <= high:
-            raise refuse(f"{shown(value)} is out of range or no integer", allowed)
+            raise refuse(f"{shown(value)} is out of range or not an integer", allowed)
         return int(found)
 
     return PlainValidator(check)
@@ -104,7 +104,7 @@ def Real(low: float, high: float) -> PlainValidator:
     allowed = f"a number from {low:g} to {high:.9g}"
 
     def check(value: object) -> float:
-        found = _numeric(value, "number", allowed)
+        found = _numeric(value, "a number", allowed)
         if not low <= found <= high:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return float(found)
@@ -129,11 +129,11 @@ def Text(pattern: str, allowed: str) -> PlainValidator:
     def check(value: object) -> str:
         if not isinstance(value, str):
             raise refuse(
-                f"{shown(value)} is no text",
+                f"{shown(value)} is not text",
                 f"{allowed} (in quotes where it looks like a number)",
             )
         if not re.fullmatch(pattern, value):
-            raise refuse(f"{shown(value)} does not fit", allowed)
+            raise refuse(f"{shown(value)} is not valid", allowed)
         return value
 
     return PlainValidator(check)
@@ -141,7 +141,7 @@ def Text(pattern: str, allowed: str) -> PlainValidator:
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise refuse(f"{shown(value)} is neither", "true or false")
+        raise refuse(f"{shown(value)} is not a boolean", "true or false")
     return value
 
 
@@ -162,7 +162,7 @@ def target(value: object) -> str:
     if found not in TARGETS:
         names = ", ".join(f"{gpu} for {sm}" for gpu, sm in GPUS.items())
         raise refuse(
-            f"{shown(value)} is no target", f"{' or '.join(TARGETS)} ({names})"
+            f"{shown(value)} is not a target", f"{' or '.join(TARGETS)} ({names})"
         )
     return str(found)
 
@@ -207,7 +207,7 @@ def whole_bytes(value: object) -> int:
         or not Decimal(found[1]) * _UNITS[found[2]] >= 1
     ):
         raise refuse(
-            f"{shown(value)} is no size",
+            f"{shown(value)} is not a size",
             "bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB",
         )
     return int(Decimal(found[1]) * _UNITS[found[2]])
@@ -215,15 +215,17 @@ def whole_bytes(value: object) -> int:
 
 def pages(value: object) -> int:
     """Return bytes in whole pages of 4096."""
-    found = _numeric(value, "integer", _PAGES)
+    found = _numeric(value, "an integer", _PAGES)
     if found != int(found) or not 4096 <= found <= 2**30 or found % 4096:
-        raise refuse(f"{shown(value)} is out of range or no multiple of 4096", _PAGES)
+        raise refuse(
+            f"{shown(value)} is out of range or not a multiple of 4096", _PAGES
+        )
     return int(found)
 
 
 def margin(value: object) -> int:
     """Return the SMs of a margin: each of two communicators gets half, at most 32."""
-    found = _numeric(value, "integer", _MARGIN)
+    found = _numeric(value, "an integer", _MARGIN)
     if found not in range(0, 65, 2):
         raise refuse(f"{shown(value)} is out of range or odd", _MARGIN)
     return int(found)
@@ -237,7 +239,7 @@ def again(value: object) -> Names:
     for word in words:
         if word not in RECOMPUTE:
             raise refuse(
-                f"{shown(word)} is no op of a block",
+                f"{shown(word)} is not an op of a block",
                 f"none, full or a list of {', '.join(RECOMPUTE)}",
             )
     return tuple(dict.fromkeys(words))
@@ -249,9 +251,9 @@ def rule(value: object) -> str | dict[str, int]:
     if value in ("tree", "fold"):
         return value
     if not isinstance(value, dict) or value.keys() != {"block"}:
-        raise refuse(f"{shown(value)} is no rule", allowed)
+        raise refuse(f"{shown(value)} is not a rule", allowed)
     block = value["block"]
-    n = _numeric(block, "integer", allowed)
+    n = _numeric(block, "an integer", allowed)
     if n not in (2**i for i in range(31)):
         raise refuse(f"a block of {shown(block)}", allowed)
     return {"block": int(n)}
@@ -261,18 +263,18 @@ def normed(value: object) -> bool | str:
     """Return whether query and key heads are normalized: each on its own, or "whole" for all as
     one."""
     if not isinstance(value, bool) and value != "whole":
-        raise refuse(f"{shown(value)} is none of these", "true, false or whole")
+        raise refuse(f"{shown(value)} is not one of these", "true, false or whole")
     return value
 
 
 def windows(value: object) -> int | Windows | None:
     """Return the tokens that a token sees, in every layer or by layer; None means all before it."""
-    allowed = f"an integer from 1 to {DIM} or null, or a list of them, one a layer"
+    allowed = f"an integer from 1 to {DIM} or null, or a list of them, one per layer"
     some = value if isinstance(value, list) else [value]
     for said in some:
-        n = 1 if said is None else _numeric(said, "integer", allowed)
+        n = 1 if said is None else _numeric(said, "an integer", allowed)
         if n != int(n) or not 1 <= n <= DIM:
-            raise refuse(f"{shown(said)} is no number of tokens", allowed)
+            raise refuse(f"{shown(said)} is not a number of tokens", allowed)
     each = tuple(None if n is None else int(_numeric(n, "", "")) for n in some)
     return each if isinstance(value, list) else each[0]
 
@@ -294,12 +296,12 @@ Layered = Annotated[
     str,
     Text(
         r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
-        f"a name with one part {{l}}, the layer; {_CHARS}",
+        f"a name in which one part is {{l}}, the layer's number; {_CHARS}",
     ),
 ]
 Pattern = Annotated[
     str,
-    Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'"),
+    Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, such as '*.bias'"),
 ]
 Folder = Annotated[
     str,

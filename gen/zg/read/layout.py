@@ -28,8 +28,8 @@ def _hosts(ranks: int, local: int, wrong: Wrong) -> None:
     if local and ranks % local:
         raise wrong(
             "cluster.local",
-            f"{ranks} ranks are no hosts of {local}; where hosts have different numbers of ranks, "
-            "it is a number that divides each",
+            f"{local} does not divide {ranks} ranks; if hosts have different numbers of ranks, "
+            "give a number that divides each of them",
             _nearest(_divisors(ranks), local),
         )
 
@@ -45,20 +45,21 @@ def _key(z: Zero, given: Container[str], wrong: Wrong) -> str:
     if len(found) > 1:
         raise wrong(
             found[1],
-            f"{found[0]} says how many ranks share parameters",
-            "one of the two",
+            f"{found[0]} sets the number of ranks that share parameters, too",
+            "only one of the two",
         )
     if z.mics_shard_size > 0 and z.states == "all" and "zero.states" in given:
         raise wrong(
             "zero.states",
-            "all: mics_shard_size shares states over as many ranks as parameters",
-            "shard, or zero.shard_size in its place",
+            "all contradicts mics_shard_size, which shards states over the same ranks as "
+            "parameters",
+            "shard, or zero.shard_size instead of mics_shard_size",
         )
     if not found and z.states == "shard":
         raise wrong(
             "zero.states",
-            "shard: the ranks of a shard are not said",
-            "zero.shard_size beside it, or all",
+            "shard needs the number of ranks in a shard",
+            "all, or with zero.shard_size",
         )
     return found[0] if found else ""
 
@@ -72,22 +73,22 @@ def _shared(c: Cluster, z: Zero, key: str, wrong: Wrong) -> None:
             key,
             f"at stage {z.stage} every rank has all parameters"
             + " and states" * (z.stage == 0),
-            f"zero.stage {3 if z.stage or least > 1 else '1, 2 or 3'} beside it, or {key} 0",
+            f"zero.stage {3 if z.stage or least > 1 else '1, 2 or 3'} with it, or {key} 0",
         )
     if n == 1:
         what, stage = ("parameters", 2) if z.stage == 3 else ("states", 0)
         raise wrong(
             key,
-            f"1: every rank would have all {what}",
-            f"{', '.join(map(str, sizes))}, or zero.stage {stage} beside {key} 0",
+            f"with 1 every rank would have all {what}",
+            f"{', '.join(map(str, sizes))}, or {key} 0 with zero.stage {stage}",
         )
     if c.ranks % n:
-        why = f"{c.ranks} ranks are no sets of {n}"
+        why = f"{n} does not divide {c.ranks} ranks"
         raise wrong(key, why, _nearest(sizes, n) or "0")
     if n % local and local % n:
         raise wrong(
             key,
-            f"{n} ranks are neither a part of a host of {local} nor whole hosts",
+            f"{n} ranks neither divide a host of {local} ranks nor are a multiple of it",
             _nearest(sizes, n),
         )
 
@@ -97,22 +98,23 @@ def _beside(z: Zero, key: str, wrong: Wrong) -> None:
     if z.replicates and z.hpz_partition_size > 1:
         raise wrong(
             "zero.states",
-            "hpz_partition_size shares states over all ranks",
+            "hpz_partition_size shards states over all ranks",
             "all, or zero.shard_size instead",
         )
     if z.replicates and z.offload_optimizer.device != "none":
         raise wrong(
             "zero.states" if z.states == "shard" else key,
-            "with an offloaded optimizer each rank would keep the states of other ranks' shards "
-            "on its host, too",
-            "zero.shard_size and zero.states all, which has the same bits and takes less (beside a "
-            "ds_config.json: by --set, or in the spec)",
+            "with offload_optimizer each rank would also keep the states of other ranks' shards "
+            "on its host",
+            "zero.shard_size with zero.states all, which gives the same bits in less memory "
+            "(next to a "
+            "ds_config.json: with --set, or in the spec)",
         )
     if z.offload_param.device != "none":
         raise wrong(
             key,
-            "parameters that are offloaded are shared by all ranks",
-            "0, or zero.offload_param.device none beside it",
+            "offloaded parameters are sharded over all ranks",
+            "0, or with zero.offload_param.device none",
         )
 
 

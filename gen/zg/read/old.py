@@ -21,5 +21,5 @@ def spelt(root: Node) -> Iterator[str]:
             continue
         new = words.get(node.value)
         if new:
-            yield f"{node.where}: {dotted(key)}: {node.value} is {new} now"
+            yield f"{node.where}: {dotted(key)}: {node.value} is now called {new}"
             node.value = new

@@ -80,14 +80,14 @@ def typed(found: Section, at: Place) -> Section:
     for key in every:
         if key in others and getattr(found, key) is not None:
             own = ", ".join(k for k in every if k not in others)
-            wrong = f"{found.type} takes no {key}"
+            wrong = f"{found.type} has no {key}"
             mistakes.add((at / key).fail(wrong, own))
     lacking: dict[str, Any] = {
         key: x for key, x in defaults.items() if getattr(found, key) is None
     }
     for key, usual in lacking.items():
         if usual is kinds.NEEDED:
-            wrong = f"is missing; {found.type} needs it"
+            wrong = f"is missing; {found.type} requires it"
             mistakes.add((at / key).fail(wrong, "a value for it"))
     mistakes.end()
     return replace(found, **lacking)
@@ -156,7 +156,7 @@ class Walk:
     def width(self, at: Place, n: int) -> int:
         """Return n, the width of a value, after checking and counting it."""
         if n > DIM:
-            raise at.fail(f"makes a value {n} wide", f"widths up to {DIM}")
+            raise at.fail(f"is {n} wide", f"widths up to {DIM}")
         self.made += n * self.repeat
         return n
 
@@ -176,7 +176,7 @@ class Walk:
         count = len(self.tensors) + len(names) * self.repeat
         if self.elems > ELEMS or count > TENSORS:
             raise at.fail(
-                f"the model grows beyond {ELEMS} elements or {TENSORS} tensors",
+                f"the model has more than {ELEMS} elements or {TENSORS} tensors",
                 "a smaller model",
             )
         parts = [f"{name}.{what}" for name in names]
@@ -190,7 +190,7 @@ class Walk:
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
             if full in self.tensors:
-                raise at.fail(f"there is a tensor {full} already", "each name once")
+                raise at.fail(f"there is already a tensor {full}", "each name once")
             self.tensors[full] = None
 
     def vector(self, at: Place, name: str, what: str, width: int) -> Weight:
@@ -248,7 +248,7 @@ class Walk:
             raise fail(
                 at.root,
                 ("train", "lora", "rank"),
-                f"is {r}, and {name} has {x} inputs and {n} outputs",
+                f"{r} is too large for {name}, which has {x} inputs and {n} outputs",
                 f"up to {min(x, n)}",
             )
         self.width(at, r)
@@ -279,7 +279,7 @@ class Walk:
         """Return the output width of an op, and the op with its defaults and rows."""
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
-            raise at.fail(f"holds {len(kinds)} ops", "one of " + ", ".join(OPS))
+            raise at.fail(f"has {len(kinds)} ops", "one of " + ", ".join(OPS))
         kind = kinds[0]
         value = getattr(keys, kind)
         walk = _OPS.get(kind)
@@ -291,8 +291,8 @@ class Walk:
         y, inner = self.ops(at, keys, x)
         if y != x:
             raise at.fail(
-                f"the branch begins {x} wide and ends {y} wide",
-                "a branch that keeps the width",
+                f"the branch's input is {x} wide and its output {y}",
+                "a branch whose output is as wide as its input",
             )
         return Made(x, {}, self.dropped(at, x), inner)
 
@@ -325,7 +325,7 @@ class Walk:
         if x % 2:
             raise at.fail(
                 f"its input is {x} wide",
-                "an even width: gate and up side by side",
+                "an even width (gate and up side by side)",
             )
         half = x // 2
         return Made(half, {}, (Row("swiglu", {"F": half}),))
@@ -386,7 +386,7 @@ class Walk:
             return said
         if len(said) != self.repeat:
             raise at.fail(
-                f"{len(said)} windows for {self.repeat} layers",
+                f"has {len(said)} windows for {self.repeat} layers",
                 "a window, or null, for each layer",
             )
         return said if len({*said}) > 1 else said[0]
@@ -416,7 +416,7 @@ class Walk:
             )
         D = C // H if a.head_dim is None else a.head_dim
         if D > 1024:
-            raise (at / "head_dim").fail(f"heads of {D}", "at most 1024 a head")
+            raise (at / "head_dim").fail(f"{D} is too large", "up to 1024")
         return Heads(H, G, D)
 
     # ---- linears
@@ -428,17 +428,17 @@ class Walk:
             if not getattr(a, key):
                 raise (at / key).fail(
                     "is missing",
-                    "name and out, or in the head `tied: EMBEDDING` alone",
+                    "name and out, or in the head only `tied: EMBEDDING`",
                 )
         if len(a.name) != len(a.out):
             raise (at / "out").fail(
-                f"{len(a.out)} widths for {len(a.name)} names",
+                f"has {len(a.out)} widths for {len(a.name)} names",
                 "one width for each name",
             )
         if len(a.name) > 1 and not self.family.out_in:
             good = " or ".join(n for n, family in FAMILIES.items() if family.out_in)
             raise (at / "name").fail(
-                "several linears side by side need weights [out,in]",
+                "several linears in one product need weights stored as [out,in]",
                 f"one name with `names: {self.model.names}`, or `names: {good}`",
             )
         is_last = at.path[:-1] == self.last
@@ -461,16 +461,14 @@ class Walk:
         embedding = self.model.embedding.tokens
         others = sorted(a.model_fields_set - {"tied"})
         if others:
-            raise (at / others[0]).fail(
-                "says again what `tied` says, or against it", "`tied` alone"
-            )
+            raise (at / others[0]).fail("is set by `tied`", "only `tied`")
         here = at / "tied"
         if a.tied != embedding:
             raise here.fail(f"there is no embedding '{a.tied}'", embedding)
         if at.path[:-1] != self.last:
             inside = at.path[-3] == "head"
             raise here.fail(
-                "stands before the head's end" if inside else "stands outside the head",
+                "is not the last op of the head" if inside else "is not in the head",
                 "the last op of the head",
             )
         if x != C:
@@ -485,7 +483,9 @@ class Walk:
         weights = {"wte": self.by_token(at / "tokens", e.tokens, "weight", C)}
         if (e.positions is None) != (e.context is None):
             alone = "positions" if e.context is None else "context"
-            raise (at / alone).fail("comes alone", "positions and context, or neither")
+            raise (at / alone).fail(
+                "is given without the other", "both positions and context, or neither"
+            )
         if e.positions is not None and e.context is not None:
             weights["wpe"] = self.tensor(
                 at / "positions",
@@ -520,13 +520,15 @@ def ends(name: str, words: Sequence[str]) -> bool:
 def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
     """Return the rotary positions of heads, with the defaults of their scaling."""
     if D % 2:
-        raise at.fail(f"turns pairs, and head_dim is {D}", "rope with an even head_dim")
+        raise at.fail(f"rotates pairs, and head_dim {D} is odd", "an even head_dim")
     if not a.scaling:
         return a.model_dump()
     there = at / "scaling"
     found = typed(a.scaling, there)
     if found.type == "yarn" and a.theta == 1.0:
-        raise (at / "theta").fail("all turn alike by 1", "more, with yarn")
+        raise (at / "theta").fail(
+            "with 1 all frequencies are equal", "above 1, with yarn"
+        )
     held = {k: x for k, x in asdict(found).items() if x is not None}
     for low, high in RISING:
         if low in held and held[low] >= held[high]:

@@ -149,7 +149,7 @@ def _misfit(at: Node, step: str | int, name: str) -> str:
             ""
             if step < len(held)
             else f"{name} has {len(held)} items; allowed: {items}, "
-            "or the whole list: --set adds none"
+            "or the whole list (--set cannot append)"
         )
     if isinstance(step, int):
         return (
@@ -169,7 +169,7 @@ def _set(root: Node, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
         raise SpecError(
-            f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3 or "
+            f"--set: {shown(text)} is not KEY=VALUE; allowed: for example zero.stage=3 or "
             "model.units[1].blocks=3"
         )
     if not value.strip():
@@ -207,7 +207,7 @@ def _near(n: int, of: Callable[[int], bool]) -> list[int]:
 
 
 def _batch(keys: SpecKeys, root: Node) -> None:
-    """Require that global_batch is a multiple of micro_batch x ranks."""
+    """Require that micro_batch x ranks divides global_batch."""
     G, B, W = (
         keys.train.global_batch,
         keys.train.micro_batch,
@@ -217,7 +217,7 @@ def _batch(keys: SpecKeys, root: Node) -> None:
         return
     step = B * W
     near = [g for g in (G // step * step, -(-G // step) * step) if g]
-    good = [f"global_batch {' or '.join(map(str, near))}"]
+    good = {"train.global_batch": near}
     micro_batches = G // B
     if G % B == 0:
         ranks = [
@@ -225,11 +225,11 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             for w in _near(min(W, micro_batches), lambda w: micro_batches % w == 0)
             if w <= micro_batches
         ]
-        good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
+        good["cluster.ranks"] = ranks
     if G % W == 0:
         sizes = _near(min(B, G // W), lambda b: G // W % b == 0)
         fits = [b for b in sizes if b <= G // W]
-        good.append(f"train.micro_batch {' or '.join(map(str, fits))}")
+        good["train.micro_batch"] = fits
     paths = (
         ("cluster", "ranks"),
         ("train", "micro_batch"),
@@ -239,8 +239,11 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     raise fail(
         root,
         path,
-        f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks",
-        ", ".join(good),
+        f"train.micro_batch {B} x cluster.ranks {W} = {step} does not divide "
+        f"train.global_batch {G}",
+        ", or ".join(
+            f"{key} {' or '.join(map(str, good[key]))}" for key in sorted(good)
+        ),
     )
 
 
@@ -262,10 +265,10 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
         raise fail(
             root,
             path,
-            f"chunks of {m} do not divide the {rows} tokens of a micro-batch"
+            f"{m} does not divide the {rows} tokens of a micro-batch"
             if rows % m
-            else f"chunks of {m} tokens are no multiple of {terms}, the terms that "
-            f"{keys.train.precision} is summed by",
+            else f"{m} is not a multiple of {terms}, the number of terms that "
+            f"{keys.train.precision} sums at once",
             f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
         )
     if m and rows // m > CHUNKS:
@@ -273,15 +276,15 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
         raise fail(
             root,
             path,
-            f"chunks of {m} cut the {rows} tokens of a micro-batch into "
-            f"{rows // m}, more than {CHUNKS}",
+            f"{m} cuts the {rows} tokens of a micro-batch into "
+            f"{rows // m} chunks, more than {CHUNKS}",
             f"auto, or at least {rows // n}",
         )
     if model and m and m < rows and model.units[-1].ops[-1].args["bias"]:
         raise fail(
             root,
             path,
-            "the head's linear has a bias, whose gradient is summed at once",
+            "the head's linear has a bias, and its gradient cannot be summed in chunks",
             f"auto, {rows}, or a head without bias",
         )
 
@@ -292,7 +295,7 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
         raise fail(
             root,
             ("train", "optimizer", "nesterov"),
-            "there is no momentum",
+            "needs a momentum",
             "momentum > 0",
         )
     for i, g in enumerate(o.groups):
@@ -300,8 +303,8 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
             raise fail(
                 root,
                 ("train", "optimizer", "groups", i, "frozen"),
-                "what is frozen has no rate and no decay",
-                "match and frozen alone",
+                "a frozen group has no learning rate or weight decay",
+                "only match and frozen",
             )
     return replace(o, groups=(*o.groups, *alone(keys.train.lora)))
 
@@ -313,14 +316,14 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
         raise fail(
             root,
             (*path, "steps"),
-            f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
+            f"{s.steps} steps leave none for the decay after a warmup of {s.warmup}",
             "steps > warmup",
         )
     if s.type == "wsd" and s.steps < s.warmup + s.decay:
         raise fail(
             root,
             (*path, "steps"),
-            f"{s.steps} steps do not hold a warmup of {s.warmup} "
+            f"{s.steps} steps are too few for a warmup of {s.warmup} "
             f"and a decay of {s.decay}",
             f"at least {s.warmup + s.decay}",
         )
@@ -350,7 +353,7 @@ def _beside(s: Schedule, o: Optimizer, root: Node) -> None:
         raise fail(
             root,
             (*path, "min_lr"),
-            f"{s.min_lr:g} is above lr {o.lr:g} of "
+            f"{s.min_lr:g} is above the lr {o.lr:g} given at "
             f"{root.at(('train', 'optimizer', 'lr')).where}",
             f"0 to {o.lr:g}",
         )
@@ -379,7 +382,7 @@ def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
     for key in ("steps", "min_lr") if s.type == "constant" else ():
         if root.at(path).value.get(key) is not None:
             at = (*path, key)
-            yield _idle(root, at, ": constant stays at lr")
+            yield _idle(root, at, ": a constant schedule stays at lr")
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
@@ -396,30 +399,30 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         if path is not None and part in there:
             paths.setdefault(path, at)
         elif path is not None:
-            yield _idle(root, at, " while the device is no nvme")
+            yield _idle(root, at, " unless the device is nvme")
     if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
         at = ("zero", "offload_optimizer", "ratio")
         yield _idle(root, at, " while the device is none")
     if z.offload_param.max_in_cpu and "offload_param" not in there:
         at = ("zero", "offload_param", "max_in_cpu")
-        yield _idle(root, at, " while the device is no nvme")
+        yield _idle(root, at, " unless the device is nvme")
     if len(paths) > 1:
         first, second = list(paths)[:2]
         raise fail(
             root,
             paths[second],
-            f"a rank has one file, and the optimizer's path is {first}",
-            "one path, or one of them",
+            f"a rank has one file, and the optimizer's nvme_path is {first}",
+            "the same path, or only one of the two",
         )
     if there and not paths:
         raise fail(
             root,
             ("zero", there[0], "nvme_path"),
-            "is missing; device nvme needs it",
+            "is missing; device nvme requires it",
             "the directory of a disk",
         )
     if not there and z.aio != Aio():
-        yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
+        yield _idle(root, ("zero", "aio"), ": nothing is offloaded to nvme")
 
 
 def _products(keys: SpecKeys, root: Node) -> None:
@@ -430,15 +433,15 @@ def _products(keys: SpecKeys, root: Node) -> None:
         raise fail(
             root,
             ("train", "products"),
-            f"{order} is an order of products in bf16; in {real} there is one alone",
-            "auto, or train.precision bf16",
+            f"{order} applies to bf16 only; {real} has a single order",
+            "auto, or with train.precision bf16",
         )
     if "cpu" not in keys.targets:
         raise fail(
             root,
             ("train", "products"),
-            f"{order} is an order of a CPU's products; GPUs have their own",
-            "auto, or the target cpu beside them",
+            f"{order} applies to CPUs only; GPUs have an order of their own",
+            "auto, or with the target cpu added",
         )
 
 
@@ -447,8 +450,8 @@ def _reduction(keys: SpecKeys, root: Node) -> None:
         raise fail(
             root,
             ("train", "reduction"),
-            "fast lets NCCL sum, and the target cpu has none",
-            "exact, or `targets` of GPUs alone",
+            "fast sums with NCCL, which the target cpu does not have",
+            "exact, or `targets` with GPUs only",
         )
 
 
@@ -456,16 +459,16 @@ def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
     """Yield a note if a margin of SMs gains nothing."""
     said = f"{root.at(('train', 'sm_margin')).where}: train.sm_margin"
     alone = (
-        "one rank has no collectives"
+        "there are no collectives with one rank"
         if keys.cluster.ranks == 1
         else ""
         if keys.zero.overlap_comm
-        else "without overlap_comm none runs beside a collective"
+        else "without overlap_comm no GEMM runs during a collective"
     )
     if keys.train.sm_margin and keys.targets == ("cpu",):
-        yield f"{said}: has no effect on a CPU"
+        yield f"{said}: has no effect on the target cpu"
     elif keys.train.sm_margin and alone:
-        yield f"{said}: GEMMs leave SMs unused, for the same bits alone: {alone}"
+        yield f"{said}: leaves SMs unused without a gain in speed (the bits are the same): {alone}"
 
 
 def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
@@ -474,21 +477,22 @@ def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
         raise fail(
             root,
             ("train", "loss_scale"),
-            f"{keys.train.precision} needs none",
-            "train.precision f16 beside it, or the file without it",
+            f"{keys.train.precision} uses no loss scale",
+            "train.precision f16, or leave it out",
         )
     s = keys.train.loss_scale
     if not s.scale and s.min > 2.0**s.initial_scale_power:
         raise fail(
             root,
             ("train", "loss_scale", "min"),
-            f"{s.min:g} is above the first scale, 2^{s.initial_scale_power}",
+            f"{s.min:g} is above the initial scale, 2^{s.initial_scale_power}",
             f"up to {2.0**s.initial_scale_power:g}",
         )
     if s.scale:
-        for key, node in root.at(("train", "loss_scale")).value.items():
+        for key in root.at(("train", "loss_scale")).value:
             if key != "scale":
-                yield f"{node.where}: train.loss_scale.{key}: has no effect: the scale is fixed"
+                at = ("train", "loss_scale", key)
+                yield _idle(root, at, ": train.loss_scale.scale makes the scale static")
 
 
 # Checks that yield notes, and the keys that each reads.
@@ -511,19 +515,19 @@ def _offload(s: Spec) -> None:
     if z.offload_optimizer.device != "none" and z.stage == 0:
         raise s.wrong(
             optimizer,
-            "at stage 0 every rank updates all parameters",
-            "zero.stage 1, 2 or 3 beside it, or none",
+            "at stage 0 every rank updates all parameters, so there is nothing to offload",
+            "none, or with zero.stage 1, 2 or 3",
         )
     if z.offload_param.device != "none" and z.stage < 3:
         raise s.wrong(
             params,
-            f"at stage {z.stage} every rank has all parameters",
-            "zero.stage 3 beside it, or none",
+            f"at stage {z.stage} parameters are not sharded",
+            "none, or with zero.stage 3",
         )
     if z.offload_optimizer.device != "none" and not z.offload_optimizer.ratio:
         raise s.wrong(
             "zero.offload_optimizer.ratio",
-            "0 leaves the host nothing",
+            "0 offloads nothing",
             "above 0, or zero.offload_optimizer.device none",
         )
 
@@ -532,14 +536,14 @@ def _masters(s: Spec) -> None:
     z, o = s.zero, s.train.optimizer
     where = "train.optimizer.masters"
     why = {
-        "f32": "parameters of f32 are masters themselves",
-        "f16": "parameters of f16 need f32's",
+        "f32": "f32 parameters are their own masters",
+        "f16": "f16 parameters need f32 masters",
     }
     if not o.masters and s.train.precision in why:
         raise s.wrong(
             where,
             why[s.train.precision],
-            "train.precision bf16 beside it, or true",
+            "true, or with train.precision bf16",
         )
     if (
         not o.masters
@@ -547,9 +551,9 @@ def _masters(s: Spec) -> None:
     ):
         raise s.wrong(
             where,
-            "what is offloaded has masters",
+            "offloading needs masters",
             "true, or "
-            "zero.offload_optimizer.device and zero.offload_param.device none beside it",
+            "with zero.offload_optimizer.device and zero.offload_param.device none",
         )
 
 
@@ -557,7 +561,7 @@ def _activations(s: Spec) -> None:
     if s.train.offload_activations and s.train.accumulate == "layers":
         raise s.wrong(
             "train.offload_activations",
-            "accumulate layers keeps those of all micro-batches on the device",
+            "train.accumulate layers keeps the activations of all micro-batches on the device",
             "false, or train.accumulate micro_batches",
         )
 

@@ -72,7 +72,7 @@ def _line(root: Node, error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{at}: is missing; {_allowed(path)}"
     if kind in UNKNOWN:
-        return f"{at}: is no key here; {_unknown(path)}"
+        return f"{at}: is not a key here; {_unknown(path)}"
     said = shown(error["input"])
     if kind in ("tuple_type", "list_type"):
         return f"{at}: is {said}; allowed: a list"
@@ -93,7 +93,10 @@ def _unknown(path: Path) -> str:
     here = path[:-1]
     words = [str(p[-1]) if p[:-1] == here else dotted(p) for p in _likely(path)]
     hint = f"did you mean {' or '.join(words)}? " if words else ""
-    return f"{hint}allowed: {', '.join(_keys(here)) or 'no key'}"
+    key, colon, value = str(path[-1]).partition(":")
+    if colon and key in _keys(here):
+        hint = f"did you mean {shown(f'{key}: {value}')}? a space after the colon is needed; "
+    return f"{hint}allowed: {', '.join(_keys(here)) or 'none'}"
 
 
 @cache

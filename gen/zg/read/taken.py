@@ -24,20 +24,20 @@ class Kind(NamedTuple):
     zero: str
 
 
-_ZERO = "DeepSpeed's configuration behind --zero"
-_NAMED = "the ds_config.json that its key {} names"
+_ZERO = "a DeepSpeed config for --zero"
+_NAMED = "the ds_config.json named by its key {}"
 _STAGES = (
     "FULL_SHARD is --set zero.stage=3, SHARD_GRAD_OP --set zero.stage=2, NO_SHARD "
     "--set zero.stage=0"
 )
 _OWN = (
-    f"{_NAMED.format('deepspeed_config_file')}, or where it names none, one with "
-    "zero_optimization.stage for its zero_stage"
+    f"{_NAMED.format('deepspeed_config_file')}, or, if it names none, one with "
+    "zero_optimization.stage set to its zero_stage"
 )
 KINDS = (
     Kind("a spec", ("model", "train", "cluster", "zero"), (), "", _ZERO),
     Kind(
-        "the arguments of a Trainer",
+        "arguments for a Hugging Face Trainer",
         (
             "output_dir",
             "num_train_epochs",
@@ -58,11 +58,11 @@ KINDS = (
             "gradient_accumulation_steps",
             "per_device_train_batch_size",
         ),
-        f"a spec, and behind --zero {_NAMED.format('deepspeed')}",
+        f"a spec, with --zero {_NAMED.format('deepspeed')}",
         _NAMED.format("deepspeed"),
     ),
     Kind(
-        "a configuration of FSDP",
+        "an FSDP config",
         (
             "fsdp_*",
             "transformer_layer_cls_to_wrap",
@@ -72,10 +72,10 @@ KINDS = (
         ),
         ("activation_checkpointing",),
         f"a spec; {_STAGES}",
-        f"DeepSpeed's configuration, or none: {_STAGES}",
+        f"a DeepSpeed config, or none: {_STAGES}",
     ),
     Kind(
-        "accelerate's configuration",
+        "an Accelerate config",
         (
             "compute_environment",
             "distributed_type",
@@ -85,18 +85,18 @@ KINDS = (
             "num_processes",
         ),
         (),
-        f"a spec, and behind --zero {_OWN}",
+        f"a spec, with --zero {_OWN}",
         _OWN,
     ),
     Kind(
-        "torchtitan's configuration",
+        "a torchtitan config",
         ("[job]", "[training]", "[parallelism]", "[lr_scheduler]"),
         (),
         "a spec",
-        "DeepSpeed's configuration",
+        "a DeepSpeed config",
     ),
     Kind(
-        "DeepSpeed's configuration",
+        "a DeepSpeed config",
         (
             "zero_optimization",
             "train_batch_size",
@@ -105,22 +105,22 @@ KINDS = (
             "fp16",
         ),
         (),
-        "a spec, and this file behind --zero",
+        "a spec, with this file as --zero FILE",
         "",
     ),
     Kind(
-        "a model's configuration of Hugging Face",
+        "a Hugging Face model config",
         ("architectures", "model_type", "hidden_size", "n_embd"),
         (),
-        "a spec, or its folder behind --from",
-        "DeepSpeed's configuration, and its folder behind --from",
+        "a spec, or its folder as --from DIR",
+        "a DeepSpeed config, and its folder as --from DIR",
     ),
     Kind(
-        "PEFT's configuration of an adapter",
+        "a PEFT adapter config",
         ("peft_type", "lora_alpha"),
         (),
-        "a spec, whose train.lora says it",
-        "DeepSpeed's configuration, and train.lora of the spec",
+        "a spec with train.lora",
+        "a DeepSpeed config, and train.lora in the spec",
     ),
 )
 _KEY = re.compile(

@@ -46,7 +46,7 @@ def _unit(walk: Walk, at: Place, keys: UnitKeys) -> Unit:
     x, ops = walk.ops(at / "ops", keys.ops, C)
     if x != C:
         last = at / "ops" / (len(ops) - 1)
-        raise last.fail(f"the block ends {x} wide", f"the model's width, {C}")
+        raise last.fail(f"the block's output is {x} wide", f"the model's width, {C}")
     return Unit("blocks", keys.blocks, keys.name, ops)
 
 
@@ -58,8 +58,8 @@ def _head(walk: Walk, at: Place, keys: Sequence[OpKeys]) -> Unit:
     end = ops[-1]
     if end.kind != "linear" or end.args["out"] != (V,):
         raise last.fail(
-            "the head does not end in a linear to the vocabulary",
-            f"a linear with out: {V}, or tied; the loss follows by itself",
+            "the head does not end with a linear to the vocabulary",
+            f"a linear with out: {V}, or tied (the loss is added)",
         )
     return Unit("head", 1, "", ops)
 
@@ -73,7 +73,7 @@ def _order(at: Place, units: Sequence[UnitKeys]) -> None:
     bad = next(i for i, w in enumerate(want) if i >= len(kinds) or kinds[i] != w)
     there = kinds[bad] if bad < len(kinds) else "nothing"
     raise (at / bad).fail(
-        f"{there} stands where {want[bad]} should",
+        f"is {there} instead of {want[bad]}",
         "one embedding, then one or more blocks, then one head",
     )
 
@@ -83,7 +83,7 @@ def _kind(at: Place, unit: UnitKeys) -> str:
     kinds = [k for k in KINDS if k in found]
     if len(kinds) != 1:
         raise at.fail(
-            f"holds {len(kinds)} kinds of unit",
+            f"has {len(kinds)} kinds of unit",
             "one of embedding, blocks, head",
         )
     kind = kinds[0]
@@ -91,7 +91,7 @@ def _kind(at: Place, unit: UnitKeys) -> str:
     for key in sorted(found ^ want):
         if key in found:
             raise (at / key).fail(
-                f"does not belong to {kind}", "name and ops beside blocks"
+                f"does not belong to {kind}", "name and ops with blocks"
             )
         raise (at / key).fail("is missing", "blocks: LAYERS, name and ops")
     return kind
@@ -107,7 +107,7 @@ def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
         )
         raise at.fail(
             f"'{pattern}' matches no tensor{near}",
-            "a pattern of tensors' names, like '*.bias'",
+            "a pattern of tensor names, such as '*.bias'",
         )
     return found
 
@@ -122,8 +122,8 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
         if mine <= taken:
             where = here.root.at(here.path).where
             yield (
-                f"{where}: {dotted(here.path)}: has no effect: earlier groups have every tensor "
-                "that it matches"
+                f"{where}: {dotted(here.path)}: has no effect: earlier groups already match every "
+                "tensor that it matches"
             )
         taken |= mine
 
@@ -132,7 +132,9 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
     """Require that every name in train.lora.match belongs to linears and to nothing else. logits:
     the arguments of the linear of the logits."""
     tied, e = logits["tied"], walk.model.embedding
-    others = {"lm_head": f"is the head, which is tied to {tied}"} if tied else {}
+    others = (
+        {"lm_head": f"is the head, which shares the weight of {tied}"} if tied else {}
+    )
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
@@ -152,7 +154,7 @@ def _wrong(word: str, linears: Iterable[str], others: Mapping[str, str]) -> str:
     for name in linears:
         if ends(name, [word]):
             return ""
-    return "names no linear"
+    return "is not the name of a linear"
 
 
 def named(keys: SpecKeys) -> Lora | None:
@@ -176,7 +178,7 @@ def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
             if found:
                 raise (at / i / "match" / j).fail(
                     f"'{pattern}' matches {found}, which train.lora freezes",
-                    "patterns of adapters alone, like '*.lora_B.weight'",
+                    "patterns that match only adapters, such as '*.lora_B.weight'",
                 )
 
 
@@ -186,7 +188,7 @@ def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
         context = unit.embedding.context if unit.embedding else None
         if context is not None and context < sequence:
             raise (at / i / "embedding" / "context").fail(
-                f"{context} positions for a sequence of {sequence}",
+                f"{context} positions are fewer than train.sequence {sequence}",
                 "context >= train.sequence",
             )
 
@@ -204,16 +206,22 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
 def _documents(at: Place, data: Data, vocab: int) -> None:
     """Refuse a token `end` that cannot end a document."""
     if data.packed and data.end is None:
-        raise (at / "documents").fail("mask without `end`", "`end: TOKEN` beside it")
+        raise (at / "documents").fail("mask needs `end`", "with `end: TOKEN`")
     if data.end is None:
         return
     here = at / "end"
     if not data.packed:
-        raise here.fail("ends nothing where documents join", "`documents: mask`")
+        raise here.fail(
+            "has no effect unless documents are masked", "with `documents: mask`"
+        )
     if data.end >= vocab:
-        raise here.fail(f"is {data.end}", f"0 to {vocab - 1}, as model.vocab")
+        raise here.fail(
+            f"{data.end} is not below model.vocab {vocab}", f"0 to {vocab - 1}"
+        )
     if data.end == data.ignore:
-        raise here.fail("is data.ignore, which is read as 0", "another token")
+        raise here.fail(
+            "equals data.ignore, which the model reads as token 0", "another token"
+        )
 
 
 def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
@@ -224,7 +232,7 @@ def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
     if every > LAYERS:
         most = layers.index(max(layers))
         where = at / most / "blocks"
-        raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
+        raise where.fail(f"the model has {every} layers", f"up to {LAYERS}")
     wrong = Mistakes()
     found = [wrong.of(_unit, walk, at / i, u) for i, u in enumerate(units)]
     wrong.end()

@@ -36,7 +36,7 @@ def text(path: str, kind: str = "a spec", hint: str = "") -> str:
     """
     if os.path.isfile(os.path.join(path, "config.json")):
         raise SpecError(
-            f"{printable(path)}: is a folder of Hugging Face; allowed: a spec, or --from "
+            f"{printable(path)}: is a Hugging Face folder; allowed: a spec, or --from "
             f"{printable(path)}"
         )
     try:
@@ -46,17 +46,18 @@ def text(path: str, kind: str = "a spec", hint: str = "") -> str:
         why = (getattr(e, "strerror", None) or str(e)).lower()
         raise SpecError(
             f"{printable(path)}: cannot be read: {why}; "
-            f"allowed: {download(path) or 'a file of text'}"
+            f"allowed: {download(path) or 'a text file'}"
         ) from None
     if raw.startswith(b"version https://git-lfs."):
         raise SpecError(
-            f"{printable(path)}: is Git LFS's pointer and not the file; allowed: the file, which "
-            "git lfs pull brings"
+            f"{printable(path)}: is a Git LFS pointer, not the file itself; allowed: the "
+            f"file, which "
+            "git lfs pull downloads"
         )
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
         raise SpecError(
-            f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text"
+            f"{printable(path)}:{line}: byte 0x00 is not text; allowed: UTF-8 text"
         )
     if len(raw) > BYTES:
         raise SpecError(
@@ -67,7 +68,7 @@ def text(path: str, kind: str = "a spec", hint: str = "") -> str:
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
         raise SpecError(
-            f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
+            f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is not UTF-8; "
             "allowed: UTF-8 text"
         ) from None
 

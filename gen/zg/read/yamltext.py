@@ -72,7 +72,7 @@ class Reader:
             line = text.count("\n", 0, e.position)
             raise self.fail(
                 line,
-                f"the character {ascii(chr(e.character))}",
+                f"the character {ascii(chr(e.character))} is not printable",
                 "printable text",
             ) from None
         except yaml.MarkedYAMLError as e:
@@ -82,7 +82,7 @@ class Reader:
                 mark.line if mark else 0, f"broken syntax: {said}", "YAML"
             ) from None
         except RecursionError:
-            raise self.fail(0, "is nested too deep", f"{DEPTH} levels") from None
+            raise self.fail(0, "is nested too deeply", f"{DEPTH} levels") from None
         except (
             ValueError,
             OverflowError,
@@ -97,13 +97,13 @@ class Reader:
         if self.count > NODES or depth > DEPTH:
             raise self.fail(
                 line,
-                "holds too much (aliases count each time)",
+                "is too large or nested too deeply (each use of an alias counts)",
                 f"{NODES} values, {DEPTH} levels",
             )
         if n.tag not in _TAGS:
             raise self.fail(
                 n.start_mark.line,
-                f"the tag {shown(n.tag)}",
+                f"the tag {shown(n.tag)} is not supported",
                 "plain YAML without tags",
             )
         if isinstance(n, yaml.MappingNode):
@@ -122,7 +122,7 @@ class Reader:
         for key, value in n.value:
             line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
-                raise self.fail(line, "a key that is no word", "keys that are words")
+                raise self.fail(line, "a key that is not a scalar", "scalar keys")
             if key.tag.endswith(":merge"):
                 for source in (
                     value.value if isinstance(value, yaml.SequenceNode) else [value]
@@ -130,7 +130,7 @@ class Reader:
                     if not isinstance(source, yaml.MappingNode):
                         raise self.fail(
                             line,
-                            "<< of something that is no mapping",
+                            "<< of a value that is not a mapping",
                             "<<: *ANCHOR of a mapping",
                         )
                     merged = {
@@ -139,7 +139,7 @@ class Reader:
                     }
                 continue
             if key.value in found:
-                wrong = f"{shown(key.value)} stands here twice"
+                wrong = f"{shown(key.value)} is given twice"
                 said = self.fail(line, wrong, "each key once")
                 self.twice.append(str(said))
                 continue

@@ -281,8 +281,8 @@ def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
     if not held:
         raise spec.wrong(
             f"cluster.memory.{memory}",
-            f"{limit} bytes hold no plan's {memory} arena",
-            f"at least {min(needs)}",
+            f"no plan's {memory} arena fits in {fits.size(limit)}",
+            fits.least(min(needs)),
             fits.unit(limit),
         )
     return held
@@ -303,13 +303,17 @@ def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
         return found[-1]
     least = found[-1]
     more = fits.other_bits(spec, lambda s: choices(s)[-1].device <= limit)
-    beside = f", about {least.beside} of it beside the arena" if least.beside else ""
+    beside = (
+        f", about {fits.size(least.beside)} of it outside the arena"
+        if least.beside
+        else ""
+    )
     raise spec.wrong(
         "train.memory_budget",
-        f"{limit} bytes hold no plan{needy(spec, least)}; the smallest, "
-        "with the other keys of the spec as they are, has "
+        f"no plan fits in {fits.size(limit)}{needy(spec, least)}; the smallest one, "
+        "with the other keys of the spec unchanged, has "
         f"{' '.join(least.keys)}",
-        f"at least {least.device}{beside}{more}",
+        f"{fits.least(least.device)}{beside}{more}",
         fits.unit(limit),
     )
 
@@ -317,15 +321,15 @@ def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
 def needy(spec: Spec, c: Choice) -> str:
     """Return a phrase that names the target of a choice's bytes, "" if there is only one target."""
     several = len(spec.targets) > 1
-    return f" on target {c.target}, which needs most" if several else ""
+    return f" on target {c.target}, which needs the most" if several else ""
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """Format the choices as a table for people."""
     lines = [
-        f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
-        f"memory{needy(spec, chosen)}, what lies on the host, what is recomputed",
-        f"  {'time':>8}{'device memory':>22}{'host arena':>22}  on the host; train.recompute",
+        f"train.memory_budget {spec.train.memory_budget:,}: estimated extra time, device memory"
+        f"{needy(spec, chosen)}, host memory, what is offloaded, what is recomputed",
+        f"  {'time':>8}{'device memory':>22}{'host arena':>22}  offloaded; train.recompute",
     ]
     for c in found:
         mark = "*" if c == chosen else " "

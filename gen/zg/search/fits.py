@@ -3,6 +3,7 @@ against the device, its host arena against the host, its file against the disk."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from ..facts import reserve
@@ -21,6 +22,22 @@ def needs(p: Plan) -> dict[str, int]:
         "host": p.host if gpu else p.hosted,
         "file": p.filed,
     }
+
+
+def gib(n: int, digits: Callable[[float], float] = round) -> str:
+    """Return " (1.25 GiB)" for a message about bytes, '' if they are less than 0.01 GiB. digits:
+    rounds hundredths."""
+    return f" ({digits(100 * n / 2**30) / 100:.2f} GiB)" if 100 * n >= 2**30 else ""
+
+
+def size(n: int) -> str:
+    """Return bytes for a message."""
+    return f"{n:,} bytes{gib(n)}"
+
+
+def least(n: int) -> str:
+    """Return a lower limit for a message: bytes as a user may type them; its GiB are enough."""
+    return f"at least {n}{gib(n, math.ceil)}"
 
 
 def over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
@@ -44,7 +61,8 @@ def other_bits(spec: Spec, fits: Callable[[Spec], bool]) -> str:
         try:
             if fits(rule.change(spec)):
                 return (
-                    f"; with other bits {rule.text}, whose sums of gradients take less"
+                    f"; or, with different bits, {rule.text}, which takes less memory for sums "
+                    "of gradients"
                 )
         except SpecError:
             pass

@@ -11,6 +11,7 @@ from ..facts import reserve
 from ..plan import plan
 from ..read.spec import Spec, SpecError
 from . import budget, fits, knobs
+from .fits import size
 
 MOST = 3  # ways that are suggested
 
@@ -70,13 +71,14 @@ def _require(spec: Spec, p: plan.Plan) -> None:
     others = knobs.ways(spec, knobs.helpful(spec))
     good = [way.text for way in knobs.first(others, fit, _plan, MOST)]
     none = (
-        "more ranks, smaller micro-batches or a smaller model: no way that is tried (stage 3, "
-        "recompute, offloading) fits either"
+        "more ranks, smaller micro-batches or a smaller model: no other setting that zgen "
+        "tries (stage 3, "
+        "recompute, offloading) fits"
     )
     raise spec.wrong(
         f"cluster.memory.{name}",
-        f"a rank needs {need:,} bytes of {name} memory"
-        f"{_where(p) if name == 'device' else ''} and has {there:,}",
+        f"a rank needs {size(need)} of {name} memory"
+        f"{_where(p) if name == 'device' else ''} but has only {size(there)}",
         (", or ".join(good) or none)
         + fits.other_bits(spec, lambda s: fit(_plan(s)))
         + (_processors(p, there) if name == "device" else ""),
@@ -89,7 +91,7 @@ def _processors(p: plan.Plan, there: int) -> str:
     targets = p.head.targets
     if "cpu" not in targets or len(targets) < 2 or p.arena("cpu") > there:
         return ""
-    return f"; without a GPU targets=[cpu], which needs {p.arena('cpu'):,} bytes"
+    return f"; to run without a GPU, targets=[cpu], which needs {size(p.arena('cpu'))}"
 
 
 def _where(p: plan.Plan) -> str:
@@ -102,7 +104,7 @@ def _where(p: plan.Plan) -> str:
     if len(p.head.targets) > 1:
         said.append(f"target {most}")
     if beside:
-        said.append(f"arena {arena:,} and about {beside:,} beside it")
+        said.append(f"arena {size(arena)}, and about {size(beside)} outside it")
     if not said:
         return ""
     return f" ({': '.join(said)})"

@@ -24,13 +24,14 @@ def _wire(p: Plan) -> Iterator[str]:
         return
     layers = p.head.zero == 3 and p.together == 1
     once = (
-        "train.accumulate=layers gathers each layer once for all of them, and takes the memory of "
+        "train.accumulate=layers gathers each layer once for all micro-batches, but keeps all "
         "their activations; "
     )
     yield (
-        f"on the wire: a rank receives {got:,} bytes in a step of {p.head.micro_batches} "
-        f"micro-batches, {got / ideal:.0f} times the ZeRO papers' {cost.paper(p)}P (W-1)/W for "
-        f"one; {once * layers}a larger train.micro_batch makes fewer of them, with other bits"
+        f"wire: a rank receives {got:,} bytes in a step of {p.head.micro_batches} "
+        f"micro-batches, {got / ideal:.0f} times the {cost.paper(p)}P (W-1)/W of one "
+        f"micro-batch in the ZeRO papers; {once * layers}a larger train.micro_batch makes fewer "
+        "micro-batches, but changes the bits"
     )
 
 
@@ -42,6 +43,6 @@ def _sums(p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]) -> Iterator
     least, rule = min(sums, default=(held, ""))
     if held - least > MUCH:
         yield (
-            f"train.sum: sums of gradients take {size(held)} bytes of a rank with "
-            f"train.sum={typed(p)}; {rule} takes {size(least)}, with other bits"
+            f"train.sum: sums of gradients take {size(held)} bytes per rank with "
+            f"train.sum={typed(p)}; {rule} takes {size(least)}, but changes the bits"
         )
