@@ -164,7 +164,7 @@ def becomes(name: str, row: dsrows.Key) -> str:
         return f"no effect: {row.why}"
     if isinstance(row, dsrows.Moved):
         return f"{'deprecated' if row.old else 'another name'}: `{row.to}`{words(row)}"
-    if isinstance(row, dsrows.Part):
+    if isinstance(row, dsrows.Qualifier):
         above = name.rpartition(".")[0]
         return f"with `{dskeys.SWITCHES.get(above, above)}`"
     assert isinstance(row, dsrows.Refuse)

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from zg.read import hf, hfkeys
-from zg.read.hfrows import FAMILIES, Family, Key
+from zg.read.hfrows import FAMILIES, ConfigKey, HfFamily
 from zg.read.node import Names
 from zg.read.schema import Op
 
@@ -45,13 +45,13 @@ def of_op(op: Op) -> Pairs:
     for name, value in op.args.items():
         values = value if isinstance(value, tuple) else (value,)
         for each in values:
-            if isinstance(each, Key):
+            if isinstance(each, ConfigKey):
                 yield each, op.kind if name == "kind" else f"{op.kind}.{name}"
     for inner in op.ops:
         yield from of_op(inner)
 
 
-def of_family(f: Family) -> Pairs:
+def of_family(f: HfFamily) -> Pairs:
     layers, width, vocab = f.sizes
     yield vocab, "model.vocab"
     yield width, "model.width"
@@ -64,7 +64,7 @@ def of_family(f: Family) -> Pairs:
     yield "tie_word_embeddings", "linear.tied"
 
 
-def idle(f: Family) -> Names:
+def idle(f: HfFamily) -> Names:
     """Return the keys of Llama that the family's configs repeat without effect."""
     used = {key for key, _ in of_family(f)}
     return tuple(k for k in f.usual if k not in used and k not in hf.WINDOWS)

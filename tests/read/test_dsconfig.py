@@ -137,7 +137,7 @@ def test_every_key_is_typed() -> None:
 def test_no_key_is_silently_ignored() -> None:
     """No key is ignored silently: a key without a message belongs to a section with one."""
     for key, row in dskeys.TABLE.items():
-        if isinstance(row, dsrows.Part):
+        if isinstance(row, dsrows.Qualifier):
             section = key.rpartition(".")[0]
             assert section in dskeys.SWITCHES or isinstance(
                 dskeys.TABLE[section], dsrows.Refuse

@@ -12,7 +12,7 @@ import subprocess
 import hf_doc
 import pytest
 from zg.read import hf, hfkeys, spec
-from zg.read.hfrows import FAMILIES, Family
+from zg.read.hfrows import FAMILIES, HfFamily
 from zg.read.node import SpecError
 from zg.write import hf as writer
 
@@ -562,7 +562,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.type)
 def test_values_have_the_type_that_transformers_demands(
-    tmp_path: pathlib.Path, family: Family
+    tmp_path: pathlib.Path, family: HfFamily
 ) -> None:
     """Values must have the type that transformers' strict dataclasses demand: "32" and 32.0 are no
     int, and 1 is no float and no bool."""
@@ -577,7 +577,7 @@ BAD = (-1, 0, 7, 10**40, 1e-30)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.type)
-def test_errors_name_the_file(tmp_path: pathlib.Path, family: Family) -> None:
+def test_errors_name_the_file(tmp_path: pathlib.Path, family: HfFamily) -> None:
     """Every error line, whatever the value, names the file and a line of it, or says that no spec
     has the model."""
     refused = 0

@@ -123,7 +123,7 @@ class Control(NamedTuple):
         )
 
 
-class Table(NamedTuple):
+class RopeTable(NamedTuple):
     """Rotary table of cosines and sines."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
-from .arrays import Computed, Key, Leaf, MicroBatch, State, Table, Totals
+from .arrays import Computed, Key, Leaf, MicroBatch, RopeTable, State, Totals
 from .constants import SUMS, control, set_totals
 from .kernels import BODIES, SCALED
 from .memory import Extent
@@ -150,7 +150,7 @@ class Units:
     def turned(self, table: str) -> None:
         head = next(t.head for t in self.m.p.tables if t.name == table)
         run = self.m.bytes(table, 0).read(0, 4 * self.m.head.sequence * head)
-        if run != Extent(Table(table)):
+        if run != Extent(RopeTable(table)):
             self.fail(f"{table} holds {told(run)}")
 
     def scaled(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..facts import ops
-from .arrays import State, Table
+from .arrays import RopeTable, State
 from .constants import constants
 from .memory import Extent
 from .operands import BLOCK, Number, Operand, Range, part_of
@@ -105,7 +105,7 @@ class Updates:
         row = rows.get(freq)
         if not row or (T.n, D.n) != (m.head.sequence, row.head):
             m.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        m.writes(table, 4 * T.n * D.n, Extent(Table(row.name)))
+        m.writes(table, 4 * T.n * D.n, Extent(RopeTable(row.name)))
 
     def hash(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..plan.plan import Phase, Scaler
 from ..plan.recipe import Recipe
-from ..read.spec import Optimizer, Schedule, Spec
+from ..read.spec import LrSchedule, Optimizer, Spec
 
 
 def rule(o: Optimizer) -> str:
@@ -60,16 +60,16 @@ def _nonempty(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 # ---- rates
 
 
-def _warm_up(o: Optimizer, s: Schedule) -> list[Phase]:
+def _warm_up(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """Rise from 0 to lr over `warmup` steps."""
     return [_line(s.warmup, 0, s.warmup, 0.0, o.lr)] if s.warmup else []
 
 
-def _constant(o: Optimizer, s: Schedule) -> list[Phase]:
+def _constant(o: Optimizer, s: LrSchedule) -> list[Phase]:
     return [*_warm_up(o, s), _constant_phase(o.lr)]
 
 
-def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
+def _falling(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """Fall from lr after the warm-up to min_lr at `steps`, along a line or a cosine."""
     curve = "line" if s.type == "linear" else s.type
     fall = Phase(
@@ -84,7 +84,7 @@ def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
     return [*_warm_up(o, s), fall, _constant_phase(s.min_lr)]
 
 
-def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
+def _wsd(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """Hold lr after the warm-up, then fall to min_lr over the last `decay` steps."""
     begin = s.steps - s.decay
     held = [_constant_phase(o.lr, begin)] if begin else []
@@ -96,7 +96,7 @@ def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
     ]
 
 
-def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
+def _ramp(s: LrSchedule, first: float, low: float, high: float) -> list[Phase]:
     """Warm up as DeepSpeed does. The first step comes before its scheduler has stepped."""
     N = max(2, s.warmup_num_steps)
     up = Phase(
@@ -114,7 +114,7 @@ def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
     ]
 
 
-def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
+def _warmup(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """DeepSpeed's WarmupLR and WarmupDecayLR."""
     low, high = (
         s.warmup_min_lr,
@@ -131,7 +131,7 @@ def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
     ]
 
 
-def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
+def _warmup_cosine(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """DeepSpeed's WarmupCosineLR."""
     N, T, low = (
         max(2, s.warmup_num_steps),
@@ -153,7 +153,7 @@ def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
     ]
 
 
-def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
+def _cycle(s: LrSchedule, begin: float, end: float) -> list[Phase]:
     """Go from begin to end and back."""
     up, stairs = s.cycle_first_step_size, s.cycle_first_stair_count
     down = up if s.cycle_second_step_size is None else s.cycle_second_step_size
@@ -165,7 +165,7 @@ def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
     ]
 
 
-def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
+def _one_cycle(o: Optimizer, s: LrSchedule) -> list[Phase]:
     """DeepSpeed's OneCycle."""
     cycle = _cycle(s, s.cycle_min_lr, s.cycle_max_lr)
     decays = s.decay_step_size and s.decay_lr_rate
@@ -185,7 +185,7 @@ def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
     return [*cycle, tail]
 
 
-_RATES: Mapping[str, Callable[[Optimizer, Schedule], list[Phase]]] = {
+_RATES: Mapping[str, Callable[[Optimizer, LrSchedule], list[Phase]]] = {
     "constant": _constant,
     "linear": _falling,
     "cosine": _falling,

@@ -20,7 +20,7 @@ from .dsrows import (
     Key,
     Moved,
     Number,
-    Part,
+    Qualifier,
     Refuse,
     Same,
     numeric,
@@ -167,20 +167,24 @@ class _Reader:
             if self.silent(g) and not isinstance(g.row, Honour):
                 continue
             if switch and g.name != switch and state in (None, False, "none", "auto"):
-                if state is None or (state == "auto" and isinstance(g.row, Part)):
+                if state is None or (state == "auto" and isinstance(g.row, Qualifier)):
                     dead.setdefault(
                         section,
                         f"{g.node.where}: {section}: has no effect here while "
                         f"{switch} is off",
                     )
-                if state != "auto" or isinstance(g.row, Part):
+                if state != "auto" or isinstance(g.row, Qualifier):
                     continue
             if (
                 g.row.stages != "0123"
                 and stage is not None
                 and str(stage) not in g.row.stages
             ):
-                if not self.silent(g) and not isinstance(g.row, Part) and self.asks(g):
+                if (
+                    not self.silent(g)
+                    and not isinstance(g.row, Qualifier)
+                    and self.asks(g)
+                ):
                     self.notes.append(f"{g.at}: has no effect at stage {stage}")
                 if (
                     isinstance(g.row, (Refuse, Idle))

@@ -23,7 +23,7 @@ from .dsrows import (
     TEXTS,
     Key,
     Moved,
-    Part,
+    Qualifier,
     Same,
     by_width,
     either,
@@ -190,7 +190,7 @@ _PRECISION = {
     "torch_autocast.enabled": no("belongs to PyTorch: use bf16"),
     **under("torch_autocast", parts(dtype=TEXT, lower_precision_safe_modules=TEXTS)),
     "amp.enabled": legacy("Apex: use bf16", FLAG, (False,)),
-    "amp.*": Part(ANY),
+    "amp.*": Qualifier(ANY),
 }
 
 _STAGE3 = {  # after stage3_, or without it
@@ -350,7 +350,7 @@ _REST = {
                                   "explain` prints the bytes and collectives of a step"),
     **under("comms_logger", parts(verbose=FLAG, prof_all=FLAG, debug=FLAG, prof_ops=TEXTS)),
     **{f"{name}.enabled": watch(_LOG) for name in ("tensorboard", "wandb", "csv_monitor", "comet")},
-    **{f"{name}.{key}": Part(TEXT) for name in ("tensorboard", "csv_monitor")
+    **{f"{name}.{key}": Qualifier(TEXT) for name in ("tensorboard", "csv_monitor")
        for key in ("output_path", "job_name")},
     **under("wandb", parts(group=TEXT, team=TEXT, project=TEXT)),
     **under("comet", parts(
@@ -360,16 +360,16 @@ _REST = {
 
     "autotuning.enabled": watch("no trials are run: `zgen --emit memory` and `--emit explain` "
                                 "print what a configuration costs"),
-    "autotuning.*": Part(ANY),
+    "autotuning.*": Qualifier(ANY),
     "tensor_parallel.autotp_size": no(_RANK, SIZE, (0, 1)),
-    "tensor_parallel.*": Part(ANY),
+    "tensor_parallel.*": Qualifier(ANY),
     "expert_parallel.enabled": no(_RANK),
-    "expert_parallel.*": Part(ANY),
+    "expert_parallel.*": Qualifier(ANY),
     "hybrid_engine.enabled": no("is for inference during training"),
-    "hybrid_engine.*": Part(ANY),
+    "hybrid_engine.*": Qualifier(ANY),
     "pipeline.*": idle("there is no pipeline parallelism", ANY),
     "data_efficiency.enabled": no("whole samples are taken in the order of the token file"),
-    "data_efficiency.*": Part(ANY),
+    "data_efficiency.*": Qualifier(ANY),
     "compression_training": no("is not supported", OBJECT, ({},)),
     "weight_quantization": no("is for inference", OBJECT, ({},)),
 
@@ -377,9 +377,9 @@ _REST = {
     "quantize_training": legacy("quantized training (MoQ)", unless=({}, {"enabled": False})),
     "eigenvalue": legacy("quantized training (MoQ)", unless=({}, {"enabled": False})),
     "curriculum_learning.enabled": legacy("curriculum learning", FLAG, (False,)),
-    "curriculum_learning.*": Part(ANY),
+    "curriculum_learning.*": Qualifier(ANY),
     "progressive_layer_drop.enabled": legacy("progressive layer dropping", FLAG, (False,)),
-    "progressive_layer_drop.*": Part(ANY),
+    "progressive_layer_drop.*": Qualifier(ANY),
 }
 
 # fmt: on

@@ -153,7 +153,7 @@ class Refuse(Key):
 
 
 @dataclass(frozen=True)
-class Part(Key):
+class Qualifier(Key):
     """Qualifies its section's switch, and has no effect without it."""
 
 
@@ -207,7 +207,7 @@ def legacy(what: str, kind: Kind = OBJECT, unless: tuple[object, ...] = ()) -> R
 
 
 def parts(**kinds: Kind) -> dict[str, Key]:
-    return {name: Part(kind) for name, kind in kinds.items()}
+    return {name: Qualifier(kind) for name, kind in kinds.items()}
 
 
 def under(section: str, rows: Mapping[str, Key]) -> dict[str, Key]:

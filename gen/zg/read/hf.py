@@ -27,8 +27,8 @@ from .hfrows import (
     ORIGINAL,
     SLIDING,
     SWITCH,
-    Family,
-    Key,
+    ConfigKey,
+    HfFamily,
     scaling_keys,
 )
 from .keytypes import LAYERS
@@ -106,7 +106,7 @@ class _Config:
         where = self.given.get(key, self.root).where
         return SpecError(f"{where}: {key}: {wrong}; allowed: {allowed}")
 
-    def row(self) -> Family:
+    def row(self) -> HfFamily:
         known = {f.type: f for f in FAMILIES}
         allowed = ", ".join(known)
         if "model_type" not in self.given:
@@ -147,7 +147,10 @@ class _Config:
                 partial(self.number, self.family.context),
             ),
             ((self.family.sizes[0], *WINDOWS), self.window),
-            *(((key,), partial(self.value, Key(key))) for key in self.family.words),
+            *(
+                ((key,), partial(self.value, ConfigKey(key)))
+                for key in self.family.words
+            ),
         ]
         if ROPE[0] in self.keys:
             parts.append(((self.family.context, *ROPE), self.rope))
@@ -213,7 +216,7 @@ class _Config:
 
     # ---- values
 
-    def value(self, key: Key) -> Node:
+    def value(self, key: ConfigKey) -> Node:
         """Return the value of a key as in a spec; a value of None is left out."""
         node = self.get(key)
         if key == "rope":
@@ -364,7 +367,7 @@ class _Config:
     # ---- the model
 
     def fill(self, value: object) -> Node:
-        if isinstance(value, Key):
+        if isinstance(value, ConfigKey):
             return self.value(value)
         if isinstance(value, tuple):
             parts = [self.fill(part) for part in value]
@@ -429,7 +432,7 @@ class _Config:
 
 def _keys_of(value: Any) -> set[str]:
     """Return all keys of config.json that occur in ops."""
-    if isinstance(value, Key):
+    if isinstance(value, ConfigKey):
         return {str(value)}
     if isinstance(value, Op):
         return _keys_of((*value.args.values(), *value.ops))

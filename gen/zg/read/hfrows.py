@@ -1,7 +1,7 @@
 """hfrows.py -- families of models of transformers: each row describes a model as a spec.
 
-A row is the block as ops of a spec, with a Key wherever config.json has one; settings that it does
-not mention are off. hf.py reads config.json by it, write/hf.py writes one. Keys, their meaning and
+A row is the block as ops of a spec, with a ConfigKey for each setting that config.json gives; other
+settings are off. hf.py reads config.json by it, write/hf.py writes one. Keys, their meaning and
 their defaults are those of transformers 5.23: configuration_*.py and modeling_*.py of the family.
 """
 
@@ -15,12 +15,12 @@ from .node import Names
 from .schema import Op
 
 
-class Key(str):
+class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
 @dataclass(frozen=True)
-class Family:
+class HfFamily:
     """A family of models.
 
     cls, type: names in transformers; names: the family in a spec; embedding, block, norm: ops as in
@@ -76,21 +76,25 @@ def _renormed(norm: str, *ops: Op) -> Op:
 
 
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
-    said = {"name": names, "out": (Key(out),) * len(names), "bias": bias}
+    said = {"name": names, "out": (ConfigKey(out),) * len(names), "bias": bias}
     return Op("linear", said)
 
 
 def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
-    said = {"heads": Key(H), "kv_heads": Key(G), "head_dim": Key("head_dim")}
+    said = {
+        "heads": ConfigKey(H),
+        "kv_heads": ConfigKey(G),
+        "head_dim": ConfigKey("head_dim"),
+    }
     return {"name": name, **said, **more}
 
 
 def _rms(name: str) -> Op:
-    return Op("rmsnorm", {"name": name, "eps": Key("rms_norm_eps")})
+    return Op("rmsnorm", {"name": name, "eps": ConfigKey("rms_norm_eps")})
 
 
 def _layer(name: str, eps: str) -> Op:
-    return Op("layernorm", {"name": name, "eps": Key(eps), "bias": True})
+    return Op("layernorm", {"name": name, "eps": ConfigKey(eps), "bias": True})
 
 
 H, G, F = "num_attention_heads", "num_key_value_heads", "intermediate_size"
@@ -121,11 +125,11 @@ def _llama(
     branch: Callable[..., Op] = _normed,
     norms: Names = ("input_layernorm", "post_attention_layernorm"),
     **more: object,
-) -> Family:
+) -> HfFamily:
     """Return a family like Llama with its own attention. mlp: key of the MLP's biases."""
-    attention = _heads("self_attn", H, G, rope=Key("rope"), **more)
+    attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
-    return Family(
+    return HfFamily(
         cls,
         type,
         "llama",
@@ -150,7 +154,7 @@ def _llama(
     )
 
 
-_BIAS = Key("attention_bias")
+_BIAS = ConfigKey("attention_bias")
 _QWEN: Mapping[str, object] = {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -160,13 +164,13 @@ _QWEN: Mapping[str, object] = {
     SWITCH: False,
     FIRST: 28,
 }
-_GPT2 = Family(
+_GPT2 = HfFamily(
     "GPT2LMHeadModel",
     "gpt2",
     "gpt2",
     Op(
         "embedding",
-        {"tokens": "wte", "positions": "wpe", "context": Key("n_positions")},
+        {"tokens": "wte", "positions": "wpe", "context": ConfigKey("n_positions")},
     ),
     "h.{l}",
     (
@@ -180,7 +184,7 @@ _GPT2 = Family(
         _residual(
             _layer("ln_2", "layer_norm_epsilon"),
             linear("mlp.c_fc", out="n_inner", bias=True),
-            Op("gelu", {"kind": Key("activation_function")}),
+            Op("gelu", {"kind": ConfigKey("activation_function")}),
             linear("mlp.c_proj", out="n_embd", bias=True),
         ),
     ),
@@ -204,8 +208,8 @@ _GPT2 = Family(
     square=True,
     times={"n_inner": ("n_embd", 4)},
 )
-_ALL = Key("use_bias")
-_STARCODER2 = Family(
+_ALL = ConfigKey("use_bias")
+_STARCODER2 = HfFamily(
     "Starcoder2ForCausalLM",
     "starcoder2",
     "llama",
@@ -220,8 +224,8 @@ _STARCODER2 = Family(
                     "self_attn",
                     H,
                     G,
-                    rope=Key("rope"),
-                    window=Key("sliding_window"),
+                    rope=ConfigKey("rope"),
+                    window=ConfigKey("sliding_window"),
                     bias=_ALL,
                     out_bias=_ALL,
                 ),
@@ -230,7 +234,7 @@ _STARCODER2 = Family(
         _residual(
             _layer("post_attention_layernorm", "norm_epsilon"),
             linear("mlp.c_fc", out=F, bias=_ALL),
-            Op("gelu", {"kind": Key("hidden_act")}),
+            Op("gelu", {"kind": ConfigKey("hidden_act")}),
             linear("mlp.c_proj", out="hidden_size", bias=_ALL),
         ),
     ),
@@ -265,7 +269,7 @@ FAMILIES = (
     _llama(
         "LlamaForCausalLM",
         "llama",
-        Key("mlp_bias"),
+        ConfigKey("mlp_bias"),
         {},
         bias=_BIAS,
         out_bias=_BIAS,
@@ -280,7 +284,7 @@ FAMILIES = (
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
-        window=Key("sliding_window"),
+        window=ConfigKey("sliding_window"),
     ),
     _llama(
         "Qwen2ForCausalLM",
@@ -289,7 +293,7 @@ FAMILIES = (
         _QWEN,
         square=True,
         bias=True,
-        window=Key("sliding_window"),
+        window=ConfigKey("sliding_window"),
     ),
     _llama(
         "Qwen3ForCausalLM",
@@ -298,9 +302,9 @@ FAMILIES = (
         {**_QWEN, "head_dim": 128},
         bias=_BIAS,
         out_bias=_BIAS,
-        window=Key("sliding_window"),
+        window=ConfigKey("sliding_window"),
         qk_norm=True,
-        eps=Key("rms_norm_eps"),
+        eps=ConfigKey("rms_norm_eps"),
     ),
     _llama(
         "Olmo2ForCausalLM",
@@ -313,7 +317,7 @@ FAMILIES = (
         bias=_BIAS,
         out_bias=_BIAS,
         qk_norm="whole",
-        eps=Key("rms_norm_eps"),
+        eps=ConfigKey("rms_norm_eps"),
     ),
     _STARCODER2,
 )

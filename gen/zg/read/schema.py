@@ -229,7 +229,7 @@ class Zero:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Settings of tensors matched by patterns: a factor of lr, their own weight decay (None for the
     optimizer's), or frozen."""
 
@@ -265,11 +265,11 @@ class Optimizer:
     clip: Annotated[float, Real(0.0, 1e30)] = 1.0
     moments: Annotated[str, Choice("f32", "bf16")] = "f32"
     masters: Flag = True
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParamGroup, ...] = ()
 
 
 @dataclass(frozen=True)
-class Schedule:
+class LrSchedule:
     """Schedule of the learning rate, in training steps that were applied.
 
     warmup: steps from 0 to lr; steps: step at which a decay reaches min_lr; decay: steps of wsd's
@@ -323,7 +323,7 @@ class Scaling:
 # Types of a section, with the keys and defaults of each.
 TYPES: Mapping[type, kinds.Rows] = {
     Optimizer: kinds.OPTIMIZERS,
-    Schedule: kinds.SCHEDULES,
+    LrSchedule: kinds.SCHEDULES,
     Scaling: kinds.SCALINGS,
 }
 
@@ -383,7 +383,7 @@ class Train:
     precision: Annotated[str, Choice("f32", "bf16", "f16")] = "f32"
     loss_scale: LossScale = LossScale()
     max_skips: Count = 20
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: LrSchedule = field(default_factory=LrSchedule)
     seed: Annotated[int, Integer(0, 2**64 - 1)] = 1
     sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
         default_factory=lambda: {"block": 16}
@@ -401,7 +401,7 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryLimits:
     """Bytes of its device, host and disk that a rank may use. None: no limit."""
 
     __pydantic_config__ = _KEYS
@@ -417,7 +417,7 @@ class Cluster:
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
-    memory: Memory = Memory()
+    memory: MemoryLimits = MemoryLimits()
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .schema import (
     LayerNorm,
     Linear,
     Lora,
+    LrSchedule,
     ModelKeys,
     Op,
     OpKeys,
@@ -33,7 +34,6 @@ from .schema import (
     Rope,
     Row,
     Scaling,
-    Schedule,
     Weight,
 )
 
@@ -51,23 +51,23 @@ def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
 
 
 @dataclass(frozen=True)
-class Place:
+class KeyPlace:
     """Location of a key; place / "name" is that of a key below it."""
 
     root: Node
     path: Path
 
-    def __truediv__(self, key: str | int) -> Place:
-        return Place(self.root, (*self.path, key))
+    def __truediv__(self, key: str | int) -> KeyPlace:
+        return KeyPlace(self.root, (*self.path, key))
 
     def fail(self, wrong: str, allowed: str) -> SpecError:
         return fail(self.root, self.path, wrong, allowed)
 
 
-Section = TypeVar("Section", Optimizer, Schedule, Scaling)
+Section = TypeVar("Section", Optimizer, LrSchedule, Scaling)
 
 
-def typed(found: Section, at: Place) -> Section:
+def typed(found: Section, at: KeyPlace) -> Section:
     """Return a section with the defaults of its type.
 
     Raises SpecError for a missing key and for a key of another type.
@@ -153,7 +153,7 @@ class Walk:
         said = self.lora and self.lora.match
         self.match = said or self.family.lora
 
-    def width(self, at: Place, n: int) -> int:
+    def width(self, at: KeyPlace, n: int) -> int:
         """Return n, the width of a value, after checking and counting it."""
         if n > DIM:
             raise at.fail(f"is {n} wide", f"widths up to {DIM}")
@@ -164,7 +164,7 @@ class Walk:
 
     def tensor(
         self,
-        at: Place,
+        at: KeyPlace,
         names: Sequence[str],
         what: str,
         rows: Sequence[int],
@@ -185,7 +185,7 @@ class Walk:
         joined = "+".join(names)
         return Weight(f"{joined}.{what}", tuple(zip(parts, rows, strict=True)), shape)
 
-    def claim(self, at: Place, name: str) -> None:
+    def claim(self, at: KeyPlace, name: str) -> None:
         """Refuse a second tensor of the same name."""
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
@@ -193,10 +193,10 @@ class Walk:
                 raise at.fail(f"there is already a tensor {full}", "each name once")
             self.tensors[full] = None
 
-    def vector(self, at: Place, name: str, what: str, width: int) -> Weight:
+    def vector(self, at: KeyPlace, name: str, what: str, width: int) -> Weight:
         return self.tensor(at, [name], what, [width], (width,))
 
-    def by_token(self, at: Place, name: str, what: str, *row: int) -> Weight:
+    def by_token(self, at: KeyPlace, name: str, what: str, *row: int) -> Weight:
         """Return a weight with a row per token, padded when stored."""
         V = self.model.vocab
         stored = ops.up(V, ops.VOCAB)
@@ -204,7 +204,7 @@ class Walk:
 
     def dense(
         self,
-        at: Place,
+        at: KeyPlace,
         names: Sequence[str],
         x: int,
         outs: Sequence[int],
@@ -224,7 +224,7 @@ class Walk:
 
     def adapters(
         self,
-        at: Place,
+        at: KeyPlace,
         names: Sequence[str],
         x: int,
         outs: Sequence[int],
@@ -240,7 +240,7 @@ class Walk:
             begin += n
 
     def adapter(
-        self, at: Place, lora: Lora, name: str, x: int, up: Mapping[str, int]
+        self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
     ) -> tuple[Row, Row]:
         """Return the rows of y += alpha / rank * B (A x), on this linear's columns of y."""
         r, n = lora.rank, up["n"]
@@ -260,7 +260,7 @@ class Walk:
     # ---- ops
 
     def ops(
-        self, at: Place, keys: Sequence[OpKeys], x: int
+        self, at: KeyPlace, keys: Sequence[OpKeys], x: int
     ) -> tuple[int, tuple[Op, ...]]:
         """Return the output width and the ops with their defaults. The width stays known after a
         residual that is wrong; after any other op the walk ends."""
@@ -275,7 +275,7 @@ class Walk:
         wrong.end()
         return x, tuple(made)
 
-    def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:
+    def op(self, at: KeyPlace, keys: OpKeys, x: int) -> tuple[int, Op]:
         """Return the output width of an op, and the op with its defaults and rows."""
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
@@ -287,7 +287,7 @@ class Walk:
         width = self.width(at / kind, made.width)
         return width, Op(kind, _frozen(made.args), made.ops, made.rows)
 
-    def residual(self, at: Place, keys: Sequence[OpKeys], x: int) -> Made:
+    def residual(self, at: KeyPlace, keys: Sequence[OpKeys], x: int) -> Made:
         y, inner = self.ops(at, keys, x)
         if y != x:
             raise at.fail(
@@ -296,24 +296,24 @@ class Walk:
             )
         return Made(x, {}, self.dropped(at, x), inner)
 
-    def dropped(self, at: Place, x: int) -> tuple[Row, ...]:
+    def dropped(self, at: KeyPlace, x: int) -> tuple[Row, ...]:
         """Return the dropout of a value, if there is any."""
         if not self.dropout:
             return ()
         dims = {"n": self.sequence * self.width(at, x), "p": self.dropout}
         return (Row("dropout", dims),)
 
-    def layernorm(self, at: Place, a: LayerNorm, x: int) -> Made:
+    def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
         weights = {"w": self.vector(at / "name", a.name, "weight", x)}
         if a.bias:
             weights["b"] = self.vector(at / "name", a.name, "bias", x)
         return _made(x, a, Row("layernorm", {"C": x, "eps": a.eps}, weights))
 
-    def rmsnorm(self, at: Place, a: RmsNorm, x: int) -> Made:
+    def rmsnorm(self, at: KeyPlace, a: RmsNorm, x: int) -> Made:
         weight = self.vector(at / "name", a.name, "weight", x)
         return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
 
-    def gelu(self, at: Place, kind: str, x: int) -> Made:
+    def gelu(self, at: KeyPlace, kind: str, x: int) -> Made:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
         return Made(x, {"kind": kind}, (row,))
 
@@ -321,7 +321,7 @@ class Walk:
         """Return an op without settings and tensors that keeps the width."""
         return Made(x, {}, (Row(kind, {"F": x}),))
 
-    def swiglu(self, at: Place, a: Bare, x: int) -> Made:
+    def swiglu(self, at: KeyPlace, a: Bare, x: int) -> Made:
         if x % 2:
             raise at.fail(
                 f"its input is {x} wide",
@@ -332,7 +332,7 @@ class Walk:
 
     # ---- attention
 
-    def attention(self, at: Place, a: Attention, x: int) -> Made:
+    def attention(self, at: KeyPlace, a: Attention, x: int) -> Made:
         """Return the rows of attention: q k v linear, norms and rotation of q and k, attention,
         output linear."""
         heads = self.heads(at, a)
@@ -360,14 +360,14 @@ class Walk:
         }
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
 
-    def into(self, at: Place, a: Attention, x: int, heads: Heads) -> Row:
+    def into(self, at: KeyPlace, a: Attention, x: int, heads: Heads) -> Row:
         """Return the linear of q, k and v, or all three side by side."""
         names = [f"{a.name}.{part}" for part in self.family.qkv]
         widths = heads.widths if len(names) > 1 else [sum(heads.widths)]
         return self.dense(at, names, x, widths, a.bias)
 
     def normed(
-        self, at: Place, a: Attention, heads: Heads, dims: Mapping[str, Any]
+        self, at: KeyPlace, a: Attention, heads: Heads, dims: Mapping[str, Any]
     ) -> Row:
         """Return the norm of q and k heads: of each head, or of all q heads as one and all k heads
         as one."""
@@ -380,7 +380,7 @@ class Walk:
         }
         return Row("qknorm_whole" if whole else "qknorm", dims, weights)
 
-    def window(self, at: Place, said: int | Windows | None) -> int | Windows | None:
+    def window(self, at: KeyPlace, said: int | Windows | None) -> int | Windows | None:
         """Return the window, as a tuple by layer if layers differ."""
         if not isinstance(said, tuple):
             return said
@@ -401,7 +401,7 @@ class Walk:
         window = each if len({*each}) > 1 else each[0]
         return Row("attention_local", {**dims, "window": window})
 
-    def heads(self, at: Place, a: Attention) -> Heads:
+    def heads(self, at: KeyPlace, a: Attention) -> Heads:
         """Return the heads of an attention, with the defaults of missing keys."""
         C, H = self.model.width, a.heads
         G = H if a.kv_heads is None else a.kv_heads
@@ -421,7 +421,7 @@ class Walk:
 
     # ---- linears
 
-    def linear(self, at: Place, a: Linear, x: int) -> Made:
+    def linear(self, at: KeyPlace, a: Linear, x: int) -> Made:
         if a.tied is not None:
             return self.tied(at, a, x)
         for key in ("name", "out"):
@@ -446,7 +446,7 @@ class Walk:
             return _made(a.out[0], a, self.logits(at / "name", a, x))
         return _made(sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias))
 
-    def logits(self, at: Place, a: Linear, x: int) -> Row:
+    def logits(self, at: KeyPlace, a: Linear, x: int) -> Row:
         (name,), V = a.name, self.model.vocab
         weights = {"w": self.by_token(at, name, "weight", x)}
         if a.bias:
@@ -455,7 +455,7 @@ class Walk:
         made = self.adapters(at, a.name, x, [V], ops.VOCAB)
         return replace(row, adapters=tuple(made), logits=True)
 
-    def tied(self, at: Place, a: Linear, x: int) -> Made:
+    def tied(self, at: KeyPlace, a: Linear, x: int) -> Made:
         """Return the head's linear with the token embedding [V,C] as its weight."""
         C, V = self.model.width, self.model.vocab
         embedding = self.model.embedding.tokens
@@ -478,7 +478,7 @@ class Walk:
         row = _linear(ops.up(V, ops.VOCAB), x, True, {}, f"{a.tied}.weight")
         return Made(V, {**a.model_dump(), "out": (V,)}, (row,))
 
-    def embedding(self, at: Place, e: Embedding) -> Op:
+    def embedding(self, at: KeyPlace, e: Embedding) -> Op:
         C = self.model.width
         weights = {"wte": self.by_token(at / "tokens", e.tokens, "weight", C)}
         if (e.positions is None) != (e.context is None):
@@ -517,7 +517,7 @@ def ends(name: str, words: Sequence[str]) -> bool:
     return any(name == w or name.endswith(f".{w}") for w in words)
 
 
-def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
+def _turned(at: KeyPlace, a: Rope, D: int) -> dict[str, Any]:
     """Return the rotary positions of heads, with the defaults of their scaling."""
     if D % 2:
         raise at.fail(f"rotates pairs, and head_dim {D} is odd", "an even head_dim")

@@ -40,17 +40,17 @@ from .schema import (
     Cluster,
     Data,
     LossScale,
+    LrSchedule,
     Model,
     Op,
     Optimizer,
-    Schedule,
     Spec,
     SpecKeys,
     Train,
     Unit,
     Zero,
 )
-from .shapes import Place, fail, typed
+from .shapes import KeyPlace, fail, typed
 from .units import alone, build, named
 
 __all__ = [
@@ -59,7 +59,7 @@ __all__ = [
     "Model",
     "Op",
     "Optimizer",
-    "Schedule",
+    "LrSchedule",
     "Spec",
     "SpecError",
     "Train",
@@ -290,7 +290,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
-    o = typed(keys.train.optimizer, Place(root, ("train", "optimizer")))
+    o = typed(keys.train.optimizer, KeyPlace(root, ("train", "optimizer")))
     if o.nesterov and not o.momentum:
         raise fail(
             root,
@@ -309,9 +309,9 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
     return replace(o, groups=(*o.groups, *alone(keys.train.lora)))
 
 
-def _schedule(keys: SpecKeys, root: Node) -> Schedule:
+def _schedule(keys: SpecKeys, root: Node) -> LrSchedule:
     path = ("train", "schedule")
-    s = typed(keys.train.schedule, Place(root, path))
+    s = typed(keys.train.schedule, KeyPlace(root, path))
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:
         raise fail(
             root,
@@ -346,7 +346,7 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     return s
 
 
-def _beside(s: Schedule, o: Optimizer, root: Node) -> None:
+def _beside(s: LrSchedule, o: Optimizer, root: Node) -> None:
     """Refuse settings of a schedule that contradict the optimizer."""
     path = ("train", "schedule")
     if s.type in ("linear", "cosine", "wsd") and s.min_lr > o.lr:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .node import Names, Node, SpecError, printable
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """A kind of file.
 
     keys: one of them identifies it; a * stands for any ending; shared: keys that a spec or a
@@ -35,8 +35,8 @@ _OWN = (
     "zero_optimization.stage set to its zero_stage"
 )
 KINDS = (
-    Kind("a spec", ("model", "train", "cluster", "zero"), (), "", _ZERO),
-    Kind(
+    FileKind("a spec", ("model", "train", "cluster", "zero"), (), "", _ZERO),
+    FileKind(
         "arguments for a Hugging Face Trainer",
         (
             "output_dir",
@@ -61,7 +61,7 @@ KINDS = (
         f"a spec, with --zero {_NAMED.format('deepspeed')}",
         _NAMED.format("deepspeed"),
     ),
-    Kind(
+    FileKind(
         "an FSDP config",
         (
             "fsdp_*",
@@ -74,7 +74,7 @@ KINDS = (
         f"a spec; {_STAGES}",
         f"a DeepSpeed config, or none: {_STAGES}",
     ),
-    Kind(
+    FileKind(
         "an Accelerate config",
         (
             "compute_environment",
@@ -88,14 +88,14 @@ KINDS = (
         f"a spec, with --zero {_OWN}",
         _OWN,
     ),
-    Kind(
+    FileKind(
         "a torchtitan config",
         ("[job]", "[training]", "[parallelism]", "[lr_scheduler]"),
         (),
         "a spec",
         "a DeepSpeed config",
     ),
-    Kind(
+    FileKind(
         "a DeepSpeed config",
         (
             "zero_optimization",
@@ -108,14 +108,14 @@ KINDS = (
         "a spec, with this file as --zero FILE",
         "",
     ),
-    Kind(
+    FileKind(
         "a Hugging Face model config",
         ("architectures", "model_type", "hidden_size", "n_embd"),
         (),
         "a spec, or its folder as --from DIR",
         "a DeepSpeed config, and its folder as --from DIR",
     ),
-    Kind(
+    FileKind(
         "a PEFT adapter config",
         ("peft_type", "lora_alpha"),
         (),

@@ -16,21 +16,21 @@ from .node import Mistakes, Names, Node, dotted
 from .schema import (
     ADAPTERS,
     Data,
-    Group,
     Lora,
     Model,
     OpKeys,
+    ParamGroup,
     SpecKeys,
     Train,
     Unit,
     UnitKeys,
 )
-from .shapes import Place, Walk, ends
+from .shapes import KeyPlace, Walk, ends
 
 KINDS = ("embedding", "blocks", "head")
 
 
-def _unit(walk: Walk, at: Place, keys: UnitKeys) -> Unit:
+def _unit(walk: Walk, at: KeyPlace, keys: UnitKeys) -> Unit:
     C = walk.model.width
     walk.prefix, walk.repeat = "", 1
     if keys.embedding is not None:
@@ -50,7 +50,7 @@ def _unit(walk: Walk, at: Place, keys: UnitKeys) -> Unit:
     return Unit("blocks", keys.blocks, keys.name, ops)
 
 
-def _head(walk: Walk, at: Place, keys: Sequence[OpKeys]) -> Unit:
+def _head(walk: Walk, at: KeyPlace, keys: Sequence[OpKeys]) -> Unit:
     V = walk.model.vocab
     last = at / (len(keys) - 1)
     walk.last = last.path
@@ -64,7 +64,7 @@ def _head(walk: Walk, at: Place, keys: Sequence[OpKeys]) -> Unit:
     return Unit("head", 1, "", ops)
 
 
-def _order(at: Place, units: Sequence[UnitKeys]) -> None:
+def _order(at: KeyPlace, units: Sequence[UnitKeys]) -> None:
     """Require embedding, blocks ..., head, each with only its own keys."""
     kinds = [_kind(at / i, unit) for i, unit in enumerate(units)]
     want = ["embedding", *["blocks"] * max(1, len(kinds) - 2), "head"]
@@ -78,7 +78,7 @@ def _order(at: Place, units: Sequence[UnitKeys]) -> None:
     )
 
 
-def _kind(at: Place, unit: UnitKeys) -> str:
+def _kind(at: KeyPlace, unit: UnitKeys) -> str:
     found = unit.model_fields_set
     kinds = [k for k in KINDS if k in found]
     if len(kinds) != 1:
@@ -97,7 +97,7 @@ def _kind(at: Place, unit: UnitKeys) -> str:
     return kind
 
 
-def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
+def _matched(walk: Walk, at: KeyPlace, pattern: str) -> set[str]:
     """Return the tensors that a pattern matches."""
     found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
     if not found:
@@ -112,7 +112,7 @@ def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
     return found
 
 
-def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
+def _grouped(walk: Walk, at: KeyPlace, groups: Sequence[ParamGroup]) -> Iterator[str]:
     """Yield notes about groups that match nothing new."""
     taken: set[str] = set()
     for i, group in enumerate(groups):
@@ -128,7 +128,7 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
         taken |= mine
 
 
-def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
+def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     """Require that every name in train.lora.match belongs to linears and to nothing else. logits:
     the arguments of the linear of the logits."""
     tied, e = logits["tied"], walk.model.embedding
@@ -163,13 +163,13 @@ def named(keys: SpecKeys) -> Lora | None:
     return lora and replace(lora, match=lora.match or family.lora)
 
 
-def alone(lora: Lora | None) -> tuple[Group, ...]:
+def alone(lora: Lora | None) -> tuple[ParamGroup, ...]:
     """Return groups that follow the user's: only adapters train."""
-    rest = Group((ADAPTERS,)), Group(("*",), frozen=True)
+    rest = ParamGroup((ADAPTERS,)), ParamGroup(("*",), frozen=True)
     return rest if lora else ()
 
 
-def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
+def _kept(walk: Walk, at: KeyPlace, groups: Sequence[ParamGroup]) -> None:
     """Refuse groups that train anything besides adapters."""
     base = [n for n in walk.tensors if not fnmatchcase(n, ADAPTERS)]
     for i, group in enumerate(groups):
@@ -182,7 +182,7 @@ def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
                 )
 
 
-def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
+def _positions(at: KeyPlace, units: Sequence[UnitKeys], sequence: int) -> None:
     """Require at least as many positions as a sample has tokens."""
     for i, unit in enumerate(units):
         context = unit.embedding.context if unit.embedding else None
@@ -193,7 +193,7 @@ def _positions(at: Place, units: Sequence[UnitKeys], sequence: int) -> None:
             )
 
 
-def _sizes(walk: Walk, root: Place, train: Train) -> None:
+def _sizes(walk: Walk, root: KeyPlace, train: Train) -> None:
     """Require that a micro-batch is not too long for the model."""
     rows = train.micro_batch * train.sequence
     if rows > DIM or rows * walk.made > ELEMS:
@@ -203,7 +203,7 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
         )
 
 
-def _documents(at: Place, data: Data, vocab: int) -> None:
+def _documents(at: KeyPlace, data: Data, vocab: int) -> None:
     """Refuse a token `end` that cannot end a document."""
     if data.packed and data.end is None:
         raise (at / "documents").fail("mask needs `end`", "with `end: TOKEN`")
@@ -224,7 +224,7 @@ def _documents(at: Place, data: Data, vocab: int) -> None:
         )
 
 
-def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
+def _units(walk: Walk, at: KeyPlace, units: Sequence[UnitKeys]) -> list[Unit]:
     """Return all units. Raises SpecError, which lists the mistakes of all of them."""
     _order(at, units)
     layers = [u.blocks or 0 for u in units]
@@ -242,7 +242,7 @@ def _units(walk: Walk, at: Place, units: Sequence[UnitKeys]) -> list[Unit]:
 def build(keys: SpecKeys, file: Node, mistakes: Mistakes) -> tuple[Model, Names] | None:
     """Return the model of a spec whose keys are valid one by one, and notes about groups of its
     tensors. None if the model is wrong; `mistakes` has the errors."""
-    m, train, root = keys.model, keys.train, Place(file, ())
+    m, train, root = keys.model, keys.train, KeyPlace(file, ())
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
     check, model, data = mistakes.check, ("model",), keys.data
     check(("data", *model), _documents, root / "data", data, m.vocab)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
-from ..read.schema import Op, Optimizer, Schedule, Spec, Unit
+from ..read.schema import LrSchedule, Op, Optimizer, Spec, Unit
 
 # width of the left column; fixed, so that a change moves no other line
 WIDTH = 66
@@ -56,7 +56,7 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif is_dataclass(value):
         for f in fields(value):
             below = getattr(value, f.name)
-            foreign = below is None and isinstance(value, (Optimizer, Schedule))
+            foreign = below is None and isinstance(value, (Optimizer, LrSchedule))
             yield from () if foreign else _leaves(f"{path}.{f.name}", below)
     elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
         for i, below in enumerate(value):

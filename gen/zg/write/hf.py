@@ -16,8 +16,8 @@ from ..read.hfrows import (
     ORIGINAL,
     SLIDING,
     SWITCH,
-    Family,
-    Key,
+    ConfigKey,
+    HfFamily,
     linear,
     scaling_keys,
 )
@@ -27,7 +27,7 @@ from ..read.schema import Op, Spec, Unit
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
     """Return whether a setting agrees with the family's. found: value of each key so far, which
     must be the same at every place of the key."""
-    if isinstance(want, Key):
+    if isinstance(want, ConfigKey):
         before = found.setdefault(want, value)
         return bool(before == value)
     if isinstance(want, tuple) and isinstance(value, tuple):
@@ -64,7 +64,7 @@ def _all_fit(want: tuple[Op, ...], ops: tuple[Op, ...], found: dict[str, Any]) -
     return all(_fits(w, op, found) for w, op in pairs)
 
 
-def _units(f: Family, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
+def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     embedding, block, *others, head = units
     *norms, logits = head.ops
     if others or block.name != f.layers:
@@ -96,7 +96,7 @@ def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
     }
 
 
-def _windows(f: Family, found: dict[str, Any], layers: int) -> bool:
+def _windows(f: HfFamily, found: dict[str, Any], layers: int) -> bool:
     """Write to `found` which layers have a window, if the family has such keys. Return False if the
     family cannot express the windows."""
     said = found.get("sliding_window")
@@ -116,7 +116,7 @@ def _windows(f: Family, found: dict[str, Any], layers: int) -> bool:
     return len(sizes) == 1
 
 
-def _of(f: Family, spec: Spec) -> dict[str, object] | None:
+def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
     """Return a model's config.json as a family's, or None if it is not of that family."""
     m = spec.model
     sizes = (m.units[1].repeat, m.width, m.vocab)
