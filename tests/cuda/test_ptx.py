@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -196,19 +195,35 @@ def test_bits_are_those_of_the_emulation(name: str, precision: str) -> None:
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 def test_tensor_cores(precision: str, D: int) -> None:
-    """Attention on tensor cores has the emulation's bits but for the logarithm in lse, CUDA's own
-    there, and thus for gradients."""
+    """Attention on tensor cores has the emulation's bits."""
     zk.need(zk.PTX)
     dtype = zk.REALS[precision]
     first, other = (
         attention(zk.Kernels(isa, dtype), D) for isa in ("emulated", zk.PTX)
     )
-    assert first[0] == other[0]
-    lse, dqkv = (
-        [zk.load(np.frombuffer(x[i], kind)) for x in (first, other)]
-        for i, kind in ((1, np.float32), (2, zk.empty(dtype, 1).dtype))
-    )
-    assert np.allclose(*lse, rtol=2.0**-22) and np.allclose(*dqkv, atol=2.0**-7)
+    assert first == other
+
+
+# Functions of libm that kernels compiled as C++ call. A GPU computes roots and maxima as IEEE says;
+# exp2f stands for ex2.approx.
+FUNCTIONS = {"exp2f", "fmaxf", "sqrt", "sqrtf"}
+
+
+def symbols(*words: object) -> set[str]:
+    """Return the names that nm lists, without versions."""
+    listed = trainer.sh("nm", "--format=just-symbols", *words).split()
+    return {name.partition("@")[0] for name in listed if not name.endswith(":")}
+
+
+def test_functions_of_kernels() -> None:
+    """Of functions that CUDA has in its library, kernels call only those that have one result."""
+    objects = [f"out/o/emulated/{name}.o" for name in SOURCES]
+    with trainer.alone("ninja"):
+        trainer.sh("ninja", *objects)
+    libm = trainer.sh("gcc", "-print-file-name=libm.so.6").strip()
+    known = symbols("-D", "--defined-only", libm)
+    assert {"logf", "expf", *FUNCTIONS} <= known
+    assert symbols("-u", *objects) & known == FUNCTIONS
 
 
 # ---- whole programs
@@ -228,8 +243,8 @@ PROGRAMS = [
 def test_programs(
     tmp_path: pathlib.Path, family: str, precision: str, target: str
 ) -> None:
-    """A program whose kernels come from PTX has one hash, spread over ranks or not, and the C++
-    emulation's losses; in f32, where attention has no function of CUDA's, its hash, too."""
+    """A program whose kernels come from PTX has one hash, spread over ranks or not, which is the
+    C++ emulation's."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 21 * 8 * 40))
     recipe = (
         f"train.precision={precision}",
@@ -253,12 +268,8 @@ def test_programs(
 
     by_ptx = trainer.BY_PTX[target]
     one, two = run(by_ptx, ways[0], "eager"), run(by_ptx, ways[1], "late")
-    assert one == two
     cpp = run(trainer.EMULATED, ways[0], "eager")
-    losses = [[json.loads(line)["loss"] for line in x.steps] for x in (one, cpp)]
-    assert len(losses[0]) == 2 and np.allclose(*losses, rtol=1e-5, atol=0)
-    if precision == "f32":
-        assert one.weights == cpp.weights
+    assert one == two == cpp and len(cpp.steps) == 2
 
 
 @pytest.mark.slow
