@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from tests import kernel_bits
 from tests.cuda import test_emulated
 from tests.emulation import ptx
-from tests.kernels import test_attention, test_elementwise, test_norm, test_optimizer
+from tests.kernels import test_attention
 from tests.lib import law, trainer, zk
-from tests.lib.covering import covering
+from tests.lib.covering import covering, spread
 from tests.lib.device import TO_DEVICE, TO_HOST, Device
 from tests.lib.patience import LIMIT
 from tests.lib.trainer import ROOT
@@ -160,38 +161,39 @@ def test_tests_of_kernels(target: str, name: str) -> None:
     assert re.search(rf"\[.*ptx-{target}.*\] PASSED", done.stdout), done.stdout
 
 
-SAMPLES = {
-    "elementwise": lambda k: test_elementwise.exact(k, k.dtype),
-    "norm": lambda k: test_norm.everything(k, k.dtype),
-    "optimizer": test_optimizer.whole_run,
-    "attention": lambda k: attention(k, 20),
-    "bias": lambda k: bias(k),
-}
+SAMPLES = [
+    (name, precision)
+    for name, precision in spread([[*kernel_bits.ALL], [*zk.REALS]])
+    if precision != "f32" or name not in kernel_bits.TENSOR
+]
 
 
-def attention(k: zk.Kernels, D: int) -> list[bytes]:
-    """Return all results of attention of 2 heads on 1, forward and backward."""
-    qkv, dy = (test_attention.drawn(n, k.dtype, 1, 70, n, D)[0] for n in (4, 2))
-    found = test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125)
-    return [x.tobytes() for x in found]
-
-
-def bias(k: zk.Kernels) -> bytes:
-    db, (dy, _) = zk.empty(k.dtype, 300), test_attention.drawn(1, k.dtype, 700, 300)
-    k.zk_linear_bwd_b(db, dy, 700, 300)
-    return db.tobytes()
-
-
-@pytest.mark.parametrize("name,precision", covering([*SAMPLES], [*zk.REALS]))
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        pytest.param(*row, marks=[pytest.mark.exhaustive] * (i >= len(kernel_bits.ALL)))
+        for i, row in enumerate(SAMPLES)
+    ],
+)
 def test_bits_are_those_of_the_emulation(name: str, precision: str) -> None:
-    """Kernels as nvcc compiles them give the bits of the same kernels as a C++ compiler does."""
+    """Kernels as nvcc compiles them give the bits of the same kernels as a C++ compiler does, and
+    those that are predicted of a GPU."""
     zk.need(zk.PTX)
-    dtype = zk.REALS[precision]
-    k = zk.Kernels(zk.PTX, dtype)
+    k = zk.Kernels(zk.PTX, zk.REALS[precision])
     launches = ctypes.c_uint64.in_dll(k.library, "ptx_launches")
     before = launches.value
-    assert SAMPLES[name](k) == SAMPLES[name](zk.Kernels("emulated", dtype))
+    found = kernel_bits.line(k, name, precision)
     assert launches.value > before
+    emulated = zk.Kernels("emulated", zk.REALS[precision])
+    assert found == kernel_bits.line(emulated, name, precision)
+    assert found in kernel_bits.TABLE.read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_predicted_bits(target: str) -> None:
+    assert kernel_bits.compared(target) == []
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
@@ -199,11 +201,11 @@ def test_bits_are_those_of_the_emulation(name: str, precision: str) -> None:
 def test_tensor_cores(monkeypatch: pytest.MonkeyPatch, precision: str, D: int) -> None:
     """Attention on tensor cores has the emulation's bits, which those of sm_80 alone change."""
     zk.need(zk.PTX)
-    found = []
+    dtype, found = zk.REALS[precision], []
     for target in TARGETS:
         monkeypatch.setenv("ZR_EMULATE_CC", target.removeprefix("sm_"))
         one, other = (
-            attention(zk.Kernels(isa, zk.REALS[precision]), D)
+            kernel_bits.hashed(kernel_bits.attention(zk.Kernels(isa, dtype), D))
             for isa in ("emulated", zk.PTX)
         )
         assert one == other
