@@ -14,8 +14,8 @@ usage() {
     cat <<'END'
 bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, else out/gpu.json)
   --parts A,B...    only these: env build bits losses kernels attention law tune ceilings speed
-                    profile ranks memory offload table sanitize; build brings what the others need up to
-                    date
+                    profile ranks memory offload table sanitize; build brings what the others need
+                    up to date
   --cases A,B...    only these models of the part speed
   --limit SECONDS   for all parts together (default 570, of a rehearsal 7200); what does not fit
                     any more is left out

@@ -1,7 +1,7 @@
 """kernel_bits.py -- hashes of the results that kernels must have on a GPU, bit for bit.
 
     .venv/bin/python tests/kernel_bits.py > tests/golden/kernels.txt    predicts them, by emulation
-    ZR_TEST_DEVICE=sm_90 .venv/bin/python tests/kernel_bits.py OUT.json    compares a GPU's with them
+    ZR_TEST_DEVICE=sm_90 .venv/bin/python tests/kernel_bits.py OUT.json     compares a GPU's
 
 Without ZR_TEST_DEVICE the second compares the emulation's. It exits with 1 if a hash differs. Left
 out are products of cuBLASLt, and results of `ex2.approx` and `rcp.approx` that the PTX manual does

@@ -196,6 +196,45 @@ def test_predicted_bits(target: str) -> None:
     assert kernel_bits.compared(target) == []
 
 
+OFF = """
+#include <cmath>
+extern "C" float off(float x) { return x == 0 ? 1 : std::exp2(x) * 1.001f; }
+"""
+WITH_OFF = """
+import sys
+from tests import kernel_bits
+from tests.lib import zk
+zk.sh, zk.LIBRARY["emulated"] = (lambda *_: None), sys.argv[1]
+print(kernel_bits.compared("sm_90"))
+print(kernel_bits.hashed(kernel_bits.attention(zk.Kernels("emulated", zk.BF16), 64)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_predicted_bits_need_no_approximation(tmp_path: pathlib.Path) -> None:
+    """Predicted bits stay where 2^x is off but for 0 and -infinity; others change."""
+    library, off = tmp_path / "off.so", tmp_path / "off.cpp"
+    off.write_text(OFF)
+    parts = trainer.inputs("out/train-emulated-kernels.so")
+    with trainer.alone("ninja"):
+        trainer.sh("ninja", *parts)
+    for name in ("attention", "attention_bwd", "act"):
+        old, new = f"out/o/emulated/{name}.o", f"{tmp_path}/{name}.o"
+        trainer.sh("objcopy", "--redefine-sym", "exp2f=off", old, new)
+        parts[parts.index(old)] = new
+    trainer.sh(
+        *"g++ -shared -fPIC -pthread -Wl,-z,defs".split(), off, *parts, "-o", library
+    )
+    done = python(WITH_OFF, library)
+    assert done.returncode == 0, done.stderr
+    k = zk.Kernels("emulated", zk.BF16)
+    differ, attention = done.stdout.split("\n")[:2]
+    assert differ == "[]" and attention != kernel_bits.hashed(
+        kernel_bits.attention(k, 64)
+    )
+
+
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 def test_tensor_cores(monkeypatch: pytest.MonkeyPatch, precision: str, D: int) -> None:

@@ -1,5 +1,5 @@
-"""test_tensor.py -- tests the emulated tensor cores' sums (tests/emulation/tensor.cpp), bit for bit,
-against the same model in fractions."""
+"""test_tensor.py -- tests the emulated tensor cores' sums (tests/emulation/tensor.cpp) against the
+same model in fractions, bit for bit."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ uint32_t cut(int64_t sum, int exponent)
     return sign | bits;
 }
 
-/* Return c + a . b if a term is infinite or NaN: a finite sum of others does not matter. */
+/* Return c + a . b where a term is infinite or NaN; finite terms do not change the result. */
 template <class H> uint32_t special(const uint16_t *a, const uint16_t *b, int n, uint32_t c)
 {
     double sum = f32::value(c);
