@@ -13,9 +13,9 @@ export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 usage() {
     cat <<'END'
 bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, else out/gpu.json)
-  --parts A,B...    only these: env build losses kernels attention law tune ceilings speed profile
-                    ranks memory offload table sanitize; build brings what the others need up to
-                    date
+  --parts A,B...    only these: env build bits losses kernels attention law tune ceilings speed
+                    profile ranks memory offload table sanitize; build brings what the others need
+                    up to date
   --cases A,B...    only these models of the part speed
   --limit SECONDS   for all parts together (default 570, of a rehearsal 7200); what does not fit
                     any more is left out
@@ -28,8 +28,8 @@ END
 say() { printf '%s\n' "$*" >&2; }
 die() { say "gpu.sh: $2"; exit "$1"; }
 
-json='' parts=env,build,losses,kernels,attention,law,tune,ceilings,speed,profile,ranks,memory
-parts+=,offload,table,sanitize
+json='' parts=env,build,bits,losses,kernels,attention,law,tune,ceilings,speed,profile,ranks
+parts+=,memory,offload,table,sanitize
 limit='' cases='' prepare='' kind=cuda patience=1
 while [ $# -gt 0 ]; do
     case $1,$# in
@@ -160,6 +160,7 @@ if [ $kind = cuda ]; then
     watching=$!
     trap 'kill "$watching" 2>/dev/null' EXIT
 fi
+! wanted bits || part bits 60 "$python" tests/kernel_bits.py "$work/bits.json"
 ! wanted losses || part losses 90 "$python" bench/gpu_check.py losses "$work/losses.json"
 [ $kind != cuda ] || ! wanted kernels || part kernels 90 bench/gpu_parts.sh kernels
 [ $kind != cuda ] || ! wanted attention || part attention 90 bench/gpu_parts.sh attention

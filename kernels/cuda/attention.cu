@@ -139,7 +139,8 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
             total += __shfl_xor_sync(~0u, total, 2);
             float inverse = 1 / total;
             int row = 16 * m + 8 * r + lane_of() / 4;
-            if (lane_of() % 4 == 0 && row < rows) lse[row] = fmaf(w->top[m][r], scale, logf(total));
+            if (lane_of() % 4 == 0 && row < rows)
+                lse[row] = fmaf(w->top[m][r], scale, (float)zk_log(total));
 #pragma unroll
             for (int c = 0; c < C / 8; c++) {
                 sum[m][c][2 * r] *= inverse;

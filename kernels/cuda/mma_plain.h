@@ -3,10 +3,13 @@
  * Invariants
  *  1. Those of mma.h, of which this is a part.
  *  2. An address on which a GPU would fault is an error here too.
+ *  3. Sums are those of the emulated device's tensor cores (tests/emulation/tensor.h).
  */
 #ifndef ZK_MMA_PLAIN_H
 #define ZK_MMA_PLAIN_H
 #include "cuda.h"
+
+#include "../../tests/emulation/tensor.h"
 #include <vector>
 
 typedef uintptr_t place; /* an address in shared memory */
@@ -102,38 +105,37 @@ __device__ inline void load_turned(uint32_t (&m)[4], place row)
     __syncwarp();
 }
 
-struct lane_matrices {
-    float a[8], b[4];
-};
-
-/* Widen the two halves of each register. All data is in registers here and below, so the thread
- * sanitizer need not look at it. */
-template <class T, size_t N>
-__attribute__((no_sanitize("thread"))) inline void widen(float (&to)[2 * N],
-                                                         const uint32_t (&from)[N])
+/* Return c + a . b as the device's tensor cores do. */
+inline uint32_t dot16(bf16, const uint16_t *a, const uint16_t *b, uint32_t c)
 {
-    for (size_t i = 0; i < N; i++) {
-        to[2 * i] = get(T{(uint16_t)from[i]});
-        to[2 * i + 1] = get(T{(uint16_t)(from[i] >> 16)});
-    }
+    return tensor_bf16(a, b, c);
 }
 
+inline uint32_t dot16(f16, const uint16_t *a, const uint16_t *b, uint32_t c)
+{
+    return tensor_f16(a, b, c);
+}
+
+struct lane_matrices {
+    uint32_t a[4], b[2];
+};
+
+/* All data is in registers here, so the thread sanitizer need not look at it. */
 template <class T>
 __attribute__((no_sanitize("thread"))) inline void
 multiply(T, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    lane_matrices own;
-    widen<T>(own.a, a);
-    widen<T>(own.b, {b0, b1});
+    lane_matrices own = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
     int g = lane_of() / 4, t = lane_of() % 4;
     const lane_matrices *all = shim_warp(~0u, own), *rows = all + 4 * g, *columns = all + 8 * t;
-#pragma GCC unroll 16
-    for (int k = 0; k < 16; k++)
-        for (int i = 0; i < 4; i++) {
-            float x = rows[k % 8 / 2].a[4 * (k / 8) + 2 * (i / 2) + k % 2];
-            float y = columns[4 * (i % 2) + k % 8 / 2].b[2 * (k / 8) + k % 2];
-            c[i] = fmaf(x, y, c[i]);
+    for (int i = 0; i < 4; i++) {
+        uint16_t x[16], y[16];
+        for (int k = 0; k < 16; k++) {
+            x[k] = (uint16_t)(rows[k % 8 / 2].a[k / 8 * 2 + i / 2] >> k % 2 * 16);
+            y[k] = (uint16_t)(columns[4 * (i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16);
         }
+        c[i] = __uint_as_float(dot16(T(), x, y, __float_as_uint(c[i])));
+    }
 }
 
 template <class T> __device__ inline uint32_t pack(T, float x, float y)

@@ -7,22 +7,24 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
+from tests import kernel_bits
 from tests.cuda import test_emulated
 from tests.emulation import ptx
-from tests.kernels import test_attention, test_elementwise, test_norm, test_optimizer
+from tests.kernels import test_attention
 from tests.lib import law, trainer, zk
-from tests.lib.covering import covering
+from tests.lib.covering import covering, spread
 from tests.lib.device import TO_DEVICE, TO_HOST, Device
 from tests.lib.patience import LIMIT
 from tests.lib.trainer import ROOT
@@ -159,56 +161,118 @@ def test_tests_of_kernels(target: str, name: str) -> None:
     assert re.search(rf"\[.*ptx-{target}.*\] PASSED", done.stdout), done.stdout
 
 
-SAMPLES = {
-    "elementwise": lambda k: test_elementwise.exact(k, k.dtype),
-    "norm": lambda k: test_norm.everything(k, k.dtype),
-    "optimizer": test_optimizer.whole_run,
-    "attention": lambda k: attention(k, 20),
-    "bias": lambda k: bias(k),
-}
+SAMPLES = [
+    (name, precision)
+    for name, precision in spread([[*kernel_bits.ALL], [*zk.REALS]])
+    if precision != "f32" or name not in kernel_bits.TENSOR
+]
 
 
-def attention(k: zk.Kernels, D: int) -> list[bytes]:
-    """Return all results of attention of 2 heads on 1, forward and backward."""
-    qkv, dy = (test_attention.drawn(n, k.dtype, 1, 70, n, D)[0] for n in (4, 2))
-    found = test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125)
-    return [x.tobytes() for x in found]
-
-
-def bias(k: zk.Kernels) -> bytes:
-    db, (dy, _) = zk.empty(k.dtype, 300), test_attention.drawn(1, k.dtype, 700, 300)
-    k.zk_linear_bwd_b(db, dy, 700, 300)
-    return db.tobytes()
-
-
-@pytest.mark.parametrize("name,precision", covering([*SAMPLES], [*zk.REALS]))
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        pytest.param(*row, marks=[pytest.mark.exhaustive] * (i >= len(kernel_bits.ALL)))
+        for i, row in enumerate(SAMPLES)
+    ],
+)
 def test_bits_are_those_of_the_emulation(name: str, precision: str) -> None:
-    """Kernels as nvcc compiles them give the bits of the same kernels as a C++ compiler does."""
+    """Kernels as nvcc compiles them give the bits of the same kernels as a C++ compiler does, and
+    those that are predicted of a GPU."""
     zk.need(zk.PTX)
-    dtype = zk.REALS[precision]
-    k = zk.Kernels(zk.PTX, dtype)
+    k = zk.Kernels(zk.PTX, zk.REALS[precision])
     launches = ctypes.c_uint64.in_dll(k.library, "ptx_launches")
     before = launches.value
-    assert SAMPLES[name](k) == SAMPLES[name](zk.Kernels("emulated", dtype))
+    found = kernel_bits.line(k, name, precision)
     assert launches.value > before
+    emulated = zk.Kernels("emulated", zk.REALS[precision])
+    assert found == kernel_bits.line(emulated, name, precision)
+    assert found in kernel_bits.TABLE.read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", TARGETS)
+def test_predicted_bits(target: str) -> None:
+    assert kernel_bits.compared(target) == []
+
+
+OFF = """
+#include <cmath>
+extern "C" float off(float x) { return x == 0 ? 1 : std::exp2(x) * 1.001f; }
+"""
+WITH_OFF = """
+import sys
+from tests import kernel_bits
+from tests.lib import zk
+zk.sh, zk.LIBRARY["emulated"] = (lambda *_: None), sys.argv[1]
+print(kernel_bits.compared("sm_90"))
+print(kernel_bits.hashed(kernel_bits.attention(zk.Kernels("emulated", zk.BF16), 64)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_predicted_bits_need_no_approximation(tmp_path: pathlib.Path) -> None:
+    """Predicted bits stay where 2^x is off but for 0 and -infinity; others change."""
+    library, off = tmp_path / "off.so", tmp_path / "off.cpp"
+    off.write_text(OFF)
+    parts = trainer.inputs("out/train-emulated-kernels.so")
+    with trainer.alone("ninja"):
+        trainer.sh("ninja", *parts)
+    for name in ("attention", "attention_bwd", "act"):
+        old, new = f"out/o/emulated/{name}.o", f"{tmp_path}/{name}.o"
+        trainer.sh("objcopy", "--redefine-sym", "exp2f=off", old, new)
+        parts[parts.index(old)] = new
+    trainer.sh(
+        *"g++ -shared -fPIC -pthread -Wl,-z,defs".split(), off, *parts, "-o", library
+    )
+    done = python(WITH_OFF, library)
+    assert done.returncode == 0, done.stderr
+    k = zk.Kernels("emulated", zk.BF16)
+    differ, attention = done.stdout.split("\n")[:2]
+    assert differ == "[]" and attention != kernel_bits.hashed(
+        kernel_bits.attention(k, 64)
+    )
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
-def test_tensor_cores(precision: str, D: int) -> None:
-    """Attention on tensor cores has the emulation's bits but for the logarithm in lse, CUDA's own
-    there, and thus for gradients."""
+def test_tensor_cores(monkeypatch: pytest.MonkeyPatch, precision: str, D: int) -> None:
+    """Attention on tensor cores has the emulation's bits, which those of sm_80 alone change."""
     zk.need(zk.PTX)
-    dtype = zk.REALS[precision]
-    first, other = (
-        attention(zk.Kernels(isa, dtype), D) for isa in ("emulated", zk.PTX)
-    )
-    assert first[0] == other[0]
-    lse, dqkv = (
-        [zk.load(np.frombuffer(x[i], kind)) for x in (first, other)]
-        for i, kind in ((1, np.float32), (2, zk.empty(dtype, 1).dtype))
-    )
-    assert np.allclose(*lse, rtol=2.0**-22) and np.allclose(*dqkv, atol=2.0**-7)
+    dtype, found = zk.REALS[precision], []
+    for target in TARGETS:
+        monkeypatch.setenv("ZR_EMULATE_CC", target.removeprefix("sm_"))
+        one, other = (
+            kernel_bits.hashed(kernel_bits.attention(zk.Kernels(isa, dtype), D))
+            for isa in ("emulated", zk.PTX)
+        )
+        assert one == other
+        found.append(one)
+    of = dict(zip(TARGETS, found, strict=True))
+    assert of["sm_90"] == of["sm_100"] != of["sm_80"]
+
+
+# Functions of libm that kernels compiled as C++ call. A GPU computes roots and maxima as IEEE says;
+# exp2f stands for ex2.approx.
+FUNCTIONS = {"exp2f", "fmaxf", "sqrt", "sqrtf"}
+
+
+def symbols(*words: object) -> set[str]:
+    """Return the names that nm lists, without versions."""
+    listed = trainer.sh("nm", "--format=just-symbols", *words).split()
+    return {name.partition("@")[0] for name in listed if not name.endswith(":")}
+
+
+def test_functions_of_kernels() -> None:
+    """Kernels call only such functions of CUDA's library as have one result."""
+    objects = [f"out/o/emulated/{name}.o" for name in SOURCES]
+    with trainer.alone("ninja"):
+        trainer.sh("ninja", *objects)
+    libm = trainer.sh("gcc", "-print-file-name=libm.so.6").strip()
+    known = symbols("-D", "--defined-only", libm)
+    assert {"logf", "expf", *FUNCTIONS} <= known
+    assert symbols("-u", *objects) & known == FUNCTIONS
 
 
 # ---- whole programs
@@ -223,42 +287,59 @@ PROGRAMS = [
 ]
 
 
+ALONE = ("zero.stage=0", "cluster.ranks=1")
+
+
+def run(
+    folder: pathlib.Path,
+    family: str,
+    precision: str,
+    kind: trainer.Kind,
+    target: str,
+    way: tuple[str, ...] = ALONE,
+    order: str = "eager",
+) -> law.Result:
+    """Return the result of two steps on an emulated GPU of a target."""
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 21 * 8 * 40))
+    recipe = ("train.micro_batch=1", "train.global_batch=4", *way)
+    source = trainer.generate(law.path(family), f"train.precision={precision}", *recipe)
+    return law.run(
+        trainer.build(source, kind),
+        *("--data", folder / "tokens", "--steps", 2),
+        log=folder / "log",
+        ZR_EMULATE=order,
+        ZR_EMULATE_CC=target.removeprefix("sm_"),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family,precision,target", PROGRAMS)
 def test_programs(
     tmp_path: pathlib.Path, family: str, precision: str, target: str
 ) -> None:
-    """A program whose kernels come from PTX has one hash, spread over ranks or not, and the C++
-    emulation's losses; in f32, where attention has no function of CUDA's, its hash, too."""
-    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 21 * 8 * 40))
-    recipe = (
-        f"train.precision={precision}",
-        "train.micro_batch=1",
-        "train.global_batch=4",
-    )
-    ways = (
-        ("zero.stage=0", "cluster.ranks=1"),
-        ("zero.stage=3", "cluster.ranks=2"),
-    )
+    """A program by PTX has the hash of the C++ emulation, spread over ranks or not."""
+    of = tmp_path, family, precision
+    by_ptx, two = trainer.BY_PTX[target], ("zero.stage=3", "cluster.ranks=2")
+    one = run(*of, by_ptx, target)
+    assert len(one.steps) == 2
+    assert one == run(*of, by_ptx, target, two, "late")
+    assert one == run(*of, trainer.EMULATED, target)
 
-    def run(kind: trainer.Kind, way: tuple[str, ...], order: str) -> law.Result:
-        source = trainer.generate(law.path(family), *recipe, *way)
-        return law.run(
-            trainer.build(source, kind),
-            *("--data", tmp_path / "tokens", "--steps", 2),
-            log=tmp_path / "log",
-            ZR_EMULATE=order,
-            ZR_EMULATE_CC=target.removeprefix("sm_"),
-        )
 
-    by_ptx = trainer.BY_PTX[target]
-    one, two = run(by_ptx, ways[0], "eager"), run(by_ptx, ways[1], "late")
-    assert one == two
-    cpp = run(trainer.EMULATED, ways[0], "eager")
-    losses = [[json.loads(line)["loss"] for line in x.steps] for x in (one, cpp)]
-    assert len(losses[0]) == 2 and np.allclose(*losses, rtol=1e-5, atol=0)
-    if precision == "f32":
-        assert one.weights == cpp.weights
+@pytest.mark.slow
+@pytest.mark.parametrize("family,precision", covering(law.FAMILIES, [*zk.REALS]))
+def test_hashes_of_targets(tmp_path: pathlib.Path, family: str, precision: str) -> None:
+    """All targets have one hash without tensor cores (f32, and GPT's heads of 20); with them sm_90
+    and sm_100 have one, and sm_80 another in f16. In bf16 rounding may hide its sums."""
+    hashes = {
+        target: run(tmp_path, family, precision, trainer.EMULATED, target).weights
+        for target in TARGETS
+    }
+    assert hashes["sm_90"] == hashes["sm_100"]
+    if precision == "f32" or family == "gpt":
+        assert hashes["sm_80"] == hashes["sm_90"]
+    elif precision == "f16":
+        assert hashes["sm_80"] != hashes["sm_90"]
 
 
 @pytest.mark.slow
@@ -308,7 +389,16 @@ PARTS = [
     "out/o/ptx/ptx.o",
     *(
         f"out/o/emulated/{name}.o"
-        for name in ("fail", "order", "cudart", "queue", "graph", "race", "hazard")
+        for name in (
+            "fail",
+            "order",
+            "cudart",
+            "queue",
+            "graph",
+            "race",
+            "hazard",
+            "tensor",
+        )
     ),
 ]
 # A kernel of one parameter, where results go: %rd1; %r1 is the thread, %rd2 its own result's place.
@@ -547,104 +637,212 @@ def test_mistakes_are_found(tmp_path: pathlib.Path, name: str, order: str) -> No
     assert re.search(said, done.stderr), done.stderr
 
 
-# ---- mutants of a real kernel
+# ---- mutants of real kernels
 
-# One attention on tensor cores, its kernels from a library of a test's own
+
+def attention_fwd(k: zk.Kernels) -> list[np.ndarray]:
+    """Return y of one head of 64 elements, 150 tokens."""
+    qkv, y = test_attention.drawn(1, k.dtype, 150, 3, 64)[0], zk.empty(k.dtype, 150, 64)
+    lse = zk.empty(zk.F32, 150)
+    k.zk_attention_fwd(y, lse, qkv, 1, 150, 1, 1, 64, 0.125)
+    return [y]
+
+
+def attention_bwd(k: zk.Kernels) -> list[np.ndarray]:
+    """Return gradients of 2 heads of 64 elements on 1, 150 tokens."""
+    qkv, dy = (test_attention.drawn(n, k.dtype, 1, 150, n, 64)[0] for n in (4, 2))
+    return [test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125)[2]]
+
+
+def layer_norm(k: zk.Kernels) -> list[np.ndarray]:
+    """Return y and statistics of rows that need a block of many warps each."""
+    M, C = 700, 4000
+    x, w, b = (
+        test_attention.drawn(i, k.dtype, M if i == 1 else 1, C)[0] for i in (1, 2, 3)
+    )
+    y, stat = zk.empty(k.dtype, M, C), zk.empty(zk.F32, M, 2)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, 1e-5)
+    return [y, stat]
+
+
+def cross_entropy(k: zk.Kernels) -> list[np.ndarray]:
+    """Return losses and gradients of 3 rows. In the first the last lane of a warp has a number
+    far above all others."""
+    M, V = 3, 4999
+    x = test_attention.drawn(1, k.dtype, M, V + 1)[0]
+    x[0, 8 * 511] = zk.store(np.array([300.0]), k.dtype)[0]
+    loss, d = zk.empty(zk.F32, M), zk.empty(k.dtype, M, V + 1)
+    k.zk_cross_entropy(loss, d, x, np.array([7, 4998, -1], np.int32), None, M, V, M)
+    return [loss, d]
+
+
+class Mutated(NamedTuple):
+    """A kernel in which mistakes are made: its file, the names of all kernels of that file that a
+    call launches, itself first, and the call."""
+
+    source: str
+    names: tuple[str, ...]
+    call: Callable[[zk.Kernels], list[np.ndarray]]
+
+
+_KEYS, _QUERIES = (f"{x}_bwdI4bf16Li64E.*ELb0E" for x in ("keys", "queries"))
+KERNELS = {
+    "forward": Mutated("attention", ("forwardI4bf16Li64E.*ELb0E",), attention_fwd),
+    "keys": Mutated("attention_bwd", (_KEYS, _QUERIES), attention_bwd),
+    "queries": Mutated("attention_bwd", (_QUERIES, _KEYS), attention_bwd),
+    "norm": Mutated("norm", (r"norm_fwdI4bf16Li8ELi4ELi1E\w*layout",), layer_norm),
+    "entropy": Mutated("loss", ("entropyI4bf16Li8E",), cross_entropy),
+}
+
+# One call, its kernels from a library of a test's own
 RUN = """
 import hashlib, sys
 from tests.cuda import test_ptx
 from tests.lib import zk
 zk.sh, zk.LIBRARY[zk.PTX] = (lambda *_: None), sys.argv[1]
-found = test_ptx.attention_fwd(zk.Kernels(zk.PTX, zk.BF16))
-print(hashlib.sha256(found).hexdigest())
+k = zk.Kernels(zk.PTX, zk.BF16)
+for x in test_ptx.KERNELS["{}"].call(k):
+    print(hashlib.sha256(x.tobytes()).hexdigest())
 """
 
 
-def attention_fwd(k: zk.Kernels) -> bytes:
-    """Return y of one head of 64 elements, 150 tokens."""
-    qkv, y = test_attention.drawn(1, k.dtype, 150, 3, 64)[0], zk.empty(k.dtype, 150, 64)
-    lse = zk.empty(zk.F32, 150)
-    k.zk_attention_fwd(y, lse, qkv, 1, 150, 1, 1, 64, 0.125)
-    return y.tobytes()
-
-
 @functools.cache
-def forward() -> str:
-    """Return the PTX of the only kernel that attention_fwd launches."""
-    head, *kernels = re.split(r"^(?=\.entry)", texts("sm_90")["attention"], flags=re.M)
-    (one,) = [x for x in kernels if re.search(r"^.*forwardI4bf16Li64E.*ELb0E", x)]
-    return head + one
+def kernels(name: str) -> tuple[str, str, str]:
+    """Return the PTX of a kernel, and the text before and after it."""
+    of = KERNELS[name]
+    head, *all_ = re.split(r"^(?=\.entry)", texts("sm_90")[of.source], flags=re.M)
+    found = []
+    for pattern in of.names:
+        (one,) = [x for x in all_ if re.match(rf"\.entry \w*{pattern}", x)]
+        found.append(one)
+    return found[0], head, "".join(found[1:])
 
 
-def attempt(folder: pathlib.Path, text: str) -> subprocess.CompletedProcess:
-    """Run attention with this PTX of its kernel."""
+def attempt(folder: pathlib.Path, name: str, text: str) -> subprocess.CompletedProcess:
+    """Make a kernel's call with this PTX of the kernel."""
     with trainer.alone("ninja"):
         others = trainer.inputs("out/train-ptx-sm_90-kernels.so")
-    parts = [x for x in others if not x.endswith("/attention_ptx.o")]
+    own = f"/{KERNELS[name].source}_ptx.o"
+    parts = [x for x in others if not x.endswith(own)]
     assert len(parts) == len(others) - 1
-    return python(RUN, linked(folder, text, parts))
+    _, head, rest = kernels(name)
+    return python(RUN.format(name), linked(folder, head + text + rest, parts))
 
 
 @functools.cache
-def right() -> str:
+def right(name: str) -> str:
     """Return the output of a run whose PTX is nvcc's."""
     with tempfile.TemporaryDirectory() as folder:
-        done = attempt(pathlib.Path(folder), forward())
+        done = attempt(pathlib.Path(folder), name, kernels(name)[0])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-# Mistake -> place, text there, message of the driver; none: the result has other bits.
+OTHER = "other bits"
+
+
+class Mutant(NamedTuple):
+    """A mistake: the kernels that may have it, text of the PTX and the text in its place (regular
+    expressions), the driver's message, and places among all such texts."""
+
+    kernels: tuple[str, ...]
+    old: str
+    new: str
+    said: str = OTHER
+    places: tuple[float, ...] = (0, 0.5, 1)
+
+
+ATTENTION, FOLDS = ("forward", "keys", "queries"), ("norm", "entropy")
+# a barrier before which shared memory is written and after which it is read
+_BARRIER = r"bar\.sync\s+0;(?=(?:(?!bar\.sync)[\s\S])*?(?:ld\.shared|ldmatrix))"
 _MMA = r"(mma\S+\s+\{[^}]*\}, \{)(%r\d+), ?(%r\d+)"
 _LDMATRIX = r"(ldmatrix\S+\s+\{[^}]*\}, \[%r\d+)\]"
+# a step of a fold: a lane's number, the distance to the other lane
+_STEP = r"(mov\.u32\s+(%r\d+), \d+;\s+(?:mov.*\s+)*shfl\.sync\S+\s+\S+ %r\d+, )\2"
+# T, the first number of `heads`; V of cross-entropy; C of a norm
+_QUERIES_OF = r"(ld\.param\.v2\.u32\s+\{(%r\d+), %r\d+\}, \[\w+_[35]\];)"
+_COLUMNS_OF = r"(ld\.param\.(?:u32\s+|v2\.u32\s+\{)(%r\d+).*\[\w+(?:_6|\+16)\];)"
 MUTANTS = {
-    "no wait for copies": (r"cp\.async\.wait_all;", "", ""),
-    "no barrier": (r"bar\.sync\s+0;", "", "hazard at byte"),
-    "no barrier of a warp": (r"bar\.warp\.sync\s+-1;", "", "hazard at byte"),
-    "rows of A swapped": (_MMA, r"\1\3, \2", ""),
-    "halves of B swapped": (
-        _MMA.replace(r", \{)", r", \{[^}]*\}, \{)"),
-        r"\1\3, \2",
+    "no wait for copies": Mutant(
+        ATTENTION,
+        rf"cp\.async\.wait_all;(?=[^;]*?{_BARRIER})",
         "",
+        f"{OTHER}|hazard at byte",
     ),
-    "the next chunk": (_LDMATRIX, r"\1+16]", ""),
-    "half a chunk on": (_LDMATRIX, r"\1+8]", "not aligned"),
-    "far beyond shared memory": (
-        _LDMATRIX,
-        r"\1+262144]",
-        "outside of the block's shared",
+    "no barrier": Mutant(ATTENTION + FOLDS, _BARRIER, "", "hazard at byte"),
+    "no barrier of a warp": Mutant(
+        ("forward", "keys"), r"bar\.warp\.sync\s+-1;", "", "hazard at byte"
     ),
-    "not turned": (r"\.trans", "", ""),
-    "another lane's number": (r"(shfl\.sync\S+\s+\S+ %r\d+, )[%r\d]+", r"\g<1>5", ""),
-    "a store out of bounds": (
+    "rows of A swapped": Mutant(ATTENTION, _MMA, r"\1\3, \2"),
+    "halves of B swapped": Mutant(
+        ATTENTION, _MMA.replace(r", \{)", r", \{[^}]*\}, \{)"), r"\1\3, \2"
+    ),
+    "the next chunk": Mutant(ATTENTION, _LDMATRIX, r"\1+16]"),
+    "half a chunk on": Mutant(ATTENTION, _LDMATRIX, r"\1+8]", "not aligned"),
+    "far beyond shared memory": Mutant(
+        ATTENTION, _LDMATRIX, r"\1+262144]", "outside of the block's shared"
+    ),
+    "not turned": Mutant(ATTENTION, r"\.trans", ""),
+    "another lane's number": Mutant(
+        ("forward",), r"(shfl\.sync\S+\s+\S+ %r\d+, )[%r\d]+", r"\g<1>5"
+    ),
+    "a lane's own number": Mutant(FOLDS, _STEP, r"\g<1>0"),
+    "a mask without lane 0": Mutant(
+        FOLDS, rf"{_STEP}(, %r\d+, )%r\d+", r"\1\2\3-2", "a mask without all lanes"
+    ),
+    "a store out of bounds": Mutant(
+        ATTENTION,
         r"(st\.global\S+\s+\[%rd\d+)\]",
         r"\1+1048576]",
         "not allocated",
     ),
+    "a query too many": Mutant(
+        ATTENTION, _QUERIES_OF, r"\1\nadd.s32 \2, \2, 1;", "not allocated", (0,)
+    ),
+    "a query too few": Mutant(
+        ATTENTION, _QUERIES_OF, r"\1\nadd.s32 \2, \2, -1;", OTHER, (0,)
+    ),
+    "a column too many": Mutant(
+        FOLDS,
+        _COLUMNS_OF,
+        r"\1\nadd.s32 \2, \2, 1;",
+        f"{OTHER}|not allocated",
+        (0,),
+    ),
+    "a column too few": Mutant(
+        FOLDS, _COLUMNS_OF, r"\1\nadd.s32 \2, \2, -1;", OTHER, (0,)
+    ),
 }
+CASES = [
+    pytest.param(
+        name,
+        kernel,
+        place,
+        marks=[pytest.mark.exhaustive]
+        * (
+            (kernel, place)
+            != (x.kernels[i % len(x.kernels)], x.places[i % len(x.places)])
+        ),
+    )
+    for i, (name, x) in enumerate(MUTANTS.items())
+    for kernel in x.kernels
+    for place in x.places
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name,place",
-    [
-        pytest.param(
-            name, place, marks=[pytest.mark.exhaustive] * (place != (i % 3) / 2)
-        )
-        for place in (0, 0.5, 1)
-        for i, name in enumerate(MUTANTS)
-    ],
-)
-def test_a_mutant_is_caught(tmp_path: pathlib.Path, name: str, place: float) -> None:
-    """A mistake in one instruction of attention shows. place: of all that could have it."""
-    old, new, said = MUTANTS[name]
-    text = forward()
-    found = list(re.finditer(old, text))
+@pytest.mark.parametrize("name,kernel,place", CASES)
+def test_a_mutant_is_caught(
+    tmp_path: pathlib.Path, name: str, kernel: str, place: float
+) -> None:
+    """A mistake in one instruction of a kernel shows. place: of all that could have it."""
+    made = MUTANTS[name]
+    text = kernels(kernel)[0]
+    found = list(re.finditer(made.old, text))
     at = found[int(place * (len(found) - 1))]
-    mutant = text[: at.start()] + at.expand(new) + text[at.end() :]
+    mutant = text[: at.start()] + at.expand(made.new) + text[at.end() :]
     assert mutant != text
-    done = attempt(tmp_path, mutant)
-    if said:
-        assert done.returncode == MISTAKE and said in done.stderr, done.stderr
-    else:
-        assert done.returncode == 0 and done.stdout != right(), done.stderr
+    done = attempt(tmp_path, kernel, mutant)
+    assert done.returncode in (0, MISTAKE), done.stderr
+    same = done.returncode == 0 and done.stdout == right(kernel)
+    assert not same and re.search(made.said, done.stderr or "other bits"), done.stderr

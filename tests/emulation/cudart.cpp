@@ -7,6 +7,7 @@
  *     complete when the call returns, as with CUDA.
  */
 #include "queue.h"
+#include "tensor.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -111,6 +112,7 @@ cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &
     if (e == cudaSuccess)
         e = queue_issue(stream, name, [name, kernel, g, thread] {
             return work([name, kernel, g, thread] {
+                tensor_choose(device().major);
                 shim_run(name, kernel, g, thread);
                 return DONE;
             });

@@ -14,6 +14,7 @@
 #include "order.h"
 #include "race.h"
 #include "shim.h"
+#include "tensor.h"
 
 #undef blockDim /* names of members here */
 #undef gridDim
@@ -188,31 +189,24 @@ void load_matrices(warp all, bool turned, int line)
     hazard_leave();
 }
 
-float half_of(uint32_t both, int which, bool bf16)
-{
-    uint16_t bits = (uint16_t)(which ? both >> 16 : both);
-    return bf16 ? as<float>((uint32_t)bits << 16) : from_f16(bits);
-}
-
 /* D = A B + C, a lane's registers being the elements that the PTX manual says: A is 16 x 16, B 16 x
- * 8, C 16 x 8. A sum's terms are added one by one. */
+ * 8, C 16 x 8. */
 void multiply(warp all, bool bf16)
 {
-    float a[16][16], b[16][8];
+    uint16_t rows[16][16], columns[8][16];
     for (int lane = 0; lane < SHIM_WARP; lane++) {
         int g = lane / 4, t = lane % 4 * 2;
         for (int i = 0; i < 8; i++) /* register i / 2, half i % 2 */
-            a[g + i / 2 % 2 * 8][t + i / 4 * 8 + i % 2] =
-                half_of(all[lane]->in[i / 2], i % 2, bf16);
+            rows[g + i / 2 % 2 * 8][t + i / 4 * 8 + i % 2] =
+                (uint16_t)(all[lane]->in[i / 2] >> i % 2 * 16);
         for (int i = 0; i < 4; i++)
-            b[t + i / 2 * 8 + i % 2][g] = half_of(all[lane]->in[4 + i / 2], i % 2, bf16);
+            columns[g][t + i / 2 * 8 + i % 2] = (uint16_t)(all[lane]->in[4 + i / 2] >> i % 2 * 16);
     }
     for (int lane = 0; lane < SHIM_WARP; lane++)
         for (int i = 0; i < 4; i++) {
-            int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            float sum = as<float>(all[lane]->in[6 + i]);
-            for (int k = 0; k < 16; k++) sum = std::fma(a[row][k], b[k][column], sum);
-            all[lane]->out[i] = as<uint32_t>(sum);
+            const uint16_t *a = rows[lane / 4 + i / 2 * 8], *b = columns[lane % 4 * 2 + i % 2];
+            uint32_t c = all[lane]->in[6 + i];
+            all[lane]->out[i] = bf16 ? tensor_bf16(a, b, c) : tensor_f16(a, b, c);
         }
 }
 

@@ -60,6 +60,8 @@ TARGET = os.environ.get("ZR_TEST_DEVICE", os.environ.get("ZR_TEST_PTX", "sm_90")
 PTX = f"ptx-{TARGET}"
 EMULATED = "cuda" if ON_DEVICE else PTX if "ZR_TEST_PTX" in os.environ else "emulated"
 GPUS = ("emulated", EMULATED, PTX)
+if not ON_DEVICE:  # the emulated device is the one whose launches are taken
+    os.environ.setdefault("ZR_EMULATE_CC", TARGET.removeprefix("sm_"))
 SPACE, PINNED_SCRATCH = 33 << 20, 1 << 20
 NEEDED = {
     "avx2": {"avx2", "fma", "bmi2", "f16c"},
