@@ -206,10 +206,7 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
     for sets in ((), ("train.precision=bf16",)):
         spec = read(tmp_path, auto, sets)
         assert spec.train.loss_scale == LossScale() and spec.train.precision != "f16"
-        assert (
-            "fp16: has no effect here unless train.precision is not f16"
-            in spec.notes[0]
-        )
+        assert "fp16: has no effect here unless train.precision is f16" in spec.notes[0]
     spec = read(
         tmp_path,
         {"fp16": {"enabled": True, **keys}},
@@ -235,13 +232,13 @@ def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
         notes = [
             n
             for n in made.notes
-            if f"not of the spec's {ours}: the file enables no" in n
+            if f"not the spec's {ours}: the file enables neither" in n
         ]
         assert made.train.precision == "f32" and len(notes) == (ours != "f32")
         sets = (f"train.precision={ours}",)
         made = load(str(tmp_path / "s.yaml"), sets, str(tmp_path / "ds.json"))
         assert made.train.precision == ours and not [
-            n for n in made.notes if "enables no" in n
+            n for n in made.notes if "enables neither" in n
         ]
     (tmp_path / "ds.json").write_text(
         '{"fp16": {"enabled": false}, "bf16": {"enabled": true}}'
@@ -295,7 +292,7 @@ def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
 def test_halves_need_masters() -> None:
     with pytest.raises(
         SpecError,
-        match="f16 parameters need f32 masters; allowed: train.precision bf16",
+        match="f16 parameters need f32 masters; allowed: true, or with train.precision bf16",
     ):
         planned("train.optimizer.masters=false")
 
@@ -475,7 +472,7 @@ def test_a_deepspeed_config(tmp_path: pathlib.Path) -> None:
                 "train.loss_scale={initial_scale_power: 127, min: 1.7e38, hysteresis: 3}",
             ),
             4,
-            "loss scale, 1.7e+38, is the least",
+            "loss scale, 1.7e+38, is the minimum",
         ),
         (
             ("train.loss_scale.scale=1e30", "train.max_skips=4"),
@@ -485,7 +482,7 @@ def test_a_deepspeed_config(tmp_path: pathlib.Path) -> None:
         (
             ("train.loss_scale.scale=1e30", "train.max_skips=2"),
             2,
-            "rate or the loss scale, or look at",
+            "rate or the loss scale, or check",
         ),
     ],
 )

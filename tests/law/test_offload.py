@@ -488,7 +488,7 @@ def test_activations_on_the_host_leave_the_bits(
 
 def test_activations_of_all_micro_batches_are_refused() -> None:
     with pytest.raises(
-        spec.SpecError, match="train.offload_activations: accumulate layers"
+        spec.SpecError, match="train.offload_activations: train.accumulate layers"
     ):
         planned(
             "gpt-tiny",

@@ -383,7 +383,7 @@ def test_a_program_of_before_the_orders_is_refused() -> None:
     assert source.count(line) == 1
     binary = trainer.build(source.replace(line, ""))
     done = runner.run(binary, "--data", folder() / "tokens", "--steps", 1)
-    assert done.code == 4 and "generate it anew" in done.err
+    assert done.code == 4 and "regenerate it" in done.err
 
 
 def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_an_order_of_products_is_not_changed_by_chance(tmp_path: Path) -> None:
     done = runner.run(trainer.build(pinned), *words)
     assert done.code == 4 and "generate with train.products tiles" in done.err
     done = runner.run(trainer.build(pinned), *words, "--products", "tiles")
-    assert done.code == 2 and "made with train.products pairs" in done.err
+    assert done.code == 2 and "generated with train.products pairs" in done.err
     plain = trainer.generate(law.path("gpt"))
     done = runner.run(trainer.build(plain), *words, "--products", "tiles")
     assert done.code == 2 and "has another type; leave it out" in done.err

@@ -542,11 +542,11 @@ def _check_grids(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
                 )
             shared = min(grids.SHARED[t] for t in r.targets)
             if g.y > most or g.shared > shared:
+                needs = f"{g.y} blocks in y, of at most {most}"
+                if g.shared > shared:
+                    needs = f"{g.shared} bytes of shared memory per block, of at most {shared}"
                 raise spec.wrong(
                     "targets",
-                    f"the model is too large for {r.targets[0]}: {r.launch} needs {g.y} "
-                    f"blocks in y with {g.shared} bytes of "
-                    f"shared memory each"
-                    "large a model",
+                    f"the model is too large for {r.targets[0]}: {r.launch} needs {needs}",
                     "only cpu, or fewer heads or a smaller vocab",
                 )

@@ -23,14 +23,14 @@ MEANS = {
     "T": "tokens of a sequence",
     "M": "B * T: tokens of a micro-batch",
     "C": "the model's width",
-    "V": "words of the vocabulary",
-    "R": "rows of the embedding, columns of logits: V and zeros",
+    "V": "size of the vocabulary, in tokens",
+    "R": "V rounded up: rows of the embedding, columns of logits",
     "P": "positions",
     "H": "heads",
     "G": "key-value heads",
     "D": "elements of a head",
     "E": "(H + 2 * G) * D: queries, keys and values",
-    "F": "a gated branch's width",
+    "F": "width of a gated feed-forward (SwiGLU)",
 }
 OF_CALLS = "HGDFP"  # letters that are read from calls
 WIDTHS = tuple("CFRVEP")  # letters for a width, in order of preference

@@ -16,10 +16,10 @@ from .words import constant, lower, number, upper, word
 
 # Pieces of a flat's shard: the first word of their constants, and a comment.
 PIECES = {
-    "gather": "elements gathered at a time",
-    "reduce": "elements reduced at a time",
-    "part": "elements sent to the host at a time",
-    "tile": "elements updated at a time on the host",
+    "gather": "of each rank, in one all-gather",
+    "reduce": "of each rank, in one reduce-scatter",
+    "part": "of a shard, sent to the host at a time",
+    "tile": "of a shard, updated at a time on the host",
 }
 VALUES = ("x", "save", "far")  # classes with a slot for each unit
 
@@ -123,7 +123,11 @@ class Sizes:
                 if word(u.name) == "share" and "%" not in u.name:
                     rows[constant(u)] = u.size
             for share, n in rows.items():
-                yield f"{share} = {number(n)}", "of the part of a rank in that group"
+                sharers = share.removeprefix("SHARE_").removesuffix(f"_{name}")
+                yield (
+                    f"{share} = {number(n)}",
+                    f"of each rank's part, shared over {sharers}",
+                )
             if near:
                 yield (
                     f"NEAR_{name} = {number(near.size)}",

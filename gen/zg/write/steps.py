@@ -29,25 +29,25 @@ QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 COMMANDS = {
     "copy": ("copies {2}{0} to {1}", ""),
     "gather": (
-        "gathers {2}{0} to {1}",
+        "all-gathers {2}{0} to {1}",
         "{0}, {from_step}, {1}, {step}, {bytes}",
     ),
     "alltoall": (
-        "sends each rank {2}its shard of {0}",
+        "sends each rank {2}its part of {0}",
         "{0}, {step}, {1}, {bytes}",
     ),
     "reducescatter": (
-        "adds the ranks' {0}, each rank {2}its shard",
+        "reduce-scatters {2}{0} to {1}",
         "{0}, {step}, {1}, {bytes}, {type}",
     ),
-    "allreduce": ("adds the ranks' {0}", "{0}, {1}, {count}"),
+    "allreduce": ("all-reduces {0} to {1}", "{0}, {1}, {count}"),
     "done": ("waits until all ranks have read {1}", "{0}, {1}"),
 }
 # Comment of each section; micro_batch and eval share `forward`.
 SECTIONS = {
     "init": "initial weights",
-    "publish": "parameters from masters",
-    "begin": "a step's constants",
+    "publish": "parameters from masters, and tables, before the first step",
+    "begin": "begin of a step: its constants, and states on their way to the device",
     "forward": "forward of a micro-batch, in training and evaluation",
     "micro_batch": "a micro-batch: its loss, and its gradients added to the sums",
     "update": "norm, clipping, optimizer",
@@ -242,7 +242,8 @@ class StepWriter:
             tells = tells.partition(" to ")[0]
         cut = "a piece of " if self.some(s, values) else ""
         to = others or [""]
-        return tells.format(read, *to, cut)
+        group = s.group != plan.ALL and s.group
+        return tells.format(read, *to, cut) + (f" over {upper(group)}" if group else "")
 
     def some(self, s: Step, values: Sequence[Affine]) -> bool:
         """Return whether a step moves only a piece of a flat."""

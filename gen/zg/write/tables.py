@@ -187,8 +187,8 @@ def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
 HOLDS = {
     "intra": "sums of a host's ranks",
     "inter": "data from other hosts",
-    "sums": "exact sums",
-    "hsums": "exact sums",
+    "sums": "norm, loss, tokens",
+    "hsums": "norm, loss, tokens",
     "param": "parameters",
     "grad": "gradients",
     "ring": "gathered parameters",
@@ -208,7 +208,7 @@ HOLDS = {
     "up": "parameters for the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
-    "hctl": "a step's constants",
+    "hctl": "a copy of CTL",
     "tokens": "tokens of a micro-batch",
     "targets": "their targets",
     "positions": "their positions in documents",
@@ -233,7 +233,7 @@ ARENA = {
 }
 # Where a class is that some targets lack.
 ONLY = {
-    "unshared": "only where ranks cannot read peers' memory",
+    "unshared": "only on a GPU, and over MPI",
     "gpu": "only on a GPU",
 }
 

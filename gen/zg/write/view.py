@@ -17,7 +17,7 @@ from ..plan.text import digest, layout_digest
 from .calls import Calls, enum
 from .letters import letters as of_plan
 from .sizes import Sizes
-from .steps import QUEUES, micro_batches, sections
+from .steps import QUEUES, listed, micro_batches, sections
 from .tables import (
     classes,
     columns,
@@ -87,26 +87,26 @@ def queue_bits(p: Plan) -> str:
     return " | ".join(f"1 << {QUEUES[q]}" for q in used(p)) + ","
 
 
-# The states that ZeRO shards over the ranks, by stage.
-SHARDED = (
-    "every rank has all parameters, gradients and optimizer states",
-    "optimizer states are sharded over the ranks",
-    "optimizer states and gradients are sharded over the ranks",
-    "optimizer states, gradients and parameters are sharded over the ranks",
-)
+# Names of states; all others are optimizer states. The stage of ZeRO from
+# which each is sharded is its place in the list.
+STATES = {"sum": "gradients", "params": "parameters"}
+SHARDED = ("optimizer states", "gradients", "parameters")
 
 
 def sharded(p: Plan) -> str:
     """Describe which states are sharded, and over how many ranks."""
-    words = {"params": "parameters", "sum": "gradients"}
-    over: dict[int, list[str]] = {}
+    over = dict.fromkeys(SHARDED[: p.head.zero], p.head.ranks)
     for s in p.stores:
-        what = words.get(s.what, "optimizer states")
-        if s.over and p.parts(s) > 1:
-            names = over.setdefault(p.group(s.over).ranks, [])
-            names += [what] * (what not in names)
-    said = [f"{', '.join(x)} over {n} of them" for n, x in over.items()]
-    return ", ".join([SHARDED[p.head.zero], *said])
+        what = STATES.get(s.what, SHARDED[0])
+        if s.over and p.parts(s) > 1 and what in over:
+            over[what] = p.group(s.over).ranks
+    if p.head.ranks == 1 or not over:
+        return "every rank has all parameters, gradients and optimizer states"
+    said = []
+    for n in dict.fromkeys(over.values()):
+        names = listed([what for what in over if over[what] == n])
+        said.append(f"{names} are sharded over {n} ranks")
+    return "; ".join(said)
 
 
 def rounded(n: int) -> str:
@@ -124,7 +124,9 @@ def memory_of(p: Plan) -> str:
         on = [t for t in arenas if arenas[t] == size]
         said.append(f"{rounded(size)} on {', '.join(on)}")
     beside = max(reserve.device(p, t) - size for t, size in arenas.items())
+    inbox = sum(c.bytes for c in p.classes if c.targets == "unshared")
     others = {
+        "{} more over MPI": inbox * ("cpu" in arenas),
         "about {} beside it on a GPU": beside,
         "{} of the host's memory": p.hosted,
         "{} in a file": p.filed,
@@ -143,26 +145,74 @@ def unbroken(text: str) -> list[str]:
     return textwrap.wrap(text, 84, break_long_words=False, break_on_hyphens=False)
 
 
-def head(p: Plan, origin: str) -> list[str]:
+def model(p: Plan) -> str:
+    """Describe the model's size."""
+    h = p.head
+    trained = sum(t.elems * t.count for t in p.tensors if not t.frozen)
+    some = f" ({trained:,} of them trained)" if trained < h.params else ""
+    return f"{h.params:,} parameters{some}, width {h.width}, vocabulary {h.vocab}"
+
+
+def ranks_of(p: Plan) -> str:
+    """Describe how many ranks there are, and how many on a host if they are on several."""
+    h = p.head
+    on = f" on {h.ranks // h.local} hosts" if h.local else ""
+    return "1 rank" if h.ranks == 1 else f"{h.ranks} ranks{on}"
+
+
+def options(p: Plan) -> str:
+    """Describe settings that few programs have; '' if this one has none."""
+    h = p.head
+    said = {
+        "samples are shuffled": h.shuffle,
+        "dropout": h.keyed,
+        "documents are kept apart": h.end >= 0,
+        "NCCL adds gradients, and weights depend on the layout": h.reduction == "fast",
+        f"{h.margin} SMs are left to NCCL": h.margin,
+    }
+    return "; ".join(text for text, has in said.items() if has)
+
+
+def wired(p: Plan, cost: dict[str, object]) -> str:
+    """Describe the data that a rank receives; '' for a rank alone."""
+    if p.head.ranks == 1:
+        return ""
+    far = f", {cost['far']:,} of them from other hosts" if p.head.local else ""
+    return (
+        f"a rank receives {cost['wire']:,} bytes in a training step{far}, "
+        f"in {cost['messages']:,} collectives"
+    )
+
+
+def builds(p: Plan) -> str:
+    """Return how to compile the file for each of its targets."""
+    programs = {"out/train or out/train-mpi for a CPU": "cpu" in p.head.targets}
+    programs["out/train-cuda for GPUs"] = {*p.head.targets} != {"cpu"}
+    return (
+        f"as out/train.c: ninja {', ninja '.join(x for x in programs if programs[x])}"
+    )
+
+
+def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
     """Return the comment at the head of the file: the run in plain words. origin: the command that
     made it, if known."""
-    h, ranks = (
-        p.head,
-        "1 rank" if p.head.ranks == 1 else f"{p.head.ranks} ranks",
-    )
+    h = p.head
     tokens = f"{h.ranks * h.micro_batches * h.batch} sequences of {h.sequence} tokens"
     many = f"{h.micro_batches} micro-batch{'es' * (h.micro_batches > 1)}"
-    ahead = f"; units are gathered {h.prefetch} ahead" if h.zero == 3 else ""
+    ahead = f"; prefetch distance {h.prefetch}" if h.zero == 3 else ""
     told = {
-        "Model": f"{h.params:,} parameters, width {h.width}, vocabulary {h.vocab}",
-        "Ranks": f"{ranks}; ZeRO stage {h.zero}: {sharded(p)}{ahead}",
+        "Model": model(p),
+        "Ranks": f"{ranks_of(p)}; ZeRO stage {h.zero}: {sharded(p)}{ahead}",
         "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
-        "Step": f"{tokens}: {ranks}, {many} of {h.batch} each",
+        "Step": f"{tokens}: {many} of {h.batch} on each rank",
         "Sums": sums_of(p),
         "Recompute": again(p),
         "Offload": away(p),
+        "Options": options(p),
+        "Recipe": "all settings that determine the weights' bits: recipe_lines below",
         "Memory": f"a rank's arena: {memory_of(p)}",
-        "Build": "as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs",
+        "Wire": wired(p, cost),
+        "Build": builds(p),
         "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
         "From": uncommented(origin),
         "Plan": f"{digest(p)}, the SHA-256 of the plan that `--emit plan` writes",
@@ -183,9 +233,9 @@ def levels(p: Plan) -> str:
     """Describe the levels over which gradients are summed, in order."""
     order = p.head.order
     if order == Order.read("ranks"):
-        return "over ranks first, micro-batch by micro-batch"
+        return "over ranks first, then over micro-batches"
     if order == Order.read("local"):
-        return "on each rank first, once over ranks"
+        return "over a rank's micro-batches first, then over ranks"
     said = [
         "micro-batches" if x == STEP else f"{p.group(x).ranks} ranks of {x}"
         for x in order.levels
@@ -234,13 +284,13 @@ def _grid(p: Plan, cost: dict[str, object]) -> list[str]:
 
 
 def sums_of(p: Plan) -> str:
-    """Describe the order of accumulation; '' with one micro-batch."""
+    """Describe the order of accumulation; '' if there is none."""
     h = p.head
-    if h.micro_batches == 1:
+    if h.micro_batches == 1 and len(h.order.groups) < 2:
         return ""
-    order = f", {levels(p)}" if h.ranks > 1 else ""
+    order = f" {levels(p)}" if h.ranks > 1 else " micro-batch by micro-batch"
     through = "; they go through each unit together" if p.together > 1 else ""
-    return f"gradients of micro-batches are added{order}{through}"
+    return f"gradients are added{order}{through}"
 
 
 def again(p: Plan) -> str:
@@ -347,7 +397,7 @@ def view(
         "summary": f"ZeRO {p.head.zero}, ranks {p.head.ranks}, "
         f"micro-batches {p.head.micro_batches} of "
         f"{p.head.batch} x {p.head.sequence} tokens, {p.head.real}, prefetch {p.head.prefetch}",
-        "head_lines": head(p, origin),
+        "head_lines": head(p, origin, cost),
         "classes": classes(p),
         "events": events,
         "nevents": event,

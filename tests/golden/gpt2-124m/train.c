@@ -1,13 +1,16 @@
 /* train.c -- gpt2-124m in training, as zgen planned it; do not edit it: generate it again.
  *
  * Model      124,439,808 parameters, width 768, vocabulary 50257
- * Ranks      2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over
- *            the ranks; units are gathered 1 ahead
+ * Ranks      2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over 2
+ *            ranks; prefetch distance 1
  * Numbers    f32; optimizer AdamW; seed 1
- * Step       4 sequences of 256 tokens: 2 ranks, 1 micro-batch of 2 each
- * Memory     a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; about 1.02 GiB
- *            beside it on a GPU
- * Build      as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
+ * Step       4 sequences of 256 tokens: 1 micro-batch of 2 on each rank
+ * Recipe     all settings that determine the weights' bits: recipe_lines below
+ * Memory     a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; 300.52 MiB more
+ *            over MPI; about 1.02 GiB beside it on a GPU
+ * Wire       a rank receives 746,541,632 bytes in a training step, in 42 collectives
+ * Build      as out/train.c: ninja out/train or out/train-mpi for a CPU, ninja out/train-cuda for
+ *            GPUs
  * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
  * From       zgen 0.2.0: zgen gpt2-124m.yaml --set zero.stage=3 --set cluster.ranks=2
  * Plan       e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230, the SHA-256 of the
@@ -32,8 +35,8 @@ enum {
     T = 256,   /* tokens of a sequence */
     M = 512,   /* B * T: tokens of a micro-batch */
     C = 768,   /* the model's width */
-    V = 50257, /* words of the vocabulary */
-    R = 50264, /* rows of the embedding, columns of logits: V and zeros */
+    V = 50257, /* size of the vocabulary, in tokens */
+    R = 50264, /* V rounded up: rows of the embedding, columns of logits */
     P = 1024,  /* positions */
     H = 12,    /* heads */
     G = 12,    /* key-value heads */
@@ -44,8 +47,8 @@ enum {
 #define SLOT(at, bytes, i) (INT64_C(at) + INT64_C(bytes) * (i))
 #define SIZE(class) (class(1) - class(0)) /* bytes of a slot */
 
-/* of the arena; INBOX only where ranks cannot read peers' memory; WORKSPACE only on a GPU */
-#define SUMS(i)             SLOT(0, 4096, i)               /* 2: exact sums */
+/* of the arena; INBOX only on a GPU, and over MPI; WORKSPACE only on a GPU */
+#define SUMS(i)             SLOT(0, 4096, i)               /* 2: norm, loss, tokens */
 #define PARAM_EMBED(i)      SLOT(8192, 78778368, i)        /* 1: parameters */
 #define GRAD_EMBED(i)       SLOT(78786560, 157556736, i)   /* 1: gradients */
 #define PARAM_BLOCK(i)      SLOT(236343296, 14155776, i)   /* 12: parameters */
@@ -79,8 +82,9 @@ enum {
 
 /* ---- events. zr_record marks a place in a queue; zr_wait stops a queue until the newest record
  * issued before it is reached, and passes if there is none. FULL_C(i): the data of slot i of C is
- * there; FREE_C(i): the slot may be overwritten (FREE_RING(0): of every ring); UPDATED(0): all
- * parameters are updated; END_Q(0): queue Q has done all that it was given before */
+ * there; FREE_C(i): the slot may be overwritten (FREE_RING(0): of every ring); UPDATED(0): the
+ * parameters that the device updates are updated (others have a FULL_C); END_Q(0): queue Q has done
+ * all that it was given before */
 #define END_MAIN(i) (0 + (int)(i))
 #define END_SUM(i) (1 + (int)(i))
 #define FREE_GRAD_BLOCK(i) (2 + (int)(i))
@@ -274,7 +278,7 @@ enum {
     PERSISTENT_BLOCK = 12288, /* of it, for each block */
 };
 
-/* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_step;
+/* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_stride;
  * initial mean and standard deviation, factor of the learning rate, weight decay */
 static const zk_span spans_embed[] = {
     {0, 38597376, 1, 0, 0, 2, /* wte.weight */
@@ -315,7 +319,7 @@ static const zk_span spans_persistent[] = {
      0.0f, 0.0f, 1.0, 0.0},
 };
 
-/* ---- recipe; phases of rate and momentum: until, origin, span, begin, end, curve, stairs */
+/* ---- recipe; phases of rate and momentum: until, origin, span, from, to, curve, stairs */
 static const zk_recipe recipe = {
     .rate = {
         {100, 0, 100, 0.0, 0x1.3a92a30553261p-12 /* 0.0003 */, ZK_LINE, 0},
@@ -707,7 +711,7 @@ FN(factor)
  * turn; at: where a piece begins in its buffer; n: its elements. NAME_now is NAME without its
  * waits. zr_last(P): the last use of slot P, whose data is dead afterwards */
 
-/* Gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given before; then
+/* All-gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given before; then
  * PARAM_PERSISTENT is full. */
 static void gather_persistent(zr *z)
 {
@@ -717,7 +721,7 @@ static void gather_persistent(zr *z)
     zr_record(z, ZR_GATHER, FULL_PARAM_PERSISTENT(0));
 }
 
-/* Gathers PARAM_EMBED to RING_EMBED. Waits until RING is free; then RING_EMBED is full. */
+/* All-gathers PARAM_EMBED to RING_EMBED. Waits until RING is free; then RING_EMBED is full. */
 static void gather_embed(zr *z)
 {
     zr_wait(z, ZR_GATHER, FREE_RING(0));
@@ -726,7 +730,7 @@ static void gather_embed(zr *z)
     zr_record(z, ZR_GATHER, FULL_RING_EMBED(0));
 }
 
-/* Gathers PARAM_BLOCK to RING_BLOCK; then RING_BLOCK is full. */
+/* All-gathers PARAM_BLOCK to RING_BLOCK; then RING_BLOCK is full. */
 static void gather_block_now(zr *z, int64_t l, int64_t slot)
 {
     zr_gather(z, ZR_GATHER, ALL, PARAM_BLOCK(l), 0, RING_BLOCK(slot), 4 * SHARD_BLOCK,
@@ -734,7 +738,7 @@ static void gather_block_now(zr *z, int64_t l, int64_t slot)
     zr_record(z, ZR_GATHER, FULL_RING_BLOCK(slot));
 }
 
-/* Gathers PARAM_BLOCK to RING_BLOCK. Waits until RING is free; then RING_BLOCK is full. */
+/* All-gathers PARAM_BLOCK to RING_BLOCK. Waits until RING is free; then RING_BLOCK is full. */
 static void gather_block(zr *z, int64_t l, int64_t slot)
 {
     zr_wait(z, ZR_GATHER, FREE_RING(0));
@@ -763,7 +767,7 @@ static void run_bwd_block(zr *z, int64_t l, int64_t slot, int64_t dx)
     zr_record(z, ZR_MAIN, FULL_GRAD_BLOCK(slot));
 }
 
-/* Sends each rank its shard of GRAD_BLOCK, calls sum_block and waits until all ranks have read
+/* Sends each rank its part of GRAD_BLOCK, calls sum_block and waits until all ranks have read
  * GRAD_BLOCK. Waits until GRAD_BLOCK is full and INBOX is free; then INBOX and GRAD_BLOCK are
  * free. */
 static void reduce_block(zr *z, int64_t l, int64_t slot)
@@ -777,7 +781,7 @@ static void reduce_block(zr *z, int64_t l, int64_t slot)
     zr_record(z, ZR_SUM, FREE_GRAD_BLOCK(slot));
 }
 
-/* Sends each rank its shard of GRAD_PERSISTENT, calls sum_persistent and waits until all ranks
+/* Sends each rank its part of GRAD_PERSISTENT, calls sum_persistent and waits until all ranks
  * have read GRAD_PERSISTENT. Waits until GRAD_PERSISTENT is full and INBOX is free; then INBOX
  * and GRAD_PERSISTENT are free. */
 static void reduce_persistent(zr *z)
@@ -792,7 +796,7 @@ static void reduce_persistent(zr *z)
     zr_record(z, ZR_SUM, FREE_GRAD_PERSISTENT(0));
 }
 
-/* Sends each rank its shard of GRAD_EMBED, calls sum_embed and waits until all ranks have read
+/* Sends each rank its part of GRAD_EMBED, calls sum_embed and waits until all ranks have read
  * GRAD_EMBED. Waits until GRAD_EMBED is full and INBOX is free; then INBOX and GRAD_EMBED are
  * free. */
 static void reduce_embed(zr *z)
@@ -816,7 +820,7 @@ static void init(zr *z)
     zr_call(z, ZR_MAIN, init_persistent, PARAM_PERSISTENT(0), 0);
 }
 
-/* parameters from masters */
+/* parameters from masters, and tables, before the first step */
 static void publish(zr *z)
 {
     zr_record(z, ZR_MAIN, END_MAIN(0));
@@ -824,7 +828,7 @@ static void publish(zr *z)
     zr_record(z, ZR_MAIN, UPDATED(0));
 }
 
-/* a step's constants */
+/* begin of a step: its constants, and states on their way to the device */
 static void begin(zr *z)
 {
     zr_call(z, ZR_MAIN, next, CTL(0), SUMS(0));
@@ -965,7 +969,8 @@ static const zr_state states[] = {
         NULL},
 };
 
-/* all that determines the bits of the weights: a program resumes checkpoints with the same lines */
+/* all that determines the bits of the weights, but for the order of bf16's products where a run
+ * chooses it: a program resumes checkpoints with the same lines */
 static const char *const recipe_lines[] = {
     "model.vocab: 50257",
     "model.width: 768",
@@ -1134,7 +1139,8 @@ static const zr_program program = {
     .batch = 2, .sequence = 256, .vocab = 50257,
     .ignore = 65535, .skips = 20,
     .tokens = TOKENS(0), .targets = TARGETS(0),
-    .flops = 779053694976.0, .wire = 746541632, .messages = 42,
+    .flops = 779053694976.0, /* of the model: 6 per parameter and token, and attention */
+    .wire = 746541632, .messages = 42, /* bytes received, collectives */
     .type = ZR_F32,
     ZR_TABLE(columns), ZR_TABLE(groups), ZR_TABLE(states), ZR_TABLE(tensors), ZR_TABLE(functions),
     ZR_TABLE(slots), .recipe = recipe_lines,
