@@ -260,7 +260,7 @@ static int add_room(zr *z, char *why)
     if (room_path(z, folder, c->rooms, why)) return -1;
     if (mkdir(folder, 0777))
         return zr_why(why, "%s: %s%s", folder, strerror(errno),
-                      errno == EEXIST ? "; it holds what no run has left: move it away" : "");
+                      errno == EEXIST ? "; it has files that no run wrote: move it away" : "");
     int bad = open_files(z, folder, why), error = errno;
     close_files(c);
     if (bad) remove_checkpoint(folder);
@@ -275,7 +275,8 @@ static void hold_room(zr *z)
     char why[ZR_WHY];
     while (z->checkpoints->rooms < rooms_wanted(z))
         if (add_room(z, why)) {
-            zr_print(z, STDERR_FILENO, "no room is kept for the next checkpoint: %s\n", why);
+            zr_print(z, STDERR_FILENO, "no disk space is reserved for the next checkpoint: %s\n",
+                     why);
             return;
         }
 }
@@ -343,7 +344,7 @@ static int64_t step_to_resume(zr *z)
     if (step > z->o->steps)
         zr_fail(z, ZR_USER,
                 "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
-                "; --steps counts from the start of the training",
+                "; --steps counts from the start of the training: give more",
                 z->o->steps, z->o->checkpoints, step);
     if (step && !is_whole(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
@@ -487,9 +488,10 @@ void zr_checkpoint_load(zr *z)
     z->log->skipped = past.skipped;
     free(past.sums);
     free(past.control);
-    zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
+    zr_print(z, STDERR_FILENO, "resumes from step %" PRId64 ", %s\n", c->from, folder);
     if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
-        zr_print(z, STDERR_FILENO, "until then kernels %s, now %s, whose sums are others\n",
+        zr_print(z, STDERR_FILENO,
+                 "it was trained with kernels %s; kernels %s round differently, so bits change\n",
                  past.kernels, z->p->object());
     zr_barrier(z);
 }
@@ -699,8 +701,8 @@ static int time_is_up(zr *z)
     double step = c->beside && save > c->turn ? save : c->turn; /* its update waits */
     if (!z->o->max_time || c->turn == 0 || z->step == z->o->steps || left > step + save) return 0;
     zr_print(z, STDERR_FILENO,
-             "--max-time: %.3g s are left, a step and a checkpoint take %.3g s and %.3g s\n", left,
-             step, save);
+             "--max-time: %.3g s are left; a step takes %.3g s, a checkpoint %.3g s\n", left, step,
+             save);
     return 1;
 }
 

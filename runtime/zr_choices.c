@@ -70,7 +70,7 @@ static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what,
 static int check_example(const zr_choices *c, int64_t i, char *why)
 {
     const uint16_t *w = c->word;
-    if (w[OF_NUMBER] != i) return wrong_example(c, i, why, "its number is %d", w[OF_NUMBER]);
+    if (w[OF_NUMBER] != i) return wrong_example(c, i, why, "is numbered %d", w[OF_NUMBER]);
     if (w[OF_LABEL] >= w[OF_COUNT])
         return wrong_example(c, i, why, "completion %d is right, of %d from 0 on", w[OF_LABEL],
                              w[OF_COUNT]);
@@ -95,7 +95,7 @@ static int read_example(zr_choices *c, int64_t i, int64_t room, char *why)
 {
     uint16_t *w = c->word;
     if (room < LEAST)
-        return wrong_example(c, i, why, "the file ends %" PRId64 " bytes behind its begin", room);
+        return wrong_example(c, i, why, "the file ends %" PRId64 " bytes after its start", room);
     if (zr_read_at(c->fd, w, 4, c->at[i])) return wrong_example(c, i, why, "%s", strerror(errno));
     if (w[BEGINS] != UINT16_MAX)
         return wrong_example(c, i, why, "begins with %d, not with %d", w[BEGINS], UINT16_MAX);

@@ -110,11 +110,12 @@ static int read_labels(const zr_data *d, int32_t *target, int64_t n, int64_t fir
     for (int64_t i = 0; i < n; i++) {
         int64_t label = raw_at(d, &x, i), token = target[i] < 0 ? d->ignore : target[i];
         if (label != hole && label != token)
-            return zr_why(why,
-                          "%s: the label of token %" PRId64 " is %" PRId64
-                          ", neither the token, %" PRId64 ", nor %" PRId64 "%s",
-                          d->labels_path, first + i, label, token, hole,
-                          label == hole - 99 ? " (it is PyTorch's -100; write the latter)" : "");
+            return zr_why(
+                why,
+                "%s: the label of token %" PRId64 " is %" PRId64 ", neither the token, %" PRId64
+                ", nor %" PRId64 "%s",
+                d->labels_path, first + i, label, token, hole,
+                label == hole - 99 ? " (it is PyTorch's -100; replace it with that number)" : "");
         if (label == hole) target[i] = -1;
     }
     return 0;

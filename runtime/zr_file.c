@@ -43,7 +43,7 @@ static char *read_text(int fd, int64_t n, const char *file, char *why)
 {
     char *text = malloc((size_t)n + 1);
     const char *is = NULL;
-    if (!text) zr_why(why, "%s: no memory", file);
+    if (!text) zr_why(why, "%s: out of memory", file);
     else if (zr_read_at(fd, text, n, 0)) zr_why(why, "%s: %s", file, strerror(errno));
     else if ((is = zr_foreign(text, n))) zr_why(why, "%s: is %s", file, is);
     else {

@@ -444,10 +444,11 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
     l->busy += seconds;
     l->skipped += skipped;
     if (report[ZR_VALID] == 0 && !l->untargeted++)
-        zr_print(z, STDERR_FILENO,
-                 "step %.0f has no target: it has no loss and changes nothing; more such steps are "
-                 "counted and told at the end\n",
-                 steps);
+        zr_print(
+            z, STDERR_FILENO,
+            "step %.0f has no target: it has no loss and changes nothing; further such steps are "
+            "only counted, and reported at the end\n",
+            steps);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
     if (z->peak > 0)
         snprintf(share, sizeof share, ", \"share_of_peak\": %.6g", 1e-9 * pace / z->peak);

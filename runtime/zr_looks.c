@@ -248,7 +248,7 @@ int zr_looks(const zr_data *d, int64_t size, int width, char *why)
     int64_t n = zr_least(size / 2, LOOK / zr_least(d->part, ZR_SOURCES));
     if (n < FEWEST) return 0;
     uint16_t *w = malloc((size_t)(2 * n));
-    if (!w) return zr_why(why, "%s: no memory", d->path);
+    if (!w) return zr_why(why, "%s: out of memory", d->path);
     int bad = zr_read_at(d->fd, w, 2 * n, 0) ? zr_why(why, "%s: %s", d->path, strerror(errno))
                                              : held_against(d, w, n, width, why);
     free(w);

@@ -359,7 +359,7 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
     char *text = zr_file_text(file, &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    int bad = find_modules(&g) ? zr_why(why, "%s: no memory", file)
+    int bad = find_modules(&g) ? zr_why(why, "%s: out of memory", file)
                                : read_config(&g, &j, file, why) || check_scale(&g, file, why) ||
                                      check_lists(&g, file, why);
     if (!bad && *g.note) zr_why(note, "%.300s: %s", file, g.note);

@@ -462,10 +462,10 @@ static void save_and_leave(zr *z)
         zr_barrier(z); /* so that no rank ends the others with its failure */
         zr_fail(z, ZR_ENVIRONMENT, "the run was asked to stop but could not save its checkpoint");
     }
-    const char *saved = c->late  ? "which is not saved"
+    const char *saved = c->late  ? "its checkpoint is incomplete"
                         : is_new ? "its checkpoint is saved"
-                                 : "with nothing new to save";
-    zr_print(z, STDERR_FILENO, "%s: stops after step %" PRId64 ", %s\n", z->p->name,
+                                 : "its checkpoint was saved before";
+    zr_print(z, STDERR_FILENO, "%s: stops after step %" PRId64 "; %s\n", z->p->name,
              (int64_t)z->step, saved);
     if (c->late && c->last > 0)
         zr_print(z, STDERR_FILENO, "the newest checkpoint is of step %" PRId64 "\n", c->last);
@@ -480,7 +480,7 @@ static void check_saved(zr *z)
 {
     const zr_checkpoints *c = z->checkpoints;
     if (!z->o->checkpoints || z->step == c->from || c->last == z->step) return;
-    zr_fail(z, ZR_ENVIRONMENT, "the last checkpoint, of step %" PRId64 ", is not saved",
+    zr_fail(z, ZR_ENVIRONMENT, "the last checkpoint, of step %" PRId64 ", could not be saved",
             (int64_t)z->step);
 }
 

@@ -78,7 +78,7 @@ int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const
     each.part = n;
     s->of = calloc((size_t)n, sizeof *s->of);
     s->fork = calloc((size_t)n, sizeof *s->fork);
-    if (!s->of || !s->fork) return zr_why(why, "%s: no memory", given->file);
+    if (!s->of || !s->fork) return zr_why(why, "%s: out of memory", given->file);
     for (s->n = 0; s->n < n; s->n++) {
         zr_dataset *to = &s->of[s->n];
         to->weight = given[s->n].weight;

@@ -233,8 +233,7 @@ static void take_source(zr *z, zr_options *to, const char *text)
         zr_fail(z, ZR_USER, "--data %s: more than %d sources", text, ZR_SOURCES);
     if (!weight)
         zr_fail(z, ZR_USER,
-                "--data %s: a weight from 0.0001 to 1000 with at most four digits behind the "
-                "point is needed",
+                "--data %s: a weight from 0.0001 to 1000 with at most four decimals is needed",
                 text);
     size_t length = weight < 0 ? strlen(text) : (size_t)(colon - text);
     to->data[to->ndata++] = (zr_given){text, weight < 0 ? ZR_WEIGHT : weight, (int)length};
@@ -253,7 +252,7 @@ static int take_option(zr *z, zr_options *to, char **argv)
     }
     value = joined ? joined : argv[1];
     if (!value || !*value)
-        zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
+        zr_fail(z, ZR_USER, "%s needs an argument, %s; see --help", o->name, o->operand);
     if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, value);
     else if (o->kind == TIME) *(int64_t *)at = time_of(z, o, value);
     else if (o->kind == SOURCE) take_source(z, to, value);
@@ -331,8 +330,8 @@ static void set_tune(zr *z, zr_options *o)
     if (!o->gemms || !o->ndata || o->steps >= 0 || o->val || o->eval || o->load || o->save ||
         o->sample || o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
-                "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
-                "no --steps, --val, --eval, --load, --save, --sample, --hash, --profile or "
+                "--tune trains nothing: it needs --data FILE and --gemms FILE, and excludes "
+                "--steps, --val, --eval, --load, --save, --sample, --hash, --profile or "
                 "--checkpoints");
     o->steps = 1;
     o->no_graph = 1;
@@ -405,14 +404,14 @@ static void set_profile(zr *z, zr_options *o)
     int end = 0;
     if (!o->profile && text) zr_fail(z, ZR_USER, "--profile-steps needs --profile FILE");
     if (!o->profile) return;
-    if (o->steps == 0) zr_fail(z, ZR_USER, "--profile needs a step to look at; --steps is 0");
+    if (o->steps == 0) zr_fail(z, ZR_USER, "--profile needs a training step, but --steps is 0");
     *last = o->steps < 4 ? o->steps : 4;
     *first = *last < 2 ? *last : 2;
     if (!text) return;
     if (sscanf(text, "%9" SCNd64 "-%9" SCNd64 "%n", first, last, &end) != 2 || text[end] ||
         *first < 1 || *last < *first || *last > o->steps)
-        zr_fail(z, ZR_USER, "--profile-steps %s: two steps A-B from 1 to %" PRId64 " are needed",
-                text, o->steps);
+        zr_fail(z, ZR_USER, "--profile-steps %s: must be A-B, with 1 <= A <= B <= %" PRId64, text,
+                o->steps);
 }
 
 /* Select kernels through the environment, which the kernels of a CPU, and of
@@ -493,28 +492,30 @@ void zr_help(zr *z, const char *program)
     for (size_t i = 0; i < offered(); i++)
         zr_print(z, STDOUT_FILENO, "  %-15s %-5s %s\n", options[i].name,
                  options[i].operand ? options[i].operand : "", options[i].help);
-    zr_print(z, STDOUT_FILENO,
-             "\nexit codes\n"
-             "  0  done\n"
-             "  2  an option or an input file is wrong\n"
-             "  3  the host is unsuitable: memory, disk, processor or device; --verify-every has\n"
-             "     found a rank that differs from the others; or stdout cannot be written, but an\n"
-             "     option needs it (--hash, --sample, --steps 0, --version)\n"
-             "  4  ranks disagree about sources, plan, kernels, options, data or the number of\n"
-             "     ranks; or a checkpoint has another recipe or other data;\n"
-             "     or a command of a modified program accesses memory outside its arena\n"
-             "  5  a rank died\n"
-             "  6  training cannot go on: %" PRId64 " steps in a row were\n"
-             "     skipped, apart from those that lower the loss scale, or it is at its minimum\n"
-             "  7  a rank or a device hangs: a step has made no progress for too long\n"
-             "     (ZR_TIMEOUT_S=N: N seconds), or NCCL reported an error\n"
-             "  8  the counted bytes or collectives differ from the plan's\n"
-             "  75  stopped by SIGTERM, SIGINT, SIGUSR1 or --max-time; the run has saved a\n"
-             "     checkpoint (--checkpoints), unless --grace was too short: the same\n"
-             "     command resumes from the newest one\n"
-             "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
-             "     SIGTERM); signals ignored at the start stay ignored, except SIGTERM\n",
-             z->p->skips);
+    zr_print(
+        z, STDOUT_FILENO,
+        "\nexit codes\n"
+        "  0  done\n"
+        "  2  an option or an input file is wrong\n"
+        "  3  the host is unsuitable: memory, disk, processor or device; --verify-every has\n"
+        "     found a rank that differs from the others; or stdout cannot be written, but an\n"
+        "     option needs it (--hash, --sample, --steps 0, --version)\n"
+        "  4  ranks disagree about sources, plan, kernels, options, data or the number of\n"
+        "     ranks; or a checkpoint has another recipe or other data;\n"
+        "     or a command of a modified program accesses memory outside its arena\n"
+        "  5  a rank died\n"
+        "  6  training cannot go on: %" PRId64 " steps in a row were\n"
+        "     skipped, apart from those that lower the loss scale, or a gradient is not finite\n"
+        "     at the smallest loss scale\n"
+        "  7  a rank or a device hangs: a step has made no progress for too long\n"
+        "     (ZR_TIMEOUT_S=N: N seconds), or NCCL reported an error\n"
+        "  8  the counted bytes or collectives differ from the plan's\n"
+        "  75  stopped by SIGTERM, SIGINT, SIGUSR1 or --max-time; the run has saved a\n"
+        "     checkpoint (--checkpoints), unless --grace was too short: the same\n"
+        "     command resumes from the newest one\n"
+        "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
+        "     SIGTERM); signals ignored at the start stay ignored, except SIGTERM\n",
+        z->p->skips);
 }
 
 void zr_version(zr *z)

@@ -97,7 +97,7 @@ void zr_profile_start(zr *z)
     memset(f->note, 0, bytes); /* allocates its pages now */
     zr_clocks_start(z, f->room);
     zr_print(z, STDERR_FILENO,
-             "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes of each rank for notes\n",
+             "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes per rank for its records\n",
              z->o->profile_first, z->o->profile_last, zr_is_gpu ? ", without CUDA graphs" : "",
              bytes);
 }

@@ -124,11 +124,13 @@ static void judge(zr *z, int rank, int status)
     if (WIFSIGNALED(status))
         n = snprintf(line, ZR_LINE, "%s: %s was ended by signal %d (%s)%s; all ranks are stopped\n",
                      z->p->name, who, WTERMSIG(status), strsignal(WTERMSIG(status)),
-                     WTERMSIG(status) == SIGKILL ? ", perhaps for want of memory" : "");
+                     WTERMSIG(status) == SIGKILL ? ", perhaps because memory ran out" : "");
     else if (code)
-        n = snprintf(line, ZR_LINE, "%s: %s ended with exit code %d%s; all ranks are stopped\n",
-                     z->p->name, who, code,
-                     own(code) ? "" : ", not one of this program: a library may have said why");
+        n = snprintf(
+            line, ZR_LINE, "%s: %s ended with exit code %d%s; all ranks are stopped\n", z->p->name,
+            who, code,
+            own(code) ? ""
+                      : ", which this program does not use: a library may have printed the reason");
     if (n) zr_end(z, own(code) ? code : ZR_DIED, line, n);
 }
 
@@ -159,16 +161,17 @@ static void interrupted(zr *z, int signal)
         z->told_to_leave = 1;
         zr_ask(z->shared, zr_now());
         zr_print(z, STDERR_FILENO,
-                 "%s: signal %d (%s): saves after this step, and leaves; once more: at once\n",
+                 "%s: signal %d (%s): saves after this step and exits; a second signal ends it at "
+                 "once\n",
                  zr_speaker(z, who), signal, strsignal(signal));
         return;
     }
     int saved = atomic_load(&z->shared->saved);
-    int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "%s\n",
-                     zr_speaker(z, who), signal, strsignal(signal),
-                     saved ? "with weights saved after" : "in",
-                     atomic_load(&z->shared->seat[z->lowest].step),
-                     saved || z->o->checkpoints ? "" : "; --checkpoints DIR would keep its work");
+    int n = snprintf(
+        line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "%s\n",
+        zr_speaker(z, who), signal, strsignal(signal), saved ? "with weights saved after" : "in",
+        atomic_load(&z->shared->seat[z->lowest].step),
+        saved || z->o->checkpoints ? "" : "; nothing is saved (--checkpoints DIR saves)");
     zr_end(z, 128 + signal, line, n);
 }
 

@@ -195,10 +195,10 @@ static int read_entries(zr_table *t, zr_json *j, char *why, const char *file)
         const char *name = zr_json_key(j);
         if (name && !strcmp(name, "__metadata__")) {
             if (metadata++) return zr_why(why, "%s: __metadata__ twice", file);
-            if (read_metadata(t, j)) return zr_why(why, "%s: no memory for its metadata", file);
+            if (read_metadata(t, j)) return zr_why(why, "%s: out of memory for its metadata", file);
         } else if (name) {
             zr_entry *e = add(t);
-            if (!e) return zr_why(why, "%s: no memory for its table of tensors", file);
+            if (!e) return zr_why(why, "%s: out of memory for its table of tensors", file);
             e->name = name;
             e->file = (int32_t)(t->nfiles - 1);
             if (read_entry(j, e, why, file)) return -1;
@@ -246,7 +246,7 @@ static char *slurp(int fd, int64_t n, char *why, const char *file)
 {
     char *text = malloc((size_t)n + 1);
     if (!text) {
-        zr_why(why, "%s: no memory for %" PRId64 " bytes", file, n);
+        zr_why(why, "%s: out of memory for %" PRId64 " bytes", file, n);
         return NULL;
     }
     text[n] = 0;
@@ -311,7 +311,7 @@ static int add_file(zr_table *t, const char *dir, const char *name, char *why)
     if (snprintf(file, sizeof file, "%s/%s", dir, name) >= (int)sizeof file)
         return zr_why(why, "%.200s: the path is too long", dir);
     struct zr_source *more = realloc(t->files, (size_t)(t->nfiles + 1) * sizeof *more);
-    if (!more) return zr_why(why, "%s: no memory", file);
+    if (!more) return zr_why(why, "%s: out of memory", file);
     t->files = more;
     int fd = open_file(file, &size, why);
     if (fd < 0) return -1;
@@ -363,7 +363,7 @@ static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const c
             return zr_why(why, "%s: %.200s is not a file name", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
         if (k == t->nfiles && add_file(t, dir, name, why)) return say_missing(dir, name, why);
-        if (add_mapped(t, tensor, k)) return zr_why(why, "%s: no memory", index);
+        if (add_mapped(t, tensor, k)) return zr_why(why, "%s: out of memory", index);
     }
     return j->error ? -1 : 0;
 }
@@ -395,13 +395,14 @@ static int say_other(const char *dir, char *why)
         const char *pattern, *is;
     } kinds[] = {
         {"pytorch_model*.bin*",
-         "pytorch_model.bin is not read, for it may hold a program; where you trust it, run there: "
+         "pytorch_model.bin is not read, because it may contain code; if you trust it, run in its "
+         "folder: "
          "python -c \"from transformers import AutoModelForCausalLM as M; "
          "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\""},
         {ZR_ADAPTER_CONFIG, "these are adapters: --adapter names their folder, --load the base's"},
         {"run.json",
-         "this is a checkpoint: --checkpoints with the folder above it goes on from it"},
-        {"step-*/run.json", "these are checkpoints: --checkpoints goes on from them"},
+         "this is a checkpoint: --checkpoints with the folder above it resumes from it"},
+        {"step-*/run.json", "these are checkpoints: --checkpoints resumes from them"},
         {"snapshots/*/" ZR_CONFIG, "the model lies in a folder below snapshots: name that"},
         {"zero_to_fp32.py", "this is a checkpoint of DeepSpeed; run there: python zero_to_fp32.py "
                             ". . --safe_serialization"},
@@ -474,7 +475,7 @@ static int add_aliases(zr_table *t, const char *dir, char *why)
         const zr_entry *kept = find_among(t, named, a->kept);
         if (!kept || kept->file != a->file || find_among(t, named, a->name)) continue;
         zr_entry same = *kept, *e = add(t);
-        if (!e) return zr_why(why, "%s: no memory for its table of tensors", dir);
+        if (!e) return zr_why(why, "%s: out of memory for its table of tensors", dir);
         *e = same;
         e->name = a->name;
     }

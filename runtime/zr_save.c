@@ -157,11 +157,11 @@ static char *retyped(char *text, int64_t *n, int type, const char *file, char *w
     size_t length = 0;
     char *made = NULL, *copy = malloc((size_t)*n + 1);
     FILE *to = copy ? open_memstream(&made, &length) : NULL;
-    const char *error = "no memory";
+    const char *error = "out of memory";
     if (to) {
         memcpy(copy, text, (size_t)*n + 1);
         error = put_type(to, text, copy, *n, type);
-        if (fclose(to)) error = "no memory";
+        if (fclose(to)) error = "out of memory";
     }
     free(copy);
     free(text);
@@ -186,13 +186,13 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
         h.n = (int64_t)strlen(s->p->config);
         type = s->stored.types ? s->stored.types[0] : s->stored.type;
         if (h.text) h.text = retyped(h.text, &h.n, type, ZR_CONFIG, why);
-        else zr_why(why, "no memory");
+        else zr_why(why, "out of memory");
     } else {
         zr_why(note, "%.200s gets no config.json: transformers has no such model family", s->dir);
         return 0;
     }
     if (!h.text) return -1;
-    return add_saved(s, ZR_CONFIG, h) ? 0 : zr_why(why, "no memory");
+    return add_saved(s, ZR_CONFIG, h) ? 0 : zr_why(why, "out of memory");
 }
 
 static int add_copies(zr_saving *s, const char *from, char *why)
@@ -204,7 +204,7 @@ static int add_copies(zr_saving *s, const char *from, char *why)
         if (access(file, F_OK)) continue;
         h.text = zr_file_text(file, &h.n, why);
         if (!h.text) return -1;
-        if (!add_saved(s, *name, h)) return zr_why(why, "no memory");
+        if (!add_saved(s, *name, h)) return zr_why(why, "out of memory");
     }
     return 0;
 }
@@ -229,13 +229,13 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
     int alone = s->stored.part == ZR_ADAPTERS;
     if (zr_save_temp(temp, s->dir, why) || (!alone && refuse_adapters(s, why))) return -1;
     if (alone ? add_adapters(s, &s->stored, ZR_ADAPTER_MODEL) : add_shards(s, most))
-        return zr_why(why, "%s: no memory for its header", temp);
+        return zr_why(why, "%s: out of memory for its header", temp);
     if (s->stored.merge && add_adapters(s, &zr_adapters, ""))
-        return zr_why(why, "%s: no memory", s->dir);
+        return zr_why(why, "%s: out of memory", s->dir);
     if (s->stored.merge) s->added = s->n - 1;
-    if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: no memory", s->dir);
+    if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: out of memory", s->dir);
     if (rank != 0) return 0;
-    if (alone) return add_adapter_config(s, from) ? zr_why(why, "no memory") : 0;
+    if (alone) return add_adapter_config(s, from) ? zr_why(why, "out of memory") : 0;
     return add_config(s, from, type, note, why) || (from && add_copies(s, from, why)) ? -1 : 0;
 }
 
@@ -244,7 +244,7 @@ int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, c
 {
     int alone = p->adapter && !merge;
     *s = (zr_saving){.p = p, .dir = dir, .stored = alone ? zr_adapters : zr_masters};
-    if (merge && !(s->stored.merge = zr_merge_new(p))) return zr_why(why, "no memory");
+    if (merge && !(s->stored.merge = zr_merge_new(p))) return zr_why(why, "out of memory");
     s->stored.types = alone ? NULL : types;
     if (type >= 0) s->stored.type = type;
     *note = 0;

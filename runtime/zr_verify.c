@@ -125,7 +125,7 @@ static void differs(zr *z, const zr_state *s, const char *how)
 {
     zr_fail(z, ZR_ENVIRONMENT,
             "after step %" PRId64 " this rank's %s (%s and the tensors stored with it) %s "
-            "(--verify-every): a memory or a processor is faulty, here or there; resume from a "
+            "(--verify-every): memory or processor of one of them is faulty; resume from a "
             "checkpoint on other hosts",
             (int64_t)z->step, s->what, tensor_of(z, s), how);
 }

@@ -470,7 +470,7 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     char name[NAME];
     int bad = 0;
     zr_chunk *c = zr_chunk_new();
-    if (!c) return zr_why(why, "%s: no memory", dir);
+    if (!c) return zr_why(why, "%s: out of memory", dir);
     if (!sums) c->limit = limits[p->type];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {

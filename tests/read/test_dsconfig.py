@@ -522,12 +522,14 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
         (
             {"optimizer": {"type": "Adam", "params": {"eps": 1e-8}}},
             [
-                "optimizer: leaves out betas, weight_decay: the spec's stay; DeepSpeed's own are (0.9, 0.999), 0.0"
+                "optimizer: lacks betas, weight_decay: the spec's values apply; DeepSpeed's defaults are (0.9, 0.999), 0.0"
             ],
         ),
         (
             {"optimizer": {"type": "Lion"}},
-            ["leaves out weight_decay: the spec's stay; DeepSpeed's own are 0.0"],
+            [
+                "lacks weight_decay: the spec's values apply; DeepSpeed's defaults are 0.0"
+            ],
         ),
         (
             {"wandb": {"enabled": "auto", "project": "x"}},
@@ -761,7 +763,7 @@ def test_what_an_optimizer_leaves_out(tmp_path: Path) -> None:
     }
 
     def told(*sets):
-        return [note for note in notes(tmp_path, config, sets) if "leaves out" in note]
+        return [note for note in notes(tmp_path, config, sets) if "lacks" in note]
 
     own = (
         "train.optimizer.betas=[0.9, 0.95]",

@@ -269,7 +269,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
             plain = run(*command, *options, step, "--checkpoints", stopped)
             again = run(*command, *options, step, *kept)
             assert (plain.code, again.code) == (0, 0), again.err
-            assert f"goes on from step {step}," in again.err
+            assert f"resumes from step {step}," in again.err
             assert plain.line("weights ") == again.line("weights ")
             there = bytes_of(folder(data, step))
             assert there == bytes_of(stopped / f"step-{step:08d}")
@@ -505,7 +505,7 @@ def test_room_of_others_is_told(data: Path) -> None:
     mine = data.parent / "ck" / ".room-0" / "mine"
     mine.parent.mkdir(parents=True)
     mine.write_text("x")
-    refused(data, 2, "/.room-0: File exists; it holds what no run has left")
+    refused(data, 2, "/.room-0: File exists; it has files that no run wrote")
     assert mine.read_text() == "x"
 
 
@@ -518,7 +518,7 @@ def test_where_a_link_leads_stays(data: Path) -> None:
     part.symlink_to(elsewhere)
     kept = sorted(elsewhere.iterdir())
     done = run(data, 2, "--keep", 1)
-    assert done.code == 0 and "goes on from step 1" in done.err
+    assert done.code == 0 and "resumes from step 1" in done.err
     assert "checkpoint of step 1: cannot be removed: Not a dir" in done.err
     assert sorted(elsewhere.iterdir()) == kept and part.is_symlink()
     assert there(data) == [2]
@@ -839,7 +839,7 @@ def test_a_last_one_that_is_not_written_is_no_good_end(data: Path) -> None:
     options = ("--save-every", 1, "--save", saved, "--hash")
     done = run(data, 2, *options)
     assert done.code == 3 and done.line("weights ")
-    assert done.err.count("the last checkpoint, of step 2, is not saved") == 1
+    assert done.err.count("the last checkpoint, of step 2, could not be saved") == 1
     assert load_file(saved / "model.safetensors")
     folder(data, 2).unlink()
     again = run(data, 2, *options)
@@ -917,7 +917,7 @@ def test_a_signal_saves_and_leaves(
     ]
     last = max(line["step"] for line in lines if "loss" in line)
     assert steps(data)[-1] == last
-    assert f"stops after step {last}, its checkpoint is saved" in (
+    assert f"stops after step {last}; its checkpoint is saved" in (
         running.stderr.read()
     )
 
@@ -961,7 +961,9 @@ def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
         running.terminate()
         time.sleep(0.3)
     assert running.wait(LIMIT) == 75
-    assert "stops after step 1, with nothing new to save" in (running.stderr.read())
+    assert "stops after step 1; its checkpoint was saved before" in (
+        running.stderr.read()
+    )
     assert steps(data) == [1]
 
 
@@ -1070,7 +1072,7 @@ def test_a_step_that_outlasts_the_grace(
     said = running.stderr.read()
     assert ("its checkpoint is saved" in said) == saved
     if not saved:
-        step = re.search(r"stops after step (\d+), which is not saved", said)
+        step = re.search(r"stops after step (\d+); its checkpoint is incomplete", said)
         assert f"no checkpoint of step {step[1]}: the time of --gr" in said
         assert said.endswith("\nthe newest checkpoint is of step 1\n")
         assert steps(data) == [1]
@@ -1143,7 +1145,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
     assert said.endswith("the newest checkpoint is of step 1\n")
     assert steps(data) == [1]
     awaited = told_while_it_writes(0 if last == 2 else 75)
-    assert ("stops after step 2, its checkp" in awaited) == (last > 2)
+    assert ("stops after step 2; its checkp" in awaited) == (last > 2)
     assert steps(data) == [1, 2]
 
 

@@ -195,7 +195,7 @@ def test_a_run_takes_what_is_marked(made: Path, ck: Path, tell: Tell) -> None:
         *(trainer.build(trainer.generate(law.path("gpt"), *KEYS)), "--data"),
         *(made.parent / "tokens", "--steps", 4, "--checkpoints", ck),
     )
-    assert done.code == 0 and "goes on from step 4" in done.err, done.err
+    assert done.code == 0 and "resumes from step 4" in done.err, done.err
 
 
 # ---- diff

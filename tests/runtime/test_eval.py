@@ -213,7 +213,7 @@ BAD = {
     "begin": (but(0, 1), "example 0: begins with 1"),
     "no bytes": (but(1, 0), "example 0: 0 bytes"),
     "odd": (but(1, 25), "example 0: 25 bytes"),
-    "number": (but(2, 7), "example 0: its number is 7"),
+    "number": (but(2, 7), "example 0: is numbered 7"),
     "label": (but(3, 2), "completion 2 is right, of 2"),
     "no completion": (but(4, 0), "of 0 from 0 on"),
     "fewer": (but(4, 1), "completion 1 is right, of 1"),

@@ -140,7 +140,7 @@ def weights(said: str) -> list[str]:
 def went_on(home: Path, times: int) -> list[str]:
     """Return the hash of a run that resumed `times` times from a checkpoint."""
     said = (home / "said").read_text()
-    assert said.count("goes on from step ") == times, said
+    assert said.count("resumes from step ") == times, said
     return weights(said)
 
 
@@ -468,5 +468,5 @@ def test_one_launched_ranks_grace_is_all_ranks(home: Path, start: Start) -> None
     assert [rank.wait(LIMIT) for rank in running] == [75, 75]
     said = (home / "said").read_text()
     assert "the time of --grace has passed\n" in said
-    assert ", which is not saved\nthere is no checkpoint\n" in said
+    assert "; its checkpoint is incomplete\nthere is no checkpoint\n" in said
     assert not list((home / "checkpoints").glob("*step*"))

@@ -396,23 +396,23 @@ def test_the_table_adds_up(
         (("--profile-steps", "1-2"), "--profile-steps needs --profile FILE"),
         (
             ("--profile", "p", "--profile-steps", "2"),
-            "two steps A-B from 1 to 3",
+            "must be A-B, with 1 <= A <= B <= 3",
         ),
         (
             ("--profile", "p", "--profile-steps", "0-1"),
-            "two steps A-B from 1 to 3",
+            "must be A-B, with 1 <= A <= B <= 3",
         ),
         (
             ("--profile", "p", "--profile-steps", "3-2"),
-            "two steps A-B from 1 to 3",
+            "must be A-B, with 1 <= A <= B <= 3",
         ),
         (
             ("--profile", "p", "--profile-steps", "2-4"),
-            "two steps A-B from 1 to 3",
+            "must be A-B, with 1 <= A <= B <= 3",
         ),
         (
             ("--profile", "p", "--profile-steps", "1-2x"),
-            "two steps A-B from 1 to 3",
+            "must be A-B, with 1 <= A <= B <= 3",
         ),
         (
             ("--profile", "/nowhere/at/all"),

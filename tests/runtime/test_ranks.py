@@ -44,7 +44,7 @@ pytestmark = pytest.mark.waits
     [
         ("kill", "rank 1 was ended by signal 9", 5),
         ("crash", "rank 1 was ended by signal 11", 5),
-        ("exit9", "rank 1 ended with exit code 9, not one of this program", 5),
+        ("exit9", "rank 1 ended with exit code 9, which this program does not use", 5),
         ("exit1", "rank 1 ended with exit code 1", 5),
         ("exit3", "rank 1 ended with exit code 3; all", 3),  # as kernels do
         ("exit7", "rank 1 ended with exit code 7", 7),

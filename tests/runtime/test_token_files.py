@@ -456,7 +456,7 @@ def test_the_ignore_index_of_pytorch_is_told(
     labels = tokens(kind)
     labels[3] = (-100) % 2 ** (8 * int(kind[-1]))
     file = labelled(tmp_path, labels, kind)
-    refused(data, file, "(it is PyTorch's -100; write the latter)")
+    refused(data, file, "(it is PyTorch's -100; replace it with that number)")
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4"])

@@ -151,8 +151,8 @@ def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]
         if own_first and spec.cluster.ranks > 1:
             return True, []
         why = (
-            "stay on the device: with train.accumulate layers, they go down where ranks have "
-            "summed their own"
+            "stay on the device: with train.accumulate layers, they are offloaded only if each "
+            "rank adds its own micro-batches first"
         )
     elif spec.cluster.ranks == 1 or (
         not own_first and (spec.micro_batches == 1 or spec.block % sources == 0)

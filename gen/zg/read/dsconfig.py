@@ -410,8 +410,8 @@ class _Reader:
         if usual:
             g = next(g for g in self.given if g.name.startswith("optimizer."))
             self.notes.append(
-                f"{g.node.where}: optimizer: leaves out {', '.join(usual)}: the "
-                f"spec's stay; DeepSpeed's own are "
+                f"{g.node.where}: optimizer: lacks {', '.join(usual)}: the "
+                f"spec's values apply; DeepSpeed's defaults are "
                 f"{', '.join(map(str, usual.values()))}"
             )
 
