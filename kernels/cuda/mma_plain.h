@@ -46,7 +46,7 @@ __device__ inline place place_of(const void *shared) { return (place)shared; }
  * faults if it is not aligned. */
 __device__ inline place operand_at(const char *instruction, place at, size_t n)
 {
-    if (at % n) shim_fail("%s: an address that is no multiple of %zu", instruction, n);
+    if (at % n) shim_fail("%s: an address that is not a multiple of %zu", instruction, n);
     return at;
 }
 

@@ -200,7 +200,7 @@ def test_each_rank_has_a_device_of_its_own(
     said = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == codes, said
     alone = (
-        "each of the 2 ranks on this host sees only one device: NCCL cannot connect them directly"
+        "each of the 2 ranks on this host sees only one device: NCCL cannot use P2P between them"
         in said[0]
     )
     assert alone == ("ZR_EMULATE_DEVICES" in settings)
@@ -340,7 +340,7 @@ def test_an_error_that_only_nccl_knows_of(emulated, tokens, options) -> None:
     assert [run.returncode for run in runs] == [5, 7], said
     assert re.search(
         r"rank 1 on host \S+: step \d+(, queue \w+|: an? [\w -]+): NCCL: remote process exited or there was a "
-        r"network error(; look for a rank or a network that is gone| \(.*\))\n",
+        r"network error(; check for a rank or a network that is down| \(.*\))\n",
         said[1],
     ), said
     assert "connection to rank 1 at 127.0.0.1 is lost" in said[0], said
@@ -358,8 +358,8 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
     error = running.communicate(timeout=LIMIT)[1]
     assert running.returncode == 7
     assert re.search(
-        r"rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last that was "
-        r"issued is [\w -]+ on queue main",
+        r"rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last issued "
+        r"command is [\w -]+ on queue main",
         error,
     )
 
@@ -375,8 +375,8 @@ def test_nccl_hangs_at_the(emulated, tokens, at: str) -> None:
         running.kill()
     assert (
         running.returncode == 7
-        and "has not ended in 15 s (ZR_TIMEOUT_S); the last that was issued "
-        f"is NCCL's {at} on queue main; look for a rank, a network"
+        and "has not ended in 15 s (ZR_TIMEOUT_S); the last issued command "
+        f"is NCCL's {at} on queue main; check for a rank, a network"
         in error
     ), error
 
@@ -424,7 +424,7 @@ def test_ranges_are_named_after_the_plan(emulated, tokens, tmp_path) -> None:
     p = plans.planned("gpt-tiny", *SMALL)
     fns = {f.name for f in p.fns}
     names = {
-        "begin": "a step's begin",
+        "begin": "the start of a step",
         "micro_batch": "a micro-batch",
         "update": "the update",
     }

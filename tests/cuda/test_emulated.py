@@ -233,7 +233,7 @@ def test_a_device_that_the_plan_does_not_list(folder: pathlib.Path) -> None:
     assert listed.returncode == 0
     assert (
         done.returncode == 3
-        and "this is sm_80, the program is made for cpu, sm_90" in done.stderr
+        and "this is sm_80, but the program is made for cpu, sm_90" in done.stderr
     )
 
 
@@ -412,7 +412,7 @@ def in_four(
             r"\[HOSTS\] = 1 << ZR_GATHER",
             "[HOSTS] = 1 << ZR_MAIN",
             4,
-            "group hosts does not meet on queue gather; regenerate the program",
+            "group hosts has no collectives on queue gather; regenerate the program",
         ),
     ],
 )

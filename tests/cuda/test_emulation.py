@@ -390,20 +390,20 @@ def test_a_race_is_found_in_every_order(
         ("misaligned", "vectors on stream 1, tests/emulation/mistakes.cu:"),
         (
             "copy16_to",
-            "cp.async of 16 bytes: an address that is no multiple of 16",
+            "cp.async of 16 bytes: an address that is not a multiple of 16",
         ),
         (
             "copy16_from",
-            "cp.async of 16 bytes: an address that is no multiple of 16",
+            "cp.async of 16 bytes: an address that is not a multiple of 16",
         ),
         (
             "copy4_to",
             "cp.async of 4 bytes: an address that is not a multiple of 4",
         ),
-        ("matrices_at", "ldmatrix: an address that is no multiple of 16"),
-        ("turned_at", "ldmatrix: an address that is no multiple of 16"),
-        ("load16_at", "ld.shared.v4: an address that is no multiple of 16"),
-        ("load_pair_at", "ld.shared.v2: an address that is no multiple of 8"),
+        ("matrices_at", "ldmatrix: an address that is not a multiple of 16"),
+        ("turned_at", "ldmatrix: an address that is not a multiple of 16"),
+        ("load16_at", "ld.shared.v4: an address that is not a multiple of 16"),
+        ("load_pair_at", "ld.shared.v2: an address that is not a multiple of 8"),
         ("store4_at", "st.shared.u32: an address that is not a multiple of 4"),
     ],
 )

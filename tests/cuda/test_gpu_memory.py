@@ -194,7 +194,7 @@ def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
             env=os.environ | {"ZR_EMULATE_FREE": str(room)},
         )
         assert done.returncode == code, done.stderr
-        assert ("and NCCL up to 0.416 beside it" in done.stderr) == bool(code)
+        assert ("and NCCL up to 0.416 GiB more" in done.stderr) == bool(code)
 
 
 def test_who_has_no_allowance() -> None:

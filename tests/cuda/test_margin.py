@@ -270,7 +270,7 @@ def test_where_it_buys_nothing(name: str) -> None:
     limited."""
     keys = *SPREAD[name], f"train.sm_margin={MARGIN}"
     notes, idle = spec.load(str(SPEC), [*RECIPE, *keys]).notes, name in IDLE
-    said = [n for n in notes if "train.sm_margin: GEMMs leave SMs unused" in n]
+    said = [n for n in notes if "train.sm_margin: leaves SMs unused" in n]
     assert len(said) == idle and (not idle or said[0].endswith(IDLE[name]))
     blocks, channels = (0, 8) if idle else (6, 4)
     text, p = source(*SPREAD[name]), plans.planned(str(SPEC), *RECIPE, *keys)

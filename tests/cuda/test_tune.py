@@ -259,6 +259,6 @@ def test_ranks_with_other_tables_do_not_mix(table, folder) -> None:
     assert other.returncode == 4
     assert re.search(
         r"rank 1 on host \S+: has kernels for sm_90, emulated sm_90, 132 SMs, cuBLASLt \d+, rank 0 "
-        r"kernels for .*, gemms [0-9a-f]{16}; .* --gemms must be alike",
+        r"kernels for .*, gemms [0-9a-f]{16}; all ranks need the same GPUs, libraries and --gemms",
         error,
     )

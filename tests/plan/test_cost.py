@@ -289,11 +289,11 @@ def test_the_least_bucket_of_shards_side_by_side(key: str) -> None:
         "train.global_batch=32",
         "train.micro_batch=1",
     )
-    with pytest.raises(spec.SpecError, match=f"{key}: cuts") as e:
+    with pytest.raises(spec.SpecError, match=f"{key}: splits") as e:
         planned("gpt2-124m", *keys, f"{key}=1")
     least = int(re.search(r"at least (\d+)", str(e.value))[1])
     planned("gpt2-124m", *keys, f"{key}={least}")
-    with pytest.raises(spec.SpecError, match=f"{key}: cuts"):
+    with pytest.raises(spec.SpecError, match=f"{key}: splits"):
         planned("gpt2-124m", *keys, f"{key}={least - 1}")
 
 

@@ -439,7 +439,7 @@ def test_no_input_is_written_over(
     done = run(tiny, tokens, "--profile", tokens)
     assert done.code == 2 and "is the input file of --data" in done.err
     done = run(tiny, tokens, "--log", tmp_path / "log", "--profile", tmp_path / "log")
-    assert done.code == 2 and "is the input file of --log" in done.err
+    assert done.code == 2 and "is the file of --log" in done.err
     # The name of a profile while it is written
     part = tmp_path / "q.part"
     part.write_bytes(before)
