@@ -251,8 +251,7 @@ static int take_option(zr *z, zr_options *to, char **argv)
         return 1;
     }
     value = joined ? joined : argv[1];
-    if (!value || !*value)
-        zr_fail(z, ZR_USER, "%s needs %s; see --help", o->name, o->operand);
+    if (!value || !*value) zr_fail(z, ZR_USER, "%s needs %s; see --help", o->name, o->operand);
     if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, value);
     else if (o->kind == TIME) *(int64_t *)at = time_of(z, o, value);
     else if (o->kind == SOURCE) take_source(z, to, value);
