@@ -150,6 +150,21 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
         search.find(spec.load(str(SPECS / "gpt-tiny.yaml"), sets))
 
 
+def test_a_vocabulary_that_no_gpu_holds() -> None:
+    """A launch that needs more shared memory than a block has is refused with both numbers; a CPU
+    takes it."""
+    huge = "model.vocab=100000000"
+    said = refused("gpt-tiny", huge)
+    needs, most = re.search(
+        r"targets: the model is too large for sm_80: embed_bwd\.0 needs (\d+) bytes of shared "
+        r"memory per block, of at most (\d+); allowed: only cpu, or fewer heads or a smaller",
+        said,
+    ).groups()
+    assert int(needs) > int(most)
+    path = str(SPECS / "gpt-tiny.yaml")
+    search.find(spec.load(path, (huge, "targets=[cpu]")))
+
+
 @pytest.mark.slow
 def test_parts_of_blocks() -> None:
     """A bound that cuts blocks into more than 4096 parts becomes the least possible not."""

@@ -1005,7 +1005,9 @@ def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
         done = program.run(*command, "--log", log, ZR_GATHER_DELAY_US=100000)
         codes.append(done.code)
         lines = list(map(json.loads, log.read_text().splitlines()))
-        said = re.search(r"--max-time: (\S+) s .* takes (\S+) s, a checkpoint (\S+) s", done.err)
+        said = re.search(
+            r"--max-time: (\S+) s .* takes (\S+) s, a checkpoint (\S+) s", done.err
+        )
         assert (said is not None) == (done.code == 75), done.err
         if said:
             left, step, checkpoint = map(float, said.groups())

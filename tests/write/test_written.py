@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -330,6 +331,58 @@ def test_the_head_says_how_to_make_it_again(tmp_path: pathlib.Path) -> None:
     plan = zgen(*words, "--emit", "plan", cwd=tmp_path).stdout
     found = head_of(made)["Plan"].partition(",")[0]
     assert found == hashlib.sha256(plan.encode()).hexdigest()
+
+
+def test_the_head_says_what_is_planned() -> None:
+    """The head has the hosts, the trained parameters, the bytes that the program states, and the
+    groups over which states are sharded and gradients are summed."""
+    keys = ["cluster.ranks=4", "cluster.local=2", "zero.stage=3", "zero.shard_size=2"]
+    lora = "train.lora={rank: 4, alpha: 8}"
+    sets = [word for key in (*keys, lora) for word in ("--set", key)]
+    made = zgen(GPT, *sets).stdout
+    head = head_of(made)
+    # q, k and v of 60 x 60 in one linear, in three blocks: A is [4, 60], B is [180, 4]
+    assert head["Model"].startswith(
+        "152,280 parameters (2,880 of them trained), width 60"
+    )
+    assert head["Ranks"].startswith("4 ranks on 2 hosts; ZeRO stage 3: ")
+    assert "parameters are sharded over 2 ranks" in head["Ranks"]
+    assert "over 2 ranks of shard, then 2 ranks of replica" in head["Sums"]
+    wire, messages, far = (
+        int(re.search(rf"\.{name} = (\d+)", made)[1])
+        for name in ("wire", "messages", "far")
+    )
+    assert 0 < far < wire
+    assert head["Wire"] == (
+        f"a rank receives {wire:,} bytes in a training step, {far:,} of them from other hosts, "
+        f"in {messages} collectives"
+    )
+    step, slots = re.search(
+        r"INBOX\(i\) +SLOT\(\d+, (\d+), i\) +/\* (\d+)", made
+    ).groups()
+    assert f"{int(step) * int(slots) / 1024:.2f} KiB more over MPI" in head["Memory"]
+    assert "Options" not in head and "out/train-cuda" in head["Build"]
+    assert "All-gathers PARAM_BLOCK to RING_BLOCK over SHARD" in made
+    text = " ".join(made.replace("\n *", " ").split())
+    assert "waits until all ranks of REPLICA have read INTRA" in text
+
+
+def test_the_head_of_one_rank_and_of_options() -> None:
+    sets = (
+        "train.dropout=0.1",
+        "data.shuffle=true",
+        "targets=[cpu]",
+        "cluster.ranks=1",
+    )
+    head = head_of(zgen(GPT, *(w for key in sets for w in ("--set", key))).stdout)
+    assert head["Options"] == "samples are shuffled; dropout"
+    assert (
+        "cuda" not in head["Build"]
+        and "Wire" not in head
+        and "MPI" not in head["Memory"]
+    )
+    assert "every rank has all parameters" in head["Ranks"]
+    assert head["Sums"] == "gradients are added micro-batch by micro-batch"
 
 
 def test_a_word_does_not_end_the_comment(tmp_path: pathlib.Path) -> None:

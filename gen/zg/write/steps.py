@@ -24,24 +24,25 @@ from .words import call, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 
-# For each command, the text in a verb's comment, where {0} and {1} are the classes it names; and
-# for collectives the arguments that follow queue and group in the call.
+# For each command, the text in a verb's comment: {cut} is "a piece of " or '', {to} " to CLASS" or
+# '', {over} and {of} name a group that is not all ranks; and for collectives the arguments that
+# follow queue and group in the call, where {0} and {1} are the classes it names.
 COMMANDS = {
-    "copy": ("copies {2}{0} to {1}", ""),
+    "copy": ("copies {cut}{0}{to}", ""),
     "gather": (
-        "all-gathers {2}{0} to {1}",
+        "all-gathers {cut}{0}{to}{over}",
         "{0}, {from_step}, {1}, {step}, {bytes}",
     ),
     "alltoall": (
-        "sends each rank {2}its part of {0}",
+        "sends each rank{of} {cut}its part of {0}",
         "{0}, {step}, {1}, {bytes}",
     ),
     "reducescatter": (
-        "reduce-scatters {2}{0} to {1}",
+        "reduce-scatters {cut}{0}{to}{over}",
         "{0}, {step}, {1}, {bytes}, {type}",
     ),
-    "allreduce": ("all-reduces {0} to {1}", "{0}, {1}, {count}"),
-    "done": ("waits until all ranks have read {1}", "{0}, {1}"),
+    "allreduce": ("all-reduces {0}{to}{over}", "{0}, {1}, {count}"),
+    "done": ("waits until all ranks{of} have read {1}", "{0}, {1}"),
 }
 # Comment of each section; micro_batch and eval share `forward`.
 SECTIONS = {
@@ -236,14 +237,16 @@ class StepWriter:
         """Return the description of one step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
-        tells = COMMANDS[s.op][0]
         read, *others = [upper(r.cls) for r in s.refs]
-        if others == [read]:
-            tells = tells.partition(" to ")[0]
-        cut = "a piece of " if self.some(s, values) else ""
-        to = others or [""]
-        group = s.group != plan.ALL and s.group
-        return tells.format(read, *to, cut) + (f" over {upper(group)}" if group else "")
+        group = "" if s.group == plan.ALL else upper(s.group)
+        return COMMANDS[s.op][0].format(
+            read,
+            *others,
+            cut="a piece of " if self.some(s, values) else "",
+            to=f" to {others[0]}" if others and others != [read] else "",
+            over=f" over {group}" if group else "",
+            of=f" of {group}" if group else "",
+        )
 
     def some(self, s: Step, values: Sequence[Affine]) -> bool:
         """Return whether a step moves only a piece of a flat."""

@@ -87,9 +87,9 @@ def queue_bits(p: Plan) -> str:
     return " | ".join(f"1 << {QUEUES[q]}" for q in used(p)) + ","
 
 
-# Names of states; all others are optimizer states. The stage of ZeRO from
-# which each is sharded is its place in the list.
-STATES = {"sum": "gradients", "params": "parameters"}
+# Names of the states of a Store; any other is an optimizer state.
+STATES = {"params": "parameters", "sum": "gradients"}
+# States that each stage of ZeRO shards, besides those of the stage before.
 SHARDED = ("optimizer states", "gradients", "parameters")
 
 
@@ -124,9 +124,9 @@ def memory_of(p: Plan) -> str:
         on = [t for t in arenas if arenas[t] == size]
         said.append(f"{rounded(size)} on {', '.join(on)}")
     beside = max(reserve.device(p, t) - size for t, size in arenas.items())
-    inbox = sum(c.bytes for c in p.classes if c.targets == "unshared")
+    mpi = p.end("device", targets=("all", "unshared"))
     others = {
-        "{} more over MPI": inbox * ("cpu" in arenas),
+        "{} more over MPI": mpi - arenas.get("cpu", mpi),
         "about {} beside it on a GPU": beside,
         "{} of the host's memory": p.hosted,
         "{} in a file": p.filed,
@@ -304,8 +304,6 @@ def again(p: Plan) -> str:
     return f"backward computes again: {said}" if said else ""
 
 
-# Names of the states that can be offloaded; all others are optimizer states.
-AWAY = {"params": "parameters", "sum": "sums of gradients"}
 WHERE = {"host": "on the host", "file": "in a file"}
 
 
@@ -314,7 +312,7 @@ def away(p: Plan) -> str:
     lies = {c.name: c.arena for c in p.classes}
     found: dict[str, dict[str, None]] = {at: {} for at in WHERE}
     for s in p.stores:
-        what = AWAY.get(s.what, "optimizer states")
+        what = STATES.get(s.what, SHARDED[0])
         if s.first:
             what = f"a part of the {what}"
         found.setdefault(lies[s.cls], {})[what] = None
