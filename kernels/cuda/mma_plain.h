@@ -8,8 +8,6 @@
 #ifndef ZK_MMA_PLAIN_H
 #define ZK_MMA_PLAIN_H
 #include "cuda.h"
-
-#include "../../tests/emulation/tensor.h"
 #include <vector>
 
 typedef uintptr_t place; /* an address in shared memory */

@@ -10,6 +10,8 @@
  */
 #ifndef SHIM_H
 #define SHIM_H
+#include "tensor.h"
+
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 

@@ -89,14 +89,22 @@ def _likely(path: Path) -> list[Path]:
     return [*([(*path[:-1], here)] if here else []), *same]
 
 
-def _unknown(path: Path) -> str:
+def _meant(path: Path) -> str:
+    """Return a hint at the key that an unknown one may mean; '' if there is none."""
     here = path[:-1]
-    words = [str(p[-1]) if p[:-1] == here else dotted(p) for p in _likely(path)]
-    hint = f"did you mean {' or '.join(words)}? " if words else ""
     key, colon, value = str(path[-1]).partition(":")
     if colon and key in _keys(here):
-        hint = f"did you mean {shown(f'{key}: {value}')}? a space after the colon is needed; "
-    return f"{hint}allowed: {', '.join(_keys(here)) or 'none'}"
+        spaced = shown(f"{key}: {value}")
+        return f"did you mean {spaced}? a space after the colon is needed; "
+    words = []
+    for p in _likely(path):
+        words.append(str(p[-1]) if p[:-1] == here else dotted(p))
+    return f"did you mean {' or '.join(words)}? " if words else ""
+
+
+def _unknown(path: Path) -> str:
+    known = ", ".join(_keys(path[:-1])) or "none"
+    return f"{_meant(path)}allowed: {known}"
 
 
 @cache
