@@ -45,9 +45,9 @@ typedef struct zk_grid {
 
 /* How one (kernel, shape) runs on one target. train.c passes an array with a column for each
  * target of the spec; a kernel reads the column given to zk_open. tile: on a CPU {rows, columns,
- * depth} of a linear and {rows per task} elsewhere; on a GPU its meaning depends on the kernel.
- * part: the launches of the call, in order. margin: SMs that a GPU's GEMM leaves to other
- * kernels; fewer than the GPU has. */
+ * depth} of a linear and elsewhere {rows, elements or blocks of 1024 elements per task}; on a GPU
+ * its meaning depends on the kernel. part: the launches of the call, in order. margin: SMs that a
+ * GPU's GEMM leaves to other kernels; fewer than the GPU has. */
 enum { ZK_PARTS = 4 };
 typedef struct zk_launch {
     int32_t tile[3];
@@ -315,9 +315,9 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
                  int64_t M);
 
 /* ---- gradient sums, as a binary counter of pending nodes
- * Add gradients ("leaves") lo .. lo+count-1 of `total`, n elements each, to a sum; lo is
- * ctl->leaves, or 0 if ctl is NULL. src[i]: float if `full`, else real. src itself is in host
- * memory; on a GPU the buffers that it points to must be evenly spaced.
+ * Add gradients or sums of them ("leaves") lo .. lo+count-1 of `total`, n elements each, to a sum;
+ * lo is ctl->leaves, or 0 if ctl is NULL. src[i]: float if `full`, else real. src itself is in
+ * host memory; on a GPU the buffers that it points to must be evenly spaced.
  * block, a power of two: that many leaves in a row are summed as a balanced tree, and the sums of
  * blocks are added in ascending order. block 1 adds all leaves in order; block >= total makes one
  * tree.

@@ -38,6 +38,7 @@ typedef struct zr zr; /* the state of one rank */
 enum { ZR_ARENA, ZR_HOSTED, ZR_FILED }; /* a rank's arena, its host arena, its file arena */
 #define ZR_NUMBER(queue, ...) queue,
 enum { ZR_EACH_QUEUE(ZR_NUMBER) ZR_QUEUES };
+enum { ZR_COLLECTIVES = ZR_REDUCE + 1 };       /* queues that may have collectives */
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 }; /* first argument of zr_program.gemms */
 /* Sections of a step that zr_replay can record as graphs. */
 enum { ZR_BEGIN = 0, ZR_MICRO_BATCH = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
@@ -195,15 +196,17 @@ typedef struct zr_function {
 /* The program: constants, tables and functions of train.c. A zr_fn here runs on ZR_MAIN; its
  * operands are addresses in the host's memory. */
 typedef struct zr_program {
-    uint32_t abi;          /* ZR_ABI */
-    const char *name,      /* name of the spec */
-        *summary;          /* one line: how the model is trained */
-    const char *plan,      /* SHA-256 of the plan, in hex */
-        *layout;           /* SHA-256 of the places and owners of all parameters, in hex */
-    const char *memory,    /* one line for --version: where memory goes */
-        *config;           /* Hugging Face's config.json, or NULL */
-    const char *adapter,   /* PEFT's adapter_config.json, or NULL */
-        *lead;             /* prefix of the names of an adapter's tensors */
+    uint32_t abi;        /* ZR_ABI */
+    const char *name,    /* name of the spec */
+        *summary;        /* one line: how the model is trained */
+    const char *plan,    /* SHA-256 of the plan, in hex */
+        *layout;         /* SHA-256 of the places and owners of all parameters, in hex */
+    const char *memory,  /* one line for --version: where memory goes */
+        *config;         /* Hugging Face's config.json, or NULL */
+    const char *adapter, /* PEFT's adapter_config.json, or NULL */
+        *lead;           /* prefix of the names of an adapter's tensors */
+    const char *text,    /* the text of this train.c, for ranks to compare */
+        *text_end;
     int64_t shared,        /* bytes at the start of an arena that peers read */
         hosted;            /* bytes of the host arena */
     int64_t filed,         /* bytes of the file arena; 0: there is none */
@@ -291,6 +294,16 @@ typedef struct zr_program {
     zr_fn *mean;            /* write their mean: double *loss, *valid */
     zr_fn *sample;          /* sample a token: zr_draw * */
 } zr_program;
+
+/* Embed the text of the C file that contains this, as zr_text up to zr_text_end. The assembler
+ * reads the file by the name that the compiler was given. */
+#define ZR_OWN_TEXT                                                                                \
+    __asm__(".pushsection .rodata\n"                                                               \
+            ".globl zr_text, zr_text_end\n"                                                        \
+            "zr_text: .incbin \"" __FILE__ "\"\n"                                                  \
+            "zr_text_end: .byte 0\n"                                                               \
+            ".popsection\n");                                                                      \
+    extern const char zr_text[], zr_text_end[]
 
 /* Initialise a table of zr_program and its length. */
 #define ZR_TABLE(name) .name = name, .n##name = sizeof name / sizeof *name

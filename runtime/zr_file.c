@@ -106,6 +106,13 @@ void zr_add_hash(uint64_t *hash, const void *from, size_t n)
     for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;
 }
 
+void zr_text_hash(const char *text, const char *end, char hash[17])
+{
+    uint64_t sum = ZR_HASH;
+    zr_add_hash(&sum, text, (size_t)(end - text));
+    snprintf(hash, 17, "%016" PRIx64, sum);
+}
+
 int zr_beside(char *to, const char *path, const char *name, char *why)
 {
     const char *slash = strrchr(path, '/');

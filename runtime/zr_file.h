@@ -25,6 +25,8 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why);
 /* FNV-1a, starting from ZR_HASH; used to compare things, not for weights. */
 #define ZR_HASH 0xcbf29ce484222325
 void zr_add_hash(uint64_t *hash, const void *from, size_t n);
+/* Write the hash of a text, which ends before `end`, as 16 hex digits. */
+void zr_text_hash(const char *text, const char *end, char hash[17]);
 /* Return what kind of file begins with these n bytes, if it is one often mistaken for another, such
  * as a Git LFS pointer or a pickle; NULL: unknown (zr_foreign.c). */
 const char *zr_foreign(const char *text, int64_t n);

@@ -85,6 +85,11 @@ static void write_sources(zr *z, char text[ZR_TOLD])
     snprintf(text, ZR_TOLD, "%s", zr_digest);
 }
 
+static void write_text(zr *z, char text[ZR_TOLD])
+{
+    zr_text_hash(z->p->text, z->p->text_end, text);
+}
+
 static void write_plan(zr *z, char text[ZR_TOLD]) { snprintf(text, ZR_TOLD, "%s", z->p->plan); }
 
 /* All kernel objects of a CPU give the same bits, so only the target must agree. */
@@ -138,6 +143,8 @@ typedef struct fact {
 static const fact programs[] = {
     {"is built from", "sources ", write_sources, "build all ranks from the same sources"},
     {"runs", "plan ", write_plan, "start the same binary on all ranks"},
+    {"is built from", "train.c ", write_text,
+     "one train.c was edited, or zgen was called otherwise: start the same binary on all ranks"},
 };
 
 static const fact runs[] = {

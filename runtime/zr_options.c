@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "zr_cores.h"
 #include "zr_fail.h"
+#include "zr_file.h"
 #include "zr_handshake.h"
 #include "zr_log.h"
 #include "zr_memory.h"
@@ -519,10 +520,12 @@ void zr_help(zr *z, const char *program)
 
 void zr_version(zr *z)
 {
+    char text[17];
+    zr_text_hash(z->p->text, z->p->text_end, text);
     zr_print(z, STDOUT_FILENO,
-             "%s, %d ranks\nversion %s\nplan %s\nlayout %s\nsources %s\n"
+             "%s, %d ranks\nversion %s\nplan %s\nlayout %s\ntrain.c %s\nsources %s\n"
              "kernels %s\nmemory %s\n",
-             z->p->name, z->ranks, zr_release, z->p->plan, z->p->layout, zr_digest, z->p->object(),
-             z->p->memory);
+             z->p->name, z->ranks, zr_release, z->p->plan, z->p->layout, text, zr_digest,
+             z->p->object(), z->p->memory);
     if (z->p->margin) zr_print(z, STDOUT_FILENO, "sm_margin %d\n", z->p->margin);
 }

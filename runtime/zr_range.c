@@ -147,7 +147,7 @@ static int given(const zr *z) { return z->ranks > 1 ? SHARED : ARENA; }
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes)
 {
-    check_group(z, "gather", queue, ZR_REDUCE + 1, group);
+    check_group(z, "gather", queue, ZR_COLLECTIVES, group);
     check(z, "gather", queue,
           (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
     check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
@@ -177,7 +177,7 @@ static void check_slot(zr *z, const char *what, int queue, int64_t count, int64_
 void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                        int64_t bytes)
 {
-    check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
+    check_group(z, "alltoall", queue, ZR_COLLECTIVES, group);
     check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->group[group].ranks, step});
     if (z->reads_peers || z->ranks == 1) return; /* pieces are read in place */
     check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, bytes});
@@ -187,7 +187,7 @@ void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, in
 void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                             int64_t bytes, int type)
 {
-    check_group(z, "reducescatter", queue, ZR_REDUCE + 1, group);
+    check_group(z, "reducescatter", queue, ZR_COLLECTIVES, group);
     check_number(z, "reducescatter", queue, "type", type, ZR_F16 + 1);
     check(z, "reducescatter", queue,
           (place){"at", given(z), at, bytes, z->group[group].ranks, step});
@@ -204,7 +204,7 @@ void zr_check_done(zr *z, int queue, int group, int64_t at)
 void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     int64_t bytes = n < 0 || n > INT64_MAX / 8 ? INT64_MAX : 8 * n;
-    check_group(z, "allreduce", queue, ZR_REDUCE + 1, group);
+    check_group(z, "allreduce", queue, ZR_COLLECTIVES, group);
     /* a CPU adds the terms of all ranks, as no program needs another group */
     check_number(z, "allreduce", queue, "group of all", group, 1);
     check(z, "allreduce", queue, (place){"from", given(z), from, bytes, 1, 0});

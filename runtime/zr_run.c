@@ -82,12 +82,15 @@ static void put_run(zr *z, layout *l)
     const zr_program *p = z->p;
     FILE *to = l->to;
     zr_checkpoints *c = z->checkpoints;
+    char text[17];
     int at = 0;
     fprintf(to, "{\"format\": %d,\n", FORMAT);
     put_text(to, "name", p->name);
     put_text(to, "version", zr_release);
     put_text(to, "plan", p->plan);
     put_text(to, "layout", p->layout);
+    zr_text_hash(p->text, p->text_end, text);
+    put_text(to, "train.c", text);
     put_text(to, "sources", zr_digest);
     put_text(to, "kernels", p->object());
     put_text(to, "data", c->data);

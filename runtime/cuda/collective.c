@@ -31,7 +31,7 @@
 
 enum { ZR_WHOSE = 80 };
 
-static int communicators(const zr *z) { return (ZR_REDUCE + 1) * z->p->ngroups; }
+static int communicators(const zr *z) { return ZR_COLLECTIVES * z->p->ngroups; }
 
 static ncclComm_t *comm_of(const zr *z, int queue, int group)
 {

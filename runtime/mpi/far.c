@@ -149,7 +149,7 @@ static void find_peers(zr *z, lobby *own)
         if (file[r] < 0) z->seat[r] = NULL, t->wire = &zr_mpi;
         else if (r != z->rank) t->peer[r] = zr_common(z, file[r], 0, NULL, PROT_READ);
     }
-    for (int queue = 0; t->wire && queue <= ZR_REDUCE; queue++)
+    for (int queue = 0; t->wire && queue < ZR_COLLECTIVES; queue++)
         t->theirs[queue] = zr_get(z, z->ranks, ZR_SUMMED * sizeof **t->theirs);
     free(all);
     free(file);

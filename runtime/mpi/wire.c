@@ -140,7 +140,7 @@ static int requests(const zr *z) { return 2 * (z->ranks - 1) * (int)(z->t->room 
 void zr_mpi_open(zr *z)
 {
     struct zr_mpi *m = z->t->mpi;
-    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+    for (int queue = 0; queue < ZR_COLLECTIVES; queue++) {
         if (!zr_uses(z, queue)) continue;
         must(z, MPI_Comm_dup(MPI_COMM_WORLD, &m->of[queue].comm), "creating a communicator");
         MPI_Comm_set_errhandler(m->of[queue].comm, MPI_ERRORS_RETURN);
@@ -213,7 +213,7 @@ static void close_world(zr *z)
 {
     struct zr_mpi *m = z->t->mpi;
     if (!m) return;
-    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+    for (int queue = 0; queue < ZR_COLLECTIVES; queue++) {
         if (!m->of[queue].room) continue;
         MPI_Comm_free(&m->of[queue].comm);
         free(m->of[queue].request);

@@ -121,8 +121,8 @@ BEHIND = {
     ),
     "done": (
         SMALL,
-        r"(?=zr_alltoall\(z, ZR_REDUCE, ALL, (GRAD_HEAD\(0\)), .*(INBOX\(.\)))",
-        r"zr_done(z, ZR_REDUCE, ALL, \2, zr_last(\1));\n    ",
+        r"(?=zr_alltoall\(z, ZR_REDUCE, GROUP_ALL, (GRAD_HEAD\(0\)), .*(INBOX\(.\)))",
+        r"zr_done(z, ZR_REDUCE, GROUP_ALL, \2, zr_last(\1));\n    ",
     ),
 }
 

@@ -26,7 +26,7 @@ static void noted(zk *k, const zk_launch *L, void *p, const zk_span *spans, int6
 HEADER = '#include "zk.h"\n'
 FLAT = re.compile(
     r'\{"master", \w+\(0\), SIZE\(\w+\), (?P<shard>SHARD_\w+), 0, (?P=shard), \d+, (?P<count>\d+), '
-    r"(?:-1|ALL), ZR_MAIN, ZR_\w+, hash_\w+\},"
+    r"(?:-1|GROUP_ALL), ZR_MAIN, ZR_\w+, hash_\w+\},"
 )
 
 Pieces = dict[str, list[tuple[int, int]]]

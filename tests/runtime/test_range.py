@@ -26,12 +26,12 @@ KEYS = (
 # text in train.c, its replacement, and the message
 WRONG = {
     "gather from": (
-        r"(zr_gather\(z, ZR_GATHER, ALL, )",
+        r"(zr_gather\(z, ZR_GATHER, GROUP_ALL, )",
         rf"\1({FAR}) + ",
         r"gather on queue gather: `from` is at \d{13}, \d+ bytes in each of 2 pieces",
     ),
     "gather to": (
-        r"(zr_gather\(z, ZR_GATHER, ALL, [^,]*, 0, )",
+        r"(zr_gather\(z, ZR_GATHER, GROUP_ALL, [^,]*, 0, )",
         r"\1-8 * ",
         r"gather on queue gather: `to` is at -\d+, \d+ bytes",
     ),
@@ -46,7 +46,7 @@ WRONG = {
         r"gather on queue gather: `from` .* the part of the arena that peers read has",
     ),
     "all-to-all": (
-        r"(zr_alltoall\(z, ZR_REDUCE, ALL, )",
+        r"(zr_alltoall\(z, ZR_REDUCE, GROUP_ALL, )",
         rf"\1({FAR}) + ",
         r"alltoall on queue reduce: `at` is at \d{13}",
     ),
@@ -61,22 +61,22 @@ WRONG = {
         r"sources: no slot of the inbox is at \d+;",
     ),
     "done": (
-        r"(zr_done\(z, ZR_SUM, ALL, )",
+        r"(zr_done\(z, ZR_SUM, GROUP_ALL, )",
         r"\1-1 - ",
         r"done: no slot of the inbox is at -\d+;",
     ),
     "gather group": (
-        r"(zr_gather\(z, ZR_GATHER, )ALL",
+        r"(zr_gather\(z, ZR_GATHER, )GROUP_ALL",
         r"\1-1",
         r"gather on queue gather: group -1; there are 1;",
     ),
     "all-to-all group": (
-        r"(zr_alltoall\(z, ZR_REDUCE, )ALL",
+        r"(zr_alltoall\(z, ZR_REDUCE, )GROUP_ALL",
         r"\g<1>1",
         r"alltoall on queue reduce: group 1; there are 1;",
     ),
     "done leaf": (
-        r"(zr_done\(z, ZR_SUM, ALL, INBOX\([^)]*\), )",
+        r"(zr_done\(z, ZR_SUM, GROUP_ALL, INBOX\([^)]*\), )",
         rf"\1({FAR}) + ",
         r"done on queue sum: no slot whose contents die is at \d{13}",
     ),
@@ -91,12 +91,12 @@ WRONG = {
         r"copy on queue up: ",
     ),
     "done group": (
-        r"(zr_done\(z, ZR_SUM, )ALL",
+        r"(zr_done\(z, ZR_SUM, )GROUP_ALL",
         r"\g<1>1",
         r"done on queue sum: group 1; there are 1;",
     ),
     "allreduce group": (
-        r"(zr_allreduce\(z, ZR_MAIN, )ALL",
+        r"(zr_allreduce\(z, ZR_MAIN, )GROUP_ALL",
         r"\g<1>9",
         r"allreduce on queue main: group 9; there are 1;",
     ),
@@ -106,7 +106,7 @@ WRONG = {
         r"group half has 1 ranks, but its axes have 2; ",
     ),
     "the second group": (
-        r'(?s)enum \{ (ALL \};.*\{"all", 2\})',
+        r'(?s)enum \{ (GROUP_ALL \};.*\{"all", 2\})',
         r'enum { OTHER, \1, {"both", 2}',
         r"group both has 2 ranks, but its axes have 1; ",
     ),
@@ -175,7 +175,7 @@ WRONG = {
 ONCE = "the rows of its masters do not have each of its elements once;"
 MASTER = (
     r'    (\{"master", MASTER_BLOCK\(0\), SIZE\(MASTER_BLOCK\), SHARD_BLOCK, )0, '
-    r"(SHARD_BLOCK)(, 1, 3, ALL,\s+.*\},)\n"
+    r"(SHARD_BLOCK)(, 1, 3, GROUP_ALL,\s+.*\},)\n"
 )
 STATES = {
     "taken out": (MASTER, "", rf"tensor h\.%d\.attn\.c_attn\.weight: {ONCE}"),
@@ -206,7 +206,7 @@ STATES = {
         r"state on queue store: `master` is at \d{13}, 40960 bytes; the file arena has",
     ),
     "of no type": (
-        r"(SHARD_BLOCK, 1, 3, ALL,\s+ZR_STORE, )ZR_F32",
+        r"(SHARD_BLOCK, 1, 3, GROUP_ALL,\s+ZR_STORE, )ZR_F32",
         r"\g<1>9",
         "state on queue store: type 9; there are 5;",
     ),
@@ -311,12 +311,12 @@ def test_what_comes_fits_its_slot(tmp_path: pathlib.Path) -> None:
             "reducescatter on queue reduce: type 3; there are 3;",
         ),
         (
-            r"(zr_reducescatter\(z, ZR_REDUCE, )ALL",
+            r"(zr_reducescatter\(z, ZR_REDUCE, )GROUP_ALL",
             r"\g<1>1",
             "reducescatter on queue reduce: group 1; there are 1;",
         ),
         (
-            r"(zr_reducescatter\(z, ZR_REDUCE, ALL, )",
+            r"(zr_reducescatter\(z, ZR_REDUCE, GROUP_ALL, )",
             rf"\1({FAR}) + ",
             r"reducescatter on queue reduce: `at` is at \d{13}",
         ),

@@ -362,9 +362,9 @@ def test_the_head_says_what_is_planned() -> None:
     ).groups()
     assert f"{int(step) * int(slots) / 1024:.2f} KiB more over MPI" in head["Memory"]
     assert "Options" not in head and "out/train-cuda" in head["Build"]
-    assert "All-gathers PARAM_BLOCK to RING_BLOCK over SHARD" in made
+    assert "All-gathers PARAM_BLOCK to RING_BLOCK over GROUP_SHARD" in made
     text = " ".join(made.replace("\n *", " ").split())
-    assert "waits until all ranks of REPLICA have read INTRA" in text
+    assert "waits until all ranks of GROUP_REPLICA have read INTRA" in text
 
 
 def test_the_head_of_one_rank_and_of_options() -> None:

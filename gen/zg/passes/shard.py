@@ -96,7 +96,7 @@ class Shards:
         n = int(f.shard) * self.grid.parts(depth)
         if self.grid.parts(depth) == 1:
             return f.shard
-        word = f"share.{self.grid.over(depth)}" if depth else "flat"
+        word = f"split.{self.grid.over(depth)}" if depth else "flat"
         return Size.of(f"{word}.{f.name}", n, f.name)
 
 

@@ -18,7 +18,7 @@ from ..plan.operand import Index, Layers, Operand, base
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, of_call, of_unit
 from .tables import DOES, comment, launch_name, place, wrap
-from .words import in_c, lower, number, upper
+from .words import group_name, in_c, lower, number, upper
 
 WORDS = {"null": "NULL", "recipe": "&recipe", "c": "c"}
 TEMPORARY = "tmp"
@@ -83,7 +83,7 @@ def reserved(p: Plan) -> set[str]:
         "RANK",
         "SIZE",
         "COLUMNS",
-        *(upper(g.name) for g in p.groups),
+        *(group_name(g.name) for g in p.groups),
         *(upper(t) for t in p.head.targets),
         *(f"{word}_{flat}" for word in OF_FLATS for flat in flats),
         *(f"{part}_{flat}" for part in parts for flat in flats),
@@ -252,10 +252,10 @@ class Calls:
             return f"{self.layers[unit_of(fn), arg]}[l]"
         if isinstance(arg, int):
             said = self.count(fn, formal, arg, call.rounds)
-            beside = f" /* {formal.name} */" * said.isdigit()
+            beside = f" /* {formal.name} */" * said.lstrip("-").isdigit()
             return f"{said}{beside}"
         if not isinstance(arg, str):
-            return f"{arg!r} /* {formal.name} */"
+            return f"(float){arg!r} /* {formal.name} */"
         if arg.startswith("&"):
             return f"ONE({lower(arg[1:])})"
         if arg.startswith("spans."):

@@ -11,8 +11,7 @@ from ..plan.operand import Index, Operand
 from ..plan.plan import Event, Plan, Ref, Step
 from ..plan.size import Constant, Size, flat_of, width_of
 from .letters import of_unit
-from .tables import shares
-from .words import constant, lower, number, upper, word
+from .words import constant, group_name, lower, number, upper, word
 
 # Pieces of a flat's shard: the first word of their constants, and a comment.
 PIECES = {
@@ -118,16 +117,13 @@ class Sizes:
                 f"of an instance; instances: {f.count}",
             )
             yield f"SHARD_{name} = {number(f.shard)}", "of a shard"
-            rows = {share: n for n, share in shares(self.p, f).items()}
             for u in units.values():
-                if word(u.name) == "share" and "%" not in u.name:
-                    rows[constant(u)] = u.size
-            for share, n in rows.items():
-                sharers = share.removeprefix("SHARE_").removesuffix(f"_{name}")
-                yield (
-                    f"{share} = {number(n)}",
-                    f"of each rank's part, shared over {sharers}",
-                )
+                if word(u.name) == "split" and "%" not in u.name:
+                    _, group, *_ = u.name.split(".")
+                    yield (
+                        f"{constant(u)} = {number(u.size)}",
+                        f"of each rank's part of it, split over {group_name(group)}",
+                    )
             if near:
                 yield (
                     f"NEAR_{name} = {number(near.size)}",

@@ -20,7 +20,7 @@ from ..plan.size import Size, times
 from .sizes import PIECES, Sizes
 from .tables import VARS, comment, place, wrap
 from .verbs import BY, Affine, Kind, Verb, Verbs, over
-from .words import call, in_c, linear, lower, product, upper, word
+from .words import call, group_name, in_c, linear, lower, product, upper, word
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 
@@ -48,13 +48,18 @@ COMMANDS = {
 SECTIONS = {
     "init": "initial weights",
     "publish": "parameters from masters, and tables, before the first step",
-    "begin": "begin of a step: its constants, and states on their way to the device",
+    "begin": "begin of a step: its constants; offloaded states start on their way to the device",
     "forward": "forward of a micro-batch, in training and evaluation",
     "micro_batch": "a micro-batch: its loss, and its gradients added to the sums",
     "update": "norm, clipping, optimizer",
     "eval": "evaluation: the loss of a micro-batch",
 }
 
+# The comment of micro_batch with `train.accumulate: layers`.
+TOGETHER = (
+    "all {} micro-batches of a step, unit by unit: their loss, and their gradients added to the "
+    "sums"
+)
 HANDED = re.compile(r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);")
 HEAD = comment(
     "---- commands with their waits and records. l: the unit; slot, slot2: slots that units take "
@@ -138,7 +143,7 @@ class StepWriter:
             if ints.get("width") == "4":
                 type_ = "F32"
             said = COMMANDS[s.op][1].format(*refs, **ints, type=f"ZR_{type_}")
-            text = call(f"zr_{s.op}", "z", queue, upper(s.group), said)
+            text = call(f"zr_{s.op}", "z", queue, group_name(s.group), said)
         elif s.op == "copy":
             ranks = ints["from_rank"], ints["to_rank"]
             places = map(of_rank, refs, ranks)
@@ -238,7 +243,7 @@ class StepWriter:
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
         read, *others = [upper(r.cls) for r in s.refs]
-        group = "" if s.group == plan.ALL else upper(s.group)
+        group = "" if s.group == plan.ALL else group_name(s.group)
         return COMMANDS[s.op][0].format(
             read,
             *others,
@@ -385,6 +390,9 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
             verbs.define(but)
             parts = _rolled(verbs, shared)
         steps.verbs = verbs.verbs
+    says = dict(SECTIONS)
+    if p.together > 1:
+        says["micro_batch"] = TOGETHER.format(p.together)
     out = []
     for name, nodes in parts.items():
         begins = (
@@ -395,7 +403,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
         lines = [*begins, *steps.lines(nodes)]
         out.append(
             {
-                "head": f"/* {SECTIONS[name]} */",
+                "head": f"/* {says[name]} */",
                 "name": name,
                 "lines": lines or ["    (void)z;"],
             }

@@ -18,7 +18,7 @@ from ..plan.operand import Layers
 from ..plan.plan import Plan
 from ..plan.size import Size
 from .letters import NAMED, Letters
-from .words import in_c, lower, number, upper, word
+from .words import group_name, in_c, lower, number, upper, word
 
 # The runtime's name of each arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
@@ -142,7 +142,7 @@ def _axes(p: Plan) -> list[str]:
     known = {a.name: a for a in p.axes}
     for g in p.groups:
         for axis in (known[name] for name in g.axes):
-            out.append(f"{{{upper(g.name)}, {axis.size}, {axis.stride}}},")
+            out.append(f"{{{group_name(g.name)}, {axis.size}, {axis.stride}}},")
     return out
 
 
@@ -157,30 +157,21 @@ def _meets(p: Plan) -> list[str]:
         for g in p.groups
     }
     return [
-        f"[{upper(name)}] = {' | '.join(bits)}," for name, bits in found.items() if bits
+        f"[{group_name(name)}] = {' | '.join(bits)},"
+        for name, bits in found.items()
+        if bits
     ]
 
 
 def place(group: str) -> str:
     """Return this rank's place in a group, as C."""
-    return "RANK" if group == plan.ALL else f"PLACE({upper(group)})"
+    return "RANK" if group == plan.ALL else f"PLACE({group_name(group)})"
 
 
 def owners(p: Plan) -> str:
     """Return the group in whose order ranks own shards; '' for all ranks in order of rank."""
     (found,) = {f.owners for f in p.flats}
-    return "" if found == plan.ALL else upper(found)
-
-
-def shares(p: Plan, f: plan.Flat) -> dict[int, str]:
-    """Return the elements of an instance that a rank has if a group shares it, with the constant's
-    name."""
-    names = tuple(a.name for a in p.axes)
-    return {
-        f.shard * p.head.ranks // g.ranks: f"SHARE_{upper(g.name)}_{upper(f.name)}"
-        for g in p.groups
-        if g.axes and g.axes != names and g.axes == names[: len(g.axes)]
-    }
+    return "" if found == plan.ALL else group_name(found)
 
 
 # Content of a class, by the first word of its name.
@@ -300,9 +291,8 @@ def _shape(
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
-        named = row.own and isinstance(n, Size)
-        text = in_c(n) if named else letters.said(name, n, rounds)
-        if text.isdigit():
+        text = in_c(n) if isinstance(n, Size) else letters.said(name, n, rounds)
+        if text.lstrip("-").isdigit():
             text = NAMED[name][n] if name in NAMED else f"{name} = {n}"
         said.append(text)
     return f" /* {', '.join(said)} */" if said else ""
@@ -405,7 +395,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     f, cls = p.flats[flat], upper(s.cls)
     first = in_c(s.first)
     at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(p.begin(s))
-    over = "-1" if s.whole else upper(s.over)
+    over = "-1" if s.whole else group_name(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
     fields = [

@@ -348,6 +348,11 @@ def _waits(hop: Hop, last: Names) -> bool:
     return all_[len(all_) - len(last) :] == last
 
 
+def _group(hop: Hop) -> str:
+    """Return the group of a hop's collective, or ''."""
+    return next((s.group for s in hop if s.group), "")
+
+
 class Verbs:
     """The verbs of a program's sections."""
 
@@ -433,8 +438,15 @@ class Verbs:
         self, groups: Mapping[Kind, Sequence[Hop]]
     ) -> Iterator[tuple[str, Names]]:
         """Yield the name of each kind, and the last uses that tell it from a kind with the same
-        steps. A kind with more last uses has them in its name."""
+        steps. The name has the group if kinds of several groups have the same plain name, and the
+        last uses of a kind with more of them."""
         plain = {kind: self.plain(x[0]) for kind, x in groups.items()}
+        met = defaultdict[str, set[str]](set)
+        for kind, name in plain.items():
+            met[name].add(_group(groups[kind][0]))
+        for kind, name in plain.items():
+            if len(met[name]) > 1:
+                plain[kind] = f"{name}_over_{_group(groups[kind][0])}"
         taken: set[str] = set()
         for kind, name in plain.items():
             does = name, kind[0]

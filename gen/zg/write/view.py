@@ -34,7 +34,7 @@ from .tables import (
     states,
     wrap,
 )
-from .words import lower, number, upper
+from .words import group_name, lower, number, upper
 
 
 def sample(p: Plan) -> list[str]:
@@ -100,13 +100,25 @@ def sharded(p: Plan) -> str:
         what = STATES.get(s.what, SHARDED[0])
         if s.over and p.parts(s) > 1 and what in over:
             over[what] = p.group(s.over).ranks
+    kept = whole(p) if p.head.zero == 3 else 0
+    if kept == p.head.params:
+        del over["parameters"]
     if p.head.ranks == 1 or not over:
         return "every rank has all parameters, gradients and optimizer states"
     said = []
     for n in dict.fromkeys(over.values()):
         names = listed([what for what in over if over[what] == n])
         said.append(f"{names} are sharded over {n} ranks")
+    if kept:
+        some = "all" if kept == p.head.params else f"{kept:,}"
+        said.append(f"{some} parameters are persistent: whole on each rank")
     return "; ".join(said)
+
+
+def whole(p: Plan) -> int:
+    """Return how many parameters each rank has whole for the length of a run."""
+    kept = {s.flat for s in p.stores if s.what == "params" and s.whole}
+    return sum(t.elems * t.count for t in p.tensors if t.flat in kept)
 
 
 def rounded(n: int) -> str:
@@ -247,8 +259,8 @@ def _groups(p: Plan) -> dict[str, object]:
     """Return the template fields for groups of ranks."""
     place = "#define PLACE(group) ((int64_t)zr_place(z, group))"
     return {
-        "group_names": ", ".join(upper(g.name) for g in p.groups),
-        "all": upper(plan.ALL),
+        "group_names": ", ".join(group_name(g.name) for g in p.groups),
+        "all": group_name(plan.ALL),
         "groups": groups(p),
         "place": [place] * bool(p.axes),
     }

@@ -16,6 +16,11 @@ def upper(name: str) -> str:
     return name.replace(".", "_").upper()
 
 
+def group_name(name: str) -> str:
+    """Return train.c's name of a group of ranks."""
+    return f"GROUP_{upper(name)}"
+
+
 def word(name: str) -> str:
     """Return the first word of a name: ring.block -> ring."""
     return name.partition(".")[0]

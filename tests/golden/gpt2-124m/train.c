@@ -2,7 +2,7 @@
  *
  * Model      124,439,808 parameters, width 768, vocabulary 50257
  * Ranks      2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over 2
- *            ranks; prefetch distance 1
+ *            ranks; 121,344 parameters are persistent: whole on each rank; prefetch distance 1
  * Numbers    f32; optimizer AdamW; seed 1
  * Step       4 sequences of 256 tokens: 1 micro-batch of 2 on each rank
  * Recipe     all settings that determine the weights' bits: recipe_lines below
@@ -84,7 +84,8 @@ enum {
  * issued before it is reached, and passes if there is none. FULL_C(i): the data of slot i of C is
  * there; FREE_C(i): the slot may be overwritten (FREE_RING(0): of every ring); UPDATED(0): the
  * parameters that the device updates are updated (others have a FULL_C); END_Q(0): queue Q has done
- * all that it was given before */
+ * all that it was given before. Where a GPU replays a section as a graph (zr_replay), the section
+ * begins after all earlier commands of all queues, and a wait for them has no effect */
 #define END_MAIN(i) (0 + (int)(i))
 #define END_SUM(i) (1 + (int)(i))
 #define FREE_GRAD_BLOCK(i) (2 + (int)(i))
@@ -102,12 +103,12 @@ enum {
 #define UPDATED(i) (19 + (int)(i))
 
 /* ---- groups of ranks */
-enum { ALL };
+enum { GROUP_ALL };
 
-/* ---- launches: one for each kernel and shape (beside it), with a row for each target. tile: rows
- * or elements of a task on a CPU; on a GPU each kernel defines it. part: x, y and z of each grid on
- * a GPU, threads of a block, bytes of shared memory. The kernel or library chooses what a row
- * leaves out */
+/* ---- launches: one for each kernel and shape (beside it), with a row for each target. tile: rows,
+ * elements or (of shards) blocks of 1024 elements of a task on a CPU; on a GPU each kernel defines
+ * it. part: x, y and z of each grid on a GPU, threads of a block, bytes of shared memory. The
+ * kernel or library chooses what a row leaves out */
 enum { CPU, SM_80, SM_90, SM_100, COLUMNS };
 #define LAUNCH(name) static const zk_launch name[COLUMNS]
 
@@ -278,8 +279,9 @@ enum {
     PERSISTENT_BLOCK = 12288, /* of it, for each block */
 };
 
-/* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_stride;
- * initial mean and standard deviation, factor of the learning rate, weight decay */
+/* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_stride; initial mean and
+ * standard deviation, factor of the learning rate, weight decay. Elements between tensors are
+ * padding, which nothing reads but collectives and sums */
 static const zk_span spans_embed[] = {
     {0, 38597376, 1, 0, 0, 2, /* wte.weight */
      0.0f, 0x1.47ae147ae147bp-6f /* 0.02 */, 1.0, 0x1.999999999999ap-4 /* 0.1 */},
@@ -414,15 +416,15 @@ FN(fwd_block)
     };
     void *w = AT(0), *p = AT(1), *x = AT(2), *y = AT(3), *s = AT(4), *tmp = a + TMP(0);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, s + LN_1, s + LN_1_STAT, NULL, x, NULL, p + LN_1_W,
-        p + LN_1_B, M, C, 1e-05 /* eps */);
+        p + LN_1_B, M, C, (float)1e-05 /* eps */);
     zk_linear_fwd(k, L_linear_fwd_0, s + C_ATTN, s + LN_1, w + C_ATTN_W, p + C_ATTN_B, M, 3 * C, C,
         ZK_IN_OUT);
     zk_attention_fwd(k, L_attention_fwd_0, s + ATTENTION, s + ATTENTION_LSE, s + C_ATTN, B, T, H, G,
-        D, 0.125 /* scale */);
+        D, (float)0.125 /* scale */);
     zk_linear_fwd(k, L_linear_fwd_1, tmp + ATTN_C_PROJ, s + ATTENTION, w + ATTN_C_PROJ_W,
         p + ATTN_C_PROJ_B, M, C, C, ZK_IN_OUT);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, s + LN_2, s + LN_2_STAT, s + RESIDUAL, x,
-        tmp + ATTN_C_PROJ, p + LN_2_W, p + LN_2_B, M, C, 1e-05 /* eps */);
+        tmp + ATTN_C_PROJ, p + LN_2_W, p + LN_2_B, M, C, (float)1e-05 /* eps */);
     zk_linear_fwd(k, L_linear_fwd_2, s + C_FC, s + LN_2, w + C_FC_W, p + C_FC_B, M, 4 * C, C,
         ZK_IN_OUT);
     zk_gelu_fwd(k, L_gelu_fwd_0, s + GELU, s + C_FC, M * 4 * C, ZK_GELU_TANH);
@@ -464,7 +466,7 @@ FN(bwd_block)
         C, ZK_IN_OUT, 0 /* full */, 0 /* carry */);
     zk_linear_bwd_b(k, L_linear_bwd_b_0, dp + ATTN_C_PROJ_B, tmp + D_RESIDUAL, M, C);
     zk_attention_bwd(k, L_attention_bwd_0, tmp + D_C_ATTN, tmp + D_ATTENTION, s + ATTENTION,
-        s + C_ATTN, s + ATTENTION_LSE, work, B, T, H, G, D, 0.125 /* scale */);
+        s + C_ATTN, s + ATTENTION_LSE, work, B, T, H, G, D, (float)0.125 /* scale */);
     zk_linear_bwd_x(k, L_linear_bwd_x_3, tmp + D_LN_1, tmp + D_C_ATTN, w + C_ATTN_W, M, 3 * C, C,
         ZK_IN_OUT);
     zk_linear_bwd_w(k, L_linear_bwd_w_3, dw + C_ATTN_W, tmp + D_C_ATTN, s + LN_1, M, 3 * C, C,
@@ -498,7 +500,7 @@ FN(train_head)
     void *w = AT(0), *p = AT(1), *x = AT(2), *dx = AT(3), *dw = AT(4), *dp = AT(5),
         *sums = a + SUMS(0), *targets = a + TARGETS(0), *tmp = a + TMP(0), *work = a + WORK(0);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, tmp + LN_F, tmp + LN_F_STAT, NULL, x, NULL, p + LN_F_W,
-        p + LN_F_B, M, C, 1e-05 /* eps */);
+        p + LN_F_B, M, C, (float)1e-05 /* eps */);
     for (int64_t c = 0; c < 2; c++) {
         zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_STRIDE, w + WTE_W,
             NULL, M / 2, R, C, ZK_OUT_IN);
@@ -531,7 +533,7 @@ FN(eval_head)
     void *w = AT(0), *p = AT(1), *x = AT(2), *sums = a + SUMS(0), *targets = a + TARGETS(0),
         *tmp = a + TMP(0);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, tmp + LN_F, tmp + LN_F_STAT, NULL, x, NULL, p + LN_F_W,
-        p + LN_F_B, M, C, 1e-05 /* eps */);
+        p + LN_F_B, M, C, (float)1e-05 /* eps */);
     for (int64_t c = 0; c < 2; c++) {
         zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_STRIDE, w + WTE_W,
             NULL, M / 2, R, C, ZK_OUT_IN);
@@ -716,8 +718,8 @@ FN(factor)
 static void gather_persistent(zr *z)
 {
     zr_wait(z, ZR_GATHER, END_MAIN(0));
-    zr_gather(z, ZR_GATHER, ALL, PARAM_PERSISTENT(0), 4 * SHARD_PERSISTENT, PARAM_PERSISTENT(0),
-        4 * SHARD_PERSISTENT, 4 * SHARD_PERSISTENT);
+    zr_gather(z, ZR_GATHER, GROUP_ALL, PARAM_PERSISTENT(0), 4 * SHARD_PERSISTENT,
+        PARAM_PERSISTENT(0), 4 * SHARD_PERSISTENT, 4 * SHARD_PERSISTENT);
     zr_record(z, ZR_GATHER, FULL_PARAM_PERSISTENT(0));
 }
 
@@ -725,7 +727,7 @@ static void gather_persistent(zr *z)
 static void gather_embed(zr *z)
 {
     zr_wait(z, ZR_GATHER, FREE_RING(0));
-    zr_gather(z, ZR_GATHER, ALL, PARAM_EMBED(0), 0, RING_EMBED(0), 4 * SHARD_EMBED,
+    zr_gather(z, ZR_GATHER, GROUP_ALL, PARAM_EMBED(0), 0, RING_EMBED(0), 4 * SHARD_EMBED,
         4 * SHARD_EMBED);
     zr_record(z, ZR_GATHER, FULL_RING_EMBED(0));
 }
@@ -733,7 +735,7 @@ static void gather_embed(zr *z)
 /* All-gathers PARAM_BLOCK to RING_BLOCK; then RING_BLOCK is full. */
 static void gather_block_now(zr *z, int64_t l, int64_t slot)
 {
-    zr_gather(z, ZR_GATHER, ALL, PARAM_BLOCK(l), 0, RING_BLOCK(slot), 4 * SHARD_BLOCK,
+    zr_gather(z, ZR_GATHER, GROUP_ALL, PARAM_BLOCK(l), 0, RING_BLOCK(slot), 4 * SHARD_BLOCK,
         4 * SHARD_BLOCK);
     zr_record(z, ZR_GATHER, FULL_RING_BLOCK(slot));
 }
@@ -773,10 +775,11 @@ static void run_bwd_block(zr *z, int64_t l, int64_t slot, int64_t dx)
 static void reduce_block(zr *z, int64_t l, int64_t slot)
 {
     zr_waits(z, ZR_REDUCE, FULL_GRAD_BLOCK(slot), FREE_INBOX(slot));
-    zr_alltoall(z, ZR_REDUCE, ALL, GRAD_BLOCK(slot), 4 * SHARD_BLOCK, INBOX(slot), 4 * SHARD_BLOCK);
+    zr_alltoall(z, ZR_REDUCE, GROUP_ALL, GRAD_BLOCK(slot), 4 * SHARD_BLOCK, INBOX(slot),
+        4 * SHARD_BLOCK);
     zr_before(z, ZR_REDUCE, ZR_SUM, FULL_INBOX(slot));
     zr_call(z, ZR_SUM, sum_block, INBOX(slot), SUM_BLOCK(l), SHARD_BLOCK);
-    zr_done(z, ZR_SUM, ALL, INBOX(slot), zr_last(GRAD_BLOCK(slot)));
+    zr_done(z, ZR_SUM, GROUP_ALL, INBOX(slot), zr_last(GRAD_BLOCK(slot)));
     zr_record(z, ZR_SUM, FREE_INBOX(slot));
     zr_record(z, ZR_SUM, FREE_GRAD_BLOCK(slot));
 }
@@ -787,11 +790,11 @@ static void reduce_block(zr *z, int64_t l, int64_t slot)
 static void reduce_persistent(zr *z)
 {
     zr_waits(z, ZR_REDUCE, FULL_GRAD_PERSISTENT(0), FREE_INBOX(0));
-    zr_alltoall(z, ZR_REDUCE, ALL, GRAD_PERSISTENT(0), 4 * SHARD_PERSISTENT, INBOX(0),
+    zr_alltoall(z, ZR_REDUCE, GROUP_ALL, GRAD_PERSISTENT(0), 4 * SHARD_PERSISTENT, INBOX(0),
         4 * SHARD_PERSISTENT);
     zr_before(z, ZR_REDUCE, ZR_SUM, FULL_INBOX(0));
     zr_call(z, ZR_SUM, sum_persistent, INBOX(0), SUM_PERSISTENT(0), SHARD_PERSISTENT);
-    zr_done(z, ZR_SUM, ALL, INBOX(0), zr_last(GRAD_PERSISTENT(0)));
+    zr_done(z, ZR_SUM, GROUP_ALL, INBOX(0), zr_last(GRAD_PERSISTENT(0)));
     zr_record(z, ZR_SUM, FREE_INBOX(0));
     zr_record(z, ZR_SUM, FREE_GRAD_PERSISTENT(0));
 }
@@ -802,10 +805,10 @@ static void reduce_persistent(zr *z)
 static void reduce_embed(zr *z)
 {
     zr_waits(z, ZR_REDUCE, FULL_GRAD_EMBED(0), FREE_INBOX(1));
-    zr_alltoall(z, ZR_REDUCE, ALL, GRAD_EMBED(0), 4 * SHARD_EMBED, INBOX(1), 4 * SHARD_EMBED);
+    zr_alltoall(z, ZR_REDUCE, GROUP_ALL, GRAD_EMBED(0), 4 * SHARD_EMBED, INBOX(1), 4 * SHARD_EMBED);
     zr_before(z, ZR_REDUCE, ZR_SUM, FULL_INBOX(1));
     zr_call(z, ZR_SUM, sum_embed, INBOX(1), SUM_EMBED(0), SHARD_EMBED);
-    zr_done(z, ZR_SUM, ALL, INBOX(1), zr_last(GRAD_EMBED(0)));
+    zr_done(z, ZR_SUM, GROUP_ALL, INBOX(1), zr_last(GRAD_EMBED(0)));
     zr_record(z, ZR_SUM, FREE_INBOX(1));
     zr_record(z, ZR_SUM, FREE_GRAD_EMBED(0));
 }
@@ -828,7 +831,7 @@ static void publish(zr *z)
     zr_record(z, ZR_MAIN, UPDATED(0));
 }
 
-/* begin of a step: its constants, and states on their way to the device */
+/* begin of a step: its constants; offloaded states start on their way to the device */
 static void begin(zr *z)
 {
     zr_call(z, ZR_MAIN, next, CTL(0), SUMS(0));
@@ -884,7 +887,7 @@ static void update(zr *z)
     for (int64_t i = 0; i < 12; i++)
         zr_call(z, ZR_MAIN, norm_block, SUM_BLOCK(i), i);
     zr_call(z, ZR_MAIN, norm_persistent, SUM_PERSISTENT(0), 0);
-    zr_allreduce(z, ZR_MAIN, ALL, SUMS(0), SUMS(1), ZK_SUMS);
+    zr_allreduce(z, ZR_MAIN, GROUP_ALL, SUMS(0), SUMS(1), ZK_SUMS);
     zr_call(z, ZR_MAIN, factor, SUMS(1), CTL(0));
     zr_call(z, ZR_MAIN, update_embed, SUM_EMBED(0), PARAM_EMBED(0), M_EMBED(0), V_EMBED(0), 0);
     zr_record(z, ZR_MAIN, END_MAIN(0));
@@ -928,7 +931,7 @@ static void *open_kernels(int queue, void *stream, void *device, void *host, int
 }
 
 static void close_kernels(int queue, void *k) { queue == ZR_HOST ? zk_host_close(k) : zk_close(k); }
-static void total(zr *z) { zr_allreduce(z, ZR_MAIN, ALL, SUMS(0), SUMS(1), ZK_SUMS); }
+static void total(zr *z) { zr_allreduce(z, ZR_MAIN, GROUP_ALL, SUMS(0), SUMS(1), ZK_SUMS); }
 FN(report) { zk_report(k, a + CTL(0), HOST(0)); }
 FN(clear) { zk_clear(k, a + SUMS(0)); }
 FN(mean) { zk_mean(k, a + SUMS(1), HOST(0), HOST(1)); }
@@ -942,24 +945,24 @@ FN(sample)
 
 /* states of a run: the fields of zr_state in order */
 static const zr_state states[] = {
-    {"master", PARAM_EMBED(0), SIZE(PARAM_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN,
-        ZR_F32, hash_embed},
-    {"exp_avg", M_EMBED(0), SIZE(M_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN, ZR_F32,
-        NULL},
-    {"exp_avg_sq", V_EMBED(0), SIZE(V_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN,
+    {"master", PARAM_EMBED(0), SIZE(PARAM_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, GROUP_ALL,
+        ZR_MAIN, ZR_F32, hash_embed},
+    {"exp_avg", M_EMBED(0), SIZE(M_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, GROUP_ALL, ZR_MAIN,
         ZR_F32, NULL},
-    {"master", PARAM_BLOCK(0), SIZE(PARAM_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN,
-        ZR_F32, hash_block},
-    {"exp_avg", M_BLOCK(0), SIZE(M_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN, ZR_F32,
-        NULL},
-    {"exp_avg_sq", V_BLOCK(0), SIZE(V_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN,
+    {"exp_avg_sq", V_EMBED(0), SIZE(V_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, GROUP_ALL, ZR_MAIN,
         ZR_F32, NULL},
+    {"master", PARAM_BLOCK(0), SIZE(PARAM_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, GROUP_ALL,
+        ZR_MAIN, ZR_F32, hash_block},
+    {"exp_avg", M_BLOCK(0), SIZE(M_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, GROUP_ALL, ZR_MAIN,
+        ZR_F32, NULL},
+    {"exp_avg_sq", V_BLOCK(0), SIZE(V_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, GROUP_ALL,
+        ZR_MAIN, ZR_F32, NULL},
     {"master", PARAM_PERSISTENT(0), SIZE(PARAM_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT,
         2, 1, -1, ZR_MAIN, ZR_F32, hash_persistent},
     {"exp_avg", M_PERSISTENT(0), SIZE(M_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT, 2, 1,
-        ALL, ZR_MAIN, ZR_F32, NULL},
+        GROUP_ALL, ZR_MAIN, ZR_F32, NULL},
     {"exp_avg_sq", V_PERSISTENT(0), SIZE(V_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT, 2, 1,
-        ALL, ZR_MAIN, ZR_F32, NULL},
+        GROUP_ALL, ZR_MAIN, ZR_F32, NULL},
     {"step", CTL(0) + offsetof(zk_ctl, step), 0, 0, 0, 1, -1, 1, -1, ZR_MAIN, ZR_I64, NULL},
     {"applied", CTL(0) + offsetof(zk_ctl, applied), 0, 0, 0, 1, -1, 1, -1, ZR_MAIN, ZR_I64, NULL},
     {"skipped", CTL(0) + offsetof(zk_ctl, skipped), 0, 0, 0, 1, -1, 1, -1, ZR_MAIN, ZR_I64, NULL},
@@ -1066,8 +1069,8 @@ static const zr_tensor tensors[] = {
     {"ln_f.bias", 148480, 0, {768, 1}, 1, 2, 0, 1, 0},
 };
 
-/* functions as a profile lists them: part of a step, FLOPs of a call, units (negative: from last
- * to first), calls for each unit */
+/* functions as a profile lists them: part of a step, FLOPs of a call (backward as twice
+ * forward, and what it recomputes), units (negative: from last to first), calls for each unit */
 static const zr_function functions[] = {
     {"fwd_embed", "forward", 0.0, 0, 1},
     {"bwd_embed", "backward", 0.0, 0, 1},
@@ -1096,11 +1099,14 @@ static const zr_column columns[] = {
     {"sm_100", 2140200960, 446693376},
 };
 
+ZR_OWN_TEXT;
+
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
     .summary = "ZeRO 3, ranks 2, micro-batches 1 of 2 x 256 tokens, f32, prefetch 1",
     .plan = "e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230",
     .layout = "24bd998e08e374d9231eb50c3347eeabeb54bdb447c8f0650bb4f59965c451cf",
+    .text = zr_text, .text_end = zr_text_end,
     .memory =
         "arena of a rank, bytes: cpu 1791533056, sm_80 2140200960, sm_90 2140200960, sm_100 "
         "2140200960; beside it on a GPU about 1090938470; parts: parameters 463425536, "
@@ -1139,7 +1145,7 @@ static const zr_program program = {
     .batch = 2, .sequence = 256, .vocab = 50257,
     .ignore = 65535, .skips = 20,
     .tokens = TOKENS(0), .targets = TARGETS(0),
-    .flops = 779053694976.0, /* of the model: 6 per parameter and token, and attention */
+    .flops = 779053694976.0, /* 6 per parameter and token, and attention */
     .wire = 746541632, .messages = 42, /* bytes received, collectives */
     .type = ZR_F32,
     ZR_TABLE(columns), ZR_TABLE(groups), ZR_TABLE(states), ZR_TABLE(tensors), ZR_TABLE(functions),
