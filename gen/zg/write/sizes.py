@@ -122,7 +122,7 @@ class Sizes:
                     _, group, *_ = u.name.split(".")
                     yield (
                         f"{constant(u)} = {number(u.size)}",
-                        f"of each rank's part of it, split over {group_name(group)}",
+                        f"of each rank's part if {group_name(group)} splits it",
                     )
             if near:
                 yield (
