@@ -632,7 +632,7 @@ def test_a_rank_that_is_long_at_an_evaluation_is_no_stall(
     run = mpirun(
         made,
         2,
-        *("--data", tokens, "--steps", 200, "--log", log, option, slow),
+        *("--data", tokens, "--steps", 2000, "--log", log, option, slow),
         ZR_RANKS_PER_HOST=1,
         ZR_TIMEOUT_S=limit,
         LD_PRELOAD=tmp_path / "slow.so",
