@@ -216,15 +216,15 @@ typedef struct zr_program {
         stores,            /* bytes written to it in a training step */
         brought,           /* offset in the host arena for a tile of masters read from the file */
         tile;              /* elements of a tile */
-    const char *folder;    /* directory of the file arena */
+    const char *folder;    /* folder of the file arena */
     uint32_t queues;       /* queues in use, a bit each: 1 << ZR_MAIN ... */
     int64_t workspace,     /* GPU: offset of the kernels' workspace in the arena */
         host,              /* GPU: bytes of pinned host memory, the host arena included */
         pinned_batch,      /* GPU: offset in it of the first slot for a batch */
         pinned_batch_step, /* GPU: bytes from one slot to the next */
         pinned_scratch,    /* GPU: offset in it of the scratch that kernels write for the host */
-        inbox,             /* offset of the first inbox slot, which receives pieces of peers whose
-                              memory cannot be read */
+        inbox,             /* offset of the first inbox slot, for pieces of peers whose memory
+                              cannot be read */
         inbox_step;        /* bytes from one inbox slot to the next */
     int32_t margin,        /* GPU: SMs that matrix products leave free */
         blocks,            /* GPU: thread blocks of an NCCL communicator; 0: NCCL chooses */

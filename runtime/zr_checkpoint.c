@@ -344,8 +344,8 @@ static int64_t step_to_resume(zr *z)
     if (step > z->o->steps)
         zr_fail(z, ZR_USER,
                 "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
-                "; --steps counts from the start of the training: give more",
-                z->o->steps, z->o->checkpoints, step);
+                "; --steps counts from the start of training: give %" PRId64 " or more",
+                z->o->steps, z->o->checkpoints, step, step);
     if (step && !is_whole(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);

@@ -70,10 +70,12 @@ static int64_t check_tokens_at(const zr_choices *c, int64_t i, const char *what,
 static int check_example(const zr_choices *c, int64_t i, char *why)
 {
     const uint16_t *w = c->word;
-    if (w[OF_NUMBER] != i) return wrong_example(c, i, why, "is numbered %d", w[OF_NUMBER]);
+    if (w[OF_NUMBER] != i)
+        return wrong_example(c, i, why, "its number is %d, but must be %" PRId64, w[OF_NUMBER], i);
     if (w[OF_LABEL] >= w[OF_COUNT])
-        return wrong_example(c, i, why, "completion %d is right, of %d from 0 on", w[OF_LABEL],
-                             w[OF_COUNT]);
+        return wrong_example(c, i, why,
+                             "the right completion is number %d, but there are %d, counted from 0",
+                             w[OF_LABEL], w[OF_COUNT]);
     int64_t at = check_tokens_at(c, i, "context", OF_CONTEXT, why);
     for (int k = 0; k < w[OF_COUNT] && at >= 0; k++) {
         int64_t begin = at;
@@ -102,8 +104,8 @@ static int read_example(zr_choices *c, int64_t i, int64_t room, char *why)
     int bytes = w[OF_BYTES];
     if (bytes % 2 || bytes < LEAST || bytes > c->longest)
         return wrong_example(c, i, why,
-                             "%d bytes; an even number from %d to the header's longest, %" PRId64
-                             ", is needed",
+                             "%d bytes; must be an even number from %d to %" PRId64
+                             ", the longest according to the header",
                              bytes, LEAST, c->longest);
     if (bytes > room)
         return wrong_example(c, i, why, "%d bytes, of which the file has %" PRId64, bytes, room);

@@ -224,9 +224,8 @@ void zr_disk_open(zr *z)
         zr_fail(z, ZR_USER, "--nvme %.200s...: the path is too long", dir);
     d->plain = mkostemp(d->path, O_CLOEXEC);
     if (d->plain < 0 || unlink(d->path))
-        zr_fail(z, ZR_ENVIRONMENT,
-                "creating a file in %s: %s; set another directory with --nvme DIR", dir,
-                strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT, "creating a file in %s: %s; set another folder with --nvme DIR",
+                dir, strerror(errno));
     if (zr_reserve(d->plain, z->p->filed, d->path, why))
         zr_fail(z, ZR_ENVIRONMENT, "%s; set another disk with --nvme DIR", why);
     d->direct = open_direct(z, d->plain);

@@ -72,7 +72,7 @@ void zr_eval_open(zr *z)
     z->choices->fd = -1;
     if (!z->o->eval) return;
     if (zr_choices_open(z->choices, z->o->eval, z->p->sequence, z->p->vocab, why))
-        zr_fail(z, ZR_USER, "%s", why);
+        zr_fail(z, ZR_USER, "--eval %s", why);
     for (int64_t e = 0; e < z->choices->n; e += z->ranks) z->tries += turns_of(z, e);
 }
 
@@ -100,7 +100,7 @@ static int is_right(zr *z, int64_t first)
     int64_t own = first + z->rank, turns = turns_of(z, first), best = -1;
     int64_t many = own < c->n ? c->count[own] : 0;
     double least = INFINITY;
-    if (many && zr_choices_read(c, own, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (many && zr_choices_read(c, own, why)) zr_fail(z, ZR_USER, "--eval %s", why);
     for (int64_t k = 0; k < turns; k++) {
         double loss = mean_loss(z, k < many);
         if (k >= many || !(loss < least)) continue;

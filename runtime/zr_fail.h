@@ -3,7 +3,8 @@
 #define ZR_FAIL_H
 #include "zr.h"
 
-/* Exit codes, which --help lists. A run that a signal ended exits with 128 + signal. */
+/* Exit codes: the source of the lists in --help (zr_options.c) and docs/running.md. A run that a
+ * signal ended exits with 128 + signal. */
 enum {
     ZR_OK = 0,
     ZR_USER = 2,

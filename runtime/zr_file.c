@@ -139,7 +139,7 @@ int zr_make_dir(const char *dir, char *why)
         *slash = '/';
     }
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
-    return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
+    return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a folder", dir);
 }
 
 int zr_lock(int fd, const char *file, char *why)

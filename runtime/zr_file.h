@@ -27,7 +27,7 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why);
 void zr_add_hash(uint64_t *hash, const void *from, size_t n);
 /* Write the hash of a text, which ends before `end`, as 16 hex digits. */
 void zr_text_hash(const char *text, const char *end, char hash[17]);
-/* Return what kind of file begins with these n bytes, if it is one often mistaken for another, such
+/* Return the kind of file that begins with these n bytes, if it is often mistaken for another, such
  * as a Git LFS pointer or a pickle; NULL: unknown (zr_foreign.c). */
 const char *zr_foreign(const char *text, int64_t n);
 /* Read a regular file of at most `most` bytes. Returns its text followed by a 0, to be freed, or

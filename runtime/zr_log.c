@@ -51,7 +51,7 @@ static const char *sink_name(const zr *z, int sink)
 void zr_lose(zr *z, int sink, int error)
 {
     z->log->lost[sink] = error;
-    zr_print(z, STDERR_FILENO, "writing %s: %s%s\n", sink_name(z, sink), strerror(error),
+    zr_print(z, STDERR_FILENO, "cannot write %s: %s%s\n", sink_name(z, sink), strerror(error),
              z->rank < 0 ? "" : "; the run continues without it");
 }
 
@@ -189,7 +189,7 @@ void zr_log_close(zr *z)
 {
     for (int sink = 0; sink < ZR_SINKS; sink++)
         if (z->log->lost[sink])
-            zr_print(z, STDERR_FILENO, "not all was written to %s: %s\n", sink_name(z, sink),
+            zr_print(z, STDERR_FILENO, "%s is incomplete: %s\n", sink_name(z, sink),
                      strerror(z->log->lost[sink]));
     if (z->log->lost[ZR_TO_STDOUT] && (z->o->hash || z->o->sample || !z->o->steps))
         zr_fail(z, ZR_ENVIRONMENT, "the requested output could not be written");
@@ -290,7 +290,7 @@ static void lock(zr *z)
 {
     if (!flock(z->log->file, LOCK_EX | LOCK_NB)) return;
     if (errno == EWOULDBLOCK)
-        zr_fail(z, ZR_ENVIRONMENT, "--log %s: another run is writing to it", z->o->log);
+        zr_fail(z, ZR_USER, "--log %s: another run is writing to it", z->o->log);
     zr_print(z, STDERR_FILENO,
              "--log %s: cannot be locked (%s): make sure that no other run writes to it\n",
              z->o->log, strerror(errno));
@@ -303,7 +303,7 @@ void zr_log_open(zr *z)
     zr_refuse_saved(z, "--log", z->o->log);
     z->log->file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (z->log->file < 0 || fstat(z->log->file, &s))
-        zr_fail(z, ZR_USER, "--log %s: %s", z->o->log, strerror(errno));
+        zr_fail(z, zr_code_of(errno), "--log %s: %s", z->o->log, strerror(errno));
     zr_refuse_inputs(z, "--log", z->o->log, &s);
     if (S_ISREG(s.st_mode)) lock(z);
 }

@@ -215,7 +215,7 @@ static int held_against(const zr_data *d, const uint16_t *w, int64_t n, int widt
     while (l.small <= d->vocab >> 16) l.small *= 2;
     const char *looks_like = kind_of_text((const unsigned char *)w, 2 * n, width);
     if (looks_like)
-        return zr_why(why, "%s: looks like %s: convert it to token files with ./run data %s%s",
+        return zr_why(why, "%s: looks like %s; convert it to token files with ./run data %s%s",
                       d->path, looks_like, *looks_like == 'J' ? "jsonl" : "text", way);
     looks_like = width == 4 ? no_uint32(&l) : no_uint16(&l, text);
     return looks_like ? zr_why(why, "%s: looks like %s%s", d->path, looks_like, way) : 0;
@@ -233,7 +233,9 @@ const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
                  "here use data.ignore: %" PRId64 " in the spec",
                  negative, id);
     else if (id >= 2 * vocab && id >= 1 << 20)
-        snprintf(to + n, left, "no tokenizer has such a token; does the file hold another type?");
+        snprintf(to + n, left,
+                 "no tokenizer has so many tokens; the file probably has another type "
+                 "(uint16 or uint32)");
     else
         snprintf(to + n, left,
                  "the model's embedding has no more rows. For a tokenizer with more tokens, "

@@ -223,8 +223,9 @@ static int check_lists(const given *g, const char *file, char *why)
         int unnamed = g->is_list[TARGETS] && !m->named[TARGETS];
         if (m->adapted && (unnamed || m->named[EXCLUDED]))
             return zr_why(why,
-                          "%.300s: %s: the program has an adapter for %.100s, which this key %s",
-                          file, lists[!unnamed], m->name, unnamed ? "does not list" : "lists");
+                          "%.300s: %s: %s %.100s, for which the program has an adapter "
+                          "(train.lora.match)",
+                          file, lists[!unnamed], unnamed ? "does not list" : "lists", m->name);
         if (!m->adapted && m->named[TARGETS] && !m->named[EXCLUDED] && !g->is_pattern[EXCLUDED])
             return zr_why(why,
                           "%.300s: target_modules: %.100s is listed, but the program has "

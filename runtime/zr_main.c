@@ -66,6 +66,12 @@ void zr_wait_n(zr *z, int queue, int n, const int *event)
 
 /* ---- tokens */
 
+/* Return the option that names these files. */
+static const char *option_of(const zr *z, const zr_mix *m)
+{
+    return m == z->train ? "--data" : "--val";
+}
+
 /* Read tokens, targets int32 [B,T] into the arena, `at` bytes after their places: `rows` samples
  * from `first` on, then empty rows. */
 static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows)
@@ -75,7 +81,7 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
     zr_batch_place(z, at, &tokens, &targets);
     errno = 0;
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
-        zr_fail(z, zr_code_of(errno), "%s", why);
+        zr_fail(z, zr_code_of(errno), "%s %s", option_of(z, d), why);
     zr_blank(z, rows * z->p->sequence, tokens, targets);
     zr_batch_filled(z, at, d == z->train ? first : ZR_NO_SAMPLE);
 }
@@ -98,22 +104,23 @@ void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
 
 void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
 
-static void open_tokens(zr *z, zr_mix *to, const char *option, const zr_given *given, int n,
-                        const char *name)
+static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const char *name)
 {
     char why[ZR_WHY];
     const char *type = z->o->tokens;
     int64_t end = z->p->packed ? z->p->end : -1;
     zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0, 0};
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
-    if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s %s", option, why);
+    if (zr_mix_open(to, given, n, name, &form, why))
+        zr_fail(z, ZR_USER, "%s %s", option_of(z, to), why);
 }
 
 /* used: number of samples that the run reads. */
 static void check_tokens(zr *z, const zr_mix *m, int64_t used)
 {
     char why[ZR_WHY];
-    if (zr_mix_check(m, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (zr_mix_check(m, used, z->rank, z->ranks, why))
+        zr_fail(z, ZR_USER, "%s %s", option_of(z, m), why);
 }
 
 /* Open --data and --val. Validation uses the first samples of one file. */
@@ -121,8 +128,8 @@ static void open_data(zr *z)
 {
     const char *file = z->o->val;
     const zr_given val = {file, ZR_WEIGHT, file ? (int)strlen(file) : 0};
-    open_tokens(z, z->train, "--data", z->o->data, z->o->ndata, "train.bin");
-    open_tokens(z, z->val, "--val", &val, z->o->val != NULL, "val.bin");
+    open_tokens(z, z->train, z->o->data, z->o->ndata, "train.bin");
+    open_tokens(z, z->val, &val, z->o->val != NULL, "val.bin");
     z->train->shuffle = z->p->shuffle;
     z->train->seed = z->p->seed;
     if (z->val->n && z->o->val_tokens)
@@ -138,20 +145,23 @@ static void open_prompt(zr *z)
     const char *path = z->o->prompt;
     if (!path) return;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    if (fd < 0 || fstat(fd, &s))
+        zr_fail(z, ZR_USER, "--prompt-tokens %s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
-        zr_fail(z, ZR_USER, "%s: must hold at least one token, of 4 bytes each", path);
+        zr_fail(z, ZR_USER,
+                "--prompt-tokens %s: must be a file of at least one token, of 4 bytes each", path);
     const zr_data file = {.path = path, .fd = fd, .vocab = z->p->vocab, .part = 1};
     if (zr_looks(&file, s.st_size, 4, why)) zr_fail(z, ZR_USER, "--prompt-tokens %s", why);
     int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
     int32_t *context = z->prompt = zr_get(z, 2 * z->p->sequence, sizeof *context);
     if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
-        zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+        zr_fail(z, ZR_USER, "--prompt-tokens %s: %s", path, strerror(errno));
     close(fd);
     for (int64_t i = 0; i < n; i++)
         if ((uint32_t)context[i] >= z->p->vocab)
-            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; %s", path, all - n + i,
-                    (uint32_t)context[i], zr_beyond(beyond, (uint32_t)context[i], 4, z->p->vocab));
+            zr_fail(z, ZR_USER, "--prompt-tokens %s: token %" PRId64 " is %" PRIu32 "; %s", path,
+                    all - n + i, (uint32_t)context[i],
+                    zr_beyond(beyond, (uint32_t)context[i], 4, z->p->vocab));
     z->nprompt = n;
 }
 
@@ -213,7 +223,8 @@ static void begin_save(zr *z)
     if (z->rank != 0) return;
     if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
     zr_temp(z, ZR_SAVING, path); /* it is removed only if this run holds its lock: clear_temps() */
-    if (zr_save_begin(z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    errno = 0;
+    if (zr_save_begin(z->saving, why)) zr_fail(z, zr_code_of(errno), "--save %s", why);
 }
 
 /* Set the masters: resume, or initialise, load weights and load adapters. --load reads all masters,
@@ -497,7 +508,7 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
         if (moved[i] != plan[i] * (z->step - z->checkpoints->from))
             zr_fail(z, ZR_MISCOUNTED,
                     "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
-                    " a step; rebuild the program, and report it if that does not help",
+                    " a step; regenerate the program, and report it if that does not help",
                     moved[i], what[i], z->step - z->checkpoints->from, plan[i]);
 }
 
@@ -538,7 +549,7 @@ static int64_t begin_of_data(zr *z, int32_t *context)
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
     const zr_mix *from = z->o->val ? z->val : z->train;
     if (zr_data_read(&from->of->data, 0, 1, context, context + T, why))
-        zr_fail(z, ZR_USER, "%s", why);
+        zr_fail(z, ZR_USER, "%s %s", option_of(z, from), why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
     return n;
 }

@@ -94,7 +94,7 @@ static const struct option {
      INT32_MAX},
     {"--top-p", "X", "sample from the likeliest tokens whose shares add up to X (default: 1)", TEXT,
      AT(top_p), 0, 0},
-    {"--sample-seed", "N", "seed of sampling", NUMBER, AT(sample_seed), 0, INT64_MAX},
+    {"--sample-seed", "N", "seed of sampling (default: 0)", NUMBER, AT(sample_seed), 0, INT64_MAX},
     {"--nvme", "DIR", "folder of the offload file (default: nvme_path of the spec)", OWN_TEXT,
      AT(nvme), 0, 0},
     {"--hash", NULL, "print a hash of the weights at the end, `weights HEX`", FLAG, AT(hash), 0, 0},
@@ -496,10 +496,10 @@ void zr_help(zr *z, const char *program)
         z, STDOUT_FILENO,
         "\nexit codes\n"
         "  0  done\n"
-        "  2  an option or an input file is wrong\n"
+        "  2  an option or an input file is wrong, or another run writes to the same place\n"
         "  3  the host is unsuitable: memory, disk, processor or device; --verify-every has\n"
         "     found a rank that differs from the others; or stdout cannot be written, but an\n"
-        "     option needs it (--hash, --sample, --steps 0, --version)\n"
+        "     option needs it (--hash, --sample, --steps 0, --version, --help)\n"
         "  4  ranks disagree about sources, plan, kernels, options, data or the number of\n"
         "     ranks; or a checkpoint has another recipe or other data;\n"
         "     or a command of a modified program accesses memory outside its arena\n"

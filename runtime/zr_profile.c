@@ -56,11 +56,12 @@ static void part_name(const zr *z, char *path)
 static void make_part(zr *z, const char *part)
 {
     char why[ZR_WHY];
-    if (zr_save_clear(part, why)) zr_fail(z, ZR_USER, "--profile %s", why);
+    errno = 0;
+    if (zr_save_clear(part, why)) zr_fail(z, zr_code_of(errno), "--profile %s", why);
     zr_temp(z, ZR_PROFILING, part);
     int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0 || (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK))
-        zr_fail(z, ZR_USER, "--profile %s: %s", z->o->profile, strerror(errno));
+        zr_fail(z, zr_code_of(errno), "--profile %s: %s", z->o->profile, strerror(errno));
 }
 
 void zr_profile_open(zr *z)
@@ -80,7 +81,8 @@ void zr_profile_open(zr *z)
         if (z->log->file >= 0 && !fstat(z->log->file, &log) && s.st_dev == log.st_dev &&
             s.st_ino == log.st_ino)
             zr_fail(z, ZR_USER, "--profile %s: is the file of --log", name);
-        if (access(name, W_OK)) zr_fail(z, ZR_USER, "--profile %s: %s", name, strerror(errno));
+        if (access(name, W_OK))
+            zr_fail(z, zr_code_of(errno), "--profile %s: %s", name, strerror(errno));
     }
     make_part(z, part);
 }

@@ -166,16 +166,32 @@ static void show_data(zr *z)
     }
 }
 
+/* Return the number of a key of the recipe; -1: it is missing or null. */
+static double recipe_number(const zr_program *p, const char *key)
+{
+    size_t n = strlen(key);
+    for (int i = 0; i < p->nrecipe; i++) {
+        const char *line = p->recipe[i];
+        char *end;
+        if (strncmp(line, key, n) || strncmp(line + n, ": ", 2)) continue;
+        double x = strtod(line + n + 2, &end);
+        return end > line + n + 2 ? x : -1;
+    }
+    return -1;
+}
+
 /* Return the step at which the learning rate reaches its last value; 0: none. */
 static int64_t schedule_end(const zr_program *p)
 {
-    static const char *const keys[] = {"train.schedule.steps: ",
-                                       "train.schedule.total_num_steps: "};
-    for (int i = 0; i < p->nrecipe; i++)
-        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
-            if (!strncmp(p->recipe[i], keys[k], strlen(keys[k])))
-                return strtoll(p->recipe[i] + strlen(keys[k]), NULL, 10);
-    return 0;
+    double steps = recipe_number(p, "train.schedule.steps"),
+           total = recipe_number(p, "train.schedule.total_num_steps"),
+           rise = recipe_number(p, "train.schedule.cycle_first_step_size"),
+           fall = recipe_number(p, "train.schedule.cycle_second_step_size");
+    if (steps > 0 || total > 0) return (int64_t)(steps > 0 ? steps : total);
+    int decays = recipe_number(p, "train.schedule.decay_step_size") > 0 &&
+                 recipe_number(p, "train.schedule.decay_lr_rate") > 0;
+    if (rise < 0 || decays) return 0;
+    return (int64_t)(rise + (fall < 0 ? rise : fall));
 }
 
 static void show_schedule(zr *z)
@@ -207,7 +223,7 @@ static void show_estimate(zr *z)
         snprintf(from, sizeof from, "at a peak of %.4g GFLOP/s; a step takes longer", pace);
     for (size_t i = 0; pace == 0 && i < sizeof usual / sizeof *usual; i++) {
         if (strcmp(object, usual[i].object)) continue;
-        pace = usual[i].gflops * z->ranks * z->threads;
+        pace = usual[i].gflops * z->ranks * (z->threads < z->cores ? z->threads : z->cores);
         snprintf(from, sizeof from, "%g GFLOP/s a thread are usual with %s", usual[i].gflops,
                  object);
     }
@@ -227,8 +243,10 @@ void zr_show_start(zr *z)
              unordered ? "" : ", products by ", unordered ? "" : zr_order_name(z->order));
     show_memory(z);
     if (z->threads > z->cores)
-        zr_print(z, STDERR_FILENO, "--threads %d: a rank has %d of the cores allowed here\n",
-                 z->threads, z->cores);
+        zr_print(
+            z, STDERR_FILENO,
+            "--threads %d: a rank's share of the allowed cores is %d; more threads are slower\n",
+            z->threads, z->cores);
     if (z->o->steps == 0) return;
     if (z->o->steps == z->checkpoints->from) {
         zr_print(z, STDERR_FILENO, "nothing to train: all --steps %" PRId64 " are done\n",

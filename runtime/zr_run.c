@@ -231,10 +231,14 @@ static int is_order(const char *line) { return is_key(line, "train.products", 14
 
 enum { OTHER = 1 };
 
-static int other(char *why, const char *file, const char *key, const char *theirs, const char *ours)
+/* key: the argument of --accept-change, or a line of the recipe that begins with it and a colon */
+static int other(char *why, const char *file, const char *key, const char *of, const char *theirs,
+                 const char *ours)
 {
-    zr_why(why, "%s: the checkpoint's run had %s%.150s, but this program has %.150s", file, key,
-           theirs, ours);
+    zr_why(why,
+           "%s: the checkpoint's run had %s%.150s, but this program has %.150s; if that is meant, "
+           "--accept-change %.*s",
+           file, of, theirs, ours, (int)zr_least((int64_t)strcspn(key, ":"), 100), key);
     return OTHER;
 }
 
@@ -275,13 +279,13 @@ static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past 
         seen[i] = 1;
         if (at) known[at - z->o->accept_change] = 1;
         if (!at && (ours ? strcmp(ours, line) != 0 : !is_order(line)))
-            return other(why, file, "", line, ours ? ours : "no such key");
+            return other(why, file, line, "", line, ours ? ours : "no such key");
     }
     if (j->error) return -1;
     for (int i = 0; i < c->nrecipe; i++)
         if (!seen[i] && !is_order(c->recipe[i]) &&
             !accepted(z, c->recipe[i], strcspn(c->recipe[i], ":")))
-            return other(why, file, "", "no such key", c->recipe[i]);
+            return other(why, file, c->recipe[i], "", "no such key", c->recipe[i]);
     return check_accepted(z, known, past, file, why);
 }
 
@@ -302,7 +306,7 @@ static int read_data(zr *z, zr_json *j, const char *file, zr_past *to, char *why
     const char *text = zr_json_text(j), *ours = z->checkpoints->data;
     if (!text) return -1;
     if (!strcmp(text, ours) || accepted(z, "data", 4)) return 0;
-    return other(why, file, "data of ", text, ours);
+    return other(why, file, "data", "data of ", text, ours);
 }
 
 static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
@@ -331,7 +335,7 @@ static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *
     }
     for (int i = 0; i < states; i++) missing |= is_number(&s[i]) && !to->control[i].given;
     if (!j->error && missing)
-        return zr_why(why, "%s: some of the state of a step is missing", file);
+        return zr_why(why, "%s: control: numbers of the training state are missing", file);
     return j->error ? -1 : 0;
 }
 
@@ -374,7 +378,7 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
         if (!key) return -1;
         while (k < c->nstored && strcmp(c->stored[k].file, key)) first += c->header[k++].tensors;
         if (k == c->nstored)
-            return zr_why(why, "%s: %.40s is not a state of this program", file, key);
+            return zr_why(why, "%s: sums: this program has no state %.40s", file, key);
         for (int64_t m = 0; zr_json_more(j, '{', &m);) {
             search s = {zr_json_key(j), 0, -1};
             if (!s.name) return -1;
@@ -382,7 +386,8 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
             const char *text = zr_json_text(j);
             if (!text) return -1;
             if (s.found < 0)
-                return zr_why(why, "%s: %.40s: %.150s is not a tensor of it", file, key, s.name);
+                return zr_why(why, "%s: sums: %.40s has no tensor %.150s in this program", file,
+                              key, s.name);
             to->sums[first + s.found] = strtoull(text, NULL, 16);
         }
     }
@@ -394,7 +399,10 @@ static int read_format(zr *z, zr_json *j, const char *file, zr_past *to, char *w
     int64_t format = zr_json_count(j);
     (void)z, (void)to;
     if (j->error || format == FORMAT) return 0;
-    return zr_why(why, "%s: format %" PRId64 "; this program reads %d", file, format, FORMAT);
+    return zr_why(why,
+                  "%s: format %" PRId64 "; this program reads %d: resume with a program of the "
+                  "version that wrote it",
+                  file, format, FORMAT);
 }
 
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
@@ -413,10 +421,13 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
     int64_t length, n = 0;
     int seen = 0, bad = 0;
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
+    char *text =
+        zr_read_whole(file, ZR_HEADER_MAX, "not the run.json of a checkpoint", &length, why);
     if (!text) return -1;
     if (!is_sealed(text, length))
-        bad = zr_why(why, "%s: not a record of a run, or damaged: its checksum is wrong", file);
+        bad = zr_why(why,
+                     "%s: is damaged, or not the run.json of a checkpoint: its checksum is wrong",
+                     file);
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {
         const char *key = zr_json_key(&j);
@@ -431,7 +442,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     if (j.error || (!bad && zr_json_end(&j)))
         bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
     else if (!bad && ((seen & ALL) != ALL || to->skips > to->skipped || to->skipped > to->steps))
-        bad = zr_why(why, "%s: not a record of a run", file);
+        bad = zr_why(why, "%s: is not the run.json of a checkpoint", file);
     free(text);
     return bad;
 }
@@ -441,7 +452,8 @@ int zr_run_order(const char *file, int *order, char *why)
 {
     int64_t length, n = 0;
     int by_kernels = -1, bf16 = 0; /* for a record without a line on it */
-    char *text = zr_read_whole(file, ZR_HEADER_MAX, "not a record of a run", &length, why);
+    char *text =
+        zr_read_whole(file, ZR_HEADER_MAX, "not the run.json of a checkpoint", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     *order = -1;

@@ -358,7 +358,7 @@ static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const c
         int64_t k = 0;
         const char *tensor = zr_json_key(j), *name = tensor ? zr_json_text(j) : NULL;
         if (!name) return -1;
-        /* no path may lead out of the directory */
+        /* no path may lead out of the folder */
         if (strchr(name, '/') || !*name)
             return zr_why(why, "%s: %.200s is not a file name", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;

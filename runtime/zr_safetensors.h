@@ -1,4 +1,4 @@
-/* zr_safetensors.h -- the tensors in a directory of safetensors files, by name.
+/* zr_safetensors.h -- the tensors in a folder of safetensors files, by name.
  *
  * A file is: u64 N; N bytes of JSON {name: {dtype, shape, data_offsets}}; the data without holes.
  */

@@ -19,7 +19,7 @@ uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
 /* Collectives of the ranks' own threads; all ranks call them in the same order. */
 void zr_barrier(zr *z);
-void zr_tell(zr *z, void *what, size_t n); /* broadcast what[n] from rank 0, n <= ZR_TOLD */
+void zr_tell(zr *z, void *what, size_t n); /* broadcast n <= ZR_TOLD bytes from rank 0 */
 void zr_total(zr *z, uint64_t sum[2]);     /* sum over all ranks */
 
 #endif

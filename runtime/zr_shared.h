@@ -35,7 +35,7 @@ typedef struct zr_seat {
 
 /* Task of rank 0 that the parent shows as progress (zr_progress.c). */
 typedef struct zr_task {
-    /* "validation", and the unit of its parts; what NULL: no long task */
+    /* "validation", and the unit of its parts; NULL: no long task */
     _Atomic(const char *) what, unit;
     /* current part, from 1, and number of parts; 0 parts: not divided */
     _Atomic int64_t part, parts;

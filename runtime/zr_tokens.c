@@ -59,8 +59,8 @@ static int headerless(zr_data *d, int64_t size, int width, char *why)
 
 static int short_of(const zr_data *d, int64_t size, const char *whose, char *why)
 {
-    return zr_why(why, "%s: %" PRId64 " bytes are shorter than %s header of %d", d->path, size,
-                  whose, HEADER);
+    return zr_why(why, "%s: has only %" PRId64 " of the %d bytes of %s header; the file is cut off",
+                  d->path, size, HEADER, whose);
 }
 
 static int unknown(const zr_data *d, int32_t version, const char *whose, int32_t known, char *why)
@@ -298,9 +298,9 @@ static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *fil
     if (m->vocab > d->vocab)
         return zr_why(why,
                       "%s: its vocabulary has %" PRId64 " tokens, but the model's has %" PRId64
-                      ": set model.vocab to the former; weights to load need these rows, too "
+                      ": set model.vocab to %" PRId64 "; weights to load need these rows, too "
                       "(transformers: resize_token_embeddings)",
-                      file, m->vocab, d->vocab);
+                      file, m->vocab, d->vocab, m->vocab);
     if (f->end >= 0 && m->end >= 0 && m->end != f->end)
         return zr_why(why,
                       "%s: end: documents end with token %" PRId64 ", but data.end is %" PRId64,

@@ -552,10 +552,10 @@ static int all_used(const zr_table *t, const char *dir, const char *base, char *
     for (int64_t i = 0; i < t->n; i++) {
         const zr_entry *e = &t->entries[i];
         if (!e->used && !is_base(t, e, base, why))
-            return zr_why(why, "%s/%s: tensor %.200s is no %s", dir, t->files[e->file].name,
-                          e->name,
-                          zr_adapter_base(bare, e->name) ? "weight of the base that --load names"
-                                                         : "adapter of the program's");
+            return zr_why(why, "%s/%s: tensor %.200s %s", dir, t->files[e->file].name, e->name,
+                          zr_adapter_base(bare, e->name)
+                              ? "differs from --load's, or --load is missing"
+                              : "does not belong to an adapter of this program (train.lora)");
     }
     return 0;
 }

@@ -9,7 +9,7 @@
 enum { ZR_ALL = 0, ZR_BASE = 1, ZR_ADAPTERS = 2 };
 typedef struct zr_stored {
     const char *file;     /* name of the file: FILE.safetensors */
-    const char *what;     /* zr_state.what */
+    const char *what;     /* the field `what` of zr_state */
     int32_t type;         /* type stored: ZR_F32, ZR_BF16, ZR_F16 */
     int32_t alone;        /* only tensors whose state is of this type */
     const uint8_t *types; /* type of each tensor, instead of `type`; or NULL */

@@ -88,10 +88,10 @@ _ZERO = {
     "zero.offload_optimizer.buffer_count": "number of tiles in flight",
     "zero.offload_optimizer.ratio": "share of each shard that is offloaded; the device updates "
     "the rest",
-    "zero.offload_optimizer.nvme_path": "directory of a rank's file; `--nvme` overrides it",
+    "zero.offload_optimizer.nvme_path": "folder of a rank's file; `--nvme` overrides it",
     "zero.offload_param.device": "at stage 3, offloads the parameters' shards to the host (cpu) "
     "or to a file (nvme)",
-    "zero.offload_param.nvme_path": "directory of a rank's file; `--nvme` overrides it",
+    "zero.offload_param.nvme_path": "folder of a rank's file; `--nvme` overrides it",
     "zero.offload_param.max_in_cpu": "with device nvme, elements of a rank that stay on the host",
     "zero.aio.block_size": "block size of file reads and writes, in bytes",
     "zero.aio.queue_depth": "number of blocks in flight",

@@ -203,10 +203,12 @@ def run(args: argparse.Namespace) -> int:
         )
         return 2
     if args.emit == "bundle" and not new_folder(args.out):
-        print(
-            "zgen: --emit bundle: needs -o DIR, a folder that is new or empty",
-            file=sys.stderr,
+        wrong = (
+            f"-o {node.printable(args.out)}: is a file or a folder that is not empty; allowed:"
+            if args.out
+            else "--emit bundle: needs -o DIR,"
         )
+        print(f"zgen: {wrong} a folder that is new or empty", file=sys.stderr)
         return 2
     progress.begin("reads the spec")
     from .check.check import CheckError

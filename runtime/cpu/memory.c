@@ -104,8 +104,10 @@ static int populate(char *at, int64_t bytes)
 static char *mapped(zr *z, void *at, int64_t bytes)
 {
     if (at == MAP_FAILED)
-        zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
-                strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT,
+                "cannot map %" PRId64 " bytes of an arena: %s; raise the limit of address space "
+                "(ulimit -v)",
+                bytes, strerror(errno));
     madvise(at, (size_t)bytes, MADV_HUGEPAGE);
     madvise(at, (size_t)bytes, MADV_DONTDUMP);
     return at;
@@ -122,8 +124,10 @@ int zr_memory(zr *z, int64_t bytes)
 {
     int file = memfd_create("arenas", MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, bytes))
-        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", bytes,
-                strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT,
+                "cannot make a memory file of %" PRId64 " bytes: %s; raise the limit of file sizes "
+                "(ulimit -f)",
+                bytes, strerror(errno));
     return file;
 }
 
@@ -167,8 +171,10 @@ void zr_take_pages(zr *z, char *at, int64_t bytes)
     }
     free(s);
     if (error)
-        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", bytes,
-                strerror(error));
+        zr_fail(z, ZR_ENVIRONMENT,
+                "cannot allocate %" PRId64 " bytes of memory: %s; end other programs, or generate "
+                "with fewer ranks or a smaller train.micro_batch",
+                bytes, strerror(error));
 }
 
 /* ---- copies */

@@ -1,4 +1,4 @@
-/* queue.c -- the queues of one rank: which thread runs which command, and when.
+/* queue.c -- the queues of one rank: the thread and the time of each command.
  *
  * A queue is a ring of commands and a thread that runs them in order. An event is a position in a
  * queue: zr_record notes how many commands that queue has been issued, and zr_wait makes a queue

@@ -4,8 +4,8 @@
  *  1. One thread of a block runs at a time. A warp goes on until it ends or comes to a barrier of
  *     the block; all its lanes must come to the same instruction, or end, together.
  *  2. Registers and shared memory begin as bytes of 0xff: NaN, and addresses of nothing.
- *  3. Global memory is what the emulation has allocated, and the spans of the host that ptx_spans
- *     names. The emulation's cells find races, as they do for kernels compiled as C++.
+ *  3. Global memory is the memory that the emulation has allocated, and the spans of the host that
+ *     ptx_spans names. The emulation's cells find races, as they do for kernels compiled as C++.
  *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
  *     soon, or an overwriting too late, is noticed.
  */
@@ -143,7 +143,7 @@ void copy_now(const late_copy &c)
     if (c.some) memcpy(to, ptx_global(c.from, c.some, ptx_reads, c.line), c.some);
 }
 
-/* ---- what the lanes of a warp do together; all: its threads, by lane */
+/* ---- instructions of the lanes of a warp together; all: its threads, by lane */
 typedef ptx_thread *const (&warp)[SHIM_WARP];
 
 void shuffle(warp all, ptx_meeting kind)
@@ -429,7 +429,7 @@ void ptx_spans(int n, const uint64_t *spans)
     for (int i = 0; i < n; i++) given.push_back({spans[2 * i], spans[2 * i + 1]});
 }
 
-/* ---- called by what nvcc compiled for the host */
+/* ---- called by code that nvcc compiled for the host */
 void **__cudaRegisterFatBinary(void *)
 {
     static void *none;
@@ -463,7 +463,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *functio
     return shim_enqueue(l.name, function, g, c->stream, [l, params, g] { run_grid(l, params, g); });
 }
 
-/* What nvcc writes for the host calls these where a kernel is called, which no launch here does. */
+/* Code that nvcc writes for the host calls these where a kernel is called; no launch here does. */
 [[noreturn]] static void not_there(const char *name)
 {
     shim_fail("%s: the emulation launches by cudaLaunchKernelExC alone", name);

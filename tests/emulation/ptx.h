@@ -1,4 +1,4 @@
-/* ptx.h -- what kernels need that ptx.py wrote as C++ (ptx.cpp runs them).
+/* ptx.h -- declarations for kernels that ptx.py wrote as C++ (ptx.cpp runs them).
  *
  * Invariants
  *  1. A kernel's function runs one thread from where it was left to its end, or to the next place
@@ -22,7 +22,7 @@
 
 enum : uint32_t { PTX_ENDED = ~0u, PTX_SHARED_FIRST = 1024 };
 
-/* ---- what the translator tells */
+/* ---- places where the lanes of a warp meet */
 enum class ptx_meeting {
     START,
     BARRIER,

@@ -6,7 +6,7 @@
  *     are exact products and c. Each is cut toward zero to `fraction` bits below the greatest
  *     exponent of all terms; that of a product is the sum of its factors' exponents. The cut terms
  *     are added exactly, the result is cut toward zero to a float.
- *  2. Subnormal numbers are what IEEE says. The exponent of a zero is -126. A zero result is +0,
+ *  2. Subnormal numbers are as in IEEE 754. The exponent of a zero is -126. A zero result is +0,
  *     every NaN is 0x7fffffff, and a sum of 2^128 or more is infinite.
  *  3. Nothing here depends on the order of `terms` products that are added at once.
  */

@@ -2,7 +2,7 @@
  * With -DLIBFUZZER the including file is a libFuzzer harness instead:
  *
  *   clang -g -fsanitize=fuzzer,address,undefined -DLIBFUZZER -Iruntime tests/fuzz/X.c \
- *     runtime/zr_X.c and what else tests/lib/files.py has for it
+ *     runtime/zr_X.c and the other files that tests/lib/files.py names for it
  *
  *   X DIR MUTANTS SECONDS [FROM]    prints `tried N accepted M`; works in DIR (libFuzzer: in /tmp)
  *

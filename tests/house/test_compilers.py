@@ -266,4 +266,4 @@ def test_a_train_c_of_another_version_is_refused(
     newer = re.sub(
         rf"(#define {name}) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 1}", text
     )
-    assert newer != text and "generate it again" in made(newer).stderr
+    assert newer != text and "regenerate it" in made(newer).stderr

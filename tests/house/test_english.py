@@ -1,4 +1,5 @@
-"""test_english.py -- the English of docstrings and comments, as far as a program can judge it.
+"""test_english.py -- the English of docstrings and comments of Python and C, as far as a program can
+judge it.
 
 A docstring starts with a verb or with the noun of its field. A sentence has at most one relative
 clause with "which" or "who". The word "what" stands in quotes or names a field: in other places a
@@ -11,7 +12,7 @@ import io
 import pathlib
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -23,8 +24,7 @@ KEPT = (
     "gen/zg/graph/*.py",
     "gen/zg/passes/*.py",
     "gen/zg/read/*.py",
-    "gen/zg/build.py",
-    "gen/zg/main.py",
+    "gen/zg/*.py",
     "gen/zg/plan/*.py",
     "gen/zg/search/*.py",
     "gen/zg/write/*.py",
@@ -32,6 +32,14 @@ KEPT = (
     "bench/*.py",
     "tests/**/*.py",
 )
+KEPT_C = (
+    "runtime/**/*.[ch]",
+    "kernels/**/*.[ch]",
+    "kernels/**/*.cu",
+    "tests/*/*.[ch]",
+    "tests/*/*.cpp",
+)
+KEPT_SHELL = ("run",)
 # Words that start no docstring: a sentence that starts with one has its subject last, or none.
 FUNCTION_WORDS = frozenset(
     "also although and as at because beside besides but by for from how if in into of on or so"
@@ -49,6 +57,10 @@ HEAD = re.compile(r"\A\S+ -- ")
 SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n\s*\n")
 RELATIVE = re.compile(r"\b(which|who|whom|whose)\b", re.IGNORECASE)
 WHAT = re.compile(r"\b[Ww]hat\b")
+C_TOKEN = re.compile(
+    r"""/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""", re.DOTALL
+)
+SHELL_COMMENT = re.compile(r"(?<!\S)# .*")
 
 
 def wrong_in_text(text: str) -> list[str]:
@@ -63,10 +75,16 @@ def wrong_in_docstring(text: str) -> list[str]:
     first = re.match(r"[A-Za-z]+(?![\w`.:])", text)
     if first and first[0].lower() in FUNCTION_WORDS:
         found.append(f"starts with {first[0]!r}")
-    for sentence in SENTENCE_END.split(QUOTED.sub("", text)):
-        if len(RELATIVE.findall(sentence)) > 1:
-            found.append(f"two relative clauses: {' '.join(sentence.split())}")
-    return found
+    return found + nested(text)
+
+
+def nested(text: str) -> list[str]:
+    """Return an error for each sentence with two relative clauses."""
+    return [
+        f"two relative clauses: {' '.join(sentence.split())}"
+        for sentence in SENTENCE_END.split(QUOTED.sub("", text))
+        if len(RELATIVE.findall(sentence)) > 1
+    ]
 
 
 def docstrings(text: str) -> Iterator[tuple[int, str]]:
@@ -110,9 +128,30 @@ def wrong_in_source(text: str) -> list[str]:
     return [f"{line}: {rule}" for line, rule in sorted(found)]
 
 
+def wrong_in_c(text: str) -> list[str]:
+    """Return the broken rules of the comments of a C source, each after its line."""
+    found = []
+    for token in C_TOKEN.finditer(text):
+        if token[0].startswith("/"):
+            said = re.sub(r"\n\s*\* ?", "\n", token[0].strip("/* "))
+            line = text.count("\n", 0, token.start()) + 1
+            found += [f"{line}: {rule}" for rule in wrong_in_text(said) + nested(said)]
+    return found
+
+
+def wrong_in_shell(text: str) -> list[str]:
+    """Return the broken rules of the comments of a shell script, each after its line."""
+    return [
+        f"{line}: {rule}"
+        for line, code in enumerate(text.splitlines(), 1)
+        for said in SHELL_COMMENT.findall(code)
+        for rule in wrong_in_text(said)
+    ]
+
+
 @functools.cache
-def kept() -> list[pathlib.Path]:
-    return sorted(path for pattern in KEPT for path in ROOT.glob(pattern))
+def kept(patterns: tuple[str, ...] = KEPT) -> list[pathlib.Path]:
+    return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
 # Each sentence beside a plain one that says the same.
@@ -175,6 +214,16 @@ def test_what_needs_a_noun_in_comments_too() -> None:
     assert wrong_in_source("f('what')  # a name, or whatever text\n") == []
 
 
+def test_comments_of_c_and_shell_are_read() -> None:
+    bad = 'f("/* what */"); /* a\n * what stays */\n'
+    assert wrong_in_c(bad) == ["1: what in place of a noun"]
+    two = "\n// a file which has lines which end\n"
+    assert wrong_in_c(two)[0].startswith("2: two relative clauses")
+    assert wrong_in_shell("# x\necho '#what'  # what is said\n") == [
+        "2: what in place of a noun"
+    ]
+
+
 def test_comments_in_a_row_are_one() -> None:
     text = "# a\n# b\nx = 1  # c\n\n# d\n"
     assert [said for _, said in comments(text)] == ["a\nb\nc", "d"]
@@ -183,12 +232,16 @@ def test_comments_in_a_row_are_one() -> None:
 def test_files_are_found() -> None:
     names = {path.parent.name for path in kept()}
     assert {"check", "facts", "graph", "passes", "read", "search"} <= names
-    assert all(any(ROOT.glob(pattern)) for pattern in KEPT)
+    assert all(any(ROOT.glob(x)) for x in KEPT + KEPT_C + KEPT_SHELL)
 
 
-def test_english() -> None:
+@pytest.mark.parametrize(
+    "patterns,wrong",
+    [(KEPT, wrong_in_source), (KEPT_C, wrong_in_c), (KEPT_SHELL, wrong_in_shell)],
+)
+def test_english(patterns: tuple[str, ...], wrong: Callable[[str], list[str]]) -> None:
     assert [
         f"{path.relative_to(ROOT)}:{rule}"
-        for path in kept()
-        for rule in wrong_in_source(path.read_text())
+        for path in kept(patterns)
+        for rule in wrong(path.read_text())
     ] == []

@@ -21,7 +21,7 @@ ROOT = trainer.ROOT
 DOCS = ROOT / "docs"
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for where in ("", "docs", "examples", "bench")
+    for where in ("", "docs", "examples", "bench", "tests/data/ds_configs")
     for path in ROOT.joinpath(where).glob("*.md")
 )
 CODE = re.compile(r"^```.*?^```$|^(?: {4}.*\n)+|`[^`\n]+`", re.M | re.S)

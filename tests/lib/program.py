@@ -232,7 +232,7 @@ def start(
 USUAL = re.compile(
     r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
     r"|the first step took |step |profile: |file arena: |the learning rate.s schedule "
-    r"|--save .* gets no config.json: |--threads \d+: a rank has "
+    r"|--save .* gets no config.json: |--threads \d+: a rank's share "
 )
 
 

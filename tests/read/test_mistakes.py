@@ -161,6 +161,12 @@ def test_all_keys_that_may_be_meant(tmp_path: Path, key: str, said: str) -> None
     assert f": is not a key here; did you mean {said}? allowed: " in message
 
 
+def test_a_rate_of_a_group_is_its_factor(tmp_path: Path) -> None:
+    groups = "train.optimizer.groups=[{match: '*.bias', lr: 1e-3}]"
+    said = refusal(tmp_path, GPT.read_text(), (groups,))
+    assert "groups[0].lr: is not a key here; did you mean lr_factor or " in said
+
+
 def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
     def targets(said: str) -> tuple[str, ...]:
         return load(str(GPT), (f"targets={said}",)).targets
@@ -169,6 +175,8 @@ def test_gpus_are_targets_by_name(tmp_path: Path) -> None:
     assert targets("[H200]") == targets("[sm_90]")
     said = refusal(tmp_path, GPT.read_text(), ("targets=[h100, h200]",))
     assert said == "--set: targets: names a target twice; allowed: each target once"
+    said = refusal(tmp_path, GPT.read_text(), ("targets=sm_90",))
+    assert said == "--set: targets: is 'sm_90'; did you mean [sm_90]? allowed: a list"
     said = refusal(tmp_path, GPT.read_text(), ("targets=[l40s]",))
     assert "targets[0]: 'l40s' is not a target" in said and "h100 for sm_90" in said
 

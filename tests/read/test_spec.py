@@ -542,7 +542,7 @@ WRONG = [
         GPT,
         "stage: 3",
         "stage: 3\n  replicate: ln_f.bias",
-        r"zero.replicate: is 'ln_f.bias'; allowed: a list",
+        r"zero.replicate: is 'ln_f.bias'; did you mean \[ln_f.bias\]\? allowed: a list",
     ),
     (
         GPT,
@@ -622,7 +622,7 @@ WRONG = [
         GPT,
         "[0.9, 0.95]",
         "[0.9]",
-        r"@: train.optimizer.betas: has 1 values; allowed: a list of 2",
+        r"@: train.optimizer.betas: is a list of 1; allowed: a list of 2",
     ),
     (
         GPT,
@@ -913,7 +913,7 @@ def test_refusals_name_line_key_and_what_is_allowed(
     assert re.search(said, message), message
     assert (
         "; allowed: " in message
-        or "; it must be given" in message
+        or "; a value is required" in message
         or "? allowed: " in message
     )
 
@@ -930,6 +930,22 @@ def test_refusals_name_line_key_and_what_is_allowed(
         (
             b"model: [1, 2\n",
             r"s.yaml:2: broken syntax: while parsing a flow sequence",
+        ),
+        (
+            b"train:\n  lr: 1\n  seed:1\n  batch: 2\n",
+            r"s.yaml:3: broken syntax: 'seed:1' is not a key; did you mean 'seed: 1'\? a space",
+        ),
+        (
+            b"seed:1\nx: 2\n",
+            r"s.yaml:1: broken syntax: 'seed:1' is not a key; did you mean",
+        ),
+        (
+            b"train:\n  lr: 1\n  batch 2\n  seed: 1\n",
+            r"s.yaml:3: broken syntax: 'batch 2' has no colon after its key",
+        ),
+        (
+            b"a: 1\nb: c: d\n",
+            r"s.yaml:2: broken syntax: mapping values are not allowed",
         ),
         (b"a: 1\nb: \xff\n", r"s.yaml:2: byte 0xff is not UTF-8"),
         (

@@ -1,5 +1,5 @@
-/* program.c -- a small handwritten program for the runtime: it does with integers what train.c
- * does.
+/* program.c -- a small handwritten program for the runtime. It does the work of train.c with
+ * integers.
  *
  * UNITS units of N uint64 masters are split over the ranks. A step does for every micro-batch and
  * unit: gather the unit into a ring of two slots, make a gradient of it (`use`), send its pieces by
@@ -449,7 +449,12 @@ static int64_t overhead(int threads) { return (int64_t)threads << 20; }
 
 static const char *target(void) { return faulty("target") ? "sm_90" : "cpu"; }
 
-static const char *object(void) { return faulty("object") && second() ? "avx2" : "avx512"; }
+/* OBJECT: the kernel object; avx512 without it */
+static const char *object(void)
+{
+    const char *own = getenv("OBJECT") ? getenv("OBJECT") : "avx512";
+    return faulty("object") && second() ? "avx2" : own;
+}
 
 static void init(zr *z) { (void)z; }
 

@@ -570,7 +570,8 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
     assert done.code == 4
     assert (
         "the checkpoint's run had train.optimizer.lr: 0.001, but this program has "
-        "train.optimizer.lr: 0.002" in done.err
+        "train.optimizer.lr: 0.002; if that is meant, --accept-change train.optimizer.lr\n"
+        in done.err
     )
     keys = "train.seed,train.optimizer.lr"
     done = run(data, 4, "--accept-change", keys, keys=other)
@@ -627,7 +628,7 @@ def test_what_options_must_say(data: Path) -> None:
     file = data.parent / "file"
     file.write_text("")
     done = program.run(built(), "--data", data, "--steps", 1, "--checkpoints", file)
-    assert done.code == 2 and "not a directory" in done.err
+    assert done.code == 2 and "not a folder" in done.err
 
 
 def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
@@ -723,7 +724,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
 
     text = kept["run.json"]
     damaged = "its checksum is wrong"
-    none = "run.json: not a record of a run\n"
+    none = "run.json: is not the run.json of a checkpoint\n"
     broken("run.json", b"", damaged)
     broken("run.json", text[:-9], damaged)
     broken("run.json", text.replace(b'"applied": 2', b'"applied": 3'), damaged)
@@ -737,7 +738,11 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
         few = files.sealed(b"{" + numbers + b", " + rest(text))
         broken("run.json", few, none)
     broken("run.json", other(b'"steps": 2', b'"steps": 1'), "is a checkpoint of step 1")
-    broken("run.json", other(b'"applied"', b'"implied"'), "some of the state")
+    broken(
+        "run.json",
+        other(b'"applied"', b'"implied"'),
+        "numbers of the training state are missing",
+    )
     broken("exp_avg.safetensors", None, "exp_avg.safetensors: No such file")
     broken("model.safetensors", kept["model.safetensors"][:-9], "data")
     broken("model.safetensors", kept["model.safetensors"][:3], "3 bytes are")
@@ -776,11 +781,12 @@ def test_so_it_is_of_weights_and_of_tokens_amid_training(
         assert "/step-" in done.err and "Input/output error" in done.err
 
 
+@pytest.mark.parametrize("option", ["--checkpoints", "--save"])
 def test_a_disk_that_cannot_be_written_is_the_host_s_fault(
-    data: Path, chaos: Path
+    data: Path, chaos: Path, option: str
 ) -> None:
     """A disk that cannot be written is reported as the host's fault."""
-    where = ("--checkpoints", data.parent / ".step-", "--steps", 1)
+    where = (option, data.parent / ".step-", "--steps", 1)
     done = program.run(
         *(built(), "--data", data, *where),
         LD_PRELOAD=chaos,

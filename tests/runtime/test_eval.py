@@ -209,14 +209,17 @@ BAD = {
     "negative": (header(-1, 26) + packed(WORDS), "-1 examples"),
     "many": (header(2**31 - 1, 26) + packed(WORDS), "2147483647 examples"),
     "longest": (header(1, -5) + packed(WORDS), "longest example has -5"),
-    "longer": (header(1, 18) + packed(WORDS), "example 0: 26 bytes; an even"),
+    "longer": (
+        header(1, 18) + packed(WORDS),
+        "example 0: 26 bytes; must be an even number from",
+    ),
     "begin": (but(0, 1), "example 0: begins with 1"),
     "no bytes": (but(1, 0), "example 0: 0 bytes"),
     "odd": (but(1, 25), "example 0: 25 bytes"),
-    "number": (but(2, 7), "example 0: is numbered 7"),
-    "label": (but(3, 2), "completion 2 is right, of 2"),
-    "no completion": (but(4, 0), "of 0 from 0 on"),
-    "fewer": (but(4, 1), "completion 1 is right, of 1"),
+    "number": (but(2, 7), "example 0: its number is 7, but must be 0"),
+    "label": (but(3, 2), "the right completion is number 2, but there are 2,"),
+    "no completion": (but(4, 0), "but there are 0,"),
+    "fewer": (but(4, 1), "the right completion is number 1, but there are 1,"),
     "more": (but(4, 3), "ends before its completion"),
     "no context": (but(5, 0), "a context without a token"),
     "context": (but(5, 65535), "a context of 65535 tokens, where 7 are"),
@@ -244,7 +247,7 @@ def test_what_is_no_such_file(program: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "bad.bin"
     path.write_bytes(text)
     done = run(program, "--steps", 0, "--eval", path, RANKS=2)
-    assert done.code == 2 and f"{path}: " in done.err, done.err
+    assert done.code == 2 and f"--eval {path}: " in done.err, done.err
     assert told in done.err and "eval " not in done.out, done.err
 
 

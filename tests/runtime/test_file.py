@@ -503,7 +503,7 @@ def test_a_run_says_what_it_moves(folder: pathlib.Path) -> None:
         (
             "missing",
             3,
-            "creating a file in {}: No such file or directory; set another directory with --nvme DIR",
+            "creating a file in {}: No such file or directory; set another folder with --nvme DIR",
         ),
         ("tokens", 3, "a file in {}: Not a directory"),
         ("/proc", 3, "a file in /proc: "),

@@ -562,7 +562,7 @@ def test_a_name_that_a_folder_has_is_told_before_training(
     folder = tmp_path / "saved" / name
     folder.mkdir(parents=True)
     options = ("--data", tokens(tmp_path), "--steps", 2)
-    said = run_program(program, *options, "--save", folder.parent, code=3)
+    said = run_program(program, *options, "--save", folder.parent, code=2)
     assert re.search(rf"--save {folder}: (Is a directory|no regular file)", said)
     assert "step 1" not in said
     assert os.listdir(folder.parent) == [name]

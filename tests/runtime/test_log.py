@@ -234,12 +234,44 @@ def test_what_is_said_before_the_first_step(
     assert said[6].startswith("step 1/3 ") and len(said) == 8
 
 
+def estimate(err: str) -> tuple[float, str]:
+    """Return the estimated seconds of a step, and their reason."""
+    said = re.search(r"^a step is .*: estimated (\S+) s, .* \((.*)\)$", err, re.M)
+    return float(said[1]), said[2]
+
+
+@pytest.mark.parametrize(
+    "kernels,pace", [("amx", 80), ("avx512bf16", 80), ("avx512", 80), ("avx2", 55)]
+)
+def test_the_estimate_of_each_kernel_object(
+    program: Path, data: Path, kernels: str, pace: float
+) -> None:
+    done = train(program, data, "--threads", 1, RANKS=2, OBJECT=kernels)
+    seconds, reason = estimate(done.err)
+    assert reason == f"{pace} GFLOP/s a thread are usual with {kernels}"
+    assert seconds == pytest.approx(GFLOP / (2 * pace), rel=1e-2)
+
+
+def test_other_kernel_objects_have_no_estimate(program: Path, data: Path) -> None:
+    done = train(program, data, OBJECT="other")
+    assert f"\na step is {GFLOP:.3g} GFLOP\n" in done.err
+
+
+def test_the_estimate_counts_cores_not_threads(program: Path, data: Path) -> None:
+    done = train(program, data, "--threads", 64, RANKS=2)
+    (cores,) = re.findall(r"share of the allowed cores is (\d+);", done.err)
+    seconds, _ = estimate(done.err)
+    assert seconds == pytest.approx(GFLOP / (2 * 80 * int(cores)), rel=1e-2)
+
+
 def test_more_threads_than_cores_are_told_of(program: Path, data: Path) -> None:
     most = 1024
     part = max(1, len(os.sched_getaffinity(0)) // 2)
     done = run(program, "--steps", 0, "--val", data, "--threads", most, RANKS=2)
     (told,) = re.findall(
-        r"^--threads (\d+): a rank has (\d+) of the cores", done.err, re.M
+        r"^--threads (\d+): a rank's share of the allowed cores is (\d+);",
+        done.err,
+        re.M,
     )
     assert int(told[0]) == most and 1 <= int(told[1]) <= part
 
@@ -458,6 +490,12 @@ def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
     assert [int(at) // 10 for at in found] == [1, 2] or done.seconds > 30
 
 
+CYCLE = (
+    "train.schedule={{type: OneCycle, cycle_min_lr: 1e-4, cycle_max_lr: 1e-3, "
+    "cycle_first_step_size: {}}}"
+)
+
+
 @pytest.mark.parametrize(
     "keys,told",
     [
@@ -471,6 +509,16 @@ def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
                 "warmup_num_steps: 2}",
             ),
             "step 7: --steps 2 ends before that",
+        ),
+        ((CYCLE.format("3"),), "step 6: --steps 2 ends before that"),
+        (
+            (CYCLE.format("1, cycle_second_step_size: 0"),),
+            "step 1: --steps 2 continues",
+        ),
+        ((CYCLE.format("3, decay_step_size: 1, decay_lr_rate: 0.5"),), None),
+        (
+            (CYCLE.format("3, decay_step_size: 1"),),
+            "step 6: --steps 2 ends before that",
         ),
     ],
 )
@@ -609,7 +657,7 @@ def test_tokens_that_are_not_used_are_not_looked_at(
     args = ("--steps", 0, "--val", tmp_path / "val")
     assert run(program, *args, "--val-tokens", 10 * T, RANKS=2).code == 0
     done = run(program, *args, "--val-tokens", 11 * T, RANKS=2)
-    assert done.code == 2 and "token 51 is 200" in done.err
+    assert done.code == 2 and f"--val {tmp_path}/val: token 51 is 200" in done.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ import signal
 import time
 
 import pytest
+from zg.read import spec
+from zg.search import search
+from zg.write import cost
 
 from tests.lib import choices, hosts, law, trainer
 from tests.lib.hosts import mpirun, mpirun_of
@@ -115,6 +118,26 @@ def test_ranks_that_are_dealt_over_hosts_are_refused(
         good = hosts.ended(mpirun(made, 4, *said, **where))
         assert good.returncode == 0, good.stderr
         assert "hosts of 2 ranks: " in good.stdout
+
+
+@pytest.mark.slow
+def test_a_host_sends_the_planned_bytes(tokens: pathlib.Path) -> None:
+    """The summary has the plan's bytes from other hosts, and those that a host sends."""
+    keys = ("train.micro_batch=1", "train.global_batch=8", "cluster.ranks=4")
+    keys += ("zero.stage=3", "cluster.local=2")
+    made = trainer.build(trainer.generate(law.path("gpt"), *keys), trainer.MPI)
+    plan = search.find(spec.load(str(law.path("gpt")), keys)).plan
+    said = ("--data", tokens, "--steps", STEPS)
+    done = hosts.ended(mpirun(made, 4, *said, ZR_RANKS_PER_HOST=2))
+    assert done.returncode == 0, done.stderr
+    (found,) = re.findall(
+        r"^hosts of 2 ranks: (\d+) of these bytes are from other hosts; a host sends (\d+) to "
+        r"others in a step$",
+        done.stdout,
+        re.M,
+    )
+    far = cost.training_wire(plan).far
+    assert far and tuple(map(int, found)) == (far, cost.sent_by_host(plan))
 
 
 @pytest.mark.slow
@@ -609,7 +632,7 @@ def test_a_rank_that_is_long_at_an_evaluation_is_no_stall(
     run = mpirun(
         made,
         2,
-        *("--data", tokens, "--steps", 200, "--log", log, option, slow),
+        *("--data", tokens, "--steps", 2000, "--log", log, option, slow),
         ZR_RANKS_PER_HOST=1,
         ZR_TIMEOUT_S=limit,
         LD_PRELOAD=tmp_path / "slow.so",

@@ -485,8 +485,8 @@ def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -
     )
     said = [line for line in done.err.splitlines() if "File too large" in line]
     assert done.code == 0 and said == [
-        f"writing {tmp_path}/p: File too large; the run continues without it",
-        f"not all was written to {tmp_path}/p: File too large",
+        f"cannot write {tmp_path}/p: File too large; the run continues without it",
+        f"{tmp_path}/p is incomplete: File too large",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
     assert (tmp_path / "p").read_text() == "before"

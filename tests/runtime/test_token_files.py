@@ -111,7 +111,7 @@ def test_a_mask_of_more_than_one_read(data: Path, tmp_path: Path) -> None:
         (header(N, 20240801, 7) + bytes(255), "64 tokens of 4 bytes"),
         (header(-1, 20240801, 7) + bytes(256), "says -1 tokens"),
         (header(2**31 - 1, 20240801, 7) + bytes(256), "2147483647 tokens"),
-        (llmq(N)[:1000], "shorter than llm.q's header of 1024"),
+        (llmq(N)[:1000], "only 1000 of the 1024 bytes of llm.q's header"),
         (llmq(N, version=3) + bytes(256), "version 3 in llm.q's header"),
         (llmq(N, width=2) + bytes(128), "2 bytes a token in llm.q's"),
         (llmq(N, masks=1) + bytes(256), "does not match the 1280 bytes"),

@@ -146,9 +146,7 @@ def test_no_room(tool: Path, tmp_path: Path) -> None:
 def test_no_place(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "file").write_bytes(b"")
-    assert (
-        "file: not a directory" in bench.save(weights_of(bench.program), "file").stderr
-    )
+    assert "file: not a folder" in bench.save(weights_of(bench.program), "file").stderr
     assert (
         "Not a directory" in bench.save(weights_of(bench.program), "file/below").stderr
     )

@@ -69,7 +69,7 @@ def test_what_a_model_has_learnt(tmp_path: Path) -> None:
     longest = question("1" * 40, ["11"], 0)
     done = run(weights, questions(tmp_path, longest), "--program", binary)
     assert done.returncode == 2 and done.stdout == ""
-    assert ": questions.jsonl: example 0: a context of 40" in done.stderr
+    assert ": --eval questions.jsonl: example 0: a context of 40" in done.stderr
 
 
 def test_the_file_is_llm_cs(tmp_path: Path) -> None:

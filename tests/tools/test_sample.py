@@ -113,14 +113,15 @@ def test_wrong_options(weights: Path, options: tuple[object, ...], told: str) ->
 @pytest.mark.parametrize(
     "prompt,told",
     [
-        ((), "must hold at least one token, of 4 bytes each"),
+        ((), "must be a file of at least one token, of 4 bytes each"),
         ((5, 256), "token 1 is 256; the vocabulary has 256"),
         ((2**32 - 1,), "token 0 is 4294967295"),
     ],
 )
 def test_wrong_prompts(weights: Path, prompt: tuple[int, ...], told: str) -> None:
     done = draw(program(), weights, prompt, "--sample", 1)
-    assert done.returncode == 2 and told in done.stderr
+    assert done.returncode == 2 and ": --prompt-tokens /" in done.stderr
+    assert told in done.stderr
 
 
 def test_a_wrong_prompt_is_told_before_training(weights: Path) -> None:

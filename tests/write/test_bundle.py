@@ -122,11 +122,13 @@ def test_a_bundle_builds_without_python(
 @pytest.mark.slow
 def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = sorted(bundle.rglob("*"))
-    for more in (("-o", bundle), ("-o", ROOT / "VERSION"), ()):
+    for more, said in (
+        (("-o", bundle), "is a file or a folder that is not empty; allowed: a folder"),
+        (("-o", ROOT / "VERSION"), "VERSION: is a file or a folder that is not empty"),
+        ((), "--emit bundle: needs -o DIR, a folder that is new"),
+    ):
         done = zgen(SPEC, "--emit", "bundle", *more)
-        assert (
-            done.returncode == 2 and "needs -o DIR, a folder that is new" in done.stderr
-        )
+        assert done.returncode == 2 and said in done.stderr, done.stderr
     assert sorted(bundle.rglob("*")) == before
     done = zgen(SPEC, "--emit", "bundle", "-o", tmp_path / "no" / "such")
     assert (

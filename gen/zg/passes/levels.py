@@ -165,8 +165,8 @@ def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]
         )
     else:
         why = (
-            f"stay on the device: what comes from {sources} ranks in a micro-batch is no node of "
-            "its own"
+            f"stay on the device: the sum of a micro-batch over {sources} ranks is not a node of "
+            "the tree of train.sum"
         )
     return False, [f"zero.offload_optimizer: sums of gradients {why}"]
 
@@ -183,8 +183,8 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
         inner = grid.size(0, grid.shared)
         if host:
             notes.append(
-                "zero.offload_optimizer: sums lie on the host of their owner, so replicas meet in "
-                "every micro-batch"
+                "zero.offload_optimizer: each sum is in the host memory of its owner, so replicas "
+                "exchange gradients in every micro-batch"
             )
         elif spec.block % (inner * A) == 0:
             step = grid.shared
@@ -192,7 +192,7 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
         else:
             notes.append(
                 f"train.sum: a tree of {spec.block} leaves has no node of the {A} micro-batches of "
-                f"{inner} ranks, so replicas meet in each of them{_other(inner * A)}"
+                f"{inner} ranks, so replicas exchange gradients in each of them{_other(inner * A)}"
             )
     if 0 < grid.host < k:
         inner = grid.size(0, grid.host)
@@ -209,7 +209,7 @@ def _other(leaves: int) -> str:
     """Return the sum rule that has such a node, '' if none does."""
     if leaves & (leaves - 1):
         return ""
-    return f"; {{block: {leaves}}} has, with other bits"
+    return f"; train.sum={{block: {leaves}}} has it, with different bits"
 
 
 def _host_note(spec: Spec, grid: RankGrid, lo: int, leaves: int) -> str:

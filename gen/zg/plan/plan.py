@@ -238,7 +238,7 @@ class Class:
 
 @dataclass(frozen=True)
 class File:
-    """Location of the file arena: a directory, which a run may override. Transfers go in blocks of
+    """Location of the file arena: a folder, which a run may override. Transfers go in blocks of
     `block` bytes, at most `depth` of them in flight per queue."""
 
     path: str

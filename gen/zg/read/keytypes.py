@@ -147,7 +147,7 @@ def _flag(value: object) -> bool:
 
 def two(value: Items) -> Items:
     if len(value) != 2:
-        raise refuse(f"has {len(value)} values", "a list of 2")
+        raise refuse(f"is a list of {len(value)}", "a list of 2")
     return value
 
 
@@ -255,7 +255,7 @@ def rule(value: object) -> str | dict[str, int]:
     block = value["block"]
     n = _numeric(block, "an integer", allowed)
     if n not in (2**i for i in range(31)):
-        raise refuse(f"a block of {shown(block)}", allowed)
+        raise refuse(f"a block of {shown(block)} is not a power of two", allowed)
     return {"block": int(n)}
 
 
@@ -307,7 +307,7 @@ Folder = Annotated[
     str,
     Text(
         r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}",
-        "a directory's path, without spaces, quotes, backslashes, '%' and '?'",
+        "the path of a folder, without spaces, quotes, backslashes, '%' and '?'",
     ),
 ]
 Title = Annotated[

@@ -155,7 +155,7 @@ class OffloadOptimizer:
     """Offloading of the optimizer, whose step then runs on the host.
 
     buffer_count: tiles in flight; ratio: share of each shard that is offloaded; nvme_path: the
-    directory of a rank's file.
+    folder of a rank's file.
     """
 
     __pydantic_config__ = _KEYS

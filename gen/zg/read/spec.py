@@ -386,7 +386,7 @@ def _held(keys: SpecKeys, root: Node) -> Iterator[str]:
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
-    """Require one directory for a rank's file. Yield notes about keys without effect."""
+    """Require one folder for a rank's file. Yield notes about keys without effect."""
     z = keys.zero
     paths: dict[str, Path] = {}
     there = [
@@ -419,7 +419,7 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
             root,
             ("zero", there[0], "nvme_path"),
             "is missing; device nvme requires it",
-            "the directory of a disk",
+            "a folder on a disk",
         )
     if not there and z.aio != Aio():
         yield _idle(root, ("zero", "aio"), ": nothing is offloaded to nvme")

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from .node import Mistakes, Node, Path, dotted, meet, near, shown
+from .node import Mistakes, Node, Path, dotted, meet, near, printable, shown
 from .schema import SpecKeys
 
 UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -59,7 +59,7 @@ def _allowed(path: Path) -> str:
             rule.func(None)
         except PydanticCustomError as refused:
             return f"allowed: {(refused.context or {})['allowed']}"
-    return "it must be given"
+    return "a value is required"
 
 
 def _line(root: Node, error: ErrorDetails) -> str:
@@ -75,17 +75,22 @@ def _line(root: Node, error: ErrorDetails) -> str:
         return f"{at}: is not a key here; {_unknown(path)}"
     said = shown(error["input"])
     if kind in ("tuple_type", "list_type"):
-        return f"{at}: is {said}; allowed: a list"
+        word = error["input"]
+        hint = f"did you mean [{printable(word)}]? " if isinstance(word, str) else ""
+        return f"{at}: is {said}; {hint}allowed: a list"
     known = ", ".join(_keys(path))
     allowed = f"a mapping with the keys {known}" if known else "{}"
     return f"{at}: is {said}; allowed: {allowed}"
 
 
 def _likely(path: Path) -> list[Path]:
-    """Return the keys that an unknown key may mean: a similar one here, the same word elsewhere."""
+    """Return the keys that an unknown key may mean: a similar or longer one here, the same word
+    elsewhere."""
     word = str(path[-1])
     same = [p for p in _paths() if p[-1] == word]
-    here = near(word, _keys(path[:-1]), 0.8 if same else 0.6)
+    keys = _keys(path[:-1])
+    longer = (key for key in keys if key.startswith(f"{word}_"))
+    here = near(word, keys, 0.8 if same else 0.6) or next(longer, "")
     return [*([(*path[:-1], here)] if here else []), *same]
 
 

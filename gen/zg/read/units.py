@@ -82,9 +82,10 @@ def _kind(at: KeyPlace, unit: UnitKeys) -> str:
     found = unit.model_fields_set
     kinds = [k for k in KINDS if k in found]
     if len(kinds) != 1:
+        both = f"is {' and '.join(kinds)} in one; the usual cause is a missing '-'"
         raise at.fail(
-            f"has {len(kinds)} kinds of unit",
-            "one of embedding, blocks, head",
+            both if kinds else "is none of the kinds of unit",
+            "one of embedding, blocks, head in each unit",
         )
     kind = kinds[0]
     want = {"blocks", "name", "ops"} if kind == "blocks" else {kind}

@@ -6,7 +6,8 @@ YAML is composed, never constructed: no tag makes an object. Scalars are read as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -41,6 +42,9 @@ _TAGS = {
         "map",
     )
 }
+_SECOND = "mapping values are not allowed here"  # PyYAML's words
+# A key and its value without a space between them.
+_GLUED = re.compile(r"[\s-]*([A-Za-z_]\w*):([^\s/].*?)\s*")
 _RESOLVER = yaml.resolver.Resolver()
 
 
@@ -76,11 +80,8 @@ class Reader:
                 "printable text",
             ) from None
         except yaml.MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
-            raise self.fail(
-                mark.line if mark else 0, f"broken syntax: {said}", "YAML"
-            ) from None
+            line, said = _broken(e, text.splitlines())
+            raise self.fail(line, f"broken syntax: {said}", "YAML") from None
         except RecursionError:
             raise self.fail(0, "is nested too deeply", f"{DEPTH} levels") from None
         except (
@@ -145,6 +146,27 @@ class Reader:
                 continue
             found[key.value] = self.node(value, line, depth + 1)
         return {**merged, **found}
+
+
+def _broken(e: yaml.MarkedYAMLError, lines: Sequence[str]) -> tuple[int, str]:
+    """Return the line of a mistake and its description. PyYAML reports a key without a space after
+    its colon, or without a colon, one line late."""
+    mark = e.problem_mark or e.context_mark
+    line = mark.line if mark else 0
+    said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
+    unfinished = e.context_mark if e.context == "while scanning a simple key" else None
+    at = unfinished.line if unfinished else line - 1
+    glued = _GLUED.fullmatch(lines[at]) if 0 <= at < len(lines) else None
+    if glued and (unfinished or e.problem == _SECOND):
+        key, value = glued.groups()
+        spaced = shown(f"{key}: {value}")
+        return at, (
+            f"{shown(f'{key}:{value}')} is not a key; did you mean {spaced}? a space after the "
+            "colon is needed"
+        )
+    if unfinished and at < len(lines):
+        return at, f"{shown(lines[at].strip())} has no colon after its key"
+    return line, said
 
 
 def _scalar(text: str) -> object:

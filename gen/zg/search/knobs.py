@@ -94,7 +94,7 @@ def _put(record: Record, key: str, value: object) -> Record:
 
 
 def _file(s: Spec) -> str:
-    """Return the directory of a rank's file, or "DIR" as a placeholder for the user."""
+    """Return the folder of a rank's file, or "DIR" as a placeholder for the user."""
     return s.zero.offload_optimizer.nvme_path or s.zero.offload_param.nvme_path or "DIR"
 
 

@@ -231,7 +231,7 @@ def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
     }
     title = (
         f"train.c -- {h.spec} in training, as zgen planned it; do not edit it: "
-        "generate it again."
+        "regenerate it."
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
     for word, text in told.items():  # nothing is printed for ''

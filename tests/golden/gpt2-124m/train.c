@@ -1,4 +1,4 @@
-/* train.c -- gpt2-124m in training, as zgen planned it; do not edit it: generate it again.
+/* train.c -- gpt2-124m in training, as zgen planned it; do not edit it: regenerate it.
  *
  * Model      124,439,808 parameters, width 768, vocabulary 50257
  * Ranks      2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over 2
@@ -22,7 +22,7 @@
 #include "zr.h"
 
 #if ZK_ABI != 18 || ZR_ABI != 21
-#error "generated for another version of the runtime or of the kernels: generate it again"
+#error "generated for another version of the runtime or of the kernels: regenerate it"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
 _Static_assert(ZK_SUMS == 72 && ZK_VOCAB == 8 &&
@@ -108,7 +108,7 @@ enum { GROUP_ALL };
 /* ---- launches: one for each kernel and shape (beside it), with a row for each target. tile: rows,
  * elements or (of shards) blocks of 1024 elements of a task on a CPU; on a GPU each kernel defines
  * it. part: x, y and z of each grid on a GPU, threads of a block, bytes of shared memory. The
- * kernel or library chooses what a row leaves out */
+ * kernel or library chooses the values that a row leaves out */
 enum { CPU, SM_80, SM_90, SM_100, COLUMNS };
 #define LAUNCH(name) static const zk_launch name[COLUMNS]
 
@@ -922,7 +922,7 @@ static void step(zr *z)
     zr_replay(z, ZR_UPDATE, update);
 }
 
-/* ---- what the runtime asks for */
+/* ---- the program, for the runtime */
 static void *open_kernels(int queue, void *stream, void *device, void *host, int column,
                           int threads, const char **why)
 {
@@ -1070,7 +1070,7 @@ static const zr_tensor tensors[] = {
 };
 
 /* functions as a profile lists them: part of a step, FLOPs of a call (backward as twice
- * forward, and what it recomputes), units (negative: from last to first), calls for each unit */
+ * forward, recomputation included), units (negative: from last to first), calls for each unit */
 static const zr_function functions[] = {
     {"fwd_embed", "forward", 0.0, 0, 1},
     {"bwd_embed", "backward", 0.0, 0, 1},
