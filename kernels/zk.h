@@ -241,7 +241,7 @@ void zk_lora_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const re
                    int64_t N, int64_t K, int64_t at, int64_t n, float scale, int full, int carry);
 
 /* ---- rotary position embedding, half rotation: it rotates pairs (i, i + D/2) */
-/* table: float [T,D/2,2] of (cos, sin), from f64 inverse frequencies [D/2] */
+/* table: float [T,D/2,2] of (cos, sin). freq: f64 inverse frequencies [D/2], in host memory */
 void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T,
                    int64_t D);
 /* Rotate query and key heads and copy value heads; the shapes are those of zk_qknorm_fwd. sign +1:

@@ -253,7 +253,7 @@ typedef struct zr_program {
         lora;              /* alpha / rank of the adapters */
     int64_t wire,          /* bytes that a rank receives in a training step */
         messages;          /* collectives of a rank in a training step */
-    int64_t commands;      /* commands of a rank in a training step, waits included */
+    int64_t commands;      /* commands of a rank in a training step, with waits, without records */
     const char *const *recipe;    /* `key: value` lines: all that determines the weights' bits */
     const zr_column *columns;     /* targets */
     const zr_group *groups;       /* groups of ranks */

@@ -189,12 +189,12 @@ def length(text: str) -> int:
 
 def steps_of(text: str) -> str:
     """Return the part of a train.c with the plan's steps."""
-    return text.partition("in order of issue")[2].partition("/* ---- what")[0]
+    return text.partition("in order of issue")[2].partition("/* ---- the program")[0]
 
 
 def work_of(text: str) -> str:
     """Return a train.c's functions and the names that they use, without launches."""
-    return text.partition("/* ---- flat")[2].partition("/* ---- what the runtime")[0]
+    return text.partition("/* ---- flat")[2].partition("/* ---- the program")[0]
 
 
 def rolled_up(p: Plan) -> bool:

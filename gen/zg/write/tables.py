@@ -236,14 +236,19 @@ def classes(p: Plan) -> list[str]:
     slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
     first = max(map(len, heads))
     second = max(map(len, slots_))
+    nodes = {c.name: 1 for c in p.classes} | {f"sum.{f.name}": f.nodes for f in p.flats}
     out, arena = [], ""
     for c, head, slot in zip(p.classes, heads, slots_, strict=True):
         if c.arena != arena:
             arena = c.arena
-            out += comment(f"of {ARENA[arena]}{_lacking(p, arena)}")
+            pinned = arena == "host" and not p.hosted
+            where = "pinned memory of the host" if pinned else ARENA[arena]
+            out += comment(f"of {where}{_lacking(p, arena)}")
         beside = str(c.slots)
         if holds := HOLDS.get(word(c.name)):
             beside += f": {holds}"
+        if nodes[c.name] > 1:
+            beside += f", {nodes[c.name]} nodes"
         line = f"{head:<{first}} {slot:<{second}}"
         out.append(f"{line} /* {beside} */")
     return out

@@ -196,6 +196,12 @@ def wired(p: Plan, cost: dict[str, object]) -> str:
     )
 
 
+def steps(p: Plan) -> int:
+    """Return the steps of a schedule whose last learning rate is 0, else 1000."""
+    *earlier, last = p.recipe.rate
+    return earlier[-1].until if earlier and last.begin == last.end == 0 else 1000
+
+
 def builds(p: Plan) -> str:
     """Return how to compile the file for each of its targets."""
     programs = {"out/train or out/train-mpi for a CPU": "cpu" in p.head.targets}
@@ -225,7 +231,7 @@ def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
         "Memory": f"a rank's arena: {memory_of(p)}",
         "Wire": wired(p, cost),
         "Build": builds(p),
-        "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
+        "Run": f"out/train --data tokens.bin --steps {steps(p)}; out/train --help has all options",
         "From": uncommented(origin),
         "Plan": f"{digest(p)}, the SHA-256 of the plan that `--emit plan` writes",
     }

@@ -76,7 +76,7 @@ enum {
 #define WORK(i)             SLOT(1786789888, 4743168, i)   /* 1: kernels' scratch */
 #define INBOX(i)            SLOT(1791533056, 157556736, i) /* 2: received gradients */
 #define WORKSPACE(i)        SLOT(2106646528, 33554432, i)  /* 1: scratch of launches */
-/* of the host arena; PINNED_BATCH and PINNED_SCRATCH only on a GPU */
+/* of pinned memory of the host; PINNED_BATCH and PINNED_SCRATCH only on a GPU */
 #define PINNED_BATCH(i)     SLOT(0, 4096, i)               /* 4: tokens on their way */
 #define PINNED_SCRATCH(i)   SLOT(16384, 204800, i)         /* 1: results for the host */
 
@@ -281,7 +281,7 @@ enum {
 
 /* ---- tensors of each flat (zk_span): at, elems, count, stride, key, key_stride; initial mean and
  * standard deviation, factor of the learning rate, weight decay. Elements between tensors are
- * padding, which nothing reads but collectives and sums */
+ * padding, on which no tensor depends */
 static const zk_span spans_embed[] = {
     {0, 38597376, 1, 0, 0, 2, /* wte.weight */
      0.0f, 0x1.47ae147ae147bp-6f /* 0.02 */, 1.0, 0x1.999999999999ap-4 /* 0.1 */},
@@ -399,7 +399,7 @@ enum {
     LN_1_STAT = 1572864,     /* (M, 2) f32 */
     C_ATTN = 1576960,        /* (M, 3 * C) */
     ATTENTION = 6295552,     /* (M, H, D) */
-    ATTENTION_LSE = 7868416, /* (M, H) f32 */
+    ATTENTION_LSE = 7868416, /* (B, H, T) f32 */
     RESIDUAL = 7892992,      /* (M, C) */
     LN_2 = 9465856,          /* (M, C) */
     LN_2_STAT = 11038720,    /* (M, 2) f32 */
@@ -972,8 +972,8 @@ static const zr_state states[] = {
         NULL},
 };
 
-/* all that determines the bits of the weights, but for the order of bf16's products where a run
- * chooses it: a program resumes checkpoints with the same lines */
+/* all settings that determine the bits of the weights, but for the order of bf16's products where
+ * a run chooses it: a program resumes checkpoints with the same lines */
 static const char *const recipe_lines[] = {
     "model.vocab: 50257",
     "model.width: 768",
