@@ -409,8 +409,8 @@ def in_four(
             "bytes received from other hosts",
         ),
         (
-            r"\[HOSTS\] = 1 << ZR_GATHER",
-            "[HOSTS] = 1 << ZR_MAIN",
+            r"\[GROUP_HOSTS\] = 1 << ZR_GATHER",
+            "[GROUP_HOSTS] = 1 << ZR_MAIN",
             4,
             "group hosts has no collectives on queue gather; regenerate the program",
         ),

@@ -278,7 +278,7 @@ def test_no_more_buffers_than_turns(keys: tuple[str, ...]) -> None:
         ),
         (
             ("zero.stage=2", "cluster.ranks=3", "train.global_batch=12"),
-            "from 3 ranks in a micro-batch",
+            "the sum of a micro-batch over 3 ranks is not a node",
         ),
     ],
 )

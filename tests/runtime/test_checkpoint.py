@@ -285,6 +285,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     ],
     ids=["cpu", "gpu"],
 )
+@pytest.mark.alone
 @pytest.mark.parametrize("keys", [(), FILED], ids=["memory", "file"])
 def test_a_long_step_hides_a_slow_disk(
     data: Path,

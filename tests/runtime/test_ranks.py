@@ -679,6 +679,7 @@ def test_help_and_version(program: Path) -> None:
         "version 1.2.3",
         "plan 0123",
         "layout 4567",
+        "train.c cbf29ce484222325",  # of an empty text
         "sources 89ab",
         "kernels avx512",
         "memory some",
