@@ -10,13 +10,15 @@
  *  3. The algorithm of a product depends on its shape, types, alignment (at most 16 bytes, so never
  *     on where in memory a plan put it) and the launch's margin. It is the table's entry for the
  *     product (tune.h), or else the heuristic's first choice for that number of SMs. It is looked
- *     up once and reused for products of the same kind.
+ *     up once and reused for products of the same kind. zk_algorithms tells whether two processes
+ *     have the same ones.
  *  4. The gradient of the bias is made of partial sums of stripes of rows, folded in order.
  */
 #include "part.h"
 #include "tune.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
 enum { SAMPLES = 7, TURNS = 4 }; /* timing: number of samples, products per sample */
@@ -72,6 +74,7 @@ struct gemm {
     cublasLtMatmulDesc_t how;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
+    bool ran; /* since the last call of zk_algorithms */
 };
 
 struct gemms {
@@ -295,6 +298,52 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     gemm *g = look_up(k, &s, &at);
     if (bias) set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     must(issue(k, g, &g->algo, &at), "a product");
+    g->ran = true;
+}
+
+struct setting {
+    cublasLtMatmulAlgoConfigAttributes_t name;
+    size_t bytes;
+};
+
+/* Return a hash of a product and of its algorithm. The algorithm's documented settings count, since
+ * nothing is said of the other bits of its eight words. */
+static uint64_t hash_of(const gemm *g)
+{
+    static const setting settings[] = {
+        {CUBLASLT_ALGO_CONFIG_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+        {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+        {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+        {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
+    };
+    char text[TUNE_KEY + sizeof settings]; /* 11 characters for each number, of 16 */
+    name(&g->s, text);
+    int n = (int)strlen(text);
+    for (const setting &x : settings) {
+        uint32_t value = 0;
+        size_t written = 0;
+        cublasStatus_t status =
+            cublasLtMatmulAlgoConfigGetAttribute(&g->algo, x.name, &value, x.bytes, &written);
+        n += snprintf(text + n, sizeof text - (size_t)n, " %u",
+                      status == CUBLAS_STATUS_SUCCESS ? value : 0);
+    }
+    return tune_hash(text, (size_t)n);
+}
+
+uint64_t zk_algorithms(zk *k)
+{
+    uint64_t sum = 0;
+    gemms *all = k->gemms;
+    for (gemm *g = all->made; g < all->made + all->n; g++) {
+        sum += g->ran ? hash_of(g) : 0;
+        g->ran = false;
+    }
+    return sum;
 }
 
 /* ---- kernels. A row-major [M,N] is a column-major N x M. */

@@ -384,6 +384,8 @@ void zr_epilogue(zr *z)
     if (t->launches)
         zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of host time each\n",
                  t->launches, 1e6 * t->launch_seconds / (double)t->launches);
+    if (z->algorithms)
+        zr_print(z, STDOUT_FILENO, "products: algorithms %016" PRIx64 "\n", z->algorithms);
     zr_print(z, STDOUT_FILENO,
              "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), libraries %" PRId64 "\n",
              z->p->columns[z->column].arena, t->before - t->after,
