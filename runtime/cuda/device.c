@@ -36,8 +36,8 @@ void zr_prepare(zr *z)
 
 static void set(const char *name, const char *value) { setenv(name, value, 0); }
 
-/* Before NCCL 2.32, buffers registered for graphs may hang NCCL on InfiniBand without an error
- * (nccl#2389). Between hosts they are registered with later versions only. */
+/* Before NCCL 2.32, registered buffers may hang NCCL on InfiniBand without an error (nccl#2389).
+ * Between hosts they are registered with later versions only. */
 enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
 
 static void set_up_hosts(zr *z)
@@ -45,9 +45,11 @@ static void set_up_hosts(zr *z)
     ncclGetVersion(&z->t->nccl);
     if (!z->far || z->net->neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
     set("NCCL_GRAPH_REGISTER", "0");
+    set("NCCL_LOCAL_REGISTER", "0");
     zr_print(z, STDERR_FILENO,
-             "several hosts with NCCL %d: buffers of CUDA graphs are not registered, "
-             "as NCCL may hang (NCCL_GRAPH_REGISTER=1 registers them)\n",
+             "several hosts with NCCL %d: buffers are not registered, as NCCL may hang "
+             "(NCCL_GRAPH_REGISTER=1 registers those of CUDA graphs, NCCL_LOCAL_REGISTER=1 those "
+             "of steps without graphs)\n",
              z->t->nccl);
 }
 
@@ -90,6 +92,7 @@ static void set_up_libraries(zr *z, int shared)
     /* sums of floats must have one order; these two functions are used for nothing else */
     set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
     set("NCCL_PROTO", "reducescatter:simple;reduce:simple");
+    z->t->registers = unrecorded(z);
     if (!shared) return;
     /* ranks on one device pretend to be on as many hosts */
     snprintf(host, sizeof host, "rank%d", z->rank);
