@@ -96,6 +96,11 @@ static void write_object(zr *z, char text[ZR_TOLD])
     snprintf(text, ZR_TOLD, "%s", zr_is_gpu ? z->p->object() : z->p->target());
 }
 
+static void write_nccl(zr *z, char text[ZR_TOLD])
+{
+    if (z->nccl && z->ranks > 1) snprintf(text, ZR_TOLD, "%d", z->nccl);
+}
+
 static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, ZR_TOLD); }
 
 static void write_data(zr *z, char text[ZR_TOLD])
@@ -145,6 +150,7 @@ static const fact programs[] = {
 
 static const fact runs[] = {
     {"has", "kernels for ", write_object, "all ranks need the same GPUs, libraries and --gemms"},
+    {"has", "NCCL ", write_nccl, "all ranks need the same NCCL"},
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},

@@ -45,6 +45,7 @@ struct zr {
     int threads;       /* threads of the kernels of one queue */
     /* order of bf16 products: ZR_PAIRS ...; -1: none; on a GPU the order of its checkpoint */
     int order;
+    int nccl;            /* version of NCCL: 22809 is 2.28.9; 0: a CPU */
     uint64_t algorithms; /* of a GPU's products: p->algorithms; 0: not chosen yet, or a CPU */
     int cores;           /* cores for one rank of those this host allows, at least 1 */
     zr_seat **seat;      /* [ranks] NULL: this rank cannot read that rank's memory */

@@ -46,7 +46,7 @@ typedef struct zr_pool {
 } zr_pool;
 
 struct zr_target {
-    int device, nccl; /* nccl: version, 22809 for 2.28.9 */
+    int device;
     cudaStream_t stream[ZR_QUEUES];
     cudaStream_t beside; /* of the thread that saves beside a step; NULL: there is none */
     ncclComm_t *comm;    /* [ZR_REDUCE + 1][p->ngroups] NULL: a group of one rank, or unused */

@@ -357,3 +357,46 @@ def test_the_arena_is_registered_where_no_graph_does_it(
     assert sorted(lines) == sorted(
         f"rank {r} registers {arena} bytes" for r in (0, 1) for _ in range(times)
     )
+
+
+# ---- sums by NCCL
+
+
+FAST = ("train.reduction=fast", "targets=[sm_90]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys,ranks,settings,refused",
+    [
+        (FAST, 2, {"NCCL_ALGO": "tree"}, "NCCL_ALGO=tree"),
+        (FAST, 2, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL128"}, "NCCL_PROTO=LL128"),
+        (FAST, 2, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}, ""),
+        (FAST, 2, {"NCCL_ALGO": "reducescatter:ring;reduce:ring"}, ""),
+        (FAST, 1, {"NCCL_ALGO": "tree"}, ""),
+        ((), 2, {"NCCL_ALGO": "tree", "NCCL_PROTO": "LL"}, ""),
+    ],
+)
+def test_fast_sums_need_the_ring(
+    tokens: pathlib.Path,
+    keys: tuple[str, ...],
+    ranks: int,
+    settings: dict[str, str],
+    refused: str,
+) -> None:
+    """NCCL's sums have one order only if the user's variables leave it the ring and the simple
+    protocol. No other plan adds floats by NCCL."""
+    done = subprocess.run(
+        [built(ranks, *keys), "--data", tokens, "--steps", "1"],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        env=os.environ | settings,
+    )
+    assert done.returncode == (2 if refused else 0), done.stderr
+    if refused:
+        assert re.fullmatch(
+            f"rank \\d: {refused} is set, but train.reduction: fast repeats only with NCCL's ring "
+            "algorithm and simple protocol; unset it, .*\n",
+            done.stderr,
+        )

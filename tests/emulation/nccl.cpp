@@ -310,7 +310,8 @@ void work_beside(ncclComm_t c, cudaStream_t s)
 ncclResult_t issue(const transfer &t)
 {
     static int issued;
-    const char *last = getenv("ZR_EMULATE_NCCL"); /* number of the collective that meets an error */
+    const char *last =
+        getenv("ZR_EMULATE_NCCL_ERROR"); /* number of the collective that meets an error */
     locked hold(queue_lock);
     if (last && ++issued == atoi(last)) return ncclRemoteError;
     ncclComm_t c = t.comm;
