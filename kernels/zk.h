@@ -155,6 +155,8 @@ int zk_gemms(int what, const char *path, char *why, size_t n);
 /* Return a hash of the products that the context has issued since the last call, each with the
  * algorithm that was chosen for it; their order does not matter. On a CPU always 0. */
 uint64_t zk_algorithms(zk *k);
+/* y = x . w^T, matrices of n rows and n columns, to measure how fast a GPU is. A CPU has none. */
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n);
 
 /* ---- embedding */
 /* y[M,C] = w[token[M],:] + (p ? p[t,:] : 0) */

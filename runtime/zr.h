@@ -283,6 +283,8 @@ typedef struct zr_program {
     int (*gemms)(int what, const char *path, char *why, size_t n);
     /* zk_algorithms: hash of the algorithms of a GPU's products since the last call */
     uint64_t (*algorithms)(void *k);
+    /* zk_probe: multiply two square matrices of parameters' type, to measure a GPU */
+    void (*probe)(void *k, void *y, const void *x, const void *w, int64_t n);
     void (*init)(zr *z);    /* set the masters to their initial values */
     void (*publish)(zr *z); /* make parameters from masters, after init or loading */
     void (*step)(zr *z);    /* issue one training step: all micro-batches, then the update */

@@ -43,6 +43,11 @@ uint64_t zk_algorithms(zk *k)
     return 0;
 }
 
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n)
+{
+    (void)k, (void)y, (void)x, (void)w, (void)n;
+}
+
 int zk_products(zk *k, int order)
 {
     if (order >= 0) k->products = order;

@@ -280,7 +280,7 @@ static uint32_t alignment(const void *p)
 }
 
 /* d = scale * a . b (+ bias; + d with carry). full: d is float. b_wide, d_wide:
- * leading dimensions of b and d. */
+ * leading dimensions of b and d. L NULL: no margin. */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
                      int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0, float scale = 1)
@@ -288,10 +288,10 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     const places at = {d, a, b, bias, carry, scale};
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
-    const zk_launch *how = &L[k->column];
+    int margin = L ? L[k->column].margin : 0;
     // clang-format off
     shape s = {m, n, depth, b_wide, d_wide,
-               how->margin ? k->processors - how->margin : 0, a_turned, b_turned, type,
+               margin ? k->processors - margin : 0, a_turned, b_turned, type,
                full ? CUDA_R_32F : type, alignment(a), alignment(b), alignment(d),
                bias ? alignment(bias) : 0};
     // clang-format on
@@ -352,6 +352,11 @@ void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real
                    int64_t M, int64_t N, int64_t K, int layout)
 {
     multiply(k, L, N, M, K, y, w, layout == ZK_OUT_IN, x, 0, b, 0, 0);
+}
+
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n)
+{
+    multiply(k, NULL, n, n, n, y, w, 1, x, 0, NULL, 0, 0);
 }
 
 /* dx^T [K,M] = w [K,N] . dy^T [N,M] */

@@ -4,14 +4,16 @@ layout nor an evaluation changes the hash."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from tests.cuda import test_cuda
-from tests.lib import program, trainer
+from tests.lib import program, trainer, zk
 from tests.runtime.test_handshake import together
 
 ONE = ("train.micro_batch=1", "train.global_batch=2", "train.sequence=16")
@@ -119,3 +121,19 @@ def test_a_resumed_run_reports_other_choices(folder: pathlib.Path) -> None:
     assert CHANGED.search(said).groups() == (new, old)
     same, said = to(4, **OTHER)
     assert same == new and not CHANGED.search(said)
+
+
+def test_a_hash_is_of_what_ran_since_the_last() -> None:
+    """Hashes of products add up, so their order does not matter. A CPU has none."""
+    k, x = zk.Kernels(zk.EMULATED), np.ones((24, 24), np.float32)
+    found = []
+    for sizes in ([16], [], [24, 16], [24], [16, 24, 16]):
+        for n in sizes:
+            k.zk_probe(np.empty_like(x), x, x, n)
+        k.library.zk_algorithms.restype = ctypes.c_uint64
+        found.append(k.library.zk_algorithms(k.context))
+    first, none, both, second, again = found
+    assert first != second and none == 0 not in (first, second)
+    assert both == again == (first + second) % 2**64
+    cpu = zk.Kernels()
+    assert cpu.library.zk_algorithms(cpu.context) == 0

@@ -929,6 +929,11 @@ static void *open_kernels(int queue, void *stream, void *device, void *host, int
 
 static void close_kernels(int queue, void *k) { queue == ZR_HOST ? zk_host_close(k) : zk_close(k); }
 static uint64_t algorithms(void *k) { return zk_algorithms(k); }
+static void probe(void *k, void *y, const void *x, const void *w, int64_t n)
+{
+    zk_probe(k, y, x, w, n);
+}
+
 static void total(zr *z) { zr_allreduce(z, ZR_MAIN, ALL, SUMS(0), SUMS(1), ZK_SUMS); }
 FN(report) { zk_report(k, a + CTL(0), HOST(0)); }
 FN(clear) { zk_clear(k, a + SUMS(0)); }
@@ -1147,7 +1152,7 @@ static const zr_program program = {
     ZR_TABLE(slots), .recipe = recipe_lines,
     .nrecipe = sizeof recipe_lines / sizeof *recipe_lines,
     .open = open_kernels, .close = close_kernels, .target = zk_target, .object = zk_object,
-    .overhead = zk_overhead, .gemms = zk_gemms, .algorithms = algorithms,
+    .overhead = zk_overhead, .gemms = zk_gemms, .algorithms = algorithms, .probe = probe,
     .init = init, .publish = publish, .step = step, .report = report, .clear = clear, .eval = eval,
     .total = total, .mean = mean, .sample = sample,
 };
