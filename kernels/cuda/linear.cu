@@ -264,7 +264,15 @@ static gemm *look_up(zk *k, const shape *s, const places *at)
     gemms *all = k->gemms;
     for (gemm *g = all->made; g < all->made + all->n; g++)
         if (!memcmp(&g->s, s, sizeof *s)) return g;
-    must(all->n < MOST_GEMMS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED, "products");
+    if (all->n == MOST_GEMMS) {
+        fprintf(
+            stderr,
+            "the model has more than %d matrix products of different shapes; raise MOST_GEMMS in "
+            "kernels/cuda/linear.cu, and MOST_PRODUCTS in tune.cu, and build again\n",
+            MOST_GEMMS);
+        fflush(stderr);
+        _exit(3);
+    }
     gemm *g = &all->made[all->n++];
     g->s = *s;
     describe(g);

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cuda import test_cuda
+from tests.cuda.test_emulation import other_process
 from tests.lib import program, trainer, zk
 from tests.runtime.test_handshake import together
 
@@ -137,3 +138,18 @@ def test_a_hash_is_of_what_ran_since_the_last() -> None:
     assert both == again == (first + second) % 2**64
     cpu = zk.Kernels()
     assert cpu.library.zk_algorithms(cpu.context) == 0
+
+
+def test_more_products_than_there_is_room_for() -> None:
+    done = other_process(
+        "from tests.lib import zk\n"
+        "k = zk.Kernels(zk.EMULATED)\n"
+        "x = np.ones((257, 257), np.float32)\n"
+        "for n in range(1, 257): k.zk_probe(np.empty_like(x), x, x, n)\n"
+        "print('so far', flush=True)\n"
+        "k.zk_probe(np.empty_like(x), x, x, 257)"
+    )
+    assert (done.returncode, done.stdout) == (3, "so far\n"), done.stderr
+    assert done.stderr.startswith(
+        "the model has more than 256 matrix products of different shapes; raise MOST_GEMMS in "
+    )
