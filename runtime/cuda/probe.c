@@ -13,8 +13,8 @@
 #include "../zr_seats.h"
 #include <string.h>
 
-/* Most rows of a matrix; commands of a round; rounds of a measurement, and the seconds that it
- * shall last, so that a GPU reaches the clock that it can hold. */
+/* Most rows of a matrix; commands of a round; most rounds of a measurement, and the seconds that it
+ * lasts about, so that a GPU reaches the clock that it can hold. */
 enum { ROWS = 8192, TURNS = 8, ROUNDS = 200, SECONDS = 1 };
 enum { PIECE = 256 << 20, UNIT = 1024 }; /* most bytes of a rank's piece; its unit */
 
@@ -29,9 +29,9 @@ static int64_t width(const zr *z) { return z->p->type == ZR_F32 ? 4 : 2; }
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Fill the arena with random numbers of magnitudes from 1 to 2: products of zeros take less power,
- * so a GPU that is too hot would seem fast. */
-static void fill(zr *z)
+/* Fill the first bytes of the arena with random numbers of magnitudes from 1 to 2. Products of
+ * zeros take less power, so a GPU that is too hot would seem fast. */
+static void fill(zr *z, int64_t bytes)
 {
     /* bits that are fixed, and bits that are random, of f32, bf16 and f16 */
     static const uint32_t fixed[] = {0x3f800000, 0x3f803f80, 0x3c003c00};
@@ -40,10 +40,9 @@ static void fill(zr *z)
     uint32_t *bounce = (uint32_t *)(z->t->host + z->p->host);
     for (int64_t i = 0; i < ZR_BOUNCE / 4; i++)
         bounce[i] = ((uint32_t)zr_random(&state) & random[z->p->type]) | fixed[z->p->type];
-    for (int64_t at = 0; at < z->p->workspace; at += ZR_BOUNCE)
+    for (int64_t at = 0; at < bytes; at += ZR_BOUNCE)
         zr_cuda(z,
-                cudaMemcpyAsync(z->t->arena + at, bounce,
-                                (size_t)least(ZR_BOUNCE, z->p->workspace - at),
+                cudaMemcpyAsync(z->t->arena + at, bounce, (size_t)least(ZR_BOUNCE, bytes - at),
                                 cudaMemcpyHostToDevice, zr_on(z, ZR_MAIN, "a copy")),
                 "copying");
     zr_finish(z, ZR_MAIN);
@@ -79,21 +78,25 @@ static double round_of(zr *z, const probe *p, cudaEvent_t from, cudaEvent_t to)
     return 1e-3 * (double)ms;
 }
 
-/* Return the rate of the last round. The first one connects and loads, the second one tells how
- * many there are; rank 0 decides. */
+/* Return the rate of the second half of all rounds. The first round connects and loads; the next
+ * one tells how many more there are, as rank 0 decides. */
 static double measure(zr *z, const probe *p)
 {
     cudaEvent_t from, to;
+    double sum = 0;
     zr_cuda(z, cudaEventCreate(&from), "creating an event");
     zr_cuda(z, cudaEventCreate(&to), "creating an event");
     (void)round_of(z, p, from, to);
-    double begun = zr_now(), seconds = round_of(z, p, from, to), took = zr_now() - begun;
-    int64_t rounds = took * ROUNDS > SECONDS ? (int64_t)(SECONDS / took) : ROUNDS;
-    zr_tell(z, &rounds, sizeof rounds);
-    for (; rounds > 0; rounds--) seconds = round_of(z, p, from, to);
+    double begun = zr_now();
+    (void)round_of(z, p, from, to);
+    double took = zr_now() - begun;
+    int64_t half = took * ROUNDS > SECONDS ? 1 + (int64_t)(SECONDS / took) / 2 : ROUNDS / 2;
+    zr_tell(z, &half, sizeof half);
+    for (int64_t i = 0; i < half; i++) (void)round_of(z, p, from, to);
+    for (int64_t i = 0; i < half; i++) sum += round_of(z, p, from, to);
     zr_cuda(z, cudaEventDestroy(from), "destroying an event");
     zr_cuda(z, cudaEventDestroy(to), "destroying an event");
-    return seconds > 0 ? TURNS * p->amount / seconds : 0;
+    return sum > 0 ? (double)(TURNS * half) * p->amount / sum : 0;
 }
 
 /* Return a queue on which all ranks have a communicator, preferably one beside products: the first
@@ -111,7 +114,7 @@ double zr_probe(zr *z, int what)
     int64_t room = z->p->workspace, n = ROWS, half = least(room / 2, PIECE) / UNIT * UNIT;
     if (what == ZR_PRODUCT) {
         while (3 * n * n * width(z) > room) n -= 16;
-        fill(z);
+        fill(z, 3 * n * n * width(z));
         return measure(z, &(probe){ZR_MAIN, multiply, n, 2.0 * (double)(n * n) * (double)n});
     }
     if (what == ZR_COPY)
