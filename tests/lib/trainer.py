@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import os
 import pathlib
 import re
 import shutil
@@ -204,13 +205,21 @@ def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
     )
 
 
+def flags(*names: str) -> list[str]:
+    """Return compiler flags by their names in runtime/flags.ninja. A variable of the environment
+    has its default."""
+    text = (ROOT / "runtime" / "flags.ninja").read_text()
+    lines = [re.search(rf"^{name} = (.*)$", text, re.M)[1] for name in names]
+    return re.sub(r"\$\$\{\w+:?-(.*?)\}", r"\1", " ".join(lines)).split()
+
+
 def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
     sh(
         kind.compiler,
         "-std=gnu11",
         "-Wall",
         "-Wextra",
-        "-Werror",
+        *os.environ.get("ZR_WERROR", "-Werror").split(),
         "-Wno-unused-function",
         "-O0",  # tables and calls: optimizing them is not worth the time
         "-ffp-contract=off",
