@@ -1,9 +1,12 @@
 """gpu_kernels.py -- times a GPU's kernels one by one, relative to the device's peak.
 
-    gpu_kernels.py ceilings OUT.json     products and copies, by cuBLASLt as our linear calls it
-    gpu_kernels.py table OUT.json        every kernel of every speed case, and their sum over a step
-    gpu_kernels.py small [WORD]          every kernel once on exact allocations, for a sanitizer;
-                                         WORD: only kernels whose names contain it
+    gpu_kernels.py ceilings OUT.json      products and copies, by cuBLASLt as our linear calls it
+    gpu_kernels.py table CASE OUT.json    every kernel of a speed case, and their sum over a step;
+                                          ceilings.json beside OUT.json is taken if it is there
+    gpu_kernels.py once CASE WORD...      kernels whose names contain a word, once with operands of
+                                          a speed case, for a profiler
+    gpu_kernels.py small [WORD]           every kernel once on exact allocations, for a sanitizer;
+                                          WORD: only kernels whose names contain it
 
 Shapes, numbers of calls and launches come from the plans, so the kernels are timed as they train. A
 kernel's floor is the larger of two times: its bytes (each operand read once, each result written
@@ -29,6 +32,7 @@ from pathlib import Path
 
 import gpu_cases
 from gpu_cases import REHEARSAL, ROOT
+from gpu_report import write
 
 sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
@@ -525,39 +529,53 @@ def ceilings() -> dict[str, float]:
 # ---- commands
 
 
-def write(path: str, found: object) -> None:
-    Path(path).write_text(json.dumps(found, indent=1) + "\n")
+def prepared(
+    case: gpu_cases.Case, room: int = 0
+) -> tuple[Bench, plan.Plan, list[Kernel]]:
+    """Return a bench with room for any kernel of a case, its plan and its kernels."""
+    p = parse(case.source.read(".plan"))
+    listed = kernels(p)
+    room = max(room, *(need(k, dims(p, k)) for k in listed))
+    return Bench(p.head.real, room), p, listed
 
 
-def table(path: str) -> None:
-    found: dict[str, object] = {"ceilings": ceilings(), "cases": {}}
-    for c in gpu_cases.CASES:
-        p = parse(c.source.read(".plan"))
-        listed = kernels(p)
-        b = Bench(p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed)))
-        rows = []
-        for k in listed:
-            rows.append(timed(b, p, k, found["ceilings"]))
-            print(
-                f"{c.name:14} {rows[-1]['kernel'][3:]:15} {str(k.launch.shape):34} "
-                f"{rows[-1]['us']:10.1f} us {100 * rows[-1]['share']:5.1f} % x {k.count}",
-                flush=True,
-            )
-        b.close()
-        found["cases"][c.name] = {
-            "rows": rows,
-            "step": 1e-6 * sum(r["step_us"] for r in rows),
-        }
-        write(path, found)
+def table(case: gpu_cases.Case, path: Path) -> None:
+    """Time the kernels of a case; the file has those timed so far at any time."""
+    known = path.with_name("ceilings.json")
+    peaks = json.loads(known.read_text()) if known.exists() else ceilings()
+    b, p, listed = prepared(case, POOL)
+    rows: list[dict] = []
+    for k in listed:
+        rows.append(timed(b, p, k, peaks))
+        print(
+            f"{case.name:14} {rows[-1]['kernel'][3:]:15} {str(k.launch.shape):34} "
+            f"{rows[-1]['us']:10.1f} us {100 * rows[-1]['share']:5.1f} % x {k.count}",
+            flush=True,
+        )
+        step = 1e-6 * sum(r["step_us"] for r in rows)
+        write(path, {"ceilings": peaks, "rows": rows, "step": step})
+    b.close()
+
+
+def once(case: gpu_cases.Case, words: list[str]) -> None:
+    """Run the kernels with one of these words in their names."""
+    b, p, listed = prepared(case)
+    for k in listed:
+        if any(word in k.launch.kernel for word in words):
+            words_of(b, p, k, b.take)()
+            print(k.launch.kernel, k.launch.shape)
+    b.close()
 
 
 def small(word: str) -> None:
     """Run the kernels whose names contain the word, each operand in its own allocation of exact
-    size."""
-    seen: set[str] = set()
+    size. Each type has one context, and equal calls run once."""
+    benches: dict[str, Bench] = {}
+    seen: set[object] = set()
     for source in gpu_cases.SMALL:
         p = parse(source.read(".plan"))
-        b = Bench(p.head.real, 1 << 20)
+        real = p.head.real
+        b = benches[real] = benches.get(real) or Bench(real, 1 << 20)
         taken: list[int] = []
 
         def take(size: int, b: Bench = b, taken: list[int] = taken) -> int:
@@ -566,29 +584,36 @@ def small(word: str) -> None:
             return taken[-1]
 
         for k in kernels(p):
-            if word not in k.launch.kernel:
+            call = (real, k.launch.kernel, k.launch.shape, k.args)
+            if word not in k.launch.kernel or call in seen:
                 continue
-            call = words_of(b, p, k, take)
+            run = words_of(b, p, k, take)
             # Wait for copies that fill operands: the call's stream does not.
             b.device.wait()
-            call()
+            run()
             b.device.wait()
-            seen.add(k.launch.kernel)
+            seen.add(call)
         for at in taken:
             b.device.free(at)
+    for b in benches.values():
         b.close()
+    ran = {name for _, name, *_ in seen}
     wanted = {name for name in ROWS if word in name}
-    assert seen == wanted, wanted ^ seen
-    print(f"{len(seen)} kernels ran")
+    assert ran == wanted, wanted ^ ran
+    print(f"{len(ran)} kernels ran")
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["ceilings"] and len(argv) == 2:
-        write(argv[1], ceilings())
-    elif argv[:1] == ["table"] and len(argv) == 2:
-        table(argv[1])
-    elif argv[:1] == ["small"] and len(argv) <= 2:
-        small(*argv[1:] or [""])
+    cases = {case.name: case for case in gpu_cases.CASES}
+    command, *words = argv or [""]
+    if command == "ceilings" and len(words) == 1:
+        write(words[0], ceilings())
+    elif command == "table" and len(words) == 2 and words[0] in cases:
+        table(cases[words[0]], Path(words[1]))
+    elif command == "once" and len(words) > 1 and words[0] in cases:
+        once(cases[words[0]], words[1:])
+    elif command == "small" and len(words) <= 1:
+        small(*words or [""])
     else:
         print(__doc__, file=sys.stderr)
         return 2
