@@ -1,6 +1,6 @@
 """test_bench.py -- tests bench/gpu.sh on a machine without a GPU: its messages, files and refusals;
-its table of kernels against the kernels; copies of operands to a GPU and back; and the arithmetic
-of other benchmarks."""
+its operands of kernels and their copies to a GPU and back; and the arithmetic of other
+benchmarks."""
 
 import argparse
 import json
@@ -355,9 +355,9 @@ def test_models_fit_their_card(tmp_path: pathlib.Path, card: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_kernel_of_a_step_has_its_row(tmp_path: pathlib.Path) -> None:
-    """The table's operands match the kernels: every kernel of a step of the tiny models runs on
-    operands of exactly the sizes that the table says."""
+def test_every_kernel_of_a_step_is_timed(tmp_path: pathlib.Path) -> None:
+    """Every kernel of a step of the tiny models runs on operands of exactly the sizes that the
+    facts of kernels say."""
     env = os.environ | {
         "ZR_BENCH_KIND": "emulated",
         "ZR_BENCH_FROM": str(tmp_path),
