@@ -150,7 +150,7 @@ MEASURED = (
     case("gpt2-1558m", 16, 1024, 16, compile="block", card="140"),
     case("gpt2-1558m-8", 8, 1024, 16, "gpt2-1558m", compile="block", card="80"),
     case("llama3-8b-16", 1, 8192, 16, "llama3-8b", 16, compile="block", card="140"),
-    case("llama3-8b-10", 1, 8192, 16, "llama3-8b", 10, compile="block", card="80"),
+    case("llama3-8b-8", 1, 8192, 16, "llama3-8b", 8, compile="block", card="80"),
     case("qwen3-0.6b", 4, 4096, 20, compile="block"),
 )
 # The same paths in a second or two on a CPU, by the same names.

@@ -117,12 +117,12 @@ if name == "%(waits)s":
     time.sleep(600)
 sys.exit(name == "%(fails)s")
 """
-CASES = "print('gpt2-124m gpt2-1558m-8 llama3-8b-10 qwen3-0.6b')\n"
+CASES = "print('gpt2-124m gpt2-1558m-8 llama3-8b-8 qwen3-0.6b')\n"
 PARTS = {
     "meet": "build losses bits law small small",
     "speed": "build tune-gpt2-124m gpt2-124m ceilings profile tune-gpt2-1558m-8 gpt2-1558m-8 "
     "table table table table",
-    "odd": "build memory ranks tune-llama3-8b-10 llama3-8b-10 tune-qwen3-0.6b qwen3-0.6b offload "
+    "odd": "build memory ranks tune-llama3-8b-8 llama3-8b-8 tune-qwen3-0.6b qwen3-0.6b offload "
     "once once small small",
 }
 
