@@ -219,22 +219,29 @@ def lines(target: str) -> Iterator[str]:
                 yield line(k, name, precision)
 
 
+def judged(target: str) -> Iterator[tuple[str, bool]]:
+    """Yield the lines of a target, and whether the table has them."""
+    want = [x for x in TABLE.read_text().splitlines() if x.split()[2:3] == [target]]
+    for found, expected in zip(lines(target), want, strict=True):
+        assert found.split()[:3] == expected.split()[:3], target
+        yield found, found == expected
+
+
 def compared(target: str) -> list[str]:
     """Return the lines that differ from the table's."""
-    want = [x for x in TABLE.read_text().splitlines() if x.split()[2:3] == [target]]
-    found = list(lines(target))
-    assert [x.split()[:3] for x in found] == [x.split()[:3] for x in want], target
-    return [x for x, y in zip(found, want, strict=True) if x != y]
+    return [line for line, same in judged(target) if not same]
 
 
 def main(out: list[str]) -> int:
     if not out:
         print(*(line for target in TARGETS for line in lines(target)), sep="\n")
         return 0
-    off = compared(zk.TARGET)
-    Path(out[0]).write_text(json.dumps({"target": zk.TARGET, "other_bits": off}))
-    print(*(f"other bits: {line}" for line in off), f"{len(off)} differ", sep="\n")
-    return int(bool(off))
+    found: dict[str, list[str]] = {"same": [], "other_bits": []}
+    for line, same in judged(zk.TARGET):
+        found["same" if same else "other_bits"].append(line)
+        print("same" if same else "OTHER BITS", line, flush=True)
+        Path(out[0]).write_text(json.dumps(found))
+    return int(bool(found["other_bits"]))
 
 
 if __name__ == "__main__":

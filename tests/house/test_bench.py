@@ -189,6 +189,38 @@ def test_where_nothing_builds_ready_programs_run(tmp_path: pathlib.Path) -> None
     assert os.access(tmp_path / "ready" / "program", os.X_OK)
 
 
+DRIVER = """
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGetCount(int *n) { return *n = 1, 0; }
+int cuDeviceGetAttribute(int *x, int what, int n) { return *x = what == 75 ? 9 : n, 0; }
+int cuDeviceTotalMem_v2(unsigned long *size, int n) { return *size = %sull << 30, n; }
+"""
+
+
+@pytest.mark.parametrize("memory,card", [(79, "80"), (139, "140")])
+def test_a_card_has_its_models(tmp_path: pathlib.Path, memory: int, card: str) -> None:
+    """Processor and memory come from the driver, whose library stands in here."""
+    (tmp_path / "driver").mkdir()
+    source, library = tmp_path / "driver.c", tmp_path / "driver" / "libcuda.so.1"
+    source.write_text(DRIVER % memory)
+    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", library], check=True)
+    env = stand_ins(tmp_path) | {"LD_LIBRARY_PATH": str(library.parent)}
+    stand_in = tmp_path / "bench" / "gpu_check.py"
+    asked = 'print(*(os.environ[x] for x in ("ZR_BENCH_CARD", "ZR_GENCODE")))\n'
+    stand_in.write_text(f"import os\n{asked}")
+    subprocess.run(
+        [tmp_path / "bench" / "gpu.sh", "--parts", "build", tmp_path / "gpu.json"],
+        env=env,
+        check=True,
+        capture_output=True,
+        timeout=LIMIT,
+    )
+    made = json.loads((tmp_path / "gpu.json").read_text())
+    assert (made["target"], made["card"], made["kind"]) == ("sm_90", card, "cuda")
+    said = made["parts"]["build"]["said"]
+    assert said == [f"{card} -gencode arch=compute_90a,code=sm_90a"]
+
+
 def test_a_part_without_time_is_left_out(tmp_path: pathlib.Path) -> None:
     env = stand_ins(tmp_path)
     made = rehearse(tmp_path, env, "--parts", "losses", "--limit", "9")
