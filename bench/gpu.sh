@@ -76,6 +76,8 @@ python=python3
 [ ! -x .venv/bin/python ] || python=.venv/bin/python
 export python TORCH_PYTHON=${TORCH_PYTHON:-python3} ZR_BENCH_KIND=$kind
 
+mkdir -p out/bench && : >>out/programs.ninja || die 2 "cannot write $PWD/out"
+
 if [ -n "$prepare" ]; then
     export ZR_BENCH_FROM=$prepare
     bench/gpu_parts.sh sources && "$python" bench/gpu_ready.py programs
@@ -87,7 +89,6 @@ if [ -n "${ZR_BENCH_FROM:-}" ]; then
         die 2 "--from $ZR_BENCH_FROM: not made by this generator; make it anew with --prepare"
 fi
 export ZR_BENCH_FROM=${ZR_BENCH_FROM:-$PWD/out/bench/sources}
-mkdir -p out/bench || die 2 "cannot write $PWD/out/bench"
 if [ $kind = emulated ]; then
     "$python" bench/gpu_cases.py fresh || bench/gpu_parts.sh sources || die 1 'no programs to run'
     if [ -z "$parts" ]; then
@@ -106,9 +107,11 @@ work=$(mktemp -d "$PWD/out/bench/parts.XXXXXX")
 
 # The report is written before every part, and while they run.
 report() { "$python" bench/gpu_report.py "$work" "$json" "$@"; }
-"$python" bench/gpu_report.py "$work" "$json" every 15 >/dev/null 2>&1 &
-others=($!)
-quiet() { kill "${others[@]}" 2>/dev/null; wait "${others[@]}" 2>/dev/null; }
+others=()                               # processes beside the parts
+quiet() {
+    [ ${#others[@]} -eq 0 ] || { kill "${others[@]}"; wait "${others[@]}"; } 2>/dev/null
+    others=()
+}
 trap quiet EXIT
 
 # ---- a part: its name, its limit in seconds, its command. Results go to $work/NAME.json.
@@ -169,13 +172,14 @@ build() {
 
 # A part of each model whose name begins with a word: WHAT-WORD.
 models() {
-    local what=${1%%-*} word=${1#"${1%%-*}"} name
+    local what=${1%%-*} word=${1#"${1%%-*}"} name out
     for name in $names; do
         [[ -$name == "$word"* ]] || continue
+        out=$work/$what-$name.json
         case $what in
         tune) check "tune-$name" 60 ;;
-        speed) part "speed-$name" 120 "$python" bench/gpu_speed.py "$name" "$work/speed-$name.json" ;;
-        table) part "table-$name" 60 "$python" bench/gpu_kernels.py table "$name" "$work/table-$name.json" ;;
+        speed) part "speed-$name" 120 "$python" bench/gpu_speed.py "$name" "$out" ;;
+        table) part "table-$name" 60 "$python" bench/gpu_kernels.py table "$name" "$out" ;;
         counters) tool "counters-$name" 60 counters "$name" ;;
         esac
     done
@@ -221,7 +225,7 @@ tool facts 20 facts
 if [ $kind = cuda ]; then
     if ! read -r code gib < <(device); then
         quiet
-        report 'no GPU' "no NVIDIA GPU that CUDA's driver shows; --rehearse needs none" >&2 || exit 1
+        report 'no GPU' "CUDA's driver shows no NVIDIA GPU; --rehearse needs none" >&2 || exit 1
         rm -r "$work"
         die 3 "no NVIDIA GPU is here; $json says so. --rehearse tries the script without one"
     fi
@@ -233,6 +237,8 @@ if [ $kind = cuda ]; then
         --format=csv,noheader -lms 1000 >"$work/clocks.csv" 2>/dev/null &
     others+=($!)
 fi
+report every 15 >/dev/null 2>&1 &
+others+=($!)
 if home=$(bench/gpu_parts.sh toolkit 2>"$work/toolkit.log") && [ -n "$home" ]; then
     export CUDA_HOME=$home
 fi

@@ -72,14 +72,15 @@ told() {
 # The machine, by nothing that needs to be built. Versions are those of packages: importing them
 # would take longer.
 facts() {
-    local program
+    local program fields
     date -u +%FT%TZ
     told 1 uname -srm
     echo "$(nproc) cores; AMX: $(grep -c -m 1 amx_tile /proc/cpuinfo)"
     told 1 grep -m 1 'model name' /proc/cpuinfo
     told 1 grep MemTotal /proc/meminfo
     told 4 df -h /tmp /dev/shm "$PWD"
-    told 4 nvidia-smi --format=csv --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,clocks.mem,power.limit,temperature.gpu,compute_mode,mig.mode.current
+    fields=name,driver_version,memory.total,power.limit,temperature.gpu,compute_mode
+    told 4 nvidia-smi --format=csv --query-gpu=$fields,clocks.sm,clocks.max.sm,clocks.mem
     for program in gcc g++ clang ninja git nvcc ncu compute-sanitizer "$python" "$TORCH_PYTHON"; do
         echo "$program: $(command -v "$program" || echo none)"
     done
@@ -111,11 +112,14 @@ kernels() {
         "${files[@]}"
 }
 
+# A tool of CUDA: on PATH, else beside the compiler.
+found() { command -v "$1" || echo "$(readlink -f out/cuda/root)/bin/$1"; }
+
 # compute-sanitizer's memcheck, then racecheck, over every kernel, or those with a word in their
 # name, each operand in an allocation of its own.
 sanitize() {
     local program tool rc=0
-    program=$(command -v compute-sanitizer) || program=$(readlink -f out/cuda/root)/bin/compute-sanitizer
+    program=$(found compute-sanitizer)
     for tool in memcheck racecheck; do
         timeout -k 5 $((ZR_BENCH_LIMIT / 2 - 1)) "$program" --tool $tool --error-exitcode 9 \
             "$python" bench/gpu_kernels.py small ${1:+"$1"} || rc=$?
@@ -126,7 +130,7 @@ sanitize() {
 # Nsight Compute's counters of attention and cross-entropy with a model's operands.
 counters() {
     local program out=$PWD/out/bench/counters-$1.ncu-rep
-    program=$(command -v ncu) || program=$(readlink -f out/cuda/root)/bin/ncu
+    program=$(found ncu)
     rm -f "$out"
     "$program" --set full --clock-control none --launch-count 8 --export "$out" \
         --kernel-name 'regex:forward|keys_bwd|queries_bwd|entropy' \

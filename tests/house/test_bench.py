@@ -18,10 +18,10 @@ import pytest
 from zg.read.spec import load
 from zg.search import search
 
-from tests.lib import device, zk
+from tests.lib import device, namespaces, zk
 from tests.lib.hosts import running
 from tests.lib.patience import LIMIT
-from tests.lib.trainer import ROOT
+from tests.lib.trainer import ROOT, sh
 
 # a number of seconds that no other run of this test sleeps
 SLEEP = 3600 + os.getpid()
@@ -221,6 +221,48 @@ def test_a_card_has_its_models(tmp_path: pathlib.Path, memory: int, card: str) -
     assert said == [f"{card} -gencode arch=compute_90a,code=sm_90a"]
 
 
+# $1: a folder over an installed toolkit, if there is one
+HIDDEN = """
+[ ! -d /usr/local/cuda ] || mount --bind "$1" "$(readlink -f /usr/local/cuda)"
+exec bench/gpu_parts.sh toolkit
+"""
+
+
+def test_a_toolkit_in_parts_is_found(tmp_path: pathlib.Path) -> None:
+    """A toolkit beside nvcc and libraries in wheels make one folder."""
+    alone = namespaces.mounts()
+    env = stand_ins(tmp_path)
+    shutil.copy(ROOT / "runtime" / "cuda" / "toolkit", tmp_path / "runtime" / "cuda")
+    for name in (
+        "my/bin/nvcc",
+        "my/include/cuda_runtime.h",
+        "my/lib64/libcudart.so.13",
+        "nvidia/cu13/include/cublasLt.h",
+        "nvidia/cu13/lib/libcublasLt.so.13",
+        "nvidia/nccl/include/nccl.h",
+        "nvidia/nccl/lib/libnccl.so.2",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "empty").mkdir()
+    env |= {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}/my/bin:{env['PATH']}"}
+    env |= {"python": "python3", "TORCH_PYTHON": "python3", "ZR_BENCH_KIND": "cuda"}
+    for name in ("CUDA_HOME", "NCCL_HOME"):
+        env.pop(name, None)
+    done = subprocess.run(
+        [*alone, "bash", "-c", HIDDEN, "hidden", tmp_path / "empty"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    farm = tmp_path / "out" / "bench" / "cuda"
+    assert done.stdout == f"{farm}\n", done.stderr
+    for name in ("nccl.h", "cublasLt.h", "cuda_runtime.h"):
+        assert (farm / "include" / name).exists()
+
+
 def test_a_part_without_time_is_left_out(tmp_path: pathlib.Path) -> None:
     env = stand_ins(tmp_path)
     made = rehearse(tmp_path, env, "--parts", "losses", "--limit", "9")
@@ -276,10 +318,17 @@ def test_a_signal_ends_the_part_that_runs(
 
 @pytest.mark.exhaustive
 def test_all_calls_by_emulation(tmp_path: pathlib.Path) -> None:
-    """All three calls succeed with the few programs that a machine with a GPU has."""
+    """All three calls succeed with the sources alone, from nothing, and the few programs that a
+    machine with a GPU has."""
+    root = tmp_path / "sources"
+    listed = sh("git", "ls-files", "--cached", "--others", "--exclude-standard")
+    for name in listed.splitlines():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        [SCRIPT, "--rehearse"],
-        env=os.environ | {"OUT": str(tmp_path)},
+        [root / "bench" / "gpu.sh", "--rehearse"],
+        env=os.environ | {"PATH": path, "OUT": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=4 * LIMIT,
@@ -287,7 +336,7 @@ def test_all_calls_by_emulation(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in PARTS:
         made = json.loads((tmp_path / f"{name}.json").read_text())
-        assert made["status"] == "done"
+        assert made["status"] == "done" and made["commit"] == "unknown"
         assert {p["status"] for p in made["parts"].values()} == {"ok"}
 
 
