@@ -185,14 +185,15 @@ def cpu() -> str:
 
 def machine() -> dict[str, object]:
     commands = sh("ninja", "-t", "commands", "out/train").splitlines()
-    flags = next(c for c in commands if "linear_avx512.o" in c)
+    command = next(c for c in commands if "linear_avx512.o" in c)
+    flags = re.sub(r".*?(-std.*?) -MMD.*", r"\1", command)
     compiler = os.environ.get("CC", "gcc")
     return {
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "others": others(),
         "compiler": sh(compiler, "--version").splitlines()[0],
-        "flags": re.sub(r".*?(-std.*?) -MMD.*", r"\1", flags),
+        "flags": sh("sh", "-c", f'echo "{flags}"').strip(),
     }
 
 

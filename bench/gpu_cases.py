@@ -1,15 +1,17 @@
 """gpu_cases.py -- lists and writes the programs that bench/gpu.sh trains: their train.c and plan.
 
-    gpu_cases.py all        writes all of them
+    gpu_cases.py all        writes all of them, for every card
     gpu_cases.py fresh      exits with 1 unless this generator wrote them
-    gpu_cases.py names      prints the models whose speed is measured
+    gpu_cases.py names      prints the models whose speed is measured on this card
 
 The generator writes sources here, or elsewhere before (`--prepare DIR`): a machine with a GPU may
-lack its packages. `ROOM` is the folder of sources, ZR_BENCH_FROM.
+lack its packages. `ROOM` is the folder of sources, ZR_BENCH_FROM; ZR_BENCH_CARD is the kind of card
+by its memory in GB, 80 or 140.
 
 Invariants
  1. The programs of all checks and measurements are listed here, and nowhere else.
  2. The model of a speed case is the spec of model_specs/, whatever else reads that spec.
+ 3. A case has one size: a model of another size, for another card, has another name.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+from gpu_report import commit
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOM = Path(os.environ.get("ZR_BENCH_FROM") or ROOT / "out" / "bench" / "sources")
 REHEARSAL = os.environ.get("ZR_BENCH_KIND") == "emulated"
+CARD = os.environ.get("ZR_BENCH_CARD", "140")
 FAMILIES = ("gpt", "qwen3", "llama")
 REALS = ("f32", "bf16", "f16")
 # Families and types whose programs are compared.
@@ -88,7 +93,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time. steps: steps of one run, `dropped` of which are not counted."""
+    """A model to time. steps: steps of one run, `dropped` of which are not counted; card: the only
+    one that it is for."""
 
     source: Source
     batch: int
@@ -97,7 +103,7 @@ class Case:
     dropped: int = 4
     # unit of torch.compile: the whole model, or a block at a time
     compile: str = "model"
-    more: tuple[str, ...] = field(default=())
+    card: str = ""
 
     @property
     def name(self) -> str:
@@ -141,37 +147,45 @@ def case(
 
 MEASURED = (
     case("gpt2-124m", 64, 1024, 30),
-    case("llama3-8b-16", 1, 8192, 16, "llama3-8b", 16, compile="block"),
-    case("gpt2-1558m", 16, 1024, 16, compile="block"),
+    case("gpt2-1558m", 16, 1024, 16, compile="block", card="140"),
+    case("gpt2-1558m-8", 8, 1024, 16, "gpt2-1558m", compile="block", card="80"),
+    case("llama3-8b-16", 1, 8192, 16, "llama3-8b", 16, compile="block", card="140"),
+    case("llama3-8b-8", 1, 8192, 16, "llama3-8b", 8, compile="block", card="80"),
     case("qwen3-0.6b", 4, 4096, 20, compile="block"),
 )
-# The same paths in a second or two on a CPU.
+# The same paths in a second or two on a CPU, by the same names.
 REHEARSED = (
-    case("gpt-tiny", 2, 32, 4, dropped=1),
-    case("llama-tiny-2", 1, 32, 4, "llama-tiny", 2, dropped=1, compile="block"),
-    case("qwen3-tiny", 1, 32, 3, dropped=1),
+    case("gpt2-124m", 2, 32, 4, "gpt-tiny", dropped=1),
+    case("gpt2-1558m", 1, 32, 3, "gpt-tiny", dropped=1, compile="block"),
+    case("llama3-8b-2", 1, 32, 4, "llama-tiny", 2, dropped=1, compile="block"),
+    case("qwen3-0.6b", 1, 32, 3, "qwen3-tiny", dropped=1),
 )
-CASES = REHEARSED if REHEARSAL else MEASURED
+EVERY = REHEARSED if REHEARSAL else MEASURED
+CASES = tuple(c for c in EVERY if c.card in ("", CARD))
 
-# The largest model, with its optimizer on the device and on the host.
-LARGE = next(c for c in CASES if c.name in ("gpt2-1558m", "gpt-tiny"))
 HOST = ("zero.offload_optimizer.device=cpu",)
 FILE = (
     "zero.offload_optimizer.device=nvme",
     "zero.offload_optimizer.nvme_path=/tmp",
 )
-PLACES = {
-    place: Source(
-        f"{LARGE.name}-{place}",
-        LARGE.source.spec,
-        (
-            *(key for key in LARGE.source.keys if key != "zero.stage=0"),
-            "zero.stage=1",
-            *more,
-        ),
-    )
-    for place, more in {"device": (), "host": HOST}.items()
-}
+LARGEST = "gpt2-1558m"  # with its optimizer on the device and on the host
+
+
+def places(large: Case) -> dict[str, Source]:
+    """Return a model's programs by the place of its optimizer."""
+    return {
+        place: Source(
+            f"{large.name}-{place}",
+            large.source.spec,
+            (
+                *(key for key in large.source.keys if key != "zero.stage=0"),
+                "zero.stage=1",
+                *more,
+            ),
+        )
+        for place, more in {"device": (), "host": HOST}.items()
+    }
+
 
 # Programs that together call every kernel, for runs on exact allocations.
 SMALL = tuple(
@@ -316,8 +330,10 @@ LAYERS = tuple(
 
 
 def all_sources() -> Iterator[Source]:
-    yield from (c.source for c in CASES)
-    yield from PLACES.values()
+    for c in EVERY:
+        yield c.source
+        if c.name.startswith(LARGEST):
+            yield from places(c).values()
     yield from LAYERS
     yield from SMALL
     yield from (tiny(*names, way) for names in LOOKED_AT for way in SPREAD)
@@ -347,6 +363,7 @@ def write_all() -> None:
     (ROOM / "origin").unlink(missing_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(Source.prepare, sources))
+    (ROOM / "commit").write_text(commit() + "\n")
     (ROOM / "origin").write_text(origin())
     print(f"{len(sources)} programs in {ROOM}")
 

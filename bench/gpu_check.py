@@ -1,15 +1,17 @@
 """gpu_check.py -- checks out/train-cuda on a GPU against the CPU's program and against itself.
 
-    gpu_check.py build OUT.json     objects and kernels' libraries; a program's --version
-    gpu_check.py losses OUT.json    20 losses of tiny models equal the CPU's, within tests' bounds
-    gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
-    gpu_check.py tune OUT.json      the best algorithms of the models' products, kept for `speed`
-    gpu_check.py profile OUT.json   a step of the first model, command by command
-    gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
-    gpu_check.py offload OUT.json   the optimizer on the host: the same hash, and its cost
-    gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
+    gpu_check.py build OUT.json       objects and kernels' libraries; a program's --version
+    gpu_check.py ready OUT.json       `losses` of programs that were built elsewhere
+    gpu_check.py losses OUT.json      20 losses of tiny models equal the CPU's, within tests' bounds
+    gpu_check.py law OUT.json         one hash over stages, prefetch, graphs, queues and two runs
+    gpu_check.py tune-CASE OUT.json   the best algorithms of a model's products, kept for `speed`
+    gpu_check.py profile OUT.json     a step of the first model, command by command
+    gpu_check.py ranks OUT.json       two ranks on one GPU leave the hash of one rank
+    gpu_check.py offload OUT.json     the optimizer on the host: the same hash, and its cost
+    gpu_check.py memory OUT.json      device memory of two models is the plan's, and does not grow
 
-Each writes its results after every run, and exits with 1 if something is wrong.
+Each writes its results after every run, and exits with 1 if something is wrong. The CPU's losses
+are those of gpu_ready.py.
 ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script without a GPU.
 """
 
@@ -22,24 +24,28 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from gpu_cases import (
     CASES,
-    LARGE,
+    LARGEST,
     LAYERS,
     LOOKED_AT,
-    PLACES,
     REHEARSAL,
+    ROOM,
     ROOT,
     Case,
     Source,
     alone,
+    places,
     tiny,
     together,
 )
+from gpu_report import write
 
 sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
@@ -50,6 +56,7 @@ from zg.plan import text
 MADE = ROOT / "out" / "bench"
 KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
+CPUS_LOSSES = ROOM / "losses.json"
 LIMIT = 60 if not REHEARSAL else 1000  # seconds of one run
 # Enough for the last loss to be below the first
 STEPS = 20 if not REHEARSAL else 12
@@ -88,6 +95,12 @@ def tokens(vocab: int, count: int) -> Path:
     return path
 
 
+def program(source: Source, kind: trainer.Kind) -> Path:
+    """Return a program that was built elsewhere, or else build it."""
+    ready = trainer.READY / source.name
+    return ready if ready.exists() else trainer.build(source.read(".c"), kind)
+
+
 def run(
     source: Source,
     kind: trainer.Kind,
@@ -102,15 +115,12 @@ def run(
         [source.name, *(Path(str(o)).name for o in options), *label.split()]
     ).replace("--", "")
     name += "-cpu" if kind is trainer.GCC else ""
-    program, log = (
-        trainer.build(source.read(".c"), kind),
-        MADE / f"{name}.jsonl",
-    )
+    log = MADE / f"{name}.jsonl"
     log.unlink(missing_ok=True)
     try:
         done = subprocess.run(
             [
-                program,
+                program(source, kind),
                 "--data",
                 data,
                 "--steps",
@@ -149,10 +159,6 @@ def run(
     )
 
 
-def write(path: str, found: object) -> None:
-    Path(path).write_text(json.dumps(found, indent=1) + "\n")
-
-
 def kept(r: Run) -> dict[str, object]:
     """Return a run as JSON values; its output is kept only if it failed."""
     return asdict(r) | {"said": "" if r.code == 0 else r.said, "seconds": None}
@@ -161,82 +167,93 @@ def kept(r: Run) -> dict[str, object]:
 # ---- building
 
 
+def warnings(said: str) -> list[str]:
+    """Return the compilers' warnings: ninja prints those of gcc, nvcc's are in its logs."""
+    logs = [said, *(log.read_text() for log in sorted(ROOT.glob("out/o/cuda/*.log")))]
+    return [line for text in logs for line in text.splitlines() if "warning" in line]
+
+
 def build(out: str) -> bool:
-    """Build everything that programs are linked from, except train.c."""
+    """Build everything that programs are linked from, except train.c. An object of the CPU that
+    fails costs only the tests that compare with it."""
     begun = time.monotonic()
-    for kind in (KIND, trainer.GCC):
-        trainer.objects(kind)
-    libraries = [f"{kind.program}-kernels.so" for kind in (KIND, trainer.GCC)]
-    trainer.sh("ninja", *libraries)
-    program = trainer.build(CASES[0].source.read(".c"), KIND)
-    said = trainer.sh(program, "--version")
-    write(
-        out,
-        {"seconds": time.monotonic() - begun, "version": said.splitlines()},
-    )
-    print(said, end="")
+    kinds = (KIND, trainer.GCC)
+    parts = {part for kind in kinds for part in trainer.members(kind.program)}
+    goals = [part for part in sorted(parts) if not part.endswith("/train.o")]
+    goals += [f"{kind.program}-kernels.so" for kind in kinds]
+    with trainer.alone("ninja"):
+        done = subprocess.run(
+            ["ninja", "-k", "0", *goals], cwd=ROOT, capture_output=True, text=True
+        )
+    found = {
+        "ninja": done.returncode,
+        "warnings": warnings(done.stdout)[:40],
+        "said": done.stdout[-3000:] if done.returncode else "",
+    }
+    write(out, found)
+    print(*found["warnings"], found["said"], sep="\n")
+    trainer.sh("ninja", f"{KIND.program}-kernels.so")
+    said = trainer.sh(program(CASES[0].source, KIND), "--version").splitlines()
+    seconds = time.monotonic() - begun
+    toolkit = (ROOT / "out" / "cuda.toolkit").read_text().split()
+    write(out, found | {"seconds": seconds, "version": said, "toolkit": toolkit})
+    print(*toolkit, *said, sep="\n")
     return True
 
 
 # ---- losses
 
 
-def losses(out: str) -> bool:
+def compare(ours: Run, cpus: list[float], real: str) -> dict[str, object]:
+    """Return a run and its losses' largest differences from the CPU's."""
+    off = [abs(x - y) / y for x, y in zip(ours.losses, cpus, strict=False)]
+    first, most = BOUNDS[real]
+    return {
+        "ours": kept(ours),
+        "cpu": cpus,
+        "first": off[:1],
+        "most": max(off, default=None),
+        "bounds": BOUNDS[real],
+        "right": len(off) == STEPS
+        and off[0] <= first
+        and max(off) <= most
+        and cpus[-1] < cpus[0],
+    }
+
+
+def losses(out: str, rows: Sequence[tuple[str, str]] = LOOKED_AT) -> bool:
     """Compare losses, first launch by launch, then with graphs."""
-    data, found, good = tokens(256, 40000), [], True
+    data, found = tokens(256, 40000), []
+    cpus = json.loads(CPUS_LOSSES.read_text())
     with ThreadPoolExecutor(WORKERS) as pool:
         jobs = [
-            (
-                real,
-                pool.submit(
-                    run,
-                    tiny(family, real, "plain"),
-                    KIND,
-                    data,
-                    STEPS,
-                    *options,
-                ),
-                pool.submit(
-                    run,
-                    tiny(family, real, "plain"),
-                    trainer.GCC,
-                    data,
-                    STEPS,
-                    "--threads",
-                    1,
-                    label=f"beside{len(options)}",
-                ),
-            )
+            (row, pool.submit(run, tiny(*row, "plain"), KIND, data, STEPS, *options))
             for options in (("--no-graph",), ())
-            for family, real in LOOKED_AT
+            for row in rows
         ]
-        for real, ours, cpus in jobs:
-            a, b = ours.result(), cpus.result()
-            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses, strict=False)]
-            right = (
-                len(off) == STEPS
-                and off[0] <= BOUNDS[real][0]
-                and max(off) <= BOUNDS[real][1]
-                and b.losses[-1] < b.losses[0]
-            )
-            found.append(
-                {
-                    "ours": kept(a),
-                    "cpu": kept(b),
-                    "first": off[:1],
-                    "most": max(off, default=None),
-                    "bounds": BOUNDS[real],
-                    "right": right,
-                }
-            )
+        for (family, real), job in jobs:
+            ours = job.result()
+            found.append(compare(ours, cpus[f"{family}-{real}"], real))
+            first, most, right = (found[-1][key] for key in ("first", "most", "right"))
             print(
-                f"{a.name:24} first {off[:1]} most {max(off, default=None)} "
-                f"{'right' if right else 'WRONG ' + a.said[-300:]}",
+                f"{ours.name:24} first {first} most {most} "
+                f"{'right' if right else 'WRONG ' + ours.said[-300:]}",
                 flush=True,
             )
-            good &= right
             write(out, found)
-    return good
+    return all(row["right"] for row in found)
+
+
+def ready(out: str) -> bool:
+    """Compare the losses of programs that were built elsewhere."""
+    return losses(
+        out,
+        [
+            row
+            for row in LOOKED_AT
+            if (trainer.READY / tiny(*row, "plain").name).exists()
+        ],
+    )
 
 
 # ---- the law
@@ -340,36 +357,24 @@ def table_of(case: Case) -> Path:
     return MADE / f"{case.name}.gemms"
 
 
-def tune(out: str) -> bool:
-    """Find the best algorithms of every model's products, for later parts."""
-    found, good = {}, True
-    for case in CASES:
-        table_of(case).unlink(missing_ok=True)
-        program = trainer.build(case.source.read(".c"), KIND)
-        data = tokens(
-            text.parse(case.source.read(".plan")).head.vocab,
-            2 * case.tokens + 1,
-        )
-        done = subprocess.run(
-            [program, "--data", data, "--gemms", table_of(case), "--tune"],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT * 2,
-        )
-        right = done.returncode == 0 and table_of(case).exists()
-        found[case.name] = {
-            "right": right,
-            "said": (done.stdout + done.stderr)[-600:],
-            "table": table_of(case).read_text().splitlines() if right else [],
-        }
-        good &= right
-        write(out, found)
-        print(
-            f"{case.name}: {len(found[case.name]['table']) - 1} products, "
-            f"{'right' if right else 'WRONG ' + found[case.name]['said']}",
-            flush=True,
-        )
-    return good
+def tune(case: Case, out: str) -> bool:
+    """Find the best algorithms of a model's products, for later parts."""
+    table_of(case).unlink(missing_ok=True)
+    vocab = text.parse(case.source.read(".plan")).head.vocab
+    data = tokens(vocab, 2 * case.tokens + 1)
+    command = [program(case.source, KIND), "--data", data]
+    done = subprocess.run(
+        [*command, "--gemms", table_of(case), "--tune"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT * 2,
+    )
+    right = done.returncode == 0 and table_of(case).exists()
+    table = table_of(case).read_text().splitlines() if right else []
+    said = (done.stdout + done.stderr)[-600:]
+    write(out, {"right": right, "said": said, "table": table})
+    print(f"{case.name}: {len(table) - 1} products, {'right' if right else said}")
+    return right
 
 
 def profile(out: str) -> bool:
@@ -378,7 +383,7 @@ def profile(out: str) -> bool:
     data = tokens(text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1)
     done = subprocess.run(
         [
-            trainer.build(case.source.read(".c"), KIND),
+            program(case.source, KIND),
             "--data",
             data,
             "--steps",
@@ -408,33 +413,25 @@ def profile(out: str) -> bool:
 
 
 def offload(out: str) -> bool:
-    """Run the same steps with the optimizer states on the device and on the host, in turns. Compare
-    the hash and the seconds of a step."""
-    data = tokens(
-        text.parse(PLACES["device"].read(".plan")).head.vocab,
-        LARGE.tokens * (LARGE.steps + 1) + 1,
-    )
+    """Run the same steps with the optimizer states on the device and on the host. Compare the hash
+    and the seconds of a step."""
+    large = next(c for c in CASES if c.name.startswith(LARGEST))
+    sources = places(large)
+    vocab = text.parse(sources["device"].read(".plan")).head.vocab
+    data = tokens(vocab, large.tokens * (large.steps + 1) + 1)
     runs: list[Run] = []
-    times: dict[str, list[float]] = {}
-    for place in (*PLACES, *PLACES):
-        runs.append(run(PLACES[place], KIND, data, LARGE.steps))
-        # The last step waits.
-        times.setdefault(place, []).extend(runs[-1].seconds[LARGE.dropped : -1])
-        step = {p: statistics.median(all_) for p, all_ in times.items() if all_}
-        speed = (
-            {p: step["device"] / s for p, s in step.items()} if "device" in step else {}
+    step: dict[str, float] = {}
+    for place, source in sources.items():
+        runs.append(run(source, KIND, data, large.steps, limit=2 * LIMIT))
+        if times := runs[-1].seconds[large.dropped : -1]:  # the last step waits
+            step[place] = statistics.median(times)
+        speed = {p: step["device"] / s for p, s in step.items() if "device" in step}
+        write(out, {"step": step, "speed": speed, "runs": [asdict(r) for r in runs]})
+        print(
+            f"{place}: {step.get(place)} s a step",
+            runs[-1].said if runs[-1].code else "",
         )
-        write(
-            out,
-            {"step": step, "speed": speed, "runs": [asdict(r) for r in runs]},
-        )
-    print(
-        "seconds of a step",
-        step,
-        "of the speed on the device",
-        speed,
-        *(r.said for r in runs if r.code),
-    )
+    print("of the speed on the device:", speed)
     return all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
 
 
@@ -478,21 +475,21 @@ def memory(out: str) -> bool:
     return good and found[0]["taken"] < found[-1]["taken"]
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[str], bool]] = {
     "build": build,
+    "ready": ready,
     "losses": losses,
     "law": law,
-    "tune": tune,
     "profile": profile,
     "ranks": ranks,
     "offload": offload,
     "memory": memory,
-}
+} | {f"tune-{case.name}": partial(tune, case) for case in CASES}
 
 
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] not in COMMANDS:
-        print(__doc__, file=sys.stderr)
+        print(__doc__, "commands:", *COMMANDS, file=sys.stderr)
         return 2
     return 0 if COMMANDS[argv[0]](argv[1]) else 1
 

@@ -1,15 +1,19 @@
 """gpu_kernels.py -- times a GPU's kernels one by one, relative to the device's peak.
 
-    gpu_kernels.py ceilings OUT.json     products and copies, by cuBLASLt as our linear calls it
-    gpu_kernels.py table OUT.json        every kernel of every speed case, and their sum over a step
-    gpu_kernels.py small [WORD]          every kernel once on exact allocations, for a sanitizer;
-                                         WORD: only kernels whose names contain it
+    gpu_kernels.py ceilings OUT.json      products and copies, by cuBLASLt as our linear calls it
+    gpu_kernels.py table CASE OUT.json    every kernel of a speed case, and their sum over a step;
+                                          ceilings.json beside OUT.json is taken if it is there
+    gpu_kernels.py once CASE WORD...      kernels whose names contain a word, once with operands of
+                                          a speed case, for a profiler
+    gpu_kernels.py small [WORD]           every kernel once on exact allocations, for a sanitizer;
+                                          WORD: only kernels whose names contain it
 
-Shapes, numbers of calls and launches come from the plans, so the kernels are timed as they train. A
-kernel's floor is the larger of two times: its bytes (each operand read once, each result written
-once) at the rate of a device copy, and its operations at the rate of an 8192^3 product. Its share
-is floor / time. Calls are captured in a graph that is launched several times. Operands change from
-call to call, so that the cache keeps none of them.
+Shapes, numbers of calls and launches come from the plans, so the kernels are timed as they train;
+sizes of operands come from the facts of kernels. A kernel's floor is the larger of two times: its
+bytes (each operand read once, each result written once) at the rate of a device copy, and its
+operations at the rate of an 8192^3 product. Its share is floor / time. Calls are captured in a
+graph that is launched several times. Operands change from call to call, so that the cache keeps
+none of them.
 
 Invariants
  1. Operands are random numbers: a product of zeros is faster.
@@ -29,6 +33,7 @@ from pathlib import Path
 
 import gpu_cases
 from gpu_cases import REHEARSAL, ROOT
+from gpu_report import write
 
 sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
@@ -48,122 +53,25 @@ BLOCK = (1 << 24) + 4096  # random numbers that fill the pool again and again
 SIDE = 8192 if not REHEARSAL else 64  # side of a ceiling's products
 AGAIN, LEAST_MS = (5, 4.0) if not REHEARSAL else (2, 0.0)
 
-# ---- operands: bytes of each, in the order of kernels/zk.h; bytes moved; operations. R is the
-# bytes of a real, V the vocabulary, P the positions, M = B*T, E = (H + 2*G) * D.
-
-CONSTANT = {"ctl": 128}
-
-
-@dataclass(frozen=True)
-class Row:
-    """Sizes of a kernel: `name=bytes` of its operands; bytes moved, if not all of them; flops."""
-
-    operands: str
-    moved: str = ""
-    flops: str = "0"
-
-    def sizes(self, dims: dict[str, int]) -> dict[str, int]:
-        pairs = (word.split("=") for word in self.operands.split())
-        return {name: value(size, dims) for name, size in pairs}
-
-
-def value(expression: str, dims: dict[str, int]) -> int:
-    return int(eval(expression, {"__builtins__": {}, "min": min}, dims))
-
-
-ROWS = {
-    "zk_embed_fwd": Row(
-        "y=R*B*T*C token=4*B*T w=R*V*C p=R*P*C",
-        "R*B*T*C+4*B*T+R*min(B*T,V)*C+R*T*C",
-    ),
-    "zk_embed_bwd": Row(
-        "dw=(4*add+R*(1-add))*V*C dy=R*M*C token=4*M index=4*(V+1+M)",
-        "R*M*C+4*M+8*min(M,V)*C*add+R*V*C*(1-add)",
-    ),
-    "zk_position_bwd": Row("dp=R*P*C dy=R*B*T*C"),
-    "zk_embed_packed_fwd": Row(
-        "y=R*M*C token=4*M position=4*M w=R*V*C p=R*P*C",
-        "R*M*C+8*M+R*min(M,V)*C+R*P*C",
-    ),
-    "zk_position_packed_bwd": Row("dp=R*P*C dy=R*M*C position=4*M index=4*(P+1+M)"),
-    "zk_layernorm_fwd": Row(
-        "y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C"
-    ),
-    "zk_layernorm_bwd": Row(
-        "dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C scratch=8*C"
-    ),
-    "zk_rmsnorm_fwd": Row("y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C"),
-    "zk_rmsnorm_bwd": Row(
-        "dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C scratch=8*C"
-    ),
-    "zk_qknorm_fwd": Row("y=R*M*E stat=4*M*(H+G) in=R*M*E wq=R*D wk=R*D"),
-    "zk_qknorm_bwd": Row(
-        "din=R*M*E dwq=R*D dwk=R*D dy=R*M*E in=R*M*E stat=4*M*(H+G) wq=R*D "
-        "wk=R*D scratch=8*D*(1+M)",
-        "3*R*M*E+4*M*(H+G)",
-    ),
-    "zk_qknorm_whole_fwd": Row("y=R*M*E stat=8*M in=R*M*E wq=R*H*D wk=R*G*D"),
-    "zk_qknorm_whole_bwd": Row(
-        "din=R*M*E dwq=R*H*D dwk=R*G*D dy=R*M*E in=R*M*E stat=8*M wq=R*H*D wk=R*G*D",
-        "3*R*M*E+8*M",
-    ),
-    "zk_linear_fwd": Row("y=R*M*N x=R*M*K w=R*N*K b=R*N", flops="2*M*N*K"),
-    "zk_linear_bwd_x": Row("dx=R*M*K dy=R*M*N w=R*N*K", flops="2*M*N*K"),
-    "zk_linear_bwd_w": Row(
-        "dw=(4*full+R*(1-full))*N*K dy=R*M*N x=R*M*K", flops="2*M*N*K"
-    ),
-    "zk_linear_bwd_b": Row("db=R*N dy=R*M*N"),
-    "zk_slice_fwd": Row("y=R*M*N x=R*M*K w=R*n*K b=R*N", "R*(M*n+M*K+n*K)", "2*M*n*K"),
-    "zk_slice_bwd_x": Row("dx=4*M*K dy=R*M*N w=R*n*K", "4*M*K+R*(M*n+n*K)", "2*M*n*K"),
-    "zk_slice_bwd_w": Row("dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"),
-    "zk_lora_fwd": Row(
-        "y=R*M*N base=R*M*N x=R*M*K w=R*n*K", "R*(2*M*n+M*K+n*K)", "2*M*n*K"
-    ),
-    "zk_lora_bwd_x": Row("dx=R*M*K dy=R*M*N w=R*n*K", "R*(M*K+M*n+n*K)", "2*M*n*K"),
-    "zk_lora_bwd_w": Row(
-        "dw=(4*full+R*(1-full))*n*K dy=R*M*N x=R*M*K",
-        "R*(M*n+M*K)+(4*full+R*(1-full))*n*K",
-        "2*M*n*K",
-    ),
-    "zk_rope": Row("y=R*B*T*E in=R*B*T*E table=4*T*D"),
-    "zk_attention_fwd": Row("y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E", flops="2*B*H*T*T*D"),
-    "zk_attention_bwd": Row(
-        "dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T "
-        "scratch=4*(B*H*T+B*T*E)",
-        "2*R*B*T*E+2*R*B*T*H*D+4*B*H*T",
-        "5*B*H*T*T*D",
-    ),
-    "zk_rope_packed": Row("y=R*B*T*E in=R*B*T*E table=4*T*D position=4*B*T"),
-    "zk_attention_local_fwd": Row(
-        "y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E position=4*B*T",
-        flops="2*B*H*window*(2*T-window)*D",
-    ),
-    "zk_attention_local_bwd": Row(
-        "dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T "
-        "scratch=4*(B*H*T+B*T*E) position=4*B*T",
-        "2*R*B*T*E+2*R*B*T*H*D+4*B*H*T+4*B*T",
-        "5*B*H*window*(2*T-window)*D",
-    ),
-    "zk_gelu_fwd": Row("y=R*n x=R*n"),
-    "zk_gelu_bwd": Row("dx=R*n dy=R*n x=R*n"),
-    "zk_relu2_fwd": Row("y=R*n x=R*n"),
-    "zk_relu2_bwd": Row("dx=R*n dy=R*n x=R*n"),
-    "zk_swiglu_fwd": Row("y=R*M*F x=2*R*M*F"),
-    "zk_swiglu_bwd": Row("dx=2*R*M*F dy=R*M*F x=2*R*M*F"),
-    "zk_dropout_fwd": Row("y=R*B*n x=R*B*n key=8*B"),
-    "zk_dropout_bwd": Row("dx=R*B*n dy=R*B*n key=8*B"),
-    "zk_add": Row("y=R*n a=R*n b=R*n"),
-    "zk_round": Row("y=R*n x=4*n"),
-    "zk_cross_entropy": Row("loss=4*M logits=R*M*(V+7&-8) target=4*M", "2*R*M*V+8*M"),
-    "zk_loss_sum": Row("sums=576 loss=4*M target=4*M"),
-    "zk_push": Row("node=4*n leaf=R*n", "(4+R)*n"),
-    "zk_square_sum": Row("sums=576 g=4*n"),
-    "zk_update": Row("w=R*n p=4*n m=4*n v=4*n g=4*n", "(28+(R if R==2 else 0))*n"),
-    "zk_begin": Row("ctl=128 sums=576"),
-    "zk_factor": Row("ctl=128 sums=576"),
-    "zk_count": Row("ctl=128"),
+# Bytes that a call moves, where they are not each operand's once.
+MOVED = {
+    # rows of tokens that occur are read and written
+    "zk_embed_bwd": "real*M*C+4*M+(8*min(M,V) if add else real*V)*C",
+    # a sum's first gradient is only written
+    "zk_push": "(4+real)*n",
 }
-SCRATCH = {"scratch", "index"}
+# Backward attention computes forward's scores again: 5 products instead of 4.
+RECOMPUTED = {"zk_attention_bwd": 5 / 4, "zk_attention_local_bwd": 5 / 4}
+# Kernels that no training step calls.
+NO_STEP = {"zk_rope_table", "zk_pick", "zk_init", "zk_hash"}
+# Bytes of an element of a type, and elements of the plan's own operands.
+WIDTHS = kernels_of.WIDTHS | {"ctl": ctypes.sizeof(zk.Ctl)}
+OWN = {"ctl": "1", "i64": str(zk.SUMS)}
+ON_HOST = ("spans", "r")
+
+
+def value(expression: str, numbers: dict[str, int]) -> int:
+    return int(eval(expression, {"__builtins__": {}, "min": min}, numbers))
 
 
 # ---- calls of a step
@@ -203,14 +111,16 @@ def kernels(p: plan.Plan) -> list[Kernel]:
 
 
 def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
-    """Return the integers of a call by name, with the others that its operands' sizes depend on."""
+    """Return the integers of a call by name, with the others that its operands' sizes depend on.
+    real: bytes of a real; V and P: rows of the tables of tokens and positions; moments: f32."""
     h = p.head
     positions = [t.shape[0] for t in p.tensors if t.name.startswith("wpe")]
     found = {
-        "R": 4 if h.real == "f32" else 2,
+        "real": 4 if h.real == "f32" else 2,
         "V": h.vocab,
         "P": [*positions, 0][0],
         "full": 0,
+        "moments": 1,
     }
     names = zk.operand_names(k.launch.kernel)
     found |= {
@@ -220,8 +130,26 @@ def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
     }
     if kernels_of.kernel(k.launch.kernel).own and k.launch.shape:
         found["n"] = k.launch.shape[0]
-    if "D" in found and "H" in found:
-        found["E"] = (found["H"] + 2 * found["G"]) * found["D"]
+    return kernels_of.letters(found)
+
+
+def sizes(k: Kernel, d: dict[str, int], moved: bool = False) -> dict[str, int]:
+    """Return the bytes of a call's operands in memory of the device. moved: of a table the rows
+    that it picks, and of all columns those of its slice."""
+    if moved and {"n", "N"} <= d.keys():
+        d = d | {"N": d["n"]}
+    rows, widths = {"w": d["V"], "p": d["P"]}, WIDTHS | {"real": d["real"]}
+    if moved and "M" in d:
+        rows = {name: min(n, d["M"]) for name, n in rows.items()}
+    words = dict(zip(zk.operand_names(k.launch.kernel), k.args, strict=False))
+    found = {}
+    for f in kernels_of.kernel(k.launch.kernel).formals:
+        if f.number or f.name in ON_HOST or words[f.name] == "null":
+            continue
+        elems = f.elems or OWN.get(f.type, "n")
+        elems = f"{rows[f.name]}{elems}" if elems.startswith("*") else elems
+        width = widths.get(f.type) or (4 if d[f.type] else d["real"])
+        found[f.name] = width * value(elems, d)
     return found
 
 
@@ -394,24 +322,21 @@ def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> C
     """Return the call with its own operands. As in training, a loss's gradient overwrites the
     logits, a bias exists if the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
-    sizes, keep, words = ROWS[k.launch.kernel].sizes(d), [], []
+    size, keep, words = sizes(k, d), [], []
     span = zk.Span(elems=d.get("n", 0), count=1, std=1.0, rate=1.0, decay=0.1)
-    for i, name in enumerate(n):
-        word = k.args[i]
-        if name in ("spans", "r"):
+    for name, word in zip(n, k.args, strict=False):
+        if name in ON_HOST:
             keep.append(span if name == "spans" else recipe())
             words.append(ctypes.addressof(keep[-1]))
         elif name == "src":
-            keep.append((ctypes.c_void_p * 1)(take(sizes["leaf"])))
+            keep.append((ctypes.c_void_p * 1)(take(size[name])))
             words.append(ctypes.addressof(keep[-1]))
-        elif word != "null" and (name in sizes or name in CONSTANT):
-            words.append(take(sizes.get(name, CONSTANT.get(name, 0))))
+        elif name in size and name != "dlogits":
+            words.append(take(size[name]))
             special(b, name, words[-1], d)
-        elif name == "dlogits" and word != "null":
-            words.append(None)
         else:
-            words.append(number(name, word, d))
-    if "dlogits" in n and k.args[n.index("dlogits")] != "null":
+            words.append(None if name in size else number(name, word, d))
+    if "dlogits" in size:
         words[n.index("dlogits")] = words[n.index("logits")]
     return Call(b, k.launch.kernel, table_of(p, k), words, keep)
 
@@ -439,20 +364,22 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
 
 
 def need(k: Kernel, d: dict[str, int]) -> int:
-    return (
-        sum(-(-size // 256) * 256 for size in ROWS[k.launch.kernel].sizes(d).values())
-        + 4096
-    )
+    return sum(-(-size // 256) * 256 for size in sizes(k, d).values()) + 4096
 
 
-def moved(k: Kernel, d: dict[str, int]) -> int:
-    row, names = ROWS[k.launch.kernel], zk.operand_names(k.launch.kernel)
-    absent = {name for name, word in zip(names, k.args, strict=False) if word == "null"}
-    if row.moved:
-        return value(row.moved, d)
-    return sum(
-        size for name, size in row.sizes(d).items() if name not in absent | SCRATCH
+def work(k: Kernel, d: dict[str, int]) -> tuple[int, int]:
+    """Return the least bytes that a call moves, each operand once or, if it is added to, twice; and
+    its operations."""
+    name, row = k.launch.kernel, kernels_of.kernel(k.launch.kernel)
+    flops = int(RECOMPUTED.get(name, 1) * value(row.flops, d))
+    if name in MOVED:
+        return value(MOVED[name], d), flops
+    twice = {"+": 2, "$": 0}
+    moved = sizes(k, d, moved=True)
+    bytes_ = sum(
+        twice.get(f.mode, 1) * moved[f.name] for f in row.formals if f.name in moved
     )
+    return bytes_, flops
 
 
 def timed(
@@ -464,7 +391,7 @@ def timed(
     # The last kernel left its results there.
     b.fill(b.room, min(b.size, sets * need(k, d)))
     seconds = b.seconds([words_of(b, p, k, b.take) for _ in range(sets)])
-    bytes_, flops = moved(k, d), value(ROWS[k.launch.kernel].flops, d)
+    bytes_, flops = work(k, d)
     floor = max(bytes_ / peaks["copy"], flops / peaks[p.head.real])
     return {
         "kernel": k.launch.kernel,
@@ -525,39 +452,53 @@ def ceilings() -> dict[str, float]:
 # ---- commands
 
 
-def write(path: str, found: object) -> None:
-    Path(path).write_text(json.dumps(found, indent=1) + "\n")
+def prepared(
+    case: gpu_cases.Case, room: int = 0
+) -> tuple[Bench, plan.Plan, list[Kernel]]:
+    """Return a bench with room for any kernel of a case, its plan and its kernels."""
+    p = parse(case.source.read(".plan"))
+    listed = kernels(p)
+    room = max(room, *(need(k, dims(p, k)) for k in listed))
+    return Bench(p.head.real, room), p, listed
 
 
-def table(path: str) -> None:
-    found: dict[str, object] = {"ceilings": ceilings(), "cases": {}}
-    for c in gpu_cases.CASES:
-        p = parse(c.source.read(".plan"))
-        listed = kernels(p)
-        b = Bench(p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed)))
-        rows = []
-        for k in listed:
-            rows.append(timed(b, p, k, found["ceilings"]))
-            print(
-                f"{c.name:14} {rows[-1]['kernel'][3:]:15} {str(k.launch.shape):34} "
-                f"{rows[-1]['us']:10.1f} us {100 * rows[-1]['share']:5.1f} % x {k.count}",
-                flush=True,
-            )
-        b.close()
-        found["cases"][c.name] = {
-            "rows": rows,
-            "step": 1e-6 * sum(r["step_us"] for r in rows),
-        }
-        write(path, found)
+def table(case: gpu_cases.Case, path: Path) -> None:
+    """Time the kernels of a case; the file has those timed so far at any time."""
+    known = path.with_name("ceilings.json")
+    peaks = json.loads(known.read_text()) if known.exists() else ceilings()
+    b, p, listed = prepared(case, POOL)
+    rows: list[dict] = []
+    for k in listed:
+        rows.append(timed(b, p, k, peaks))
+        print(
+            f"{case.name:14} {rows[-1]['kernel'][3:]:15} {str(k.launch.shape):34} "
+            f"{rows[-1]['us']:10.1f} us {100 * rows[-1]['share']:5.1f} % x {k.count}",
+            flush=True,
+        )
+        step = 1e-6 * sum(r["step_us"] for r in rows)
+        write(path, {"ceilings": peaks, "rows": rows, "step": step})
+    b.close()
+
+
+def once(case: gpu_cases.Case, words: list[str]) -> None:
+    """Run the kernels with one of these words in their names."""
+    b, p, listed = prepared(case)
+    for k in listed:
+        if any(word in k.launch.kernel for word in words):
+            words_of(b, p, k, b.take)()
+            print(k.launch.kernel, k.launch.shape)
+    b.close()
 
 
 def small(word: str) -> None:
     """Run the kernels whose names contain the word, each operand in its own allocation of exact
-    size."""
-    seen: set[str] = set()
+    size. Each type has one context, and equal calls run once."""
+    benches: dict[str, Bench] = {}
+    seen: set[object] = set()
     for source in gpu_cases.SMALL:
         p = parse(source.read(".plan"))
-        b = Bench(p.head.real, 1 << 20)
+        real = p.head.real
+        b = benches[real] = benches.get(real) or Bench(real, 1 << 20)
         taken: list[int] = []
 
         def take(size: int, b: Bench = b, taken: list[int] = taken) -> int:
@@ -566,29 +507,38 @@ def small(word: str) -> None:
             return taken[-1]
 
         for k in kernels(p):
-            if word not in k.launch.kernel:
+            # names of operands do not matter
+            args = tuple("" if w[0].isalpha() and w != "null" else w for w in k.args)
+            call = (real, k.launch.kernel, k.launch.shape, args)
+            if word not in k.launch.kernel or call in seen:
                 continue
-            call = words_of(b, p, k, take)
+            run = words_of(b, p, k, take)
             # Wait for copies that fill operands: the call's stream does not.
             b.device.wait()
-            call()
+            run()
             b.device.wait()
-            seen.add(k.launch.kernel)
+            seen.add(call)
         for at in taken:
             b.device.free(at)
+    for b in benches.values():
         b.close()
-    wanted = {name for name in ROWS if word in name}
-    assert seen == wanted, wanted ^ seen
-    print(f"{len(seen)} kernels ran")
+    ran = {name for _, name, *_ in seen}
+    wanted = {name for name in kernels_of.KERNELS if word in name} - NO_STEP
+    assert ran == wanted, wanted ^ ran
+    print(f"{len(ran)} kernels ran")
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["ceilings"] and len(argv) == 2:
-        write(argv[1], ceilings())
-    elif argv[:1] == ["table"] and len(argv) == 2:
-        table(argv[1])
-    elif argv[:1] == ["small"] and len(argv) <= 2:
-        small(*argv[1:] or [""])
+    cases = {case.name: case for case in gpu_cases.CASES}
+    command, *words = argv or [""]
+    if command == "ceilings" and len(words) == 1:
+        write(words[0], ceilings())
+    elif command == "table" and len(words) == 2 and words[0] in cases:
+        table(cases[words[0]], Path(words[1]))
+    elif command == "once" and len(words) > 1 and words[0] in cases:
+        once(cases[words[0]], words[1:])
+    elif command == "small" and len(words) <= 1:
+        small(*words or [""])
     else:
         print(__doc__, file=sys.stderr)
         return 2

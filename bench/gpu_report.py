@@ -2,33 +2,47 @@
 summary.
 
     gpu_report.py FOLDER OUT.json STATUS [WHY]
+    gpu_report.py FOLDER OUT.json every SECONDS     again and again with status `running`, until it
+                                                    is ended or bench/gpu.sh is gone
 
 For each part FOLDER has NAME.status (exit code, seconds), NAME.log, and NAME.json if it has
-results. Needs only the standard library.
+results. Unless the status is `running`, OUT.tar.gz takes whole logs, traces and tables. Needs only
+the standard library.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
 
-LINES = 25
+LINES = 60
+ROOT = Path(__file__).resolve().parent.parent
+STATUS = {"0": "ok", "124": "took too long", "137": "took too long"}
+KEPT = ("*.gemms", "profile.json", "nccl.*.txt", "*.ncu-rep")  # of out/bench
+
+
+def write(path: Path | str, found: object) -> None:
+    """Write JSON that is whole at any time."""
+    new = Path(f"{path}.{os.getpid()}")
+    new.write_text(json.dumps(found, indent=1) + "\n")
+    new.rename(path)
 
 
 def part(folder: Path, name: str) -> dict[str, object]:
-    status, seconds = (folder / f"{name}.status").read_text().split("\n")[:2]
+    state = folder / f"{name}.status"
+    status, seconds = state.read_text().split("\n")[:2]
+    if status == "running":
+        seconds = f"{time.time() - state.stat().st_mtime:.0f}"
     log, found = folder / f"{name}.log", folder / f"{name}.json"
-    words = {
-        "0": "ok",
-        "124": "took too long",
-        "137": "took too long",
-        "left out": "left out",
-    }
+    word = status if status in ("running", "left out") else f"failed: {status}"
     made: dict[str, object] = {
-        "status": words.get(status, f"failed: {status}"),
+        "status": STATUS.get(status, word),
         "seconds": int(seconds),
         "said": log.read_text(errors="replace").splitlines()[-LINES:]
         if log.exists()
@@ -41,19 +55,31 @@ def part(folder: Path, name: str) -> dict[str, object]:
     return made
 
 
+def git(*words: str) -> str:
+    command = ("git", "-C", str(ROOT), *words)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
 def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """Return the commit of the sources and the number of changed files: from git, or else from the
+    note of `--prepare`."""
+    try:
+        changed = git("status", "--porcelain").splitlines()
+        return f"{git('rev-parse', 'HEAD').strip()}, {len(changed)} files changed"
+    except (OSError, subprocess.CalledProcessError):
+        note = Path(os.environ.get("ZR_BENCH_FROM", "")) / "commit"
+        return note.read_text().strip() if note.exists() else "unknown"
 
 
 def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
     """Return each model's step by its kernels, with the sum of their times and the measured step.
     The rest is gaps between launches, copies, and interference between overlapping commands."""
-    made, table = (
-        {},
-        (parts.get("table", {}).get("found") or {}).get("cases", {}),
-    )
-    for name, case in table.items():
+    made = {}
+    for part_name, part_ in parts.items():
+        case, name = part_["found"], part_name.removeprefix("table-")
+        if name == part_name or "rows" not in (case or {}):
+            continue
         speed = parts.get(f"speed-{name}", {}).get("found") or {}
         step = speed.get("ours", {}).get("step")
         by: dict[str, float] = {}
@@ -62,7 +88,7 @@ def profile(parts: dict[str, dict]) -> dict[str, dict[str, float]]:
         made[name] = {
             "kernels": case["step"],
             "step": step,
-            "rest": step - case["step"] if step else None,
+            "rest": step - case["step"] if step and part_["status"] == "ok" else None,
             "by_kernel": dict(sorted(by.items(), key=lambda pair: -pair[1])),
         }
     return made
@@ -80,7 +106,7 @@ def shown(parts: dict[str, dict], steps: dict[str, dict]) -> None:
         )
     for name, p in parts.items():
         found = p["found"] or {}
-        if name.startswith("speed-") and found:
+        if name.startswith("speed-") and "ours" in found:
             for who in ("ours", "torch"):
                 f = found[who]
                 if f["step"]:
@@ -97,27 +123,47 @@ def shown(parts: dict[str, dict], steps: dict[str, dict]) -> None:
     )
 
 
-def main(argv: list[str]) -> int:
-    folder, out, status = Path(argv[0]), Path(argv[1]), argv[2]
+def report(folder: Path, out: Path, status: str, why: str = "") -> dict[str, object]:
+    """Write the results of all parts, and return them."""
     order = sorted(folder.glob("*.status"), key=lambda path: path.stat().st_mtime_ns)
     parts = {path.stem: part(folder, path.stem) for path in order}
-    steps = profile(parts)
     clocks = folder / "clocks.csv"
     made = {
         "status": status,
-        "why": " ".join(argv[3:]),
+        "why": why,
         "commit": commit(),
         "target": os.environ.get("ZR_TEST_DEVICE", ""),
         "kind": os.environ.get("ZR_BENCH_KIND"),
+        "card": os.environ.get("ZR_BENCH_CARD", ""),
         "parts": parts,
-        "profile": steps,
+        "profile": profile(parts),
         "clocks": clocks.read_text().splitlines() if clocks.exists() else [],
     }
-    part_file = out.with_name(out.name + ".part")
-    part_file.write_text(json.dumps(made, indent=1) + "\n")
-    part_file.rename(out)
-    if status == "done":
-        shown(parts, steps)
+    write(out, made)
+    return made
+
+
+def keep(folder: Path, out: Path) -> None:
+    """Write whole logs, traces and tables beside the JSON."""
+    made = ROOT / "out" / "bench"
+    files = [*folder.iterdir(), *(path for name in KEPT for path in made.glob(name))]
+    with tarfile.open(out.with_suffix(".tar.gz"), "w:gz") as archive:
+        for path in sorted(files):
+            archive.add(path, f"{out.stem}/{path.name}")
+
+
+def main(argv: list[str]) -> int:
+    folder, out, status = Path(argv[0]), Path(argv[1]), argv[2]
+    if status == "every":
+        parent = os.getppid()
+        while os.getppid() == parent:
+            report(folder, out, "running")
+            time.sleep(float(argv[3]))
+        return 0
+    made = report(folder, out, status, " ".join(argv[3:]))
+    if status != "running":
+        keep(folder, out)
+        shown(made["parts"], made["profile"])
     return 0
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import gpu_check
 from gpu_cases import CASES, REHEARSAL, ROOM, ROOT, Case
-from gpu_check import KIND, MADE, memory_of, tokens, write
+from gpu_check import KIND, MADE, memory_of, tokens
+from gpu_report import write
 
 from zg.plan import plan
 from zg.plan.text import parse

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 18
+#define ZK_ABI 19
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -152,6 +152,11 @@ int zk_products(zk *k, int order);
  * Returns 0; 1 with a message in why[n]; or -1 with an error there. */
 enum { ZK_TAKE = 0, ZK_TIME = 1, ZK_END = 2 };
 int zk_gemms(int what, const char *path, char *why, size_t n);
+/* Return a hash of the products that the context has issued since the last call, each with the
+ * algorithm that was chosen for it; their order does not matter. On a CPU always 0. */
+uint64_t zk_algorithms(zk *k);
+/* y = x . w^T, matrices of n rows and n columns, to measure how fast a GPU is. A CPU has none. */
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n);
 
 /* ---- embedding */
 /* y[M,C] = w[token[M],:] + (p ? p[t,:] : 0) */

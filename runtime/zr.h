@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 21
+#define ZR_ABI 22
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -284,6 +284,10 @@ typedef struct zr_program {
      * products to make one; ZR_END finishes either. Return 0; 1 with a message in
      * why[n]; or -1 with an error there. */
     int (*gemms)(int what, const char *path, char *why, size_t n);
+    /* zk_algorithms: hash of the algorithms of a GPU's products since the last call */
+    uint64_t (*algorithms)(void *k);
+    /* zk_probe: multiply two square matrices of parameters' type, to measure a GPU */
+    void (*probe)(void *k, void *y, const void *x, const void *w, int64_t n);
     void (*init)(zr *z);    /* set the masters to their initial values */
     void (*publish)(zr *z); /* make parameters from masters, after init or loading */
     void (*step)(zr *z);    /* issue one training step: all micro-batches, then the update */

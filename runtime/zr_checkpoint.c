@@ -493,6 +493,7 @@ void zr_checkpoint_load(zr *z)
         zr_print(z, STDERR_FILENO,
                  "it was trained with kernels %s; kernels %s round differently, so bits change\n",
                  past.kernels, z->p->object());
+    else c->algorithms = past.algorithms;
     zr_barrier(z);
 }
 

@@ -18,7 +18,9 @@ enum { ZR_STORED = 8 };
 typedef struct zr_run { /* contents of run.json */
     char *text;         /* [n] */
     int64_t n;
-    int64_t *number, *sum; /* offsets in the text of the numbers and of the checksums */
+    /* offsets in the text of the numbers, of the checksums, and of the hash of a GPU's algorithms;
+     * 0: a CPU */
+    int64_t *number, *sum, algorithms;
 } zr_run;
 
 struct zr_checkpoints {
@@ -39,10 +41,11 @@ struct zr_checkpoints {
     char data[ZR_TOLD];        /* description of the files of --data */
     const char *const *recipe; /* [nrecipe] the program's lines, then the weights of the sources */
     int nrecipe;
-    int late;         /* 1: the time to save in has passed (--grace), the same on all ranks */
-    int64_t unsynced; /* bytes this rank has written that may not be on the disk yet */
-    double turned;    /* zr_now() between the last two steps; 0: none yet */
-    double saving;    /* seconds since then that training stood still for checkpoints */
+    uint64_t algorithms; /* those of the run that is resumed on a GPU of its kind; 0: none */
+    int late;            /* 1: the time to save in has passed (--grace), the same on all ranks */
+    int64_t unsynced;    /* bytes this rank has written that may not be on the disk yet */
+    double turned;       /* zr_now() between the last two steps; 0: none yet */
+    double saving;       /* seconds since then that training stood still for checkpoints */
     /* zr_now() when the current checkpoint began; seconds of `saving` it caused */
     double begun, pause;
     double waited; /* seconds that an update waited for it */
@@ -61,6 +64,7 @@ typedef struct zr_past {
     uint64_t *sums;        /* checksums of all tensors of all files */
     const char *accepted;  /* the argument of --accept-change, valid during the read */
     char kernels[ZR_TOLD]; /* its kernel object */
+    uint64_t algorithms;   /* its algorithms of a GPU's products; 0: not known */
     zr_number *control;    /* [p->nstates] values of the states that are single numbers */
 } zr_past;
 

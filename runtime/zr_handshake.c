@@ -10,15 +10,18 @@
  *  2. Paths, the number of threads and the log may differ between ranks, so they are no facts.
  */
 #define _GNU_SOURCE
+#include "zr_checkpoint.h"
 #include "zr_choices.h"
 #include "zr_data.h"
 #include "zr_fail.h"
 #include "zr_file.h"
 #include "zr_handshake.h"
+#include "zr_log.h"
 #include "zr_memory.h"
 #include "zr_mix.h"
 #include "zr_net.h"
 #include "zr_options.h"
+#include "zr_queue.h"
 #include "zr_rank.h"
 #include "zr_safetensors.h"
 #include "zr_seats.h"
@@ -98,6 +101,11 @@ static void write_object(zr *z, char text[ZR_TOLD])
     snprintf(text, ZR_TOLD, "%s", zr_is_gpu ? z->p->object() : z->p->target());
 }
 
+static void write_nccl(zr *z, char text[ZR_TOLD])
+{
+    if (z->nccl && z->ranks > 1) snprintf(text, ZR_TOLD, "%d", z->nccl);
+}
+
 static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, ZR_TOLD); }
 
 static void write_data(zr *z, char text[ZR_TOLD])
@@ -149,6 +157,7 @@ static const fact programs[] = {
 
 static const fact runs[] = {
     {"has", "kernels for ", write_object, "all ranks need the same GPUs, libraries and --gemms"},
+    {"has", "NCCL ", write_nccl, "all ranks need the same NCCL"},
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},
@@ -166,6 +175,28 @@ static void agree(zr *z, const fact *f)
     if (!memcmp(first, mine, sizeof first)) return;
     zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what, first,
             f->remedy);
+}
+
+static void write_algorithms(zr *z, char text[ZR_TOLD])
+{
+    snprintf(text, ZR_TOLD, "%016" PRIx64, z->algorithms);
+}
+
+void zr_same_algorithms(zr *z)
+{
+    static const fact algorithms = {
+        "runs", "products by algorithms ", write_algorithms,
+        "give all ranks the same table of algorithms (--tune writes one, --gemms uses it) and the "
+        "same driver"};
+    uint64_t past = z->checkpoints->algorithms;
+    z->algorithms = z->p->algorithms(z->queue[ZR_MAIN].k);
+    if (!z->o->tune) agree(z, &algorithms); /* while each rank times its own products they differ */
+    if (past && past != z->algorithms)
+        zr_print(z, STDERR_FILENO,
+                 "products run by algorithms %016" PRIx64 ", those of the checkpoint's run by "
+                 "%016" PRIx64 ", which round differently, so bits change; a table of --gemms "
+                 "would keep them\n",
+                 z->algorithms, past);
 }
 
 void zr_same_program(zr *z)

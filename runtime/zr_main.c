@@ -25,6 +25,7 @@
 #include "zr_net.h"
 #include "zr_options.h"
 #include "zr_order.h"
+#include "zr_probe.h"
 #include "zr_products.h"
 #include "zr_profile.h"
 #include "zr_progress.h"
@@ -608,6 +609,10 @@ static void run_rank(zr *z)
     meet(z);
     if (z->o->check_launch) {
         tell_launch(z);
+        return;
+    }
+    if (z->o->check_gpus) {
+        zr_check_gpus(z);
         return;
     }
     begin(z);

@@ -113,12 +113,14 @@ static const struct option {
     {"--no-graph", NULL, "do not use CUDA graphs", FLAG, AT(no_graph), 0, 0},
     {"--gemms", "FILE", "GEMM algorithms that --tune has found for this GPU", OWN_TEXT, AT(gemms),
      0, 0},
+    {"--check-gpus", NULL, "measure every rank's GPU beside the others, and exit", FLAG,
+     AT(check_gpus), 0, 0},
     {"--tune", NULL, "run a step, time GEMM algorithms, write the best to --gemms, exit", FLAG,
      AT(tune), 0, 0},
 };
 
 /* OF_GPUS: the number of options, at the end of the table, that are only for GPUs. */
-enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 };
+enum { ALL = sizeof options / sizeof *options, OF_GPUS = 4 };
 
 static size_t offered(void) { return zr_is_gpu ? ALL : ALL - OF_GPUS; }
 
@@ -371,7 +373,7 @@ static void check_checkpoints(zr *z, const zr_options *o)
 /* Check combinations of options. */
 static void check_options(zr *z, const zr_options *o)
 {
-    if (o->check_launch) return;
+    if (o->check_launch || o->check_gpus) return;
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
     if (o->steps > 0 && !o->ndata)
         zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");

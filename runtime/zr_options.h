@@ -41,7 +41,7 @@ struct zr_options {
     int64_t steps, val_every, val_tokens, verify_every, threads;
     int64_t sample, top_k, sample_seed;  /* sample_seed -1: not given */
     int64_t profile_first, profile_last; /* steps of --profile, from 1 */
-    int hash, version, help, check_launch, no_graph, tune, drop_unknown, merge;
+    int hash, version, help, check_launch, check_gpus, no_graph, tune, drop_unknown, merge;
     int mode;      /* ZR_EAGER ..., from `queue` */
     int save_type; /* ZR_F32 ..., from `save_dtype`; -1: as loaded */
     char **words;  /* the whole command line, then NULL */

@@ -45,11 +45,13 @@ struct zr {
     int threads;       /* threads of the kernels of one queue */
     /* order of bf16 products: ZR_PAIRS ...; -1: none; on a GPU the order of its checkpoint */
     int order;
-    int cores;         /* cores for one rank of those this host allows, at least 1 */
-    zr_seat **seat;    /* [ranks] NULL: this rank cannot read that rank's memory */
-    const zr_far *far; /* functions to reach the other ranks; NULL: all are on this host */
-    zr_members *group; /* [p->ngroups] */
-    int reads_peers;   /* 0: pieces of peers are sent to the inbox */
+    int nccl;            /* version of NCCL: 22809 is 2.28.9; 0: a CPU */
+    uint64_t algorithms; /* of a GPU's products: p->algorithms; 0: not chosen yet, or a CPU */
+    int cores;           /* cores for one rank of those this host allows, at least 1 */
+    zr_seat **seat;      /* [ranks] NULL: this rank cannot read that rank's memory */
+    const zr_far *far;   /* functions to reach the other ranks; NULL: all are on this host */
+    zr_members *group;   /* [p->ngroups] */
+    int reads_peers;     /* 0: pieces of peers are sent to the inbox */
     zr_net *net;
     int column;           /* index of the target in p->columns and in train.c's launch tables */
     _Atomic int64_t step; /* current training step, from 0 */

@@ -93,6 +93,11 @@ static void put_run(zr *z, layout *l)
     put_text(to, "train.c", text);
     put_text(to, "sources", zr_digest);
     put_text(to, "kernels", p->object());
+    if (zr_is_gpu) {
+        fprintf(to, "\"algorithms\": \"");
+        l->r->algorithms = ftell(to);
+        fprintf(to, "%*s\",\n", HEX, "");
+    }
     put_text(to, "data", c->data);
     put_text(to, "accepted", z->o->accept_change ? z->o->accept_change : "");
     put_lines(to, "recipe", c->recipe, c->nrecipe);
@@ -162,9 +167,17 @@ static void set_number(zr_run *r, int64_t at, int64_t n)
     set_text(r, at, text, WIDTH);
 }
 
+static void set_hash(zr_run *r, int64_t at, uint64_t hash)
+{
+    char text[HEX + 1];
+    snprintf(text, sizeof text, "%016" PRIx64, hash);
+    set_text(r, at, text, HEX);
+}
+
 void zr_run_note(zr *z, zr_run *r)
 {
     int at = 0;
+    if (r->algorithms) set_hash(r, r->algorithms, z->algorithms);
     set_number(r, r->number[at++], z->step);
     set_number(r, r->number[at++], z->log->skipped);
     set_number(r, r->number[at++], z->skips);
@@ -182,11 +195,7 @@ void zr_run_note(zr *z, zr_run *r)
 
 int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd)
 {
-    for (int64_t i = 0; i < n; i++) {
-        char text[HEX + 1];
-        snprintf(text, sizeof text, "%016" PRIx64, sums[i]);
-        set_text(r, r->sum[i], text, HEX);
-    }
+    for (int64_t i = 0; i < n; i++) set_hash(r, r->sum[i], sums[i]);
     zr_run_seal(r->text, r->n);
     return zr_write_at(fd, r->text, r->n, 0);
 }
@@ -354,6 +363,14 @@ static int read_kernels(zr *z, zr_json *j, const char *file, zr_past *to, char *
     return text ? 0 : -1;
 }
 
+static int read_algorithms(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    (void)z, (void)file, (void)why;
+    const char *text = zr_json_text(j);
+    to->algorithms = text ? strtoull(text, NULL, 16) : 0;
+    return text ? 0 : -1;
+}
+
 typedef struct search {
     const char *name;
     int64_t n, found;
@@ -412,13 +429,20 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
         int64_t *count; /* destination of a number, or NULL with `read` */
         int (*read)(zr *z, zr_json *j, const char *file, zr_past *to, char *why);
     } fields[] = {
-        {"format", NULL, read_format},   {"steps", &to->steps, NULL},
-        {"skipped", &to->skipped, NULL}, {"skips", &to->skips, NULL},
-        {"recipe", NULL, read_recipe},   {"control", NULL, read_control},
-        {"sums", NULL, read_sums},       {"data", NULL, read_data},
-        {"kernels", NULL, read_kernels}, {"accepted", NULL, read_accepted}, /* may be missing */
+        {"format", NULL, read_format},
+        {"steps", &to->steps, NULL},
+        {"skipped", &to->skipped, NULL},
+        {"skips", &to->skips, NULL},
+        {"recipe", NULL, read_recipe},
+        {"control", NULL, read_control},
+        {"sums", NULL, read_sums},
+        {"data", NULL, read_data},
+        {"kernels", NULL, read_kernels},
+        /* these may be missing */
+        {"accepted", NULL, read_accepted},
+        {"algorithms", NULL, read_algorithms},
     };
-    enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
+    enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 2)) - 1 };
     int64_t length, n = 0;
     int seen = 0, bad = 0;
     char *text =

@@ -37,6 +37,17 @@ int zk_gemms(int what, const char *path, char *why, size_t n)
     return 0;
 }
 
+uint64_t zk_algorithms(zk *k)
+{
+    (void)k;
+    return 0;
+}
+
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n)
+{
+    (void)k, (void)y, (void)x, (void)w, (void)n;
+}
+
 int zk_products(zk *k, int order)
 {
     if (order >= 0) k->products = order;

@@ -116,18 +116,18 @@ inline void zk_launched(cudaError_t error, const char *kernel, const zk_grid *g)
 /* Dynamic shared memory above this limit must be allowed for each kernel. */
 enum { ZK_SHARED_PLAIN = 48 << 10 };
 
-template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
+template <class F> inline cudaError_t zk_allow_shared(F *kernel, const zk_grid *g)
 {
-    if (g->shared > ZK_SHARED_PLAIN)
-        (void)cudaFuncSetAttribute((const void *)kernel,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, g->shared);
+    if (g->shared <= ZK_SHARED_PLAIN) return cudaSuccess;
+    return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                g->shared);
 }
 
 /* ZK_LAUNCH(k, L, 0, (add<T>), y, a, b, n): launch `part` of a call, in the context's column. */
 #define ZK_LAUNCH(k, L, part_, kernel, ...)                                                        \
     do {                                                                                           \
         const zk_grid *g_ = &(L)[(k)->column].part[part_];                                         \
-        zk_allow_shared(kernel, g_);                                                               \
+        zk_launched(zk_allow_shared(kernel, g_), #kernel, g_);                                     \
         zk_launched(ZK_START(kernel, g_, (k)->stream, __VA_ARGS__), #kernel, g_);                  \
     } while (0)
 

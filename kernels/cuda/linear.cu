@@ -10,13 +10,15 @@
  *  3. The algorithm of a product depends on its shape, types, alignment (at most 16 bytes, so never
  *     on where in memory a plan put it) and the launch's margin. It is the table's entry for the
  *     product (tune.h), or else the heuristic's first choice for that number of SMs. It is looked
- *     up once and reused for products of the same kind.
+ *     up once and reused for products of the same kind. zk_algorithms tells whether two processes
+ *     have the same ones.
  *  4. The gradient of the bias is made of partial sums of stripes of rows, folded in order.
  */
 #include "part.h"
 #include "tune.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
 enum { SAMPLES = 7, TURNS = 4 }; /* timing: number of samples, products per sample */
@@ -72,6 +74,7 @@ struct gemm {
     cublasLtMatmulDesc_t how;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
+    bool ran; /* since the last call of zk_algorithms */
 };
 
 struct gemms {
@@ -261,7 +264,15 @@ static gemm *look_up(zk *k, const shape *s, const places *at)
     gemms *all = k->gemms;
     for (gemm *g = all->made; g < all->made + all->n; g++)
         if (!memcmp(&g->s, s, sizeof *s)) return g;
-    must(all->n < MOST_GEMMS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED, "products");
+    if (all->n == MOST_GEMMS) {
+        fprintf(
+            stderr,
+            "the model has more than %d matrix products of different shapes; raise MOST_GEMMS in "
+            "kernels/cuda/linear.cu, and MOST_PRODUCTS in tune.cu, and build again\n",
+            MOST_GEMMS);
+        fflush(stderr);
+        _exit(3);
+    }
     gemm *g = &all->made[all->n++];
     g->s = *s;
     describe(g);
@@ -277,7 +288,7 @@ static uint32_t alignment(const void *p)
 }
 
 /* d = scale * a . b (+ bias; + d with carry). full: d is float. b_wide, d_wide:
- * leading dimensions of b and d. */
+ * leading dimensions of b and d. L NULL: no margin. */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
                      int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0, float scale = 1)
@@ -285,16 +296,62 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     const places at = {d, a, b, bias, carry, scale};
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
-    const zk_launch *how = &L[k->column];
+    int margin = L ? L[k->column].margin : 0;
     // clang-format off
     shape s = {m, n, depth, b_wide, d_wide,
-               how->margin ? k->processors - how->margin : 0, a_turned, b_turned, type,
+               margin ? k->processors - margin : 0, a_turned, b_turned, type,
                full ? CUDA_R_32F : type, alignment(a), alignment(b), alignment(d),
                bias ? alignment(bias) : 0};
     // clang-format on
     gemm *g = look_up(k, &s, &at);
     if (bias) set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     must(issue(k, g, &g->algo, &at), "a product");
+    g->ran = true;
+}
+
+struct setting {
+    cublasLtMatmulAlgoConfigAttributes_t name;
+    size_t bytes;
+};
+
+/* Return a hash of a product and of its algorithm. The algorithm's documented settings count, since
+ * nothing is said of the other bits of its eight words. */
+static uint64_t hash_of(const gemm *g)
+{
+    static const setting settings[] = {
+        {CUBLASLT_ALGO_CONFIG_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+        {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+        {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+        {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
+    };
+    char text[TUNE_KEY + sizeof settings]; /* 11 characters for each number, of 16 */
+    name(&g->s, text);
+    int n = (int)strlen(text);
+    for (const setting &x : settings) {
+        uint32_t value = 0;
+        size_t written = 0;
+        cublasStatus_t status =
+            cublasLtMatmulAlgoConfigGetAttribute(&g->algo, x.name, &value, x.bytes, &written);
+        n += snprintf(text + n, sizeof text - (size_t)n, " %u",
+                      status == CUBLAS_STATUS_SUCCESS ? value : 0);
+    }
+    return tune_hash(text, (size_t)n);
+}
+
+uint64_t zk_algorithms(zk *k)
+{
+    uint64_t sum = 0;
+    gemms *all = k->gemms;
+    for (gemm *g = all->made; g < all->made + all->n; g++) {
+        sum += g->ran ? hash_of(g) : 0;
+        g->ran = false;
+    }
+    return sum;
 }
 
 /* ---- kernels. A row-major [M,N] is a column-major N x M. */
@@ -303,6 +360,11 @@ void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real
                    int64_t M, int64_t N, int64_t K, int layout)
 {
     multiply(k, L, N, M, K, y, w, layout == ZK_OUT_IN, x, 0, b, 0, 0);
+}
+
+void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n)
+{
+    multiply(k, NULL, n, n, n, y, w, 1, x, 0, NULL, 0, 0);
 }
 
 /* dx^T [K,M] = w [K,N] . dy^T [N,M] */

@@ -46,14 +46,15 @@ const uint64_t *tune_find(const char *key)
     return NULL;
 }
 
-/* ---- the text of the file */
-/* Return the FNV-1a hash of n bytes. */
-static uint64_t sum_of(const char *text, size_t n)
+uint64_t tune_hash(const void *p, size_t n)
 {
     uint64_t sum = 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < n; i++) sum = (sum ^ (unsigned char)text[i]) * 0x100000001b3ull;
+    const unsigned char *byte = (const unsigned char *)p;
+    for (size_t i = 0; i < n; i++) sum = (sum ^ byte[i]) * 0x100000001b3ull;
     return sum;
 }
+
+/* ---- the text of the file */
 
 /* Describe the device that a table is for: the current GPU and the library. */
 static void describe_device(char line[LINE])
@@ -127,7 +128,7 @@ static bool whole(char *text, size_t n)
     char *last = n && text[n - 1] == '\n' ? text + n - 1 : text;
     while (last > text && last[-1] != '\n') last--;
     char line[LINE];
-    table.sum = sum_of(text, (size_t)(last - text));
+    table.sum = tune_hash(text, (size_t)(last - text));
     snprintf(line, sizeof line, "sum %016llx\n", (unsigned long long)table.sum);
     bool good = last > text && !strcmp(last, line) && strlen(text) == n;
     *last = 0;
@@ -166,7 +167,7 @@ static int keep_table(const char *path, char *why, size_t room)
     snprintf(temp, sizeof temp, "%s.part", path);
     FILE *to = text ? fopen(temp, "we") : NULL;
     bool good = to && fwrite(text, 1, n, to) == n &&
-                fprintf(to, "sum %016llx\n", (unsigned long long)sum_of(text, n)) > 0;
+                fprintf(to, "sum %016llx\n", (unsigned long long)tune_hash(text, n)) > 0;
     free(text);
     if ((to && fclose(to)) || !good || rename(temp, path)) {
         say(-1, why, room, "%s: %s", path, strerror(errno));

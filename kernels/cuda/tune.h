@@ -16,7 +16,8 @@ struct tuned {
 
 bool tune_timing(void); /* are products to be timed and added? */
 void tune_add(const tuned &t);
-const uint64_t *tune_find(const char *key); /* algorithm of a product; NULL: the library chooses */
-uint64_t tune_sum(void);                    /* checksum that names the table in use; 0: none */
+const uint64_t *tune_find(const char *key);  /* algorithm of a product; NULL: the library chooses */
+uint64_t tune_sum(void);                     /* checksum that names the table in use; 0: none */
+uint64_t tune_hash(const void *p, size_t n); /* FNV-1a hash of n bytes */
 
 #endif

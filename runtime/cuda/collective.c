@@ -126,6 +126,20 @@ static void split(zr *z, int queue, int group, ncclConfig_t *config)
             zr_queue_name(queue), place, ranks, z->p->groups[group].name, of->place, of->ranks);
 }
 
+/* Register the arena with a communicator, so that peers read and write it in place. A capture does
+ * this for the collectives of a graph. */
+static void register_arena(zr *z, int queue, int group)
+{
+    static const char what[] = "registering the arena";
+    int i = queue * z->p->ngroups + group;
+    if (!z->t->registers || !z->t->comm[i]) return;
+    must(z, queue, group, ncclInProgress, what);
+    must(z, queue, group,
+         ncclCommRegister(z->t->comm[i], z->t->arena, (size_t)z->p->columns[z->column].arena,
+                          &z->t->handle[i]),
+         what);
+}
+
 void zr_communicators(zr *z)
 {
     zr_target *t = z->t;
@@ -138,6 +152,7 @@ void zr_communicators(zr *z)
      * one block, no NVLS buffers */
     ncclConfig_t small = config;
     t->comm = zr_get(z, communicators(z), sizeof(ncclComm_t));
+    t->handle = zr_get(z, communicators(z), sizeof(void *));
     if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE) || z->p->meets)
         small.maxCTAs = small.nvlsCTAs = 1;
     zr_issued(z, ZR_MAIN, "NCCL's start");
@@ -151,6 +166,8 @@ void zr_communicators(zr *z)
         int queue = i / z->p->ngroups, group = i % z->p->ngroups;
         if (meets(z, queue, group)) split(z, queue, group, &config);
     }
+    for (int i = 0; i < communicators(z); i++)
+        register_arena(z, i / z->p->ngroups, i % z->p->ngroups);
     zr_met(z);
     t->connected = 1;
     pthread_mutex_init(&t->within, NULL);
@@ -162,6 +179,8 @@ void zr_part(zr *z)
     for (int i = communicators(z) - 1; i >= 0; i--) {
         int queue = i / z->p->ngroups, group = i % z->p->ngroups;
         if (!z->t->comm[i]) continue;
+        if (z->t->handle[i])
+            must(z, queue, group, ncclCommDeregister(z->t->comm[i], z->t->handle[i]), "parting");
         must(z, queue, group, ncclCommFinalize(z->t->comm[i]), "parting");
         ncclCommDestroy(z->t->comm[i]);
     }

@@ -46,11 +46,13 @@ typedef struct zr_pool {
 } zr_pool;
 
 struct zr_target {
-    int device, nccl; /* nccl: version, 22809 for 2.28.9 */
+    int device;
     cudaStream_t stream[ZR_QUEUES];
-    cudaStream_t beside;    /* of the thread that saves beside a step; NULL: there is none */
-    ncclComm_t *comm;       /* [ZR_COLLECTIVES][p->ngroups] NULL: a group of one rank, or unused */
-    int connected;          /* 1: an error of NCCL from now on is not this host's fault */
+    cudaStream_t beside; /* of the thread that saves beside a step; NULL: there is none */
+    ncclComm_t *comm;    /* [ZR_COLLECTIVES][p->ngroups] NULL: a group of one rank, or unused */
+    void **handle; /* [ZR_COLLECTIVES][p->ngroups] of the arena, registered with each; or NULL */
+    int registers; /* 1: the arena is registered at the start, as no graph does it */
+    int connected; /* 1: an error of NCCL from now on is not this host's fault */
     pthread_mutex_t within; /* held by the thread that is inside NCCL */
     zr_event *event;        /* [p->events] */
     char *arena;            /* device memory */

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -36,19 +37,44 @@ void zr_prepare(zr *z)
 
 static void set(const char *name, const char *value) { setenv(name, value, 0); }
 
-/* Before NCCL 2.32, buffers registered for graphs may hang NCCL on InfiniBand without an error
- * (nccl#2389). Between hosts they are registered with later versions only. */
+/* Before NCCL 2.32, registered buffers may hang NCCL on InfiniBand without an error (nccl#2389).
+ * Between hosts they are registered with later versions only. */
 enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
 
 static void set_up_hosts(zr *z)
 {
-    ncclGetVersion(&z->t->nccl);
-    if (!z->far || z->net->neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
+    ncclGetVersion(&z->nccl);
+    if (!z->far || z->net->neighbours == z->ranks || z->nccl >= NCCL_SOUND) return;
     set("NCCL_GRAPH_REGISTER", "0");
+    set("NCCL_LOCAL_REGISTER", "0");
     zr_print(z, STDERR_FILENO,
-             "several hosts with NCCL %d: buffers of CUDA graphs are not registered, "
-             "as NCCL may hang (NCCL_GRAPH_REGISTER=1 registers them)\n",
-             z->t->nccl);
+             "several hosts with NCCL %d: buffers are not registered, as NCCL may hang "
+             "(NCCL_GRAPH_REGISTER=1 registers those of CUDA graphs, NCCL_LOCAL_REGISTER=1 those "
+             "of steps without graphs)\n",
+             z->nccl);
+}
+
+/* Sums of floats must have one order: fix NCCL's algorithm and protocol for the two functions that
+ * add floats, which are used for nothing else. With train.reduction: fast, fail if the user's
+ * variables choose others. */
+static void set_up_sums(zr *z)
+{
+    static const char *const ways[][3] = {
+        {"NCCL_ALGO", "reducescatter:ring;reduce:ring", "ring"},
+        {"NCCL_PROTO", "reducescatter:simple;reduce:simple", "simple"},
+    };
+    int fast = 0;
+    for (int i = 0; i < z->p->nrecipe; i++)
+        fast |= z->ranks > 1 && !strcmp(z->p->recipe[i], "train.reduction: \"fast\"");
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const char *name = ways[i][0], *wanted = ways[i][1], *in_short = ways[i][2];
+        set(name, wanted);
+        if (fast && strcasecmp(getenv(name), wanted) && strcasecmp(getenv(name), in_short))
+            zr_fail(z, ZR_USER,
+                    "%s=%s is set, but train.reduction: fast repeats only with NCCL's ring "
+                    "algorithm and simple protocol; unset it, or set it to %s or \"%s\"",
+                    name, getenv(name), in_short, wanted);
+    }
 }
 
 /* Return whether steps are launched anew, with collectives between their kernels. */
@@ -87,9 +113,8 @@ static void set_up_libraries(zr *z, int shared)
     snprintf(channels, sizeof channels, "%d", z->p->margin ? z->p->channels : 8);
     set("NCCL_MAX_P2P_NCHANNELS", channels);
     set_up_hosts(z);
-    /* sums of floats must have one order; these two functions are used for nothing else */
-    set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
-    set("NCCL_PROTO", "reducescatter:simple;reduce:simple");
+    set_up_sums(z);
+    z->t->registers = unrecorded(z);
     if (!shared) return;
     /* ranks on one device pretend to be on as many hosts */
     snprintf(host, sizeof host, "rank%d", z->rank);
@@ -384,6 +409,8 @@ void zr_epilogue(zr *z)
     if (t->launches)
         zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of host time each\n",
                  t->launches, 1e6 * t->launch_seconds / (double)t->launches);
+    if (z->algorithms)
+        zr_print(z, STDOUT_FILENO, "products: algorithms %016" PRIx64 "\n", z->algorithms);
     zr_print(z, STDOUT_FILENO,
              "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), libraries %" PRId64 "\n",
              z->p->columns[z->column].arena, t->before - t->after,
@@ -392,7 +419,7 @@ void zr_epilogue(zr *z)
         zr_print(z, STDOUT_FILENO,
                  "NCCL %d\ndevice memory: NCCL's communicators %" PRId64
                  " bytes when they were made\n",
-                 t->nccl, t->nccl_took);
+                 z->nccl, t->nccl_took);
     if (t->first && now != t->first)
         zr_print(z, STDOUT_FILENO,
                  "device memory: %" PRId64 " bytes less are free than after the first step\n",

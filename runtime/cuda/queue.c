@@ -18,6 +18,7 @@
 #include "../zr_clock.h"
 #include "../zr_disk.h"
 #include "../zr_fail.h"
+#include "../zr_handshake.h"
 #include "../zr_options.h"
 #include "../zr_profile.h"
 #include "../zr_queue.h"
@@ -243,6 +244,17 @@ void zr_ready(zr *z, int graph, void (*issue)(zr *z))
     if (plays(z) && !g->ready) record(z, g, issue);
 }
 
+/* Compare the algorithms of a training step's products, before the first update. */
+static void compare_algorithms(zr *z, int graph)
+{
+    if (z->algorithms) return;
+    /* those of an evaluation, which may have more products and need not be issued before */
+    if (graph == ZR_BEGIN) (void)z->p->algorithms(z->queue[ZR_MAIN].k);
+    if (graph != ZR_UPDATE) return;
+    zr_finish(z, ZR_MAIN);
+    zr_same_algorithms(z);
+}
+
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
     static const char *const names[] = {"the graph of the start of a step",
@@ -250,6 +262,7 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
                                         "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
+    compare_algorithms(z, graph);
     if (graph == ZR_UPDATE && z->checkpoints->beside) {
         zr_finish(z, ZR_MAIN); /* so far the device need not wait for the writer */
         zr_writer_before_update(z);

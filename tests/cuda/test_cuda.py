@@ -319,7 +319,7 @@ def test_an_error_of_nccl(emulated, tokens) -> None:
     port = free_port()
     runs = [
         start(emulated, tokens, 3, "--no-graph", **torchrun(port, rank), **more)
-        for rank, more in enumerate(({}, {"ZR_EMULATE_NCCL": 20}))
+        for rank, more in enumerate(({}, {"ZR_EMULATE_NCCL_ERROR": 20}))
     ]
     said = [run.communicate(timeout=120)[1] for run in runs]
     assert [run.returncode for run in runs] == [5, 7], said

@@ -428,7 +428,7 @@ def test_what_a_program_says_of_groups_is_checked(
     "settings,said",
     [
         (
-            {"ZR_EMULATE_NCCL": "9"},
+            {"ZR_EMULATE_NCCL_ERROR": "9"},
             r"rank \d: step 1: an? [\w -]+, group \w+: NCCL: remote process exited",
         ),
         (

@@ -462,7 +462,8 @@ def test_what_a_capture_does_not_allow(case: str, error: str) -> None:
 @pytest.mark.parametrize("order", ["eager", "late", "shuffled:1"])
 @pytest.mark.parametrize("ranks", ["1", "2", "4"])
 @pytest.mark.parametrize(
-    "case", ["gathers", "exchanges", "sums", "both", "graphs", "groups"]
+    "case",
+    ["gathers", "exchanges", "sums", "both", "graphs", "groups", "registers"],
 )
 def test_collectives_move_what_they_should(case: str, ranks: str, order: str) -> None:
     done = ran("emulated-ranks", case, ranks, order=order)
@@ -485,6 +486,11 @@ def test_collectives_move_what_they_should(case: str, ranks: str, order: str) ->
         ("other_size", "and rank 1 in ncclAllGather of 64 bytes"),
         ("unlike_orders", "in orders that differ a GPU may hang"),
         ("graph_left", "ends a communicator that a graph names"),
+        ("registered_host", "64 bytes that are not those of one allocation of"),
+        ("registered_more", "800025 bytes that are not those of one allocation of"),
+        ("registered_twice", "registers memory twice"),
+        ("registered_left", "ends a communicator with registered memory"),
+        ("deregistered_other", "deregisters memory that is not registered"),
     ],
 )
 def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:

@@ -120,6 +120,7 @@ ALWAYS = {
 }
 PLAYED = ALWAYS | {"NCCL_GRAPH_MIXING_SUPPORT": "0"}
 EAGER = {"CUDA_MODULE_LOADING": "EAGER"}
+UNREGISTERED = {"NCCL_GRAPH_REGISTER": "0", "NCCL_LOCAL_REGISTER": "0"}
 SHARED = {
     "NCCL_NET": "Socket",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -200,17 +201,13 @@ def test_ranks_may_sleep_while_they_wait(
 @pytest.mark.parametrize(
     "names,settings,more",
     [
-        (("a", "b"), {}, {"NCCL_GRAPH_REGISTER": "0"}),
+        (("a", "b"), {}, UNREGISTERED),
         (
             ("a", "b"),
             {"NCCL_GRAPH_REGISTER": "1"},
-            {"NCCL_GRAPH_REGISTER": "1"},
+            UNREGISTERED | {"NCCL_GRAPH_REGISTER": "1"},
         ),
-        (
-            ("a", "b"),
-            {"ZR_EMULATE_NCCL": "23199"},
-            {"NCCL_GRAPH_REGISTER": "0"},
-        ),
+        (("a", "b"), {"ZR_EMULATE_NCCL": "23199"}, UNREGISTERED),
         (("a", "b"), {"ZR_EMULATE_NCCL": "23200"}, {}),
         (("a", "a"), {}, {}),
     ],
@@ -222,7 +219,7 @@ def test_what_they_find_on_two_hosts(
     settings: dict[str, str],
     more: dict[str, str],
 ) -> None:
-    """Buffers of graphs are not registered on two hosts, up to NCCL 2.31."""
+    """Buffers are not registered on two hosts, up to NCCL 2.31."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = str(s.getsockname()[1])
@@ -321,3 +318,85 @@ def test_pieces_of_a_cut_unit_are_broadcast(
     )
     assert ("ncclBroadcast" in want, "ncclAllGather" in want) == (cut, not cut)
     assert begun(program, tokens, 3) - begun(program, tokens, 1) == want + want
+
+
+# ---- registered memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys,options,settings,times",
+    [
+        ((), (), {}, 0),
+        ((), ("--no-graph",), {}, 3),
+        ((OFFLOAD,), (), {}, 3),
+        ((OFFLOAD,), (), {"NCCL_LOCAL_REGISTER": "0"}, 0),
+        (("zero.stage=0", "zero.overlap_comm=false"), ("--no-graph",), {}, 1),
+    ],
+    ids=["graphs", "no graphs", "offload", "the user's own", "one communicator"],
+)
+def test_the_arena_is_registered_where_no_graph_does_it(
+    tokens: pathlib.Path,
+    keys: tuple[str, ...],
+    options: tuple[str, ...],
+    settings: dict[str, str],
+    times: int,
+) -> None:
+    """It is registered once with each communicator. The emulation ends a program that leaves it
+    registered."""
+    done = subprocess.run(
+        [built(2, *keys), "--data", tokens, "--steps", "1", *options],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        env=os.environ | {"ZR_EMULATE_TOLD": "1"} | settings,
+    )
+    assert done.returncode == 0, done.stderr
+    arena = re.search(r"^device memory: arena (\d+) bytes", done.stdout, re.M)[1]
+    lines = re.findall(r"^(rank \d registers .*)$", done.stderr, re.M)
+    assert sorted(lines) == sorted(
+        f"rank {r} registers {arena} bytes" for r in (0, 1) for _ in range(times)
+    )
+
+
+# ---- sums by NCCL
+
+
+FAST = ("train.reduction=fast", "targets=[sm_90]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "keys,ranks,settings,refused",
+    [
+        (FAST, 2, {"NCCL_ALGO": "tree"}, "NCCL_ALGO=tree"),
+        (FAST, 2, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL128"}, "NCCL_PROTO=LL128"),
+        (FAST, 2, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}, ""),
+        (FAST, 2, {"NCCL_ALGO": "reducescatter:ring;reduce:ring"}, ""),
+        (FAST, 1, {"NCCL_ALGO": "tree"}, ""),
+        ((), 2, {"NCCL_ALGO": "tree", "NCCL_PROTO": "LL"}, ""),
+    ],
+)
+def test_fast_sums_need_the_ring(
+    tokens: pathlib.Path,
+    keys: tuple[str, ...],
+    ranks: int,
+    settings: dict[str, str],
+    refused: str,
+) -> None:
+    """NCCL's sums have one order only if the user's variables leave it the ring and the simple
+    protocol. No other plan adds floats by NCCL."""
+    done = subprocess.run(
+        [built(ranks, *keys), "--data", tokens, "--steps", "1"],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        env=os.environ | settings,
+    )
+    assert done.returncode == (2 if refused else 0), done.stderr
+    if refused:
+        assert re.fullmatch(
+            f"rank \\d: {refused} is set, but train.reduction: fast repeats only with NCCL's ring "
+            "algorithm and simple protocol; unset it, .*\n",
+            done.stderr,
+        )

@@ -128,3 +128,18 @@ def test_other_processors_are_another_object(tmp_path: pathlib.Path) -> None:
     first = made("-arch=sm_80")
     assert made("-arch=sm_80") == first != made("-arch=sm_90")
     assert named in trainer.sh("ninja", "-t", "query", "out/o/cuda/linear.o")
+
+
+def test_the_image_has_the_programs_libraries() -> None:
+    """Dockerfile.cuda copies the libraries that the program is linked with, of the folders in which
+    runtime/cuda/toolkit finds them."""
+    rules = (trainer.ROOT / "runtime/cuda/objects.ninja").read_text()
+    linked = re.search(r"^rule cuda_link\n(.*?)^\S", rules, re.M | re.S)[1]
+    image = (trainer.ROOT / "Dockerfile.cuda").read_text()
+    copied = re.findall(r"out/cuda/(?:lib|nccl/lib)/(lib\w+\.so\.\d+)", image)
+    assert copied == re.findall(r"-l:(lib\w+\.so\.\d+)", linked) != []
+    trainer.sh("runtime/cuda/toolkit")
+    for name in re.findall(r"out/cuda/\S+\.so\.\d+", image):
+        assert (trainer.ROOT / name).exists(), name
+    listed = (trainer.ROOT / ".dockerignore").read_text().split()
+    assert "out/*" in listed and ".venv" in listed

@@ -5,6 +5,7 @@
  *     has parts of k, added in order; then alpha, beta and the bias follow, and it is rounded once.
  *     Two parts are reported as the fastest, and a reduction in place as faster still. With a
  *     number of processors the first choice has 2, 3 or 4 parts, depending on that number.
+ *     ZR_EMULATE_CHOICE=N leaves the first N choices out, as another process of the library might.
  *  2. A product uses the contents of its descriptors at the time of issue.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
  *  4. An algorithm serves matrices with the alignment (256 bytes by default) and the number of
@@ -335,8 +336,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 {
     product p = {*in(how), *in(a), *in(b), *in(c), *in(d)};
     cublasStatus_t s = fit(&p);
+    const char *word = getenv("ZR_EMULATE_CHOICE");
+    uint64_t first = word ? strtoull(word, nullptr, 10) : 0;
     *n = 0;
-    for (uint64_t i = 0; s == CUBLAS_STATUS_SUCCESS && i <= MOST_PARTS && *n < wanted; i++) {
+    for (uint64_t i = first; s == CUBLAS_STATUS_SUCCESS && i <= MOST_PARTS && *n < wanted; i++) {
         uint64_t few = p.how.target ? 2 + (uint64_t)p.how.target % 3 : 1;
         uint64_t parts = i == 0 ? few : i == 1 ? 2 : i;
         uint64_t how_to = parts == 1 ? CUBLASLT_REDUCTION_SCHEME_NONE
@@ -371,10 +374,15 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
                                                     cublasLtMatmulAlgoConfigAttributes_t name,
                                                     void *value, size_t n, size_t *written)
 {
-    uint32_t scheme = (uint32_t)read(*algo).reduction;
-    if (name != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME || n != sizeof scheme)
+    bool narrow = name == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ||
+                  name == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    algorithm a = read(*algo);
+    uint32_t x = name == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME ? (uint32_t)a.reduction
+                 : name == CUBLASLT_ALGO_CONFIG_SPLITK_NUM     ? (uint32_t)a.parts
+                                                               : 0;
+    if (name > CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID || n != (narrow ? 2 : sizeof x))
         return CUBLAS_STATUS_INVALID_VALUE;
-    memcpy(value, &scheme, *written = sizeof scheme);
+    memcpy(value, &x, *written = n);
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -26,6 +26,9 @@
  * 11. With ZR_EMULATE_TOLD every collective is named on stderr when it begins.
  * 12. The keys of a split's color are the numbers of its ranks, from 0 on, in any order. NCCL takes
  *     any keys; a program that renumbers ranks knows the new numbers, and another key is a mistake.
+ * 13. A range that a communicator registers lies within one allocation of device memory, and is
+ *     registered with it once and deregistered before the communicator ends. NCCL allows more; each
+ *     is a mistake here. NCCL_LOCAL_REGISTER=0 registers nothing.
  */
 #include <nccl.h>
 
@@ -100,6 +103,7 @@ struct ncclComm {
     std::shared_ptr<int> named = std::make_shared<int>();
     /* of the device: its own, and its connections' */
     void *memory = race_alloc(DEVICE, 1), *more = nullptr;
+    void *registered = nullptr;    /* start of the range that is registered with it */
     int blocks = 0;                /* in queue_blocks, once it works on a stream */
     cudaStream_t stream = nullptr; /* the first that it works on */
 };
@@ -306,7 +310,8 @@ void work_beside(ncclComm_t c, cudaStream_t s)
 ncclResult_t issue(const transfer &t)
 {
     static int issued;
-    const char *last = getenv("ZR_EMULATE_NCCL"); /* number of the collective that meets an error */
+    const char *last =
+        getenv("ZR_EMULATE_NCCL_ERROR"); /* number of the collective that meets an error */
     locked hold(queue_lock);
     if (last && ++issued == atoi(last)) return ncclRemoteError;
     ncclComm_t c = t.comm;
@@ -538,10 +543,49 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
     return ncclSuccess;
 }
 
+static bool in_one_allocation(const void *p, size_t n)
+{
+    size_t bytes = 0;
+    const char *first = (const char *)race_span(p, &bytes);
+    return first && race_is(DEVICE, p) && (const char *)p + n <= first + bytes;
+}
+
+/* With ZR_EMULATE_TOLD it prints what is registered. */
+ncclResult_t ncclCommRegister(const ncclComm_t c, void *p, size_t n, void **handle)
+{
+    const char *word = getenv("NCCL_LOCAL_REGISTER");
+    locked hold(queue_lock);
+    *handle = nullptr;
+    if (!c || !p || !n) return ncclInvalidArgument;
+    if (c->state != ncclSuccess) return ncclInvalidUsage;
+    if (!in_one_allocation(p, n))
+        shim_fail("NCCL: rank %d registers %zu bytes that are not those of one allocation of "
+                  "device memory",
+                  c->root->rank, n);
+    if (c->registered) shim_fail("NCCL: rank %d registers memory twice", c->root->rank);
+    if (word && !strcmp(word, "0")) return ncclSuccess;
+    if (getenv("ZR_EMULATE_TOLD"))
+        fprintf(stderr, "rank %d registers %zu bytes\n", c->root->rank, n);
+    *handle = c->registered = p;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDeregister(const ncclComm_t c, void *handle)
+{
+    locked hold(queue_lock);
+    if (!c || !handle) return ncclInvalidArgument;
+    if (c->registered != handle)
+        shim_fail("NCCL: rank %d deregisters memory that is not registered", c->root->rank);
+    c->registered = nullptr;
+    return ncclSuccess;
+}
+
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
     while (endless("end")) pause();
     locked hold(queue_lock);
+    if (c->registered && !c->aborted)
+        shim_fail("NCCL: rank %d ends a communicator with registered memory", c->root->rank);
     if (c->named.use_count() > 1 && !c->aborted)
         shim_fail("NCCL: rank %d ends a communicator that a graph names", c->rank);
     return ncclSuccess;

@@ -68,7 +68,8 @@ progress step(lane *l)
     } else {
         p = run(l, o);
     }
-    if (p == DONE) l->ops.pop_front();
+    if (p != DONE) return p;
+    l->ops.pop_front();
     queue_clock += 1e-6;
     return p;
 }

@@ -286,11 +286,47 @@ void unlike_groups(void)
     must(cudaStreamSynchronize(w.b));
 }
 
+void *registered(const void *p, size_t n)
+{
+    void *handle = NULL;
+    nccl(w.two, ncclCommRegister(w.two, (void *)p, n, &handle));
+    return handle;
+}
+
+/* Memory of which a part is gathered. */
+void registers(void)
+{
+    void *handle = registered(w.to, N * sizeof *w.to);
+    gathers();
+    nccl(w.two, ncclCommDeregister(w.two, handle));
+}
+
+void registered_host(void) { registered(w.host, 64); }
+
+/* One byte more than the allocation has. */
+void registered_more(void) { registered(w.from, N * sizeof *w.from + 1); }
+
+void registered_twice(void)
+{
+    registered(w.from, 64);
+    registered(w.to, 64);
+}
+
+/* The communicator ends while memory is registered with it. */
+void registered_left(void) { registered(w.from, 64); }
+
+void deregistered_other(void)
+{
+    registered(w.from, 64);
+    (void)ncclCommDeregister(w.two, w.to);
+}
+
 // clang-format off
 #define CASES(X)                                                                                   \
     X(gathers) X(exchanges) X(sums) X(both) X(graphs) X(graph_left) X(race) X(changed)             \
     X(different) X(other_size) X(gone) X(unlike_orders) X(groups) X(wrong_key) X(wrong_color)      \
-    X(unlike_groups)
+    X(unlike_groups) X(registers) X(registered_host) X(registered_more) X(registered_twice)        \
+    X(registered_left) X(deregistered_other)
 // clang-format on
 
 void open_world(ncclUniqueId id)

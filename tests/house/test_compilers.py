@@ -1,6 +1,7 @@
 """test_compilers.py -- tests programs of clang, programs under sanitizers, and the compilation of
 train.c."""
 
+import os
 import pathlib
 import re
 import resource
@@ -34,19 +35,13 @@ COMPILERS = [
 # ---- train.c
 
 
-def flags(name: str) -> list[str]:
-    text = (trainer.ROOT / "runtime" / "flags.ninja").read_text()
-    return re.search(rf"^{name} = (.*)$", text, re.M)[1].split()
-
-
 def compiled(compiler: str, source: str, folder: pathlib.Path, *more: str) -> None:
     """Compile train.c with the build's command and more flags, and expect no message."""
     (folder / "train.c").write_text(source)
     done = subprocess.run(
         [
             compiler,
-            *flags("warn"),
-            *flags("code"),
+            *trainer.flags("warn", "code"),
             "-Iruntime",
             "-Ikernels",
             *more,
@@ -66,12 +61,38 @@ def compiled(compiler: str, source: str, folder: pathlib.Path, *more: str) -> No
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_train_c_compiles(tmp_path: pathlib.Path, spec: str, compiler: str) -> None:
-    assert {"-Wall", "-Wextra", "-Werror"} <= set(flags("warn"))
+    assert {"-Wall", "-Wextra", "-Werror"} <= set(trainer.flags("warn"))
     compiled(
         compiler,
         trainer.generate(trainer.ROOT / "model_specs" / spec),
         tmp_path,
     )
+
+
+WARNED = {
+    "gcc $warn -c x.c -o x.o": "int f(void) { int unused; return 0; }",
+    "nvcc $nvcc -c x.cu -o x.o": "void f() { int unused; }",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", WARNED)
+def test_warnings_may_pass(tmp_path: pathlib.Path, command: str) -> None:
+    """A warning ends a build, unless ZR_WERROR is empty."""
+    source = tmp_path / command.split()[3]
+    source.write_text(WARNED[command])
+    nvcc = f"{trainer.sh('runtime/cuda/toolkit').split()[0]}/bin"
+    rules = tmp_path / "build.ninja"
+    rules.write_text(
+        f"include {trainer.ROOT}/runtime/flags.ninja\n"
+        f"rule make\n  command = PATH=$$PATH:{nvcc} {command}\nbuild x.o: make\n"
+    )
+    env = {name: x for name, x in os.environ.items() if name != "ZR_WERROR"}
+    for more, code in ({}, 1), ({"ZR_WERROR": ""}, 0):
+        done = subprocess.run(
+            ["ninja", "-C", tmp_path], env=env | more, capture_output=True, text=True
+        )
+        assert done.returncode == code and "warning" in done.stdout + done.stderr
 
 
 SCALING = "{type: yarn, factor: 8, original_context: 32}"

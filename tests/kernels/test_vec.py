@@ -7,13 +7,12 @@ import ctypes
 import functools
 import hashlib
 import math
-import re
 
 import numpy as np
 import pytest
 
 from tests.lib import zk
-from tests.lib.trainer import ROOT, alone, sh
+from tests.lib.trainer import ROOT, alone, flags, sh
 
 Array = np.ndarray
 
@@ -23,16 +22,11 @@ ULPS = 2.0  # bound that lanes.h promises
 @functools.cache
 def built(compiler: str, isa: str) -> ctypes.CDLL:
     """Return tests/kernels/vec.c compiled with the flags of programs."""
-    rules = (ROOT / "runtime/flags.ninja").read_text()
-    flags = [
-        re.search(rf"^{name} = (.*)$", rules, re.M)[1].split()
-        for name in ("warn", "code", isa)
-    ]
     out = ROOT / "out/test" / f"vec-{compiler}-{isa}.so"
     with alone("vec"):
         sh(
             compiler,
-            *sum(flags, []),
+            *flags("warn", "code", isa),
             "-shared",
             "-o",
             out,

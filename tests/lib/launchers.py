@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""launchers.py -- stand-ins for srun, scontrol and torchrun, chosen by the name of the call.
+"""launchers.py -- stand-ins for srun, scontrol, torchrun and nvidia-smi, chosen by the name of the
+call.
 
 They start a program, signal it, end it and restart it, and do nothing else.
 
 In the folder $NOTED they record for tests the running processes (`tasks`), a line of exit codes for
-each start (`codes`), and a job that is to be queued again (`requeue`).
+each start (`codes`), a line of hosts if they are named (`hosts`), and a job that is to be queued
+again (`requeue`). Hosts named in `broken` there have no GPU.
 """
 
 from __future__ import annotations
@@ -62,7 +64,13 @@ exec "$0" "$@"
 
 def srun(words: Sequence[str]) -> int:
     options, program = split(words)
-    n = int(os.environ["SLURM_NTASKS"])
+    if program[0] == "nvidia-smi":
+        host = {"SLURMD_NODENAME": options["--nodelist"]}
+        return subprocess.run(program, env=os.environ | host).returncode
+    n = int(options.get("--ntasks") or os.environ["SLURM_NTASKS"])
+    if "--nodelist" in options:
+        with open(NOTED / "hosts", "a") as f:
+            f.write(options["--nodelist"] + "\n")
     of_all = {
         "SLURM_STEP_NUM_TASKS": n,
         "SLURM_STEP_ID": 0,
@@ -86,7 +94,16 @@ def srun(words: Sequence[str]) -> int:
     return max(end(tasks))
 
 
+def nvidia_smi(words: Sequence[str]) -> int:
+    broken = NOTED / "broken"
+    names = broken.read_text().split() if broken.exists() else []
+    return int(os.environ["SLURMD_NODENAME"] in names)
+
+
 def scontrol(words: Sequence[str]) -> int:
+    if words[:2] == ["show", "hostnames"]:
+        print(words[2].replace(",", "\n"))
+        return 0
     assert words == ["requeue", os.environ["SLURM_JOB_ID"]]
     (NOTED / "requeue").touch()
     return 0
@@ -94,7 +111,10 @@ def scontrol(words: Sequence[str]) -> int:
 
 def torchrun(words: Sequence[str]) -> int:
     options, program = split(words)
-    assert "--no-python" in options and "--standalone" in options
+    assert "--no-python" in options
+    alone = "--standalone" in options
+    assert alone or options["--rdzv-endpoint"].endswith(":29400")
+    assert alone or (options["--nnodes"], options["--rdzv-backend"]) == ("1", "c10d")
     assert options["--nproc-per-node"] == "gpu"
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
@@ -134,5 +154,6 @@ def torchrun(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    named = {f.__name__: f for f in (srun, scontrol, torchrun)}
+    of = (srun, scontrol, torchrun, nvidia_smi)
+    named = {f.__name__.replace("_", "-"): f for f in of}
     sys.exit(named[pathlib.Path(sys.argv[0]).name](sys.argv[1:]))

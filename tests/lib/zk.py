@@ -31,7 +31,7 @@ from zg.facts.kernels import KERNELS
 from zg.plan import plan
 
 from tests.lib.device import Device, Mirror, joined
-from tests.lib.trainer import ROOT, alone, sh
+from tests.lib.trainer import READY, ROOT, alone, sh
 
 Array = np.ndarray
 
@@ -313,9 +313,12 @@ def products() -> set[str]:
 
 @functools.cache
 def library(compiler: str) -> ctypes.CDLL:
-    with alone("ninja"):
-        sh("ninja", LIBRARY[compiler])
-    lib = ctypes.CDLL(str(ROOT / LIBRARY[compiler]))
+    path = READY / Path(LIBRARY[compiler]).name
+    if not path.exists():
+        path = ROOT / LIBRARY[compiler]
+        with alone("ninja"):
+            sh("ninja", LIBRARY[compiler])
+    lib = ctypes.CDLL(str(path))
     lib.zk_open.restype = ctypes.c_void_p
     lib.zk_object.restype = ctypes.c_char_p
     lib.zk_overhead.restype = ctypes.c_int64

@@ -65,7 +65,7 @@ def home(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "out" / "train-cuda").symlink_to(built())
-    for name in ("srun", "scontrol", "torchrun"):
+    for name in ("srun", "scontrol", "torchrun", "nvidia-smi"):
         stand_in = ROOT / "tests" / "lib" / "launchers.py"
         (tmp_path / "bin" / name).symlink_to(stand_in)
     write_tokens(tmp_path)
@@ -190,6 +190,48 @@ def test_slurm(home: Path, start: Start, undisturbed: list[str]) -> None:
     assert job.wait(LIMIT) == 0 and not requeue.exists()
     assert noted(home) == ["75 75", "0 0"]
     assert went_on(home, 2) == undisturbed
+
+
+@pytest.mark.slow
+def test_slurm_with_a_spare_host(
+    home: Path, start: Start, undisturbed: list[str]
+) -> None:
+    """A host loses its GPU, so its task dies: the spare host takes its place, in the same job. With
+    two broken hosts nothing is started."""
+    here = ("--nodes=3", "--ntasks-per-node=1", "examples/slurm-spare.sbatch")
+    submitted = (*here, *command(), "--save-every", "2")
+    of = {
+        "SLURM_JOB_NODELIST": "a,b,c",
+        "SLURM_NNODES": 3,
+        "SLURM_NTASKS_PER_NODE": 1,
+    }
+    job = sbatch(start, *submitted, **of)
+    wait_for_step(home, 3)
+    (home / "broken").write_text("b")
+    os.kill(tasks(home)[1], signal.SIGKILL)
+    assert job.wait(LIMIT) == 0
+    assert (home / "hosts").read_text().split() == ["a,b", "a,c"]
+    assert [x.split()[1] for x in noted(home)] == ["137", "0"]
+    assert went_on(home, 1) == undisturbed
+    (home / "broken").write_text("b c")
+    assert sbatch(start, *submitted, **of).wait(LIMIT) == 3
+    assert len(noted(home)) == 2
+
+
+@pytest.mark.slow
+def test_slurm_with_a_spare_host_is_queued_again(home: Path, start: Start) -> None:
+    here = ("--nodes=3", "--ntasks-per-node=1", "examples/slurm-spare.sbatch")
+    of = {
+        "SLURM_JOB_NODELIST": "a,b,c",
+        "SLURM_NNODES": 3,
+        "SLURM_NTASKS_PER_NODE": 1,
+    }
+    job = sbatch(start, *here, *command(LONG), **of)
+    wait_for_step(home, 2)
+    for task in tasks(home):
+        os.kill(task, signal.SIGUSR1)
+    assert job.wait(LIMIT) == 75 and (home / "requeue").exists()
+    assert noted(home) == ["75 75"]
 
 
 @pytest.mark.slow
@@ -341,6 +383,16 @@ def test_torchrun(home: Path, start: Start, undisturbed: list[str]) -> None:
     again = start(*job, PORT=free_port())
     assert again.wait(LIMIT) == 0 and noted(home)[2:] == ["0 0"]
     assert went_on(home, 2) == undisturbed
+
+
+@pytest.mark.slow
+def test_torchrun_with_a_spare_host(
+    home: Path, start: Start, undisturbed: list[str]
+) -> None:
+    """Only the command is tested: the stand-in has no hosts."""
+    job = ("examples/torchrun-spare.sh", "here", "1", *command())
+    assert start(*job, PORT=free_port()).wait(LIMIT) == 0
+    assert noted(home) == ["0 0"] and went_on(home, 0) == undisturbed
 
 
 # ---- Kubernetes

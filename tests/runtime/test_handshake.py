@@ -380,6 +380,20 @@ def test_ranks_of_an_edited_source_do_not_mix(
         f"{own}; one train.c was edited, or zgen was called otherwise: start the same binary on "
         "all ranks\n",
     )
+
+
+@pytest.mark.slow
+def test_ranks_of_another_nccl_do_not_mix(
+    emulated: pathlib.Path, files: pathlib.Path
+) -> None:
+    """NCCL itself would not say which rank has another version."""
+    first, second = together(
+        [emulated] * 2, files, STEP, STEP, more={1: {"ZR_EMULATE_NCCL": "22900"}}
+    )
+    assert second[0] == 4 and re.fullmatch(
+        r"rank 1 on host \S+: has NCCL 22900, rank 0 NCCL 2\d{4}; all ranks need the same NCCL\n",
+        second[1],
+    ), second
     assert first[0] == 5
 
 

@@ -20,7 +20,6 @@ from tests.lib.program import children
 
 pytestmark = pytest.mark.waits
 
-FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
 STEPS = 4
 SIZE = 125_248  # parameters of llama-tiny
 WAYS = (
@@ -192,13 +191,9 @@ def test_each_rank_sees_the_folder_of_checkpoints(
 
 @pytest.mark.parametrize("name", ["far.c", "wire.c"])
 def test_mpich_takes_it(tmp_path: pathlib.Path, name: str) -> None:
-    warn, code = (
-        re.search(rf"^{key} = (.*)$", FLAGS.read_text(), re.M)[1].split()
-        for key in ("warn", "code")
-    )
     source = trainer.ROOT / "runtime" / "mpi" / name
     made = ("-Iruntime", "-c", source, "-o", tmp_path / "made.o")
-    trainer.sh("mpicc.mpich", *warn, *code, *made)
+    trainer.sh("mpicc.mpich", *trainer.flags("warn", "code"), *made)
 
 
 # ---- several hosts

@@ -21,7 +21,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 18 || ZR_ABI != 21
+#if ZK_ABI != 19 || ZR_ABI != 22
 #error "generated for another version of the runtime or of the kernels: regenerate it"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -931,6 +931,12 @@ static void *open_kernels(int queue, void *stream, void *device, void *host, int
 }
 
 static void close_kernels(int queue, void *k) { queue == ZR_HOST ? zk_host_close(k) : zk_close(k); }
+static uint64_t algorithms(void *k) { return zk_algorithms(k); }
+static void probe(void *k, void *y, const void *x, const void *w, int64_t n)
+{
+    zk_probe(k, y, x, w, n);
+}
+
 static void total(zr *z) { zr_allreduce(z, ZR_MAIN, GROUP_ALL, SUMS(0), SUMS(1), ZK_SUMS); }
 FN(report) { zk_report(k, a + CTL(0), HOST(0)); }
 FN(clear) { zk_clear(k, a + SUMS(0)); }
@@ -1152,8 +1158,9 @@ static const zr_program program = {
     ZR_TABLE(slots), .recipe = recipe_lines,
     .nrecipe = sizeof recipe_lines / sizeof *recipe_lines,
     .open = open_kernels, .close = close_kernels, .target = zk_target, .object = zk_object,
-    .overhead = zk_overhead, .gemms = zk_gemms, .init = init, .publish = publish, .step = step,
-    .report = report, .clear = clear, .eval = eval, .total = total, .mean = mean, .sample = sample,
+    .overhead = zk_overhead, .gemms = zk_gemms, .algorithms = algorithms, .probe = probe,
+    .init = init, .publish = publish, .step = step, .report = report, .clear = clear, .eval = eval,
+    .total = total, .mean = mean, .sample = sample,
 };
 
 int main(int argc, char **argv) { return zr_main(argc, argv, &program); }
