@@ -3,7 +3,7 @@
 #define ZR_PROBE_H
 #include "zr_rank.h"
 
-/* What is measured: a product, in FLOP/s; a copy within the arena, in bytes read and written a
+/* The measurements: a product, in FLOP/s; a copy within the arena, in bytes read and written a
  * second; an all-gather of all ranks, in bytes received a second. */
 enum { ZR_PRODUCT, ZR_COPY, ZR_ALLGATHER, ZR_PROBES };
 

@@ -550,7 +550,7 @@ static bool in_one_allocation(const void *p, size_t n)
     return first && race_is(DEVICE, p) && (const char *)p + n <= first + bytes;
 }
 
-/* With ZR_EMULATE_TOLD it prints what is registered. */
+/* With ZR_EMULATE_TOLD it prints the registered memory. */
 ncclResult_t ncclCommRegister(const ncclComm_t c, void *p, size_t n, void **handle)
 {
     const char *word = getenv("NCCL_LOCAL_REGISTER");
