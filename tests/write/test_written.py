@@ -20,6 +20,7 @@ from tests.lib.patience import LIMIT
 from tests.write.test_command import zgen
 
 GPT = law.path("gpt")
+LLAMA = law.path("llama")
 KEYS = ("--emit", "plan")
 
 
@@ -365,6 +366,34 @@ def test_the_head_says_what_is_planned() -> None:
     assert "All-gathers PARAM_BLOCK to RING_BLOCK over GROUP_SHARD" in made
     text = " ".join(made.replace("\n *", " ").split())
     assert "waits until all ranks of GROUP_REPLICA have read INTRA" in text
+
+
+@pytest.mark.parametrize(
+    "threshold,said",
+    [
+        (0, ""),
+        (
+            70,
+            "320 parameters are persistent",
+        ),  # the norms: 2 in each of 2 blocks, and 1, of 64
+        (10**6, "all parameters are persistent"),
+    ],
+)
+def test_the_head_says_what_is_persistent(threshold: int, said: str) -> None:
+    key = f"zero.stage3_param_persistence_threshold={threshold}"
+    ranks = head_of(zgen(LLAMA, "--set", "zero.stage=3", "--set", key).stdout)["Ranks"]
+    assert ("persistent" in ranks) == bool(said) and said in ranks
+    assert ("and parameters are sharded" in ranks) == (not said.startswith("all"))
+
+
+@pytest.mark.parametrize(
+    "schedule,steps",
+    [("type: linear, warmup: 5, steps: 60", 60), ("type: constant, warmup: 5", 1000)],
+)
+def test_the_head_runs_to_the_end_of_a_schedule(schedule: str, steps: int) -> None:
+    """A schedule whose last learning rate is 0 has as many steps; another has no end."""
+    head = head_of(zgen(LLAMA, "--set", f"train.schedule={{{schedule}}}").stdout)
+    assert f"--steps {steps};" in head["Run"]
 
 
 def test_the_head_of_one_rank_and_of_options() -> None:

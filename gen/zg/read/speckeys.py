@@ -89,9 +89,13 @@ def _likely(path: Path) -> list[Path]:
     word = str(path[-1])
     same = [p for p in _paths() if p[-1] == word]
     keys = _keys(path[:-1])
-    longer = (key for key in keys if key.startswith(f"{word}_"))
-    here = near(word, keys, 0.8 if same else 0.6) or next(longer, "")
-    return [*([(*path[:-1], here)] if here else []), *same]
+    here = near(word, keys, 0.8 if same else 0.6)
+    for key in keys:
+        if not here and key.startswith(f"{word}_"):
+            here = key
+    if here:
+        return [(*path[:-1], here), *same]
+    return same
 
 
 def _meant(path: Path) -> str:
