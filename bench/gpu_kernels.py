@@ -345,6 +345,8 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
     """Return a number of a call on one whole flat on one rank."""
     if word == "null":
         return None
+    if name == "carry":  # a loop's chunk: all but the first add to what is there
+        return int(word != "0")
     fixed = {
         "first": 0,
         "at": 0,

@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 
 from gpu_cases import LOOKED_AT, ROOM, ROOT, tiny
-from gpu_check import CPUS_LOSSES, KIND, STEPS, run, tokens
+from gpu_check import CPUS_LOSSES, FEW_TOKENS, KIND, STEPS, run, tokens
 from gpu_report import write
 
 from tests.lib import trainer
 
 
 def losses() -> None:
-    data, found = tokens(256, 40000), {}
+    data, found = tokens(FEW_TOKENS, 40000), {}
     for row in LOOKED_AT:
         source = tiny(*row, "plain")
         ran = run(source, trainer.GCC, data, STEPS, "--threads", 1)

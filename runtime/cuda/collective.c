@@ -115,6 +115,8 @@ static void split(zr *z, int queue, int group, ncclConfig_t *config)
     ncclComm_t *first = comm_of(z, ZR_MAIN, 0), *made = comm_of(z, queue, group);
     int ranks = 0, place = -1;
     must(z, ZR_MAIN, 0, ncclCommSplit(*first, of->rank[0], of->place, made, config), what);
+    /* It returns ncclSuccess while the split is in progress, up to NCCL 2.30 at least. */
+    must(z, ZR_MAIN, 0, ncclInProgress, what);
     must(z, queue, group, ncclInProgress, what);
     must(z, queue, group, ncclCommCount(*made, &ranks), what);
     must(z, queue, group, ncclCommUserRank(*made, &place), what);

@@ -8,8 +8,9 @@
  *  4. A peer that is gone is an error of the communicator within a second; no collective with it
  *     ends.
  *  5. A non-blocking communicator is in progress until it has been asked at least once more: after
- *     initialisation, after a split, and at its first collective. A split is complete when all
- *     ranks of the first communicator, the only one that is split here, have come to it.
+ *     initialisation, after a split, and at its first collective. A split returns ncclSuccess
+ *     nevertheless, as NCCL's does, and is complete when all ranks of the first communicator, the
+ *     only one that is split here, have come to it.
  *  6. Floats are added as in a ring: the owner's next rank first, its own numbers last, rounded to
  *     their type each time.
  *  7. A communicator takes a page of device memory, and two more at its first collective; with
@@ -520,7 +521,7 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made, n
     c->child = made;
     wire_post(c->w, c->made->lane, ((uint64_t)color << 32 | (uint32_t)key) + 1);
     c->state = ncclInProgress;
-    if (!c->blocking) return ncclInProgress;
+    if (!c->blocking) return ncclSuccess;
     hold.unlock();
     return asked_until_done(c);
 }

@@ -227,6 +227,7 @@ ncclComm_t split(int color, int key)
     ncclComm_t made;
     config.blocking = 0;
     nccl(w.one, ncclCommSplit(w.one, color, key, &made, &config));
+    nccl(w.one, ncclInProgress);
     nccl(made, ncclInProgress);
     return made;
 }
