@@ -14,7 +14,7 @@
  *  4. Scores are multiplied by scale after the maximum is taken, so scale must be positive.
  */
 #include "attention.h"
-#include "mma.h"
+#include "wgmma.h"
 
 namespace {
 
@@ -204,23 +204,95 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     store_tile<D, D, M>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own, sum);
 }
 
+/* The same by warpgroups: a block is one, with two halves of 64 queries, and tiles of 64 keys. The
+ * products of one half run beside the exponentials of the other. */
+template <class T, int D>
+__global__ void __launch_bounds__(ZK_GROUP, 2)
+    forward_group(T *y, float *lse, const T *qkv, heads a)
+{
+    constexpr int HALF = 64, ROWS = 2 * HALF, N = 64, TILE = N * D * 2;
+    ZK_SHARED(T, shared);
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
+    int kv = a.H + h / (a.H / a.G), stride = qkv_stride(a), mine = first + warp_of() * 16;
+    place q = place_of(shared);
+    place keys = q + ROWS * D * 2, values = keys + 2 * TILE; /* two tiles each */
+    int tiles = (min(first + ROWS, a.T) + N - 1) / N;
+    auto copy_keys = [&](int j) {
+        const T *k = qkv_at(qkv, a, b, (int64_t)j * N, kv);
+        place other = (place)(j % 2 * TILE);
+        copy_panels<D, N, ZK_GROUP>(keys + other, k, stride, a.T - j * N, a.D);
+        copy_panels<D, N, ZK_GROUP>(values + other, k + a.G * a.D, stride, a.T - j * N, a.D);
+    };
+    copy_panels<D, ROWS, ZK_GROUP>(q, qkv_at(qkv, a, b, first, h), stride, a.T - first, a.D);
+    copy_keys(0);
+    running<1> w[2];
+    float s[2][1][N / 8][4], sum[2][1][D / 8][4] = {};
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            w[m].top[0][r] = -INFINITY;
+            w[m].total[0][r] = 0;
+        }
+    for (int j = 0; j < tiles; j++) {
+        place now = (place)(j % 2 * TILE);
+        wait_copies();
+        tell_products();
+        __syncthreads();
+        if (j + 1 < tiles) copy_keys(j + 1);
+        begin_products();
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            group_dot<T, D, ROWS, N>(s[m], q + (place)(m * HALF * 128), keys + now);
+            end_products();
+        }
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+            uint32_t p[4][4];
+            wait_products<1>();
+            settle(s[m]);
+            if (j * N + N - 1 > mine + m * HALF) hide<1, N>(s[m], j * N, mine + m * HALF);
+            weigh<false, 1, N, D>(s[m], sum[m], &w[m], a.scale * LOG2E);
+            pack_left<T>(p, s[m]);
+            settle(sum[m]);
+            begin_products();
+            group_add<T, D, N>(sum[m], p, values + now);
+            end_products();
+        }
+        wait_products<0>();
+        settle(sum[0]);
+        settle(sum[1]);
+    }
+    __syncthreads(); /* all products with q are complete */
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        int query = mine + m * HALF;
+        place own = q + (place)((m * HALF + warp_of() * 16) * D * 2);
+        finish<1, D>(sum[m], line_at(lse, a, b, query, h), &w[m], a.T - query, a.scale);
+        store_tile<D, D, 1>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own,
+                            sum[m]);
+    }
+}
+
 template <class T> struct instance {
-    int width, keys, block; /* tile[0], tile[1], threads */
+    int width, keys, group, block; /* tile; threads */
     void (*run)(T *, float *, const T *, heads);
 };
 
 template <class T> const instance<T> causal[] = {
-    {64, 64, 128, forward<T, 64, 2, 4, 64, false>},
-    {128, 64, 128, forward<T, 128, 2, 4, 64, false>},
-    {128, 32, 128, forward<T, 128, 2, 4, 32, false>},
-    {256, 32, 256, forward<T, 256, 1, 8, 32, false>},
+    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, false>},
+    {128, 64, 0, 128, forward<T, 128, 2, 4, 64, false>},
+    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, false>},
+    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, false>},
+    {64, 64, 1, 128, forward_group<T, 64>},
+    {128, 64, 1, 128, forward_group<T, 128>},
 };
 
 /* width 128 with 64 keys would spill registers */
 template <class T> const instance<T> local[] = {
-    {64, 64, 128, forward<T, 64, 2, 4, 64, true>},
-    {128, 32, 128, forward<T, 128, 2, 4, 32, true>},
-    {256, 32, 256, forward<T, 256, 1, 8, 32, true>},
+    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, true>},
+    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, true>},
+    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true>},
 };
 
 template <class T, int N>
@@ -229,8 +301,8 @@ void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *y, f
 {
     const zk_launch *l = &L[k->column];
     for (const instance<T> &i : known)
-        if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
-            a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
+        if (i.width == l->tile[0] && i.keys == l->tile[1] && i.group == l->tile[2] &&
+            i.block == l->part[0].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 0, i.run, (T *)y, lse, (const T *)qkv, a);
             return;
         }

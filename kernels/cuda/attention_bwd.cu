@@ -15,18 +15,22 @@
  *  5. Rows past T are zeros: they add p * 0 with a finite p, and their own sums are not stored.
  */
 #include "attention.h"
-#include "mma.h"
+#include "wgmma.h"
 
 namespace {
 
-/* Replace a score by p and dp by the gradient of the score without scale. hidden: the query does
- * not see the key. dot, lse2: the query's values of the two lines. */
+/* Return p of a score. hidden: the query does not see the key. lse2: the query's line. */
+__device__ inline float chance(float s, float lse2, float scale2, bool hidden)
+{
+    return hidden ? 0 : power2(fmaf(s, scale2, -lse2));
+}
+
+/* Replace a score by p and dp by the gradient of the score without scale. dot: the query's line. */
 __device__ inline void gradient(float *s, float *dp, float lse2, float dot, float scale2,
                                 bool hidden)
 {
-    float p = hidden ? 0 : power2(fmaf(*s, scale2, -lse2));
-    *s = p;
-    *dp = p * (*dp - dot);
+    *s = chance(*s, lse2, scale2, hidden);
+    *dp = *s * (*dp - dot);
 }
 
 template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], float factor)
@@ -62,6 +66,37 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
                 gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x, i % 2 ? dot.y : dot.x,
                          scale2, hidden);
             }
+    }
+}
+
+/* Replace s = k . q of a warp's 16 keys and N queries by p. */
+template <int N>
+__device__ inline void key_chances(float (&s)[1][N / 8][4], place lse2s, int key, int query,
+                                   float scale2)
+{
+    int row = key + lane_of() / 4, column = lane_of() % 4 * 2;
+    bool edge = key + 15 > query;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float2 lse2 = load_pair(lse2s + (place)(4 * (8 * n + column)));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int q = query + column + 8 * n + i % 2, k = row + i / 2 * 8;
+            s[0][n][i] = chance(s[0][n][i], i % 2 ? lse2.y : lse2.x, scale2, edge && k > q);
+        }
+    }
+}
+
+/* Replace dp = v . dy by ds; s holds p. */
+template <int N>
+__device__ inline void key_slopes(const float (&s)[1][N / 8][4], float (&dp)[1][N / 8][4],
+                                  place dots)
+{
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float2 dot = load_pair(dots + (place)(4 * (8 * n + lane_of() % 4 * 2)));
+#pragma unroll
+        for (int i = 0; i < 4; i++) dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - (i % 2 ? dot.y : dot.x));
     }
 }
 
@@ -144,6 +179,84 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     store_tile<D, C, M>(to + a.G * a.D, stride, left, d, v + own, dv);
 }
 
+/* The same by warpgroups, each with 64 keys: the products of one with its scores run beside the
+ * exponentials of the other, and beside its own. */
+template <class T, int D>
+__global__ void __launch_bounds__(2 * ZK_GROUP, 1)
+    keys_group(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
+{
+    constexpr int GROUPS = 2, KEYS = 64 * GROUPS, THREADS = GROUPS * ZK_GROUP, R = 64;
+    ZK_SHARED(T, shared);
+    int first = (int)blockIdx.x * KEYS, group = warp_of() / 4 * 64;
+    int stride = qkv_stride(a), b = block_z(), g = block_y();
+    place k = place_of(shared), v = k + KEYS * D * 2, rounds = v + KEYS * D * 2;
+    auto copy_queries = [&](int h, int i, int slot) {
+        round_of<D, R> to(rounds + (place)(slot * round_of<D, R>::BYTES));
+        int left = a.T - i * R, head = g * a.each + h, t = (int)threadIdx.x;
+        copy_panels<D, R, THREADS>(to.q, qkv_at(qkv, a, b, i * R, head), stride, left, a.D);
+        copy_panels<D, R, THREADS>(to.dy, y_at(dy, a, b, i * R, head), a.H * a.D, left, a.D);
+        if (t < R) {
+            const float *from = line_at(lines, a, b, i * R, head);
+            int at = t < left ? t : 0;
+            copy4(to.dot + (place)(4 * t), from + at, t < left);
+            copy4(to.lse2 + (place)(4 * t), from + line + at, t < left);
+        }
+    };
+    const T *from = qkv_at(qkv, a, b, first, a.H + g);
+    copy_panels<D, KEYS, THREADS>(k, from, stride, a.T - first, a.D);
+    copy_panels<D, KEYS, THREADS>(v, from + a.G * a.D, stride, a.T - first, a.D);
+    int start = first / R, end = (a.T + R - 1) / R;
+    copy_queries(0, start, 0);
+    float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
+    for (int h = 0, i = start, slot = 0; h < a.each; slot ^= 1) {
+        wait_copies();
+        tell_products();
+        __syncthreads();
+        round_of<D, R> now(rounds + (place)(slot * round_of<D, R>::BYTES));
+        int at = i * R;
+        if (++i == end) {
+            i = start;
+            h++;
+        }
+        if (h < a.each) copy_queries(h, i, slot ^ 1);
+        if (at + R <= first + group) continue;
+        float s[1][R / 8][4], dp[1][R / 8][4];
+        uint32_t left[4][4];
+        begin_products();
+        group_dot<T, D, KEYS, R>(s, k + (place)(group * 128), now.q);
+        end_products();
+        group_dot<T, D, KEYS, R>(dp, v + (place)(group * 128), now.dy);
+        end_products();
+        wait_products<1>();
+        settle(s);
+        key_chances<R>(s, now.lse2, first + group + warp_of() % 4 * 16, at, a.scale * LOG2E);
+        pack_left<T>(left, s);
+        settle(dv);
+        begin_products();
+        group_add<T, D, R>(dv, left, now.dy);
+        end_products();
+        wait_products<1>();
+        settle(dp);
+        key_slopes<R>(s, dp, now.dot);
+        uint32_t slopes[4][4];
+        pack_left<T>(slopes, dp);
+        settle(dk);
+        begin_products();
+        group_add<T, D, R>(dk, slopes, now.q);
+        end_products();
+        wait_products<0>();
+        settle(dv);
+        settle(dk);
+    }
+    __syncthreads(); /* all products with k and v are complete */
+    times<1, D>(dk, a.scale);
+    int key = first + warp_of() * 16;
+    place own = (place)(warp_of() * 16 * D * 2);
+    T *to = qkv_at(dqkv, a, b, key, a.H + g);
+    store_tile<D, D, 1>(to, stride, a.T - key, a.D, k + own, dk);
+    store_tile<D, D, 1>(to + a.G * a.D, stride, a.T - key, a.D, v + own, dv);
+}
+
 /* ---- dq */
 template <bool LOCAL, int M, int N>
 __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4],
@@ -162,6 +275,33 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
                 bool hidden = LOCAL ? beyond(back, reach[m][i / 2]) : edge && back < 0;
                 gradient(&s[m][n][i], &dp[m][n][i], lse2[m][i / 2], dot[m][i / 2], scale2, hidden);
             }
+}
+
+/* Replace s = q . k of a warp's 16 queries and N keys by p. */
+template <int N>
+__device__ inline void query_chances(float (&s)[1][N / 8][4], const float (&lse2)[1][2], int key,
+                                     int query, float scale2)
+{
+    int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
+    bool edge = key + N - 1 > query;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bool hidden = edge && column + 8 * n + i % 2 > row + i / 2 * 8;
+            s[0][n][i] = chance(s[0][n][i], lse2[0][i / 2], scale2, hidden);
+        }
+}
+
+/* Replace dp = dy . v by ds; s holds p. */
+template <int N>
+__device__ inline void query_slopes(const float (&s)[1][N / 8][4], float (&dp)[1][N / 8][4],
+                                    const float (&dot)[1][2])
+{
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - dot[0][i / 2]);
 }
 
 /* Grid: blocks of queries from the last, H, B. */
@@ -221,9 +361,74 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     store_tile<D, D, M>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D, q + own, dq);
 }
 
+/* The same by warpgroups, each with 64 queries. */
+template <class T, int D>
+__global__ void __launch_bounds__(2 * ZK_GROUP, D == 64 ? 2 : 1)
+    queries_group(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
+{
+    constexpr int GROUPS = 2, ROWS = 64 * GROUPS, THREADS = GROUPS * ZK_GROUP, R = 64;
+    constexpr int TILE = R * D * 2;
+    ZK_SHARED(T, shared);
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
+    int group = warp_of() / 4 * 64, query = first + warp_of() * 16, kv = a.H + h / a.each;
+    int stride = qkv_stride(a), left = a.T - first;
+    place q = place_of(shared), dys = q + ROWS * D * 2, keys = dys + ROWS * D * 2;
+    place values = keys + 2 * TILE;
+    int tiles = (min(first + ROWS, a.T) + R - 1) / R;
+    auto copy_keys = [&](int j) {
+        const T *k = qkv_at(qkv, a, b, (int64_t)j * R, kv);
+        place other = (place)(j % 2 * TILE);
+        copy_panels<D, R, THREADS>(keys + other, k, stride, a.T - j * R, a.D);
+        copy_panels<D, R, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * R, a.D);
+    };
+    copy_panels<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, left, a.D);
+    copy_panels<D, ROWS, THREADS>(dys, y_at(dy, a, b, first, h), a.H * a.D, left, a.D);
+    copy_keys(0);
+    float dot[1][2], lse2[1][2], dq[1][D / 8][4] = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int t = query + 8 * r + lane_of() / 4;
+        const float *from = line_at(lines, a, b, t < a.T ? t : 0, h);
+        dot[0][r] = t < a.T ? from[0] : 0;
+        lse2[0][r] = t < a.T ? from[line] : 0;
+    }
+    for (int j = 0; j < tiles; j++) {
+        place now = (place)(j % 2 * TILE);
+        wait_copies();
+        tell_products();
+        __syncthreads();
+        if (j + 1 < tiles) copy_keys(j + 1);
+        if (j * R >= first + group + 64) continue;
+        float s[1][R / 8][4], dp[1][R / 8][4];
+        uint32_t slopes[4][4];
+        begin_products();
+        group_dot<T, D, ROWS, R>(s, q + (place)(group * 128), keys + now);
+        end_products();
+        group_dot<T, D, ROWS, R>(dp, dys + (place)(group * 128), values + now);
+        end_products();
+        wait_products<1>();
+        settle(s);
+        query_chances<R>(s, lse2, j * R, query, a.scale * LOG2E);
+        wait_products<0>();
+        settle(dp);
+        query_slopes<R>(s, dp, dot);
+        pack_left<T>(slopes, dp);
+        settle(dq);
+        begin_products();
+        group_add<T, D, R>(dq, slopes, keys + now);
+        end_products();
+        wait_products<0>();
+        settle(dq);
+    }
+    __syncthreads(); /* all products with q are complete */
+    times<1, D>(dq, a.scale);
+    store_tile<D, D, 1>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D,
+                        q + (place)(warp_of() * 16 * D * 2), dq);
+}
+
 template <class T> struct instance {
     typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
-    int width, block[2]; /* tile[0]; threads of each kernel */
+    int width, group, block[2]; /* tile[0] and [1]; threads of each kernel */
     kernel *keys, *queries;
 };
 
@@ -231,33 +436,50 @@ template <class T> struct instance {
  * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. */
 template <class T, bool LOCAL> const instance<T> instances[] = {
     {64,
+     0,
      {128, 128},
      keys_bwd<T, 64, 64, 2, 4, 64, 32, 0, LOCAL>,
      queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL>},
     {128,
+     0,
      {256, 128},
      keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL>,
      queries_bwd<T, 128, 2, 4, 32, 32, 0, LOCAL>},
     {256,
+     0,
      {128, 128},
      keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL>,
      queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL>},
 };
 
-/* line: numbers in each of the two `lines`. */
-template <class T, bool LOCAL>
-void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
-            const float *lines, int64_t line, const heads &a)
+template <class T> const instance<T> by_groups[] = {
+    {64, 1, {256, 256}, keys_group<T, 64>, queries_group<T, 64>},
+    {128, 1, {256, 256}, keys_group<T, 128>, queries_group<T, 128>},
+};
+
+/* Launch the kernels that the table asks for. line: numbers in each of the two `lines`. */
+template <class T, int N>
+void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *dqkv, const real *dy,
+            const real *qkv, const float *lines, int64_t line, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    for (const instance<T> &i : instances<T, LOCAL>)
-        if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
+    for (const instance<T> &i : known)
+        if (i.width == l->tile[0] && i.group == l->tile[1] && i.block[0] == l->part[1].block &&
             i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
             ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
             return;
         }
     no_attention(l, a);
+}
+
+template <class T, bool LOCAL>
+void launch_any(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
+                const float *lines, int64_t line, const heads &a)
+{
+    if (!LOCAL && L[k->column].tile[1])
+        return launch(by_groups<T>, k, L, dqkv, dy, qkv, lines, line, a);
+    launch(instances<T, LOCAL>, k, L, dqkv, dy, qkv, lines, line, a);
 }
 
 template <bool LOCAL>
@@ -268,8 +490,8 @@ void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const 
     int64_t line = B * a.H * a.T;
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0) return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    if (k->dtype == ZK_BF16) return launch<bf16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
-    if (k->dtype == ZK_F16) return launch<f16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
+    if (k->dtype == ZK_BF16) return launch_any<bf16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
+    if (k->dtype == ZK_F16) return launch_any<f16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
     no_attention(l, a);
 }
 

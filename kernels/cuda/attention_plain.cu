@@ -16,6 +16,8 @@
  */
 #include "attention.h"
 #include "functions.h"
+#include "pack.h"
+#include "team.h"
 #include "../scalar.h"
 
 #include <float.h>
@@ -276,22 +278,25 @@ __global__ void __launch_bounds__(BLOCK)
     w.store(qkv_at(dqkv, a, b, first, h) + column, stride, left, a.D - column, dq, by);
 }
 
-/* Compute lines[0] = sum of dy * y for each query and lines[1] = lse in powers of two, with a warp
- * per query and head. */
-template <class R>
+/* Compute lines[0] = sum of dy * y for each query and lines[1] = lse in powers of two, with a team of
+ * `threads` for each query and head, which reads V elements at a time. */
+template <class R, int V>
 __global__ void query_lines(float *lines, const R *dy, const R *y, const float *lse, int64_t n,
-                            heads a)
+                            int threads, heads a)
 {
-    int64_t warps = (int64_t)gridDim.x * (blockDim.x / ZK_WARP);
-    int lane = (int)threadIdx.x % ZK_WARP;
-    int64_t i = (int64_t)blockIdx.x * (blockDim.x / ZK_WARP) + threadIdx.x / ZK_WARP;
-    for (; i < n; i += warps) {
-        float sum = 0;
-        for (int d = lane; d < a.D; d += ZK_WARP)
-            sum = fmaf(get(dy[i * a.D + d]), get(y[i * a.D + d]), sum);
-        sum = warp_sum(sum);
+    team t = my_team(threads);
+    for (int64_t first = (int64_t)blockIdx.x * t.teams; first < n;
+         first += (int64_t)gridDim.x * t.teams) {
+        int64_t i = first + t.rank;
+        float sum = 0, g[V], x[V];
+        for (int d = V * t.lane; i < n && d < a.D; d += V * threads) {
+            fetch(g, dy + i * a.D + d);
+            fetch(x, y + i * a.D + d);
+            for (int j = 0; j < V; j++) sum = fmaf(g[j], x[j], sum);
+        }
+        sum = team_sum(t, sum);
         int64_t m = i / a.H, to = (m / a.T * a.H + i % a.H) * a.T + m % a.T;
-        if (lane == 0) {
+        if (i < n && t.lane == 0) {
             lines[to] = sum;
             lines[n + to] = lse[to] * LOG2E;
         }
@@ -334,10 +339,19 @@ void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, 
     else no_attention(l, a);
 }
 
+/* Return the threads of a team for rows of `packs`: a power of two, at most a warp. */
+static int team_for(int packs)
+{
+    int threads = 1;
+    while (threads < packs && threads < ZK_WARP) threads *= 2;
+    return threads;
+}
+
 void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
                      const real *y, const float *lse, int64_t B, const heads &a)
 {
     ZK_REAL(k, R,
-            ZK_LAUNCH(k, L, part, query_lines<R>, lines, (const R *)dy, (const R *)y, lse,
-                      B * a.T * a.H, a));
+            ZK_WIDE(R, V, a.D,
+                    ZK_LAUNCH(k, L, part, (query_lines<R, V>), lines, (const R *)dy, (const R *)y,
+                              lse, B * a.T * a.H, team_for(a.D / V), a)));
 }

@@ -19,6 +19,7 @@
  *     rounded value: the bits are those of zk_add.
  */
 #include "pack.h"
+#include "team.h"
 
 namespace {
 
@@ -68,24 +69,6 @@ __device__ inline place find(const uneven &l, int64_t run)
 }
 
 /* ---- teams */
-struct team {
-    int threads, rank, lane, teams; /* rank: number of the team in its block */
-};
-
-__device__ inline team my_team(int threads)
-{
-    int t = (int)threadIdx.x;
-    return {threads, t / threads, t % threads, (int)blockDim.x / threads};
-}
-
-__device__ inline float team_sum(const team &t, float x)
-{
-    if (t.threads > ZK_WARP) return block_sum(x);
-    for (int apart = t.threads / 2; apart; apart /= 2)
-        x += __shfl_xor_sync((unsigned)ZK_ALL, x, apart);
-    return x;
-}
-
 /* Call f(j, c) for each pack of this thread: the j-th kept pack, elements c
  * .. c + V - 1 of the run. */
 template <int V, int N, class F> __device__ inline void each(const team &t, int C, F f)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -420,8 +421,10 @@ CARDS = {"80": 76, "140": 130}  # GiB that a plan may have
 @pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS)
 def test_models_fit_their_card(tmp_path: pathlib.Path, card: str) -> None:
-    """The models of a card leave room for libraries, and each is there in one size."""
+    """The models of a card leave room for libraries, and each is there in one size. Every operand of
+    their kernels is known to the part `table`."""
     import gpu_cases
+    import gpu_kernels
 
     cases = [c for c in gpu_cases.MEASURED if c.card in ("", card)]
     assert len(cases) == 4 == len({c.source.spec for c in cases})
@@ -430,6 +433,8 @@ def test_models_fit_their_card(tmp_path: pathlib.Path, card: str) -> None:
         spec.write_text(c.source.text())
         p = search.find(load(str(spec), c.source.keys)).plan
         assert p.arena("sm_90") < CARDS[card] << 30, c.name
+        for kernel in gpu_kernels.kernels(p):
+            gpu_kernels.words_of(mock.MagicMock(), p, kernel, lambda size: size)
 
 
 # ---- kernels one by one

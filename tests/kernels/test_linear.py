@@ -3,7 +3,9 @@
 A chain of K fused multiply-adds, in bf16 one to an even number, errs by at most K * u * (|a| . |b|)
 to first order, u = 2**-24. The values that bf16 flushes, 2**-126 per term, are below all these
 bounds. The bias and the rounding to bf16 add one rounding each of the result. Nothing else is
-allowed for. Under emulation cuBLASLt is a loop, which tests whether it is asked for the right
+allowed for, except on a GPU: for some shapes cuBLASLt rounds a product before it adds a bias, so
+that the product has a rounding of its own (an H200, version 13.1: all results that differ are those
+of two roundings). Under emulation cuBLASLt is a loop, which tests whether it is asked for the right
 product.
 """
 
@@ -77,6 +79,8 @@ def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
     # With the second order
     chain = a.shape[1] * U * (1 + a.shape[1] * U) * size
     bound = chain + (U * (np.abs(want) + chain) if np.any(bias) else 0)
+    if zk.ON_DEVICE and np.any(bias):
+        bound = bound + zk.rounding(np.abs(want - bias) + chain, zk.kind(found))
     bound = bound + zk.rounding(np.abs(want) + bound, zk.kind(found))
     found = zk.load(found)
     assert np.isfinite(found).all()
@@ -658,12 +662,16 @@ def test_products_of_any_alignment_beside_each_other(dtype: int) -> None:
         zk.Kernels(zk.EMULATED, dtype),
         layers(dtype, M, N, K, zk.OUT_IN),
     )
-    want, found = zk.empty(dtype, M, N), set()
+    want, found = zk.empty(dtype, M, N), []
     zk.Kernels(dtype=dtype).zk_linear_fwd(want, x, w, b, M, N, K, zk.OUT_IN)
     for shifts in np.ndindex(2, 2, 2, 2):
         y, *operands = (
             shifted(a, s) for a, s in zip((want * 0, x, w, b), shifts, strict=True)
         )
         k.zk_linear_fwd(y, *operands, M, N, K, zk.OUT_IN)
-        found.add(y.tobytes())
-    assert found == {want.tobytes()}
+        found.append(y.copy())
+    if zk.ON_DEVICE:  # where the order of a sum is cuBLASLt's
+        for y in found:
+            close(y, zk.load(x), zk.load(w).T, zk.load(b))
+    else:
+        assert {y.tobytes() for y in found} == {want.tobytes()}

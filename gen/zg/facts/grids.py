@@ -156,6 +156,8 @@ KEYS = {64: 64, 128: 64, 256: 32}
 # backward: keys of a block, queries of a tile, threads; queries of a block, keys of a tile, threads
 KEYS_BWD = {64: (128, 64, 128), 128: (128, 64, 256), 256: (64, 32, 128)}
 QUERIES_BWD = {64: (128, 64, 128), 128: (128, 32, 128), 256: (64, 32, 128)}
+# the same for kernels that multiply by warpgroups
+GROUPS_BWD = (128, 64, 256)
 
 
 def head_width(D: int, real: int) -> int:
@@ -180,6 +182,11 @@ def plain_attention(B: int, T: int, heads: int, D: int) -> Grid:
 
 def head_columns(D: int) -> int:
     return 64 if D <= 64 else 128
+
+
+def by_groups(width: int, target: str, local: int) -> int:
+    """Return 1 if products of causal attention are a warpgroup's, which Hopper has."""
+    return int(target == "sm_90" and width in (64, 128) and not local)
 
 
 def attention_fwd(
@@ -207,13 +214,16 @@ def attention_fwd(
             256 if W == 256 else 128,
             2 * W * (128 + 4 * keys),
         ),
-        tile=(W, keys, 0),
+        tile=(W, keys, by_groups(W, target, local)),
     )
 
 
-def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
+def attention_bwd(
+    B: int, T: int, H: int, G: int, D: int, real: int, target: str, local: int = 0
+) -> How:
     """Return three launches: lse and dot of each query, then dk and dv, then dq."""
     W = head_width(D, real)
+    group = by_groups(W, target, local)
     lines = Grid(min(4096, -(-B * T * H // 8)), 1, 1, 256, 0)
     if not W:
         return run(
@@ -222,7 +232,9 @@ def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
             plain_attention(B, T, H, D),
             tile=(0, head_columns(D), 0),
         )
-    (own, other, threads), (mine, tile, block) = KEYS_BWD[W], QUERIES_BWD[W]
+    (own, other, threads), (mine, tile, block) = (
+        (GROUPS_BWD, GROUPS_BWD) if group else (KEYS_BWD[W], QUERIES_BWD[W])
+    )
     return run(
         lines,
         Grid(
@@ -233,7 +245,7 @@ def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
             4 * W * (own + 2 * other) + 2048,
         ),
         Grid(-(-T // mine), H, B, block, 4 * W * (mine + 2 * tile)),
-        tile=(W, 0, 0),
+        tile=(W, group, 0),
     )
 
 

@@ -192,14 +192,14 @@ _ROWS = (
     _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E B T H! G! D! scale.",
          "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
     _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:B*H*T "
-         "scratch$f32:M*H+M*E B T H G D scale.", "attention_bwd(B, T, H, G, D, real)",
+         "scratch$f32:M*H+M*E B T H G D scale.", "attention_bwd(B, T, H, G, D, real, target)",
          flops="4*B*T*T*H*D", of="zk_attention_fwd"),
     _row("zk_attention_local_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E position<i32?:M "
          "B T H! G! D! window! scale.", "attention_fwd(B, T, H, G, D, real, target, 1)",
          flops="2*B*window*(2*T-window)*H*D"),
     _row("zk_attention_local_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E "
          "lse<f32:B*H*T scratch$f32:M*H+M*E position<i32?:M B T H G D window scale.",
-         "attention_bwd(B, T, H, G, D, real)", flops="4*B*window*(2*T-window)*H*D",
+         "attention_bwd(B, T, H, G, D, real, target, 1)", flops="4*B*window*(2*T-window)*H*D",
          of="zk_attention_local_fwd"),
 
     _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),
