@@ -137,7 +137,7 @@ def wanted() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
     from tests.lib import trainer
 
     subprocess.run(
