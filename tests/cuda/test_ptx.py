@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import os
 import pathlib
@@ -76,8 +77,9 @@ def test_spellings(target: str) -> None:
 
 
 def test_each_row_is_needed() -> None:
-    """Each row of the translator's tables has an instruction among those that nvcc writes."""
-    written = golden()
+    """Each row of the translator's tables has an instruction among those that nvcc writes, or that
+    the tests of warpgroups have."""
+    written = {*golden()}.union(*(ptx.spellings_of(product_ptx(p)) for p in PRODUCTS))
     for pattern, *_ in (*ptx.TABLE, *ptx.SPECIAL):
         one = re.compile(pattern.replace(".", r"\."))
         assert any(map(one.fullmatch, written)), pattern
@@ -96,8 +98,8 @@ KERNEL = ".entry k(\n)\n{{\n.reg .b32 %r<4>;\n.reg .pred %p<2>;\n{}\nret;\n}}\n"
         ),
         ("add.s32 %r1, %r2;", "instruction add.s32 of 2 operands (kernel k, line 9)"),
         (
-            "wgmma.fence.sync.aligned;",
-            "instruction wgmma.fence.sync.aligned of 0 operands",
+            "tcgen05.fence::before_thread_sync;",
+            "instruction tcgen05.fence::before_thread_sync of 0 operands",
         ),
         ("mov.u32 %r1, %clock;", "register %clock (kernel k, line 9)"),
         ("mov.u32 %r1, there;", "operand there (kernel k, line 9)"),
@@ -463,19 +465,25 @@ def python(
 def launched(path: str) -> np.ndarray:
     """Return the 64 results of the kernel `small` for 64 threads with 256 bytes of shared memory.
     They are an allocation of the emulated device."""
+    out = np.full(64, -2, np.int32)
+    launch(path, out, 64, 256)
+    return out
+
+
+def launch(path: str, data: np.ndarray, threads: int, shared: int) -> None:
+    """Launch the kernel `small` of a library with a copy of the data, and get the copy back."""
     library, function = ctypes.CDLL(path), b"its address"
-    device, out = Device(library), np.full(64, -2, np.int32)
-    given = ctypes.c_void_p(device.take(out.nbytes))
+    device = Device(library)
+    given = ctypes.c_void_p(device.take(data.nbytes))
     library.__getattr__("__cudaRegisterFunction")(
         None, function, None, b"small", 0, None, None, None, None, None
     )
-    device.copy(given.value, out.ctypes.data, out.nbytes, TO_DEVICE)
-    config = Config((1, 1, 1), (64, 1, 1), 256)
+    device.copy(given.value, data.ctypes.data, data.nbytes, TO_DEVICE)
+    config = Config((1, 1, 1), (threads, 1, 1), shared)
     args = (ctypes.c_void_p * 1)(ctypes.addressof(given))
     device.call("cudaLaunchKernelExC", ctypes.byref(config), function, args)
     device.wait()
-    device.copy(out.ctypes.data, given.value, out.nbytes, TO_HOST)
-    return out
+    device.copy(data.ctypes.data, given.value, data.nbytes, TO_HOST)
 
 
 # Instructions with a result in %r2, and the result, by the PTX manual
@@ -635,6 +643,234 @@ def test_mistakes_are_found(tmp_path: pathlib.Path, name: str, order: str) -> No
     done = python(LAUNCH, linked(tmp_path, SMALL.format(text), PARTS), ZR_EMULATE=order)
     assert done.returncode == MISTAKE, done.stdout + done.stderr
     assert re.search(said, done.stderr), done.stderr
+
+
+# ---- products of warpgroups
+
+
+class Product(NamedTuple):
+    """D = A B by two warpgroups, of 64 rows each. In shared memory A's rows of one group, and B's
+    columns, are swizzled rows of K numbers (K-major), or K swizzled rows of each 64 (turned)."""
+
+    precision: str = "bf16"
+    columns: int = 128
+    a: str = "shared"  # or turned, or registers
+    turned: bool = False  # B
+
+    K = 64
+    GROUPS = 2
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.GROUPS
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.GROUPS
+
+    @property
+    def shared(self) -> int:
+        """Return the bytes of A and of B."""
+        return 2 * self.K * (self.rows + self.columns)
+
+
+def swizzled(x: np.ndarray) -> np.ndarray:
+    """Return rows of 64 halves with the chunks of 8 halves of row r where c ^ r % 8 says."""
+    chunks = x.reshape(-1, 8, 8)
+    out = np.empty_like(chunks)
+    for r, row in enumerate(chunks):
+        for c, chunk in enumerate(row):
+            out[r, c ^ r % 8] = chunk
+    return out.reshape(-1)
+
+
+def image(x: np.ndarray, turned: bool) -> np.ndarray:
+    """Return shared memory's image of rows of K numbers."""
+    if not turned:
+        return swizzled(x)
+    panels = (np.ascontiguousarray(x[i : i + 64].T) for i in range(0, len(x), 64))
+    return np.concatenate([*map(swizzled, panels)])
+
+
+def fragments(threads: int, registers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of each register of a thread in rows of 16 a warp, where
+    registers 2 and 3 are 8 rows below registers 0 and 1, and the next four 8 columns on."""
+    t, i = np.ogrid[:threads, :registers]
+    rows = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    return rows, i // 4 * 8 + t % 4 * 2 + i % 2 + 0 * rows
+
+
+# A kernel of one parameter: A and B as they are in shared memory, A by threads in registers, and
+# D by threads.
+PRODUCT = """
+.version 9.0
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 zk_shared[];
+.entry small(
+.param .u64 small_param_0
+)
+{{
+.reg .b32 %r<25>;
+.reg .f32 %f<129>;
+.reg .b64 %rd<9>;
+ld.param.u64 %rd1, [small_param_0];
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd2, %r1, 16;
+add.s64 %rd2, %rd1, %rd2;
+mov.u32 %r2, zk_shared;
+shl.b32 %r3, %r1, 4;
+add.s32 %r3, %r2, %r3;
+{copies}
+mul.wide.u32 %rd3, %r1, 64;
+add.s64 %rd3, %rd1, %rd3;
+{loads}
+cp.async.wait_all;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+shr.u32 %r4, %r1, 7;
+shl.b32 %r4, %r4, 13;
+add.s32 %r4, %r2, %r4;
+shr.u32 %r4, %r4, 4;
+cvt.u64.u32 %rd4, %r4;
+or.b64 %rd4, %rd4, {descriptor};
+add.s32 %r5, %r2, {first_of_b};
+shr.u32 %r5, %r5, 4;
+cvt.u64.u32 %rd5, %r5;
+or.b64 %rd5, %rd5, {descriptor};
+wgmma.fence.sync.aligned;
+{steps}
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+mul.wide.u32 %rd3, %r1, {bytes_of_d};
+add.s64 %rd3, %rd1, %rd3;
+{stores}
+ret;
+}}
+"""
+STEP = """{{
+.reg .pred p;
+setp.ne.b32 p, {add}, 0;
+wgmma.mma_async.sync.aligned.{kind} {{{d}}},
+  {a}, %rd5, p, 1, 1, {turned};
+}}
+add.s64 %rd4, %rd4, {next_a};
+add.s64 %rd5, %rd5, {next_b};"""
+
+
+def product_ptx(p: Product) -> str:
+    """Return the PTX of a product."""
+    held = [", ".join(f"%r{8 + 4 * k + i}" for i in range(4)) for k in range(p.K // 16)]
+    turned = ([] if p.a == "registers" else [p.a == "turned"]) + [p.turned]
+    places = range(0, p.shared, 16 * p.threads)
+    steps = (
+        STEP.format(
+            add=int(k > 0),
+            kind=f"m64n{p.columns}k16.f32.{p.precision}.{p.precision}",
+            d=", ".join(f"%f{i}" for i in range(p.columns // 2)),
+            a=f"{{{of}}}" if p.a == "registers" else "%rd4",
+            turned=", ".join(str(int(x)) for x in turned),
+            next_a=128 if p.a == "turned" else 2,
+            next_b=128 if p.turned else 2,
+        )
+        for k, of in enumerate(held)
+    )
+    return PRODUCT.format(
+        copies="\n".join(
+            f"cp.async.cg.shared.global [%r3+{x}], [%rd2+{x}], 16, 16;" for x in places
+        ),
+        loads="\n".join(
+            f"ld.global.v4.u32 {{{of}}}, [%rd3+{p.shared + 16 * k}];"
+            for k, of in enumerate(held)
+        ),
+        descriptor=1 << 62 | 1024 >> 4 << 32 | p.K * 128 >> 4 << 16,
+        first_of_b=2 * p.K * p.rows,
+        steps="\n".join(steps),
+        bytes_of_d=2 * p.columns,
+        stores="\n".join(
+            f"st.global.f32 [%rd3+{p.shared + 64 * p.threads + 4 * i}], %f{i};"
+            for i in range(p.columns // 2)
+        ),
+    )
+
+
+def factors(p: Product) -> tuple[np.ndarray, np.ndarray]:
+    """Return bits of A and B, rows of K each, of sizes that the sums of tensor cores round."""
+    rng = np.random.default_rng(p.columns)
+    found = []
+    for rows in (p.rows, p.columns):
+        x = rng.standard_normal((rows, p.K)) * 2.0 ** rng.integers(-6, 6, (rows, p.K))
+        found.append(
+            zk.store(x.astype(np.float32), zk.REALS[p.precision]).view(np.uint16)
+        )
+    return found[0], found[1]
+
+
+def multiplied(path: str, p: Product) -> np.ndarray:
+    """Return the bits of D by a library."""
+    a, b = factors(p)
+    rows, columns = fragments(p.threads, 8)
+    steps = [a[rows, columns + 16 * k] for k in range(p.K // 16)]
+    parts = [
+        *(image(a[i : i + 64], p.a == "turned") for i in range(0, p.rows, 64)),
+        image(b, p.turned),
+        np.stack(steps, axis=1),
+        np.full(2 * p.rows * p.columns, 0xFFFF, np.uint16),
+    ]
+    data = np.concatenate([x.reshape(-1) for x in parts])
+    launch(path, data, p.threads, p.shared)
+    found = data.view(np.uint32)[-p.rows * p.columns :].reshape(p.threads, -1)
+    d = np.empty((p.rows, p.columns), np.uint32)
+    d[fragments(p.threads, p.columns // 2)] = found
+    return d
+
+
+def expected(path: str, p: Product) -> np.ndarray:
+    """Return the bits of D by sums of 16 terms of the emulated tensor cores."""
+    add = ctypes.CDLL(path).__getattr__(f"tensor_{p.precision}")
+    add.restype = ctypes.c_uint32
+    a, b = factors(p)
+    d = np.zeros((p.rows, p.columns), np.uint32)
+    for i, j in np.ndindex(*d.shape):
+        for k in range(0, p.K, 16):
+            terms = (x.ctypes.data_as(ctypes.c_void_p) for x in (a[i, k:], b[j, k:]))
+            d[i, j] = add(*terms, ctypes.c_uint32(d[i, j]))
+    return d
+
+
+MULTIPLY = """
+import hashlib, sys
+from tests.cuda import test_ptx
+p = test_ptx.Product({})
+d = test_ptx.multiplied(sys.argv[1], p)
+print(hashlib.sha256(d.tobytes()).hexdigest())
+"""
+PRODUCTS = [
+    Product(),
+    Product("f16", 128, "registers", turned=True),
+    Product("bf16", 64, "turned", turned=True),
+    Product("f16", 256, "turned"),
+    Product("f16", 32),
+    Product("bf16", 128, "registers"),
+]
+
+
+def product_run(
+    folder: pathlib.Path, p: Product, text: str, order: str = "eager"
+) -> subprocess.CompletedProcess:
+    words = ", ".join(map(repr, p))
+    library = linked(folder, text, PARTS)
+    return python(MULTIPLY.format(words), library, ZR_EMULATE=order)
+
+
+@pytest.mark.parametrize("order", ["eager", "late"])
+@pytest.mark.parametrize("p", PRODUCTS)
+def test_products_of_warpgroups(tmp_path: pathlib.Path, p: Product, order: str) -> None:
+    """Products of warpgroups have the bits of the emulated tensor cores' sums."""
+    done = product_run(tmp_path, p, product_ptx(p), order)
+    assert done.returncode == 0, done.stderr
+    want = expected(str(tmp_path / "of_ptx.so"), p)
+    assert done.stdout.strip() == hashlib.sha256(want.tobytes()).hexdigest()
 
 
 # ---- mutants of real kernels

@@ -8,6 +8,9 @@
  *     ptx_spans names. The emulation's cells find races, as they do for kernels compiled as C++.
  *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
  *     soon, or an overwriting too late, is noticed.
+ *  5. The four warps of a warpgroup come to each wgmma instruction together. A product's D is bytes
+ *     of 0xff until the wait that covers it. Its operands are read at once and again at that wait:
+ *     they must be the same, and what a thread wrote there must be behind its fence.proxy.async.
  */
 #include "ptx.h"
 #include "hazard.h"
@@ -21,6 +24,8 @@
 
 #include <cstdlib>
 #include <cxxabi.h>
+#include <deque>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -34,7 +39,8 @@ uint64_t ptx_launches;
 namespace {
 
 enum { THREADS = 1024, SHARED = 1 << 18, RECENT = 4 };
-enum state : char { READY, AT_BARRIER, ENDED };
+enum { WARPS = 4, GROUP = WARPS * SHIM_WARP, ROWS = 64, TERMS = TENSOR_TERMS }; /* of a product */
+enum state : char { READY, AT_BARRIER, AT_GROUP, ENDED };
 
 struct late_copy {
     uint64_t to, from;
@@ -44,6 +50,33 @@ struct late_copy {
 
 struct span {
     uint64_t first, bytes;
+};
+
+/* The D of products that have not been waited for. */
+struct sums {
+    const ptx_product *of; /* the first of them */
+    char *d[GROUP];        /* registers of each thread */
+    std::vector<uint32_t> values;
+};
+
+struct product {
+    const ptx_product *of;
+    int line;
+    sums *to;
+    bool add;
+    uint64_t a, b; /* descriptors */
+    char *registers[GROUP];
+    uint32_t held[GROUP][4]; /* A, if it is in registers */
+    std::vector<uint16_t> rows,
+        columns;    /* A and B, TERMS of each row of one and column of the other */
+    uint64_t group; /* number of the commit_group before which it is */
+};
+
+struct warpgroup {
+    std::list<sums> in_flight;
+    std::deque<product> products;
+    uint64_t commits;
+    bool fenced;
 };
 
 struct block {
@@ -62,6 +95,7 @@ block now;
 alignas(1024) char shared[SHARED];
 std::vector<char> room; /* threads, with their registers */
 std::vector<late_copy> late[THREADS];
+warpgroup groups[THREADS / GROUP];
 std::vector<span> given; /* by ptx_spans */
 span recent[RECENT];     /* spans of the last accesses */
 unsigned oldest;
@@ -210,10 +244,146 @@ void multiply(warp all, bool bf16)
         }
 }
 
+/* ---- products of a warpgroup; all: its threads */
+typedef ptx_thread *const (&threads)[GROUP];
+
+uint64_t descriptor(const ptx_thread &t, int i) { return (uint64_t)t.in[i + 1] << 32 | t.in[i]; }
+
+/* The address of 8 halves of an operand: from row i on, of column k, if turned; else of row i, from
+ * column k on. */
+uint64_t address(uint64_t d, bool turned, unsigned i, unsigned k)
+{
+    const uint64_t MASK = (1 << 14) - 1;
+    uint64_t first = (d & MASK) << 4, leading = (d >> 16 & MASK) << 4,
+             stride = (d >> 32 & MASK) << 4;
+    uint64_t at = turned ? first + i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * 2
+                         : first + i / 8 * stride + i % 8 * 128 + k * 2;
+    return at ^ (at >> 3 & 0x70);
+}
+
+/* Return an operand's rows. Those of A are read by the warps that they belong to, those of B by
+ * all. */
+std::vector<uint16_t> operand(threads all, uint64_t d, bool turned, unsigned rows, bool a, int line)
+{
+    if (d >> 62 != 1 || d & 0x3fffc000c000c000) ptx_fail(line, "an unknown matrix descriptor");
+    std::vector<uint16_t> to(rows * TERMS);
+    for (unsigned i = 0; i < rows; i += turned ? 8 : 1)
+        for (unsigned k = 0; k < TERMS; k += turned ? 1 : 8) {
+            unsigned first = a ? i / 16 * SHIM_WARP : 0,
+                     n = a ? (unsigned)SHIM_WARP : (unsigned)GROUP;
+            uint16_t found[8];
+            for (const ptx_thread *t : {all[first], all[first + n - 1]}) {
+                now.current = t->tid;
+                hazard_enter(now.number, t->tid, now.barriers, now.meetings[t->tid / SHIM_WARP]);
+                memcpy(found, ptx_shared(address(d, turned, i, k), 16, ptx_reads, line), 16);
+            }
+            for (unsigned j = 0; j < 8; j++)
+                to[turned ? (i + j) * TERMS + k : i * TERMS + k + j] = found[j];
+        }
+    hazard_leave();
+    return to;
+}
+
+/* Return the D of a product: the one in flight with the same registers, or its registers, which
+ * become 0xff. */
+sums *sums_of(warpgroup &g, threads all, const ptx_product &p, int line)
+{
+    for (sums &s : g.in_flight) {
+        if (s.d[0] != all[0]->d) continue;
+        if (s.of->n == p.n && std::equal(p.d, p.d + p.n / 2, s.of->d)) return &s;
+        for (const uint16_t *r = p.d; r < p.d + p.n / 2; r++)
+            if (std::find(s.of->d, s.of->d + s.of->n / 2, *r) != s.of->d + s.of->n / 2)
+                ptx_fail(line, "a product whose D has registers of another D in flight");
+    }
+    g.in_flight.push_back({&p, {}, {}});
+    sums &s = g.in_flight.back();
+    for (unsigned t = 0; t < GROUP; t++) {
+        s.d[t] = all[t]->d;
+        for (unsigned i = 0; i < p.n / 2; i++) {
+            s.values.push_back(loaded<uint32_t>(s.d[t] + 4 * p.d[i]));
+            store(s.d[t] + 4 * p.d[i], ~0u);
+        }
+    }
+    return &s;
+}
+
+void issue(warpgroup &g, threads all, const ptx_site &s)
+{
+    const ptx_product &p = *s.product;
+    now.current = all[0]->tid;
+    if (!g.fenced) ptx_fail(s.line, "a product with no wgmma.fence before it");
+    for (const ptx_thread *t : all)
+        if (memcmp(&t->in[p.a ? 4 : 0], &all[0]->in[p.a ? 4 : 0], p.a ? 12 : 28))
+            ptx_fail(s.line, "a product whose threads have different descriptors or scales");
+    product made = {};
+    made.of = &p, made.line = s.line, made.group = g.commits, made.add = all[0]->in[6];
+    made.a = descriptor(*all[0], 0), made.b = descriptor(*all[0], 4);
+    made.columns = operand(all, made.b, p.turned_b, p.n, false, s.line);
+    if (!p.a) made.rows = operand(all, made.a, p.turned_a, ROWS, true, s.line);
+    else {
+        made.rows.resize(ROWS * TERMS);
+        for (unsigned t = 0; t < GROUP; t++) {
+            made.registers[t] = all[t]->a;
+            memcpy(made.held[t], all[t]->in, sizeof made.held[t]);
+            unsigned row = t / SHIM_WARP * 16 + t % SHIM_WARP / 4, column = t % 4 * 2;
+            for (unsigned i = 0; i < 8; i++) /* register i / 2, half i % 2 */
+                made.rows[(row + i / 2 % 2 * 8) * TERMS + column + i / 4 * 8 + i % 2] =
+                    (uint16_t)(made.held[t][i / 2] >> i % 2 * 16);
+        }
+    }
+    made.to = sums_of(g, all, p, s.line);
+    g.products.push_back(std::move(made));
+}
+
+/* Adds a product to its D, after the operands have been found unchanged. */
+void finish(threads all, const product &p)
+{
+    const ptx_product &of = *p.of;
+    if (operand(all, p.b, of.turned_b, of.n, false, p.line) != p.columns ||
+        (!of.a && operand(all, p.a, of.turned_a, ROWS, true, p.line) != p.rows))
+        ptx_fail(p.line, "shared memory that a product reads changed before the product's wait");
+    for (unsigned t = 0; t < GROUP; t++) {
+        now.current = all[t]->tid;
+        for (unsigned i = 0; of.a && i < 4; i++)
+            if (loaded<uint32_t>(p.registers[t] + 4 * of.a[i]) != p.held[t][i])
+                ptx_fail(p.line, "a register of a product's A changed before the product's wait");
+        unsigned row = t / SHIM_WARP * 16 + t % SHIM_WARP / 4, column = t % 4 * 2;
+        for (unsigned i = 0; i < of.n / 2; i++) {
+            const uint16_t *a = &p.rows[(row + i / 2 % 2 * 8) * TERMS];
+            const uint16_t *b = &p.columns[(i / 4 * 8 + column + i % 2) * TERMS];
+            uint32_t *d = &p.to->values[t * (of.n / 2) + i], c = p.add ? *d : 0;
+            *d = of.bf16 ? tensor_bf16(a, b, c) : tensor_f16(a, b, c);
+        }
+    }
+}
+
+/* Waits for all commit groups but the last `but`. */
+void wait_group(warpgroup &g, threads all, uint64_t but)
+{
+    g.fenced = false;
+    for (; g.products.size() && g.products[0].group + but < g.commits; g.products.pop_front()) {
+        const product &p = g.products[0];
+        finish(all, p);
+        bool last = true;
+        for (size_t i = 1; i < g.products.size(); i++) last &= g.products[i].to != p.to;
+        if (!last) continue;
+        unsigned n = p.of->n / 2;
+        for (unsigned t = 0; t < GROUP; t++)
+            for (unsigned i = 0; i < n; i++) {
+                char *to = p.to->d[t] + 4 * p.of->d[i];
+                now.current = all[t]->tid;
+                if (loaded<uint32_t>(to) != ~0u)
+                    ptx_fail(p.line, "a register of a product's D changed before its wait");
+                store(to, p.to->values[t * n + i]);
+            }
+        g.in_flight.remove_if([&p](const sums &s) { return &s == p.to; });
+    }
+}
+
 /* ---- warps and blocks */
 const ptx_site &site(const ptx_thread &t)
 {
-    static const ptx_site ended = {ptx_meeting::START, "its end", 0};
+    static const ptx_site ended = {ptx_meeting::START, "its end", 0, nullptr};
     return t.pc == PTX_ENDED ? ended : now.kernel->sites[t.pc];
 }
 
@@ -248,6 +418,10 @@ state meet(warp all, unsigned w)
         break;
     case ptx_meeting::MULTIPLY_BF16:
     case ptx_meeting::MULTIPLY_F16: multiply(all, s.kind == ptx_meeting::MULTIPLY_BF16); break;
+    case ptx_meeting::PRODUCT:
+    case ptx_meeting::FENCE:
+    case ptx_meeting::COMMIT_GROUP:
+    case ptx_meeting::WAIT_GROUP: return AT_GROUP;
     }
     return READY;
 }
@@ -269,6 +443,41 @@ void run_warp(unsigned w)
             if (t->pc != all[0]->pc) parted("lanes part", *all[0], *t);
         now.at[w] = meet(all, w);
     }
+}
+
+/* Does the instruction at which the four warps of a group have arrived. Returns whether there is
+ * one. */
+bool join(unsigned w)
+{
+    w -= w % WARPS;
+    unsigned warps = std::min(now.threads / SHIM_WARP, w + WARPS), at = w;
+    while (at < warps && now.at[at] != AT_GROUP) at++;
+    if (at == warps) return false;
+    for (unsigned i = w; i < warps; i++)
+        if (thread(i * SHIM_WARP).pc != thread(at * SHIM_WARP).pc)
+            parted("warps of a warpgroup part", thread(at * SHIM_WARP), thread(i * SHIM_WARP));
+    const ptx_site &s = site(thread(at * SHIM_WARP));
+    now.current = at * SHIM_WARP;
+    if (warps < w + WARPS) ptx_fail(s.line, "a warpgroup of fewer than four warps");
+    ptx_thread *all[GROUP];
+    for (unsigned i = 0; i < GROUP; i++) all[i] = &thread(w * SHIM_WARP + i);
+    warpgroup &g = groups[w / WARPS];
+    if (s.kind == ptx_meeting::PRODUCT) issue(g, all, s);
+    else if (s.kind == ptx_meeting::FENCE) g.fenced = true;
+    else if (s.kind == ptx_meeting::COMMIT_GROUP) g.commits++;
+    else wait_group(g, all, all[0]->in[0]);
+    for (unsigned i = 0; i < WARPS; i++) now.at[w + i] = READY;
+    return true;
+}
+
+/* Runs all warps until they end or come to a barrier. */
+void run_warps(unsigned warps, const unsigned *order)
+{
+    for (unsigned i = 0; i < warps; i++) run_warp(order[i]);
+    for (unsigned i = 0; i < warps; i++)
+        while (join(order[i]))
+            for (unsigned j = 0; j < warps; j++)
+                if (order[j] / WARPS == order[i] / WARPS) run_warp(order[j]);
 }
 
 /* 1: all warps were at one barrier and go on; 0: all have ended */
@@ -295,10 +504,13 @@ void run_block(void)
         late[t].clear();
     }
     for (unsigned w = 0; w < warps; w++) now.at[w] = READY, now.meetings[w] = 0;
+    for (warpgroup &g : groups) g = {};
     order_of(order, warps);
-    do {
-        for (unsigned w = 0; w < warps; w++) run_warp(order[w]);
-    } while (pass_barrier(warps));
+    do run_warps(warps, order);
+    while (pass_barrier(warps));
+    for (const warpgroup &g : groups)
+        if (now.current = (unsigned)(&g - groups) * GROUP; g.products.size())
+            ptx_fail(g.products[0].line, "a product that is not waited for");
 }
 
 /* ---- launches */
@@ -404,6 +616,8 @@ void ptx_copy(const ptx_thread &t, uint64_t to, uint64_t from, unsigned n, unsig
     if (to / 16 % 2) late[t.tid].push_back(c);
     else copy_now(c);
 }
+
+void ptx_fence(const ptx_thread &) {}
 
 void ptx_arrive(const ptx_thread &t)
 {
