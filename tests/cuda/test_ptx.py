@@ -621,6 +621,10 @@ MISTAKES = {
         "st.shared.u32 [%r2], %r1;\nxor.b32 %r2, %r2, 4;\nld.shared.u32 %r3, [%r2];",
         r"hazard at byte \d+ of shared memory: .* with no barrier between",
     ),
+    "a warpgroup of two warps": (
+        "wgmma.fence.sync.aligned;",
+        "a warpgroup of fewer than four warps",
+    ),
     "a neighbour's copy without a wait for it": (
         "mov.u32 %r2, zk_shared;\nshl.b32 %r3, %r1, 2;\nadd.s32 %r2, %r2, %r3;\n"
         "cp.async.ca.shared.global [%r2], [%rd2], 4, 4;\nbar.sync 0;\ncp.async.wait_all;\n"
@@ -825,9 +829,9 @@ def multiplied(path: str, p: Product) -> np.ndarray:
     return d
 
 
-def expected(path: str, p: Product) -> np.ndarray:
-    """Return the bits of D by sums of 16 terms of the emulated tensor cores."""
-    add = ctypes.CDLL(path).__getattr__(f"tensor_{p.precision}")
+def expected(folder: pathlib.Path, p: Product) -> str:
+    """Return a run's output, D by sums of 16 terms of a library's tensor cores."""
+    add = ctypes.CDLL(str(folder / "of_ptx.so")).__getattr__(f"tensor_{p.precision}")
     add.restype = ctypes.c_uint32
     a, b = factors(p)
     d = np.zeros((p.rows, p.columns), np.uint32)
@@ -835,9 +839,10 @@ def expected(path: str, p: Product) -> np.ndarray:
         for k in range(0, p.K, 16):
             terms = (x.ctypes.data_as(ctypes.c_void_p) for x in (a[i, k:], b[j, k:]))
             d[i, j] = add(*terms, ctypes.c_uint32(d[i, j]))
-    return d
+    return hashlib.sha256(d.tobytes()).hexdigest() + "\n"
 
 
+OTHER = "other bits"
 MULTIPLY = """
 import hashlib, sys
 from tests.cuda import test_ptx
@@ -863,14 +868,226 @@ def product_run(
     return python(MULTIPLY.format(words), library, ZR_EMULATE=order)
 
 
-@pytest.mark.parametrize("order", ["eager", "late"])
-@pytest.mark.parametrize("p", PRODUCTS)
+@pytest.mark.parametrize(
+    "p,order",
+    [(p, ("eager", "late")[i % 2]) for i, p in enumerate(PRODUCTS)],
+)
 def test_products_of_warpgroups(tmp_path: pathlib.Path, p: Product, order: str) -> None:
     """Products of warpgroups have the bits of the emulated tensor cores' sums."""
     done = product_run(tmp_path, p, product_ptx(p), order)
     assert done.returncode == 0, done.stderr
-    want = expected(str(tmp_path / "of_ptx.so"), p)
-    assert done.stdout.strip() == hashlib.sha256(want.tobytes()).hexdigest()
+    assert done.stdout == expected(tmp_path, p)
+
+
+SHARED, HELD = Product("bf16", 32), Product("f16", 64, "registers", turned=True)
+_WAIT, _COMMIT = (f"wgmma.{x}_group.sync.aligned" for x in ("wait", "commit"))
+_LEAVE = "{{.reg .pred q; setp.{} q, %r1, {}; @q bra $L__{};}}\n"
+_END = r"(wgmma\.fence[\s\S]*)(ret;)"
+# the first step again, into %f64 and those after it
+_OTHER = "add.s64 %rd4, %rd4, -8;\nadd.s64 %rd5, %rd5, -8;\n" + STEP.format(
+    add=0,
+    kind="m64n32k16.f32.bf16.bf16",
+    d=", ".join(f"%f{64 + i}" for i in range(16)),
+    a="%rd4",
+    turned="0, 0",
+    next_a=0,
+    next_b=0,
+)
+
+
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        # a group for each step, the last but one waited for
+        (
+            r"(add\.s64 %rd5, %rd5, 2;)",
+            rf"\1\n{_COMMIT};\n{_WAIT} 1;\nwgmma.fence.sync.aligned;",
+        ),
+        # another product in flight while this one is stored
+        (
+            rf"({_WAIT}) 0;([\s\S]*)ret;",
+            rf"{_OTHER}\n{_COMMIT};\n"
+            r"\1 1;\2\1 0;ret;",
+        ),
+        # asm of one line
+        (r"\{\n(\.reg .*)\n(.*)\n(.*)\n(.*)\n\}", r"{\1 \2 \3 \4}"),
+    ],
+)
+def test_groups_of_products(tmp_path: pathlib.Path, old: str, new: str) -> None:
+    text = product_ptx(SHARED)
+    changed = re.sub(old, new, text)
+    assert changed != text
+    done = product_run(tmp_path, SHARED, changed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected(tmp_path, SHARED)
+
+
+# Products with a mistake: text of the PTX and the text in its place, and the driver's message
+MISUSES = {
+    "no wait": (SHARED, rf"{_WAIT} 0;", "", "a product that is not waited for"),
+    "a wait for all groups but one": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        f"{_WAIT} 1;",
+        "a product that is not waited for",
+    ),
+    "no commit": (HELD, rf"{_COMMIT};", "", "a product that is not waited for"),
+    "no wgmma.fence": (
+        HELD,
+        r"wgmma\.fence.*",
+        "",
+        "a product with no wgmma.fence before it",
+    ),
+    "no wgmma.fence after a wait": (
+        SHARED,
+        rf"{_COMMIT};",
+        rf"{_COMMIT};\n{_WAIT} 0;\n{_OTHER}\n{_COMMIT};",
+        "a product with no wgmma.fence before it",
+    ),
+    "no fence of the asynchronous proxy": (
+        SHARED,
+        r"fence\.proxy.*",
+        "",
+        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
+    ),
+    "a fence of the asynchronous proxy before copies arrive": (
+        HELD,
+        r"(cp\.async\.wait_all;\n)(fence\.proxy.*\n)",
+        r"\2\1",
+        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
+    ),
+    "no wait for copies": (
+        SHARED,
+        r"cp\.async\.wait_all;",
+        "",
+        "a product reads a copy that has not arrived",
+    ),
+    "no barrier": (SHARED, r"bar\.sync 0;", "", "hazard at byte"),
+    "a store before the wait": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        r"bar.sync 0;\nst.shared.u32 [%r3], %r1;\n\g<0>",
+        "memory that a product reads is written before the product's wait|hazard at byte",
+    ),
+    "a copy before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"bar.sync 0;\ncp.async.cg.shared.global [%r3+16384], [%rd2], 16, 16;\n\g<0>",
+        "memory that a product reads is written before the product's wait",
+    ),
+    "a store after the wait without a barrier": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        rf"\g<0>\nst.shared.u32 [%r3+{2 * Product.K * 128}], %r1;",
+        "memory that a product reads is written before|hazard at byte",
+    ),
+    "D is read before the wait": (
+        SHARED,
+        rf"({_WAIT} 0;\n)([\s\S]*)(ret;)",
+        r"\2\1\3",
+        OTHER,
+    ),
+    "D is written before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"mov.f32 %f5, 0f00000000;\n\g<0>",
+        "a register of a product's D changed before its wait",
+    ),
+    "A is written before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"mov.b32 %r15, 0;\n\g<0>",
+        "a register of a product's A changed before the product's wait",
+    ),
+    "half of D by another product": (
+        SHARED,
+        rf"{_COMMIT};",
+        rf"{_OTHER.replace('%f7', '%f1')}\n\g<0>",
+        "a product whose D has registers of another D in flight",
+    ),
+    "half a stride": (
+        SHARED,
+        rf"{1 << 62 | 64 << 32 | 512 << 16}",
+        f"{1 << 62 | 32 << 32 | 512 << 16}",
+        OTHER,
+    ),
+    "one step of B alone": (SHARED, r"%rd5, %rd5, 2;", "%rd5, %rd5, 0;", OTHER),
+    "a step of 16 bytes": (SHARED, r"%rd4, %rd4, 2;", "%rd4, %rd4, 1;", OTHER),
+    "B not turned": (
+        HELD,
+        r"p, 1, 1, 1;",
+        "p, 1, 1, 0;",
+        "a read of 16 bytes at 0x6400: outside of the block's shared memory",
+    ),
+    "D not added": (SHARED, r"p, 1, 0;", "p, 0, 0;", OTHER),
+    "halves of another kind": (HELD, r"f16\.f16", "bf16.bf16", OTHER),
+    "no swizzle": (
+        SHARED,
+        rf"{1 << 62 | 64 << 32 | 512 << 16}",
+        f"{64 << 32 | 512 << 16}",
+        "a matrix descriptor that is not of 128-byte swizzle alone",
+    ),
+    "a base offset": (
+        HELD,
+        r"or\.b64 %rd5.*",
+        rf"\g<0>\nor.b64 %rd5, %rd5, {1 << 49};",
+        "a matrix descriptor that is not of 128-byte swizzle alone",
+    ),
+    "columns beyond shared memory": (
+        SHARED,
+        r"or\.b64 %rd5.*",
+        r"\g<0>\nadd.s64 %rd5, %rd5, 64;",
+        "a read of 16 bytes at 0x[0-9a-f]+: outside of the block's shared memory",
+    ),
+    "a descriptor of each warp": (
+        SHARED,
+        r"shr\.u32 %r4, %r1, 7;",
+        "shr.u32 %r4, %r1, 5;",
+        "a product whose threads have different descriptors or scales",
+    ),
+    "a warp ends": (
+        SHARED,
+        _END,
+        _LEAVE.format("lt.u32", 32, "end") + r"\1$L__end:\n\2",
+        r"warps of a warpgroup part: thread \d+ is at wgmma.fence.sync.aligned \(line \d+\), "
+        r"thread 0 at its end",
+    ),
+    "a warp goes to a barrier": (
+        HELD,
+        _END,
+        _LEAVE.format("gt.u32", 223, "end") + r"\1$L__end:\nbar.sync 0;\n\2",
+        r"warps of a warpgroup part: thread 128 is at wgmma.fence.sync.aligned \(line \d+\), "
+        r"thread 224 at bar.sync",
+    ),
+    "a lane ends": (
+        SHARED,
+        _END,
+        _LEAVE.format("eq.s32", 5, "end") + r"\1$L__end:\n\2",
+        "lanes part",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (i % 3 > 0))
+        for i, name in enumerate(MISUSES)
+    ],
+)
+def test_misuses_of_products(tmp_path: pathlib.Path, name: str) -> None:
+    """A mistake in a product is named, or shows in its bits."""
+    p, old, new, said = MISUSES[name]
+    text = product_ptx(p)
+    mutant = re.sub(old, new, text)
+    assert mutant != text
+    done = product_run(tmp_path, p, mutant, "late" if len(name) % 2 else "eager")
+    if said == OTHER:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout != expected(tmp_path, p)
+    else:
+        assert done.returncode == MISTAKE, done.stdout + done.stderr
+        assert re.search(said, done.stderr), done.stderr
 
 
 # ---- mutants of real kernels
@@ -972,9 +1189,6 @@ def right(name: str) -> str:
         done = attempt(pathlib.Path(folder), name, kernels(name)[0])
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-OTHER = "other bits"
 
 
 class Mutant(NamedTuple):

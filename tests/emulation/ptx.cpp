@@ -9,8 +9,10 @@
  *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
  *     soon, or an overwriting too late, is noticed.
  *  5. The four warps of a warpgroup come to each wgmma instruction together. A product's D is bytes
- *     of 0xff until the wait that covers it. Its operands are read at once and again at that wait:
- *     they must be the same, and what a thread wrote there must be behind its fence.proxy.async.
+ *     of 0xff until the wait that covers it, before which the shared memory that it reads must not
+ *     be written. Earlier writes there must be behind a fence.proxy.async of their thread.
+ *  6. Every 4 bytes of shared memory have a mark: the thread that wrote last, and how many of its
+ *     fence.proxy.async came before; or that a copy by cp.async has not arrived.
  */
 #include "ptx.h"
 #include "hazard.h"
@@ -46,6 +48,7 @@ struct late_copy {
     uint64_t to, from;
     unsigned bytes, some;
     int line;
+    bool done;
 };
 
 struct span {
@@ -59,17 +62,24 @@ struct sums {
     std::vector<uint32_t> values;
 };
 
+/* A or B of a product: TERMS halves of each row of A, or column of B. */
+struct operand {
+    uint64_t descriptor; /* not of A in registers */
+    unsigned rows;
+    bool turned, own; /* own: a warp reads its rows alone */
+    std::vector<uint16_t> halves;
+    std::vector<uint32_t> marks; /* of the memory that it was read from */
+};
+
 struct product {
     const ptx_product *of;
     int line;
-    sums *to;
     bool add;
-    uint64_t a, b; /* descriptors */
-    char *registers[GROUP];
-    uint32_t held[GROUP][4]; /* A, if it is in registers */
-    std::vector<uint16_t> rows,
-        columns;    /* A and B, TERMS of each row of one and column of the other */
-    uint64_t group; /* number of the commit_group before which it is */
+    sums *to;
+    operand a, b;
+    char *registers[GROUP]; /* of A, if it is there */
+    uint32_t held[GROUP][4];
+    uint64_t group; /* number of the commit_group that it is before */
 };
 
 struct warpgroup {
@@ -96,8 +106,10 @@ alignas(1024) char shared[SHARED];
 std::vector<char> room; /* threads, with their registers */
 std::vector<late_copy> late[THREADS];
 warpgroup groups[THREADS / GROUP];
-std::vector<span> given; /* by ptx_spans */
-span recent[RECENT];     /* spans of the last accesses */
+enum : uint32_t { MARK_THREAD = 10, ON_THE_WAY = ~0u };
+uint32_t marks[SHARED / 4], fences[THREADS]; /* fences: 1 + their number */
+std::vector<span> given;                     /* by ptx_spans */
+span recent[RECENT];                         /* spans of the last accesses */
 unsigned oldest;
 
 ptx_thread &thread(unsigned t) { return *(ptx_thread *)(room.data() + now.kernel->bytes * t); }
@@ -169,6 +181,15 @@ void check(char *p, unsigned n, ptx_access how)
     race_check(p, n, how != ptx_reads);
     hazard_check(p, n, how != ptx_reads, how == ptx_both);
 }
+
+uint32_t *mark(uint64_t at) { return &marks[(at - PTX_SHARED_FIRST) / 4]; }
+
+void mark_all(uint64_t at, unsigned n, uint32_t as)
+{
+    std::fill(mark(at), mark(at + n - 1) + 1, as);
+}
+
+uint32_t mark_now(void) { return fences[now.current] << MARK_THREAD | now.current; }
 
 void copy_now(const late_copy &c)
 {
@@ -249,6 +270,10 @@ typedef ptx_thread *const (&threads)[GROUP];
 
 uint64_t descriptor(const ptx_thread &t, int i) { return (uint64_t)t.in[i + 1] << 32 | t.in[i]; }
 
+/* Of a thread's first register of D or A */
+unsigned row_of(unsigned t) { return t / SHIM_WARP * 16 + t % SHIM_WARP / 4; }
+unsigned column_of(unsigned t) { return t % 4 * 2; }
+
 /* The address of 8 halves of an operand: from row i on, of column k, if turned; else of row i, from
  * column k on. */
 uint64_t address(uint64_t d, bool turned, unsigned i, unsigned k)
@@ -261,27 +286,63 @@ uint64_t address(uint64_t d, bool turned, unsigned i, unsigned k)
     return at ^ (at >> 3 & 0x70);
 }
 
-/* Return an operand's rows. Those of A are read by the warps that they belong to, those of B by
- * all. */
-std::vector<uint16_t> operand(threads all, uint64_t d, bool turned, unsigned rows, bool a, int line)
+/* Finds writes that a product must not, or may not, see in the 16 bytes that it reads at its issue
+ * or, `again`, at its wait: there all marks must be those of the issue. */
+void look(operand &o, size_t chunk, uint64_t at, bool again, int line)
 {
-    if (d >> 62 != 1 || d & 0x3fffc000c000c000) ptx_fail(line, "an unknown matrix descriptor");
-    std::vector<uint16_t> to(rows * TERMS);
-    for (unsigned i = 0; i < rows; i += turned ? 8 : 1)
-        for (unsigned k = 0; k < TERMS; k += turned ? 1 : 8) {
-            unsigned first = a ? i / 16 * SHIM_WARP : 0,
-                     n = a ? (unsigned)SHIM_WARP : (unsigned)GROUP;
-            uint16_t found[8];
-            for (const ptx_thread *t : {all[first], all[first + n - 1]}) {
-                now.current = t->tid;
-                hazard_enter(now.number, t->tid, now.barriers, now.meetings[t->tid / SHIM_WARP]);
-                memcpy(found, ptx_shared(address(d, turned, i, k), 16, ptx_reads, line), 16);
-            }
-            for (unsigned j = 0; j < 8; j++)
-                to[turned ? (i + j) * TERMS + k : i * TERMS + k + j] = found[j];
+    for (unsigned i = 0; i < 4; i++) {
+        uint32_t m = *mark(at + 4 * i), by = m % THREADS;
+        if (again && m != o.marks[4 * chunk + i])
+            ptx_fail(line, "memory that a product reads is written before the product's wait");
+        if (again) continue;
+        if (m == ON_THE_WAY) ptx_fail(line, "a product reads a copy that has not arrived");
+        if (m >> MARK_THREAD == fences[by]) {
+            std::string text = "a product reads memory that thread " + std::to_string(by) +
+                               " wrote, with no fence.proxy.async since";
+            ptx_fail(line, text.c_str());
         }
-    hazard_leave();
-    return to;
+        o.marks.push_back(m);
+    }
+}
+
+/* Reads an operand from shared memory, for the first and the last thread of those whose warps read
+ * it, so that every other thread's write must be ordered. */
+void read(threads all, operand &o, int line)
+{
+    if (o.descriptor >> 62 != 1 || o.descriptor & 0x3fffc000c000c000)
+        ptx_fail(line, "a matrix descriptor that is not of 128-byte swizzle alone");
+    bool again = o.marks.size();
+    size_t chunk = 0;
+    o.halves.resize(o.rows * TERMS);
+    for (unsigned i = 0; i < o.rows; i += o.turned ? 8 : 1)
+        for (unsigned k = 0; k < TERMS; k += o.turned ? 1 : 8, chunk++) {
+            uint64_t at = address(o.descriptor, o.turned, i, k);
+            const char *from = ptx_shared(at, 16, ptx_reads, line);
+            look(o, chunk, at, again, line);
+            unsigned first = o.own ? i / 16 * SHIM_WARP : 0;
+            unsigned last = o.own ? first + SHIM_WARP - 1 : GROUP - 1;
+            for (const ptx_thread *t : {all[first], all[last]}) {
+                hazard_enter(now.number, t->tid, now.barriers, now.meetings[t->tid / SHIM_WARP]);
+                ptx_shared(at, 16, ptx_reads, line);
+            }
+            hazard_leave();
+            for (unsigned j = 0; j < 8; j++)
+                o.halves[o.turned ? (i + j) * TERMS + k : i * TERMS + k + j] =
+                    loaded<uint16_t>(from + 2 * j);
+        }
+}
+
+/* Takes a product's A from registers. */
+void take(threads all, product &p)
+{
+    p.a.halves.resize(ROWS * TERMS);
+    for (unsigned t = 0; t < GROUP; t++) {
+        p.registers[t] = all[t]->a;
+        memcpy(p.held[t], all[t]->in, sizeof p.held[t]);
+        for (unsigned i = 0; i < 8; i++) /* register i / 2, half i % 2 */
+            p.a.halves[(row_of(t) + i / 2 % 2 * 8) * TERMS + column_of(t) + i / 4 * 8 + i % 2] =
+                (uint16_t)(p.held[t][i / 2] >> i % 2 * 16);
+    }
 }
 
 /* Return the D of a product: the one in flight with the same registers, or its registers, which
@@ -317,40 +378,30 @@ void issue(warpgroup &g, threads all, const ptx_site &s)
             ptx_fail(s.line, "a product whose threads have different descriptors or scales");
     product made = {};
     made.of = &p, made.line = s.line, made.group = g.commits, made.add = all[0]->in[6];
-    made.a = descriptor(*all[0], 0), made.b = descriptor(*all[0], 4);
-    made.columns = operand(all, made.b, p.turned_b, p.n, false, s.line);
-    if (!p.a) made.rows = operand(all, made.a, p.turned_a, ROWS, true, s.line);
-    else {
-        made.rows.resize(ROWS * TERMS);
-        for (unsigned t = 0; t < GROUP; t++) {
-            made.registers[t] = all[t]->a;
-            memcpy(made.held[t], all[t]->in, sizeof made.held[t]);
-            unsigned row = t / SHIM_WARP * 16 + t % SHIM_WARP / 4, column = t % 4 * 2;
-            for (unsigned i = 0; i < 8; i++) /* register i / 2, half i % 2 */
-                made.rows[(row + i / 2 % 2 * 8) * TERMS + column + i / 4 * 8 + i % 2] =
-                    (uint16_t)(made.held[t][i / 2] >> i % 2 * 16);
-        }
-    }
+    made.a.descriptor = descriptor(*all[0], 0), made.b.descriptor = descriptor(*all[0], 4);
+    made.a.rows = ROWS, made.a.turned = p.turned_a, made.a.own = true;
+    made.b.rows = p.n, made.b.turned = p.turned_b;
+    if (p.a) take(all, made);
+    else read(all, made.a, s.line);
+    read(all, made.b, s.line);
     made.to = sums_of(g, all, p, s.line);
     g.products.push_back(std::move(made));
 }
 
-/* Adds a product to its D, after the operands have been found unchanged. */
-void finish(threads all, const product &p)
+/* Adds a product to its D, after its operands have been found unchanged. */
+void finish(threads all, product &p)
 {
     const ptx_product &of = *p.of;
-    if (operand(all, p.b, of.turned_b, of.n, false, p.line) != p.columns ||
-        (!of.a && operand(all, p.a, of.turned_a, ROWS, true, p.line) != p.rows))
-        ptx_fail(p.line, "shared memory that a product reads changed before the product's wait");
+    read(all, p.b, p.line);
+    if (!of.a) read(all, p.a, p.line);
     for (unsigned t = 0; t < GROUP; t++) {
         now.current = all[t]->tid;
         for (unsigned i = 0; of.a && i < 4; i++)
             if (loaded<uint32_t>(p.registers[t] + 4 * of.a[i]) != p.held[t][i])
                 ptx_fail(p.line, "a register of a product's A changed before the product's wait");
-        unsigned row = t / SHIM_WARP * 16 + t % SHIM_WARP / 4, column = t % 4 * 2;
         for (unsigned i = 0; i < of.n / 2; i++) {
-            const uint16_t *a = &p.rows[(row + i / 2 % 2 * 8) * TERMS];
-            const uint16_t *b = &p.columns[(i / 4 * 8 + column + i % 2) * TERMS];
+            const uint16_t *a = &p.a.halves[(row_of(t) + i / 2 % 2 * 8) * TERMS];
+            const uint16_t *b = &p.b.halves[(i / 4 * 8 + column_of(t) + i % 2) * TERMS];
             uint32_t *d = &p.to->values[t * (of.n / 2) + i], c = p.add ? *d : 0;
             *d = of.bf16 ? tensor_bf16(a, b, c) : tensor_f16(a, b, c);
         }
@@ -362,7 +413,7 @@ void wait_group(warpgroup &g, threads all, uint64_t but)
 {
     g.fenced = false;
     for (; g.products.size() && g.products[0].group + but < g.commits; g.products.pop_front()) {
-        const product &p = g.products[0];
+        product &p = g.products[0];
         finish(all, p);
         bool last = true;
         for (size_t i = 1; i < g.products.size(); i++) last &= g.products[i].to != p.to;
@@ -495,6 +546,7 @@ int pass_barrier(unsigned warps)
 void run_block(void)
 {
     memset(shared, 0xff, now.shared);
+    memset(marks, 0, now.shared);
     memset(room.data(), 0xff, room.size());
     now.barriers = 0;
     unsigned warps = now.threads / SHIM_WARP, order[THREADS / SHIM_WARP];
@@ -502,6 +554,7 @@ void run_block(void)
         thread(t).pc = 0;
         thread(t).tid = t;
         late[t].clear();
+        fences[t] = 1;
     }
     for (unsigned w = 0; w < warps; w++) now.at[w] = READY, now.meetings[w] = 0;
     for (warpgroup &g : groups) g = {};
@@ -592,6 +645,7 @@ char *ptx_shared(uint64_t at, unsigned n, ptx_access how, int line)
         wrong(line, "outside of the block's shared memory", at, n, how);
     char *p = shared + (at - PTX_SHARED_FIRST);
     check(p, n, how);
+    if (how != ptx_reads) mark_all(at, n, mark_now());
     return p;
 }
 
@@ -612,18 +666,22 @@ char *ptx_local(char *depot, size_t bytes, uint64_t at, unsigned n, ptx_access h
 void ptx_copy(const ptx_thread &t, uint64_t to, uint64_t from, unsigned n, unsigned some, int line)
 {
     if (some > n) ptx_fail(line, "cp.async reads more than it writes");
-    late_copy c = {to, from, n, some, line};
-    if (to / 16 % 2) late[t.tid].push_back(c);
-    else copy_now(c);
+    late_copy c = {to, from, n, some, line, !(to / 16 % 2)};
+    if (c.done) copy_now(c);
+    late[t.tid].push_back(c);
+    if (within({PTX_SHARED_FIRST, now.shared}, to, n)) mark_all(to, n, ON_THE_WAY);
 }
-
-void ptx_fence(const ptx_thread &) {}
 
 void ptx_arrive(const ptx_thread &t)
 {
-    for (const late_copy &c : late[t.tid]) copy_now(c);
+    for (const late_copy &c : late[t.tid]) {
+        if (!c.done) copy_now(c);
+        mark_all(c.to, c.bytes, mark_now());
+    }
     late[t.tid].clear();
 }
+
+void ptx_fence(const ptx_thread &t) { fences[t.tid]++; }
 
 /* ---- called by the emulation's runtime */
 void shim_run(const char *, const void *, const shim_grid &, const std::function<void()> &grid)
