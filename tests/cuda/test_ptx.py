@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import os
 import pathlib
@@ -76,8 +77,9 @@ def test_spellings(target: str) -> None:
 
 
 def test_each_row_is_needed() -> None:
-    """Each row of the translator's tables has an instruction among those that nvcc writes."""
-    written = golden()
+    """Each row of the translator's tables has an instruction among those that nvcc writes, or that
+    the tests of warpgroups have."""
+    written = {*golden()}.union(*(ptx.spellings_of(product_ptx(p)) for p in PRODUCTS))
     for pattern, *_ in (*ptx.TABLE, *ptx.SPECIAL):
         one = re.compile(pattern.replace(".", r"\."))
         assert any(map(one.fullmatch, written)), pattern
@@ -96,8 +98,8 @@ KERNEL = ".entry k(\n)\n{{\n.reg .b32 %r<4>;\n.reg .pred %p<2>;\n{}\nret;\n}}\n"
         ),
         ("add.s32 %r1, %r2;", "instruction add.s32 of 2 operands (kernel k, line 9)"),
         (
-            "wgmma.fence.sync.aligned;",
-            "instruction wgmma.fence.sync.aligned of 0 operands",
+            "tcgen05.fence::before_thread_sync;",
+            "instruction tcgen05.fence::before_thread_sync of 0 operands",
         ),
         ("mov.u32 %r1, %clock;", "register %clock (kernel k, line 9)"),
         ("mov.u32 %r1, there;", "operand there (kernel k, line 9)"),
@@ -463,19 +465,25 @@ def python(
 def launched(path: str) -> np.ndarray:
     """Return the 64 results of the kernel `small` for 64 threads with 256 bytes of shared memory.
     They are an allocation of the emulated device."""
+    out = np.full(64, -2, np.int32)
+    launch(path, out, 64, 256)
+    return out
+
+
+def launch(path: str, data: np.ndarray, threads: int, shared: int) -> None:
+    """Launch the kernel `small` of a library with a copy of the data, and get the copy back."""
     library, function = ctypes.CDLL(path), b"its address"
-    device, out = Device(library), np.full(64, -2, np.int32)
-    given = ctypes.c_void_p(device.take(out.nbytes))
+    device = Device(library)
+    given = ctypes.c_void_p(device.take(data.nbytes))
     library.__getattr__("__cudaRegisterFunction")(
         None, function, None, b"small", 0, None, None, None, None, None
     )
-    device.copy(given.value, out.ctypes.data, out.nbytes, TO_DEVICE)
-    config = Config((1, 1, 1), (64, 1, 1), 256)
+    device.copy(given.value, data.ctypes.data, data.nbytes, TO_DEVICE)
+    config = Config((1, 1, 1), (threads, 1, 1), shared)
     args = (ctypes.c_void_p * 1)(ctypes.addressof(given))
     device.call("cudaLaunchKernelExC", ctypes.byref(config), function, args)
     device.wait()
-    device.copy(out.ctypes.data, given.value, out.nbytes, TO_HOST)
-    return out
+    device.copy(data.ctypes.data, given.value, data.nbytes, TO_HOST)
 
 
 # Instructions with a result in %r2, and the result, by the PTX manual
@@ -613,6 +621,10 @@ MISTAKES = {
         "st.shared.u32 [%r2], %r1;\nxor.b32 %r2, %r2, 4;\nld.shared.u32 %r3, [%r2];",
         r"hazard at byte \d+ of shared memory: .* with no barrier between",
     ),
+    "a warpgroup of two warps": (
+        "wgmma.fence.sync.aligned;",
+        "a warpgroup of fewer than four warps",
+    ),
     "a neighbour's copy without a wait for it": (
         "mov.u32 %r2, zk_shared;\nshl.b32 %r3, %r1, 2;\nadd.s32 %r2, %r2, %r3;\n"
         "cp.async.ca.shared.global [%r2], [%rd2], 4, 4;\nbar.sync 0;\ncp.async.wait_all;\n"
@@ -635,6 +647,447 @@ def test_mistakes_are_found(tmp_path: pathlib.Path, name: str, order: str) -> No
     done = python(LAUNCH, linked(tmp_path, SMALL.format(text), PARTS), ZR_EMULATE=order)
     assert done.returncode == MISTAKE, done.stdout + done.stderr
     assert re.search(said, done.stderr), done.stderr
+
+
+# ---- products of warpgroups
+
+
+class Product(NamedTuple):
+    """D = A B by two warpgroups, of 64 rows each. In shared memory A's rows of one group, and B's
+    columns, are swizzled rows of K numbers (K-major), or K swizzled rows of each 64 (turned)."""
+
+    precision: str = "bf16"
+    columns: int = 128
+    a: str = "shared"  # or turned, or registers
+    turned: bool = False  # B
+
+    K = 64
+    GROUPS = 2
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.GROUPS
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.GROUPS
+
+    @property
+    def shared(self) -> int:
+        """Return the bytes of A and of B."""
+        return 2 * self.K * (self.rows + self.columns)
+
+
+def swizzled(x: np.ndarray) -> np.ndarray:
+    """Return rows of 64 halves with the chunks of 8 halves of row r where c ^ r % 8 says."""
+    chunks = x.reshape(-1, 8, 8)
+    out = np.empty_like(chunks)
+    for r, row in enumerate(chunks):
+        for c, chunk in enumerate(row):
+            out[r, c ^ r % 8] = chunk
+    return out.reshape(-1)
+
+
+def image(x: np.ndarray, turned: bool) -> np.ndarray:
+    """Return shared memory's image of rows of K numbers."""
+    if not turned:
+        return swizzled(x)
+    panels = (np.ascontiguousarray(x[i : i + 64].T) for i in range(0, len(x), 64))
+    return np.concatenate([*map(swizzled, panels)])
+
+
+def fragments(threads: int, registers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of each register of a thread in rows of 16 a warp, where
+    registers 2 and 3 are 8 rows below registers 0 and 1, and the next four 8 columns on."""
+    t, i = np.ogrid[:threads, :registers]
+    rows = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
+    return rows, i // 4 * 8 + t % 4 * 2 + i % 2 + 0 * rows
+
+
+# A kernel of one parameter: A and B as they are in shared memory, A by threads in registers, and
+# D by threads.
+PRODUCT = """
+.version 9.0
+.target sm_90a
+.address_size 64
+.extern .shared .align 1024 .b8 zk_shared[];
+.entry small(
+.param .u64 small_param_0
+)
+{{
+.reg .b32 %r<25>;
+.reg .f32 %f<129>;
+.reg .b64 %rd<9>;
+ld.param.u64 %rd1, [small_param_0];
+mov.u32 %r1, %tid.x;
+mul.wide.u32 %rd2, %r1, 16;
+add.s64 %rd2, %rd1, %rd2;
+mov.u32 %r2, zk_shared;
+shl.b32 %r3, %r1, 4;
+add.s32 %r3, %r2, %r3;
+{copies}
+mul.wide.u32 %rd3, %r1, 64;
+add.s64 %rd3, %rd1, %rd3;
+{loads}
+cp.async.wait_all;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+shr.u32 %r4, %r1, 7;
+shl.b32 %r4, %r4, 13;
+add.s32 %r4, %r2, %r4;
+shr.u32 %r4, %r4, 4;
+cvt.u64.u32 %rd4, %r4;
+or.b64 %rd4, %rd4, {descriptor};
+add.s32 %r5, %r2, {first_of_b};
+shr.u32 %r5, %r5, 4;
+cvt.u64.u32 %rd5, %r5;
+or.b64 %rd5, %rd5, {descriptor};
+wgmma.fence.sync.aligned;
+{steps}
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+mul.wide.u32 %rd3, %r1, {bytes_of_d};
+add.s64 %rd3, %rd1, %rd3;
+{stores}
+ret;
+}}
+"""
+STEP = """{{
+.reg .pred p;
+setp.ne.b32 p, {add}, 0;
+wgmma.mma_async.sync.aligned.{kind} {{{d}}},
+  {a}, %rd5, p, 1, 1, {turned};
+}}
+add.s64 %rd4, %rd4, {next_a};
+add.s64 %rd5, %rd5, {next_b};"""
+
+
+def product_ptx(p: Product) -> str:
+    """Return the PTX of a product."""
+    held = [", ".join(f"%r{8 + 4 * k + i}" for i in range(4)) for k in range(p.K // 16)]
+    turned = ([] if p.a == "registers" else [p.a == "turned"]) + [p.turned]
+    places = range(0, p.shared, 16 * p.threads)
+    steps = (
+        STEP.format(
+            add=int(k > 0),
+            kind=f"m64n{p.columns}k16.f32.{p.precision}.{p.precision}",
+            d=", ".join(f"%f{i}" for i in range(p.columns // 2)),
+            a=f"{{{of}}}" if p.a == "registers" else "%rd4",
+            turned=", ".join(str(int(x)) for x in turned),
+            next_a=128 if p.a == "turned" else 2,
+            next_b=128 if p.turned else 2,
+        )
+        for k, of in enumerate(held)
+    )
+    return PRODUCT.format(
+        copies="\n".join(
+            f"cp.async.cg.shared.global [%r3+{x}], [%rd2+{x}], 16, 16;" for x in places
+        ),
+        loads="\n".join(
+            f"ld.global.v4.u32 {{{of}}}, [%rd3+{p.shared + 16 * k}];"
+            for k, of in enumerate(held)
+        ),
+        descriptor=1 << 62 | 1024 >> 4 << 32 | p.K * 128 >> 4 << 16,
+        first_of_b=2 * p.K * p.rows,
+        steps="\n".join(steps),
+        bytes_of_d=2 * p.columns,
+        stores="\n".join(
+            f"st.global.f32 [%rd3+{p.shared + 64 * p.threads + 4 * i}], %f{i};"
+            for i in range(p.columns // 2)
+        ),
+    )
+
+
+def factors(p: Product) -> tuple[np.ndarray, np.ndarray]:
+    """Return bits of A and B, rows of K each, of sizes that the sums of tensor cores round."""
+    rng = np.random.default_rng(p.columns)
+    found = []
+    for rows in (p.rows, p.columns):
+        x = rng.standard_normal((rows, p.K)) * 2.0 ** rng.integers(-6, 6, (rows, p.K))
+        found.append(
+            zk.store(x.astype(np.float32), zk.REALS[p.precision]).view(np.uint16)
+        )
+    return found[0], found[1]
+
+
+def multiplied(path: str, p: Product) -> np.ndarray:
+    """Return the bits of D by a library."""
+    a, b = factors(p)
+    rows, columns = fragments(p.threads, 8)
+    steps = [a[rows, columns + 16 * k] for k in range(p.K // 16)]
+    parts = [
+        *(image(a[i : i + 64], p.a == "turned") for i in range(0, p.rows, 64)),
+        image(b, p.turned),
+        np.stack(steps, axis=1),
+        np.full(2 * p.rows * p.columns, 0xFFFF, np.uint16),
+    ]
+    data = np.concatenate([x.reshape(-1) for x in parts])
+    launch(path, data, p.threads, p.shared)
+    found = data.view(np.uint32)[-p.rows * p.columns :].reshape(p.threads, -1)
+    d = np.empty((p.rows, p.columns), np.uint32)
+    d[fragments(p.threads, p.columns // 2)] = found
+    return d
+
+
+def expected(folder: pathlib.Path, p: Product) -> str:
+    """Return a run's output, D by sums of 16 terms of a library's tensor cores."""
+    add = ctypes.CDLL(str(folder / "of_ptx.so")).__getattr__(f"tensor_{p.precision}")
+    add.restype = ctypes.c_uint32
+    a, b = factors(p)
+    d = np.zeros((p.rows, p.columns), np.uint32)
+    for i, j in np.ndindex(*d.shape):
+        for k in range(0, p.K, 16):
+            terms = (x.ctypes.data_as(ctypes.c_void_p) for x in (a[i, k:], b[j, k:]))
+            d[i, j] = add(*terms, ctypes.c_uint32(d[i, j]))
+    return hashlib.sha256(d.tobytes()).hexdigest() + "\n"
+
+
+OTHER = "other bits"
+MULTIPLY = """
+import hashlib, sys
+from tests.cuda import test_ptx
+p = test_ptx.Product({})
+d = test_ptx.multiplied(sys.argv[1], p)
+print(hashlib.sha256(d.tobytes()).hexdigest())
+"""
+PRODUCTS = [
+    Product(),
+    Product("f16", 128, "registers", turned=True),
+    Product("bf16", 64, "turned", turned=True),
+    Product("f16", 256, "turned"),
+    Product("f16", 32),
+    Product("bf16", 128, "registers"),
+]
+
+
+def product_run(
+    folder: pathlib.Path, p: Product, text: str, order: str = "eager"
+) -> subprocess.CompletedProcess:
+    words = ", ".join(map(repr, p))
+    library = linked(folder, text, PARTS)
+    return python(MULTIPLY.format(words), library, ZR_EMULATE=order)
+
+
+@pytest.mark.parametrize(
+    "p,order",
+    [(p, ("eager", "late")[i % 2]) for i, p in enumerate(PRODUCTS)],
+)
+def test_products_of_warpgroups(tmp_path: pathlib.Path, p: Product, order: str) -> None:
+    """Products of warpgroups have the bits of the emulated tensor cores' sums."""
+    done = product_run(tmp_path, p, product_ptx(p), order)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected(tmp_path, p)
+
+
+SHARED, HELD = Product("bf16", 32), Product("f16", 64, "registers", turned=True)
+_WAIT, _COMMIT = (f"wgmma.{x}_group.sync.aligned" for x in ("wait", "commit"))
+_LEAVE = "{{.reg .pred q; setp.{} q, %r1, {}; @q bra $L__{};}}\n"
+_END = r"(wgmma\.fence[\s\S]*)(ret;)"
+# the first step again, into %f64 and those after it
+_OTHER = "add.s64 %rd4, %rd4, -8;\nadd.s64 %rd5, %rd5, -8;\n" + STEP.format(
+    add=0,
+    kind="m64n32k16.f32.bf16.bf16",
+    d=", ".join(f"%f{64 + i}" for i in range(16)),
+    a="%rd4",
+    turned="0, 0",
+    next_a=0,
+    next_b=0,
+)
+
+
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        # a group for each step, the last but one waited for
+        (
+            r"(add\.s64 %rd5, %rd5, 2;)",
+            rf"\1\n{_COMMIT};\n{_WAIT} 1;\nwgmma.fence.sync.aligned;",
+        ),
+        # another product in flight while this one is stored
+        (
+            rf"({_WAIT}) 0;([\s\S]*)ret;",
+            rf"{_OTHER}\n{_COMMIT};\n"
+            r"\1 1;\2\1 0;ret;",
+        ),
+        # asm of one line
+        (r"\{\n(\.reg .*)\n(.*)\n(.*)\n(.*)\n\}", r"{\1 \2 \3 \4}"),
+    ],
+)
+def test_groups_of_products(tmp_path: pathlib.Path, old: str, new: str) -> None:
+    text = product_ptx(SHARED)
+    changed = re.sub(old, new, text)
+    assert changed != text
+    done = product_run(tmp_path, SHARED, changed)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected(tmp_path, SHARED)
+
+
+# Products with a mistake: text of the PTX and the text in its place, and the driver's message
+MISUSES = {
+    "no wait": (SHARED, rf"{_WAIT} 0;", "", "a product that is not waited for"),
+    "a wait for all groups but one": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        f"{_WAIT} 1;",
+        "a product that is not waited for",
+    ),
+    "no commit": (HELD, rf"{_COMMIT};", "", "a product that is not waited for"),
+    "no wgmma.fence": (
+        HELD,
+        r"wgmma\.fence.*",
+        "",
+        "a product with no wgmma.fence before it",
+    ),
+    "no wgmma.fence after a wait": (
+        SHARED,
+        rf"{_COMMIT};",
+        rf"{_COMMIT};\n{_WAIT} 0;\n{_OTHER}\n{_COMMIT};",
+        "a product with no wgmma.fence before it",
+    ),
+    "no fence of the asynchronous proxy": (
+        SHARED,
+        r"fence\.proxy.*",
+        "",
+        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
+    ),
+    "a fence of the asynchronous proxy before copies arrive": (
+        HELD,
+        r"(cp\.async\.wait_all;\n)(fence\.proxy.*\n)",
+        r"\2\1",
+        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
+    ),
+    "no wait for copies": (
+        SHARED,
+        r"cp\.async\.wait_all;",
+        "",
+        "a product reads a copy that has not arrived",
+    ),
+    "no barrier": (SHARED, r"bar\.sync 0;", "", "hazard at byte"),
+    "a store before the wait": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        r"bar.sync 0;\nst.shared.u32 [%r3], %r1;\n\g<0>",
+        "memory that a product reads is written before the product's wait|hazard at byte",
+    ),
+    "a copy before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"bar.sync 0;\ncp.async.cg.shared.global [%r3+16384], [%rd2], 16, 16;\n\g<0>",
+        "memory that a product reads is written before the product's wait",
+    ),
+    "a store after the wait without a barrier": (
+        SHARED,
+        rf"{_WAIT} 0;",
+        rf"\g<0>\nst.shared.u32 [%r3+{2 * Product.K * 128}], %r1;",
+        "memory that a product reads is written before|hazard at byte",
+    ),
+    "D is read before the wait": (
+        SHARED,
+        rf"({_WAIT} 0;\n)([\s\S]*)(ret;)",
+        r"\2\1\3",
+        OTHER,
+    ),
+    "D is written before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"mov.f32 %f5, 0f00000000;\n\g<0>",
+        "a register of a product's D changed before its wait",
+    ),
+    "A is written before the wait": (
+        HELD,
+        rf"{_WAIT} 0;",
+        r"mov.b32 %r15, 0;\n\g<0>",
+        "a register of a product's A changed before the product's wait",
+    ),
+    "half of D by another product": (
+        SHARED,
+        rf"{_COMMIT};",
+        rf"{_OTHER.replace('%f7', '%f1')}\n\g<0>",
+        "a product whose D has registers of another D in flight",
+    ),
+    "half a stride": (
+        SHARED,
+        rf"{1 << 62 | 64 << 32 | 512 << 16}",
+        f"{1 << 62 | 32 << 32 | 512 << 16}",
+        OTHER,
+    ),
+    "one step of B alone": (SHARED, r"%rd5, %rd5, 2;", "%rd5, %rd5, 0;", OTHER),
+    "a step of 16 bytes": (SHARED, r"%rd4, %rd4, 2;", "%rd4, %rd4, 1;", OTHER),
+    "B not turned": (
+        HELD,
+        r"p, 1, 1, 1;",
+        "p, 1, 1, 0;",
+        "a read of 16 bytes at 0x6400: outside of the block's shared memory",
+    ),
+    "D not added": (SHARED, r"p, 1, 0;", "p, 0, 0;", OTHER),
+    "halves of another kind": (HELD, r"f16\.f16", "bf16.bf16", OTHER),
+    "no swizzle": (
+        SHARED,
+        rf"{1 << 62 | 64 << 32 | 512 << 16}",
+        f"{64 << 32 | 512 << 16}",
+        "a matrix descriptor that is not of 128-byte swizzle alone",
+    ),
+    "a base offset": (
+        HELD,
+        r"or\.b64 %rd5.*",
+        rf"\g<0>\nor.b64 %rd5, %rd5, {1 << 49};",
+        "a matrix descriptor that is not of 128-byte swizzle alone",
+    ),
+    "columns beyond shared memory": (
+        SHARED,
+        r"or\.b64 %rd5.*",
+        r"\g<0>\nadd.s64 %rd5, %rd5, 64;",
+        "a read of 16 bytes at 0x[0-9a-f]+: outside of the block's shared memory",
+    ),
+    "a descriptor of each warp": (
+        SHARED,
+        r"shr\.u32 %r4, %r1, 7;",
+        "shr.u32 %r4, %r1, 5;",
+        "a product whose threads have different descriptors or scales",
+    ),
+    "a warp ends": (
+        SHARED,
+        _END,
+        _LEAVE.format("lt.u32", 32, "end") + r"\1$L__end:\n\2",
+        r"warps of a warpgroup part: thread \d+ is at wgmma.fence.sync.aligned \(line \d+\), "
+        r"thread 0 at its end",
+    ),
+    "a warp goes to a barrier": (
+        HELD,
+        _END,
+        _LEAVE.format("gt.u32", 223, "end") + r"\1$L__end:\nbar.sync 0;\n\2",
+        r"warps of a warpgroup part: thread 128 is at wgmma.fence.sync.aligned \(line \d+\), "
+        r"thread 224 at bar.sync",
+    ),
+    "a lane ends": (
+        SHARED,
+        _END,
+        _LEAVE.format("eq.s32", 5, "end") + r"\1$L__end:\n\2",
+        "lanes part",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (i % 3 > 0))
+        for i, name in enumerate(MISUSES)
+    ],
+)
+def test_misuses_of_products(tmp_path: pathlib.Path, name: str) -> None:
+    """A mistake in a product is named, or shows in its bits."""
+    p, old, new, said = MISUSES[name]
+    text = product_ptx(p)
+    mutant = re.sub(old, new, text)
+    assert mutant != text
+    done = product_run(tmp_path, p, mutant, "late" if len(name) % 2 else "eager")
+    if said == OTHER:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout != expected(tmp_path, p)
+    else:
+        assert done.returncode == MISTAKE, done.stdout + done.stderr
+        assert re.search(said, done.stderr), done.stderr
 
 
 # ---- mutants of real kernels
@@ -736,9 +1189,6 @@ def right(name: str) -> str:
         done = attempt(pathlib.Path(folder), name, kernels(name)[0])
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-OTHER = "other bits"
 
 
 class Mutant(NamedTuple):

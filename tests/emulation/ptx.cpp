@@ -8,6 +8,11 @@
  *     ptx_spans names. The emulation's cells find races, as they do for kernels compiled as C++.
  *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
  *     soon, or an overwriting too late, is noticed.
+ *  5. The four warps of a warpgroup come to each wgmma instruction together. A product's D is bytes
+ *     of 0xff until the wait that covers it, before which the shared memory that it reads must not
+ *     be written. Earlier writes there must be behind a fence.proxy.async of their thread.
+ *  6. Every 4 bytes of shared memory have a mark: the thread that wrote last, and how many of its
+ *     fence.proxy.async came before; or that a copy by cp.async has not arrived.
  */
 #include "ptx.h"
 #include "hazard.h"
@@ -21,6 +26,8 @@
 
 #include <cstdlib>
 #include <cxxabi.h>
+#include <deque>
+#include <list>
 #include <map>
 #include <string>
 #include <vector>
@@ -34,16 +41,52 @@ uint64_t ptx_launches;
 namespace {
 
 enum { THREADS = 1024, SHARED = 1 << 18, RECENT = 4 };
-enum state : char { READY, AT_BARRIER, ENDED };
+enum { WARPS = 4, GROUP = WARPS * SHIM_WARP, ROWS = 64, TERMS = TENSOR_TERMS }; /* of a product */
+enum state : char { READY, AT_BARRIER, AT_GROUP, ENDED };
 
 struct late_copy {
     uint64_t to, from;
     unsigned bytes, some;
     int line;
+    bool done;
 };
 
 struct span {
     uint64_t first, bytes;
+};
+
+/* The D of products that have not been waited for. */
+struct sums {
+    const ptx_product *of; /* the first of them */
+    char *d[GROUP];        /* registers of each thread */
+    std::vector<uint32_t> values;
+};
+
+/* A or B of a product: TERMS halves of each row of A, or column of B. */
+struct operand {
+    uint64_t descriptor; /* not of A in registers */
+    unsigned rows;
+    bool turned, own; /* own: a warp reads its rows alone */
+    std::vector<uint16_t> halves;
+    std::vector<uint32_t> marks; /* of the memory that it was read from */
+};
+
+struct product {
+    const ptx_product *of;
+    int line;
+    bool add;
+    sums *to;
+    operand a, b;
+    char *registers[GROUP]; /* of A, if it is there */
+    uint32_t held[GROUP][4];
+    uint64_t group; /* number of the commit_group that it is before */
+};
+
+struct warpgroup {
+    std::list<sums> in_flight;
+    std::deque<product> products;
+    uint64_t commits;
+    bool fenced;
 };
 
 struct block {
@@ -62,8 +105,11 @@ block now;
 alignas(1024) char shared[SHARED];
 std::vector<char> room; /* threads, with their registers */
 std::vector<late_copy> late[THREADS];
-std::vector<span> given; /* by ptx_spans */
-span recent[RECENT];     /* spans of the last accesses */
+warpgroup groups[THREADS / GROUP];
+enum : uint32_t { MARK_THREAD = 10, ON_THE_WAY = ~0u };
+uint32_t marks[SHARED / 4], fences[THREADS]; /* fences: 1 + their number */
+std::vector<span> given;                     /* by ptx_spans */
+span recent[RECENT];                         /* spans of the last accesses */
 unsigned oldest;
 
 ptx_thread &thread(unsigned t) { return *(ptx_thread *)(room.data() + now.kernel->bytes * t); }
@@ -135,6 +181,15 @@ void check(char *p, unsigned n, ptx_access how)
     race_check(p, n, how != ptx_reads);
     hazard_check(p, n, how != ptx_reads, how == ptx_both);
 }
+
+uint32_t *mark(uint64_t at) { return &marks[(at - PTX_SHARED_FIRST) / 4]; }
+
+void mark_all(uint64_t at, unsigned n, uint32_t as)
+{
+    std::fill(mark(at), mark(at + n - 1) + 1, as);
+}
+
+uint32_t mark_now(void) { return fences[now.current] << MARK_THREAD | now.current; }
 
 void copy_now(const late_copy &c)
 {
@@ -210,10 +265,176 @@ void multiply(warp all, bool bf16)
         }
 }
 
+/* ---- products of a warpgroup; all: its threads */
+typedef ptx_thread *const (&threads)[GROUP];
+
+uint64_t descriptor(const ptx_thread &t, int i) { return (uint64_t)t.in[i + 1] << 32 | t.in[i]; }
+
+/* Of a thread's first register of D or A */
+unsigned row_of(unsigned t) { return t / SHIM_WARP * 16 + t % SHIM_WARP / 4; }
+unsigned column_of(unsigned t) { return t % 4 * 2; }
+
+/* The address of 8 halves of an operand: from row i on, of column k, if turned; else of row i, from
+ * column k on. */
+uint64_t address(uint64_t d, bool turned, unsigned i, unsigned k)
+{
+    const uint64_t MASK = (1 << 14) - 1;
+    uint64_t first = (d & MASK) << 4, leading = (d >> 16 & MASK) << 4,
+             stride = (d >> 32 & MASK) << 4;
+    uint64_t at = turned ? first + i / 64 * leading + k / 8 * stride + k % 8 * 128 + i % 64 * 2
+                         : first + i / 8 * stride + i % 8 * 128 + k * 2;
+    return at ^ (at >> 3 & 0x70);
+}
+
+/* Finds writes that a product must not, or may not, see in the 16 bytes that it reads at its issue
+ * or, `again`, at its wait: there all marks must be those of the issue. */
+void look(operand &o, size_t chunk, uint64_t at, bool again, int line)
+{
+    for (unsigned i = 0; i < 4; i++) {
+        uint32_t m = *mark(at + 4 * i), by = m % THREADS;
+        if (again && m != o.marks[4 * chunk + i])
+            ptx_fail(line, "memory that a product reads is written before the product's wait");
+        if (again) continue;
+        if (m == ON_THE_WAY) ptx_fail(line, "a product reads a copy that has not arrived");
+        if (m >> MARK_THREAD == fences[by]) {
+            std::string text = "a product reads memory that thread " + std::to_string(by) +
+                               " wrote, with no fence.proxy.async since";
+            ptx_fail(line, text.c_str());
+        }
+        o.marks.push_back(m);
+    }
+}
+
+/* Reads an operand from shared memory, for the first and the last thread of those whose warps read
+ * it, so that every other thread's write must be ordered. */
+void read(threads all, operand &o, int line)
+{
+    if (o.descriptor >> 62 != 1 || o.descriptor & 0x3fffc000c000c000)
+        ptx_fail(line, "a matrix descriptor that is not of 128-byte swizzle alone");
+    bool again = o.marks.size();
+    size_t chunk = 0;
+    o.halves.resize(o.rows * TERMS);
+    for (unsigned i = 0; i < o.rows; i += o.turned ? 8 : 1)
+        for (unsigned k = 0; k < TERMS; k += o.turned ? 1 : 8, chunk++) {
+            uint64_t at = address(o.descriptor, o.turned, i, k);
+            const char *from = ptx_shared(at, 16, ptx_reads, line);
+            look(o, chunk, at, again, line);
+            unsigned first = o.own ? i / 16 * SHIM_WARP : 0;
+            unsigned last = o.own ? first + SHIM_WARP - 1 : GROUP - 1;
+            for (const ptx_thread *t : {all[first], all[last]}) {
+                hazard_enter(now.number, t->tid, now.barriers, now.meetings[t->tid / SHIM_WARP]);
+                ptx_shared(at, 16, ptx_reads, line);
+            }
+            hazard_leave();
+            for (unsigned j = 0; j < 8; j++)
+                o.halves[o.turned ? (i + j) * TERMS + k : i * TERMS + k + j] =
+                    loaded<uint16_t>(from + 2 * j);
+        }
+}
+
+/* Takes a product's A from registers. */
+void take(threads all, product &p)
+{
+    p.a.halves.resize(ROWS * TERMS);
+    for (unsigned t = 0; t < GROUP; t++) {
+        p.registers[t] = all[t]->a;
+        memcpy(p.held[t], all[t]->in, sizeof p.held[t]);
+        for (unsigned i = 0; i < 8; i++) /* register i / 2, half i % 2 */
+            p.a.halves[(row_of(t) + i / 2 % 2 * 8) * TERMS + column_of(t) + i / 4 * 8 + i % 2] =
+                (uint16_t)(p.held[t][i / 2] >> i % 2 * 16);
+    }
+}
+
+/* Return the D of a product: the one in flight with the same registers, or its registers, which
+ * become 0xff. */
+sums *sums_of(warpgroup &g, threads all, const ptx_product &p, int line)
+{
+    for (sums &s : g.in_flight) {
+        if (s.d[0] != all[0]->d) continue;
+        if (s.of->n == p.n && std::equal(p.d, p.d + p.n / 2, s.of->d)) return &s;
+        for (const uint16_t *r = p.d; r < p.d + p.n / 2; r++)
+            if (std::find(s.of->d, s.of->d + s.of->n / 2, *r) != s.of->d + s.of->n / 2)
+                ptx_fail(line, "a product whose D has registers of another D in flight");
+    }
+    g.in_flight.push_back({&p, {}, {}});
+    sums &s = g.in_flight.back();
+    for (unsigned t = 0; t < GROUP; t++) {
+        s.d[t] = all[t]->d;
+        for (unsigned i = 0; i < p.n / 2; i++) {
+            s.values.push_back(loaded<uint32_t>(s.d[t] + 4 * p.d[i]));
+            store(s.d[t] + 4 * p.d[i], ~0u);
+        }
+    }
+    return &s;
+}
+
+void issue(warpgroup &g, threads all, const ptx_site &s)
+{
+    const ptx_product &p = *s.product;
+    now.current = all[0]->tid;
+    if (!g.fenced) ptx_fail(s.line, "a product with no wgmma.fence before it");
+    for (const ptx_thread *t : all)
+        if (memcmp(&t->in[p.a ? 4 : 0], &all[0]->in[p.a ? 4 : 0], p.a ? 12 : 28))
+            ptx_fail(s.line, "a product whose threads have different descriptors or scales");
+    product made = {};
+    made.of = &p, made.line = s.line, made.group = g.commits, made.add = all[0]->in[6];
+    made.a.descriptor = descriptor(*all[0], 0), made.b.descriptor = descriptor(*all[0], 4);
+    made.a.rows = ROWS, made.a.turned = p.turned_a, made.a.own = true;
+    made.b.rows = p.n, made.b.turned = p.turned_b;
+    if (p.a) take(all, made);
+    else read(all, made.a, s.line);
+    read(all, made.b, s.line);
+    made.to = sums_of(g, all, p, s.line);
+    g.products.push_back(std::move(made));
+}
+
+/* Adds a product to its D, after its operands have been found unchanged. */
+void finish(threads all, product &p)
+{
+    const ptx_product &of = *p.of;
+    read(all, p.b, p.line);
+    if (!of.a) read(all, p.a, p.line);
+    for (unsigned t = 0; t < GROUP; t++) {
+        now.current = all[t]->tid;
+        for (unsigned i = 0; of.a && i < 4; i++)
+            if (loaded<uint32_t>(p.registers[t] + 4 * of.a[i]) != p.held[t][i])
+                ptx_fail(p.line, "a register of a product's A changed before the product's wait");
+        for (unsigned i = 0; i < of.n / 2; i++) {
+            const uint16_t *a = &p.a.halves[(row_of(t) + i / 2 % 2 * 8) * TERMS];
+            const uint16_t *b = &p.b.halves[(i / 4 * 8 + column_of(t) + i % 2) * TERMS];
+            uint32_t *d = &p.to->values[t * (of.n / 2) + i], c = p.add ? *d : 0;
+            *d = of.bf16 ? tensor_bf16(a, b, c) : tensor_f16(a, b, c);
+        }
+    }
+}
+
+/* Waits for all commit groups but the last `but`. */
+void wait_group(warpgroup &g, threads all, uint64_t but)
+{
+    g.fenced = false;
+    for (; g.products.size() && g.products[0].group + but < g.commits; g.products.pop_front()) {
+        product &p = g.products[0];
+        finish(all, p);
+        bool last = true;
+        for (size_t i = 1; i < g.products.size(); i++) last &= g.products[i].to != p.to;
+        if (!last) continue;
+        unsigned n = p.of->n / 2;
+        for (unsigned t = 0; t < GROUP; t++)
+            for (unsigned i = 0; i < n; i++) {
+                char *to = p.to->d[t] + 4 * p.of->d[i];
+                now.current = all[t]->tid;
+                if (loaded<uint32_t>(to) != ~0u)
+                    ptx_fail(p.line, "a register of a product's D changed before its wait");
+                store(to, p.to->values[t * n + i]);
+            }
+        g.in_flight.remove_if([&p](const sums &s) { return &s == p.to; });
+    }
+}
+
 /* ---- warps and blocks */
 const ptx_site &site(const ptx_thread &t)
 {
-    static const ptx_site ended = {ptx_meeting::START, "its end", 0};
+    static const ptx_site ended = {ptx_meeting::START, "its end", 0, nullptr};
     return t.pc == PTX_ENDED ? ended : now.kernel->sites[t.pc];
 }
 
@@ -248,6 +469,10 @@ state meet(warp all, unsigned w)
         break;
     case ptx_meeting::MULTIPLY_BF16:
     case ptx_meeting::MULTIPLY_F16: multiply(all, s.kind == ptx_meeting::MULTIPLY_BF16); break;
+    case ptx_meeting::PRODUCT:
+    case ptx_meeting::FENCE:
+    case ptx_meeting::COMMIT_GROUP:
+    case ptx_meeting::WAIT_GROUP: return AT_GROUP;
     }
     return READY;
 }
@@ -271,6 +496,41 @@ void run_warp(unsigned w)
     }
 }
 
+/* Does the instruction at which the four warps of a group have arrived. Returns whether there is
+ * one. */
+bool join(unsigned w)
+{
+    w -= w % WARPS;
+    unsigned warps = std::min(now.threads / SHIM_WARP, w + WARPS), at = w;
+    while (at < warps && now.at[at] != AT_GROUP) at++;
+    if (at == warps) return false;
+    for (unsigned i = w; i < warps; i++)
+        if (thread(i * SHIM_WARP).pc != thread(at * SHIM_WARP).pc)
+            parted("warps of a warpgroup part", thread(at * SHIM_WARP), thread(i * SHIM_WARP));
+    const ptx_site &s = site(thread(at * SHIM_WARP));
+    now.current = at * SHIM_WARP;
+    if (warps < w + WARPS) ptx_fail(s.line, "a warpgroup of fewer than four warps");
+    ptx_thread *all[GROUP];
+    for (unsigned i = 0; i < GROUP; i++) all[i] = &thread(w * SHIM_WARP + i);
+    warpgroup &g = groups[w / WARPS];
+    if (s.kind == ptx_meeting::PRODUCT) issue(g, all, s);
+    else if (s.kind == ptx_meeting::FENCE) g.fenced = true;
+    else if (s.kind == ptx_meeting::COMMIT_GROUP) g.commits++;
+    else wait_group(g, all, all[0]->in[0]);
+    for (unsigned i = 0; i < WARPS; i++) now.at[w + i] = READY;
+    return true;
+}
+
+/* Runs all warps until they end or come to a barrier. */
+void run_warps(unsigned warps, const unsigned *order)
+{
+    for (unsigned i = 0; i < warps; i++) run_warp(order[i]);
+    for (unsigned i = 0; i < warps; i++)
+        while (join(order[i]))
+            for (unsigned j = 0; j < warps; j++)
+                if (order[j] / WARPS == order[i] / WARPS) run_warp(order[j]);
+}
+
 /* 1: all warps were at one barrier and go on; 0: all have ended */
 int pass_barrier(unsigned warps)
 {
@@ -286,6 +546,7 @@ int pass_barrier(unsigned warps)
 void run_block(void)
 {
     memset(shared, 0xff, now.shared);
+    memset(marks, 0, now.shared);
     memset(room.data(), 0xff, room.size());
     now.barriers = 0;
     unsigned warps = now.threads / SHIM_WARP, order[THREADS / SHIM_WARP];
@@ -293,12 +554,16 @@ void run_block(void)
         thread(t).pc = 0;
         thread(t).tid = t;
         late[t].clear();
+        fences[t] = 1;
     }
     for (unsigned w = 0; w < warps; w++) now.at[w] = READY, now.meetings[w] = 0;
+    for (warpgroup &g : groups) g = {};
     order_of(order, warps);
-    do {
-        for (unsigned w = 0; w < warps; w++) run_warp(order[w]);
-    } while (pass_barrier(warps));
+    do run_warps(warps, order);
+    while (pass_barrier(warps));
+    for (const warpgroup &g : groups)
+        if (now.current = (unsigned)(&g - groups) * GROUP; g.products.size())
+            ptx_fail(g.products[0].line, "a product that is not waited for");
 }
 
 /* ---- launches */
@@ -380,6 +645,7 @@ char *ptx_shared(uint64_t at, unsigned n, ptx_access how, int line)
         wrong(line, "outside of the block's shared memory", at, n, how);
     char *p = shared + (at - PTX_SHARED_FIRST);
     check(p, n, how);
+    if (how != ptx_reads) mark_all(at, n, mark_now());
     return p;
 }
 
@@ -400,16 +666,22 @@ char *ptx_local(char *depot, size_t bytes, uint64_t at, unsigned n, ptx_access h
 void ptx_copy(const ptx_thread &t, uint64_t to, uint64_t from, unsigned n, unsigned some, int line)
 {
     if (some > n) ptx_fail(line, "cp.async reads more than it writes");
-    late_copy c = {to, from, n, some, line};
-    if (to / 16 % 2) late[t.tid].push_back(c);
-    else copy_now(c);
+    late_copy c = {to, from, n, some, line, !(to / 16 % 2)};
+    if (c.done) copy_now(c);
+    late[t.tid].push_back(c);
+    if (within({PTX_SHARED_FIRST, now.shared}, to, n)) mark_all(to, n, ON_THE_WAY);
 }
 
 void ptx_arrive(const ptx_thread &t)
 {
-    for (const late_copy &c : late[t.tid]) copy_now(c);
+    for (const late_copy &c : late[t.tid]) {
+        if (!c.done) copy_now(c);
+        mark_all(c.to, c.bytes, mark_now());
+    }
     late[t.tid].clear();
 }
+
+void ptx_fence(const ptx_thread &t) { fences[t.tid]++; }
 
 /* ---- called by the emulation's runtime */
 void shim_run(const char *, const void *, const shim_grid &, const std::function<void()> &grid)

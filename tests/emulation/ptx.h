@@ -35,18 +35,33 @@ enum class ptx_meeting {
     LOAD_MATRICES,
     LOAD_TURNED,
     MULTIPLY_BF16,
-    MULTIPLY_F16
+    MULTIPLY_F16,
+    PRODUCT, /* this and the rest are of a warpgroup */
+    FENCE,
+    COMMIT_GROUP,
+    WAIT_GROUP
 };
 
 struct ptx_thread {
     uint32_t pc; /* index of the site where it waits, or PTX_ENDED */
     uint32_t tid, in[10], out[4];
+    char *d, *a; /* of a product: registers of the kinds that D and A are of */
+};
+
+/* wgmma.mma_async: D is 64 x n. d, a: numbers of a thread's registers; no a: A is in shared memory.
+ * A thread's `in` is four registers of A or the two halves of its descriptor, the halves of B's,
+ * and whether D is added. */
+struct ptx_product {
+    unsigned n;
+    bool bf16, turned_a, turned_b;
+    const uint16_t *d, *a;
 };
 
 struct ptx_site {
     ptx_meeting kind;
     const char *spelling;
     int line; /* of the PTX */
+    const ptx_product *product;
 };
 
 struct ptx_given {
@@ -84,6 +99,8 @@ char *ptx_local(char *depot, size_t bytes, uint64_t at, unsigned n, ptx_access h
  * ptx_arrive. */
 void ptx_copy(const ptx_thread &t, uint64_t to, uint64_t from, unsigned n, unsigned some, int line);
 void ptx_arrive(const ptx_thread &t);
+/* fence.proxy.async: products may read the memory that t has written. */
+void ptx_fence(const ptx_thread &t);
 [[noreturn]] void ptx_fail(int line, const char *what);
 
 /* ---- operands */

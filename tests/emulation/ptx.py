@@ -97,7 +97,7 @@ TABLE = (
     # choices: a comparison with NaN is false, one that ends in u true
     ("selp.([bsu](32|64)|f32|f64)", "T", ("T", "T", "pred"), "{2} ? {0} : {1}"),
     ("setp.eq.(s32|s64|b32|b64|f32|f64)", "pred", "TT", "{0} == {1}"),
-    ("setp.ne.(s32|s64)", "pred", "TT", "{0} != {1}"),
+    ("setp.ne.(s32|s64|b32)", "pred", "TT", "{0} != {1}"),
     ("setp.lt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} < {1}"),
     ("setp.le.(s32|[su]64)", "pred", "TT", "{0} <= {1}"),
     ("setp.gt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} > {1}"),
@@ -165,8 +165,10 @@ class Kernel:
         self.most, self.depot = 1024, ""  # depot: name of the local memory
         self.fields: list[str] = []  # of the struct of registers
         self.registers: dict[str, str] = {}  # letters -> type
+        self.scopes: list[dict[str, str]] = []  # own registers of open braces -> type
         self.body: list[str] = []
-        self.sites = ['{ptx_meeting::START, "the start", 0}']
+        self.sites = ['{ptx_meeting::START, "the start", 0, nullptr}']
+        self.products: list[str] = []  # tables that sites point to
         self.addresses: dict[str, int] = {}
         self.shared_bytes = 0
         self.line = 0
@@ -195,10 +197,10 @@ class Kernel:
         """Read a declaration; return whether `text` is one."""
         if found := re.fullmatch(r"\.reg \.(\w+)\s+%([A-Za-z]+)(?:<(\d+)>)?", text):
             kind, letters, count = found.groups()
-            kind = kind.replace("b", "u")
-            self.registers[letters] = kind
-            stored = "uint8_t" if kind == "pred" else C_TYPES[kind]
-            self.fields.append(f"{stored} {letters}[{count or 1}];")
+            self.registers[letters] = kind.replace("b", "u")
+            self.fields.append(f"{stored(kind)} {letters}[{count or 1}];")
+        elif found := re.fullmatch(r"\.reg \.(\w+)\s+(\w+(?:\s*,\s*\w+)*)", text):
+            self.declare_own(found[1], split(found[2]))
         elif found := re.fullmatch(
             r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\]", text
         ):
@@ -209,6 +211,18 @@ class Kernel:
         else:
             return text == '.pragma "nounroll"'
         return True
+
+    def declare_own(self, kind: str, names: list[str]) -> None:
+        """Declare registers of the innermost braces; they begin as bytes of 0xff."""
+        if not self.scopes:
+            raise self.wrong(f"registers {names} outside of braces")
+        for name in names:
+            self.scopes[-1][name] = kind.replace("b", "u")
+            place = self.place(name)
+            field = f"{stored(kind)} {place.removeprefix('t.')};"
+            if field not in self.fields:
+                self.fields.append(field)
+            self.emit(f"memset(&{place}, 0xff, sizeof {place});")
 
     def lay_out(self, text: str) -> None:
         """Give addresses to the shared variables that the kernel's text names."""
@@ -223,13 +237,22 @@ class Kernel:
 
     # ---- operands
 
+    def depth(self, name: str) -> int:
+        """Return the number of braces around the ones that declare a register; -1: none do."""
+        inner = (i for i, own in enumerate(self.scopes) if name in own)
+        return max(inner, default=-1)
+
     def type_of(self, register: str) -> str:
+        if (depth := self.depth(register)) >= 0:
+            return self.scopes[depth][register]
         found = re.fullmatch(r"%([A-Za-z]+)\d*", register)
         if not found or found[1] not in self.registers:
             raise self.wrong(f"register {register}")
         return self.registers[found[1]]
 
     def place(self, register: str) -> str:
+        if (depth := self.depth(register)) >= 0:
+            return f"t.own{depth}_{self.type_of(register)}_{register}"
         letters, number = re.fullmatch(r"%([A-Za-z]+)(\d*)", register).groups()
         return f"t.{letters}[{number or 0}]"
 
@@ -238,7 +261,7 @@ class Kernel:
         to = C_TYPES[kind]
         if text in PLACES:
             return f"as<{to}>({PLACES[text]})"
-        if text.startswith("%"):
+        if text.startswith("%") or self.depth(text) >= 0:
             has, place = self.type_of(text), self.place(text)
             if kind == "pred":
                 return f"({place} != 0)"
@@ -281,12 +304,17 @@ class Kernel:
     def emit(self, cpp: str) -> None:
         self.body.append(cpp)
 
-    def meet(self, kind: str, spelling: str, operands: list[str]) -> None:
-        """Emit a return to the driver, which acts for all lanes of a warp together."""
+    def meet(
+        self, kind: str, spelling: str, operands: list[str], product: str = "nullptr"
+    ) -> None:
+        """Emit a return to the driver, which acts for all lanes of a warp together, or for all
+        warps of a warpgroup."""
         for i, cpp in enumerate(operands):
             self.emit(f"t.in[{i}] = {cpp};")
         number = len(self.sites)
-        self.sites.append(f'{{ptx_meeting::{kind}, "{spelling}", {self.line}}}')
+        self.sites.append(
+            f'{{ptx_meeting::{kind}, "{spelling}", {self.line}, {product}}}'
+        )
         self.emit(f"t.pc = {number};\nreturn;\ncase {number}:;")
 
     # ---- instructions
@@ -296,15 +324,21 @@ class Kernel:
         if found := re.fullmatch(r"\$(\w+):", text):
             self.emit(f"{found[1]}:;")
             return
+        if text == "{":
+            self.scopes.append({})
+            return
+        if text == "}":
+            self.scopes.pop()
+            return
         if self.declare(text):
             return
-        guard = re.match(r"@(!?)(%p\d+)\s+", text)
+        guard = re.match(r"@(!?)(%?\w+)\s+", text)
         if guard:
             text = text[guard.end() :]
             self.emit(f"if ({guard[1]}{self.value(guard[2], 'pred')}) {{")
         spelling, _, rest = text.partition(" ")
         spelling, rest = spelling.strip(), rest.strip()
-        if not re.fullmatch(r"[a-z][\w.]*", spelling):
+        if not re.fullmatch(r"[a-z][\w.:]*", spelling):
             raise self.wrong(f"statement {text!r}")
         self.instruction(spelling, split(rest), bool(guard))
         if guard:
@@ -331,12 +365,13 @@ class Kernel:
             "\n".join(self.body),
             ",\n".join(self.sites),
         )
+        products = "".join(self.products)
         params = ", ".join(f"{{{at}, {size}}}" for at, size in self.params.values())
         return (
             f"namespace k{number} {{\n"
             f"struct registers : ptx_thread {{\n{fields}\n}};\n"
             f"void run(ptx_thread &all)\n{{\nregisters &t = static_cast<registers &>(all);\n"
-            f"switch (t.pc) {{\ncase 0:;\n{body}\n}}\nt.pc = PTX_ENDED;\n}}\n"
+            f"switch (t.pc) {{\ncase 0:;\n{body}\n}}\nt.pc = PTX_ENDED;\n}}\n{products}"
             f"const ptx_site sites[] = {{\n{sites}\n}};\n"
             f"const ptx_given params[] = {{{params}}};\n}}\n"
         )
@@ -348,6 +383,11 @@ class Kernel:
             f"{self.shared_bytes}, {self.addresses[DYNAMIC] - SHARED_FIRST}, "
             f"k{number}::params, {len(self.params)}, {self.param_bytes}, k{number}::sites}}"
         )
+
+
+def stored(kind: str) -> str:
+    """Return the C++ type of a register's field."""
+    return "uint8_t" if kind == "pred" else C_TYPES[kind]
 
 
 def split(text: str) -> list[str]:
@@ -491,6 +531,73 @@ def multiply(k: Kernel, spelling: str, operands: list[str]) -> None:
         k.put(register, "f32", f"as<float>(t.out[{i}])")
 
 
+def fence(k: Kernel, spelling: str, operands: list[str]) -> None:
+    k.emit("ptx_fence(t);")
+
+
+# ---- products of a warpgroup
+
+
+def registers_of(k: Kernel, registers: list[str], name: str) -> str:
+    """Emit a table of the numbers of registers of one kind, and the thread's pointer to that kind.
+    Return the table's name."""
+    found = [re.fullmatch(r"%([A-Za-z]+)(\d+)", x) for x in registers]
+    letters = {x and x[1] for x in found}
+    if (
+        len(letters) > 1
+        or None in letters
+        or len({*registers}) < len(registers)
+        or C_TYPES[k.type_of(registers[0])] not in ("float", "uint32_t")
+    ):
+        raise k.wrong(f"registers {registers} of a product")
+    table = f"{name}{len(k.sites)}"
+    numbers = ", ".join(x[2] for x in found)
+    k.products.append(f"const uint16_t {table}[] = {{{numbers}}};\n")
+    k.emit(f"t.{name} = (char *)t.{letters.pop()};")
+    return table
+
+
+def multiply_async(k: Kernel, spelling: str, operands: list[str]) -> None:
+    """Translate wgmma.mma_async: A is a descriptor or four registers, B a descriptor."""
+    columns = int(re.search(r"m64n(\d+)k16", spelling)[1])
+    d, a, b, add, *ones = operands
+    held = a.startswith("{")
+    turned = ones[2:]
+    if (
+        columns % 8
+        or not 8 <= columns <= 256
+        or len(listed(d)) != columns // 2
+        or (held and len(listed(a)) != 4)
+        or ones[:2] != ["1", "1"]
+        or len(turned) != 2 - held
+        or not {*turned} <= {"0", "1"}
+    ):
+        raise k.wrong(f"{spelling} {operands}")
+    d_table = registers_of(k, listed(d), "d")
+    a_table = registers_of(k, listed(a), "a") if held else "nullptr"
+    product = f"product{len(k.sites)}"
+    k.products.append(
+        f"const ptx_product {product} = {{{columns}, {str('bf16' in spelling).lower()}, "
+        f"{turned[0] if not held else 0}, {turned[-1]}, {d_table}, {a_table}}};\n"
+    )
+    first = (
+        [k.value(x, "u32") for x in listed(a)]
+        if held
+        else [f"(uint32_t)({k.value(a, 'u64')} >> {at})" for at in (0, 32)] + ["0", "0"]
+    )
+    second = [f"(uint32_t)({k.value(b, 'u64')} >> {at})" for at in (0, 32)]
+    given = [*first, *second, f"(uint32_t){k.value(add, 'pred')}"]
+    k.meet("PRODUCT", spelling, given, f"&{product}")
+
+
+def product_step(k: Kernel, spelling: str, operands: list[str]) -> None:
+    """Translate wgmma.fence, commit_group and wait_group."""
+    kind = spelling.split(".")[1].upper()
+    if len(operands) != (kind == "WAIT_GROUP") or not all(map(str.isdigit, operands)):
+        raise k.wrong(f"{spelling} {operands}")
+    k.meet(kind, spelling, [f"{x}u" for x in operands])
+
+
 Translate = Callable[[Kernel, str, list[str]], None]
 _HALF = "m16n8k16.row.col.f32"
 # Spelling, its function, whether the lanes of a warp meet there
@@ -511,6 +618,13 @@ SPECIAL: tuple[tuple[str, Translate, bool], ...] = (
     ("vote.sync.(ballot.b32|any.pred)", vote, True),
     ("ldmatrix.sync.aligned.m8n8.x4.(trans.)?shared.b16", load_matrices, True),
     (f"mma.sync.aligned.{_HALF}.(f16.f16|bf16.bf16).f32", multiply, True),
+    ("fence.proxy.async(.shared::cta)?", fence, False),
+    ("wgmma.(fence|commit_group|wait_group).sync.aligned", product_step, True),
+    (
+        r"wgmma.mma_async.sync.aligned.m64n\d+k16.f32.(f16.f16|bf16.bf16)",
+        multiply_async,
+        True,
+    ),
 )
 
 
@@ -522,15 +636,10 @@ class Line(NamedTuple):
     text: str
 
 
-def unnamed(line: str) -> str:
-    """Return a mov inside braces of its own, one half of which goes to `tmp`, as an instruction."""
-    found = re.fullmatch(
-        r"\{ ?\.reg \.b\d+ tmp; (mov\.b\d+ )\{(\S+), (\S+)\}(, \S+;) ?\}", line
-    )
-    if not found:
-        return line
-    halves = ("_" if half == "tmp" else half for half in found.groups()[1:3])
-    return f"{found[1]}{{{', '.join(halves)}}}{found[4]}"
+def pieces(line: str) -> list[str]:
+    """Return the statements of a line: a brace that begins one stands alone."""
+    found = re.findall(r"\s*([{}]|[^;]+;?)", line)
+    return [x.strip() for x in found if x.strip()]
 
 
 def lines_of(text: str) -> list[Line]:
@@ -538,11 +647,17 @@ def lines_of(text: str) -> list[Line]:
     text = re.sub(
         r"(_GLOBAL__N__)\w{8}(_\d+_\w+?_cu_)\w{8}", r"\g<1>00000000\g<2>00000000", text
     )
-    found = (
-        unnamed(" ".join(re.sub(r"//.*", "", line).split()))
-        for line in text.split("\n")
-    )
-    return [Line(n, line) for n, line in enumerate(found, 1) if line]
+    found: list[Line] = []
+    started = ""
+    for n, line in enumerate(text.split("\n"), 1):
+        for piece in pieces(" ".join(re.sub(r"//.*", "", line).split())):
+            started = f"{started} {piece}".strip()
+            if not re.fullmatch(
+                r"[a-z@][^;]*", started
+            ):  # else it goes on in the next line
+                found.append(Line(n, started))
+                started = ""
+    return [*found, Line(n, started)] if started else found
 
 
 def kernel_of(lines: list[Line], shared: dict[str, tuple[int, int]]) -> Kernel:
@@ -551,8 +666,8 @@ def kernel_of(lines: list[Line], shared: dict[str, tuple[int, int]]) -> Kernel:
     k = Kernel(name[1] if name else "?", shared)
     inside = False
     for k.line, text in lines:
-        if inside and text != "}":
-            if not text.endswith((";", ":")):
+        if inside and (text != "}" or k.scopes):
+            if not text.endswith((";", ":", "{", "}")):
                 raise k.wrong(f"statement {text!r}")
             k.statement(text.removesuffix(";").strip())
         elif text.startswith(".param "):
@@ -591,9 +706,9 @@ def kernels_of(text: str) -> list[Kernel]:
 def spellings_of(text: str) -> set[str]:
     """Return the spellings of all instructions in PTX."""
     words = (
-        re.sub(r"^@!?%p\d+\s+", "", line.text).split()[0] for line in lines_of(text)
+        re.sub(r"^@!?%?\w+\s+", "", line.text).split()[0] for line in lines_of(text)
     )
-    return {x.removesuffix(";") for x in words if re.fullmatch(r"[a-z][\w.]*;?", x)}
+    return {x.removesuffix(";") for x in words if re.fullmatch(r"[a-z][\w.:]*;?", x)}
 
 
 def translated(text: str, name: str) -> str:
