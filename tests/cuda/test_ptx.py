@@ -387,22 +387,8 @@ class Config(ctypes.Structure):
     ]
 
 
-PARTS = [
-    "out/o/ptx/ptx.o",
-    *(
-        f"out/o/emulated/{name}.o"
-        for name in (
-            "fail",
-            "order",
-            "cudart",
-            "queue",
-            "graph",
-            "race",
-            "hazard",
-            "tensor",
-        )
-    ),
-]
+_RUNTIME = "fail order cudart queue graph race hazard tensor"
+PARTS = ["out/o/ptx/ptx.o", *(f"out/o/emulated/{x}.o" for x in _RUNTIME.split())]
 # A kernel of one parameter, where results go: %rd1; %r1 is the thread, %rd2 its own result's place.
 SMALL = """
 .version 9.0
@@ -415,8 +401,8 @@ SMALL = """
 {{
 .reg .pred %p<9>;
 .reg .b16 %rs<9>;
-.reg .b32 %r<9>;
-.reg .f32 %f<9>;
+.reg .b32 %r<25>;
+.reg .f32 %f<129>;
 .reg .b64 %rd<9>;
 .local .align 8 .b8 __local_depot0[8];
 ld.param.u64 %rd1, [small_param_0];
@@ -662,30 +648,19 @@ class Product(NamedTuple):
     turned: bool = False  # B
 
     K = 64
-    GROUPS = 2
-
-    @property
-    def rows(self) -> int:
-        return 64 * self.GROUPS
-
-    @property
-    def threads(self) -> int:
-        return 128 * self.GROUPS
+    ROWS = 128
+    THREADS = 256
 
     @property
     def shared(self) -> int:
         """Return the bytes of A and of B."""
-        return 2 * self.K * (self.rows + self.columns)
+        return 2 * self.K * (self.ROWS + self.columns)
 
 
 def swizzled(x: np.ndarray) -> np.ndarray:
     """Return rows of 64 halves with the chunks of 8 halves of row r where c ^ r % 8 says."""
-    chunks = x.reshape(-1, 8, 8)
-    out = np.empty_like(chunks)
-    for r, row in enumerate(chunks):
-        for c, chunk in enumerate(row):
-            out[r, c ^ r % 8] = chunk
-    return out.reshape(-1)
+    r, c = np.ogrid[: x.size // 64, :8]
+    return x.reshape(-1, 8, 8)[r, c ^ r % 8].reshape(-1)
 
 
 def image(x: np.ndarray, turned: bool) -> np.ndarray:
@@ -704,22 +679,9 @@ def fragments(threads: int, registers: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, i // 4 * 8 + t % 4 * 2 + i % 2 + 0 * rows
 
 
-# A kernel of one parameter: A and B as they are in shared memory, A by threads in registers, and
-# D by threads.
+# A kernel whose parameter is A and B as they are in shared memory, A by threads in registers, and
+# D by threads
 PRODUCT = """
-.version 9.0
-.target sm_90a
-.address_size 64
-.extern .shared .align 1024 .b8 zk_shared[];
-.entry small(
-.param .u64 small_param_0
-)
-{{
-.reg .b32 %r<25>;
-.reg .f32 %f<129>;
-.reg .b64 %rd<9>;
-ld.param.u64 %rd1, [small_param_0];
-mov.u32 %r1, %tid.x;
 mul.wide.u32 %rd2, %r1, 16;
 add.s64 %rd2, %rd1, %rd2;
 mov.u32 %r2, zk_shared;
@@ -748,10 +710,7 @@ wgmma.commit_group.sync.aligned;
 wgmma.wait_group.sync.aligned 0;
 mul.wide.u32 %rd3, %r1, {bytes_of_d};
 add.s64 %rd3, %rd1, %rd3;
-{stores}
-ret;
-}}
-"""
+{stores}"""
 STEP = """{{
 .reg .pred p;
 setp.ne.b32 p, {add}, 0;
@@ -766,7 +725,7 @@ def product_ptx(p: Product) -> str:
     """Return the PTX of a product."""
     held = [", ".join(f"%r{8 + 4 * k + i}" for i in range(4)) for k in range(p.K // 16)]
     turned = ([] if p.a == "registers" else [p.a == "turned"]) + [p.turned]
-    places = range(0, p.shared, 16 * p.threads)
+    places = range(0, p.shared, 16 * p.THREADS)
     steps = (
         STEP.format(
             add=int(k > 0),
@@ -779,7 +738,7 @@ def product_ptx(p: Product) -> str:
         )
         for k, of in enumerate(held)
     )
-    return PRODUCT.format(
+    body = PRODUCT.format(
         copies="\n".join(
             f"cp.async.cg.shared.global [%r3+{x}], [%rd2+{x}], 16, 16;" for x in places
         ),
@@ -788,44 +747,42 @@ def product_ptx(p: Product) -> str:
             for k, of in enumerate(held)
         ),
         descriptor=1 << 62 | 1024 >> 4 << 32 | p.K * 128 >> 4 << 16,
-        first_of_b=2 * p.K * p.rows,
+        first_of_b=2 * p.K * p.ROWS,
         steps="\n".join(steps),
         bytes_of_d=2 * p.columns,
         stores="\n".join(
-            f"st.global.f32 [%rd3+{p.shared + 64 * p.threads + 4 * i}], %f{i};"
+            f"st.global.f32 [%rd3+{p.shared + 64 * p.THREADS + 4 * i}], %f{i};"
             for i in range(p.columns // 2)
         ),
     )
+    return SMALL.format(body)
 
 
 def factors(p: Product) -> tuple[np.ndarray, np.ndarray]:
     """Return bits of A and B, rows of K each, of sizes that the sums of tensor cores round."""
     rng = np.random.default_rng(p.columns)
-    found = []
-    for rows in (p.rows, p.columns):
-        x = rng.standard_normal((rows, p.K)) * 2.0 ** rng.integers(-6, 6, (rows, p.K))
-        found.append(
-            zk.store(x.astype(np.float32), zk.REALS[p.precision]).view(np.uint16)
-        )
-    return found[0], found[1]
+    shape = p.ROWS + p.columns, p.K
+    x = rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, shape)
+    bits = zk.store(x.astype(np.float32), zk.REALS[p.precision]).view(np.uint16)
+    return bits[: p.ROWS], bits[p.ROWS :]
 
 
 def multiplied(path: str, p: Product) -> np.ndarray:
     """Return the bits of D by a library."""
     a, b = factors(p)
-    rows, columns = fragments(p.threads, 8)
+    rows, columns = fragments(p.THREADS, 8)
     steps = [a[rows, columns + 16 * k] for k in range(p.K // 16)]
     parts = [
-        *(image(a[i : i + 64], p.a == "turned") for i in range(0, p.rows, 64)),
+        *(image(a[i : i + 64], p.a == "turned") for i in range(0, p.ROWS, 64)),
         image(b, p.turned),
         np.stack(steps, axis=1),
-        np.full(2 * p.rows * p.columns, 0xFFFF, np.uint16),
+        np.full(2 * p.ROWS * p.columns, 0xFFFF, np.uint16),
     ]
     data = np.concatenate([x.reshape(-1) for x in parts])
-    launch(path, data, p.threads, p.shared)
-    found = data.view(np.uint32)[-p.rows * p.columns :].reshape(p.threads, -1)
-    d = np.empty((p.rows, p.columns), np.uint32)
-    d[fragments(p.threads, p.columns // 2)] = found
+    launch(path, data, p.THREADS, p.shared)
+    found = data.view(np.uint32)[-p.ROWS * p.columns :].reshape(p.THREADS, -1)
+    d = np.empty((p.ROWS, p.columns), np.uint32)
+    d[fragments(p.THREADS, p.columns // 2)] = found
     return d
 
 
@@ -834,7 +791,7 @@ def expected(folder: pathlib.Path, p: Product) -> str:
     add = ctypes.CDLL(str(folder / "of_ptx.so")).__getattr__(f"tensor_{p.precision}")
     add.restype = ctypes.c_uint32
     a, b = factors(p)
-    d = np.zeros((p.rows, p.columns), np.uint32)
+    d = np.zeros((p.ROWS, p.columns), np.uint32)
     for i, j in np.ndindex(*d.shape):
         for k in range(0, p.K, 16):
             terms = (x.ctypes.data_as(ctypes.c_void_p) for x in (a[i, k:], b[j, k:]))
@@ -868,21 +825,21 @@ def product_run(
     return python(MULTIPLY.format(words), library, ZR_EMULATE=order)
 
 
-@pytest.mark.parametrize(
-    "p,order",
-    [(p, ("eager", "late")[i % 2]) for i, p in enumerate(PRODUCTS)],
-)
-def test_products_of_warpgroups(tmp_path: pathlib.Path, p: Product, order: str) -> None:
+@pytest.mark.parametrize("i", range(len(PRODUCTS)))
+def test_products_of_warpgroups(tmp_path: pathlib.Path, i: int) -> None:
     """Products of warpgroups have the bits of the emulated tensor cores' sums."""
-    done = product_run(tmp_path, p, product_ptx(p), order)
+    p = PRODUCTS[i]
+    done = product_run(tmp_path, p, product_ptx(p), ("eager", "late")[i % 2])
     assert done.returncode == 0, done.stderr
     assert done.stdout == expected(tmp_path, p)
 
 
 SHARED, HELD = Product("bf16", 32), Product("f16", 64, "registers", turned=True)
-_WAIT, _COMMIT = (f"wgmma.{x}_group.sync.aligned" for x in ("wait", "commit"))
-_LEAVE = "{{.reg .pred q; setp.{} q, %r1, {}; @q bra $L__{};}}\n"
-_END = r"(wgmma\.fence[\s\S]*)(ret;)"
+_WAIT, _WAIT_1 = (f"wgmma.wait_group.sync.aligned {n};" for n in (0, 1))
+_COMMIT = "wgmma.commit_group.sync.aligned;"
+# threads that leave before the products
+_TO_END = r"(wgmma\.fence[\s\S]*)(?=ret;)"
+_LEAVE = r"{{.reg .pred q; setp.{} q, %r1, {}; @q bra $L__end;}}\n\1$L__end:\n"
 # the first step again, into %f64 and those after it
 _OTHER = "add.s64 %rd4, %rd4, -8;\nadd.s64 %rd5, %rd5, -8;\n" + STEP.format(
     add=0,
@@ -900,14 +857,13 @@ _OTHER = "add.s64 %rd4, %rd4, -8;\nadd.s64 %rd5, %rd5, -8;\n" + STEP.format(
     [
         # a group for each step, the last but one waited for
         (
-            r"(add\.s64 %rd5, %rd5, 2;)",
-            rf"\1\n{_COMMIT};\n{_WAIT} 1;\nwgmma.fence.sync.aligned;",
+            "(add.s64 %rd5, %rd5, 2;)",
+            rf"\1\n{_COMMIT}\n{_WAIT_1}\nwgmma.fence.sync.aligned;",
         ),
         # another product in flight while this one is stored
         (
-            rf"({_WAIT}) 0;([\s\S]*)ret;",
-            rf"{_OTHER}\n{_COMMIT};\n"
-            r"\1 1;\2\1 0;ret;",
+            rf"{_WAIT}([\s\S]*)ret;",
+            rf"{_OTHER}\n{_COMMIT}\n{_WAIT_1}\1{_WAIT}\nret;",
         ),
         # asm of one line
         (r"\{\n(\.reg .*)\n(.*)\n(.*)\n(.*)\n\}", r"{\1 \2 \3 \4}"),
@@ -922,123 +878,65 @@ def test_groups_of_products(tmp_path: pathlib.Path, old: str, new: str) -> None:
     assert done.stdout == expected(tmp_path, SHARED)
 
 
+NOT_WAITED = "a product that is not waited for"
+NOT_FENCED = "a product with no wgmma.fence before it"
+NO_PROXY = r"reads memory that thread \d+ wrote, with no fence.proxy.async since"
+WRITTEN = "memory that a product reads is written before the product's wait"
+DESCRIPTOR = "a matrix descriptor that is not of 128-byte swizzle alone"
+PARTED = r"warps of a warpgroup part: thread \d+ is at wgmma.fence\S+ \(line \d+\), "
+_STRIDES, _OR = r"or.b64 %rd(\d), %rd\d, \d+;", r"or.b64 %rd\1, %rd\1, "
+_COPY = "cp.async.cg.shared.global [%r3+16384], [%rd2], 16, 16;"
 # Products with a mistake: text of the PTX and the text in its place, and the driver's message
 MISUSES = {
-    "no wait": (SHARED, rf"{_WAIT} 0;", "", "a product that is not waited for"),
-    "a wait for all groups but one": (
+    "no wait": (SHARED, _WAIT, "", NOT_WAITED),
+    "a wait for too few": (SHARED, r"(wait_group.*) 0;", r"\1 1;", NOT_WAITED),
+    "no commit": (HELD, _COMMIT, "", NOT_WAITED),
+    "no fence": (HELD, r"wgmma\.fence.*", "", NOT_FENCED),
+    "no fence after a wait": (
         SHARED,
-        rf"{_WAIT} 0;",
-        f"{_WAIT} 1;",
-        "a product that is not waited for",
+        _COMMIT,
+        f"{_COMMIT}\n{_WAIT}\n{_OTHER}\n{_COMMIT}",
+        NOT_FENCED,
     ),
-    "no commit": (HELD, rf"{_COMMIT};", "", "a product that is not waited for"),
-    "no wgmma.fence": (
-        HELD,
-        r"wgmma\.fence.*",
-        "",
-        "a product with no wgmma.fence before it",
-    ),
-    "no wgmma.fence after a wait": (
-        SHARED,
-        rf"{_COMMIT};",
-        rf"{_COMMIT};\n{_WAIT} 0;\n{_OTHER}\n{_COMMIT};",
-        "a product with no wgmma.fence before it",
-    ),
-    "no fence of the asynchronous proxy": (
-        SHARED,
-        r"fence\.proxy.*",
-        "",
-        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
-    ),
-    "a fence of the asynchronous proxy before copies arrive": (
-        HELD,
-        r"(cp\.async\.wait_all;\n)(fence\.proxy.*\n)",
-        r"\2\1",
-        r"a product reads memory that thread \d+ wrote, with no fence.proxy.async since",
-    ),
-    "no wait for copies": (
-        SHARED,
-        r"cp\.async\.wait_all;",
-        "",
-        "a product reads a copy that has not arrived",
-    ),
+    "no fence of proxies": (SHARED, r"fence\.proxy.*", "", NO_PROXY),
+    "a fence before copies": (HELD, r"(cp.*all;\n)(fence.*)", r"\2\n\1", NO_PROXY),
+    "no wait for copies": (SHARED, r"cp.*all;", "", "a copy that has not arrived"),
     "no barrier": (SHARED, r"bar\.sync 0;", "", "hazard at byte"),
     "a store before the wait": (
         SHARED,
-        rf"{_WAIT} 0;",
-        r"bar.sync 0;\nst.shared.u32 [%r3], %r1;\n\g<0>",
-        "memory that a product reads is written before the product's wait|hazard at byte",
+        _WAIT,
+        f"bar.sync 0;\nst.shared.u32 [%r3], %r1;\n{_WAIT}",
+        WRITTEN,
     ),
-    "a copy before the wait": (
+    "a copy before the wait": (HELD, _WAIT, f"bar.sync 0;\n{_COPY}\n{_WAIT}", WRITTEN),
+    "a copy and no barrier": (HELD, _WAIT, f"{_WAIT}\n{_COPY}", "hazard at byte"),
+    "D read too soon": (SHARED, rf"({_WAIT}\n)([\s\S]*)(ret;)", r"\2\1\3", OTHER),
+    "D written too soon": (
         HELD,
-        rf"{_WAIT} 0;",
-        r"bar.sync 0;\ncp.async.cg.shared.global [%r3+16384], [%rd2], 16, 16;\n\g<0>",
-        "memory that a product reads is written before the product's wait",
-    ),
-    "a store after the wait without a barrier": (
-        SHARED,
-        rf"{_WAIT} 0;",
-        rf"\g<0>\nst.shared.u32 [%r3+{2 * Product.K * 128}], %r1;",
-        "memory that a product reads is written before|hazard at byte",
-    ),
-    "D is read before the wait": (
-        SHARED,
-        rf"({_WAIT} 0;\n)([\s\S]*)(ret;)",
-        r"\2\1\3",
-        OTHER,
-    ),
-    "D is written before the wait": (
-        HELD,
-        rf"{_WAIT} 0;",
-        r"mov.f32 %f5, 0f00000000;\n\g<0>",
+        _WAIT,
+        f"mov.f32 %f5, 0f00000000;\n{_WAIT}",
         "a register of a product's D changed before its wait",
     ),
-    "A is written before the wait": (
+    "A written too soon": (
         HELD,
-        rf"{_WAIT} 0;",
-        r"mov.b32 %r15, 0;\n\g<0>",
+        _WAIT,
+        f"mov.b32 %r15, 0;\n{_WAIT}",
         "a register of a product's A changed before the product's wait",
     ),
-    "half of D by another product": (
+    "half of another D": (
         SHARED,
-        rf"{_COMMIT};",
-        rf"{_OTHER.replace('%f7', '%f1')}\n\g<0>",
+        _COMMIT,
+        f"{_OTHER.replace('%f7', '%f1')}\n{_COMMIT}",
         "a product whose D has registers of another D in flight",
     ),
-    "half a stride": (
-        SHARED,
-        rf"{1 << 62 | 64 << 32 | 512 << 16}",
-        f"{1 << 62 | 32 << 32 | 512 << 16}",
-        OTHER,
-    ),
+    "half a stride": (SHARED, _STRIDES, f"{_OR}{2**62 + 2**37};", OTHER),
     "one step of B alone": (SHARED, r"%rd5, %rd5, 2;", "%rd5, %rd5, 0;", OTHER),
-    "a step of 16 bytes": (SHARED, r"%rd4, %rd4, 2;", "%rd4, %rd4, 1;", OTHER),
-    "B not turned": (
-        HELD,
-        r"p, 1, 1, 1;",
-        "p, 1, 1, 0;",
-        "a read of 16 bytes at 0x6400: outside of the block's shared memory",
-    ),
+    "half a step of A": (SHARED, r"%rd4, %rd4, 2;", "%rd4, %rd4, 1;", OTHER),
+    "B not turned": (HELD, r"1, 1, 1;", "1, 1, 0;", "0x6400: outside of the block's"),
     "D not added": (SHARED, r"p, 1, 0;", "p, 0, 0;", OTHER),
     "halves of another kind": (HELD, r"f16\.f16", "bf16.bf16", OTHER),
-    "no swizzle": (
-        SHARED,
-        rf"{1 << 62 | 64 << 32 | 512 << 16}",
-        f"{64 << 32 | 512 << 16}",
-        "a matrix descriptor that is not of 128-byte swizzle alone",
-    ),
-    "a base offset": (
-        HELD,
-        r"or\.b64 %rd5.*",
-        rf"\g<0>\nor.b64 %rd5, %rd5, {1 << 49};",
-        "a matrix descriptor that is not of 128-byte swizzle alone",
-    ),
-    "columns beyond shared memory": (
-        SHARED,
-        r"or\.b64 %rd5.*",
-        r"\g<0>\nadd.s64 %rd5, %rd5, 64;",
-        "a read of 16 bytes at 0x[0-9a-f]+: outside of the block's shared memory",
-    ),
+    "no swizzle": (SHARED, _STRIDES, f"{_OR}{2**38};", DESCRIPTOR),
+    "a base offset": (SHARED, _STRIDES, rf"\g<0>{_OR}{2**49};", DESCRIPTOR),
     "a descriptor of each warp": (
         SHARED,
         r"shr\.u32 %r4, %r1, 7;",
@@ -1047,24 +945,17 @@ MISUSES = {
     ),
     "a warp ends": (
         SHARED,
-        _END,
-        _LEAVE.format("lt.u32", 32, "end") + r"\1$L__end:\n\2",
-        r"warps of a warpgroup part: thread \d+ is at wgmma.fence.sync.aligned \(line \d+\), "
-        r"thread 0 at its end",
+        _TO_END,
+        _LEAVE.format("lt.u32", 32),
+        PARTED + "thread 0 at its",
     ),
-    "a warp goes to a barrier": (
+    "a warp at a barrier": (
         HELD,
-        _END,
-        _LEAVE.format("gt.u32", 223, "end") + r"\1$L__end:\nbar.sync 0;\n\2",
-        r"warps of a warpgroup part: thread 128 is at wgmma.fence.sync.aligned \(line \d+\), "
-        r"thread 224 at bar.sync",
+        _TO_END,
+        _LEAVE.format("gt.u32", 223) + "bar.sync 0;\n",
+        PARTED + "thread 224 at bar.sync",
     ),
-    "a lane ends": (
-        SHARED,
-        _END,
-        _LEAVE.format("eq.s32", 5, "end") + r"\1$L__end:\n\2",
-        "lanes part",
-    ),
+    "a lane ends": (SHARED, _TO_END, _LEAVE.format("eq.s32", 5), "lanes part"),
 }
 
 

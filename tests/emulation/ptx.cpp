@@ -286,8 +286,8 @@ uint64_t address(uint64_t d, bool turned, unsigned i, unsigned k)
     return at ^ (at >> 3 & 0x70);
 }
 
-/* Finds writes that a product must not, or may not, see in the 16 bytes that it reads at its issue
- * or, `again`, at its wait: there all marks must be those of the issue. */
+/* Finds mistakes in the marks of 16 bytes that a product reads: at its issue writes that it may not
+ * see; `again`, at its wait, all writes since its issue. */
 void look(operand &o, size_t chunk, uint64_t at, bool again, int line)
 {
     for (unsigned i = 0; i < 4; i++) {
