@@ -345,7 +345,7 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
     """Return a number of a call on one whole flat on one rank."""
     if word == "null":
         return None
-    if name == "carry":  # a loop's chunk: all but the first add to what is there
+    if name == "carry":  # of a loop: all its chunks but the first add to dw
         return int(word != "0")
     fixed = {
         "first": 0,
