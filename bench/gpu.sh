@@ -194,7 +194,7 @@ one() {
     law) check law 110 ;;
     profile) check profile 40 ;;
     memory) check memory 30 ;;
-    offload) check offload 150 ;;
+    offload) check offload 120 ;;
     kernels | attention) tool "$1" 90 "$1" ;;
     sanitize) tool sanitize 120 sanitize ;;
     *) models "$1" ;;

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +64,10 @@ FEW = STEPS if not REHEARSAL else 2  # steps of runs that are only compared
 # Seconds that a step of these ranks may take
 STUCK = 40 if not REHEARSAL else LIMIT
 SOME = 6 if not REHEARSAL else 2  # steps of ranks that share a device
+# Steps of the part `offload`, of which some are not counted, and the limit of a run. Steps may take
+# 7 s with the optimizer on the host, and the start 20 s.
+HOST_STEPS, HOST_DROPPED = (6, 2) if not REHEARSAL else (3, 1)
+HOST_LIMIT = LIMIT * 3 // 2
 PAGE = 2 << 20  # bytes of device memory that are allocated at a time
 GRAPHS = 8 << 20  # bytes by which graphs of more layers may differ
 # Relative bounds of the first loss and of all twenty: see tests/cuda/test_emulated.py.
@@ -80,6 +84,7 @@ class Run:
     losses: list[float]
     said: str
     seconds: list[float]
+    profile: list[str] = field(default_factory=list)  # the table of --profile
 
 
 def tokens(vocab: int, count: int) -> Path:
@@ -156,7 +161,14 @@ def run(
         [line["loss"] for line in steps_],
         (err + out)[-1500:],
         [line["seconds"] for line in steps_],
+        table(out),
     )
+
+
+def table(out: str) -> list[str]:
+    """Return the table of --profile in a program's output, which ends at the last loss."""
+    found = re.search(r"^profile of rank 0.*?(?=^loss |\Z)", out, re.M | re.S)
+    return found[0].splitlines() if found else []
 
 
 def kept(r: Run) -> dict[str, object]:
@@ -414,16 +426,20 @@ def profile(out: str) -> bool:
 
 def offload(out: str) -> bool:
     """Run the same steps with the optimizer states on the device and on the host. Compare the hash
-    and the seconds of a step."""
+    and the seconds of a step. The last step is profiled on the host: its queues show where the time
+    is spent."""
     large = next(c for c in CASES if c.name.startswith(LARGEST))
     sources = places(large)
     vocab = text.parse(sources["device"].read(".plan")).head.vocab
-    data = tokens(vocab, large.tokens * (large.steps + 1) + 1)
+    data = tokens(vocab, large.tokens * (HOST_STEPS + 1) + 1)
+    traced = ("--profile", MADE / "offload.json")
+    last = ("--profile-steps", f"{HOST_STEPS}-{HOST_STEPS}")
     runs: list[Run] = []
     step: dict[str, float] = {}
     for place, source in sources.items():
-        runs.append(run(source, KIND, data, large.steps, limit=2 * LIMIT))
-        if times := runs[-1].seconds[large.dropped : -1]:  # the last step waits
+        more = (*traced, *last) if place == "host" else ()
+        runs.append(run(source, KIND, data, HOST_STEPS, *more, limit=HOST_LIMIT))
+        if times := runs[-1].seconds[HOST_DROPPED:-1]:  # the last step waits
             step[place] = statistics.median(times)
         speed = {p: step["device"] / s for p, s in step.items() if "device" in step}
         write(out, {"step": step, "speed": speed, "runs": [asdict(r) for r in runs]})
@@ -431,6 +447,7 @@ def offload(out: str) -> bool:
             f"{place}: {step.get(place)} s a step",
             runs[-1].said if runs[-1].code else "",
         )
+        print(*runs[-1].profile, sep="\n")
     print("of the speed on the device:", speed)
     return all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from zg.facts import kernels, ops
-from zg.facts.kernels import BACK, KERNELS, Formal, Kernel
+from zg.facts.kernels import BACK, HOST, KERNELS, TWINS, Formal, Kernel
 
 from tests.lib import zk
+from tests.lib.plans import planned
 
 C_TYPES = {
     "real": "real",
@@ -75,6 +76,26 @@ def test_twins_are_those_of_the_host() -> None:
     assert kernels.TWINS.keys() == {
         f"zk_host_{name}" for name in re.findall(r"X\((\w+)\)", line)
     }
+
+
+@pytest.mark.parametrize("targets", ["[cpu]", "[sm_90]"])
+def test_twins_take_as_many_elements_as_their_kernels(targets: str) -> None:
+    """A thread of the host takes as many elements at a time by both names of a kernel. Tasks of 16
+    elements cost more than their work, the more the more threads count them."""
+    p = planned(
+        "gpt-tiny",
+        "cluster.ranks=1",
+        "zero.stage=1",
+        "zero.offload_optimizer.device=cpu",
+        "train.precision=bf16",
+        f"targets={targets}",
+    )
+    kernel_of = {launch.name: launch.kernel for launch in p.launches}
+    took = {kernel_of[r.launch]: r.tile for r in p.runs if kernel_of[r.launch] in TWINS}
+    assert set(took) == set(TWINS)
+    for name, tile in took.items():
+        assert tile == (KERNELS["zk_" + name.removeprefix(HOST)].task, 0, 0), name
+    assert took["zk_host_round"] == (8192, 0, 0)
 
 
 @pytest.mark.parametrize("name", KERNELS)

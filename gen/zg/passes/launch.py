@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from ..facts import grids, ops
-from ..facts.kernels import KERNELS, NULL, PRODUCTS, total
+from ..facts.kernels import NULL, PRODUCTS, total
+from ..facts.kernels import kernel as kernel_row
 from ..graph.graph import BodyPart, Graph, UnitKind
 from ..plan import plan
 from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
@@ -37,9 +38,10 @@ KernelCall = tuple[Arg, ...]  # a kernel and its operands
 
 
 def task(kernel: str) -> int:
-    """Return the elements that a CPU thread takes at a time, which never changes bits. Host twins
-    of kernels take 16, whatever the kernel's row says."""
-    return KERNELS[kernel].task if kernel in KERNELS else 16
+    """Return the elements, rows or blocks that a CPU thread takes at a time, which never changes
+    bits. A host twin takes as many as its kernel: threads that take few elements at a time spend
+    their time on the counter of tasks."""
+    return kernel_row(kernel).task
 
 
 @dataclass
