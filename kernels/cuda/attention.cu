@@ -210,6 +210,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(ZK_GROUP, 2)
     forward_group(T *y, float *lse, const T *qkv, heads a)
 {
+#ifdef ZK_GROUPS
     constexpr int HALF = 64, ROWS = 2 * HALF, N = 64, TILE = N * D * 2;
     ZK_SHARED(T, shared);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
@@ -272,6 +273,7 @@ __global__ void __launch_bounds__(ZK_GROUP, 2)
         store_tile<D, D, 1>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own,
                             sum[m]);
     }
+#endif
 }
 
 template <class T> struct instance {

@@ -96,7 +96,8 @@ __device__ inline void key_slopes(const float (&s)[1][N / 8][4], float (&dp)[1][
     for (int n = 0; n < N / 8; n++) {
         float2 dot = load_pair(dots + (place)(4 * (8 * n + lane_of() % 4 * 2)));
 #pragma unroll
-        for (int i = 0; i < 4; i++) dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - (i % 2 ? dot.y : dot.x));
+        for (int i = 0; i < 4; i++)
+            dp[0][n][i] = s[0][n][i] * (dp[0][n][i] - (i % 2 ? dot.y : dot.x));
     }
 }
 
@@ -185,6 +186,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
     keys_group(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
+#ifdef ZK_GROUPS
     constexpr int GROUPS = 2, KEYS = 64 * GROUPS, THREADS = GROUPS * ZK_GROUP, R = 64;
     ZK_SHARED(T, shared);
     int first = (int)blockIdx.x * KEYS, group = warp_of() / 4 * 64;
@@ -255,6 +257,7 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
     T *to = qkv_at(dqkv, a, b, key, a.H + g);
     store_tile<D, D, 1>(to, stride, a.T - key, a.D, k + own, dk);
     store_tile<D, D, 1>(to + a.G * a.D, stride, a.T - key, a.D, v + own, dv);
+#endif
 }
 
 /* ---- dq */
@@ -366,6 +369,7 @@ template <class T, int D>
 __global__ void __launch_bounds__(2 * ZK_GROUP, D == 64 ? 2 : 1)
     queries_group(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
+#ifdef ZK_GROUPS
     constexpr int GROUPS = 2, ROWS = 64 * GROUPS, THREADS = GROUPS * ZK_GROUP, R = 64;
     constexpr int TILE = R * D * 2;
     ZK_SHARED(T, shared);
@@ -424,6 +428,7 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, D == 64 ? 2 : 1)
     times<1, D>(dq, a.scale);
     store_tile<D, D, 1>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D,
                         q + (place)(warp_of() * 16 * D * 2), dq);
+#endif
 }
 
 template <class T> struct instance {

@@ -3,8 +3,8 @@
 #define ZK_CUDA_TEAM_H
 #include "cuda.h"
 
-/* The threads of a part of a warp (a power of two), or of a whole block. rank: number of the team in
- * its block. */
+/* The threads of a part of a warp (a power of two), or of a whole block. rank: number of the team
+ * in its block. */
 struct team {
     int threads, rank, lane, teams;
 };

@@ -1,5 +1,5 @@
-/* wgmma.h -- products of a warpgroup, which is four warps: by Hopper's wgmma, or warp by warp on
- * other processors and in the emulation, with the same bits.
+/* wgmma.h -- products of a warpgroup, which is four warps: by Hopper's wgmma, or warp by warp in
+ * the emulation, with the same bits.
  *
  * Invariants
  *  1. Every function is called by all 128 threads of a warpgroup at once. Warp w has rows 16w ..
@@ -11,12 +11,20 @@
  *     most n groups of them unfinished; each closes with end_products(). Meanwhile nothing reads
  *     or writes their sums, left operands in registers, and tiles. settle() follows a wait, for
  *     each of the sums that are complete.
- *  4. What threads have written to shared memory is visible to products after tell_products() by
- *     the threads that wrote it, and a barrier.
+ *  4. Products see data in shared memory only after tell_products() by the threads that wrote it,
+ *     and a barrier.
+ *  5. Kernels that need them have their bodies within #ifdef ZK_GROUPS. Only the columns of launch
+ *     tables that are Hopper's name such kernels.
  */
 #ifndef ZK_WGMMA_H
 #define ZK_WGMMA_H
 #include "mma.h"
+
+#if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define ZK_GROUPS
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#error "compile for compute_90a, not compute_90: attention needs wgmma"
+#endif
 
 enum { ZK_GROUP = 4 * ZK_WARP };
 
@@ -71,6 +79,15 @@ template <int N> __device__ inline void settle(float (&x)[1][N][4])
     for (int n = 0; n < N; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(x[0][n][i])::"memory");
+}
+
+/* The same for left operands, before products that take them. */
+__device__ inline void settle(uint32_t (&x)[4][4])
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(x[k][i])::"memory");
 }
 
 /* Return the descriptor of an operand with that swizzle. leading: bytes between panels, if the sum
@@ -148,13 +165,14 @@ __device__ inline void group_add(float (&to)[1][C / 8][4], const uint32_t (&x)[4
 #pragma unroll
     for (int k = 0; k < 4; k++) group_multiply(T(), to[0], x[k], right + (uint64_t)(k * 2048 >> 4));
 }
-#else
+#elif defined(ZK_GROUPS)
 /* ---- warp by warp, each product complete at once */
 __device__ inline void begin_products(void) {}
 __device__ inline void end_products(void) {}
 template <int N> __device__ inline void wait_products(void) {}
 __device__ inline void tell_products(void) {}
 template <int N> __device__ inline void settle(float (&)[1][N][4]) {}
+__device__ inline void settle(uint32_t (&)[4][4]) {}
 
 template <class T, int D, int A, int B>
 __device__ inline void group_dot(float (&to)[1][8][4], place a, place b)
@@ -194,6 +212,7 @@ __device__ inline void group_add(float (&to)[1][C / 8][4], const uint32_t (&x)[4
 }
 #endif
 
+#ifdef ZK_GROUPS
 /* Round a warp's 16 x 64 sums to the left operands of a product over those 64. */
 template <class T> __device__ inline void pack_left(uint32_t (&to)[4][4], const float (&x)[1][8][4])
 {
@@ -204,6 +223,8 @@ template <class T> __device__ inline void pack_left(uint32_t (&to)[4][4], const 
             const float *half = &x[0][2 * k + i / 2][i % 2 * 2];
             to[k][i] = pack(T(), half[0], half[1]);
         }
+    settle(to);
 }
+#endif
 
 #endif
