@@ -278,8 +278,8 @@ __global__ void __launch_bounds__(BLOCK)
     w.store(qkv_at(dqkv, a, b, first, h) + column, stride, left, a.D - column, dq, by);
 }
 
-/* Compute lines[0] = sum of dy * y for each query and lines[1] = lse in powers of two, with a team of
- * `threads` for each query and head, which reads V elements at a time. */
+/* Compute lines[0] = sum of dy * y for each query and lines[1] = lse in powers of two, with a team
+ * of `threads` for each query and head, which reads V elements at a time. */
 template <class R, int V>
 __global__ void query_lines(float *lines, const R *dy, const R *y, const float *lse, int64_t n,
                             int threads, heads a)
