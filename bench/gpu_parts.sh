@@ -133,7 +133,7 @@ counters() {
     program=$(found ncu)
     rm -f "$out"
     "$program" --set full --clock-control none --launch-count 8 --export "$out" \
-        --kernel-name 'regex:forward|keys_bwd|queries_bwd|entropy' \
+        --kernel-name 'regex:forward|keys_|queries_|query_lines|entropy' \
         "$python" bench/gpu_kernels.py once "$1" attention entropy &&
         "$program" --import "$out" --page details
 }

@@ -5,8 +5,8 @@
  *   y = sum(p * v) / sum(p); lse = top + log(sum(p)); old sums *= exp(old top - top)
  *
  * Invariants
- *  1. A block has ROWS queries of one head, a warp 16 * M of them. Keys come in tiles of N,
- *     ascending; shared memory holds two tiles, one in use and one being copied.
+ *  1. A block has ROWS queries of one head, a warp 16 * M of them, or 16 of each half. Keys come in
+ *     tiles of N, ascending; shared memory holds two tiles, one in use and one being copied.
  *  2. Products are of halves with f32 sums; scores, maxima and sums over keys are f32; p is rounded
  *     to a half before its product with v. The result of a query depends on no later token.
  *  3. exp is 2^x by the GPU's own instruction. Its relative error of 2^-22 is hidden by the
@@ -273,6 +273,8 @@ __global__ void __launch_bounds__(ZK_GROUP, 2)
         store_tile<D, D, 1>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own,
                             sum[m]);
     }
+#else
+    no_groups();
 #endif
 }
 

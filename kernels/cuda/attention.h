@@ -3,7 +3,8 @@
  *
  * There are two sets of kernels. attention.cu and attention_bwd.cu use tensor cores. They take bf16
  * or f16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128 or 256:
- * the launch's tile[0]. attention_plain.cu (tile[0] = 0) takes all other heads, and f32.
+ * the launch's tile[0]. tile[1] is the keys of a tile, forward; tile[2] is 1 where warpgroups
+ * multiply (wgmma.h). attention_plain.cu (tile[0] = 0) takes all other heads, and f32.
  */
 #ifndef ZK_ATTENTION_H
 #define ZK_ATTENTION_H

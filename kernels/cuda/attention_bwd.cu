@@ -180,8 +180,8 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     store_tile<D, C, M>(to + a.G * a.D, stride, left, d, v + own, dv);
 }
 
-/* The same by warpgroups, each with 64 keys: the products of one with its scores run beside the
- * exponentials of the other, and beside its own. */
+/* The same by warpgroups, each with 64 keys. The product of p and dy runs while the warpgroup
+ * computes ds. */
 template <class T, int D>
 __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
     keys_group(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
@@ -257,6 +257,8 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
     T *to = qkv_at(dqkv, a, b, key, a.H + g);
     store_tile<D, D, 1>(to, stride, a.T - key, a.D, k + own, dk);
     store_tile<D, D, 1>(to + a.G * a.D, stride, a.T - key, a.D, v + own, dv);
+#else
+    no_groups();
 #endif
 }
 
@@ -428,12 +430,14 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, D == 64 ? 2 : 1)
     times<1, D>(dq, a.scale);
     store_tile<D, D, 1>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D,
                         q + (place)(warp_of() * 16 * D * 2), dq);
+#else
+    no_groups();
 #endif
 }
 
 template <class T> struct instance {
     typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
-    int width, group, block[2]; /* tile[0] and [1]; threads of each kernel */
+    int width, group, block[2]; /* tile[0] and [2]; threads of each kernel */
     kernel *keys, *queries;
 };
 
@@ -469,7 +473,7 @@ void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *dqkv
 {
     const zk_launch *l = &L[k->column];
     for (const instance<T> &i : known)
-        if (i.width == l->tile[0] && i.group == l->tile[1] && i.block[0] == l->part[1].block &&
+        if (i.width == l->tile[0] && i.group == l->tile[2] && i.block[0] == l->part[1].block &&
             i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
             ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
@@ -482,7 +486,7 @@ template <class T, bool LOCAL>
 void launch_any(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                 const float *lines, int64_t line, const heads &a)
 {
-    if (!LOCAL && L[k->column].tile[1])
+    if (!LOCAL && L[k->column].tile[2])
         return launch(by_groups<T>, k, L, dqkv, dy, qkv, lines, line, a);
     launch(instances<T, LOCAL>, k, L, dqkv, dy, qkv, lines, line, a);
 }

@@ -13,8 +13,8 @@
  *     each of the sums that are complete.
  *  4. Products see data in shared memory only after tell_products() by the threads that wrote it,
  *     and a barrier.
- *  5. Kernels that need them have their bodies within #ifdef ZK_GROUPS. Only the columns of launch
- *     tables that are Hopper's name such kernels.
+ *  5. Kernels that use these functions have their bodies within #ifdef ZK_GROUPS. Only the sm_90
+ *     columns of launch tables name them.
  */
 #ifndef ZK_WGMMA_H
 #define ZK_WGMMA_H
@@ -22,7 +22,11 @@
 
 #if !defined(__CUDACC__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define ZK_GROUPS
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+#else
+/* A launch table that names such a kernel for another processor is wrong. */
+__device__ inline void no_groups(void) { asm volatile("trap;"); }
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(ZK_GROUPS)
 #error "compile for compute_90a, not compute_90: attention needs wgmma"
 #endif
 
@@ -90,8 +94,8 @@ __device__ inline void settle(uint32_t (&x)[4][4])
         for (int i = 0; i < 4; i++) asm volatile("" : "+r"(x[k][i])::"memory");
 }
 
-/* Return the descriptor of an operand with that swizzle. leading: bytes between panels, if the sum
- * is over rows. */
+/* Return the descriptor of an operand in a tile (invariant 2). leading: bytes between panels, if
+ * the sum is over rows. */
 __device__ inline uint64_t operand(place at, int leading)
 {
     constexpr uint64_t EIGHT_ROWS = 1024 >> 4, SWIZZLE_128 = 1;
@@ -111,8 +115,8 @@ __device__ inline uint64_t operand(place at, int leading)
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
     "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-/* c (+)= a . b of 64 rows, N columns and 16 terms. The first has both operands in shared memory,
- * with columns summed over; the second a in registers, and b's rows summed over. */
+/* c (+)= a . b: 64 rows, 64 or 128 columns, 16 terms. With a in shared memory, b's columns are
+ * summed over; with a in registers, b's rows. */
 #define ZK_PRODUCTS(T, TYPES)                                                                      \
     __device__ inline void group_multiply(T, float (&c)[8][4], uint64_t a, uint64_t b, int add)    \
     {                                                                                              \

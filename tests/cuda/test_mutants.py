@@ -145,6 +145,8 @@ ATTENTION, FOLDS = ("forward", "keys", "queries"), ("norm", "entropy")
 GROUPS = tuple(f"{name} by groups" for name in ATTENTION)
 # a barrier before which shared memory is written and after which it is read
 _BARRIER = r"bar\.sync\s+0;(?=(?:(?!bar\.sync)[\s\S])*?(?:ld\.shared|ldmatrix))"
+# descriptor of the second 16 columns of a tile, without its address: swizzle, strides, 32 bytes
+_SECOND = 1 << 62 | 1024 >> 4 << 32 | 16 >> 4 << 16 | 32 >> 4
 _WGMMA = r"(wgmma\.mma_async\S+\s+\{[^}]*\}, \{)(%r\d+), ?(%r\d+)"
 _MMA = r"(mma\S+\s+\{[^}]*\}, \{)(%r\d+), ?(%r\d+)"
 _LDMATRIX = r"(ldmatrix\S+\s+\{[^}]*\}, \[%r\d+)\]"
@@ -180,9 +182,7 @@ MUTANTS = {
     "not turned in groups": Mutant(
         GROUPS, r"(p, 1, 1, )1;", r"\g<1>0;", f"{OTHER}|has not arrived"
     ),
-    "the same columns again": Mutant(
-        GROUPS, "4611686293305360386", "4611686293305360384"
-    ),
+    "the same columns again": Mutant(GROUPS, str(_SECOND), str(_SECOND - 2)),
     "no barrier of a warp": Mutant(
         ("forward", "keys"), r"bar\.warp\.sync\s+-1;", "", "hazard at byte"
     ),
@@ -206,7 +206,7 @@ MUTANTS = {
     "a store out of bounds": Mutant(
         ATTENTION + GROUPS,
         r"(st\.global\S+\s+\[%rd\d+)\]",
-        r"\1+1048576]",
+        r"\1+1073741824]",
         "not allocated",
     ),
     "a query too many": Mutant(

@@ -302,6 +302,12 @@ MISUSES = {
         f"mov.b32 %r15, 0;\n{_WAIT}",
         "a register of a product's A changed before the product's wait",
     ),
+    "A written after the fence": (
+        HELD,
+        r"wgmma\.fence.*",
+        r"\g<0>\nadd.s32 %r9, %r9, 1;",
+        "a product with a register that changed after its wgmma.fence",
+    ),
     "half of another D": (
         SHARED,
         _COMMIT,

@@ -87,6 +87,7 @@ struct warpgroup {
     std::deque<product> products;
     uint64_t commits;
     bool fenced;
+    std::vector<char> before; /* the threads and their registers at the fence */
 };
 
 struct block {
@@ -332,12 +333,30 @@ void read(threads all, operand &o, int line)
         }
 }
 
+/* wgmma.fence: products take registers as they are now. */
+void fence(warpgroup &g, threads all)
+{
+    const char *from = (const char *)all[0];
+    g.fenced = true;
+    g.before.assign(from, from + now.kernel->bytes * GROUP);
+}
+
+/* Finds a register of a product that has changed since the fence. */
+void check_fenced(const warpgroup &g, threads all, const void *at, int line)
+{
+    if (memcmp(at, &g.before[(size_t)((const char *)at - (const char *)all[0])], 4))
+        ptx_fail(line, "a product with a register that changed after its wgmma.fence");
+}
+
 /* Takes a product's A from registers. */
-void take(threads all, product &p)
+void take(const warpgroup &g, threads all, product &p)
 {
     p.a.halves.resize(ROWS * TERMS);
     for (unsigned t = 0; t < GROUP; t++) {
         p.registers[t] = all[t]->a;
+        now.current = all[t]->tid;
+        for (unsigned i = 0; i < 4; i++)
+            check_fenced(g, all, p.registers[t] + 4 * p.of->a[i], p.line);
         memcpy(p.held[t], all[t]->in, sizeof p.held[t]);
         for (unsigned i = 0; i < 8; i++) /* register i / 2, half i % 2 */
             p.a.halves[(row_of(t) + i / 2 % 2 * 8) * TERMS + column_of(t) + i / 4 * 8 + i % 2] =
@@ -360,7 +379,9 @@ sums *sums_of(warpgroup &g, threads all, const ptx_product &p, int line)
     sums &s = g.in_flight.back();
     for (unsigned t = 0; t < GROUP; t++) {
         s.d[t] = all[t]->d;
+        now.current = all[t]->tid;
         for (unsigned i = 0; i < p.n / 2; i++) {
+            if (all[0]->in[6]) check_fenced(g, all, s.d[t] + 4 * p.d[i], line);
             s.values.push_back(loaded<uint32_t>(s.d[t] + 4 * p.d[i]));
             store(s.d[t] + 4 * p.d[i], ~0u);
         }
@@ -381,7 +402,7 @@ void issue(warpgroup &g, threads all, const ptx_site &s)
     made.a.descriptor = descriptor(*all[0], 0), made.b.descriptor = descriptor(*all[0], 4);
     made.a.rows = ROWS, made.a.turned = p.turned_a, made.a.own = true;
     made.b.rows = p.n, made.b.turned = p.turned_b;
-    if (p.a) take(all, made);
+    if (p.a) take(g, all, made);
     else read(all, made.a, s.line);
     read(all, made.b, s.line);
     made.to = sums_of(g, all, p, s.line);
@@ -514,7 +535,7 @@ bool join(unsigned w)
     for (unsigned i = 0; i < GROUP; i++) all[i] = &thread(w * SHIM_WARP + i);
     warpgroup &g = groups[w / WARPS];
     if (s.kind == ptx_meeting::PRODUCT) issue(g, all, s);
-    else if (s.kind == ptx_meeting::FENCE) g.fenced = true;
+    else if (s.kind == ptx_meeting::FENCE) fence(g, all);
     else if (s.kind == ptx_meeting::COMMIT_GROUP) g.commits++;
     else wait_group(g, all, all[0]->in[0]);
     for (unsigned i = 0; i < WARPS; i++) now.at[w + i] = READY;

@@ -485,6 +485,10 @@ def end(k: Kernel, spelling: str, operands: list[str]) -> None:
     k.emit("t.pc = PTX_ENDED;\nreturn;")
 
 
+def trap(k: Kernel, spelling: str, operands: list[str]) -> None:
+    k.emit(f'ptx_fail({k.line}, "a trap");')
+
+
 def barrier(k: Kernel, spelling: str, operands: list[str]) -> None:
     if operands != ["0"]:
         raise k.wrong(f"{spelling} {operands}")
@@ -612,6 +616,7 @@ SPECIAL: tuple[tuple[str, Translate, bool], ...] = (
     ("cp.async.wait_all", wait, False),
     ("bra(.uni)?", jump, False),
     ("ret", end, False),
+    ("trap", trap, False),
     ("bar.sync", barrier, True),
     ("bar.warp.sync", warp_barrier, True),
     ("shfl.sync.(bfly|idx|up).b32", shuffle, True),

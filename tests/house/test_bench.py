@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -413,6 +414,17 @@ def test_the_commit_is_known_without_git(
     assert commit() == "unknown"
     (tmp_path / "commit").write_text("abc, 1 files changed\n")
     assert commit() == "abc, 1 files changed"
+
+
+def test_counters_are_of_all_kernels_of_attention() -> None:
+    """The part `counters` profiles each kernel of attention on tensor cores."""
+    script = (ROOT / "bench/gpu_parts.sh").read_text()
+    (counted,) = re.findall(r"--kernel-name 'regex:(.*)'", script)
+    for name in ("attention", "attention_bwd"):
+        text = (ROOT / f"kernels/cuda/{name}.cu").read_text()
+        found = re.findall(r"__global__ void __launch_bounds__\(.*\)\s+(\w+)\(", text)
+        assert len(found) == text.count("__global__") > 1
+        assert all(re.search(counted, kernel) for kernel in found), found
 
 
 CARDS = {"80": 76, "140": 130}  # GiB that a plan may have

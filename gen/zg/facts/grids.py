@@ -185,7 +185,7 @@ def head_columns(D: int) -> int:
 
 
 def by_groups(width: int, target: str, local: int) -> int:
-    """Return 1 if products of causal attention are a warpgroup's, which Hopper has."""
+    """Return 1 if causal attention multiplies by warpgroups on this target."""
     return int(target == "sm_90" and width in (64, 128) and not local)
 
 
@@ -245,7 +245,7 @@ def attention_bwd(
             4 * W * (own + 2 * other) + 2048,
         ),
         Grid(-(-T // mine), H, B, block, 4 * W * (mine + 2 * tile)),
-        tile=(W, group, 0),
+        tile=(W, 0, group),
     )
 
 
