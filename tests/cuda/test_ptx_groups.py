@@ -308,6 +308,12 @@ MISUSES = {
         r"\g<0>\nadd.s32 %r9, %r9, 1;",
         "a product with a register that changed after its wgmma.fence",
     ),
+    "D written after the fence": (
+        HELD,
+        r"(wgmma\.fence.*\n)([\s\S]*?)setp\.ne\.b32 p, 0, 0;",
+        r"\1mov.f32 %f5, 0f3F800000;\n\2setp.ne.b32 p, 1, 0;",
+        "a product with a register that changed after its wgmma.fence",
+    ),
     "half of another D": (
         SHARED,
         _COMMIT,

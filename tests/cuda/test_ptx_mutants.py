@@ -1,4 +1,4 @@
-"""test_mutants.py -- tests that a mistake in one instruction of a kernel's PTX shows: in the results, or
+"""test_ptx_mutants.py -- tests that a mistake in one instruction of a kernel's PTX shows: in the results, or
 as an error of the emulation."""
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ KERNELS = {
 # One call, its kernels from a library of a test's own
 RUN = """
 import hashlib, sys
-from tests.cuda import test_mutants
+from tests.cuda import test_ptx_mutants
 from tests.lib import zk
 zk.sh, zk.LIBRARY[zk.PTX] = (lambda *_: None), sys.argv[1]
 k = zk.Kernels(zk.PTX, zk.BF16)
-for x in test_mutants.KERNELS["{}"].call(k):
+for x in test_ptx_mutants.KERNELS["{}"].call(k):
     print(hashlib.sha256(x.tobytes()).hexdigest())
 """
 
