@@ -22,7 +22,7 @@ import bench
 import results
 from bench import MADE, Case
 from results import Block
-from zg.write import cost
+from zg.predict import cost
 
 BOUND = 1.15
 # Bytes a second, micro-batches a step.

@@ -29,7 +29,7 @@ from gpu_report import write
 
 from zg.plan import plan
 from zg.plan.text import parse
-from zg.write import cost
+from zg.predict import cost
 
 LIMIT = float(os.environ.get("ZR_BENCH_LIMIT", "150"))
 PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)

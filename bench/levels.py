@@ -29,7 +29,7 @@ from bench import ROOT
 from mpi import hosts  # of the tests
 from results import Block
 from zg.plan.text import parse
-from zg.write import cost
+from zg.predict import cost
 
 LOCAL = 4
 RATE = 1e9  # bits a second

@@ -40,7 +40,7 @@ sys.path.append(str(ROOT))
 from tests.lib import hosts, trainer  # noqa: E402
 from zg.plan.plan import Plan  # noqa: E402
 from zg.plan.text import parse  # noqa: E402
-from zg.write import cost  # noqa: E402
+from zg.predict import cost  # noqa: E402
 
 ROWS, WIDTH = 65536, 512  # of f32: 128 MiB
 FLAT = f"""

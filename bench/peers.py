@@ -42,7 +42,7 @@ import results
 from bench import MADE, ROOT, SEQUENCE, TOKENS, Case
 from results import Block
 from zg.plan.plan import Plan
-from zg.write import cost
+from zg.predict import cost
 
 PEERS = ROOT / "out" / "peers"
 VENV = PEERS / "venv" / "bin"

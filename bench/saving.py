@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 from tests.lib import zk  # noqa: E402
 from zg.facts import ops
 from zg.plan import plan
-from zg.write import cost  # noqa: E402
+from zg.predict import cost  # noqa: E402
 
 WAYS = {
     "as it is": (),

@@ -76,6 +76,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
             "plan",
             "memory",
             "explain",
+            "time",
+            "time.json",
             "timeline",
             "config",
             "spec",
@@ -84,10 +86,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         default="c",
         help="what to write (default: c, the program); plan: the plan as text; memory: the "
         "layout of a rank's memory, byte by byte; explain: communication volume, FLOPs and "
-        "commands of a step; timeline: an SVG picture of a step, with times estimated from data "
-        "sheets; config: the value of every key and where it comes from; spec: SPEC merged with "
-        "--zero and --set; bundle: a folder with train.c and everything that make or ninja needs "
-        "to build it",
+        "commands of a step; time: the predicted time of a step on `cluster.device`, by parts, and "
+        "the waits in it; time.json: the same as data; timeline: an SVG picture of a step, with "
+        "predicted times; config: the value of every key and where it comes from; spec: SPEC "
+        "merged with --zero and --set; bundle: a folder with train.c and everything that make or "
+        "ninja needs to build it",
     )
     p.add_argument(
         "-o",
@@ -125,9 +128,10 @@ def text(args: argparse.Namespace) -> str:
     a wrong plan."""
     from .check import check
     from .plan.text import print_plan
+    from .predict import clock, cost
     from .read import spec
     from .search import search
-    from .write import config, cost, explain, notes, timeline
+    from .write import config, explain, notes, timeline, times
 
     read = spec.load(args.spec, args.set, args.zero, args.folder)
     progress.doing("plans")
@@ -149,7 +153,11 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "explain":
         return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
     if args.emit == "timeline":
-        return timeline.text(built.plan)
+        return timeline.text(clock.of(read, built.plan))
+    if args.emit == "time":
+        return times.table(clock.of(read, built.plan))
+    if args.emit == "time.json":
+        return times.data(clock.of(read, built.plan))
     from .write import emit, hf, peft, view
 
     return emit.train(

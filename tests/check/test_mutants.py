@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from zg.check import check
 from zg.plan.plan import Plan, Section, Step
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, emit, explain, view
+from zg.write import emit, explain, view
 
 from tests.lib import count, mutants, trainer
 from tests.lib.covering import covering

@@ -10,9 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, emit, explain, view
+from zg.write import emit, explain, view
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ZG = sorted((ROOT / "gen" / "zg").rglob("*.py"))

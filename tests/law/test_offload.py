@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from zg.check import check
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.lib import law, mutants, trainer, zk
 from tests.lib.plans import below, planned

@@ -8,9 +8,9 @@ import pytest
 from zg.check import check
 from zg.facts import ops
 from zg.plan import plan
+from zg.predict import cost
 from zg.read import spec as reader
 from zg.search import search
-from zg.write import cost
 
 from tests.law import test_reference
 from tests.lib import law, oracle, trainer

@@ -12,9 +12,9 @@ from fractions import Fraction
 import pytest
 from zg.check import check
 from zg.plan.plan import Plan
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost
 
 from tests.lib import law, mutants, trainer
 from tests.lib.plans import below, planned

@@ -12,9 +12,10 @@ from zg.facts import reserve
 from zg.graph import model
 from zg.passes import levels, uses
 from zg.plan.plan import Plan
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.lib.plans import NAMES, WAYS, keys
 

@@ -14,9 +14,10 @@ import pytest
 from safetensors.numpy import load_file
 from zg.check import check
 from zg.plan import plan
+from zg.predict import cost
 from zg.read import spec as reader
 from zg.search import search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.lib import law, trainer, zk
 from tests.lib.plans import below

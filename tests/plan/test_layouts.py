@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from zg.check import check
 from zg.plan.plan import STEP, Plan
 from zg.plan.text import parse, print_plan
+from zg.predict import cost
 from zg.read import spec as reader
 from zg.read.spec import Spec, SpecError
 from zg.search import search
-from zg.write import cost
 
 from tests.lib import law
 from tests.plan.test_wire import SUMS, units

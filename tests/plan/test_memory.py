@@ -19,7 +19,8 @@ from collections.abc import Sequence
 
 import pytest
 from zg.facts import reserve
-from zg.write import cost, explain
+from zg.predict import cost
+from zg.write import explain
 
 from tests.lib import law, plans, program, trainer
 from tests.lib.patience import LIMIT

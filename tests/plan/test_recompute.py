@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from zg.check import check
 from zg.plan.operand import Operand
 from zg.plan.plan import Call, Fn, Plan
+from zg.predict import cost
 from zg.read import spec
 from zg.read.keytypes import RECOMPUTE
 from zg.search import search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.lib import drawn, mutants, trainer
 from tests.lib.plans import NAMES, planned

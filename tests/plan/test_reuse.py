@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zg.check import check
 from zg.plan.plan import Plan
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.lib import drawn
 from tests.lib.plans import planned

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from zg.facts import queues
 from zg.plan import roll
 from zg.plan.plan import Event, Int, Plan, Ref, Section, Step
-from zg.write import cost, emit, explain, tables, view
+from zg.predict import cost
+from zg.write import emit, explain, tables, view
 from zg.write.steps import SECTIONS
 
 from tests.lib import trainer

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import pytest
 from zg.facts import ops
 from zg.plan.plan import Plan
-from zg.write import cost, emit, explain, view
+from zg.predict import cost
+from zg.write import emit, explain, view
 
 from tests.lib import zk
 from tests.lib.plans import planned

@@ -16,9 +16,10 @@ import pytest
 from zg import build
 from zg.check import check
 from zg.plan.plan import Plan
+from zg.predict import cost
 from zg.read import spec
 from zg.search import budget, search
-from zg.write import cost, explain
+from zg.write import explain
 
 from tests.check import test_mutants
 from tests.lib import law, mutants, program, trainer

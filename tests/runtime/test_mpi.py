@@ -9,9 +9,9 @@ import signal
 import time
 
 import pytest
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost
 
 from tests.lib import choices, hosts, law, trainer
 from tests.lib.hosts import mpirun, mpirun_of

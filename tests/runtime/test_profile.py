@@ -13,9 +13,9 @@ import resource
 import pytest
 from zg.facts import queues
 from zg.plan.plan import Plan
+from zg.predict import cost
 from zg.read import spec as reader
 from zg.search import search
-from zg.write import cost
 
 from tests.lib import law, program, trainer
 

@@ -5,9 +5,10 @@ import re
 import subprocess
 
 import pytest
+from zg.predict import cost
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, explain, notes
+from zg.write import explain, notes
 
 from tests.lib import trainer
 

@@ -411,13 +411,37 @@ class MemoryLimits:
 
 
 @dataclass(frozen=True)
+class LinkKeys:
+    """Numbers of a link that differ from the device's file: bytes per second, and seconds of a
+    transfer."""
+
+    __pydantic_config__ = _KEYS
+    bandwidth: Unsaid[Annotated[float, Real(1.0, 1e18)]] = None
+    latency: Unsaid[Annotated[float, Real(0.0, 1e3)]] = None
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links for predicted times. peers: between ranks of a host, into each; network: between hosts,
+    into each host."""
+
+    __pydantic_config__ = _KEYS
+    peers: LinkKeys = LinkKeys()
+    network: LinkKeys = LinkKeys()
+
+
+@dataclass(frozen=True)
 class Cluster:
-    """Ranks and their memory. local: ranks of a host, 0 for all."""
+    """Ranks and their memory. local: ranks of a host, 0 for all; device: for predicted times, a
+    name that zgen knows or a file of `./run calibrate`, None for a usual device of the first
+    target; links: numbers that differ from that file."""
 
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
     memory: MemoryLimits = MemoryLimits()
+    device: Unsaid[Title] = None
+    links: Links = Links()
 
 
 @dataclass(frozen=True)

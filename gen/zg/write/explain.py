@@ -9,7 +9,7 @@ from ..facts import ops, reserve
 from ..facts.commands import COLLECTIVES
 from ..facts.queues import QUEUES
 from ..plan.plan import Flat, Plan, Store, having
-from . import cost
+from ..predict import cost
 from .view import levels
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ..plan.plan import Plan
-from . import cost
+from ..predict import cost
 from .explain import size, typed
 
 MANY = 4  # largest multiple of the papers' bytes of one micro-batch

@@ -1,8 +1,7 @@
 """timeline.py -- draws a training step: the queues of a rank as rows, its commands as bars.
 
-Commands are played in order of issue. Each begins when its queue is free and all events that it
-waits for are recorded. Its duration is an estimate by data sheets (facts/peaks.py) on the first
-target. Micro-batches after the second look like it and are left out.
+Times are predicted for a device (predict/play.py). Micro-batches after the second look like it and
+are left out.
 """
 
 from __future__ import annotations
@@ -10,145 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..facts import ops
-from ..facts.commands import COLLECTIVES
-from ..facts.kernels import WIDTHS, kernel, letters, spent, value
-from ..facts.peaks import DISK, LAUNCH, PEAKS, Peaks
 from ..facts.queues import QUEUES, Queue
-from ..plan.operand import of_layer, whole
-from ..plan.plan import Call, Event, Plan, Step
-from . import cost, svg
+from ..plan.plan import Plan
+from ..predict import play
+from ..predict.play import Bar
+from ..predict.seconds import Clock
+from . import svg
 
 DRAWN = 2  # drawn micro-batches at most
-
-# ---- how long
-
-
-def _moved(p: Plan, step: Step, call: Call) -> int:
-    """Return the bytes that a call reads and writes."""
-    row = kernel(call.kernel)
-    given = {i.name: i.value for i in step.ints}
-    operands = list(zip(row.formals, call.args, strict=True))
-    whole = ((f.name, given.get(str(a), a)) for f, a in operands if f.number)
-    numbers = {name: n for name, n in whole if isinstance(n, int)}
-    known = letters(numbers)
-    total = 0
-    for f, a in operands:
-        if f.number or a == "null":
-            continue
-        width = WIDTHS.get(f.type) or {
-            "real": ops.BYTES[p.head.real],
-            "moments": ops.BYTES[p.recipe.moments],
-        }.get(f.type)
-        if width is None and f.type in numbers:  # f32 if the number is not 0
-            width = 4 if numbers[f.type] else ops.BYTES[p.head.real]
-        if width is None or f.elems == "" and "n" not in numbers:
-            continue  # a table, or the step's constants
-        # one row for each token
-        rows = "B*T" if f.elems.startswith("*") else ""
-        elems = value(rows + f.elems if f.elems else "n", known)
-        times = 2 if f.mode == "+" else numbers.get("count", 1) if a == "sources" else 1
-        total += elems * width * times
-    return total
-
-
-def _work(p: Plan, step: Step, peaks: Peaks) -> float:
-    """Return the seconds of a function's calls."""
-    width, total = ops.BYTES[p.head.real], 0.0
-    for c in next(f for f in p.fns if f.name == step.op).calls:
-        moved = _moved(p, step, c)
-        if QUEUES[step.queue].reads == "host":
-            total += c.rounds * moved / peaks.host
-        else:
-            once = spent(c.kernel, c.args, 1)
-            products = whole(of_layer(once, step.layer))
-            total += c.rounds * peaks.seconds(products, moved, width)
-    return total
-
-
-def seconds(p: Plan, step: Step, peaks: Peaks) -> float:
-    """Return the seconds that a command takes."""
-    took = 0.0
-    if step.op in COLLECTIVES:
-        w = cost.wire_of(p, step)
-        took = (w.bytes - w.far) / peaks.wire + w.far / peaks.network
-    elif step.op == "copy":
-        (size,) = [i.value for i in step.ints if i.name == "bytes"]
-        ends = {QUEUES[step.queue].reads, QUEUES[step.queue].writes}
-        took = size / (
-            DISK
-            if "file" in ends
-            else peaks.link
-            if "host" in ends
-            else peaks.memory / 2
-        )
-    elif any(f.name == step.op for f in p.fns):
-        took = _work(p, step, peaks)
-    return max(took, LAUNCH)
-
-
-# ---- when
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A command in one turn of a section, with its start and end in seconds. cause: the bar whose
-    end it waits for after its queue is free, if any. far: ranks of several hosts meet in it."""
-
-    section: str
-    turn: int
-    step: Step
-    begin: float
-    end: float
-    cause: int | None
-    far: bool = False
-
-
-def played(p: Plan) -> list[Bar]:
-    """Return the commands of a training step in order of issue. A GPU plays a section as a graph,
-    one after the other, unless the optimizer lies on the host."""
-    target = p.head.targets[0]
-    graphs = target != "cpu" and not p.offload
-    free = dict.fromkeys(QUEUES, 0.0)
-    done: dict[Event, tuple[float, int | None]] = {}
-    last: dict[str, int | None] = dict.fromkeys(QUEUES)
-    bars: list[Bar] = []
-    length: dict[Step, float] = {}
-    turns = [(s, n) for s in p.step for n in range(min(s.repeat, DRAWN))]
-    for section, turn in turns:
-        if graphs:
-            free = dict.fromkeys(QUEUES, max(free.values()))
-        for step in section.steps:
-            begin, cause = max(
-                (done[e] for e in step.waits if e in done),
-                key=lambda d: d[0],
-                default=(0.0, None),
-            )
-            if begin <= free[step.queue]:
-                begin, cause = free[step.queue], None
-            if step.op == "mark":
-                last[step.queue] = last[step.queue] if cause is None else cause
-                free[step.queue] = begin
-            else:
-                if step not in length:
-                    length[step] = seconds(p, step, PEAKS[target])
-                free[step.queue] = begin + length[step]
-                last[step.queue] = len(bars)
-                bars.append(
-                    Bar(
-                        section=section.name,
-                        turn=turn,
-                        step=step,
-                        begin=begin,
-                        end=free[step.queue],
-                        cause=cause,
-                        far=step.op in COLLECTIVES and cost.far(p, step.group) > 0,
-                    )
-                )
-            for e in step.recs:
-                done[e] = free[step.queue], last[step.queue]
-    return bars
-
 
 # ---- in words
 
@@ -259,7 +127,7 @@ def _bars(bars: Sequence[Bar], at: dict[str, int], scale: float) -> Iterator[str
         part, name = words(b)
         x, width = px(b.begin), round(px(b.end) - px(b.begin), 3)
         y = at[b.step.queue]
-        after = "" if b.cause is None else f"; after {words(bars[b.cause])[1]}"
+        after = "" if b.cause is None else f"; after {words(b.cause)[1]}"
         micro_batch = (
             f"; micro-batch {b.turn + 1}" if b.section == "micro_batch" else ""
         )
@@ -290,7 +158,7 @@ def _causes(bars: Sequence[Bar], at: dict[str, int], scale: float) -> Iterator[s
     for b in bars:
         if b.cause is None:
             continue
-        from_ = bars[b.cause]
+        from_ = b.cause
         rows = from_.step.queue, b.step.queue
         y1, y2 = (at[queue] for queue in rows)
         if y1 < y2:
@@ -369,7 +237,7 @@ def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
     return lines, places[-1][1] + 1
 
 
-def _titles(p: Plan) -> tuple[str, str, str]:
+def _titles(p: Plan, device: str) -> tuple[str, str, str]:
     """Return the titles: the spec, the recipe, and a note on the times."""
     h, repeat = p.head, p.section("micro_batch").repeat
     drawn = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
@@ -380,8 +248,8 @@ def _titles(p: Plan) -> tuple[str, str, str]:
         svg.fitted(h.spec, 15, room) + rank,
         f"ZeRO {h.zero}, {h.real}, {h.micro_batches} micro-batch{many} of "
         f"{h.batch} x {h.sequence} tokens{drawn}",
-        f"Time is an estimate by data sheets ({h.targets[0]}), not measured. Lines join commands "
-        "to what they waited for.",
+        f"Times are predicted for {device}, not measured. Lines join commands to those that they "
+        "waited for.",
     )
 
 
@@ -413,13 +281,14 @@ def _axis(end: float, top: float, bottom: float) -> Iterator[str]:
         yield svg.text(x, bottom + 16, told, LABEL, ' text-anchor="middle"')
 
 
-def text(p: Plan) -> str:
+def text(clock: Clock) -> str:
     """Return the picture as SVG."""
-    bars = played(p)
+    p = clock.p
+    (bars,) = play.played(clock, DRAWN)
     end = max(b.end for b in bars)
     scale = WIDTH / end
     used = [q for q in QUEUES.values() if any(b.step.queue == q.name for b in bars)]
-    title, recipe, how = _titles(p)
+    title, recipe, how = _titles(p, clock.device.about)
     legend, rows = _legend(bars, 74)
     names = _parts(bars, scale)
     levels = 1 + max((name.level for name in names), default=0)

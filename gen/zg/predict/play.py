@@ -1,0 +1,211 @@
+"""play.py -- plays a plan's queues on a device: when each command of a training step begins and
+ends.
+
+Commands run in order of issue. Each begins when its queue is free and all events that it waits for
+are recorded. Commands that run at the same time share a device: threads share a CPU's cores,
+kernels of two queues a GPU, and a collective takes some of its SMs.
+
+A GPU plays a section as a graph, one after the other, unless the optimizer lies on the host. A
+CPU's main queue is the thread that issues all commands, so a command of another queue is issued
+only after the commands of main before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..facts.commands import COLLECTIVES
+from ..facts.queues import QUEUES
+from ..plan.plan import Event, Plan, Section, Step
+from . import cost
+from .seconds import Clock
+
+TURNS = 3  # micro-batches that are played at most: the others are like the last of them
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A command in one turn of a section, with its start and end in seconds. cause: the bar whose
+    end it waits for after its queue is free, if any. far: ranks of several hosts meet in it."""
+
+    section: str
+    turn: int
+    step: Step
+    begin: float
+    end: float
+    cause: Bar | None = field(compare=False, repr=False)
+    far: bool = False
+
+
+@dataclass(frozen=True)
+class Played:
+    """A training step that another one precedes. bars: its commands in order of issue; begin, end:
+    the end of the step before, and its own; more: micro-batches that are not played, each of which
+    takes as long as the last one that is; period: seconds of that one."""
+
+    bars: tuple[Bar, ...]
+    begin: float
+    end: float
+    more: int
+    period: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin + self.more * self.period
+
+    def times(self, bar: Bar) -> int:
+        """Return how often a bar occurs in a step, counting micro-batches that are not played."""
+        last = (
+            bar.section == "micro_batch"
+            and bar.turn == min(TURNS, self.more + TURNS) - 1
+        )
+        return 1 + self.more * last
+
+
+@dataclass
+class _Job:
+    """A command to play. after: jobs that it waits for; left: seconds of work that remain."""
+
+    section: str
+    turn: int
+    step: Step
+    after: tuple[int, ...]
+    left: float
+    begin: float = -1.0
+    end: float = -1.0
+
+
+@dataclass
+class _Issue:
+    """Jobs in order of issue, with the last job of each queue and of each event."""
+
+    p: Plan
+    clock: Clock
+    jobs: list[_Job] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    done: dict[Event, int | None] = field(default_factory=dict)
+
+    def turn(self, section: Section, turn: int) -> None:
+        cpu = self.clock.device.target == "cpu"
+        graph = not cpu and not self.p.offload
+        before = tuple(self.last.values()) if graph else ()
+        for step in section.steps:
+            waits = [self.done.get(e) for e in step.waits]
+            after = {n for n in waits if n is not None} | {*before}
+            if cpu and "main" in self.last:
+                after.add(self.last["main"])
+            seconds = 0.0 if step.op == "mark" else self.clock.seconds(step)
+            self.jobs.append(_Job(section.name, turn, step, tuple(after), seconds))
+            self.last[step.queue] = len(self.jobs) - 1
+            self.done |= dict.fromkeys(step.recs, len(self.jobs) - 1)
+
+
+def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
+    """Set the begin and end of each job."""
+    ahead: dict[str, deque[int]] = {}
+    for n, job in enumerate(jobs):
+        ahead.setdefault(job.step.queue, deque()).append(n)
+    running: dict[str, _Job] = {}
+    now = 0.0
+    while True:
+        started = True
+        while started:
+            started = False
+            for queue in [q for q in ahead if q not in running]:
+                job = jobs[ahead[queue][0]]
+                if any(jobs[n].end < 0 for n in job.after):
+                    continue
+                ahead[queue].popleft()
+                if not ahead[queue]:
+                    del ahead[queue]
+                job.begin, started = now, True
+                if job.left > 0:
+                    running[queue] = job
+                else:
+                    job.end = now
+        if not running:
+            assert not ahead, "no command can begin: the checker proves that one can"
+            return
+        slower = _slower(clock, running)
+        passed = min(job.left * slower[q] for q, job in running.items())
+        now += passed
+        for queue, job in [*running.items()]:
+            job.left -= passed / slower[queue]
+            if job.left <= 1e-12:
+                job.end = now
+                del running[queue]
+
+
+def _slower(clock: Clock, running: dict[str, _Job]) -> dict[str, float]:
+    """Return by which factor each running command takes longer than alone."""
+    if clock.device.target == "cpu":
+        threads = sum(clock.demand(q) for q in running)
+        return dict.fromkeys(running, max(1.0, threads / clock.cores))
+    taken = max(clock.takes(job.step) for job in running.values())
+    kernels = [
+        q
+        for q, job in running.items()
+        if QUEUES[q].kernels
+        and QUEUES[q].reads == "device"
+        and job.step.op not in COLLECTIVES
+    ]
+    factor = len(kernels) / (1 - taken)
+    return {q: factor if q in kernels else 1.0 for q in running}
+
+
+def _bars(p: Plan, jobs: Sequence[_Job]) -> list[Bar]:
+    """Return the jobs that do something as bars."""
+    bars: list[Bar] = []
+    at: dict[int, Bar | None] = {}  # its bar, or the bar that a mark waited for
+    # of each queue: its end, and its last bar
+    free: dict[str, tuple[float, Bar | None]] = {}
+    for n, job in enumerate(jobs):
+        end, mine = free.get(job.step.queue, (0.0, None))
+        latest = max(job.after, key=lambda m: jobs[m].end, default=None)
+        waited = latest is not None and jobs[latest].end > end
+        cause = at[latest] if waited and latest is not None else None
+        if job.step.op == "mark":
+            at[n] = cause if waited else mine
+        else:
+            far = job.step.op in COLLECTIVES and cost.far(p, job.step.group) > 0
+            bars.append(
+                Bar(job.section, job.turn, job.step, job.begin, job.end, cause, far)
+            )
+            at[n] = bars[-1]
+        free[job.step.queue] = job.end, at[n]
+    return bars
+
+
+def played(clock: Clock, turns: int, steps: int = 1) -> list[list[Bar]]:
+    """Return the bars of some training steps that follow each other, of each at most `turns`
+    micro-batches."""
+    issue = _Issue(clock.p, clock)
+    ends = []
+    for _ in range(steps):
+        for section in clock.p.step:
+            for turn in range(min(section.repeat, turns)):
+                issue.turn(section, turn)
+        ends.append(len(issue.jobs))
+    _play(clock, issue.jobs)
+    bars = _bars(clock.p, issue.jobs)
+    marks = [
+        sum(job.step.op != "mark" for job in issue.jobs[:end]) for end in (0, *ends)
+    ]
+    return [bars[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+
+
+def step(clock: Clock) -> Played:
+    """Return a training step after another one."""
+    first, second = played(clock, TURNS, steps=2)
+    repeat = clock.p.section("micro_batch").repeat
+    begin, end = (max(b.end for b in bars) for bars in (first, second))
+    more, period = max(0, repeat - TURNS), 0.0
+    if more:
+        turn = [
+            max(b.end for b in second if b.step.queue == "main" and b.turn == n)
+            for n in (TURNS - 2, TURNS - 1)
+        ]
+        period = turn[1] - turn[0]
+    return Played(tuple(second), begin, end, more, period)
