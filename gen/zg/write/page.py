@@ -21,23 +21,26 @@ MOST = 2000  # points of a curve that are kept
 # Patterns of series, so that none is told by its colour alone.
 DASHES: tuple[tuple[int, ...], ...] = (
     (),
-    (2, 2),
-    (8, 3),
-    (8, 3, 2, 3),
-    (2, 6),
-    (14, 4),
-    (5, 5),
-    (8, 2, 2, 2, 2, 2),
-    (1, 1),
+    (9, 7),
+    (2, 4),
+    (16, 4),
+    (9, 3, 2, 3),
+    (4, 10),
+    (5, 3),
+    (9, 2, 2, 2, 2, 2),
+    (1, 2),
     (20, 6, 4, 6),
-    (4, 2),
+    (3, 1),
 )
 
 # ---- colours
 
 
-def _rgb(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+def _rgb(colour: str) -> tuple[int, ...]:
+    """Return the parts of #rrggbb or #rgb."""
+    digits = len(colour) // 3
+    parts = (colour[n : n + digits] for n in range(1, len(colour), digits))
+    return tuple(int(x * (3 - digits), 16) for x in parts)
 
 
 def _light(colour: str) -> float:
@@ -77,15 +80,17 @@ def seen(colour: str, paper: str) -> str:
 # ---- tables
 
 
+NUMBER = re.compile(
+    r"-|[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ?(%|s|ms))?( \([\d.]+ [KMGT]iB\))?"
+)
+
+
 @dataclass(frozen=True)
 class Cell:
-    text: str
+    """A cell. kind: its CSS class, `n` in a column of numbers, else `t`."""
 
-    @property
-    def kind(self) -> str:
-        """Return the CSS class: `n` for a number."""
-        number = r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( ?(%|s|ms|µs|[KMGT]iB|bytes))?"
-        return "n" if re.fullmatch(number, self.text) else "t"
+    text: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -97,20 +102,22 @@ class Row:
 @dataclass(frozen=True)
 class Table:
     title: str
-    heads: tuple[str, ...]
+    heads: tuple[Cell, ...]
     rows: tuple[Row, ...]
 
 
 def table(title: str, heads: str, rows: Iterable[Sequence[object]]) -> Table:
     """Return a table. heads: of its columns, separated by `|`; the first cell of a row is its
     head."""
+    texts = [tuple(map(clean, row)) for row in rows]
+    columns = zip(*texts, strict=True)
+    kinds = ["n" if all(map(NUMBER.fullmatch, x)) else "t" for x in columns]
+    kinds = ["t", *kinds[1:]]
+    names = [h.strip() for h in heads.split("|")]
     return Table(
-        title,
-        tuple(h.strip() for h in heads.split("|")),
-        tuple(
-            Row(clean(first), tuple(Cell(clean(x)) for x in rest))
-            for first, *rest in rows
-        ),
+        clean(title),
+        tuple(map(Cell, map(clean, names), kinds)),
+        tuple(Row(x[0], tuple(map(Cell, x[1:], kinds[1:]))) for x in texts),
     )
 
 

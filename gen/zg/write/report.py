@@ -279,8 +279,8 @@ def _memory(p: Plan, x: Played) -> Section:
         "Memory",
         (
             "An arena is one piece of memory in which the plan gives each byte its use. A class "
-            "has equal slots. In some classes units share a slot in turn, each up to the last use of "
-            "its content; these are drawn and counted over the micro-batches of the timeline. All "
+            "has equal slots. In some classes units share a slot in turn, each up to the last use "
+            "of its content; these are drawn and counted over the timeline's micro-batches. All "
             "other classes keep their place for the whole step.",
         ),
         tuple(_contents(p, x, held)),
