@@ -73,7 +73,7 @@ def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
             found.setdefault(kind, []).extend([gap] * times)
         else:
             exposed[OTHER] += gap * times
-        exposed[words(b)[0]] += (b.end - max(b.begin, free)) * times
+        exposed[words(b)[0]] += max(0.0, b.end - max(b.begin, free)) * times
         free = max(free, b.end)
     exposed[OTHER] += x.end - free
     waits = [Wait(sum(gaps), *kind, len(gaps)) for kind, gaps in found.items()]
