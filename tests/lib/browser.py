@@ -1,5 +1,5 @@
-"""browser.py -- reads reports: their elements and charts, and what a headless Chromium makes of
-them."""
+"""browser.py -- reads the elements and charts of reports, and draws reports in a headless
+Chromium."""
 
 import json
 import pathlib
@@ -178,7 +178,7 @@ def browser() -> str:
 
 
 def shown(text: str, folder: pathlib.Path, wide: int, dark: bool) -> dict:
-    """Return what a browser makes of a page: boxes, colours, its answers to keys, its errors."""
+    """Draw a page in a browser. Return its boxes, colours, answers to keys and errors."""
     program = browser()
     path = folder / f"probe-{wide}-{dark}.html"
     watched = text.replace("<style>", f"{WATCH}<style>", 1)

@@ -215,7 +215,7 @@ def test_starts_are_those_of_the_kept_steps(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_of_a_program(tmp_path: Path) -> None:
     """A real log, its trace and the program's own prediction belong together."""
-    spec, keys = law.path("gpt"), ["zero.stage=3", "cluster.ranks=2"]
+    spec, keys = law.path("gpt"), ["zero.stage=3", "train.micro_batch=1"]
     binary = trainer.build(trainer.generate(spec, *keys))
     tokens, out = tmp_path / "tokens", tmp_path / "r.html"
     log, plan, trace = (tmp_path / name for name in ("log", "time.json", "trace"))

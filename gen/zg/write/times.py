@@ -24,8 +24,8 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of queue main: seconds in a step, of the first command of which kind for which, how
-    often."""
+    """Waits of queue main of one kind. seconds: in a step; waiting: the commands that wait; cause:
+    those that they wait for; part: of the cause; times: how often."""
 
     seconds: float
     waiting: str
