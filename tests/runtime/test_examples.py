@@ -1,7 +1,7 @@
 """test_examples.py -- tests examples/: each job runs with a stand-in for its launcher, is disturbed
 as that launcher would, and restarts until it is done, with the weights of an undisturbed run. It
-also tests the run whose memory is cut, and launched ranks of which a single one is asked to
-leave."""
+also tests launched ranks of which a single one is asked to leave. Another test cuts a run's
+memory."""
 
 from __future__ import annotations
 
