@@ -277,6 +277,34 @@ def test_running_has_every_exit_code() -> None:
     assert numbers <= rows and 8 in rows
 
 
+# ---- docs/memory.md
+
+
+def printed(command: str) -> list[str]:
+    """Return the numbers of --emit memory: device arena, beside it, together, host arena, file."""
+    done = subprocess.run(
+        shlex.split(command), cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    device = {
+        tuple(re.findall(r"([\d,]+) \(", line))
+        for line in re.findall(r"^sm_.*$", done.stdout, re.M)
+    }
+    assert len(device) == 1, "the targets differ"
+    (host,) = re.findall(r"^its host arena +([\d,]+) \(", done.stdout, re.M)
+    file = re.findall(r"^the file arena +([\d,]+) \(", done.stdout, re.M)
+    return [*device.pop(), host, *(file or ["0"])]
+
+
+@pytest.mark.slow
+def test_the_table_of_20b_is_what_its_commands_print() -> None:
+    given = [x for x in commands("docs/memory.md") if "internlm2-20b" in x]
+    part = page("docs/memory.md").split("## 20B parameters on 8 GPUs")[1]
+    rows = re.findall(r"^\| \w[^|]* \| (\d.*) \|$", part.split("\n## ")[0], re.M)
+    assert [row.split(" | ") for row in rows] == [printed(x) for x in given]
+    assert len(rows) == 4
+
+
 # ---- docs/config.md
 
 
