@@ -170,15 +170,8 @@ MUTANTS = {
         GROUPS, r"(fence\.proxy\S+\s[^;]*)bar\.sync\s+0;", r"\1", "hazard at byte"
     ),
     "one block's place for all": Mutant(
-        ATTENTION + GROUPS + FOLDS,
+        GROUPS + FOLDS,
         r"(mov\.u32\s+%r\d+, )%ctaid\.x;",
-        r"\g<1>0;",
-        "hazard at byte .* of device memory: a write by thread .* and a write by",
-        (0,),
-    ),
-    "one thread's place for all": Mutant(
-        FOLDS,
-        r"(mov\.u32\s+%r\d+, )%tid\.x;",
         r"\g<1>0;",
         "hazard at byte .* of device memory: a write by thread .* and a write by",
         (0,),
