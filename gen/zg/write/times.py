@@ -73,9 +73,8 @@ def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
             found.setdefault(kind, []).extend([gap] * times)
         else:
             exposed[OTHER] += gap * times
-        exposed[words(b)[0]] += (b.end - max(b.begin, free)) * times
-        free = max(free, b.end)
-    exposed[OTHER] += x.end - free
+        exposed[words(b)[0]] += (b.end - b.begin) * times
+        free = b.end
     waits = [Wait(sum(gaps), *kind, len(gaps)) for kind, gaps in found.items()]
     return sorted(waits, key=lambda w: -w.seconds), exposed
 
