@@ -1,0 +1,415 @@
+"""fit.py -- searches a spec's settings for the shortest predicted step that fits the memory
+(`--fit`).
+
+The search begins with the spec and changes one key at a time, or two if one alone contradicts the
+others. It goes on from every row of the Pareto front of time and memory until no change of a row
+improves the front. Formulas drop candidates that need too much memory before they are planned. All
+other memory is that of a plan, and all time is predicted by playing the plan (predict/play.py).
+
+Keys of the recipe come last, so rows with the same bits are complete before others are tried. Keys
+that the command line sets stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from .. import build, progress
+from ..facts import ops
+from ..passes import shard, slices
+from ..plan.plan import Plan
+from ..predict import clock, cost, play
+from ..predict.device import Device
+from ..read.keytypes import RECOMPUTE
+from ..read.schema import Spec
+from ..read.spec import SpecError
+from . import budget, fits, knobs
+from .knobs import DISK, Setting, Way
+
+MOST = 400  # candidates that are planned at most with the same bits, and again with other bits
+LEVELS = 100  # of time, between t and e * t: rows at the same level count as equally fast
+
+
+# ---- the keys that are searched, and their values
+
+
+def _shards(spec: Spec) -> list[int]:
+    """Return the numbers of ranks that may share parameters: parts of a host, or some hosts."""
+    ranks, local = spec.cluster.ranks, spec.cluster.local or spec.cluster.ranks
+    some = [n for n in range(2, local + 1) if local % n == 0]
+    while some and some[-1] >= local and ranks % (2 * some[-1]) == 0:
+        some.append(2 * some[-1])
+    return [0, *(n for n in some if n < ranks)]
+
+
+def _devices(spec: Spec) -> tuple[str, ...]:
+    z = spec.zero
+    disk = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
+    return ("none", "cpu", DISK) if disk else ("none", "cpu")
+
+
+def _ahead(spec: Spec) -> tuple[int | None, ...]:
+    """Return prefetch buckets for no unit, one unit (auto) and at least two units ahead."""
+    units = [sum(t.elems for t in k.tensors) for k in slices.graph(spec).kinds]
+    return 0, None, 3 * max(units)
+
+
+def _batches(spec: Spec) -> list[int]:
+    """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
+    may not divide others."""
+    own = spec.train.global_batch // spec.cluster.ranks
+    some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
+    return [] if spec.train.head_chunk else [*some]
+
+
+def _words(spec: Spec) -> list[tuple[str, ...]]:
+    """Return all sets of ops that blocks have."""
+    have = [w for w in RECOMPUTE if w in slices.graph(spec).ops]
+    sets = (
+        tuple(w for n, w in enumerate(have) if chosen >> n & 1)
+        for chosen in range(2 ** len(have))
+    )
+    return [RECOMPUTE if len(words) == len(have) else words for words in sets]
+
+
+SHARED = ("zero.shard_size", "zero.mics_shard_size", "zero.hpz_partition_size")
+VALUES: dict[str, Callable[[Spec], Iterable[object]]] = {
+    "zero.stage": lambda spec: range(4),
+    "zero.shard_size": _shards,
+    "zero.mics_shard_size": lambda spec: (0,),
+    "zero.hpz_partition_size": lambda spec: (0,),
+    "zero.states": lambda spec: ("all", "shard"),
+    "zero.offload_optimizer.device": _devices,
+    "zero.offload_param.device": _devices,
+    "zero.stage3_prefetch_bucket_size": _ahead,
+    "zero.allgather_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
+    "zero.reduce_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
+    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6, 10**7),
+    "train.accumulate": lambda spec: ("micro_batches", "layers"),
+    "train.recompute": _words,
+    "train.offload_activations": lambda spec: (False, True),
+    "train.micro_batch": _batches,
+    "train.sum": lambda spec: [rule.value for rule in knobs.RULES],
+}
+BITS = ("train.micro_batch", "train.sum")  # keys of the recipe
+
+
+def settings(spec: Spec) -> list[Setting]:
+    """Return the values of the keys that the command line does not set."""
+    held = {key for key in VALUES if spec.places.get(key) == "--set"}
+    held |= {*SHARED} if held & {*SHARED} else set()
+    return [
+        Setting(key, knobs.typed(value), value)
+        for key, values in VALUES.items()
+        if key not in held
+        for value in values(spec)
+    ]
+
+
+def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
+    """Yield the legal specs one change away: of one key, or of two if one alone is not legal. A set
+    of ops changes by one op, or to none or all."""
+    sets = [s.value for s in some if s.key == "train.recompute" and s.value != RECOMPUTE]
+    have = {w for words in sets for w in words}  # type: ignore[attr-defined]
+
+    def near(s: Setting) -> bool:
+        if s.key != "train.recompute" or s.value in ((), RECOMPUTE):
+            return True
+        return len({*s.value} ^ {*spec.train.recompute} & have) == 1  # type: ignore[misc]
+
+    new = [s for s in some if not s.held(spec) and near(s)]
+    for s in new:
+        made = s.change(spec)
+        if knobs.agrees(made):
+            yield made
+            continue
+        pairs = (t.change(made) for t in new if t.key != s.key)
+        yield from filter(knobs.agrees, pairs)
+
+
+# ---- rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate.
+
+    way: its spec with the settings that differ from the first spec; seconds: of a step, infinite if
+    it does not fit; needs: bytes by memory; same: whether its weights have the bits of the first
+    spec; wire: bytes that a rank receives in a step; again: FLOPs that are computed twice, as a
+    share of the model's.
+    """
+
+    way: Way
+    needs: dict[str, int]
+    same: bool
+    seconds: float = math.inf
+    wire: int = 0
+    again: float = 0.0
+
+    @property
+    def device(self) -> int:
+        return self.needs["device"]
+
+    @property
+    def plain(self) -> tuple[object, ...]:
+        """Sorts rows that are equal in all else: the one with the fewest changes first."""
+        return self.needs["host"], not self.same, len(self.way.settings), self.way.settings
+
+    @property
+    def speed(self) -> tuple[object, ...]:
+        """Sorts the fastest row first."""
+        return self.seconds, self.device, self.plain
+
+    @property
+    def level(self) -> tuple[object, ...]:
+        """Sorts rows by level of time, of a level the one with the least memory first."""
+        return round(LEVELS * math.log(self.seconds)), self.device, self.plain
+
+
+def front(rows: Iterable[Row]) -> list[Row]:
+    """Return the fastest row, then those that need less memory than every faster one."""
+    fit = [row for row in rows if row.seconds < math.inf]
+    out = [min(fit, key=attrgetter("speed"))] if fit else []
+    for row in sorted(fit, key=attrgetter("level")):
+        if row.device < out[-1].device:
+            out.append(row)
+    return out
+
+
+def _cut(p: Plan) -> list[tuple[str, int]]:
+    """Return the tensors that are gathered in slices, which change the bits on a GPU."""
+    return [(t.name, t.flat_step) for t in p.tensors if t.flat_step > 1]
+
+
+@dataclass
+class Search:
+    """The candidates of a spec so far. limits: bytes by memory; none: a memory without a limit;
+    capped: the search ended before it was complete."""
+
+    spec: Spec
+    device: Device
+    limits: dict[str, int | None]
+    rows: dict[str, Row] = field(default_factory=dict)
+    planned: int = 0
+    dropped: int = 0
+    capped: bool = False
+    _kept: dict[object, int] = field(default_factory=dict)
+    _cuts: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._graph = slices.graph(self.spec)
+
+    @property
+    def first(self) -> Row:
+        """The spec as it is."""
+        return self.rows[_name(self.spec)]
+
+    @property
+    def best(self) -> list[Row]:
+        """The front of the rows with the same bits."""
+        return front(row for row in self.rows.values() if row.same)
+
+    # ---- a candidate
+
+    def over(self, needs: dict[str, int]) -> float:
+        """Return by how much a plan exceeds the memories, as a share of their limits."""
+        shares = (needs[name] / limit - 1 for name, limit in self.limits.items() if limit)
+        return sum(max(0.0, share) for share in shares)
+
+    def least(self, spec: Spec) -> int:
+        """Return bytes of device memory that a plan needs at least: parameters, optimizer states
+        and activations."""
+        z, W = spec.zero, spec.cluster.ranks
+        every = [(t, k.count) for k in self._graph.kinds for t in k.tensors]
+        params = sum(n * t.params for t, n in every)
+        trained = sum(n * t.params for t, n in every if not t.group[2])
+        part = 1 - z.offload_optimizer.ratio if z.offload_optimizer.device != "none" else 1.0
+        states = shard.update_states(spec, False, False)
+        width = sum(4 if s == "master" else ops.BYTES[spec.train.optimizer.moments] for s in states)
+        owners = min(W, z.shared if z.replicates else W) if z.stage else 1
+        sharers = min(W, z.shared or W) if z.stage == 3 else 1
+        here = z.offload_param.device == "none"
+        return (
+            here * params * ops.BYTES[spec.train.precision] // sharers
+            + int(part * width * trained) // owners
+            + self._activations(spec)
+        )
+
+    def _activations(self, spec: Spec) -> int:
+        t, z = spec.train, spec.zero
+        split = z.stage == 3, z.stage3_param_persistence_threshold
+        key = t.recompute, t.micro_batch, t.offload_activations, t.accumulate, split
+        if key not in self._kept:
+            self._kept[key] = budget.near(spec, budget.recomputed(spec, t.recompute))
+        return self._kept[key]
+
+    def way(self, spec: Spec) -> Way:
+        """Return a spec with the settings that differ from the first spec."""
+        now = ((key, attrgetter(key)(spec)) for key in VALUES)
+        new = (
+            Setting(key, knobs.typed(value), value)
+            for key, value in now
+            if value != attrgetter(key)(self.spec)
+        )
+        return Way(spec, tuple(new))
+
+    def row(self, spec: Spec) -> Row:
+        """Plan a candidate, and predict its time if it fits."""
+        p = build.build(spec).plan
+        self.planned += 1
+        if self.planned % 25 == 0:
+            progress.doing(f"--fit: has planned {self.planned} settings; plans")
+        way, needs = self.way(spec), fits.needs(p)
+        if not self.rows:
+            self._cuts = _cut(p)
+        gpu = set(p.head.targets) != {"cpu"}
+        same = not any(s.key in BITS for s in way.picked) and not (gpu and _cut(p) != self._cuts)
+        if self.over(needs):
+            return Row(way, needs, same)
+        return Row(
+            way,
+            needs,
+            same,
+            seconds=play.step(clock.Clock(p, self.device)).seconds,
+            wire=cost.training_wire(p).bytes,
+            again=cost.again(p) / cost.flops(p),
+        )
+
+    def add(self, spec: Spec, fitting: bool) -> None:
+        """Add a candidate. fitting: another one fits, so this one is dropped if a formula shows
+        that it does not."""
+        name = _name(spec)
+        if name in self.rows:
+            return
+        limit = self.limits["device"]
+        try:
+            if fitting and limit is not None and self.least(spec) > limit:
+                self.dropped += 1
+                return
+            self.rows[name] = self.row(spec)
+        except SpecError:
+            if spec is self.spec:
+                raise
+
+    # ---- the search
+
+    def climb(self, some: Sequence[Setting]) -> None:
+        """Change rows of the front until that improves nothing, or MOST candidates are planned."""
+        done: set[str] = set()
+        while True:
+            best = front(self.rows.values())
+            ahead = [row for row in best or self._tight() if _name(row.way.spec) not in done]
+            if not ahead:
+                return
+            done.add(_name(ahead[0].way.spec))
+            for made in steps(ahead[0].way.spec, some):
+                if self.planned >= MOST:
+                    self.capped = True
+                    return
+                self.add(made, bool(best))
+
+    def _tight(self) -> list[Row]:
+        """Return the candidates while none fits, the nearest to the limits first."""
+        return sorted(self.rows.values(), key=lambda row: (self.over(row.needs), row.speed))
+
+
+def _name(spec: Spec) -> str:
+    return repr((spec.zero, spec.train))
+
+
+def find(spec: Spec) -> Search:
+    """Return the finished search of a spec. Raises SpecError if nothing with the same bits fits."""
+    if spec.train.memory_budget is not None:
+        raise spec.wrong(
+            "train.memory_budget",
+            "makes choices of its own, beside those of --fit",
+            "cluster.memory.device, or without --fit",
+        )
+    device, memory = clock.device_of(spec), spec.cluster.memory
+    there = None if device.target == "cpu" else device.memory or None
+    limits = {"device": memory.device or there, "host": memory.host, "file": memory.file}
+    found, some = Search(spec, device, limits), settings(spec)
+    found.add(spec, False)
+    found.climb([s for s in some if s.key not in BITS])
+    for row in found.best or [found.first]:
+        for s in some:
+            if s.key in BITS:
+                found.add(s.change(row.way.spec), True)
+    if not found.best:
+        raise _nothing(found)
+    return found
+
+
+def _nothing(found: Search) -> SpecError:
+    """Return the error of a search in which nothing with the same bits fits."""
+    spec = found.spec
+    rows = [row for row in found.rows.values() if row.same]
+    tight = min(rows, key=lambda row: (found.over(row.needs), row.speed))
+    name, limit = next(
+        (name, limit)
+        for name, limit in found.limits.items()
+        if limit is not None and tight.needs[name] > limit
+    )
+    other = front(found.rows.values())
+    hint = f"; or, with other bits, {' '.join(other[0].way.settings)}" if other else ""
+    given = getattr(spec.cluster.memory, name) is not None
+    raise spec.wrong(
+        f"cluster.memory.{name}",
+        f"--fit finds no settings that fit in {fits.size(limit)}"
+        + ("" if given else f", the memory of {found.device.about}")
+        + f"; nearest is {' '.join(tight.way.settings) or 'the spec as it is'}",
+        f"{fits.least(tight.needs[name])}{hint}",
+        fits.unit(limit),
+    )
+
+
+# ---- the table
+
+
+def _short(n: int) -> str:
+    """Return bytes for a column."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if n >= 2**power:
+            return f"{n / 2**power:,.2f} {unit}"
+    return f"{n} B"
+
+
+def _line(mark: str, row: Row, best: Row) -> str:
+    over = row.seconds == math.inf
+    return (
+        f"{mark:<2}{'-' if over else f'{row.seconds:.4g} s':>10}"
+        f"{'' if over else f'{row.seconds / best.seconds - 1:+.1%}':>9}"
+        f"{_short(row.device):>12}{_short(row.needs['host']):>12}"
+        f"{'' if over else _short(row.wire):>14}{'' if over else f'{row.again:.1%}':>8}"
+        f"  {' '.join(row.way.settings) or 'the spec as it is'}"
+    )
+
+
+def table(found: Search) -> str:
+    """Format the front as a table for people."""
+    best, *rest = found.best
+    limits = [
+        f", {name} memory at most {fits.size(limit)}"
+        for name, limit in found.limits.items()
+        if limit is not None
+    ]
+    other = [row for row in front(found.rows.values()) if not row.same]
+    first = [] if found.first in found.best else [found.first]
+    lines = [
+        f"--fit: predicted, not measured, for {found.device.about}{''.join(limits)}",
+        f"{found.planned} candidates were planned, and {found.dropped} dropped by formulas"
+        + ("; the search stopped there and may have missed better ones" * found.capped),
+        "Each row needs less device memory than the one above it, and gives up what the columns "
+        "say.",
+        f"{'':<2}{'a step':>10}{'longer':>9}{'device':>12}{'host':>12}{'a rank gets':>14}"
+        f"{'twice':>8}  settings",
+        _line("*", best, best),
+        *(_line("", row, best) for row in [*rest, *first]),
+    ]
+    if other:
+        lines += ["with other bits", *(_line("", row, best) for row in other)]
+    return "\n".join(lines) + "\n"
