@@ -135,7 +135,6 @@ def origin(args: argparse.Namespace) -> str:
 def text(args: argparse.Namespace) -> str:
     """Return the text that a command line asks for. Raises SpecError for bad input, CheckError for
     a wrong plan."""
-    from . import build
     from .check import check
     from .plan.text import print_plan
     from .predict import clock, cost
@@ -147,10 +146,12 @@ def text(args: argparse.Namespace) -> str:
     fitted = ""
     if args.fit:
         found = fit.find(read)
-        for row in found.table:
-            check.check(build.build(row.way.spec).plan)
-        args.set += found.best[0].way.settings
-        read, fitted = spec.load(args.spec, args.set, args.zero, args.folder), fit.table(found)
+        progress.doing("checks the plans of --fit")
+        for p in found.plans():
+            check.check(p)
+        fitted = fit.table(found)
+        args.set = [*args.set, *found.best[0].way.settings]
+        read = spec.load(args.spec, args.set, args.zero, args.folder)
     progress.doing("plans")
     built = search.find(read)
     progress.doing("checks the plan")

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from .. import build, progress
 from ..facts import ops
-from ..passes import shard, slices
+from ..passes import grid, shard, slices
+from ..plan.operand import Names
 from ..plan.plan import Plan
 from ..predict import clock, cost, play
 from ..predict.device import Device
+from ..predict.seconds import Clock
 from ..read.keytypes import RECOMPUTE
 from ..read.schema import Spec
 from ..read.spec import SpecError
@@ -30,7 +32,9 @@ from . import budget, fits, knobs
 from .knobs import DISK, Setting, Way
 
 MOST = 400  # candidates that are planned at most with the same bits, and again with other bits
-LEVELS = 100  # of time, between t and e * t: rows at the same level count as equally fast
+LEVELS = (
+    100  # of time, between t and e * t: rows at the same level count as equally fast
+)
 
 
 # ---- the keys that are searched, and their values
@@ -85,9 +89,9 @@ VALUES: dict[str, Callable[[Spec], Iterable[object]]] = {
     "zero.offload_optimizer.device": _devices,
     "zero.offload_param.device": _devices,
     "zero.stage3_prefetch_bucket_size": _ahead,
-    "zero.allgather_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
+    "zero.allgather_bucket_size": lambda spec: (5 * 10**8, 2 * 10**9),
     "zero.reduce_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
-    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6, 10**7),
+    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6),
     "train.accumulate": lambda spec: ("micro_batches", "layers"),
     "train.recompute": _words,
     "train.offload_activations": lambda spec: (False, True),
@@ -101,18 +105,21 @@ def settings(spec: Spec) -> list[Setting]:
     """Return the values of the keys that the command line does not set."""
     held = {key for key in VALUES if spec.places.get(key) == "--set"}
     held |= {*SHARED} if held & {*SHARED} else set()
-    return [
-        Setting(key, knobs.typed(value), value)
-        for key, values in VALUES.items()
-        if key not in held
-        for value in values(spec)
-    ]
+    found = []
+    for key, values in VALUES.items():
+        some = [] if key in held else [*values(spec)]
+        own = attrgetter(key)(spec)
+        some += [own] if some and own not in some else []
+        found += [Setting(key, knobs.typed(value), value) for value in some]
+    return found
 
 
 def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
     """Yield the legal specs one change away: of one key, or of two if one alone is not legal. A set
     of ops changes by one op, or to none or all."""
-    sets = [s.value for s in some if s.key == "train.recompute" and s.value != RECOMPUTE]
+    sets = [
+        s.value for s in some if s.key == "train.recompute" and s.value != RECOMPUTE
+    ]
     have = {w for words in sets for w in words}  # type: ignore[attr-defined]
 
     def near(s: Setting) -> bool:
@@ -124,10 +131,21 @@ def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
     for s in new:
         made = s.change(spec)
         if knobs.agrees(made):
-            yield made
+            if not _idle(s, made):
+                yield made
             continue
         pairs = (t.change(made) for t in new if t.key != s.key)
         yield from filter(knobs.agrees, pairs)
+
+
+def _idle(s: Setting, made: Spec) -> bool:
+    """Return whether a setting has no effect on a spec."""
+    return (
+        s.key.startswith("zero.stage3_")
+        and made.zero.stage < 3
+        or s.key in SHARED
+        and grid.idle(made)
+    )
 
 
 # ---- rows
@@ -139,7 +157,7 @@ class Row:
 
     way: its spec with the settings that differ from the first spec; seconds: of a step, infinite if
     it does not fit; needs: bytes by memory; same: whether its weights have the bits of the first
-    spec; wire: bytes that a rank receives in a step; again: FLOPs that are computed twice, as a
+    spec; busy: seconds of a step in functions of units; wire: bytes that a rank receives in a step; again: FLOPs that are computed twice, as a
     share of the model's.
     """
 
@@ -147,6 +165,7 @@ class Row:
     needs: dict[str, int]
     same: bool
     seconds: float = math.inf
+    busy: float = 0.0
     wire: int = 0
     again: float = 0.0
 
@@ -157,7 +176,12 @@ class Row:
     @property
     def plain(self) -> tuple[object, ...]:
         """Sorts rows that are equal in all else: the one with the fewest changes first."""
-        return self.needs["host"], not self.same, len(self.way.settings), self.way.settings
+        return (
+            self.needs["host"],
+            not self.same,
+            len(self.way.settings),
+            self.way.settings,
+        )
 
     @property
     def speed(self) -> tuple[object, ...]:
@@ -180,6 +204,15 @@ def front(rows: Iterable[Row]) -> list[Row]:
     return out
 
 
+def _busy(timed: Clock) -> float:
+    """Return the seconds of a step that queue main spends in functions of units."""
+    section = timed.p.section("micro_batch")
+    run = (
+        s for s in section.steps if s.op.partition(".")[0] in ("fwd", "bwd", "train")
+    )
+    return section.repeat * sum(map(timed.seconds, run))
+
+
 def _cut(p: Plan) -> list[tuple[str, int]]:
     """Return the tensors that are gathered in slices, which change the bits on a GPU."""
     return [(t.name, t.flat_step) for t in p.tensors if t.flat_step > 1]
@@ -195,9 +228,10 @@ class Search:
     limits: dict[str, int | None]
     rows: dict[str, Row] = field(default_factory=dict)
     planned: int = 0
-    dropped: int = 0
+    dropped: set[str] = field(default_factory=set)
     capped: bool = False
     _kept: dict[object, int] = field(default_factory=dict)
+    _busy: dict[object, list[tuple[Names, float]]] = field(default_factory=dict)
     _cuts: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -213,11 +247,22 @@ class Search:
         """The front of the rows with the same bits."""
         return front(row for row in self.rows.values() if row.same)
 
+    @property
+    def other(self) -> list[Row]:
+        """The rows with other bits that no row with the same bits matches."""
+        return [row for row in front(self.rows.values()) if not row.same]
+
+    def plans(self) -> Iterator[Plan]:
+        """Yield the plans of all rows that are printed, which the search itself does not prove."""
+        return (build.build(row.way.spec).plan for row in (*self.best, *self.other))
+
     # ---- a candidate
 
     def over(self, needs: dict[str, int]) -> float:
         """Return by how much a plan exceeds the memories, as a share of their limits."""
-        shares = (needs[name] / limit - 1 for name, limit in self.limits.items() if limit)
+        shares = (
+            needs[name] / limit - 1 for name, limit in self.limits.items() if limit
+        )
         return sum(max(0.0, share) for share in shares)
 
     def least(self, spec: Spec) -> int:
@@ -227,9 +272,16 @@ class Search:
         every = [(t, k.count) for k in self._graph.kinds for t in k.tensors]
         params = sum(n * t.params for t, n in every)
         trained = sum(n * t.params for t, n in every if not t.group[2])
-        part = 1 - z.offload_optimizer.ratio if z.offload_optimizer.device != "none" else 1.0
+        part = (
+            1 - z.offload_optimizer.ratio
+            if z.offload_optimizer.device != "none"
+            else 1.0
+        )
         states = shard.update_states(spec, False, False)
-        width = sum(4 if s == "master" else ops.BYTES[spec.train.optimizer.moments] for s in states)
+        width = sum(
+            4 if s == "master" else ops.BYTES[spec.train.optimizer.moments]
+            for s in states
+        )
         owners = min(W, z.shared if z.replicates else W) if z.stage else 1
         sharers = min(W, z.shared or W) if z.stage == 3 else 1
         here = z.offload_param.device == "none"
@@ -239,13 +291,46 @@ class Search:
             + self._activations(spec)
         )
 
-    def _activations(self, spec: Spec) -> int:
+    def _alike(self, spec: Spec) -> tuple[object, ...]:
+        """Return the settings on which the functions of units depend, but for recomputation."""
         t, z = spec.train, spec.zero
-        split = z.stage == 3, z.stage3_param_persistence_threshold
-        key = t.recompute, t.micro_batch, t.offload_activations, t.accumulate, split
+        apart = z.stage == 3 and z.stage3_param_persistence_threshold
+        return t.micro_batch, t.accumulate, z.stage == 3, apart
+
+    def _activations(self, spec: Spec) -> int:
+        t = spec.train
+        key = self._alike(spec), t.recompute, t.offload_activations
         if key not in self._kept:
             self._kept[key] = budget.near(spec, budget.recomputed(spec, t.recompute))
         return self._kept[key]
+
+    def soonest(self, spec: Spec) -> float:
+        """Return seconds that a step takes at least: those of a plan's functions that recompute the
+        same ops or fewer."""
+        words = {*spec.train.recompute}
+        known = self._busy.get(self._alike(spec), ())
+        return max((busy for fewer, busy in known if {*fewer} <= words), default=0.0)
+
+    def hopeless(self, spec: Spec, beside: Row) -> bool:
+        """Return whether formulas show that a candidate does not fit, or that a row is as fast and
+        needs no more memory. beside: the row that the candidate differs from."""
+        least, old = self.least(spec), beside.way.spec
+        if (
+            replace(old, train=replace(old.train, recompute=spec.train.recompute))
+            == spec
+        ):
+            # Recomputation changes saved values and temporary space alone.
+            least = beside.device + self._activations(spec) - self._activations(old)
+        limit, soonest = self.limits["device"], self.soonest(spec)
+        return (
+            limit is not None
+            and least > limit
+            or any(
+                r.seconds <= soonest and r.device <= least
+                for r in self.rows.values()
+                if r.same
+            )
+        )
 
     def way(self, spec: Spec) -> Way:
         """Return a spec with the settings that differ from the first spec."""
@@ -267,30 +352,40 @@ class Search:
         if not self.rows:
             self._cuts = _cut(p)
         gpu = set(p.head.targets) != {"cpu"}
-        same = not any(s.key in BITS for s in way.picked) and not (gpu and _cut(p) != self._cuts)
+        same = not any(s.key in BITS for s in way.picked) and not (
+            gpu and _cut(p) != self._cuts
+        )
         if self.over(needs):
             return Row(way, needs, same)
+        timed = Clock(p, self.device)
+        busy = _busy(timed)
+        if (
+            not self.device.cache
+        ):  # which bytes come from a cache depends on the whole plan
+            self._busy.setdefault(self._alike(spec), []).append(
+                (spec.train.recompute, busy)
+            )
         return Row(
             way,
             needs,
             same,
-            seconds=play.step(clock.Clock(p, self.device)).seconds,
+            seconds=play.step(timed).seconds,
+            busy=busy,
             wire=cost.training_wire(p).bytes,
             again=cost.again(p) / cost.flops(p),
         )
 
-    def add(self, spec: Spec, fitting: bool) -> None:
-        """Add a candidate. fitting: another one fits, so this one is dropped if a formula shows
-        that it does not."""
+    def add(self, spec: Spec, beside: Row | None = None) -> None:
+        """Add a candidate, unless formulas show that it is not better than the rows. beside: a row
+        that fits, and that it differs from."""
         name = _name(spec)
-        if name in self.rows:
+        if name in self.rows or name in self.dropped:
             return
-        limit = self.limits["device"]
         try:
-            if fitting and limit is not None and self.least(spec) > limit:
-                self.dropped += 1
-                return
-            self.rows[name] = self.row(spec)
+            if beside is not None and self.hopeless(spec, beside):
+                self.dropped.add(name)
+            else:
+                self.rows[name] = self.row(spec)
         except SpecError:
             if spec is self.spec:
                 raise
@@ -302,7 +397,9 @@ class Search:
         done: set[str] = set()
         while True:
             best = front(self.rows.values())
-            ahead = [row for row in best or self._tight() if _name(row.way.spec) not in done]
+            ahead = [
+                row for row in best or self._tight() if _name(row.way.spec) not in done
+            ]
             if not ahead:
                 return
             done.add(_name(ahead[0].way.spec))
@@ -310,11 +407,13 @@ class Search:
                 if self.planned >= MOST:
                     self.capped = True
                     return
-                self.add(made, bool(best))
+                self.add(made, ahead[0] if best else None)
 
     def _tight(self) -> list[Row]:
         """Return the candidates while none fits, the nearest to the limits first."""
-        return sorted(self.rows.values(), key=lambda row: (self.over(row.needs), row.speed))
+        return sorted(
+            self.rows.values(), key=lambda row: (self.over(row.needs), row.speed)
+        )
 
 
 def _name(spec: Spec) -> str:
@@ -331,14 +430,18 @@ def find(spec: Spec) -> Search:
         )
     device, memory = clock.device_of(spec), spec.cluster.memory
     there = None if device.target == "cpu" else device.memory or None
-    limits = {"device": memory.device or there, "host": memory.host, "file": memory.file}
+    limits = {
+        "device": memory.device or there,
+        "host": memory.host,
+        "file": memory.file,
+    }
     found, some = Search(spec, device, limits), settings(spec)
-    found.add(spec, False)
+    found.add(spec)
     found.climb([s for s in some if s.key not in BITS])
     for row in found.best or [found.first]:
         for s in some:
             if s.key in BITS:
-                found.add(s.change(row.way.spec), True)
+                found.add(s.change(row.way.spec), row if found.best else None)
     if not found.best:
         raise _nothing(found)
     return found
@@ -354,8 +457,8 @@ def _nothing(found: Search) -> SpecError:
         for name, limit in found.limits.items()
         if limit is not None and tight.needs[name] > limit
     )
-    other = front(found.rows.values())
-    hint = f"; or, with other bits, {' '.join(other[0].way.settings)}" if other else ""
+    other = [" ".join(row.way.settings) for row in found.other[:1]]
+    hint = f"; or, with other bits, {other[0]}" if other else ""
     given = getattr(spec.cluster.memory, name) is not None
     raise spec.wrong(
         f"cluster.memory.{name}",
@@ -397,11 +500,10 @@ def table(found: Search) -> str:
         for name, limit in found.limits.items()
         if limit is not None
     ]
-    other = [row for row in front(found.rows.values()) if not row.same]
     first = [] if found.first in found.best else [found.first]
     lines = [
         f"--fit: predicted, not measured, for {found.device.about}{''.join(limits)}",
-        f"{found.planned} candidates were planned, and {found.dropped} dropped by formulas"
+        f"{found.planned} candidates were planned, and {len(found.dropped)} dropped by formulas"
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "
         "say.",
@@ -410,6 +512,6 @@ def table(found: Search) -> str:
         _line("*", best, best),
         *(_line("", row, best) for row in [*rest, *first]),
     ]
-    if other:
-        lines += ["with other bits", *(_line("", row, best) for row in other)]
+    if found.other:
+        lines += ["with other bits", *(_line("", row, best) for row in found.other)]
     return "\n".join(lines) + "\n"
