@@ -155,10 +155,10 @@ def _idle(s: Setting, made: Spec) -> bool:
 class Row:
     """A candidate.
 
-    way: its spec with the settings that differ from the first spec; seconds: of a step, infinite if
-    it does not fit; needs: bytes by memory; same: whether its weights have the bits of the first
-    spec; busy: seconds of a step in functions of units; wire: bytes that a rank receives in a step; again: FLOPs that are computed twice, as a
-    share of the model's.
+    way: its spec with the settings that differ from the first spec; needs: bytes by memory; same:
+    whether its weights have the bits of the first spec; seconds: of a step, infinite if it does not
+    fit; busy: seconds of a step in functions of units; wire: bytes that a rank receives in a step;
+    again: FLOPs that are computed twice, as a share of the model's.
     """
 
     way: Way
@@ -220,8 +220,11 @@ def _cut(p: Plan) -> list[tuple[str, int]]:
 
 @dataclass
 class Search:
-    """The candidates of a spec so far. limits: bytes by memory; none: a memory without a limit;
-    capped: the search ended before it was complete."""
+    """The candidates of a spec so far.
+
+    limits: bytes by memory, None without a limit; rows: by name, those that were planned; dropped:
+    names of those that formulas excluded; capped: the search ended before it was complete.
+    """
 
     spec: Spec
     device: Device
@@ -396,7 +399,7 @@ class Search:
         """Change rows of the front until that improves nothing, or MOST candidates are planned."""
         done: set[str] = set()
         while True:
-            best = front(self.rows.values())
+            best = self.best
             ahead = [
                 row for row in best or self._tight() if _name(row.way.spec) not in done
             ]
@@ -506,7 +509,7 @@ def table(found: Search) -> str:
         f"{found.planned} candidates were planned, and {len(found.dropped)} dropped by formulas"
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "
-        "say.",
+        "say" + "; the last one is the spec as it is" * bool(first),
         f"{'':<2}{'a step':>10}{'longer':>9}{'device':>12}{'host':>12}{'a rank gets':>14}"
         f"{'twice':>8}  settings",
         _line("*", best, best),
