@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
-  gen/zgen model_specs/llama3-8b.yaml --set cluster.ranks=8 --fit --emit spec -o fast.yaml
+  gen/zgen model_specs/gpt2-124m-8gpu.yaml --fit --emit spec -o fast.yaml
   gen/zgen --from DIR --emit spec -o mine.yaml
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg

@@ -31,7 +31,7 @@ from ..read.spec import SpecError
 from . import budget, fits, knobs
 from .knobs import DISK, Setting, Way
 
-MOST = 400  # candidates that are planned at most with the same bits, and again with other bits
+MOST = 300  # candidates with the same bits that are planned at most
 LEVELS = (
     100  # of time, between t and e * t: rows at the same level count as equally fast
 )
@@ -191,7 +191,11 @@ class Row:
     @property
     def level(self) -> tuple[object, ...]:
         """Sorts rows by level of time, of a level the one with the least memory first."""
-        return round(LEVELS * math.log(self.seconds)), self.device, self.plain
+        return _level(self.seconds), self.device, self.plain
+
+
+def _level(seconds: float) -> int:
+    return round(LEVELS * math.log(seconds))
 
 
 def front(rows: Iterable[Row]) -> list[Row]:
@@ -223,7 +227,8 @@ class Search:
     """The candidates of a spec so far.
 
     limits: bytes by memory, None without a limit; rows: by name, those that were planned; dropped:
-    names of those that formulas excluded; capped: the search ended before it was complete.
+    names of those that cannot be planned, do not fit or are beaten, by formulas; capped: the search
+    ended before it was complete.
     """
 
     spec: Spec
@@ -315,8 +320,8 @@ class Search:
         return max((busy for fewer, busy in known if {*fewer} <= words), default=0.0)
 
     def hopeless(self, spec: Spec, beside: Row) -> bool:
-        """Return whether formulas show that a candidate does not fit, or that a row is as fast and
-        needs no more memory. beside: the row that the candidate differs from."""
+        """Return whether formulas show that a candidate does not fit or is beaten. beside: the row
+        that it differs from."""
         least, old = self.least(spec), beside.way.spec
         if (
             replace(old, train=replace(old.train, recompute=spec.train.recompute))
@@ -324,15 +329,24 @@ class Search:
         ):
             # Recomputation changes saved values and temporary space alone.
             least = beside.device + self._activations(spec) - self._activations(old)
-        limit, soonest = self.limits["device"], self.soonest(spec)
+        limit = self.limits["device"]
         return (
             limit is not None
             and least > limit
-            or any(
-                r.seconds <= soonest and r.device <= least
-                for r in self.rows.values()
-                if r.same
-            )
+            or self.beaten(self.soonest(spec), least)
+        )
+
+    def beaten(self, soonest: float, least: int) -> bool:
+        """Return whether a candidate that takes at least this time and memory is neither the
+        fastest nor in the front."""
+        rows = [
+            row for row in self.rows.values() if row.same and row.seconds < math.inf
+        ]
+        if not soonest or not rows or soonest < min(row.seconds for row in rows):
+            return False
+        return any(
+            row.device <= least and _level(row.seconds) <= _level(soonest)
+            for row in rows
         )
 
     def way(self, spec: Spec) -> Way:
@@ -345,8 +359,8 @@ class Search:
         )
         return Way(spec, tuple(new))
 
-    def row(self, spec: Spec) -> Row:
-        """Plan a candidate, and predict its time if it fits."""
+    def row(self, spec: Spec) -> Row | None:
+        """Plan a candidate, and predict its time if it fits. Return None if it is beaten."""
         p = build.build(spec).plan
         self.planned += 1
         if self.planned % 25 == 0:
@@ -362,9 +376,8 @@ class Search:
             return Row(way, needs, same)
         timed = Clock(p, self.device)
         busy = _busy(timed)
-        if (
-            not self.device.cache
-        ):  # which bytes come from a cache depends on the whole plan
+        # Which bytes come from a cache depends on the whole plan.
+        if not self.device.cache:
             self._busy.setdefault(self._alike(spec), []).append(
                 (spec.train.recompute, busy)
             )
@@ -385,13 +398,16 @@ class Search:
         if name in self.rows or name in self.dropped:
             return
         try:
-            if beside is not None and self.hopeless(spec, beside):
-                self.dropped.add(name)
-            else:
-                self.rows[name] = self.row(spec)
+            hopeless = beside is not None and self.hopeless(spec, beside)
+            row = None if hopeless else self.row(spec)
         except SpecError:
             if spec is self.spec:
                 raise
+            row = None
+        if row is None:
+            self.dropped.add(name)
+        else:
+            self.rows[name] = row
 
     # ---- the search
 
@@ -506,7 +522,7 @@ def table(found: Search) -> str:
     first = [] if found.first in found.best else [found.first]
     lines = [
         f"--fit: predicted, not measured, for {found.device.about}{''.join(limits)}",
-        f"{found.planned} candidates were planned, and {len(found.dropped)} dropped by formulas"
+        f"{found.planned} candidates were planned, and {len(found.dropped)} dropped"
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "
         "say" + "; the last one is the spec as it is" * bool(first),
