@@ -209,7 +209,7 @@ def test_every_room_is_told() -> None:
         ("plan", set()),
         ("facts", {"plan"}),
         ("check", {"plan", "facts"}),
-        ("write", {"plan", "facts", "read", "home"}),
+        ("write", {"plan", "facts", "read", "predict", "home"}),
         ("read", {"facts"}),
     ],
 )
