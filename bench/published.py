@@ -18,9 +18,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import bench
 import numpy as np
 import results
 import yaml
