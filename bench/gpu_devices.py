@@ -42,19 +42,7 @@ from zg.read import spec
 
 CSV = ROOT / "bench" / "results" / "h200.csv"
 CASES = [c for c in gpu_cases.MEASURED if c.card in ("", "140")]
-# Milliseconds of a step, measured (docs/performance.md)
-STEPS = {
-    "gpt2-124m": 124.3,
-    "gpt2-1558m": 340.8,
-    "llama3-8b-16": 489.5,
-    "qwen3-0.6b": 231.2,
-}
-# Attention's microseconds before and after by the profiler, by elements of a head.
-FORWARD = {64: (455, 420), 128: (1610, 1190)}
-BACKWARD = {
-    64: (272 + 671 + 511, 71 + 650 + 389),
-    128: (83 + 3760 + 2390, 49 + 2400 + 1570),
-}
+SERIAL = {"zk_loss_sum"}  # by one block: no other kernel is as slow
 # Shares of the rate of large calls that small ones have, by FLOPs and by bytes (calculon).
 SMALL = {
     "products": ((1e8, 0.1 / 0.95), (1e9, 0.6 / 0.95), (1.6e10, 0.9 / 0.95)),
@@ -90,10 +78,9 @@ HOPPER = {
     "old": (0.0, ""),
     "network": (
         3.23e11,
-        "NCCL's all-gather of 4 hosts with 3.2 Tb/s each "
-        "(git.onestrm.cn/aigatech/vpbenchmarking)",
+        "NCCL's all-gather of 4 hosts with 3.2 Tb/s, git.onestrm.cn/aigatech/vpbenchmarking",
     ),
-    "host": (5.5e10, "PCIe 5, measured there"),
+    "host": (5.5e10, "PCIe 5, measured, git.onestrm.cn/aigatech/vpbenchmarking"),
     "update": 7.6e10,
 }
 AMPERE = {
@@ -101,14 +88,14 @@ AMPERE = {
     "peak": (312e12, 19.5e12),
     "products": (
         271.2 / 794.5,
-        "best products of A100 and H100 in stas00/ml-engineering: 271.2 and 794.5 TFLOP/s",
+        "best of A100 and H100, 271.2 and 794.5 TFLOP/s, stas00/ml-engineering",
     ),
     "old": (
         108 * 1.41 / (132 * 1.83),
         "SMs and clocks: 108 of 1.41 GHz, 132 of 1.83 GHz",
     ),
-    "peers": (2.35e11, "NCCL's all-reduce by rings (stas00/ml-engineering)"),
-    "network": (1.8e11, "90 % of 1.6 Tb/s a host (calculon's efficiency)"),
+    "peers": (2.35e11, "NCCL's all-reduce by rings, stas00/ml-engineering"),
+    "network": (1.8e11, "90 % (calculon) of 1.6 Tb/s a host"),
     "host": (2.7e10, "PCIe 4: half of PCIe 5's"),
     "update": 5.1e10,
 }
@@ -118,7 +105,7 @@ GPUS = (
         about="NVIDIA H200 SXM 141 GB",
         memory=141e9,
         others=(1.0, "measured"),
-        peers=(3.61e11, "NCCL's all-gather (stas00/ml-engineering)"),
+        peers=(3.61e11, "NCCL's all-gather, stas00/ml-engineering"),
         **HOPPER,
     ),
     Gpu(
@@ -126,7 +113,7 @@ GPUS = (
         about="NVIDIA H100 SXM5 80 GB",
         memory=80e9,
         others=(3350 / 4800, "memory of 3350 and 4800 GB/s"),
-        peers=(3.6e11, "NCCL's all-gather (github.com/NVIDIA/nccl-tests/issues/326)"),
+        peers=(3.6e11, "NCCL's all-gather, github.com/NVIDIA/nccl-tests/issues/326"),
         **HOPPER,
     ),
     Gpu(
@@ -152,8 +139,8 @@ GPUS = (
         products=(2250 / 989, "peaks of 2250 and 989 TFLOP/s"),
         old=(148 / 132, "SMs: 148 and 132"),
         others=(7672 / 4800, "memory of 7672 and 4800 GB/s"),
-        peers=(6.82e11, "NCCL's all-reduce by rings (stas00/ml-engineering)"),
-        network=(3.82e11, "NCCL's all-reduce of 4 hosts (stas00/ml-engineering)"),
+        peers=(6.82e11, "NCCL's all-reduce by rings, stas00/ml-engineering"),
+        network=(3.82e11, "NCCL's all-reduce of 4 hosts, stas00/ml-engineering"),
         host=(5.5e10, "PCIe 5, as H100's"),
         update=8.9e10,
     ),
@@ -181,17 +168,22 @@ rates:
 {f32}
 """
 HEAD = """\
-{g.name}.yaml -- {g.about}, for our kernels; written by bench/gpu_devices.py.
-Rates of kernels over those measured on an H200 (bench/results/h200.csv): products {g.products[0]:.3g}
-({g.products[1]}); {attention}other kernels and copies
-{g.others[0]:.3g} ({g.others[1]}). Small calls have the shares of these rates that
-calculon's systems/h100_80g_nvl8.json gives them. Products in f32: 0.806 of the peak, as those of
-8192^3 in bf16 on the H200; no other number of f32 was measured.
-peers: {g.peers[1]}. network: {g.network[1]}.
-Latencies: a ring's with the simple protocol in NCCL's src/graph/tuning.cc, of a hop to another host
-averaged over 8 ranks a host. takes: calculon's. host: {g.host[1]}. launch: of a kernel in a graph,
-1 to 4 us on the H200. update: an eighth of the memory bandwidth of a host with two processors.
-read, write: a drive's data sheet."""
+# {g.name}.yaml -- {g.about}, for our kernels; written by bench/gpu_devices.py.
+# rates: those measured on an H200 (bench/results/h200.csv) times a factor, of
+#   products {g.products[0]:.3g}: {g.products[1]}
+#   attention {attention[0]:.3g}: {attention[1]}
+#   other kernels, and copy, {g.others[0]:.3g}: {g.others[1]}
+#   small calls: the shares of large calls' rates of calculon, systems/h100_80g_nvl8.json
+#   products in f32: the share of the peak that those of 8192^3 have in bf16 on the H200, 0.806
+# peers: {g.peers[1]}
+# network: {g.network[1]}
+# latency, hop: a ring's with the simple protocol, NCCL's src/graph/tuning.cc; between hosts the
+#   mean of 7 hops within a host and one to another
+# takes: calculon
+# host: {g.host[1]}
+# launch: of a kernel in a graph, 1 to 4 us on the H200
+# update: an eighth of the memory's bandwidth of a host with two processors, by data sheets
+# read, write: a drive's data sheet"""
 
 
 # ---- kernels of the H200
@@ -221,24 +213,34 @@ def works(p: Plan) -> Iterator[tuple[str, str, float]]:
             yield call.kernel, shapes[call.launch], work
 
 
+@functools.cache
+def tables() -> list[list[list[str]]]:
+    """Return the rows of the results' tables: steps, in the order of CASES; attention kernels."""
+    blocks = results.read(CSV.with_name("gpu.yaml")).found
+    return [block.rows for block in blocks if isinstance(block, results.Table)]
+
+
 def sooner(kernel: str, shape: str) -> float:
     """Return the time of an attention kernel after its change, over the time before."""
-    by_head = {"zk_attention_fwd": FORWARD, "zk_attention_bwd": BACKWARD}.get(kernel)
-    if by_head is None:
+    if class_of(kernel) != "attention":
         return 1.0
-    before, after = by_head[int(shape.split()[-1])]
+    _, rows = tables()
+    wide = shape.split()[-1] == "128"  # the first four rows have heads of 64 elements
+    forward, *backward = rows[4:] if wide else rows[:4]
+    some = backward if kernel.endswith("bwd") else [forward]
+    before, after = (sum(float(row[n]) for row in some) for n in (2, 3))
     return after / before
 
 
 def curve(points: Iterable[tuple[float, float]], group: str) -> Curve:
-    """Return the curve of (work, seconds): a point for each power of two, and smaller calls."""
-    octaves: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    """Return the curve of (work, seconds): a point for each power of four, and smaller calls."""
+    near: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for work, seconds in points:
-        octaves[int(math.log2(work))].append((work, seconds))
+        near[int(math.log(work, 4))].append((work, seconds))
     found = []
-    for _, near in sorted(octaves.items()):
-        total = sum(w for w, _ in near)
-        found.append((total / len(near), total / sum(s for _, s in near)))
+    for _, calls in sorted(near.items()):
+        total = sum(w for w, _ in calls)
+        found.append((total / len(calls), total / sum(s for _, s in calls)))
     first, top = found[0]
     return (*((w, part * top) for w, part in SMALL[group] if w < first), *found)
 
@@ -260,7 +262,8 @@ def measured(new: bool) -> Mapping[str, Curve]:
                 by_kernel[kernel].append((work, seconds))
     by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kernel, points in by_kernel.items():
-        by_class[class_of(kernel)] += points
+        if kernel not in SERIAL:
+            by_class[class_of(kernel)] += points
     classes = {name: curve(by_class[name], name) for name in device.CLASSES}
     own = {name: curve(points, class_of(name)) for name, points in by_kernel.items()}
     return classes | own
@@ -275,10 +278,18 @@ def before() -> Device:
 
 def steps() -> Iterator[tuple[str, float, float]]:
     """Yield the measured steps: name, predicted and measured seconds."""
-    on = before()
-    for case in CASES:
-        predicted = play.step(Clock(plan(case), on)).seconds
-        yield case.name, predicted, 1e-3 * STEPS[case.name]
+    rows, _ = tables()
+    for case, row in zip(CASES, rows, strict=True):
+        predicted = play.step(Clock(plan(case), before())).seconds
+        yield case.name, predicted, 1e-3 * float(row[2])
+
+
+def steps_table() -> results.Table:
+    rows = [
+        f"{name} | {1e3 * real:.1f} | {1e3 * took:.1f} | {took / real - 1:+.1%}"
+        for name, took, real in steps()
+    ]
+    return results.table("model | measured, ms | predicted, ms | error", rows)
 
 
 # ---- files
@@ -313,16 +324,11 @@ def text(g: Gpu) -> str:
         ),
         "others": rates["others"],
     }
-    attention = (
-        f"attention {g.old[0]:.3g} of the old kernels' ({g.old[1]}); "
-        if g.old[0]
-        else ""
-    )
-    head = HEAD.format(g=g, attention=attention).replace("\n", " ").split(". ")
-    wrapped = textwrap.wrap(". ".join(head), 98, break_on_hyphens=False)
+    new = (1.0, "measured, new kernels")
+    attention = (g.old[0], "old kernels; " + g.old[1]) if g.old[0] else new
     return FILE.format(
         g=g,
-        head="\n".join(f"# {line}" for line in wrapped),
+        head=HEAD.format(g=g, attention=attention),
         copy=1.35e12 * g.others[0],  # 2.7 TB/s read and written on the H200
         bf16=lines(rates),
         f32=lines(f32),
@@ -334,15 +340,7 @@ def main(argv: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     if argv:
-        rows = [
-            f"{name} | {1e3 * took:.1f} | {1e3 * real:.1f} | {took / real - 1:+.1%}"
-            for name, took, real in steps()
-        ]
-        print(
-            results.text(
-                [results.table("model | predicted, ms | measured, ms | error", rows)]
-            )
-        )
+        print(results.markdown(steps_table()))
         return 0
     for g in GPUS:
         (device.FOLDER / f"{g.name}.yaml").write_text(text(g))

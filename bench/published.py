@@ -4,11 +4,11 @@
     published.py fit    first fits the device file of llm-foundry's runs, tests/data/h100-fsdp.yaml
 
 llm-foundry's runs were PyTorch 2.1's FSDP, whose kernels are not ours, so a few constants are
-fitted, to every second row of its table. The other rows, and llm.c's, test predictions: llm.c's are
-predicted by the device files of gen/zg/devices.
+fitted, to every second row of its table. The other rows test predictions, as do llm.c's, which have
+the device files of gen/zg/devices.
 
 The fit is a damped least-squares one (Levenberg) of the errors' logarithms over the constants'
-logarithms. Constants that are not fitted are in FIXED, with their sources.
+logarithms. Constants that are not fitted are in FILE, with their sources.
 """
 
 from __future__ import annotations
@@ -32,36 +32,40 @@ from zg.read import spec
 DATA = ROOT / "tests" / "data"
 FSDP = DATA / "h100-fsdp.yaml"
 # Where a fit begins: FLOP/s of large products, bytes/s of large other kernels, the share that a
-# collective takes of arithmetic, seconds that a collective takes for each further rank.
-START = {"products": 6e14, "others": 1.5e12, "takes": 0.2, "hop": 1e-6}
-FIXED = """\
-# h100-fsdp.yaml -- NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP, written by
+# collective takes of arithmetic.
+START = {"products": 6e14, "others": 1.5e12, "takes": 0.2}
+# Shares of the rate of large calls, by FLOPs and by bytes (calculon).
+SHARES = {
+    "products": ((1e9, 0.6 / 0.95), (1.6e10, 0.9 / 0.95), (1.28e11, 1.0)),
+    "others": ((1e6, 0.6 / 0.9), (1e7, 0.75 / 0.9), (1e8, 1.0)),
+}
+FILE = """\
+# h100-fsdp.yaml -- NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP; written by
 # bench/published.py fit.
 # Fitted to every second row of llm-foundry's table (published.yaml): the rates of large products
-# and of large other kernels, takes, hop. With one sequence length the rates of attention and of
-# other kernels cannot be told apart: FlashAttention-2's is the 335 TFLOP/s of its paper
-# (arXiv:2307.08691), the rest is in the rate of others. How rates fall with size: calculon,
-# systems/h100_80g_nvl8.json. peers: NCCL's all-gather (github.com/NVIDIA/nccl-tests/issues/326);
-# network: NCCL's all-gather over 4 hosts of 3.2 Tb/s (git.onestrm.cn/aigatech/vpbenchmarking).
-# Sources of the rest: docs/prediction.md.
+# and of large other kernels, and takes. FSDP copies in and out of each collective; takes has that
+# time, too. With one sequence length the rates of attention and of other kernels cannot be told
+# apart: FlashAttention-2's is the 335 TFLOP/s of its paper (arXiv:2307.08691).
+# small calls: the shares of large calls' rates of calculon, systems/h100_80g_nvl8.json
+# the rest: gen/zg/devices/h100.yaml
 about: NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP, fitted
 target: sm_90
 memory: 80000000000
 peak: {{bf16: 9.89e+14}}
 launch: 2.0e-6
-copy: 1.45e+12
+copy: 9.42e+11
 update: 7.6e+10
-peers: {{bandwidth: 3.6e+11, latency: 2.0e-5, takes: {takes:.3f}}}
-network: {{bandwidth: 3.23e+11, latency: 3.0e-5, hop: {hop:.2e}, takes: {takes:.3f}}}
+peers: {{bandwidth: 3.6e+11, latency: 8.4e-6, hop: 3.4e-6, takes: {takes:.3f}}}
+network: {{bandwidth: 3.23e+11, latency: 8.4e-6, hop: 4.7e-6, takes: {takes:.3f}}}
 host: {{bandwidth: 5.5e+10, latency: 1.0e-5}}
 read: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
 write: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
 rates:
 - precision: bf16
   cold:
-    products: [[1.0e+9, {products[0]:.2e}], [1.6e+10, {products[1]:.2e}], [1.28e+11, {products[2]:.2e}]]
+    products: [{products}]
     attention: [[1.0e+9, 3.35e+14]]
-    others: [[1.0e+6, {others[0]:.2e}], [1.0e+7, {others[1]:.2e}], [1.0e+8, {others[2]:.2e}]]
+    others: [{others}]
 """
 SPEC = """\
 name: {model}
@@ -169,7 +173,7 @@ def of(word: str) -> Device:
 
 
 def predicted(row: Row, on: Device | None = None) -> float:
-    """Return the tokens per second and GPU that are predicted. on: another device than the row's."""
+    """Return the predicted tokens per second and GPU. on: another device than the row's."""
     p = plan(row)
     clock = (Clock if row.reduced == "f32" else seconds.Clock)(p, on or of(row.device))
     tokens = p.head.sequence * row.micro_batch * row.micro_batches
@@ -185,21 +189,27 @@ def error(row: Row, on: Device | None = None) -> float:
 
 def written(x: dict[str, float]) -> str:
     """Return the device file of fitted constants."""
-    return FIXED.format(
-        takes=min(0.9, x["takes"]),
-        hop=x["hop"],
-        products=[x["products"] * part for part in (0.6 / 0.95, 0.9 / 0.95, 1)],
-        others=[x["others"] * part for part in (0.3 / 0.9, 0.75 / 0.9, 1)],
+
+    def curve(name: str) -> str:
+        points = ((work, part * x[name]) for work, part in SHARES[name])
+        return ", ".join(f"[{w:.2e}, {r:.3e}]" for w, r in points)
+
+    return FILE.format(
+        takes=min(0.9, x["takes"]), products=curve("products"), others=curve("others")
     )
+
+
+def misses(some: Sequence[Row], x: dict[str, float]) -> np.ndarray:
+    """Return the logarithms of predicted over published rates."""
+    on = device.read(written(x), FSDP.name)
+    return np.log([1 + error(row, on) for row in some])
 
 
 def fitted(some: Sequence[Row], rounds: int = 8, damping: float = 1e-3) -> str:
     """Return the device file whose constants fit some rows."""
 
     def errors(logs: np.ndarray) -> np.ndarray:
-        made = written(dict(zip(START, np.exp(logs), strict=True)))
-        on = device.read(made, FSDP.name)
-        return np.log([1 + error(row, on) for row in some])
+        return misses(some, dict(zip(START, np.exp(logs), strict=True)))
 
     x = np.log(list(START.values()))
     for _ in range(rounds):
@@ -221,9 +231,15 @@ def summary(errors: Sequence[float]) -> str:
     return f"mean {sizes.mean():.1%}, greatest {sizes.max():.1%}"
 
 
+@functools.cache
+def errors() -> tuple[tuple[Row, float], ...]:
+    """Return all rows with their errors, by the device files as they are."""
+    return tuple((row, error(row)) for row in rows())
+
+
 def table() -> list[results.Block]:
     """Return the rows with their predictions, and the errors of each table and half."""
-    every = [(row, error(row)) for row in rows()]
+    every = errors()
     cells = [
         f"{r.table} | {r.model} | {r.ranks} | {r.micro_batches} x {r.micro_batch} | {r.stage} | "
         f"{r.recompute} | {r.half} | {r.rate:,.0f} | {r.rate * (1 + e):,.0f} | {e:+.1%}"
