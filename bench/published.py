@@ -55,8 +55,8 @@ peak: {{bf16: 9.89e+14}}
 launch: 2.0e-6
 copy: 9.42e+11
 update: 7.6e+10
-peers: {{bandwidth: 3.6e+11, latency: 8.4e-6, hop: 3.4e-6, takes: {takes:.3f}}}
-network: {{bandwidth: 3.23e+11, latency: 8.4e-6, hop: 4.7e-6, takes: {takes:.3f}}}
+peers: {{bandwidth: 3.6e+11, latency: 8.4e-6, hop: 3.4e-6, takes: {takes}}}
+network: {{bandwidth: 3.23e+11, latency: 8.4e-6, hop: 4.7e-6, takes: {takes}}}
 host: {{bandwidth: 5.5e+10, latency: 1.0e-5}}
 read: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
 write: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
@@ -188,11 +188,12 @@ def error(row: Row, on: Device | None = None) -> float:
 
 
 def written(x: dict[str, float]) -> str:
-    """Return the device file of fitted constants."""
+    """Return the device file of fitted constants, which have three digits there."""
+    x = {name: float(f"{value:.3g}") for name, value in x.items()}
 
     def curve(name: str) -> str:
         points = ((work, part * x[name]) for work, part in SHARES[name])
-        return ", ".join(f"[{w:.2e}, {r:.3e}]" for w, r in points)
+        return ", ".join(f"[{w:.2e}, {r:.4e}]" for w, r in points)
 
     return FILE.format(
         takes=min(0.9, x["takes"]), products=curve("products"), others=curve("others")
