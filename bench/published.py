@@ -2,6 +2,7 @@
 
     published.py        prints a Markdown table: published and predicted rates, and errors
     published.py fit    first fits the device file of llm-foundry's runs, tests/data/h100-fsdp.yaml
+    published.py models prints the errors of every second model if others alone are fitted to
 
 llm-foundry's runs were PyTorch 2.1's FSDP, whose kernels are not ours, so a few constants are
 fitted, to every second row of its table. The other rows test predictions, as do llm.c's, which have
@@ -259,10 +260,25 @@ def table() -> list[results.Block]:
     return ["Errors: " + "; ".join(said) + ".", results.table(columns, cells)]
 
 
+def by_models() -> str:
+    """Return the errors of every second model if constants are fitted to the models between."""
+    some = [row for row in rows() if row.device == "tests/data/h100-fsdp.yaml"]
+    models = sorted(
+        {r.model for r in some},
+        key=lambda m: -max(r.rate for r in some if r.model == m),
+    )
+    left, rest = ([r for r in some if r.model in models[n::2]] for n in (0, 1))
+    on = device.read(fitted(left), FSDP.name)
+    return f"{', '.join(models[1::2])}: {summary([error(r, on) for r in rest])}"
+
+
 def main(argv: list[str]) -> int:
-    if argv not in ([], ["fit"]):
+    if argv not in ([], ["fit"], ["models"]):
         print(__doc__, file=sys.stderr)
         return 2
+    if argv == ["models"]:
+        print(by_models())
+        return 0
     if argv:
         half = [row for row in rows() if row.half == "fit"]
         FSDP.write_text(fitted(half))
