@@ -48,8 +48,8 @@ def operands(p: Plan, step: Step, call: Call) -> list[Operand]:
         }.get(f.type)
         if width is None and f.type in numbers:  # f32 if the number is not 0
             width = 4 if numbers[f.type] else ops.BYTES[p.head.real]
-        if width is None or f.elems == "" and "n" not in numbers:
-            continue  # a table, or the step's constants
+        if width is None or f.elems == "" and (f.type == "i64" or "n" not in numbers):
+            continue  # a table, the step's constants, or its few integer sums
         # one row for each token
         rows = "B*T" if f.elems.startswith("*") else ""
         elems = value(rows + f.elems if f.elems else "n", known)
