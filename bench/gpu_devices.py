@@ -32,12 +32,10 @@ from gpu_cases import ROOT
 
 sys.path.append(str(ROOT / "gen"))
 from zg import build
-from zg.facts.kernels import spent
-from zg.plan.operand import of_layer, whole
 from zg.plan.plan import Plan
 from zg.predict import device, play
 from zg.predict.device import Curve, Device, class_of
-from zg.predict.seconds import Clock, operands
+from zg.predict.seconds import Clock, Work, work
 from zg.read import spec
 
 CSV = ROOT / "bench" / "results" / "h200.csv"
@@ -48,7 +46,8 @@ SMALL = {
     "products": ((1e8, 0.1 / 0.95), (1e9, 0.6 / 0.95), (1.6e10, 0.9 / 0.95)),
     "others": ((1e5, 0.3 / 0.9), (1e6, 0.6 / 0.9), (1e7, 0.75 / 0.9)),
 }
-SMALL["attention"] = SMALL["products"]
+# The size of attention is that of one head, of which a call has about a hundred.
+SMALL["attention"] = tuple((w / 100, part) for w, part in SMALL["products"])
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def plan(case: gpu_cases.Case) -> Plan:
         return build.build(spec.load(file.name, keys)).plan
 
 
-def works(p: Plan) -> Iterator[tuple[str, str, float]]:
+def works(p: Plan) -> Iterator[tuple[str, str, Work]]:
     """Yield kernel, shape as in the table, and work of the first call of each launch: the one that
     was timed."""
     shapes = {row.name: " ".join(map(str, row.shape)) for row in p.launches}
@@ -207,10 +206,7 @@ def works(p: Plan) -> Iterator[tuple[str, str, float]]:
             if call.launch in seen:
                 continue
             seen.add(call.launch)
-            flops = whole(of_layer(spent(call.kernel, call.args, 1), step.layer))
-            moved = sum(o.bytes for o in operands(p, step, call))
-            work = moved if class_of(call.kernel) == "others" else flops
-            yield call.kernel, shapes[call.launch], work
+            yield call.kernel, shapes[call.launch], work(p, step, call)
 
 
 @functools.cache
@@ -232,15 +228,16 @@ def sooner(kernel: str, shape: str) -> float:
     return after / before
 
 
-def curve(points: Iterable[tuple[float, float]], group: str) -> Curve:
-    """Return the curve of (work, seconds): a point for each power of four, and smaller calls."""
-    near: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for work, seconds in points:
-        near[int(math.log(work, 4))].append((work, seconds))
+def curve(points: Iterable[tuple[Work, float]], group: str) -> Curve:
+    """Return the curve of (work, seconds): a point for each power of four of sizes, and smaller
+    calls."""
+    near: dict[int, list[tuple[Work, float]]] = defaultdict(list)
+    for of, seconds in points:
+        near[int(math.log(of.size, 4))].append((of, seconds))
     found = []
     for _, calls in sorted(near.items()):
-        total = sum(w for w, _ in calls)
-        found.append((total / len(calls), total / sum(s for _, s in calls)))
+        size = sum(w.size for w, _ in calls) / len(calls)
+        found.append((size, sum(w.amount for w, _ in calls) / sum(s for _, s in calls)))
     first, top = found[0]
     return (*((w, part * top) for w, part in SMALL[group] if w < first), *found)
 
@@ -253,14 +250,14 @@ def measured(new: bool) -> Mapping[str, Curve]:
             (row["model"], row["kernel"], row["shape"]): 1e-6 * float(row["us"])
             for row in csv.DictReader(file)
         }
-    by_kernel: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_kernel: dict[str, list[tuple[Work, float]]] = defaultdict(list)
     for case in CASES:
-        for kernel, shape, work in works(plan(case)):
-            if work:
+        for kernel, shape, of in works(plan(case)):
+            if of.amount:
                 seconds = times[case.name, kernel, shape]
                 seconds *= sooner(kernel, shape) if new else 1.0
-                by_kernel[kernel].append((work, seconds))
-    by_class: dict[str, list[tuple[float, float]]] = defaultdict(list)
+                by_kernel[kernel].append((of, seconds))
+    by_class: dict[str, list[tuple[Work, float]]] = defaultdict(list)
     for kernel, points in by_kernel.items():
         if kernel not in SERIAL:
             by_class[class_of(kernel)] += points
