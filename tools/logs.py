@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +94,30 @@ def before(steps: Steps, end: int) -> Steps:
     return {n: record for n, record in steps.items() if n < end}
 
 
+def named(paths: Sequence[Path]) -> list[str]:
+    """Return the name of each log: its file's stem if these are unique, else its path from the
+    common folder."""
+    stems = [p.stem if p.stem.strip(".") else p.name for p in paths]
+    if len(set(stems)) == len(stems):
+        return stems
+    whole = [Path(os.path.abspath(path)) for path in paths]
+    above = os.path.commonpath([path.parent for path in whole])
+    return [str(path.relative_to(above)) for path in whole]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A run's first training step. repeated: steps of earlier runs that it makes again; run: its
+    record."""
+
+    step: int
+    repeated: int
+    run: Record
+
+
 class Log:
-    """Content of a log. run: the last run's record; steps: the numbers of each step; unread: a
-    message for each line that is no record."""
+    """Content of a log. run: the last run's record; steps: the numbers of each step; starts: those
+    of the runs that made them; unread: a message for each line that is no record."""
 
     run: Record
     steps: Steps
@@ -106,6 +129,7 @@ class Log:
 
     def clear(self) -> None:
         self.run, self.steps = {}, {}
+        self.starts: list[Start] = []
         self.ended = False
         self.begins = False  # the last run has no training step yet
         self.at = 0  # bytes that are read
@@ -144,7 +168,10 @@ class Log:
         step = found["step"]
         if self.begins and "loss" in found:
             self.begins = False
-            self.steps, new = before(self.steps, step), before(new, step)
+            kept = before(self.steps, step)
+            start = Start(step, len(self.steps) - len(kept), self.run)
+            self.starts = [*(self.starts if kept else ()), start]
+            self.steps, new = kept, before(new, step)
         for steps in (self.steps, new):
             steps.setdefault(step, {}).update(found)
         return new

@@ -33,7 +33,7 @@ from typing import Protocol
 import plotext
 from checkpoint import Bad, code_of, printable
 from curve import axes, curve, drawable, write
-from logs import Log, Record, Steps, is_number
+from logs import Log, Record, Steps, is_number, named
 from zg.commandline import Parser
 from zg.output import FOLDERS, naming, nowhere
 from zg.write.svg import clean
@@ -232,17 +232,6 @@ def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
 
 
 # ---- watching
-
-
-def named(paths: Sequence[Path]) -> list[str]:
-    """Return the name of each log: its file's stem if these are unique, else its path from the
-    common folder."""
-    stems = [p.stem if p.stem.strip(".") else p.name for p in paths]
-    if len(set(stems)) == len(stems):
-        return stems
-    whole = [Path(os.path.abspath(path)) for path in paths]
-    above = os.path.commonpath([path.parent for path in whole])
-    return [str(path.relative_to(above)) for path in whole]
 
 
 class Watch:

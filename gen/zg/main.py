@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   gen/zgen --from DIR --emit spec -o mine.yaml
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
+  gen/zgen model_specs/gpt2-124m.yaml --emit report -o report.html
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
 exit codes:
@@ -80,6 +81,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
             "time",
             "time.json",
             "timeline",
+            "report",
             "config",
             "spec",
             "bundle",
@@ -89,7 +91,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "layout of a rank's memory, byte by byte; explain: communication volume, FLOPs and "
         "commands of a step; time: the predicted time of a step on `cluster.device`, by parts, and "
         "the waits in it; time.json: the same as data; timeline: an SVG picture of a step, with "
-        "predicted times; config: the value of every key and where it comes from; spec: SPEC "
+        "predicted times; report: one HTML page of model, memory, predicted times, wire and "
+        "recipe; config: the value of every key and where it comes from; spec: SPEC "
         "merged with --zero and --set; bundle: a folder with train.c and everything that make or "
         "ninja needs to build it",
     )
@@ -140,7 +143,7 @@ def text(args: argparse.Namespace) -> str:
     from .predict import clock, cost
     from .read import spec
     from .search import fit, search
-    from .write import config, explain, notes, timeline, times
+    from .write import config, explain, notes, report, timeline, times
 
     read = spec.load(args.spec, args.set, args.zero, args.folder)
     fitted = ""
@@ -158,7 +161,8 @@ def text(args: argparse.Namespace) -> str:
     check.check(built.plan)
     progress.doing(f"writes --emit {args.emit}")
     others = functools.partial(search.other_rules, built.spec)
-    for note in (*built.notes, *notes.notes(built.plan, others)):
+    told = (*built.notes, *notes.notes(built.plan, others))
+    for note in told:
         print(f"zgen: note: {note}", file=sys.stderr)
     if fitted and args.emit != "explain":
         print(fitted, end="", file=sys.stderr)
@@ -180,6 +184,8 @@ def text(args: argparse.Namespace) -> str:
         return times.table(clock.of(read, built.plan))
     if args.emit == "time.json":
         return times.data(clock.of(read, built.plan))
+    if args.emit == "report":
+        return report.text(clock.of(read, built.plan), read, told, origin(args))
     from .write import emit, hf, peft, view
 
     return emit.train(

@@ -118,7 +118,7 @@ void hazard_spans(int n, const uint64_t *spans)
         add(&hazard_regions[HAZARD_SPANS + i], (const void *)spans[2 * i], spans[2 * i + 1], false);
 }
 
-/* The number of a launch in touches is used again after 2^15 - 1: cells forget what is older. */
+/* The number of a launch in touches is used again after 2^15 - 1: cells forget all older touches. */
 void hazard_launch(const void *kernel, uint64_t shape)
 {
     if (!hazard_regions[0].at) dl_iterate_phdr(find, nullptr);

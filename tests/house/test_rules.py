@@ -224,7 +224,7 @@ def test_what_a_room_knows(name: str, allowed: set[str]) -> None:
     [
         ("jinja2", {"emit"}),
         ("yaml", {"yamltext"}),
-        ("pydantic", {"speckeys", "schema", "keytypes", "units"}),
+        ("pydantic", {"speckeys", "schema", "keytypes", "units", "device"}),
     ],
 )
 def test_sole_importers(package: str, sole: set[str]) -> None:

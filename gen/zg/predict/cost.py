@@ -11,7 +11,7 @@ from ..facts.commands import COLLECTIVES, COMMANDS
 from ..facts.kernels import kernel, spent
 from ..facts.queues import QUEUES
 from ..plan.operand import of_layer, whole
-from ..plan.plan import Fn, Plan, Ref, Section, Step
+from ..plan.plan import Class, Fn, Plan, Ref, Section, Step
 
 
 @dataclass(frozen=True)
@@ -224,16 +224,22 @@ GROUPS = (
 )
 
 
+REST = "the rest"
+PURPOSES = {name: title for title, names in GROUPS for name in names}
+
+
+def purpose(c: Class) -> str:
+    """Return the purpose of a class of buffers."""
+    return PURPOSES.get(c.name.partition(".")[0], REST)
+
+
 def memory(p: Plan) -> list[tuple[str, int]]:
     """Return the bytes of a rank's arena by purpose, then those of its host and file arenas if
     any."""
-    groups = {name: title for title, names in GROUPS for name in names}
-    rest = "the rest"
-    out = dict.fromkeys([*(title for title, _ in GROUPS), rest], 0)
+    out = dict.fromkeys([*(title for title, _ in GROUPS), REST], 0)
     for c in p.classes:
         if (c.arena, c.targets) == ("device", "all"):
-            title = groups.get(c.name.partition(".")[0], rest)
-            out[title] += c.bytes
+            out[purpose(c)] += c.bytes
     if p.hosted:
         out["the host arena"] = p.hosted
     if p.filed:

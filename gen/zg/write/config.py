@@ -126,5 +126,16 @@ def recipe(spec: Spec) -> list[str]:
     ]
 
 
+def layout(spec: Spec) -> list[str]:
+    """Return everything that changes no bit of the weights, as `key: value` lines."""
+    found = (
+        (key, value)
+        for section in ("zero", "train", "cluster")
+        for key, value in _leaves(section, getattr(spec, section))
+        if section != "train" or key in FREE
+    )
+    return [f"{key}: {json.dumps(value, default=_given)}" for key, value in found]
+
+
 def _origin(spec: Spec, key: str) -> str:
     return spec.places.get(key) or ("derived" if key.endswith(DERIVED) else "default")

@@ -150,7 +150,7 @@ def rule(p: Plan) -> str:
     )
 
 
-def _kept(p: Plan, f: Flat) -> str:
+def kept(p: Plan, f: Flat) -> str:
     """Return where a flat's parameters, states and sums are: whole, sharded, or shared within a
     group. For a shard in two places it names the states of the offloaded part."""
 
@@ -194,17 +194,13 @@ def _hosts(p: Plan) -> list[str]:
     return lines + [f"  {name:<{wide}}{n:>20,.0f} bytes" for name, n in cost.schemes(p)]
 
 
-def _collectives(p: Plan) -> Iterator[str]:
-    """Yield a line per section and command: the number of collectives and their bytes."""
+def collectives(p: Plan) -> Iterator[tuple[str, str, cost.Wire]]:
+    """Yield each section and command with its collectives and their bytes."""
     for s in p.step:
         for op in COLLECTIVES:
             got = [cost.wire_of(p, x) for x in s.steps if x.op == op]
             if got:
-                moved = sum(x.bytes for x in got) * s.repeat
-                yield (
-                    f"  {s.name:<12} {op:<13}{len(got) * s.repeat:>8} collectives"
-                    f"{moved:>20,} bytes"
-                )
+                yield s.name, op, sum(got, cost.Wire(0, 0)).times(s.repeat)
 
 
 def explain(p: Plan) -> str:
@@ -234,7 +230,7 @@ def explain(p: Plan) -> str:
     ]
     for f in p.flats:
         lines.append(
-            f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  {_kept(p, f)}"
+            f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  {kept(p, f)}"
         )
     if h.margin:
         each = reserve.blocks(reserve.kept(h))
@@ -249,7 +245,10 @@ def explain(p: Plan) -> str:
             f"{read:,} are read and {written:,} written",
         ]
     lines += ["", "on the wire, received by each rank in a training step"]
-    lines += _collectives(p)
+    for name, op, got in collectives(p):
+        lines.append(
+            f"  {name:<12} {op:<13}{got.messages:>8} collectives{got.bytes:>20,} bytes"
+        )
     paper, ideal = cost.paper(p), cost.ideal(p)
     lines += [
         f"  {'total':<26}{w.messages:>8} collectives{w.bytes:>20,} bytes",

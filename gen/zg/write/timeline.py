@@ -82,10 +82,10 @@ def words(bar: Bar) -> tuple[str, str]:
     part, name = WORDS.get(first, (OTHER, step.op))
     if bar.far and part in FAR:
         part, name = FAR[part], f"{name} between hosts"
-    return part, name if step.unit == "-" else f"{name}, {step.unit}"
+    return part, f"{name}, {step.unit}" if step.unit else name
 
 
-def _row(q: Queue) -> str:
+def row(q: Queue) -> str:
     return ROWS.get(q.name, f"{q.reads} to {q.writes}")
 
 
@@ -261,7 +261,7 @@ def _rows(
         own = (b.end - b.begin for b in bars if b.step.queue == q.name)
         y = at[q.name]
         yield f'<rect x="{LEFT}" y="{y}" width="{WIDTH}" height="{HEIGHT}" fill="#f1f3f4"/>'
-        yield svg.text(EDGE, y + 15, _row(q), NAME)
+        yield svg.text(EDGE, y + 15, row(q), NAME)
         yield svg.text(
             EDGE,
             y + 29,

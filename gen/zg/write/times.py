@@ -97,7 +97,7 @@ def times(clock: Clock) -> Times:
     )
 
 
-def _long(t: float) -> str:
+def long(t: float) -> str:
     """Return a time as people say it."""
     for unit, scale in (("days", DAY), ("hours", 3600.0), ("minutes", 60.0)):
         if t >= 2 * scale:
@@ -120,7 +120,7 @@ def table(clock: Clock) -> str:
         f"tokens/s    {t.rate:,.0f}, {t.rate / h.ranks:,.0f} a rank",
         f"FLOP/s      {t.flops / t.seconds / h.ranks:.4g} a rank"
         + (f", MFU {mfu:.1%}" if mfu else ""),
-        f"1e9 tokens  {_long(1e9 / t.rate)}",
+        f"1e9 tokens  {long(1e9 / t.rate)}",
         "",
         f"{'part of a step':<30}{'busy':>12}{'of the step':>14}{'':>8}",
     ]
@@ -129,12 +129,12 @@ def table(clock: Clock) -> str:
             f"{part:<30}{1e3 * t.busy.get(part, 0.0):>9.2f} ms{1e3 * t.exposed[part]:>11.2f} ms"
             f"{t.exposed[part] / t.seconds:>8.1%}"
         )
-    long = [w for w in t.waits if w.seconds >= LEAST * t.seconds][:WAITS]
+    most = [w for w in t.waits if w.seconds >= LEAST * t.seconds][:WAITS]
     lines += [
         "",
-        "longest waits of queue main" if long else "queue main waits for nothing",
+        "longest waits of queue main" if most else "queue main waits for nothing",
     ]
-    for w in long:
+    for w in most:
         lines.append(
             f"{1e3 * w.seconds:>9.2f} ms  {w.waiting} waits for {w.cause}"
             + (f" ({w.times} times)" if w.times > 1 else "")

@@ -211,14 +211,13 @@ def builds(p: Plan) -> str:
     )
 
 
-def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
-    """Return the comment at the head of the file: the run in plain words. origin: the command that
-    made it, if known."""
+def described(p: Plan) -> dict[str, str]:
+    """Return the run in plain words, by subject; '' if there is nothing to say."""
     h = p.head
     tokens = f"{h.ranks * h.micro_batches * h.batch} sequences of {h.sequence} tokens"
     many = f"{h.micro_batches} micro-batch{'es' * (h.micro_batches > 1)}"
     ahead = f"; prefetch distance {h.prefetch}" if h.zero == 3 else ""
-    told = {
+    return {
         "Model": model(p),
         "Ranks": f"{ranks_of(p)}; ZeRO stage {h.zero}: {sharded(p)}{ahead}",
         "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
@@ -227,6 +226,13 @@ def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
         "Recompute": again(p),
         "Offload": away(p),
         "Options": options(p),
+    }
+
+
+def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
+    """Return the comment at the head of the file: the run in plain words. origin: the command that
+    made it, if known."""
+    told = described(p) | {
         "Recipe": "all settings that determine the weights' bits: recipe_lines below",
         "Memory": f"a rank's arena: {memory_of(p)}",
         "Wire": wired(p, cost),
@@ -236,7 +242,7 @@ def head(p: Plan, origin: str, cost: dict[str, object]) -> list[str]:
         "Plan": f"{digest(p)}, the SHA-256 of the plan that `--emit plan` writes",
     }
     title = (
-        f"train.c -- {h.spec} in training, as zgen planned it; do not edit it: "
+        f"train.c -- {p.head.spec} in training, as zgen planned it; do not edit it: "
         "regenerate it."
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
