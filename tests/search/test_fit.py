@@ -100,7 +100,7 @@ SPACES = {
 @pytest.mark.parametrize("limit", ["", "tight"])
 @pytest.mark.parametrize("free", SPACES.values(), ids=SPACES)
 def test_the_front_is_that_of_all_settings(free: tuple[str, ...], limit: str) -> None:
-    """Of a small space the search finds the fastest row, and the front, of all combinations, with
+    """The search finds the fastest row, and the front, of all combinations of a small space, with
     and without a limit that half of them exceed."""
     keys = (*GPU, *holding(*free))
     s = loaded("gpt-tiny", *keys)
@@ -191,7 +191,7 @@ def test_formulas_are_below_every_plan(free: fit.Search) -> None:
 
 @pytest.mark.parametrize("memory", ["device", "host", "file"])
 def test_every_memory_has_an_end(memory: str) -> None:
-    """What is chosen fits each memory, though a faster row needs more of it."""
+    """Every row fits each memory that has a limit."""
     disk = [
         f"zero.offload_{part}.{key}"
         for part in ("optimizer", "param")
@@ -212,7 +212,7 @@ def test_every_memory_has_an_end(memory: str) -> None:
 
 
 def test_the_device_has_an_end_without_a_limit() -> None:
-    """Without a limit the memory of the device's file counts on a GPU, and none on a CPU."""
+    """The memory of the device's file is the limit if a GPU has no other; a CPU has none."""
     on = fit.find(loaded("gpt-tiny", *GPU, *holding("zero.stage")))
     assert on.limits["device"] == on.device.memory == 80_000_000_000
     cpu = fit.find(loaded("gpt-tiny", "targets=[cpu]", *holding("zero.stage")))
@@ -220,7 +220,7 @@ def test_the_device_has_an_end_without_a_limit() -> None:
 
 
 def test_nothing_fits() -> None:
-    """A limit that nothing fits is refused with the least need of what was tried, which then
+    """A limit that nothing fits is refused with the least need of all candidates, which then
     fits."""
     keys = (*GPU, *holding("zero.stage", "train.micro_batch"))
     with pytest.raises(spec.SpecError) as e:
