@@ -103,7 +103,7 @@ def test_rings_enter_a_host_once(targets: str) -> None:
 
 
 def test_a_part_of_a_calls_bytes_comes_from_the_cache() -> None:
-    """What the function has just touched is in the cache if the cache is large enough."""
+    """An operand that the function has just touched is in the cache if the cache is large."""
     hot = {"products": ((1.0, 1e30),), "others": ((1.0, 1e30),)}
     p = planned("gpt-tiny", "targets=[cpu]")
     step = first(p, "fwd.block")
@@ -169,7 +169,7 @@ def test_a_gpu_plays_graphs_one_after_the_other() -> None:
 
 
 def test_commands_that_meet_slow_each_other() -> None:
-    """On a CPU of one core the busy times of all queues add up to the step; on a GPU a collective
+    """The busy times of all queues add up to the step on a CPU of one core; a collective on a GPU
     slows the kernels beside it by the share that it takes."""
     p = planned("gpt2-124m", "cluster.ranks=1", "targets=[cpu]")
     clock = Clock(p, made(cores=1))

@@ -1,5 +1,5 @@
 """test_times.py -- tests that a predicted step adds up: its parts are the whole step, and its
-waits name what is waited for."""
+waits name their causes."""
 
 import json
 from dataclasses import replace

@@ -24,8 +24,8 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of queue main: seconds in a step, of the first command of which kind for which, how
-    often."""
+    """A wait of queue main. seconds: in a step, over all its times; waiting, cause: the commands
+    that wait and are waited for; part: of the step that cause belongs to."""
 
     seconds: float
     waiting: str
