@@ -1,4 +1,4 @@
-"""browser.py -- reads reports: their elements and charts, and what a headless Chromium makes of
+"""browser.py -- reads reports: their elements and charts, and how a headless Chromium renders
 them."""
 
 import json
@@ -178,7 +178,7 @@ def browser() -> str:
 
 
 def shown(text: str, folder: pathlib.Path, wide: int, dark: bool) -> dict:
-    """Return what a browser makes of a page: boxes, colours, its answers to keys, its errors."""
+    """Return boxes, colours, answers to keys and errors of a page in a browser."""
     program = browser()
     path = folder / f"probe-{wide}-{dark}.html"
     watched = text.replace("<style>", f"{WATCH}<style>", 1)
