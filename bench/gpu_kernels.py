@@ -153,8 +153,8 @@ def sizes(k: Kernel, d: dict[str, int], moved: bool = False) -> dict[str, int]:
     return found
 
 
-def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
-    run = next(r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets)
+def table_of(p: plan.Plan, k: Kernel, target: str) -> zk.Launch:
+    run = next(r for r in p.runs if r.launch == k.launch.name and target in r.targets)
     grids = [zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in run.grids]
     return zk.Launch((ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids), run.margin)
 
@@ -162,24 +162,52 @@ def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
 # ---- operands on the device
 
 
-class Bench:
-    """The kernels' library on one stream, and space for operands that is full of random numbers."""
+class Operands:
+    """Space for operands that is full of random numbers, on a device with the methods of
+    tests/lib/device.py."""
 
-    def __init__(self, real: str, room: int) -> None:
-        self.library, why = zk.library(zk.EMULATED), ctypes.c_char_p()
-        self.device, self.real = Device(self.library), real
+    def __init__(self, device: Device, target: str, real: str, room: int) -> None:
+        self.device, self.target, self.real = device, target, real
         self.random = np.random.default_rng(1).standard_normal(
             min(BLOCK, room), np.float32
         )
         self.normal = self.random if real == "f32" else zk.to_bf16(self.random)
+        self.room, self.size, self.used = device.take(room), room, 0
+        self.fill(self.room, room)
+
+    def fill(self, at: int, size: int, moments: bool = False) -> None:
+        """Fill with normal numbers of the program's type. moments: with their squares, in f32."""
+        block = np.square(self.random) if moments else self.normal
+        first = min(size, block.nbytes)
+        self.device.copy(at, block.ctypes.data, first, TO_DEVICE)
+        for start in range(first, size, first):
+            self.device.copy(at + start, at, min(first, size - start), ON_DEVICE)
+
+    def upload(self, at: int, array: np.ndarray) -> None:
+        self.device.copy(at, array.ctypes.data, array.nbytes, TO_DEVICE)
+
+    def take(self, size: int) -> int:
+        """Return the next place of the space, from its start again when it is used up."""
+        size = -(-size // 256) * 256
+        assert size <= self.size, f"{size} bytes of {self.size}"
+        if self.used + size > self.size:
+            self.used = 0
+        self.used += size
+        return self.room + self.used - size
+
+
+class Bench(Operands):
+    """The kernels' library on one stream."""
+
+    def __init__(self, real: str, room: int) -> None:
+        self.library, why = zk.library(zk.EMULATED), ctypes.c_char_p()
+        super().__init__(Device(self.library), TARGET, real, room)
         self.stream = self.device.stream()
         self.marks = [self.device.event(), self.device.event()]
         self.space, self.pinned_scratch = (
             self.device.take(zk.SPACE),
             np.zeros(zk.PINNED_SCRATCH, np.uint8),
         )
-        self.room, self.size, self.used = self.device.take(room), room, 0
-        self.fill(self.room, room)
         self.context = ctypes.c_void_p(
             self.library.zk_open(
                 self.stream,
@@ -201,26 +229,6 @@ class Bench:
         for mark in self.marks:
             self.device.call("cudaEventDestroy", mark)
         self.device.call("cudaStreamDestroy", self.stream)
-
-    def fill(self, at: int, size: int, moments: bool = False) -> None:
-        """Fill with normal numbers of the program's type. moments: with their squares, in f32."""
-        block = np.square(self.random) if moments else self.normal
-        first = min(size, block.nbytes)
-        self.device.copy(at, block.ctypes.data, first, TO_DEVICE)
-        for start in range(first, size, first):
-            self.device.copy(at + start, at, min(first, size - start), ON_DEVICE)
-
-    def upload(self, at: int, array: np.ndarray) -> None:
-        self.device.copy(at, array.ctypes.data, array.nbytes, TO_DEVICE)
-
-    def take(self, size: int) -> int:
-        """Return the next place of the space, from its start again when it is used up."""
-        size = -(-size // 256) * 256
-        assert size <= self.size, f"{size} bytes of {self.size}"
-        if self.used + size > self.size:
-            self.used = 0
-        self.used += size
-        return self.room + self.used - size
 
     # ---- time
 
@@ -271,7 +279,7 @@ def recipe() -> zk.Recipe:
 class Call:
     """A kernel with one set of operands. keep: those in host memory."""
 
-    bench: Bench
+    bench: Operands
     kernel: str
     launch: zk.Launch
     words: list[object]
@@ -287,7 +295,7 @@ class Call:
         run(self.bench.context, ctypes.addressof(self.launch), *self.words)
 
 
-def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
+def special(b: Operands, name: str, at: int, d: dict[str, int]) -> None:
     """Fill operands that cannot be arbitrary numbers."""
     if name in ("token", "target"):
         rows = d.get("M") or d["B"] * d["T"]
@@ -318,7 +326,7 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
         b.upload(at, sums)
 
 
-def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> Call:
+def words_of(b: Operands, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> Call:
     """Return the call with its own operands. As in training, a loss's gradient overwrites the
     logits, a bias exists if the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
@@ -338,7 +346,7 @@ def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> C
             words.append(None if name in size else number(name, word, d))
     if "dlogits" in size:
         words[n.index("dlogits")] = words[n.index("logits")]
-    return Call(b, k.launch.kernel, table_of(p, k), words, keep)
+    return Call(b, k.launch.kernel, table_of(p, k, b.target), words, keep)
 
 
 def number(name: str, word: str, d: dict[str, int]) -> object:

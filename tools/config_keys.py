@@ -191,6 +191,13 @@ DOES: Mapping[str, str] = {
     "cluster.ranks": "number of ranks: GPUs, or CPU processes",
     "cluster.local": "ranks per host, in rank order (torchrun's LOCAL_WORLD_SIZE), 0: all; "
     "gradients are summed inside hosts first, and parameters are gathered between hosts first",
+    "cluster.device": "device for predicted times: a name (a100-40gb, a100-80gb, b200, cpu, h100, "
+    "h200) or the file of `./run calibrate`; null: a usual one of the first target",
+    "cluster.links.peers.bandwidth": "bytes per second between ranks of a host, into each, in place"
+    " of the device's",
+    "cluster.links.peers.latency": "seconds of a collective between them, however small",
+    "cluster.links.network.bandwidth": "bytes per second between hosts, into each host",
+    "cluster.links.network.latency": "seconds of a collective between hosts, however small",
     "cluster.memory.device": "device memory of a rank; a plan that needs more is refused",
     "cluster.memory.host": "host memory of a rank; a plan that needs more is refused",
     "cluster.memory.file": "disk space of a rank; a plan that needs more is refused",

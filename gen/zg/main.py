@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
+  gen/zgen model_specs/gpt2-124m-8gpu.yaml --fit --emit spec -o fast.yaml
   gen/zgen --from DIR --emit spec -o mine.yaml
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
@@ -107,6 +108,14 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="write C without loops: one line per command",
     )
+    p.add_argument(
+        "--fit",
+        action="store_true",
+        help="search stage, sharding, recomputation, offloading, prefetch and buckets for the "
+        "shortest predicted step under `cluster.memory`, by default the device's memory; print a "
+        "table of time and memory; and go on with the fastest settings as if they were typed as "
+        "--set. Keys of --set stay, and so do the bits",
+    )
     p.add_argument("--version", action="version", version=f"zgen {home.version()}")
     args = p.parse_args(argv)
     if args.spec is None and args.folder is None:
@@ -133,10 +142,19 @@ def text(args: argparse.Namespace) -> str:
     from .plan.text import print_plan
     from .predict import clock, cost
     from .read import spec
-    from .search import search
+    from .search import fit, search
     from .write import config, explain, notes, report, timeline, times
 
     read = spec.load(args.spec, args.set, args.zero, args.folder)
+    fitted = ""
+    if args.fit:
+        found = fit.find(read)
+        progress.doing("checks the plans of --fit")
+        for p in found.plans():
+            check.check(p)
+        fitted = fit.table(found)
+        args.set = [*args.set, *found.best[0].way.settings]
+        read = spec.load(args.spec, args.set, args.zero, args.folder)
     progress.doing("plans")
     built = search.find(read)
     progress.doing("checks the plan")
@@ -146,6 +164,8 @@ def text(args: argparse.Namespace) -> str:
     told = (*built.notes, *notes.notes(built.plan, others))
     for note in told:
         print(f"zgen: note: {note}", file=sys.stderr)
+    if fitted and args.emit != "explain":
+        print(fitted, end="", file=sys.stderr)
     if args.emit == "spec":
         return spec.text(args.spec, args.set, args.zero, args.folder)
     if args.emit == "config":
@@ -155,7 +175,9 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "memory":
         return explain.memory(built.plan, others())
     if args.emit == "explain":
-        return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
+        return explain.explain(built.plan) + "".join(
+            "\n" + text for text in (built.choices, fitted) if text
+        )
     if args.emit == "timeline":
         return timeline.text(clock.of(read, built.plan))
     if args.emit == "time":

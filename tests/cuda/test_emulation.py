@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,7 @@ def call(name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32) -
         a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a
         for a in args
     ]
+    zk.allow(built(), [zk.extent(a) for a in args if isinstance(a, np.ndarray)])
     built()["demo_" + name](ctypes.byref(context), launches, *given)
     assert built().cudaStreamSynchronize(None) == 0
 
@@ -215,6 +217,46 @@ def test_a_missing_barrier_is_found(name: str, threads: int, order: str) -> None
         and "of block 0, with no barrier between" in done.stderr
     )
     assert f"kernel {name}: hazard at byte" in done.stderr
+
+
+def turn_round(barrier: int) -> None:
+    x = np.zeros((2, 64), np.int32)
+    call("turn_round", (1, 1, 1, 64, 0), x, barrier)
+    assert (x == [np.arange(64), np.arange(64)[::-1]]).all()
+
+
+def of_its_thread(blocks: int) -> None:
+    x = np.zeros(64, np.int32)
+    call("of_its_thread", (blocks, 1, 1, 64, 0), x)
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "right,wrong,said",
+    [
+        (
+            "t.turn_round(1)",
+            "t.turn_round(0)",
+            r"turn_round: .* of device memory: a (read|write) by thread \d+ of block 0 and "
+            r"a (read|write) by thread \d+ of block 0, with no barrier between",
+        ),
+        (
+            "t.of_its_thread(1)",
+            "t.of_its_thread(2)",
+            r"of_its_thread: .* of device memory: a write by thread (\d+) of block [01] and "
+            r"a write by thread \1 of block [01], with no barrier between",
+        ),
+    ],
+)
+def test_a_race_in_operands_is_found(
+    right: str, wrong: str, said: str, order: str
+) -> None:
+    """A test's arrays are watched like the device's memory, in each of its calls."""
+    done = other_process(f"{right}\n{right}", order)
+    assert done.returncode == 0, done.stderr
+    done = other_process(f"{right}\n{wrong}", order)
+    assert done.returncode == MISTAKE and re.search(said, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -596,6 +596,10 @@ MISTAKES = {
         "st.global.u32 [%rd1], %r1;",
         r"hazard at byte 0 of device memory: a write by thread \d+ of block 0 and a write by",
     ),
+    "a neighbour's number in global memory without a barrier": (
+        "st.global.u32 [%rd2], %r1;\nxor.b64 %rd3, %rd2, 4;\nld.global.u32 %r3, [%rd3];",
+        r"hazard at byte \d+ of device memory: .* with no barrier between",
+    ),
     "a neighbour's number without a barrier": (
         "mov.u32 %r2, zk_shared;\nshl.b32 %r3, %r1, 2;\nadd.s32 %r2, %r2, %r3;\n"
         "st.shared.u32 [%r2], %r1;\nxor.b32 %r2, %r2, 4;\nld.shared.u32 %r3, [%r2];",

@@ -169,6 +169,13 @@ MUTANTS = {
     "no barrier of groups": Mutant(
         GROUPS, r"(fence\.proxy\S+\s[^;]*)bar\.sync\s+0;", r"\1", "hazard at byte"
     ),
+    "one block's place for all": Mutant(
+        GROUPS + FOLDS,
+        r"(mov\.u32\s+%r\d+, )%ctaid\.x;",
+        r"\g<1>0;",
+        "hazard at byte .* of device memory: a write by thread .* and a write by",
+        (0,),
+    ),
     "no fence of shared memory": Mutant(
         GROUPS, r"fence\.proxy\.async\S+;", "", "with no fence.proxy.async since"
     ),

@@ -110,6 +110,17 @@ __global__ void warp_barrier(int *x)
     x[threadIdx.x] = row[31 - threadIdx.x];
 }
 
+/* x: 2 rows of a block's threads; the second is the first, turned round */
+__global__ void turn_round(int *x, int barrier)
+{
+    unsigned t = threadIdx.x, n = blockDim.x;
+    x[t] = (int)t;
+    if (barrier) __syncthreads();
+    x[n + t] = x[n - 1 - t];
+}
+
+__global__ void of_its_thread(int *x) { x[threadIdx.x] = 1; }
+
 template <class T> __global__ void puts(T *to, const float *x)
 {
     put(&to[threadIdx.x], x[threadIdx.x]);
@@ -151,6 +162,13 @@ void demo_shuffle_is_no_barrier(zk *k, const zk_launch *L, int *x)
 }
 
 void demo_warp_barrier(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, warp_barrier, x); }
+
+void demo_turn_round(zk *k, const zk_launch *L, int *x, int barrier)
+{
+    ZK_LAUNCH(k, L, 0, turn_round, x, barrier);
+}
+
+void demo_of_its_thread(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, of_its_thread, x); }
 
 void demo_puts(zk *k, const zk_launch *L, void *to, const float *x)
 {

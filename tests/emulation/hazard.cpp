@@ -13,11 +13,13 @@ struct hazard_cell {
 };
 
 uint64_t hazard_thread;
-hazard_cells hazard_regions[2];
+hazard_cells hazard_regions[HAZARD_REGIONS];
+int hazard_count = HAZARD_SPANS;
 
 namespace {
 
 enum { CELL_BYTES = 2, THREAD = 10, MEETING = 10, BARRIER = 12, BLOCK = 16, LAUNCH = 15 };
+enum { LAUNCHES = (1 << LAUNCH) - 1 };
 
 enum {
     AT_MEETING = THREAD,
@@ -69,12 +71,20 @@ inline void check_cell(const hazard_cells &r, const char *p, hazard_cell *c, tou
     c->write = now;
 }
 
-void add(hazard_cells *to, const void *p, size_t n, bool shared)
+size_t cells_of(size_t n) { return (n / CELL_BYTES + 1) * sizeof(hazard_cell); }
+
+hazard_cell *make_cells(size_t n)
 {
-    void *cells = mmap(nullptr, n / CELL_BYTES * sizeof(hazard_cell), PROT_READ | PROT_WRITE,
+    void *cells = mmap(nullptr, cells_of(n), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) shim_fail("no address space to watch kernels");
-    *to = {(const char *)p, n, (hazard_cell *)cells, shared};
+    return (hazard_cell *)cells;
+}
+
+void add(hazard_cells *to, const void *p, size_t n, bool shared)
+{
+    if ((uintptr_t)p % CELL_BYTES) shim_fail("memory to watch begins at an odd byte");
+    *to = {(const char *)p, n, make_cells(n), shared};
 }
 
 /* All __shared__ data is in the writable segment with this file's data. */
@@ -96,17 +106,32 @@ int find(struct dl_phdr_info *info, size_t, void *)
 
 void hazard_region(const void *p, size_t n) { add(&hazard_regions[1], p, n, false); }
 
+/* Cells begin anew: they know bytes only by their place in a span. */
+void hazard_spans(int n, const uint64_t *spans)
+{
+    for (int i = HAZARD_SPANS; i < hazard_count; i++)
+        munmap(hazard_regions[i].cells, cells_of(hazard_regions[i].bytes));
+    hazard_count = HAZARD_SPANS + n;
+    seen.clear();
+    if (hazard_count > HAZARD_REGIONS) shim_fail("%d spans of the host's memory", n);
+    for (int i = 0; i < n; i++)
+        add(&hazard_regions[HAZARD_SPANS + i], (const void *)spans[2 * i], spans[2 * i + 1], false);
+}
+
+/* The number of a launch in touches is used again after 2^15 - 1: cells forget all older touches. */
 void hazard_launch(const void *kernel, uint64_t shape)
 {
     if (!hazard_regions[0].at) dl_iterate_phdr(find, nullptr);
     watched = seen.insert({kernel, shape}).second;
-    launches++;
+    if (++launches % LAUNCHES) return;
+    for (const hazard_cells *r = hazard_regions; r < hazard_regions + hazard_count; r++)
+        if (r->at) madvise(r->cells, cells_of(r->bytes), MADV_DONTNEED);
 }
 
 void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t meetings)
 {
     if (!watched) return;
-    uint64_t launch = launches % ((1 << LAUNCH) - 1) + 1;
+    uint64_t launch = launches % LAUNCHES + 1;
     hazard_thread = launch << AT_LAUNCH | part(block, 0, BLOCK) << AT_BLOCK |
                     part(barriers, 0, BARRIER) << AT_BARRIER |
                     part(meetings, 0, MEETING) << AT_MEETING | thread;

@@ -5,7 +5,7 @@
  *     the block; all its lanes must come to the same instruction, or end, together.
  *  2. Registers and shared memory begin as bytes of 0xff: NaN, and addresses of nothing.
  *  3. Global memory is the memory that the emulation has allocated, and the spans of the host that
- *     ptx_spans names. The emulation's cells find races, as they do for kernels compiled as C++.
+ *     hazard_spans names. The emulation's cells find races, as they do for kernels compiled as C++.
  *  4. cp.async copies every other 16 bytes at once and the others at the wait, so that a read too
  *     soon, or an overwriting too late, is noticed.
  *  5. The four warps of a warpgroup come to each wgmma instruction together. A product's D is bytes
@@ -109,7 +109,6 @@ std::vector<late_copy> late[THREADS];
 warpgroup groups[THREADS / GROUP];
 enum : uint32_t { MARK_THREAD = 10, ON_THE_WAY = ~0u };
 uint32_t marks[SHARED / 4], fences[THREADS]; /* fences: 1 + their number */
-std::vector<span> given;                     /* by ptx_spans */
 span recent[RECENT];                         /* spans of the last accesses */
 unsigned oldest;
 
@@ -156,8 +155,10 @@ bool allocated(uint64_t at, unsigned n)
     for (const span &s : recent)
         if (within(s, at, n)) return true;
     span found = {0, 0};
-    for (const span &s : given)
+    for (int i = HAZARD_SPANS; i < hazard_count; i++) {
+        span s = {(uint64_t)hazard_regions[i].at, hazard_regions[i].bytes};
         if (within(s, at, n)) found = s;
+    }
     size_t bytes = 0;
     if (!found.bytes) {
         found.first = (uint64_t)race_span((const void *)at, &bytes);
@@ -713,14 +714,6 @@ void shim_run(const char *, const void *, const shim_grid &, const std::function
 const char *shim_kernel(void) { return now.name; }
 
 extern "C" {
-
-/* Names the host's memory that kernels may touch, until the next call: n pairs of first byte and
- * number of bytes. */
-void ptx_spans(int n, const uint64_t *spans)
-{
-    given.clear();
-    for (int i = 0; i < n; i++) given.push_back({spans[2 * i], spans[2 * i + 1]});
-}
 
 /* ---- called by code that nvcc compiled for the host */
 void **__cudaRegisterFatBinary(void *)

@@ -446,7 +446,9 @@ def test_models_fit_their_card(tmp_path: pathlib.Path, card: str) -> None:
         p = search.find(load(str(spec), c.source.keys)).plan
         assert p.arena("sm_90") < CARDS[card] << 30, c.name
         for kernel in gpu_kernels.kernels(p):
-            gpu_kernels.words_of(mock.MagicMock(), p, kernel, lambda size: size)
+            gpu_kernels.words_of(
+                mock.MagicMock(target=gpu_kernels.TARGET), p, kernel, lambda size: size
+            )
 
 
 # ---- kernels one by one

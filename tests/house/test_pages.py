@@ -244,7 +244,7 @@ def test_the_plans_page_has_every_command() -> None:
 
 def test_running_has_every_word_of_emit() -> None:
     part = page("docs/running.md").split("## Outputs of `--emit`")[1]
-    rows = re.findall(r"^\| `(\w+)` \|", part.split("\n## ")[0], re.M)
+    rows = re.findall(r"^\| `([\w.]+)` \|", part.split("\n## ")[0], re.M)
     given = main.arguments.__code__.co_consts
     (choices,) = [x for x in given if isinstance(x, tuple) and "plan" in x]
     assert rows == list(choices)
@@ -275,6 +275,34 @@ def test_running_has_every_exit_code() -> None:
     part = page("docs/running.md").split("## Exit codes")[1]
     rows = {int(n) for n in re.findall(r"^\| (\d+) \|", part, re.M)}
     assert numbers <= rows and 8 in rows
+
+
+# ---- docs/memory.md
+
+
+def printed(command: str) -> list[str]:
+    """Return the numbers of --emit memory: device arena, beside it, together, host arena, file."""
+    done = subprocess.run(
+        shlex.split(command), cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    device = {
+        tuple(re.findall(r"([\d,]+) \(", line))
+        for line in re.findall(r"^sm_.*$", done.stdout, re.M)
+    }
+    assert len(device) == 1, "the targets differ"
+    (host,) = re.findall(r"^its host arena +([\d,]+) \(", done.stdout, re.M)
+    file = re.findall(r"^the file arena +([\d,]+) \(", done.stdout, re.M)
+    return [*device.pop(), host, *(file or ["0"])]
+
+
+@pytest.mark.slow
+def test_the_table_of_20b_is_what_its_commands_print() -> None:
+    given = [x for x in commands("docs/memory.md") if "internlm2-20b" in x]
+    part = page("docs/memory.md").split("## 20B parameters on 8 GPUs")[1]
+    rows = re.findall(r"^\| \w[^|]* \| (\d.*) \|$", part.split("\n## ")[0], re.M)
+    assert [row.split(" | ") for row in rows] == [printed(x) for x in given]
+    assert len(rows) == 4
 
 
 # ---- docs/config.md

@@ -209,7 +209,7 @@ def test_every_room_is_told() -> None:
         ("plan", set()),
         ("facts", {"plan"}),
         ("check", {"plan", "facts"}),
-        ("write", {"plan", "facts", "read", "home"}),
+        ("write", {"plan", "facts", "read", "predict", "home"}),
         ("read", {"facts"}),
     ],
 )
@@ -224,7 +224,7 @@ def test_what_a_room_knows(name: str, allowed: set[str]) -> None:
     [
         ("jinja2", {"emit"}),
         ("yaml", {"yamltext"}),
-        ("pydantic", {"speckeys", "schema", "keytypes", "units"}),
+        ("pydantic", {"speckeys", "schema", "keytypes", "units", "device"}),
     ],
 )
 def test_sole_importers(package: str, sole: set[str]) -> None:

@@ -1,5 +1,5 @@
-"""browser.py -- reads the elements and charts of reports, and draws reports in a headless
-Chromium."""
+"""browser.py -- reads reports: their elements and charts, and how a headless Chromium renders
+them."""
 
 import json
 import pathlib
@@ -178,7 +178,7 @@ def browser() -> str:
 
 
 def shown(text: str, folder: pathlib.Path, wide: int, dark: bool) -> dict:
-    """Draw a page in a browser. Return its boxes, colours, answers to keys and errors."""
+    """Return boxes, colours, answers to keys and errors of a page in a browser."""
     program = browser()
     path = folder / f"probe-{wide}-{dark}.html"
     watched = text.replace("<style>", f"{WATCH}<style>", 1)

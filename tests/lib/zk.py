@@ -414,9 +414,9 @@ def in_kernels(
 
 
 def allow(library: ctypes.CDLL, spans: list[tuple[int, int]]) -> None:
-    """Tell kernels from PTX which memory of the host they may touch."""
+    """Tell the emulation which memory of the host kernels may touch: it finds races there."""
     numbers = [x for start, end in joined(spans) for x in (start, end - start)]
-    library.ptx_spans(len(numbers) // 2, (ctypes.c_uint64 * len(numbers))(*numbers))
+    library.hazard_spans(len(numbers) // 2, (ctypes.c_uint64 * len(numbers))(*numbers))
 
 
 def on_device(
@@ -522,7 +522,7 @@ class Kernels:
             )
             if self.device:
                 return on_device(self.device, name, self.dtype, call, head, operands)
-            if self.isa == PTX:
+            if emulated:
                 spans = in_kernels(name, self.dtype, operands)[1]
                 allow(self.library, spans + [extent(room) for room in self.scratch])
             done = call(*head, *map(operand, operands))

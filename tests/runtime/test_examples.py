@@ -1,6 +1,7 @@
 """test_examples.py -- tests examples/: each job runs with a stand-in for its launcher, is disturbed
 as that launcher would, and restarts until it is done, with the weights of an undisturbed run. It
-also tests launched ranks of which a single one is asked to leave."""
+also tests launched ranks of which a single one is asked to leave. Another test cuts a run's
+memory."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -469,6 +471,40 @@ def test_kubernetes_has_less_grace_than_it_gives() -> None:
     given = int(grace.removesuffix("s"))
     assert 5 <= pod["terminationGracePeriodSeconds"] - given <= 30
     assert pod["restartPolicy"] == "Never"  # required by podFailurePolicy
+
+
+# ---- memory that is cut
+
+
+@pytest.mark.slow
+def test_memory_is_cut(tmp_path: Path) -> None:
+    """zgen refuses stage 1 and names stage 3 with offloading, which resumes and ends with the
+    weights of a run at stage 1. The printed seconds add up."""
+    root = trainer.with_objects(trainer.checkout(tmp_path / "sources"))
+    for name in ("examples/memory-cut.sh", "tests/data/kjv.txt"):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, root / name)
+    done = subprocess.run(
+        [root / "examples/memory-cut.sh"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    half, resumed, whole = weights(done.stdout)
+    assert half != resumed == whole
+    (refusal,) = re.findall(r"^--set: cluster\.memory\.device: .*$", done.stderr, re.M)
+    assert "78,962,688 bytes" in refusal and "has only 64,000,000 bytes" in refusal
+    assert (
+        "zero.stage=3 with zero.offload_optimizer.device=cpu and zero.offload_param.device=cpu"
+        in refusal
+    )
+    assert re.findall(r"; ZeRO (\d), ranks 2,", done.stderr) == ["1", "3", "1"]
+    assert re.findall(r"^resumes from step (\d+),", done.stderr, re.M) == ["10"]
+    change = done.stdout.splitlines()[-2:]
+    total, *parts = map(float, re.findall(r"(\d+\.\d) s", " ".join(change)))
+    assert len(parts) == 4 and 0 < total
+    assert abs(total - sum(parts)) < 0.26  # five numbers, each rounded to 0.1
 
 
 # ---- one of several launched ranks

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import report
+import run_report as report
 from logs import Log
 from zg import main
 
@@ -19,7 +19,7 @@ from tests.lib import browser, law, program, trainer
 from tests.lib.patience import LIMIT
 from tests.tools.test_watch import put, run, step
 
-REPORT = (sys.executable, str(trainer.ROOT / "tools" / "report.py"))
+REPORT = (sys.executable, str(trainer.ROOT / "tools" / "run_report.py"))
 PLAN = {
     "device": "a device",
     "step": 1.0,

@@ -267,7 +267,7 @@ def test_every_key_decides_bits_or_none(way: str) -> None:
     assert (report.FAST in root.section("law").whole()) == (way == "fast")
 
 
-# ---- colours and curves
+# ---- as it is seen
 
 
 def papers() -> list[dict[str, str]]:

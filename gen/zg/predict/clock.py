@@ -17,8 +17,13 @@ def _given(keys: LinkKeys) -> dict[str, float]:
 
 
 def of(spec: Spec, p: Plan) -> Clock:
-    """Return the clock of a plan. Raises SpecError if the device is unknown or of another
-    target."""
+    """Return the clock of a plan. Raises SpecError as `device_of` does."""
+    return Clock(p, device_of(spec))
+
+
+def device_of(spec: Spec) -> device.Device:
+    """Return the device of a spec, with the spec's links. Raises SpecError if it is unknown or of
+    another target."""
     c = spec.cluster
     word = c.device or device.DEFAULT[spec.targets[0]]
     try:
@@ -38,4 +43,4 @@ def of(spec: Spec, p: Plan) -> Clock:
             f"a device of {' or '.join(spec.targets)}",
         )
     links = c.links
-    return Clock(p, device.linked(found, _given(links.peers), _given(links.network)))
+    return device.linked(found, _given(links.peers), _given(links.network))

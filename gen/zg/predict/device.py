@@ -5,7 +5,7 @@ Units are seconds, bytes, FLOPs and their ratios. Files that zgen brings are in 
 user's own comes from `./run calibrate`. A plan never depends on any of these numbers.
 
 Invariants
- 1. A curve's points have ascending work, so a rate can be looked up by bisection.
+ 1. A curve's points have ascending sizes, so a rate can be looked up by bisection.
  2. Every device has rates for `products` and `others`, so every kernel has a rate.
 """
 
@@ -35,7 +35,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "devices"
 # The device of a target if `cluster.device` names none.
 DEFAULT = {"cpu": "cpu", "sm_80": "a100-80gb", "sm_90": "h100", "sm_100": "b200"}
 
-Curve = tuple[tuple[float, float], ...]  # (work, work per second), work ascending
+Curve = tuple[tuple[float, float], ...]  # (size of a call, work per second), ascending
 # Classes of kernels: a device gives a class one curve, or its kernels a curve each.
 CLASSES = ("products", "attention", "others")
 
@@ -54,7 +54,7 @@ def class_of(name: str) -> str:
 
 
 def _curve(value: object) -> Curve:
-    allowed = "a list of [work, rate] with positive numbers, work ascending"
+    allowed = "a list of [size, rate] with positive numbers, sizes ascending"
     points = value if isinstance(value, (list, tuple)) else ()
     good = [
         p
@@ -109,12 +109,13 @@ class Rates:
     )
     threads: Annotated[int, Integer(1, 4096)] = 1
 
-    def seconds(self, name: str, work: float, cold: float) -> float:
-        """Return the seconds of a kernel. cold: the part of its bytes that come from memory."""
-        slow = work / rate(self._of(self.cold, name), work)
+    def seconds(self, name: str, work: float, size: float, cold: float) -> float:
+        """Return the seconds of a kernel's call. size: by which its rate is looked up; cold: the
+        part of its bytes that come from memory."""
+        slow = work / rate(self._of(self.cold, name), size)
         if cold == 1 or not self.hot:
             return slow
-        fast = work / rate(self._of(self.hot or self.cold, name), work)
+        fast = work / rate(self._of(self.hot or self.cold, name), size)
         return cold * slow + (1 - cold) * min(fast, slow)
 
     @staticmethod
@@ -126,14 +127,14 @@ class Rates:
         return curves["others"]
 
 
-def rate(curve: Curve, work: float) -> float:
-    """Return the rate at some work: between points a straight line in logarithms, beyond the ends
+def rate(curve: Curve, size: float) -> float:
+    """Return the rate at a size: between points a straight line in logarithms, beyond the ends
     the end's rate."""
-    at = bisect.bisect_left(curve, (work, 0.0))
+    at = bisect.bisect_left(curve, (size, 0.0))
     if at == 0 or at == len(curve):
         return curve[min(at, len(curve) - 1)][1]
     (w0, r0), (w1, r1) = curve[at - 1 : at + 1]
-    part = math.log(work / w0) / math.log(w1 / w0)
+    part = math.log(size / w0) / math.log(w1 / w0)
     return r0 * math.pow(r1 / r0, part)
 
 

@@ -42,8 +42,9 @@ class Bar:
 @dataclass(frozen=True)
 class Played:
     """A training step that another one precedes. bars: its commands in order of issue; begin, end:
-    the end of the step before, and its own; more: micro-batches that are not played, each of which
-    takes as long as the last one that is; period: seconds of that one."""
+    the end of queue main's work in the step before, and in this one; more: micro-batches that are
+    not played, each of which takes as long as the last one that is; period: seconds of that
+    one."""
 
     bars: tuple[Bar, ...]
     begin: float
@@ -200,7 +201,9 @@ def step(clock: Clock) -> Played:
     """Return a training step after another one."""
     first, second = played(clock, TURNS, steps=2)
     repeat = clock.p.section("micro_batch").repeat
-    begin, end = (max(b.end for b in bars) for bars in (first, second))
+    begin, end = (
+        max(b.end for b in bars if b.step.queue == "main") for bars in (first, second)
+    )
     more, period = max(0, repeat - TURNS), 0.0
     if more:
         turn = [

@@ -1,6 +1,6 @@
 """seconds.py -- predicts how long each command of a plan takes on a device.
 
-A kernel takes its work at the device's rate for that kernel and that much work. An operand comes
+A kernel takes its work at the rate of that kernel for a call of that size. An operand comes
 from the cache if the function touched it a moment ago, with fewer bytes in between than the cache
 holds, or if the whole arena fits into the cache. A collective takes its latency, the bytes of peers
 and of other hosts at the bandwidth of each link, and a copy of the rank's own piece.
@@ -8,6 +8,7 @@ and of other hosts at the bandwidth of each link, and a copy of the rank's own p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from ..facts import ops
@@ -47,14 +48,44 @@ def operands(p: Plan, step: Step, call: Call) -> list[Operand]:
         }.get(f.type)
         if width is None and f.type in numbers:  # f32 if the number is not 0
             width = 4 if numbers[f.type] else ops.BYTES[p.head.real]
-        if width is None or f.elems == "" and "n" not in numbers:
-            continue  # a table, or the step's constants
+        if width is None or f.elems == "" and (f.type == "i64" or "n" not in numbers):
+            continue  # a table, the step's constants, or its few integer sums
         # one row for each token
         rows = "B*T" if f.elems.startswith("*") else ""
         elems = value(rows + f.elems if f.elems else "n", known)
+        if (
+            numbers.get(f.type) and "V" in numbers
+        ):  # rows of tokens that occur are added to
+            elems = 2 * min(numbers["M"], numbers["V"]) * numbers["C"]
         times = 2 if f.mode == "+" else numbers.get("count", 1) if a == "sources" else 1
         found.append(Operand(str(a), elems * width * times))
     return found
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a call: FLOPs of products and attention, bytes of other kernels. size: the work by
+    which its rate is looked up, which for attention is that of one head of a sample; bytes: those
+    that it moves."""
+
+    amount: int
+    size: float
+    bytes: int
+
+
+def work(p: Plan, step: Step, call: Call, touched: list[Operand] | None = None) -> Work:
+    """Return the work of a call in one round. touched: its operands, if they are known."""
+    moved = sum(o.bytes for o in touched or operands(p, step, call))
+    group = class_of(call.kernel)
+    if group == "others":
+        return Work(moved, moved, moved)
+    flops = whole(of_layer(spent(call.kernel, call.args, 1), step.layer))
+    heads = 1
+    if group == "attention":
+        at = kernel(call.kernel).at
+        numbers = [call.args[at[name]] for name in ("B", "H")]
+        heads = math.prod(n for n in numbers if isinstance(n, int))
+    return Work(flops, flops / heads, moved)
 
 
 @dataclass
@@ -91,7 +122,9 @@ class Clock:
         self.rates: Rates = device.rates_of(p.head.real, self.threads)
         self.one: Rates = device.rates_of(p.head.real, 1)
         self.fns: dict[str, Fn] = {f.name: f for f in p.fns}
-        self.warm = p.arena(device.target) <= device.cache
+        # Ranks share a CPU's cache; a GPU has its own.
+        self.cache = device.cache // (local if device.cores else 1)
+        self.warm = p.arena(device.target) <= self.cache
         self._found: dict[tuple[object, ...], float] = {}
 
     def seconds(self, step: Step) -> float:
@@ -118,17 +151,16 @@ class Clock:
     def _function(self, step: Step) -> float:
         there = QUEUES[step.queue].reads == "host" and self.device.target != "cpu"
         rates, total = self._rates(step.queue), 0.0
-        cache = _Cache(self.device.cache, self.warm)
+        cache = _Cache(self.cache, self.warm)
         for call in self.fns[step.op].calls:
             touched = operands(self.p, step, call)
-            cold, moved = cache.cold(touched), sum(o.bytes for o in touched)
-            if there:
-                total += call.rounds * moved / self.device.update
-                continue
-            flops = whole(of_layer(spent(call.kernel, call.args, 1), step.layer))
-            work = moved if class_of(call.kernel) == "others" else flops
-            once = rates.seconds(call.kernel, work, cold) if work else 0.0
-            total += call.rounds * max(once, self.device.launch)
+            todo, cold = work(self.p, step, call, touched), cache.cold(touched)
+            once = (
+                todo.bytes / self.device.update
+                if there
+                else rates.seconds(call.kernel, todo.amount, todo.size, cold)
+            )
+            total += call.rounds * max(once, 0.0 if there else self.device.launch)
         return total
 
     # ---- bytes

@@ -440,7 +440,7 @@ class Cluster:
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
     memory: MemoryLimits = MemoryLimits()
-    device: Unsaid[Title] = None
+    device: Folder | None = None
     links: Links = Links()
 
 

@@ -110,7 +110,8 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
     return total
 
 
-def _again(spec: Spec, words: Names) -> Again:
+def recomputed(spec: Spec, words: Names) -> Again:
+    """Return a set of ops to recompute, with its times and bytes."""
     graph = slices.graph(replace(spec, train=replace(spec.train, recompute=words)))
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
     return Again(
@@ -132,10 +133,10 @@ def _sets(spec: Spec) -> Iterator[Again]:
                 if n == len(free)
                 else tuple(w for w in RECOMPUTE if w in named or w in more)
             )
-            yield _again(spec, words if more else named)
+            yield recomputed(spec, words if more else named)
 
 
-def _near(spec: Spec, again: Again) -> int:
+def near(spec: Spec, again: Again) -> int:
     """Return the bytes of the device arena that depend on the set of ops."""
     return again.tmp + spec.together * sum(
         operands.near_slots(spec, "save", count) * ops.up(size, place.PAGE)
@@ -233,7 +234,7 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
     for way, built in knobs.planned(ways, build.build, wrong):
         made, p = way.spec, built.plan
         every, needs = every or list(_sets(built.spec)), fits.needs(p)
-        device = needs["device"] - _near(made, every[0])
+        device = needs["device"] - near(made, every[0])
         host = needs["host"] - _far(made, every[0], place.PAGE)
         of = {s.name: _way(s) for s in p.step}
         target = reserve.neediest(p)
@@ -249,7 +250,7 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
                     moved=way.picked,
                     target=target,
                     beside=beside,
-                    device=device + _near(made, again),
+                    device=device + near(made, again),
                     host=host + _far(made, again, place.PAGE),
                     file=needs["file"],
                     cost=max(took[t] / now[t] - 1 for t in spec.targets),

@@ -82,6 +82,16 @@ RULES = (
 )
 
 
+def typed(value: object) -> str:
+    """Return a value as a user would type it."""
+    words = {None: "auto", False: "false", True: "true", (): "none", RECOMPUTE: "full"}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {x}" for key, x in value.items()) + "}"
+    if value is None or isinstance(value, (bool, tuple)):
+        return words.get(value) or f"[{','.join(value)}]"  # type: ignore[arg-type]
+    return str(value)
+
+
 Record = TypeVar("Record", bound=Any)
 Made = TypeVar("Made")  # a plan, or a record that contains one
 
@@ -155,7 +165,7 @@ def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
     less = [s for s in knobs if s.far(spec) < 0]
     more = [s for s in knobs if s.far(spec) > 0]
     found = [*_changed(spec, less), *_changed(spec, more)]
-    legal = (way for way in found if _agrees(way.spec))
+    legal = (way for way in found if agrees(way.spec))
     return sorted(legal, key=lambda way: sum(way.far.values()))
 
 
@@ -171,7 +181,8 @@ def _changed(spec: Spec, knobs: Sequence[Setting]) -> Iterator[Way]:
             yield Way(made, picked, {s.key: s.far(spec) for s in picked})
 
 
-def _agrees(spec: Spec) -> bool:
+def agrees(spec: Spec) -> bool:
+    """Return whether no key of a spec contradicts another."""
     try:
         agree(spec)
     except SpecError:

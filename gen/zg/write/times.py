@@ -24,8 +24,8 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits of queue main of one kind. seconds: in a step; waiting: the commands that wait; cause:
-    those that they wait for; part: of the cause; times: how often."""
+    """A wait of queue main. seconds: in a step, over all its times; waiting, cause: the commands
+    that wait and are waited for; part: of the step that cause belongs to."""
 
     seconds: float
     waiting: str
@@ -73,9 +73,8 @@ def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
             found.setdefault(kind, []).extend([gap] * times)
         else:
             exposed[OTHER] += gap * times
-        exposed[words(b)[0]] += max(0.0, b.end - max(b.begin, free)) * times
-        free = max(free, b.end)
-    exposed[OTHER] += x.end - free
+        exposed[words(b)[0]] += (b.end - b.begin) * times
+        free = b.end
     waits = [Wait(sum(gaps), *kind, len(gaps)) for kind, gaps in found.items()]
     return sorted(waits, key=lambda w: -w.seconds), exposed
 

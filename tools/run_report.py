@@ -1,6 +1,6 @@
-"""report.py -- writes an HTML page about runs, from their logs.
+"""run_report.py -- writes an HTML page about runs, from their logs.
 
-report.py LOG... [--plan FILE] -o FILE
+run_report.py LOG... [--plan FILE] -o FILE
 
 The page has losses, rates, pauses, restarts and the slowest steps; several logs share its charts.
 --plan compares steps with a prediction, the output of zgen --emit time.json. If a run wrote a trace
