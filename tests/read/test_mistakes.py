@@ -148,7 +148,7 @@ def test_a_key_of_another_section_is_named(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize(
     "key,said",
     [
-        ("device", "zero.offload_optimizer.device or zero.offload_param.device or cluster.memory.device"),
+        ("device", "cluster.device or zero.offload_optimizer.device or zero.offload_param.device or cluster.memory.device"),
         ("cluster.rank", "ranks or train.lora.rank"),
         ("train.ranks", "cluster.ranks"),
         ("optimizer.lr", "train.optimizer"),

@@ -416,8 +416,8 @@ class LinkKeys:
     transfer."""
 
     __pydantic_config__ = _KEYS
-    bandwidth: Unsaid[Annotated[float, Real(1.0, 1e18)]] = None
-    latency: Unsaid[Annotated[float, Real(0.0, 1e3)]] = None
+    bandwidth: Annotated[float, Real(1.0, 1e18)] | None = None
+    latency: Annotated[float, Real(0.0, 1e3)] | None = None
 
 
 @dataclass(frozen=True)
