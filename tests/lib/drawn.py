@@ -313,6 +313,12 @@ KEYS: dict[str, Sequence] = {
     **{f"zero.{key}": values for key, values in _ZERO.items()},
     "cluster.ranks": (1, 2, 2, 3, 4, 8),
     "cluster.local": (0, 1, 2, 4),
+    "cluster.device": ("cpu", "h100"),
+    **{
+        f"cluster.links.{link}.{key}": values
+        for link in ("peers", "network")
+        for key, values in (("bandwidth", (1.0, 1e11)), ("latency", (0.0, 1e-3)))
+    },
     "cluster.memory.device": BYTES,
     "cluster.memory.host": BYTES,
     "cluster.memory.file": BYTES,
