@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def prediction(path: Path) -> Record:
 def option(run: Record, name: str) -> str:
     """Return the value of an option of a run's command line, '' if it has none."""
     words = run.get("arguments", [])
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in pairwise([*words, ""]):
         if word == name:
             return str(after)
         if word.startswith(f"{name}="):

@@ -65,6 +65,9 @@ WRONG = {
         "cold",
         "did you mean zk_linear_fwd?",
     ),
+    changed(
+        rates=[GOOD["rates"][0] | {"hot": {"products": [[1, 1]]}}],
+    ): ("hot", "others is missing"),
 } | {
     changed(rates=[{"precision": "f32", "cold": {"others": points}}]): ("cold", POINTS)
     for points in ([], [[2, 1], [1, 1]], [[1, 0]], [[1]], 5, [["1", 2]])

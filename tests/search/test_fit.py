@@ -219,6 +219,13 @@ def test_the_device_has_an_end_without_a_limit() -> None:
     assert cpu.limits == {"device": None, "host": None, "file": None}
 
 
+def test_fast_reductions_are_refused() -> None:
+    """A search that keeps the bits cannot change a layout on which they depend."""
+    s = loaded("gpt-tiny", "targets=[sm_90]", "train.reduction=fast")
+    with pytest.raises(spec.SpecError, match="train.reduction: with fast reductions"):
+        fit.find(s)
+
+
 def test_nothing_fits() -> None:
     """A limit that nothing fits is refused with the least need of all candidates, which then
     fits."""

@@ -179,6 +179,12 @@ def test_a_plan_that_is_none(
     assert len(done.stderr.splitlines()) == 1 and not out.exists()
 
 
+def test_a_log_without_arguments() -> None:
+    assert report.option({}, "--profile") == ""
+    assert report.option({"arguments": ["--profile", "x"]}, "--profile") == "x"
+    assert report.option({"arguments": ["--profile"]}, "--profile") == ""
+
+
 def test_what_is_no_log(log: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "r.html", tmp_path / "x"
     other.write_text("no record\n")

@@ -91,6 +91,10 @@ def _least(value: Mapping[str, Curve]) -> Mapping[str, Curve]:
     return value
 
 
+def _least_or_none(value: Mapping[str, Curve]) -> Mapping[str, Curve]:
+    return _least(value) if value else value
+
+
 @dataclass(frozen=True)
 class Rates:
     """Rates of kernels whose numbers have one type, while all cores are busy.
@@ -104,9 +108,9 @@ class Rates:
     cold: Annotated[
         Mapping[str, Curve], PlainValidator(_curves), AfterValidator(_least)
     ]
-    hot: Annotated[Mapping[str, Curve], PlainValidator(_curves)] = field(
-        default_factory=dict
-    )
+    hot: Annotated[
+        Mapping[str, Curve], PlainValidator(_curves), AfterValidator(_least_or_none)
+    ] = field(default_factory=dict)
     threads: Annotated[int, Integer(1, 4096)] = 1
 
     def seconds(self, name: str, work: float, size: float, cold: float) -> float:

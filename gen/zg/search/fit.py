@@ -447,6 +447,12 @@ def find(spec: Spec) -> Search:
             "makes choices of its own, beside those of --fit",
             "cluster.memory.device, or without --fit",
         )
+    if spec.train.reduction == "fast":
+        raise spec.wrong(
+            "train.reduction",
+            "with fast reductions the bits depend on the settings that --fit changes",
+            "exact, or without --fit",
+        )
     device, memory = clock.device_of(spec), spec.cluster.memory
     there = None if device.target == "cpu" else device.memory or None
     limits = {
