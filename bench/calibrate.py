@@ -1,12 +1,12 @@
 """calibrate.py -- measures the processor that it runs on and writes a device's file, by which zgen
 predicts step times (`cluster.device`).
 
-    ./run calibrate [-o FILE] [--quick]
+    ./run calibrate [-o FILE]
 
 Each kernel of some small plans is timed alone, on all cores and on one core of a rank while the
 other cores do the same: with operands from memory (cold: many sets of them in turn) and from the
-cache (hot: one set again and again). Copies and the disk are timed by the commands of a program
-with `--profile`. No number of a plan that is predicted later takes part.
+cache (hot: one set again and again). Copies are timed by the gathers of a program with `--profile`.
+The disk, the network, latencies and the smallest command are round numbers.
 
 A curve has sizes of calls and rates (predict/seconds.py tells the size of a call).
 """
@@ -216,8 +216,18 @@ def measured(threads: int, real: str) -> dict[str, dict[str, list[tuple[int, flo
         cores = allowed[n * threads : (n + 1) * threads]
         child = multiprocessing.Process(target=_one, args=(threads, real, cores, send))
         child.start()
-        runs.append(get)
-    rows = [get.recv() for get in runs]
+        send.close()  # so that the end of a child ends its pipe
+        runs.append((child, get))
+    rows = []
+    for child, get in runs:
+        try:
+            rows.append(get.recv())
+        except EOFError:
+            child.join()
+            sys.exit(
+                f"calibrate: a process that timed kernels ended with {child.exitcode}"
+            )
+        child.join()
     found: dict[str, dict[str, list[tuple[int, float]]]] = {"cold": {}, "hot": {}}
     for same in zip(*rows, strict=True):
         kernel, name, size, _ = same[0]
@@ -259,24 +269,21 @@ def rates(threads: int, real: str) -> dict[str, object]:
     return out
 
 
-# ---- copies and the disk
-
-MOVES = {
-    "copy": ("gather", ("zero.stage=3", "zero.overlap_comm=false")),
-    "host": (
-        "copy",
-        ("zero.stage=3", "zero.offload_optimizer.device=cpu"),
-    ),
-}
+# ---- copies
 
 
-def commands(keys: Sequence[str], folder: Path, ranks: int) -> list[dict]:
-    """Return the events of a profiled program of the middle size, with a rank per core."""
+def gathers(folder: Path, ranks: int) -> float:
+    """Return the bytes per second that all-gathers copy, the rank's own included, with a rank per
+    core: those of the larger half, in a profiled program of the middle size."""
     name = folder / "moves.yaml"
     name.write_text(text(*SIZES[2], "f32").replace("blocks: 1", "blocks: 4"))
     words = [
         f"--set={key}"
-        for key in (*keys, f"cluster.ranks={ranks}", f"train.global_batch={4 * ranks}")
+        for key in (
+            "zero.overlap_comm=false",
+            f"cluster.ranks={ranks}",
+            f"train.global_batch={4 * ranks}",
+        )
     ]
     subprocess.run(
         [ROOT / "gen/zgen", name, *words, "-o", folder / "train.c"], check=True
@@ -290,18 +297,13 @@ def commands(keys: Sequence[str], folder: Path, ranks: int) -> list[dict]:
         check=True,
         capture_output=True,
     )
-    return [e for e in json.loads((folder / "trace").read_text()) if e["ph"] == "X"]
-
-
-def rate_of(events: Sequence[dict], name: str) -> float:
-    """Return the bytes per second of the commands of a name: of its larger half."""
+    events = json.loads((folder / "trace").read_text())
     rows = sorted(
-        (e["args"]["bytes"], e["dur"] * 1e-6)
-        for e in events
-        if e["name"] == name and e.get("args", {}).get("bytes")
+        (e["args"]["bytes"], e["dur"] * 1e-6) for e in events if e["name"] == "gather"
     )
     large = rows[len(rows) // 2 :]
-    return sum(b for b, _ in large) / sum(s for _, s in large)
+    received = sum(b for b, _ in large) / sum(s for _, s in large)
+    return received * ranks / (ranks - 1)
 
 
 # ---- the file
@@ -332,6 +334,8 @@ def main(argv: Sequence[str]) -> int:
         "-o", metavar="FILE", default="device.yaml", help="default: device.yaml"
     )
     args = p.parse_args(argv)
+    if missing := output.nowhere(args.o):
+        p.error(f"-o {args.o}: there is no folder {missing}; allowed: {output.FOLDERS}")
     cores, begun = len(os.sched_getaffinity(0)), time.monotonic()
     isa = zk.Kernels().isa
     found = []
@@ -345,8 +349,8 @@ def main(argv: Sequence[str]) -> int:
             found.append(rates(threads, real))
     print("copies", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
-        events = commands(MOVES["copy"][1], Path(folder), cores)
-        gather = rate_of(events, "gather") * cores / max(1, cores - 1)
+        # One core has no peers to copy from: two ranks share it.
+        gather = gathers(Path(folder), max(2, cores))
     update = next(r for r in found if r["threads"] == cores)["cold"]["zk_update"][-1][1]
     device = {
         "about": f"{processor()}, {cores} cores, {isa}",

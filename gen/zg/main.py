@@ -14,10 +14,15 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from . import home, output, progress
 from .commandline import Parser
 from .read import node
+
+if TYPE_CHECKING:
+    from .plan.plan import Plan
+    from .read.schema import Spec
 
 EXAMPLES = """examples:
   gen/zgen model_specs/gpt-tiny.yaml -o out/train.c && ninja out/train
@@ -140,14 +145,16 @@ def text(args: argparse.Namespace) -> str:
     a wrong plan."""
     from .check import check
     from .plan.text import print_plan
-    from .predict import clock, cost
+    from .predict import cost
     from .read import spec
-    from .search import fit, search
-    from .write import config, explain, notes, report, timeline, times
+    from .search import search
+    from .write import config, explain, notes
 
     read = spec.load(args.spec, args.set, args.zero, args.folder)
     fitted = ""
     if args.fit:
+        from .search import fit
+
         found = fit.find(read)
         progress.doing("checks the plans of --fit")
         for p in found.plans():
@@ -178,14 +185,8 @@ def text(args: argparse.Namespace) -> str:
         return explain.explain(built.plan) + "".join(
             "\n" + text for text in (built.choices, fitted) if text
         )
-    if args.emit == "timeline":
-        return timeline.text(clock.of(read, built.plan))
-    if args.emit == "time":
-        return times.table(clock.of(read, built.plan))
-    if args.emit == "time.json":
-        return times.data(clock.of(read, built.plan))
-    if args.emit == "report":
-        return report.text(clock.of(read, built.plan), read, told, origin(args))
+    if args.emit in ("timeline", "time", "time.json", "report"):
+        return predicted(args, read, built.plan, told)
     from .write import emit, hf, peft, view
 
     return emit.train(
@@ -199,6 +200,23 @@ def text(args: argparse.Namespace) -> str:
             origin(args),
         )
     )
+
+
+def predicted(
+    args: argparse.Namespace, read: Spec, p: Plan, told: tuple[str, ...]
+) -> str:
+    """Return an output that has predicted times. told: the notes of the plan."""
+    from .predict import clock
+    from .write import report, timeline, times
+
+    timed = clock.of(read, p)
+    if args.emit == "timeline":
+        return timeline.text(timed)
+    if args.emit == "time":
+        return times.table(timed)
+    if args.emit == "time.json":
+        return times.data(timed)
+    return report.text(timed, read, told, origin(args))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -44,34 +44,48 @@ def changed(**more: object) -> str:
 
 
 POINTS = "a list of [size, rate] with positive numbers, sizes ascending"
-WRONG = {
-    "a device: {": ("line", "broken syntax"),
-    changed(launch=-1): (
-        "launch",
-        "-1 is out of range; allowed: a number from 0 to 1000",
-    ),
-    changed(speed=1): ("speed", "is not a key here"),
-    json.dumps({k: v for k, v in GOOD.items() if k != "peers"}): (
-        "peers",
-        "is missing",
-    ),
-    changed(target="sm_70"): ("target", "allowed: cpu or sm_80"),
-    changed(rates=[]): ("rates", "is empty"),
-    changed(rates=[{"precision": "f32", "cold": {"products": [[1, 1]]}}]): (
-        "cold",
-        "others is missing",
-    ),
-    changed(rates=[{"precision": "f32", "cold": {"zk_linear_fw": [[1, 1]]}}]): (
-        "cold",
-        "did you mean zk_linear_fwd?",
-    ),
-    changed(
-        rates=[GOOD["rates"][0] | {"hot": {"products": [[1, 1]]}}],
-    ): ("hot", "others is missing"),
-} | {
-    changed(rates=[{"precision": "f32", "cold": {"others": points}}]): ("cold", POINTS)
-    for points in ([], [[2, 1], [1, 1]], [[1, 0]], [[1]], 5, [["1", 2]])
-}
+WRONG = (
+    {
+        "a device: {": ("line", "broken syntax"),
+        "": ("line", "is empty; allowed: a device"),
+        "- 1": ("line", "is no mapping; allowed: a device"),
+        changed(about="a\x1b[31m"): ("about", "printable characters"),
+        changed(about=""): ("about", "printable characters"),
+        changed(launch=-1): (
+            "launch",
+            "-1 is out of range; allowed: a number from 0 to 1000",
+        ),
+        changed(speed=1): ("speed", "is not a key here"),
+        json.dumps({k: v for k, v in GOOD.items() if k != "peers"}): (
+            "peers",
+            "is missing",
+        ),
+        changed(target="sm_70"): ("target", "allowed: cpu or sm_80"),
+        changed(rates=[]): ("rates", "is empty"),
+        changed(rates=[{"precision": "f32", "cold": {"products": [[1, 1]]}}]): (
+            "cold",
+            "others is missing",
+        ),
+        changed(rates=[{"precision": "f32", "cold": {"zk_linear_fw": [[1, 1]]}}]): (
+            "cold",
+            "did you mean zk_linear_fwd?",
+        ),
+        changed(
+            rates=[GOOD["rates"][0] | {"hot": {"products": [[1, 1]]}}],
+        ): ("hot", "others is missing"),
+    }
+    | {
+        changed(peak=peak): ("peak", "FLOP/s from 1 to 1e18")
+        for peak in ({"f32": -5}, {"f32": "5"}, {"f64": 1e12}, {"f32": 1e-300}, 5)
+    }
+    | {
+        changed(rates=[{"precision": "f32", "cold": {"others": points}}]): (
+            "cold",
+            POINTS,
+        )
+        for points in ([], [[2, 1], [1, 1]], [[1, 0]], [[1]], 5, [["1", 2]])
+    }
+)
 
 
 @pytest.mark.parametrize("text", WRONG)

@@ -102,6 +102,41 @@ def test_rings_enter_a_host_once(targets: str) -> None:
     assert {p.on_host(group) for op, group in seen if op == "gather"} >= {1}
 
 
+def test_the_ring_of_a_reduce_scatter_enters_a_host_whole() -> None:
+    """A ring over all ranks brings a host the pieces of all ranks but one, whatever its ranks
+    count."""
+    p = planned(
+        "gpt-tiny",
+        *("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1"),
+        *("targets=[sm_90]", "train.reduction=fast"),
+    )
+    clock = Clock(p, made("sm_90", peers=Link(1e18)))
+    steps = [s for x in p.step for s in x.steps if s.op == "reducescatter"]
+    assert steps
+    for s in steps:
+        piece = next(i.value for i in s.ints if i.name == "bytes")
+        assert clock.seconds(s) == pytest.approx(7 * piece / 1e9)
+
+
+def test_a_cpu_reads_an_all_to_all_in_place() -> None:
+    p = planned("gpt-tiny", "targets=[cpu]")
+    assert Clock(p, made()).seconds(first(p, "alltoall")) == 0
+
+
+@pytest.mark.parametrize("write", [1e5, 1e6, 1e7])
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_a_step_is_one_of_a_run_that_has_settled(target: str, write: float) -> None:
+    """A disk that is slower than all else holds up later steps, not the first ones."""
+    p = planned(
+        "gpt-tiny", *keys("gpt-tiny", "stage 3, all in a file"), f"targets=[{target}]"
+    )
+    cores = 2 if target == "cpu" else 0
+    clock = Clock(p, made(target, write=Link(write), cores=cores))
+    whole = play.played(clock, 1 << 20, steps=64)
+    real = (ends(whole[-1]) - ends(whole[-9])) / 8
+    assert play.step(clock).seconds == pytest.approx(real, rel=0.02)
+
+
 def test_a_part_of_a_calls_bytes_comes_from_the_cache() -> None:
     """An operand that the function has just touched is in the cache if the cache is large."""
     hot = {"products": ((1.0, 1e30),), "others": ((1.0, 1e30),)}
@@ -195,7 +230,7 @@ def test_many_micro_batches_take_as_long_as_their_last() -> None:
     p = planned("gpt-tiny", "train.global_batch=32", "targets=[cpu]")
     clock = Clock(p, made(cores=2))
     x = play.step(clock)
-    assert x.more == p.section("micro_batch").repeat - play.TURNS > 0
+    assert x.more == p.section("micro_batch").repeat - x.last - 1 > 0
     whole, again = play.played(clock, 1 << 20, steps=2)
     real = ends(again) - ends(whole)
     assert x.seconds == pytest.approx(real, rel=1e-6)

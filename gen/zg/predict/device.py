@@ -35,6 +35,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "devices"
 # The device of a target if `cluster.device` names none.
 DEFAULT = {"cpu": "cpu", "sm_80": "a100-80gb", "sm_90": "h100", "sm_100": "b200"}
 
+MOST = 1 << 20  # bytes of a file
+
 Curve = tuple[tuple[float, float], ...]  # (size of a call, work per second), ascending
 # Classes of kernels: a device gives a class one curve, or its kernels a curve each.
 CLASSES = ("products", "attention", "others")
@@ -80,6 +82,31 @@ def _curves(value: object) -> dict[str, Curve]:
                 f"{shown(name)} is no kernel", allowed, meant(str(name), known)
             )
     return {name: _curve(curve) for name, curve in value.items()}
+
+
+def _peaks(value: object) -> dict[str, float]:
+    allowed = "a mapping from f32, bf16 or f16 to FLOP/s from 1 to 1e18"
+    good = isinstance(value, dict) and all(
+        name in ("f32", "bf16", "f16")
+        and isinstance(x, (int, float))
+        and 1 <= x <= 1e18
+        for name, x in value.items()
+    )
+    if not isinstance(value, dict) or not good:
+        raise refuse(f"{shown(value)} has no peaks of types", allowed)
+    return {name: float(x) for name, x in value.items()}
+
+
+def _about(value: object) -> str:
+    if (
+        not isinstance(value, str)
+        or not 0 < len(value) <= 200
+        or not value.isprintable()
+    ):
+        raise refuse(
+            f"{shown(value)} is no name", "a line of up to 200 printable characters"
+        )
+    return value
 
 
 def _least(value: Mapping[str, Curve]) -> Mapping[str, Curve]:
@@ -135,11 +162,14 @@ def rate(curve: Curve, size: float) -> float:
     """Return the rate at a size: between points a straight line in logarithms, beyond the ends
     the end's rate."""
     at = bisect.bisect_left(curve, (size, 0.0))
-    if at == 0 or at == len(curve):
-        return curve[min(at, len(curve) - 1)][1]
-    (w0, r0), (w1, r1) = curve[at - 1 : at + 1]
-    part = math.log(size / w0) / math.log(w1 / w0)
-    return r0 * math.pow(r1 / r0, part)
+    if at == 0:
+        return curve[0][1]
+    if at == len(curve):
+        return curve[-1][1]
+    small, slow = curve[at - 1]
+    large, fast = curve[at]
+    part = math.log(size / small) / math.log(large / small)
+    return slow * math.pow(fast / slow, part)
 
 
 @dataclass(frozen=True)
@@ -170,7 +200,7 @@ class Device:
     """
 
     __pydantic_config__ = _KEYS
-    about: str
+    about: Annotated[str, PlainValidator(_about)]
     target: Annotated[str, Choice(*TARGETS)]
     rates: tuple[Rates, ...]
     copy: _Rate
@@ -180,7 +210,9 @@ class Device:
     host: Link
     read: Link
     write: Link
-    peak: Mapping[str, float] = field(default_factory=dict)
+    peak: Annotated[Mapping[str, float], PlainValidator(_peaks)] = field(
+        default_factory=dict
+    )
     memory: _Size = 0
     cores: Annotated[int, Integer(0, 4096)] = 0
     cache: _Size = 0
@@ -206,7 +238,12 @@ _ADAPTER: TypeAdapter[Device] = TypeAdapter(Device)
 
 def read(text: str, name: str) -> Device:
     """Return the device of a file's text. Raises SpecError with a line for each mistake."""
-    root = Reader(lambda line: f"{printable(name)}:{line + 1}").document(text)
+    reader = Reader(lambda line: f"{printable(name)}:{line + 1}")
+    if not text.strip():
+        raise reader.fail(0, "is empty", "a device as ./run calibrate writes it")
+    root = reader.document(text)
+    if not isinstance(root.value, dict):
+        raise reader.fail(0, "is no mapping", "a device as ./run calibrate writes it")
     try:
         device = _ADAPTER.validate_python(root.plain())
     except ValidationError as e:
@@ -239,6 +276,8 @@ def load(word: str) -> Device:
     """Return the device of a name, or of a file's path. Raises SpecError for a file with mistakes,
     OSError or UnicodeDecodeError if there is none."""
     path = FOLDER / f"{word}.yaml" if word in names() else Path(word)
+    if not path.is_file() or path.stat().st_size > MOST:
+        raise OSError(f"{path}: no file of at most {MOST} bytes")
     return read(path.read_text(), word)
 
 

@@ -22,7 +22,11 @@ from ..plan.plan import Event, Plan, Section, Step
 from . import cost
 from .seconds import Clock
 
-TURNS = 3  # micro-batches that are played at most: the others are like the last of them
+# Micro-batches and steps that are played at first, and at most. More are played until the last two
+# take the same time, within SAME, and no queue falls further behind.
+TURNS, MOST_TURNS = 3, 48
+STEPS, MOST_STEPS = 2, 32
+SAME = 0.01
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,14 @@ class Bar:
 class Played:
     """A training step that another one precedes. bars: its commands in order of issue; begin, end:
     the end of queue main's work in the step before, and in this one; more: micro-batches that are
-    not played, each of which takes as long as the last one that is; period: seconds of that
-    one."""
+    not played, each of which takes as long as the last one that is; last: number of that one;
+    period: its seconds."""
 
     bars: tuple[Bar, ...]
     begin: float
     end: float
     more: int
+    last: int
     period: float
 
     @property
@@ -58,10 +63,7 @@ class Played:
 
     def times(self, bar: Bar) -> int:
         """Return how often a bar occurs in a step, counting micro-batches that are not played."""
-        last = (
-            bar.section == "micro_batch"
-            and bar.turn == min(TURNS, self.more + TURNS) - 1
-        )
+        last = bar.section == "micro_batch" and bar.turn == self.last
         return 1 + self.more * last
 
 
@@ -197,18 +199,46 @@ def played(clock: Clock, turns: int, steps: int = 1) -> list[list[Bar]]:
     return [bars[a:b] for a, b in zip(marks, marks[1:], strict=False)]
 
 
+Ends = dict[str, float]  # of each queue: the end of its last command
+
+
+def _ends(bars: Sequence[Bar]) -> Ends:
+    found: Ends = {}
+    for b in bars:
+        found[b.step.queue] = max(b.end, found.get(b.step.queue, 0.0))
+    return found
+
+
+def _settled(ends: Sequence[Ends]) -> bool:
+    """Return whether the last two of some steps or micro-batches took the same time on queue main,
+    and no queue fell behind main in the last one."""
+    *_, first, second, third = ends
+    long, before = third["main"] - second["main"], second["main"] - first["main"]
+    behind = any(third[q] - second[q] > (1 + SAME) * long for q in third if q in second)
+    return not behind and abs(before - long) <= SAME * long
+
+
 def step(clock: Clock) -> Played:
-    """Return a training step after another one."""
-    first, second = played(clock, TURNS, steps=2)
+    """Return a training step of a run that has settled, or of its first steps if that takes
+    many."""
     repeat = clock.p.section("micro_batch").repeat
-    begin, end = (
-        max(b.end for b in bars if b.step.queue == "main") for bars in (first, second)
-    )
-    more, period = max(0, repeat - TURNS), 0.0
-    if more:
-        turn = [
-            max(b.end for b in second if b.step.queue == "main" and b.turn == n)
-            for n in (TURNS - 2, TURNS - 1)
+    turns, steps = min(TURNS, repeat), STEPS
+    while True:
+        found = played(clock, turns, steps)
+        last = found[-1]
+        by_turn = [
+            _ends([b for b in last if (b.section, b.turn) == ("micro_batch", n)])
+            for n in range(turns)
         ]
-        period = turn[1] - turn[0]
-    return Played(tuple(second), begin, end, more, period)
+        if turns < min(repeat, MOST_TURNS) and not _settled(by_turn):
+            turns = min(2 * turns, repeat, MOST_TURNS)
+            continue
+        by_step: list[Ends] = [{"main": 0.0}, *map(_ends, found)]
+        if steps < MOST_STEPS and not _settled(by_step):
+            steps *= 2
+            continue
+        more, period = repeat - turns, 0.0
+        if more:
+            period = by_turn[-1]["main"] - by_turn[-2]["main"]
+        begin, end = (ends["main"] for ends in by_step[-2:])
+        return Played(tuple(last), begin, end, more, turns - 1, period)

@@ -168,28 +168,28 @@ class Clock:
     def _collective(self, step: Step) -> float:
         """Return the seconds of a collective: the slower of its links, since they run beside each
         other, after its latency."""
-        w, own = cost.wire_of(self.p, step), self._own(step)
+        cpu, w = self.device.target == "cpu", cost.wire_of(self.p, step)
         others = self.p.group(step.group).ranks - 1
-        ways = [own / self.device.copy]
+        ways = [self._own(step) / self.device.copy]
         latency = 0.0
+        # A CPU's sums read the pieces of peers on the host where they lie.
+        near = 0 if cpu and step.op == "alltoall" else w.bytes - w.far
         far = w.far * self._receivers(step)
-        for link, moved in (
-            (self.device.peers, w.bytes - w.far),
-            (self.device.network, far),
-        ):
+        for link, moved in ((self.device.peers, near), (self.device.network, far)):
             if moved:
                 ways.append(moved / link.bandwidth)
                 latency = max(latency, link.latency + others * link.hop)
         # A CPU's queue copies its own piece by itself, before or after its peers'.
-        return latency + (sum(ways) if self.device.target == "cpu" else max(ways))
+        return latency + (sum(ways) if cpu else max(ways))
 
     def _receivers(self, step: Step) -> int:
         """Return how many times a host receives the bytes that one of its ranks gets from other
-        hosts. NCCL's rings enter a host once for each group; pieces of an all-to-all differ by
-        rank."""
+        hosts. The ring of an NCCL all-gather enters a host once for each group, where all its ranks
+        count the bytes. Pieces of an all-to-all differ by rank, and a reduce-scatter counts a
+        rank's part of its ring."""
         local = self.p.head.local or self.p.head.ranks
-        ring = self.device.target != "cpu" and step.op != "alltoall"
-        return local // self.p.on_host(step.group) if ring else local
+        once = self.device.target != "cpu" and step.op in ("gather", "allreduce")
+        return local // self.p.on_host(step.group) if once else local
 
     def _own(self, step: Step) -> int:
         """Return the bytes that a rank copies from its own memory to its own."""

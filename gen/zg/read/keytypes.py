@@ -310,6 +310,13 @@ Folder = Annotated[
         "the path of a folder, without spaces, quotes, backslashes, '%' and '?'",
     ),
 ]
+DeviceName = Annotated[
+    str,
+    Text(
+        r"[^\x00-\x1f\x7f]{1,1000}",
+        "the name of a device, or the path of a file that ./run calibrate wrote",
+    ),
+]
 Title = Annotated[
     str,
     Text(

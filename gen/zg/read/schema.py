@@ -31,6 +31,7 @@ from .keytypes import (
     Bytes,
     Choice,
     Count,
+    DeviceName,
     Elems,
     ElemsOrNone,
     Flag,
@@ -440,7 +441,7 @@ class Cluster:
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
     memory: MemoryLimits = MemoryLimits()
-    device: Folder | None = None
+    device: DeviceName | None = None
     links: Links = Links()
 
 

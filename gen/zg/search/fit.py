@@ -32,9 +32,7 @@ from . import budget, fits, knobs
 from .knobs import DISK, Setting, Way
 
 MOST = 300  # candidates with the same bits that are planned at most
-LEVELS = (
-    100  # of time, between t and e * t: rows at the same level count as equally fast
-)
+LEVELS = 100  # of time between t and e * t, so steps of 1 %
 
 
 # ---- the keys that are searched, and their values
@@ -507,13 +505,15 @@ def _short(n: int) -> str:
 
 
 def _line(mark: str, row: Row, best: Row) -> str:
-    over = row.seconds == math.inf
+    took = longer = wire = again = ""
+    if row.seconds < math.inf:
+        took, longer = f"{row.seconds:.4g} s", f"{row.seconds / best.seconds - 1:+.1%}"
+        wire, again = _short(row.wire), f"{row.again:.1%}"
+    device, host = _short(row.device), _short(row.needs["host"])
+    words = " ".join(row.way.settings) or "the spec as it is"
     return (
-        f"{mark:<2}{'-' if over else f'{row.seconds:.4g} s':>10}"
-        f"{'' if over else f'{row.seconds / best.seconds - 1:+.1%}':>9}"
-        f"{_short(row.device):>12}{_short(row.needs['host']):>12}"
-        f"{'' if over else _short(row.wire):>14}{'' if over else f'{row.again:.1%}':>8}"
-        f"  {' '.join(row.way.settings) or 'the spec as it is'}"
+        f"{mark:<2}{took or '-':>10}{longer:>9}{device:>14}{host:>14}{wire:>14}{again:>8}"
+        f"  {words}"
     )
 
 
@@ -532,7 +532,7 @@ def table(found: Search) -> str:
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "
         "say" + "; the last one is the spec as it is" * bool(first),
-        f"{'':<2}{'a step':>10}{'longer':>9}{'device':>12}{'host':>12}{'a rank gets':>14}"
+        f"{'':<2}{'a step':>10}{'longer':>9}{'device':>14}{'host':>14}{'a rank gets':>14}"
         f"{'twice':>8}  settings",
         _line("*", best, best),
         *(_line("", row, best) for row in [*rest, *first]),

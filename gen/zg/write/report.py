@@ -144,7 +144,7 @@ def _time(clock: Clock, x: Played, t: Times) -> Section:
         if w.seconds >= LEAST * t.seconds
     ]
     more = (
-        f"{play.TURNS} micro-batches are drawn; {x.more} more take {x.period:.4g} s each.",
+        f"{x.last + 1} micro-batches are drawn; {x.more} more take {x.period:.4g} s each.",
     ) * (x.more > 0)
     series, tracks = bars(x)
     return Section(
@@ -400,8 +400,8 @@ def _law(spec: Spec, p: Plan) -> Section:
 
 def text(clock: Clock, spec: Spec, notes: Sequence[str], origin: str) -> str:
     """Return the report as HTML. origin: the command that made it."""
-    p, x = clock.p, play.step(clock)
-    h, t = p.head, times(clock)
+    p, t = clock.p, times(clock)
+    h, x = p.head, t.played
     sections = [
         _model(p),
         _time(clock, x, t),

@@ -37,7 +37,8 @@ class Wait:
 @dataclass(frozen=True)
 class Times:
     """A predicted step. busy: seconds by part, over all queues; exposed: seconds by part in which
-    main works on it or waits for it; flops: of the model, by all ranks; tokens: of all ranks."""
+    main works on it or waits for it; flops: of the model, by all ranks; tokens: of all ranks;
+    played: the step's commands."""
 
     seconds: float
     busy: dict[str, float]
@@ -45,6 +46,7 @@ class Times:
     waits: tuple[Wait, ...]
     flops: int
     tokens: int
+    played: Played
 
     @property
     def rate(self) -> float:
@@ -94,6 +96,7 @@ def times(clock: Clock) -> Times:
         waits=tuple(waits),
         flops=cost.flops(p),
         tokens=head.batch * head.sequence * head.micro_batches * head.ranks,
+        played=x,
     )
 
 
@@ -109,7 +112,9 @@ def table(clock: Clock) -> str:
     """Return the prediction as a table for people."""
     p, t = clock.p, times(clock)
     h = p.head
-    threads = f", {clock.threads} threads a rank" if h.targets[0] == "cpu" else ""
+    many = "" if clock.threads == 1 else "s"
+    cpu = clock.device.target == "cpu"
+    threads = f", {clock.threads} thread{many} a rank" if cpu else ""
     mfu = t.mfu(clock)
     lines = [
         f"{h.spec}: predicted, not measured, for {clock.device.about}",
