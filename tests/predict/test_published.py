@@ -41,15 +41,14 @@ def test_the_table_has_the_rows_of_its_source() -> None:
 
 
 def test_rows_that_were_not_fitted_are_predicted() -> None:
-    """FSDP's other half, and llm.c's by the device files of GPUs, to which nothing published was
-    fitted: 10 % on average, 25 % at most."""
-    tables = [FOUNDRY, *{r.table for r in published.rows() if r.table != FOUNDRY}]
-    for some in ([FOUNDRY], tables):
-        found = errors("test", *some)
-        assert statistics.mean(found) <= 0.10
-        assert max(found) <= 0.25
-    alone = [e for r, e in published.errors() if r.model == "gpt2-124m"]
-    assert len(alone) == 2 and max(map(abs, alone)) <= 0.25
+    """FSDP's other half, of the program that was fitted, is 3 % off on average and 13 % at most.
+    llm.c's rows, by the device files of GPUs, are another program's, to which nothing was fitted:
+    14 % at most. Both bounds are just above the errors in docs/prediction.md."""
+    found = errors("test", FOUNDRY)
+    assert len(found) == 19
+    assert statistics.mean(found) <= 0.03 and max(found) <= 0.13
+    others = {r.table for r in published.rows()} - {FOUNDRY}
+    assert max(errors("test", *others)) <= 0.14
 
 
 def test_the_device_file_is_the_fit() -> None:
