@@ -227,10 +227,15 @@ def option(run: Record, name: str) -> str:
     return ""
 
 
-def traced(path: Path) -> Times | None:
-    """Return rank 0's seconds in a step by part, from a trace of --profile; None if the file is no
-    trace."""
+def traced(log: Log, name: str) -> Times | None:
+    """Return rank 0's seconds in a step by part, from the trace that a run's --profile names, or
+    from the file of that name beside the log; None if neither is a trace."""
+    path = Path(name)
+    if not path.is_file():  # a pipe would wait for a writer
+        path = log.path.parent / path.name
     try:
+        if not path.is_file():
+            return None
         events = json.loads(path.read_bytes())
         took: Counter[str] = Counter()
         steps = set()
@@ -277,7 +282,7 @@ def compared(plan: Record, log: Log, name: str) -> tuple[list[str], list[Table]]
             "they are of different programs."
         )
     trace = option(log.run, "--profile")
-    took = traced(Path(trace)) if trace else None
+    took = traced(log, trace) if trace else None
     if trace and took is None:
         notes.append(f"{name}: {trace} is no trace that can be read.")
     if took is not None:

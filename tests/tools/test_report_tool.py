@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import os
 import statistics
 import subprocess
 import sys
@@ -152,6 +153,10 @@ def test_predicted_and_measured(log: Path, tmp_path: Path) -> None:
         "all-gather": ["0.75", "1.5", "2.000"],
     }
     assert "different programs" not in root.section("predicted").whole()
+    os.mkfifo(tmp_path / "pipe")  # the trace is then looked for beside the log
+    for name, there in (("elsewhere/trace", True), (str(tmp_path / "pipe"), False)):
+        put(log, run("a", "--profile", name), step(7, 1.0))
+        assert ("by part" in page(*words).section("predicted").whole()) == there
     put(log, run("a") | {"flops_per_step": 700}, step(8, 1.0))
     assert "different programs" in page(*words).section("predicted").whole()
 
