@@ -184,7 +184,7 @@ def chart(logs: Sequence[Log], names: Sequence[str]) -> Iterator[Chart]:
         colours = [COLOURS[n % len(COLOURS)] for n in range(len(logs))]
         series = page.series(zip(names, colours, strict=True))
         yield Chart(
-            "Training steps", series, tuple(tracks), min(steps), max(steps), False
+            "Training steps", series, tuple(tracks), min(steps), max(steps), "step"
         )
 
 

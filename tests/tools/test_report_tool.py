@@ -101,7 +101,7 @@ def test_the_chart_has_the_points_of_each_log(log: Path, tmp_path: Path) -> None
     assert root.all("h1")[0].text == "2 runs"
     (chart,) = root.charts()
     assert [s[0] for s in chart["series"]] == ["one", "two"]
-    assert (chart["first"], chart["last"], chart["seconds"]) == (1, 8, False)
+    assert (chart["first"], chart["last"], chart["axis"]) == (1, 8, "step")
     tracks = {t["name"]: t["curves"] for t in chart["tracks"]}
     assert [*tracks] == ["loss", "throughput", "step time", "pauses for checkpoints"]
     drawn = [(c["series"], c["marks"], c["x"], c["y"]) for c in tracks["loss"]]

@@ -262,14 +262,14 @@ def thinned(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart from `first` to `last`: whole nanoseconds if seconds is set, else steps."""
+    """A chart from `first` to `last`: whole nanoseconds if axis is empty, else numbers of axis."""
 
     title: str
     series: tuple[Series, ...]
     tracks: tuple[Track, ...]
     first: int
     last: int
-    seconds: bool = True
+    axis: str = ""
 
     def data(self) -> dict[str, object]:
         words: dict[str, int] = {"": 0}
@@ -277,7 +277,7 @@ class Chart:
         return {
             "first": self.first,
             "last": self.last,
-            "seconds": self.seconds,
+            "axis": self.axis,
             "series": [s.data() for s in self.series],
             "tracks": tracks,
             "words": [*words],
