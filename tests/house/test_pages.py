@@ -285,11 +285,16 @@ def test_running_has_every_exit_code() -> None:
 
 
 def printed(command: str) -> list[str]:
-    """Return the numbers of --emit memory: device arena, beside it, together, host arena, file."""
-    done = subprocess.run(
-        shlex.split(command), cwd=ROOT, capture_output=True, text=True
+    """Return the numbers of --emit memory, device arena, beside it, together, host arena, file, and
+    the step of --emit time on an H100."""
+    timed = command.replace("--emit memory", "--set cluster.device=h100 --emit time")
+    assert timed != command
+    done, time = (
+        subprocess.run(shlex.split(words), cwd=ROOT, capture_output=True, text=True)
+        for words in (command, timed)
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == time.returncode == 0, done.stderr + time.stderr
+    step = re.findall(r"^a step +(\S+ s)$", time.stdout, re.M)
     device = {
         tuple(re.findall(r"([\d,]+) \(", line))
         for line in re.findall(r"^sm_.*$", done.stdout, re.M)
@@ -297,7 +302,7 @@ def printed(command: str) -> list[str]:
     assert len(device) == 1, "the targets differ"
     (host,) = re.findall(r"^its host arena +([\d,]+) \(", done.stdout, re.M)
     file = re.findall(r"^the file arena +([\d,]+) \(", done.stdout, re.M)
-    return [*device.pop(), host, *(file or ["0"])]
+    return [*device.pop(), host, *(file or ["0"]), *step]
 
 
 @pytest.mark.slow
