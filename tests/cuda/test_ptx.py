@@ -580,6 +580,11 @@ MISTAKES = {
         "mov.u32 %r2, zk_shared;\nld.shared.u32 %r3, [%r2+256];",
         "a read of 4 bytes at 0x500: outside of the block's shared memory",
     ),
+    "shared memory between two arrays": (
+        ".shared .align 4 .b8 few[16];\n.shared .align 4 .b8 next[16];\n"
+        "mov.u32 %r2, few;\nmov.u32 %r4, next;\nld.shared.u32 %r3, [%r2+16];",
+        "a read of 4 bytes at 0x410: outside of the block's shared memory",
+    ),
     "a null pointer to shared memory": (
         "mov.u32 %r2, 0;\nld.shared.u32 %r3, [%r2];",
         "a read of 4 bytes at 0: outside of the block's shared memory",

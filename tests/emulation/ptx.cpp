@@ -660,11 +660,20 @@ char *ptx_global(uint64_t at, unsigned n, ptx_access how, int line)
     return (char *)at;
 }
 
+/* Whether bytes of shared memory are of one array. */
+bool of_an_array(uint64_t at, unsigned n)
+{
+    const ptx_kernel &k = *now.kernel;
+    if (within({PTX_SHARED_FIRST + k.dynamic, now.shared - k.dynamic}, at, n)) return true;
+    for (unsigned i = 0; i < k.fixed; i++)
+        if (within({PTX_SHARED_FIRST + k.arrays[i].at, k.arrays[i].bytes}, at, n)) return true;
+    return false;
+}
+
 char *ptx_shared(uint64_t at, unsigned n, ptx_access how, int line)
 {
     if (at % n) wrong(line, "not aligned", at, n, how);
-    if (!within({PTX_SHARED_FIRST, now.shared}, at, n))
-        wrong(line, "outside of the block's shared memory", at, n, how);
+    if (!of_an_array(at, n)) wrong(line, "outside of the block's shared memory", at, n, how);
     char *p = shared + (at - PTX_SHARED_FIRST);
     check(p, n, how);
     if (how != ptx_reads) mark_all(at, n, mark_now());

@@ -73,7 +73,9 @@ struct ptx_kernel {
     void (*run)(ptx_thread &);
     size_t bytes;            /* of a thread */
     unsigned most;           /* threads */
-    unsigned fixed, dynamic; /* bytes of static shared memory; offset of the dynamic one */
+    unsigned dynamic;        /* offset of dynamic shared memory */
+    const ptx_given *arrays; /* static ones in shared memory */
+    unsigned fixed;          /* their number, without the last one, of no bytes */
     const ptx_given *params;
     unsigned count, param_bytes;
     const ptx_site *sites;

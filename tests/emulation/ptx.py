@@ -43,6 +43,7 @@ PLACES = {
     **{f"%nctaid.{x}": f"ptx_now.nctaid.{x}" for x in "xyz"},
 }
 SHARED_FIRST = 1024  # address of a block's first byte of shared memory
+GAP = 1024  # bytes of nothing after an array there, so that an access beyond its end is found
 DYNAMIC = "zk_shared"
 
 
@@ -170,7 +171,7 @@ class Kernel:
         self.sites = ['{ptx_meeting::START, "the start", 0, nullptr}']
         self.products: list[str] = []  # tables that sites point to
         self.addresses: dict[str, int] = {}
-        self.shared_bytes = 0
+        self.arrays: list[tuple[int, int]] = []  # static ones there: (place, bytes)
         self.line = 0
 
     def wrong(self, what: str) -> Unknown:
@@ -231,9 +232,9 @@ class Kernel:
             if re.search(rf"\b{re.escape(name)}\b", text):
                 at = -(-at // align) * align
                 self.addresses[name] = at
-                at += size
+                self.arrays.append((at - SHARED_FIRST, size))
+                at += size + GAP
         self.addresses[DYNAMIC] = -(-at // 1024) * 1024
-        self.shared_bytes = at - SHARED_FIRST
 
     # ---- operands
 
@@ -366,21 +367,25 @@ class Kernel:
             ",\n".join(self.sites),
         )
         products = "".join(self.products)
-        params = ", ".join(f"{{{at}, {size}}}" for at, size in self.params.values())
+        params, arrays = (
+            ", ".join(f"{{{at}, {size}}}" for at, size in some)
+            for some in (self.params.values(), [*self.arrays, (0, 0)])
+        )
         return (
             f"namespace k{number} {{\n"
             f"struct registers : ptx_thread {{\n{fields}\n}};\n"
             f"void run(ptx_thread &all)\n{{\nregisters &t = static_cast<registers &>(all);\n"
             f"switch (t.pc) {{\ncase 0:;\n{body}\n}}\nt.pc = PTX_ENDED;\n}}\n{products}"
             f"const ptx_site sites[] = {{\n{sites}\n}};\n"
-            f"const ptx_given params[] = {{{params}}};\n}}\n"
+            f"const ptx_given params[] = {{{params}}};\n"
+            f"const ptx_given arrays[] = {{{arrays}}};\n}}\n"
         )
 
     def entry(self, number: int) -> str:
         """Return the kernel's entry in the file's table."""
         return (
             f'{{"{self.name}", k{number}::run, sizeof(k{number}::registers), {self.most}, '
-            f"{self.shared_bytes}, {self.addresses[DYNAMIC] - SHARED_FIRST}, "
+            f"{self.addresses[DYNAMIC] - SHARED_FIRST}, k{number}::arrays, {len(self.arrays)}, "
             f"k{number}::params, {len(self.params)}, {self.param_bytes}, k{number}::sites}}"
         )
 
