@@ -66,6 +66,17 @@ def test_times_are_worked_out_by_hand() -> None:
     assert Clock(p, made("sm_90", launch=1e-6)).seconds(first(p, "count")) == 1e-6
 
 
+def test_hops_follow_the_algorithm() -> None:
+    """Of 8 ranks, a ring has 7 hops, an all-reduce goes three levels up a tree and down, and an
+    all-to-all sends to all ranks at once."""
+    p = planned("gpt2-124m-8gpu", "targets=[sm_90]", "train.precision=bf16")
+    near, far = (Clock(p, made("sm_90", peers=Link(1e10, hop=x))) for x in (0, 1e-4))
+    for op, hops in (("gather", 7), ("alltoall", 0), ("allreduce", 6)):
+        step = first(p, op)
+        more = far.seconds(step) - near.seconds(step)
+        assert more == pytest.approx(hops * 1e-4, abs=1e-9)
+
+
 def test_copies_take_their_link() -> None:
     p = planned("gpt-tiny", *keys("gpt-tiny", "stage 3, all in a file"))
     clock = Clock(p, made())
