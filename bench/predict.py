@@ -106,20 +106,22 @@ def case(
     )
 
 
+HOST, DISK = (f"zero.offload_optimizer.device={d}" for d in ("cpu", "nvme"))
+FULL, MANY = "train.recompute=full", "train.global_batch=8"
+LONG = ("train.sequence=512", "train.micro_batch=1", "train.global_batch=2")
+FOUR = ("train.micro_batch=1", "train.global_batch=4")
+
+
 def apart(gbit: int) -> Case:
     """Return a case of two hosts with two ranks each, reduced in two levels."""
     two = (
         "cluster.local=2",
         f"cluster.links.network.bandwidth={gbit * 1e9 / 8:.4g}",
     )
-    c = case("llama", 4, "f32", 3, f"2 hosts, {gbit} Gbit/s", *two)
+    c = case("llama", 4, "f32", 3, f"2 hosts, {gbit} Gbit/s", *FOUR, *two)
     return replace(c, rate=gbit * 1e9)
 
 
-HOST, DISK = (f"zero.offload_optimizer.device={d}" for d in ("cpu", "nvme"))
-FULL, MANY = "train.recompute=full", "train.global_batch=8"
-LONG = ("train.sequence=512", "train.micro_batch=1", "train.global_batch=2")
-FOUR = ("train.micro_batch=1", "train.global_batch=4")
 CASES = (
     case(GPT2, 1, "f32", 0),
     case(GPT2, 1, "bf16", 0),
