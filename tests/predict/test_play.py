@@ -236,6 +236,31 @@ def test_commands_that_meet_slow_each_other() -> None:
         raise AssertionError("no forward lies within a collective")
 
 
+@pytest.mark.parametrize(
+    "waits,more",
+    [
+        ("store", ("cluster.ranks=1", "zero.offload_optimizer.device=nvme")),
+        ("gather", ("cluster.ranks=2", "cluster.local=1")),
+    ],
+)
+def test_a_cpus_core_is_free_while_a_command_waits(
+    waits: str, more: tuple[str, ...]
+) -> None:
+    """The file and other hosts slow no kernel beside them, and are not slowed by kernels."""
+    path = "zero.offload_optimizer.nvme_path=."
+    p = planned("gpt2-124m", "targets=[cpu]", path, *more)
+    clock = Clock(p, made(cores=1, write=Link(1e8), network=Link(1e8)))
+    assert clock.cores == 1
+    bars = [b for step in play.played(clock, 1, 2) for b in step]
+    beside = False
+    for b in bars:
+        others = {x.step.queue for x in bars if x.begin < b.end and b.begin < x.end}
+        if b.step.queue == waits or others == {"main", waits}:
+            assert b.end - b.begin == pytest.approx(clock.seconds(b.step))
+            beside |= others == {"main", waits}
+    assert beside
+
+
 def test_many_micro_batches_take_as_long_as_their_last() -> None:
     """A step of many micro-batches is predicted from three, as if all were played."""
     p = planned("gpt-tiny", "train.global_batch=32", "targets=[cpu]")

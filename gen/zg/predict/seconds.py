@@ -233,6 +233,11 @@ class Clock:
         far = cost.far(self.p, step.group)
         return (self.device.network if far else self.device.peers).takes
 
-    def demand(self, queue: str) -> int:
-        """Return the threads that a command of a queue uses on a CPU."""
-        return self.threads if queue in ("main", "host") else 1
+    def demand(self, step: Step) -> int:
+        """Return the threads that a command uses on a CPU: none while it waits for a disk, past the
+        page cache, or for other hosts."""
+        row = QUEUES[step.queue]
+        apart = step.op in COLLECTIVES and cost.far(self.p, step.group)
+        if "file" in (row.reads, row.writes) or apart:
+            return 0
+        return self.threads if step.queue in ("main", "host") else 1
