@@ -5,8 +5,10 @@ predicts step times (`cluster.device`).
 
 Each kernel of some small plans is timed alone, on all cores and on one core of a rank while the
 other cores do the same: with operands from memory (cold: many sets of them in turn) and from the
-cache (hot: one set again and again). Copies are timed by the gathers of a program with `--profile`.
-The disk, the network, latencies and the smallest command are round numbers.
+cache (hot: one set again and again). Links are timed by programs with `--profile`: gathers between
+ranks, copies and the file of an offloaded optimizer, gathers over MPI between two hosts of
+namespaces. The file lies in out/. A machine that becomes faster or slower in between is told by a
+yardstick (yardstick.py) around the kernels of each plan.
 
 A curve has sizes of calls and rates (predict/seconds.py tells the size of a call).
 """
@@ -15,24 +17,29 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_kernels as timing
 import numpy as np
+import pytest
 from gpu_kernels import ROOT
 from kernels import processor
+from yardstick import Yardstick
 
 sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
-from tests.lib import trainer, zk
+from tests.lib import hosts, trainer, zk
 from zg import build, output
 from zg.plan import plan
 from zg.predict import seconds
@@ -40,7 +47,10 @@ from zg.predict.device import class_of
 from zg.read import spec
 
 COLD = 128 << 20  # bytes of operands between two uses of the same one
-LEAST, TURNS = 0.012, 3  # seconds and calls of a measurement, at least
+# Seconds and calls of a measurement, at least, and seconds after which one call is enough.
+LEAST, TURNS, MOST = 0.008, 3, 0.05
+YARDSTICK = 0.3  # seconds of a yardstick's passes
+ROUND = {"bandwidth": 1.25e9, "latency": 1e-4}  # of a network that cannot be measured
 NEAR = 1.25  # points of a curve whose work is closer become one
 
 # ---- plans whose kernels are timed
@@ -102,8 +112,7 @@ SIZES = (
     (GPT, 320, 2, 96),
     (LLAMA, 448, 1, 384),
     (GPT, 640, 4, 160),
-    (LLAMA, 1152, 2, 320),
-    (GPT, 1408, 1, 512),
+    (LLAMA, 896, 2, 320),
 )
 
 
@@ -157,28 +166,35 @@ class Memory:
 
 
 def timed(calls: Sequence[Callable[[], object]]) -> float:
-    """Return the median seconds of a call; the calls take turns."""
-    for call in calls:
-        call()
+    """Return the median seconds of a call; the calls take turns, beginning after the first."""
+    calls[0]()
     found: list[float] = []
-    begun = time.perf_counter()
-    while len(found) < TURNS or time.perf_counter() - begun < LEAST:
-        for call in calls:
-            start = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - start)
-    return statistics.median(found)
+    begun, spent = time.perf_counter(), 0.0
+    for call in itertools.cycle((*calls[1:], calls[0])):
+        start = time.perf_counter()
+        call()
+        end = time.perf_counter()
+        found.append(end - start)
+        spent = end - begun
+        if spent >= MOST or (spent >= LEAST and len(found) >= TURNS):
+            return statistics.median(found)
 
 
-def kernels(threads: int, real: str) -> Iterator[tuple[str, str, int, float]]:
-    """Yield (kernel, cold or hot, size, rate) for every kernel of the plans."""
+Timed = tuple[str, str, int, float]  # kernel, cold or hot, size, rate
+
+
+def kernels(threads: int, real: str) -> Iterator[tuple[float, list[Timed]]]:
+    """Yield the yardstick's seconds and all kernels, for each plan."""
     order = zk.TILED if real == "bf16" else None
     objects = zk.Kernels(dtype=zk.REALS[real], threads=threads, order=order)
+    yardstick = Yardstick(threads)
     for size in SIZES:
         p = planned(text(*size, real))
         amount, listed = work(p), timing.kernels(p)
         most = max(timing.need(k, timing.dims(p, k)) for k in listed)
         operands = timing.Operands(Memory(), "cpu", real, max(most, COLD))
+        found: list[Timed] = []
+        before = yardstick.seconds(YARDSTICK)
         for k in listed:
             todo = amount[k.launch.name]
             if not todo.amount:
@@ -198,8 +214,11 @@ def kernels(threads: int, real: str) -> Iterator[tuple[str, str, int, float]]:
                     run(*call.words)
 
                 calls.append(once)
-            for name, some in ("cold", calls), ("hot", calls[:1]):
-                yield k.launch.kernel, name, todo.size, todo.amount / timed(some)
+            cold = todo.amount / timed(calls)
+            hot = todo.amount / timed(calls[:1]) if sets > 1 else cold
+            for name, rate in ("cold", cold), ("hot", hot):
+                found.append((k.launch.kernel, name, todo.size, rate))
+        yield (before + yardstick.seconds(YARDSTICK)) / 2, found
 
 
 def _one(threads: int, real: str, cores: Sequence[int], send: object) -> None:
@@ -207,8 +226,14 @@ def _one(threads: int, real: str, cores: Sequence[int], send: object) -> None:
     send.send([*kernels(threads, real)])
 
 
-def measured(threads: int, real: str) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return cold and hot -> kernel -> points (size, rate), while every core is busy."""
+Curves = dict[
+    str, dict[str, list[tuple[int, float]]]
+]  # cold and hot -> kernel -> points
+
+
+def measured(threads: int, real: str) -> tuple[Curves, list[float]]:
+    """Return each kernel's points while every core is busy, and the yardstick's seconds beside each
+    plan. A point's rate is the work that a kernel does in a pass of the yardstick."""
     allowed = sorted(os.sched_getaffinity(0))
     runs = []
     for n in range(len(allowed) // threads):
@@ -228,12 +253,15 @@ def measured(threads: int, real: str) -> dict[str, dict[str, list[tuple[int, flo
                 f"calibrate: a process that timed kernels ended with {child.exitcode}"
             )
         child.join()
-    found: dict[str, dict[str, list[tuple[int, float]]]] = {"cold": {}, "hot": {}}
-    for same in zip(*rows, strict=True):
-        kernel, name, size, _ = same[0]
-        rate = statistics.median(r for *_, r in same)
-        found[name].setdefault(kernel, []).append((size, rate))
-    return found
+    found: Curves = {"cold": {}, "hot": {}}
+    passes = []
+    for plans in zip(*rows, strict=True):
+        passes.append(statistics.median(seconds for seconds, _ in plans))
+        for same in zip(*(timed for _, timed in plans), strict=True):
+            kernel, name, size, _ = same[0]
+            rate = statistics.median(r for *_, r in same) * passes[-1]
+            found[name].setdefault(kernel, []).append((size, rate))
+    return found, passes
 
 
 def curve(points: Sequence[tuple[int, float]]) -> list[list[float]]:
@@ -258,10 +286,15 @@ def group(curves: dict[str, list[tuple[int, float]]], of: str) -> list[list[floa
     return curve([x for name, xs in curves.items() if class_of(name) == of for x in xs])
 
 
-def rates(threads: int, real: str) -> dict[str, object]:
-    found = measured(threads, real)
-    out: dict[str, object] = {"precision": real, "threads": threads}
-    for name, curves in found.items():
+def rates(found: Curves, yardstick: float) -> dict[str, object]:
+    """Return the curves of a device's file, for a machine on which a pass of the yardstick takes so
+    many seconds."""
+    out: dict[str, object] = {}
+    for name, kernels in found.items():
+        curves = {
+            kernel: [(size, rate / yardstick) for size, rate in points]
+            for kernel, points in kernels.items()
+        }
         out[name] = {
             of: group(curves, of) for of in ("products", "attention", "others")
         }
@@ -269,41 +302,128 @@ def rates(threads: int, real: str) -> dict[str, object]:
     return out
 
 
-# ---- copies
+# ---- links
+
+Moved = list[tuple[int, float]]  # bytes and seconds
 
 
-def gathers(folder: Path, ranks: int) -> float:
-    """Return the bytes per second that all-gathers copy, the rank's own included, with a rank per
-    core: those of the larger half, in a profiled program of the middle size."""
-    name = folder / "moves.yaml"
-    name.write_text(text(*SIZES[2], "f32").replace("blocks: 1", "blocks: 4"))
-    words = [
-        f"--set={key}"
-        for key in (
-            "zero.overlap_comm=false",
-            f"cluster.ranks={ranks}",
-            f"train.global_batch={4 * ranks}",
+@dataclass(frozen=True)
+class Profile:
+    """Commands of some profiled steps: (queue, name) -> (step, call) -> bytes and seconds, of the
+    rank that took the least time, which is the one that waited for no other."""
+
+    commands: dict[tuple[str, str], dict[tuple[int, int], tuple[int, float]]]
+
+    def moved(self, queue: str, name: str) -> Moved:
+        return [*self.commands[queue, name].values()]
+
+    def shortest(self) -> float:
+        """Return the seconds of the function of queue main that takes least."""
+        return min(
+            statistics.median(s for _, s in calls.values())
+            for (queue, name), calls in self.commands.items()
+            if queue == "main" and name in ("next", "factor", "count")
         )
-    ]
-    subprocess.run(
-        [ROOT / "gen/zgen", name, *words, "-o", folder / "train.c"], check=True
+
+
+def profile(path: Path) -> Profile:
+    events = json.loads(path.read_text())
+    queues = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    found: dict[tuple[str, str], dict[tuple[int, int], tuple[int, float]]] = {}
+    for e in events:
+        if e["ph"] != "X" or "step" not in e.get("args", {}) or "for" in e["args"]:
+            continue
+        one = e["args"].get("bytes", 0), 1e-6 * e["dur"]
+        calls = found.setdefault((queues[e["tid"]], e["name"]), {})
+        at = e["args"]["step"], e["args"]["call"]
+        calls[at] = min(calls.get(at, one), one, key=lambda x: x[1])
+    return Profile(found)
+
+
+def link(moved: Moved, whole: float = 1.0) -> dict[str, float]:
+    """Return a link's bandwidth, by transfers of at least half the largest one's bytes, and its
+    latency, by the fastest quarter of the others. whole: bytes moved for each that is counted."""
+    most = max(b for b, _ in moved)
+    large = [(b, s) for b, s in moved if 2 * b >= most]
+    bandwidth = whole * sum(b for b, _ in large) / sum(s for _, s in large)
+    rests = sorted(s - whole * b / bandwidth for b, s in moved if 2 * b < most)
+    latency = max(0.0, rests[len(rests) // 4]) if rests else 0.0
+    return {
+        "bandwidth": float(f"{bandwidth:.4g}"),
+        "latency": float(f"{latency:.3g}"),
+    }
+
+
+class Programs:
+    """Programs of one model whose profiles tell the links."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.spec, self.tokens = folder / "moves.yaml", folder / "tokens"
+        words = text(*SIZES[2], "f32").replace("blocks: 1", "blocks: 2")
+        self.spec.write_text(words)
+        numbers = np.random.default_rng(1).integers(0, 7000, 1 << 16)
+        trainer.write_tokens(self.tokens, numbers)
+        self.words = ("--data", self.tokens, "--steps", 4, "--profile-steps", "2-4")
+
+    def source(self, ranks: int, *keys: str) -> str:
+        layout = (f"cluster.ranks={ranks}", f"train.global_batch={4 * ranks}")
+        return trainer.generate(self.spec, *layout, *keys)
+
+    def near(self, *keys: str) -> Profile:
+        """Return the profile of ranks on this host."""
+        program, trace = trainer.build(self.source(self.ranks, *keys)), self._trace()
+        words = [program, *self.words, "--profile", trace]
+        subprocess.run([*map(str, words)], check=True, capture_output=True)
+        return profile(trace)
+
+    def far(self) -> Profile | None:
+        """Return the profile of a rank on each of two hosts of namespaces, None if none can be
+        made or mpirun is missing."""
+        if not shutil.which("mpirun") or not shutil.which("mpicc"):
+            return None
+        try:
+            source = self.source(2, "zero.overlap_comm=false")
+            program, trace = trainer.build(source, trainer.MPI), self._trace()
+            with hosts.network(2) as two:
+                words = (*self.words, "--profile", trace)
+                run = hosts.mpirun(program, 2, *words, hosts=two, folder=self.folder)
+                done = hosts.ended(run)
+        except (AssertionError, pytest.skip.Exception) as e:
+            print(f"no hosts of namespaces: {e}", file=sys.stderr)
+            return None
+        if done.returncode:
+            print(f"no MPI: {done.stderr[-300:]}", file=sys.stderr)
+            return None
+        return profile(trace)
+
+    def _trace(self) -> Path:
+        trace = self.folder / "trace"
+        trace.unlink(missing_ok=True)
+        return trace
+
+
+def links(folder: Path, cores: int) -> dict[str, object]:
+    """Return the numbers of a device's links."""
+    ranks = max(2, cores)  # one core has no peers to copy from: two ranks share it
+    own = ranks / (ranks - 1)  # a gather copies a rank's own piece, too
+    programs = Programs(folder, ranks)
+    gathers = programs.near("zero.overlap_comm=false")
+    offloads = programs.near(
+        "zero.offload_optimizer.device=nvme",
+        f"zero.offload_optimizer.nvme_path={folder}",
     )
-    program = trainer.build((folder / "train.c").read_text())
-    tokens = folder / "tokens"
-    np.random.default_rng(1).integers(0, 7000, 1 << 16).astype(np.uint16).tofile(tokens)
-    subprocess.run(
-        [program, "--data", tokens, "--tokens", "uint16", "--steps", "5"]
-        + ["--profile", folder / "trace", "--profile-steps", "3-5"],
-        check=True,
-        capture_output=True,
-    )
-    events = json.loads((folder / "trace").read_text())
-    rows = sorted(
-        (e["args"]["bytes"], e["dur"] * 1e-6) for e in events if e["name"] == "gather"
-    )
-    large = rows[len(rows) // 2 :]
-    received = sum(b for b, _ in large) / sum(s for _, s in large)
-    return received * ranks / (ranks - 1)
+    far = programs.far()
+    peers = link(gathers.moved("main", "gather"), own)
+    return {
+        "launch": float(f"{gathers.shortest():.2g}"),
+        "copy": peers["bandwidth"],
+        "peers": peers,
+        "network": link(far.moved("main", "gather")) if far else ROUND,
+        "host": link(offloads.moved("up", "copy") + offloads.moved("down", "copy")),
+        "read": link(offloads.moved("load", "copy")),
+        "write": link(offloads.moved("store", "copy")),
+    }
 
 
 # ---- the file
@@ -311,8 +431,15 @@ def gathers(folder: Path, ranks: int) -> float:
 
 def written(device: dict[str, object]) -> str:
     """Return the text of a device's file."""
+    network = (
+        "round numbers, not measured: no MPI here"
+        if device["network"] == ROUND
+        else "MPI between namespaces of this machine, faster than most networks"
+    )
     lines = [
-        "# Written by ./run calibrate; docs/prediction.md tells what each number is."
+        "# Written by ./run calibrate; docs/prediction.md tells what each number is.",
+        f"# network: {network}",
+        "# all others: measured",
     ]
     for key, value in device.items():
         if key != "rates":
@@ -337,38 +464,41 @@ def main(argv: Sequence[str]) -> int:
     if missing := output.nowhere(args.o):
         p.error(f"-o {args.o}: there is no folder {missing}; allowed: {output.FOLDERS}")
     cores, begun = len(os.sched_getaffinity(0)), time.monotonic()
-    isa = zk.Kernels().isa
-    found = []
+
+    def tell(part: str) -> None:
+        print(f"{time.monotonic() - begun:4.0f} s: {part}", file=sys.stderr, flush=True)
+
+    found, passes = [], []
     for real in ("f32", "bf16"):
         for threads in sorted({1, cores}):
-            print(
-                f"kernels in {real}, {threads} threads a rank",
-                file=sys.stderr,
-                flush=True,
-            )
-            found.append(rates(threads, real))
-    print("copies", file=sys.stderr)
+            tell(f"kernels in {real}, {threads} threads a rank")
+            curves, seconds = measured(threads, real)
+            found.append((real, threads, curves))
+            passes += seconds
+    tell("links")
     with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
-        # One core has no peers to copy from: two ranks share it.
-        gather = gathers(Path(folder), max(2, cores))
-    update = next(r for r in found if r["threads"] == cores)["cold"]["zk_update"][-1][1]
+        linked = links(Path(folder), cores)
+    yardstick = statistics.median(passes)
+    rows = [
+        {"precision": real, "threads": threads} | rates(curves, yardstick)
+        for real, threads, curves in found
+    ]
+    update = next(r for r in rows if r["threads"] == cores)["cold"]["zk_update"][-1][1]
     device = {
-        "about": f"{processor()}, {cores} cores, {isa}",
+        "about": f"{processor()}, {cores} cores, {zk.Kernels().isa}",
         "target": "cpu",
         "cores": cores,
         "cache": cache(),
-        "launch": 3e-6,
-        "copy": round(gather),
+        "yardstick": float(f"{yardstick:.4g}"),
         "update": round(update),
-        "peers": {"bandwidth": round(gather), "latency": 2e-5},
-        "network": {"bandwidth": 1.25e9, "latency": 1e-4},
-        "host": {"bandwidth": round(gather)},
-        "read": {"bandwidth": 2e9, "latency": 1e-4},
-        "write": {"bandwidth": 1e9, "latency": 1e-4},
-        "rates": found,
+        **linked,
+        "rates": rows,
     }
     output.write(written(device), args.o)
-    print(f"{args.o}: written after {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    tell(
+        f"{args.o} written; the yardstick took {1e3 * min(passes):.1f} to "
+        f"{1e3 * max(passes):.1f} ms"
+    )
     return 0
 
 

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 22
+#define ZR_ABI 23
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -170,6 +170,7 @@ typedef struct zr_column {
     const char *name; /* "cpu", "sm_90" ... */
     int64_t arena,    /* bytes of a rank's arena */
         nccl;         /* bytes beside the arena that are reserved for NCCL */
+    double predicted; /* seconds of a training step on the spec's cluster.device; 0: unknown */
 } zr_column;
 
 /* Numbers that a step reports, as double[ZR_REPORT]. ZR_SCALE: the loss scale, 0 without one. */

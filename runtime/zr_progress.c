@@ -35,16 +35,17 @@ static const double soon = 2, late = 10, steps_soon = 0.1, steps_late = 2;
 /* Bytes per second assumed for saving in the estimated time. */
 static const double saving = 1e9;
 
-/* Usual GFLOP/s of a thread, if no peak is given. avx512: reached by GPT-2 124M, rounded down
- * (docs/performance.md); avx2: a step took 1.4 times as long on a busy machine. */
+/* Usual GFLOP/s of a thread, if a step is not predicted and no peak is given. avx512: reached by
+ * GPT-2 124M, rounded down (docs/performance.md); avx2: a step took 1.4 times as long on a busy
+ * machine. */
 static const struct {
     const char *object;
-    double gflops;
+    double gflops, bf16;
 } usual[] = {
-    {"amx", 80},        /* about three times as much in bf16 with tiles */
-    {"avx512bf16", 80}, /* about twice as much in bf16 */
-    {"avx512", 80},
-    {"avx2", 55},
+    {"amx", 80, 240},        /* about three times as much in bf16 with tiles */
+    {"avx512bf16", 80, 160}, /* about twice as much in bf16 */
+    {"avx512", 80, 80},
+    {"avx2", 55, 55},
 };
 
 /* ---- numbers as text */
@@ -216,21 +217,24 @@ static void show_memory(zr *z)
 static void show_estimate(zr *z)
 {
     char from[LINE] = "", time[SHORT];
-    double gflop = 1e-9 * z->p->flops, pace = z->peak;
+    double gflop = 1e-9 * z->p->flops, step = z->p->columns[z->column].predicted;
     int64_t steps = z->o->steps - z->checkpoints->from;
     const char *object = z->p->object();
-    if (pace > 0)
-        snprintf(from, sizeof from, "at a peak of %.4g GFLOP/s; a step takes longer", pace);
-    for (size_t i = 0; pace == 0 && i < sizeof usual / sizeof *usual; i++) {
-        if (strcmp(object, usual[i].object)) continue;
-        pace = usual[i].gflops * z->ranks * (z->threads < z->cores ? z->threads : z->cores);
-        snprintf(from, sizeof from, "%g GFLOP/s a thread are usual with %s", usual[i].gflops,
-                 object);
+    if (step > 0) snprintf(from, sizeof from, "predicted for cluster.device");
+    else if (z->peak > 0) {
+        step = gflop / z->peak;
+        snprintf(from, sizeof from, "at a peak of %.4g GFLOP/s; a step takes longer", z->peak);
     }
-    if (pace > 0)
+    for (size_t i = 0; step == 0 && i < sizeof usual / sizeof *usual; i++) {
+        if (strcmp(object, usual[i].object)) continue;
+        double pace = z->p->type == ZR_BF16 ? usual[i].bf16 : usual[i].gflops;
+        step = gflop / pace / z->ranks / (z->threads < z->cores ? z->threads : z->cores);
+        snprintf(from, sizeof from, "roughly: %g GFLOP/s a thread are usual with %s", pace, object);
+    }
+    if (step > 0)
         zr_print(z, STDERR_FILENO,
-                 "a step is %.3g GFLOP: estimated %.3g s, %" PRId64 " steps %s (%s)\n", gflop,
-                 gflop / pace, steps, clock_text(time, gflop / pace * (double)steps), from);
+                 "a step is %.3g GFLOP: estimated %.3g s, %" PRId64 " steps %s (%s)\n", gflop, step,
+                 steps, clock_text(time, step * (double)steps), from);
     else zr_print(z, STDERR_FILENO, "a step is %.3g GFLOP\n", gflop);
 }
 

@@ -195,9 +195,13 @@ DOES: Mapping[str, str] = {
     "h200) or the file of `./run calibrate`; null: a usual one of the first target",
     "cluster.links.peers.bandwidth": "bytes per second between ranks of a host, into each, in place"
     " of the device's",
-    "cluster.links.peers.latency": "seconds of a collective between them, however small",
+    "cluster.links.peers.latency": "seconds of a collective between them, besides hops and bytes",
+    "cluster.links.peers.hop": "seconds more for each further rank of an all-gather or"
+    " reduce-scatter, and for each level of an all-reduce's tree",
     "cluster.links.network.bandwidth": "bytes per second between hosts, into each host",
-    "cluster.links.network.latency": "seconds of a collective between hosts, however small",
+    "cluster.links.network.latency": "seconds of a collective between hosts, besides hops and"
+    " bytes",
+    "cluster.links.network.hop": "as `cluster.links.peers.hop`, if ranks are on several hosts",
     "cluster.memory.device": "device memory of a rank; a plan that needs more is refused",
     "cluster.memory.host": "host memory of a rank; a plan that needs more is refused",
     "cluster.memory.file": "disk space of a rank; a plan that needs more is refused",

@@ -187,8 +187,13 @@ def text(args: argparse.Namespace) -> str:
         )
     if args.emit in ("timeline", "time", "time.json", "report"):
         return predicted(args, read, built.plan, told)
+    from .predict import clock, play
     from .write import emit, hf, peft, view
 
+    predicted_step = {}
+    if read.cluster.device:
+        timed = clock.of(read, built.plan)
+        predicted_step[timed.device.target] = play.step(timed).seconds
     return emit.train(
         view.view(
             built.plan,
@@ -198,6 +203,7 @@ def text(args: argparse.Namespace) -> str:
             config.recipe(read),
             [("config", hf.config(read)), *peft.fields(read)],
             origin(args),
+            predicted_step,
         )
     )
 

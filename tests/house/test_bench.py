@@ -52,6 +52,8 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
         "file_tier",
         "peers",
         "lora",
+        "calibrate",
+        "predict",
     ],
 )
 def test_every_part_can_begin(part: str) -> None:
@@ -684,3 +686,65 @@ def test_the_flops_that_a_table_of_speed_has() -> None:
     found = bench.flops(bench.Case("model_specs/gpt-tiny.yaml", "one", ()))
     tokens, parameters = 8 * 33, 149_400
     assert 6 * parameters * tokens < found < 7 * parameters * tokens
+
+
+# ---- predicted times
+
+
+def test_every_program_of_predict_has_a_prediction(tmp_path: pathlib.Path) -> None:
+    """All 21 programs are planned, by names of their own, and those of two hosts meet there."""
+    import predict
+    from zg.predict import play
+
+    assert len({c.name for c in predict.CASES}) == len(predict.CASES) == 21
+    for c in predict.CASES:
+        keys = (*c.keys, f"zero.offload_optimizer.nvme_path={tmp_path}")
+        read = load(str(predict.source(c.model, tmp_path)), [*keys], None, None)
+        p = search.find(read).plan
+        assert play.step(predict.clock_of(read, p, 2 if c.rate else 1)).seconds > 0
+        assert bool(c.rate) == (0 < p.head.local < p.head.ranks)
+        assert (predict.DISK in c.keys) == bool(p.filed)
+
+
+def test_a_link_is_what_its_transfers_tell() -> None:
+    """Of transfers that take a latency and their bytes at a bandwidth, one of which was late."""
+    import calibrate
+
+    def took(size: int) -> tuple[int, float]:
+        return size, 1e-4 + size / 2e9
+
+    moved = [took(1 << 30)] * 4 + [took(4096)] * 7 + [(4096, 0.5)]
+    found = calibrate.link(moved)
+    assert found["bandwidth"] == pytest.approx(2e9, rel=1e-3)
+    assert found["latency"] == pytest.approx(1e-4, rel=0.01)
+    assert calibrate.link(moved, 2.0)["bandwidth"] == pytest.approx(4e9, rel=1e-3)
+
+
+def test_a_profile_is_of_the_rank_that_took_least(tmp_path: pathlib.Path) -> None:
+    import calibrate
+
+    def event(rank: int, name: str, took: float, **more: object) -> dict[str, object]:
+        args = {"step": 3, "call": 0, **more}
+        return {
+            "ph": "X",
+            "name": name,
+            "pid": rank,
+            "tid": 0,
+            "dur": took,
+            "args": args,
+        }
+
+    main = {"ph": "M", "name": "thread_name", "tid": 0, "args": {"name": "main"}}
+    events = [
+        main,
+        event(0, "gather", 30.0, bytes=64),
+        event(1, "gather", 10.0, bytes=64),
+        event(0, "wait", 5.0, **{"for": "gather"}),
+        event(0, "next", 2.0),
+        event(0, "factor", 1.0),
+    ]
+    (tmp_path / "trace").write_text(json.dumps(events))
+    found = calibrate.profile(tmp_path / "trace")
+    assert found.moved("main", "gather") == [(64, pytest.approx(1e-5))]
+    assert ("main", "wait") not in found.commands
+    assert found.shortest() == pytest.approx(1e-6)

@@ -317,7 +317,11 @@ KEYS: dict[str, Sequence] = {
     **{
         f"cluster.links.{link}.{key}": values
         for link in ("peers", "network")
-        for key, values in (("bandwidth", (1.0, 1e11)), ("latency", (0.0, 1e-3)))
+        for key, values in (
+            ("bandwidth", (1.0, 1e11)),
+            ("latency", (0.0, 1e-3)),
+            ("hop", (0.0, 1e-5)),
+        )
     },
     "cluster.memory.device": BYTES,
     "cluster.memory.host": BYTES,

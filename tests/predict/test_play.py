@@ -66,6 +66,17 @@ def test_times_are_worked_out_by_hand() -> None:
     assert Clock(p, made("sm_90", launch=1e-6)).seconds(first(p, "count")) == 1e-6
 
 
+def test_hops_follow_the_algorithm() -> None:
+    """Of 8 ranks, a ring has 7 hops, an all-reduce goes three levels up a tree and down, and an
+    all-to-all sends to all ranks at once."""
+    p = planned("gpt2-124m-8gpu", "targets=[sm_90]", "train.precision=bf16")
+    near, far = (Clock(p, made("sm_90", peers=Link(1e10, hop=x))) for x in (0, 1e-4))
+    for op, hops in (("gather", 7), ("alltoall", 0), ("allreduce", 6)):
+        step = first(p, op)
+        more = far.seconds(step) - near.seconds(step)
+        assert more == pytest.approx(hops * 1e-4, abs=1e-9)
+
+
 def test_copies_take_their_link() -> None:
     p = planned("gpt-tiny", *keys("gpt-tiny", "stage 3, all in a file"))
     clock = Clock(p, made())
@@ -223,6 +234,31 @@ def test_commands_that_meet_slow_each_other() -> None:
             break
     else:
         raise AssertionError("no forward lies within a collective")
+
+
+@pytest.mark.parametrize(
+    "waits,more",
+    [
+        ("store", ("cluster.ranks=1", "zero.offload_optimizer.device=nvme")),
+        ("gather", ("cluster.ranks=2", "cluster.local=1")),
+    ],
+)
+def test_a_cpus_core_is_free_while_a_command_waits(
+    waits: str, more: tuple[str, ...]
+) -> None:
+    """The file and other hosts slow no kernel beside them, and are not slowed by kernels."""
+    path = "zero.offload_optimizer.nvme_path=."
+    p = planned("gpt2-124m", "targets=[cpu]", path, *more)
+    clock = Clock(p, made(cores=1, write=Link(1e8), network=Link(1e8)))
+    assert clock.cores == 1
+    bars = [b for step in play.played(clock, 1, 2) for b in step]
+    beside = False
+    for b in bars:
+        others = {x.step.queue for x in bars if x.begin < b.end and b.begin < x.end}
+        if b.step.queue == waits or others == {"main", waits}:
+            assert b.end - b.begin == pytest.approx(clock.seconds(b.step))
+            beside |= others == {"main", waits}
+    assert beside
 
 
 def test_many_micro_batches_take_as_long_as_their_last() -> None:

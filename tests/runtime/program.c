@@ -588,7 +588,7 @@ int main(int argc, char **argv)
         {"exp_avg", c.weights, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, NULL}};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_group group = {"all", c.ranks};
-    const zr_column column = {"cpu", c.arena, 0};
+    const zr_column column = {"cpu", c.arena, 0, getenv("PREDICTED") ? 0.25 : 0};
     const int64_t slots[][3] = {{c.ring, 8 * N, 2}, {c.grad, 8 * N, 2}};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI,
@@ -597,6 +597,7 @@ int main(int argc, char **argv)
         .plan = c.plan,
         .layout = "4567",
         .memory = "some",
+        .type = getenv("PRODUCTS") ? ZR_BF16 : ZR_F32,
         .columns = &column,
         .ncolumns = 1,
         .shared = c.arena,

@@ -224,7 +224,7 @@ def test_what_is_said_before_the_first_step(
     assert said[4].endswith(
         f"(at a peak of {peak} GFLOP/s; a step takes longer)"
         if peak
-        else "(80 GFLOP/s a thread are usual with avx512)"
+        else "(roughly: 80 GFLOP/s a thread are usual with avx512)"
     )
     assert "ZR_" not in done.err  # variables that the user need not have set
     assert re.fullmatch(
@@ -240,16 +240,33 @@ def estimate(err: str) -> tuple[float, str]:
     return float(said[1]), said[2]
 
 
-@pytest.mark.parametrize(
-    "kernels,pace", [("amx", 80), ("avx512bf16", 80), ("avx512", 80), ("avx2", 55)]
-)
+USUAL = {
+    "amx": (80, 240),
+    "avx512bf16": (80, 160),
+    "avx512": (80, 80),
+    "avx2": (55, 55),
+}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kernels", USUAL)
 def test_the_estimate_of_each_kernel_object(
-    program: Path, data: Path, kernels: str, pace: float
+    program: Path, data: Path, kernels: str, bf16: bool
 ) -> None:
-    done = train(program, data, "--threads", 1, RANKS=2, OBJECT=kernels)
+    pace, kind = USUAL[kernels][bf16], {"PRODUCTS": "all"} if bf16 else {}
+    done = train(program, data, "--threads", 1, RANKS=2, OBJECT=kernels, **kind)
     seconds, reason = estimate(done.err)
-    assert reason == f"{pace} GFLOP/s a thread are usual with {kernels}"
+    assert reason == f"roughly: {pace} GFLOP/s a thread are usual with {kernels}"
     assert seconds == pytest.approx(GFLOP / (2 * pace), rel=1e-2)
+
+
+@pytest.mark.parametrize("peak", [None, 40])
+def test_a_predicted_step_is_the_estimate(
+    program: Path, data: Path, peak: int | None
+) -> None:
+    settings = {"ZR_PEAK_GFLOPS": peak} if peak else {}
+    done = train(program, data, RANKS=2, PREDICTED=1, **settings)
+    assert estimate(done.err) == (0.25, "predicted for cluster.device")
 
 
 def test_other_kernel_objects_have_no_estimate(program: Path, data: Path) -> None:

@@ -2,6 +2,7 @@
 waits name their causes."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from zg.predict.device import Link
 from zg.predict.seconds import Clock
 from zg.write import times
 
+from tests.lib import trainer
 from tests.lib.plans import WAYS, keys, planned
 
 
@@ -49,3 +51,20 @@ def test_data_has_the_tables_numbers() -> None:
     assert found["mfu"] == pytest.approx(cost.flops(p) / t.seconds / 8 / peak)
     assert found["tokens_per_second"] == t.tokens / t.seconds
     assert f"{t.rate:,.0f}, {t.rate / 8:,.0f} a rank" in times.table(clock(p))
+
+
+def test_the_program_has_the_predicted_step_of_its_device() -> None:
+    """train.c states the step of `cluster.device` in that target's column, and no other."""
+    path = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
+
+    def columns(*more: str) -> list[str]:
+        source = trainer.generate(path, "targets=[cpu,sm_90]", *more)
+        table = source.split("zr_column columns[] = {\n")[1].split("};")[0]
+        return re.findall(r'\{"\w+", \w+, \d+, (.*?)\},', table)
+
+    assert columns() == ["0", "0"]
+    p = planned("gpt-tiny", "targets=[cpu,sm_90]")
+    said = float(
+        times.data(Clock(p, device.load("h100"))).split('"step": ')[1].split(",")[0]
+    )
+    assert columns("cluster.device=h100") == ["0", f"{said:.4g}"]

@@ -144,8 +144,9 @@ def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
 def _slower(clock: Clock, running: dict[str, _Job]) -> dict[str, float]:
     """Return by which factor each running command takes longer than alone."""
     if clock.device.target == "cpu":
-        threads = sum(clock.demand(q) for q in running)
-        return dict.fromkeys(running, max(1.0, threads / clock.cores))
+        threads = {q: clock.demand(job.step) for q, job in running.items()}
+        factor = max(1.0, sum(threads.values()) / clock.cores)
+        return {q: factor if threads[q] else 1.0 for q in running}
     taken = max(clock.takes(job.step) for job in running.values())
     kernels = [
         q

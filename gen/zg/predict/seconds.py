@@ -169,7 +169,7 @@ class Clock:
         """Return the seconds of a collective: the slower of its links, since they run beside each
         other, after its latency."""
         cpu, w = self.device.target == "cpu", cost.wire_of(self.p, step)
-        others = self.p.group(step.group).ranks - 1
+        hops = self._hops(step)
         ways = [self._own(step) / self.device.copy]
         latency = 0.0
         # A CPU's sums read the pieces of peers on the host where they lie.
@@ -178,9 +178,17 @@ class Clock:
         for link, moved in ((self.device.peers, near), (self.device.network, far)):
             if moved:
                 ways.append(moved / link.bandwidth)
-                latency = max(latency, link.latency + others * link.hop)
+                latency = max(latency, link.latency + hops * link.hop)
         # A CPU's queue copies its own piece by itself, before or after its peers'.
         return latency + (sum(ways) if cpu else max(ways))
+
+    def _hops(self, step: Step) -> float:
+        """Return how many hops a collective's last byte takes after its first one: a ring's for
+        each further rank; up and down a tree for the few bytes of an all-reduce; none for an
+        all-to-all, whose ranks send to each other at once."""
+        ranks = self.p.group(step.group).ranks
+        trees = {"alltoall": 0.0, "allreduce": 2 * math.log2(ranks)}
+        return trees.get(step.op, ranks - 1)
 
     def _receivers(self, step: Step) -> int:
         """Return how many times a host receives the bytes that one of its ranks gets from other
@@ -225,6 +233,11 @@ class Clock:
         far = cost.far(self.p, step.group)
         return (self.device.network if far else self.device.peers).takes
 
-    def demand(self, queue: str) -> int:
-        """Return the threads that a command of a queue uses on a CPU."""
-        return self.threads if queue in ("main", "host") else 1
+    def demand(self, step: Step) -> int:
+        """Return the threads that a command uses on a CPU: none while it waits for a disk, past the
+        page cache, or for other hosts."""
+        row = QUEUES[step.queue]
+        apart = step.op in COLLECTIVES and cost.far(self.p, step.group)
+        if "file" in (row.reads, row.writes) or apart:
+            return 0
+        return self.threads if step.queue in ("main", "host") else 1

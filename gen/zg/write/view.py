@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -400,10 +400,11 @@ def view(
     recipe_lines: Sequence[str] = (),
     fields: Sequence[tuple[str, object]] = (),
     origin: str = "",
+    predicted: Mapping[str, float] = {},
 ) -> dict[str, object]:
     """Return everything that the templates need. recipe_lines: config.recipe of the spec; fields:
     fields of zr_program that the plan lacks (hf.config, peft.fields); origin: the command line, for
-    the head."""
+    the head; predicted: seconds of a step by target, where known."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -429,9 +430,10 @@ def view(
         "target_names": ", ".join(upper(t) for t in p.head.targets),
         "launches": columns(p, letters),
         "columns": [
-            f'{{"{t}", {number(p.arena(t))}, {number(n)}}},'
+            f'{{"{t}", {number(p.arena(t))}, {number(n)}, {seconds}}},'
             for t in p.head.targets
             for n in [reserve.nccl_of(p, t)]
+            for seconds in [f"{predicted.get(t, 0):.4g}"]
         ],
         "host": number(p.host),
         "pinned_batches": p.cls("pinned_batch").slots,

@@ -21,7 +21,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 19 || ZR_ABI != 22
+#if ZK_ABI != 19 || ZR_ABI != 23
 #error "generated for another version of the runtime or of the kernels: regenerate it"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -1097,12 +1097,12 @@ static const int64_t slots[][3] = {
     {SAVE_BLOCK(0), SIZE(SAVE_BLOCK), 12},
 };
 
-/* targets: bytes of the arena, bytes reserved beside it for NCCL */
+/* targets: bytes of the arena, bytes reserved beside it for NCCL, predicted seconds of a step */
 static const zr_column columns[] = {
-    {"cpu", 1791533056, 0},
-    {"sm_80", 2140200960, 446693376},
-    {"sm_90", 2140200960, 446693376},
-    {"sm_100", 2140200960, 446693376},
+    {"cpu", 1791533056, 0, 0},
+    {"sm_80", 2140200960, 446693376, 0},
+    {"sm_90", 2140200960, 446693376, 0},
+    {"sm_100", 2140200960, 446693376, 0},
 };
 
 ZR_OWN_TEXT;
