@@ -259,6 +259,8 @@ typedef struct zr_program {
     const zr_group *groups;       /* groups of ranks */
     const zr_state *states;       /* data that a run keeps */
     const zr_tensor *tensors;     /* tensors of the weights' file */
+    const uint8_t *formats;       /* [ntensors] how each is quantized: ZK_INT8, ZK_NF4, or 0;
+                                     NULL: none is */
     const zr_function *functions; /* functions for --profile */
     const int64_t (*slots)[3];    /* {offset, bytes, number} of each class of slots that can die */
     const zr_axis *axes;          /* axes of all groups */

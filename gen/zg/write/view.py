@@ -72,6 +72,20 @@ def packed(p: Plan) -> list[str]:
     return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
 
 
+def formats(p: Plan) -> list[str]:
+    """Return the field of zr_program for the formats of quantized tensors, if there are any."""
+    all_ = [t.quantized.format for t in p.tensors for _ in t.parts]
+    if not any(all_):
+        return []
+    said = ", ".join(f"ZK_{name.upper()}" if name else "0" for name in all_)
+    first, *rest = textwrap.wrap(f"{said}}},", 92)
+    return [
+        ".formats = (const uint8_t[]){",
+        f"    {first}",
+        *(f"    {x}" for x in rest),
+    ]
+
+
 def used(p: Plan) -> list[str]:
     """Return the queues that the plan's steps use. A run's hash also loads masters from the
     file."""
@@ -118,7 +132,7 @@ def sharded(p: Plan) -> str:
 def whole(p: Plan) -> int:
     """Return how many parameters each rank has whole for the length of a run."""
     kept = {s.flat for s in p.stores if s.what == "params" and s.whole}
-    return sum(t.elems * t.count for t in p.tensors if t.flat in kept)
+    return sum(t.params * t.count for t in p.tensors if t.flat in kept)
 
 
 def rounded(n: int) -> str:
@@ -160,7 +174,7 @@ def unbroken(text: str) -> list[str]:
 def model(p: Plan) -> str:
     """Describe the model's size."""
     h = p.head
-    trained = sum(t.elems * t.count for t in p.tensors if not t.frozen)
+    trained = sum(t.params * t.count for t in p.tensors if not t.frozen)
     some = f" ({trained:,} of them trained)" if trained < h.params else ""
     return f"{h.params:,} parameters{some}, width {h.width}, vocabulary {h.vocab}"
 
@@ -461,6 +475,7 @@ def view(
             *filed(p, cost),
             *order(p),
             *packed(p),
+            *formats(p),
             *itertools.chain(*(said(*field) for field in fields)),
         ],
         "files": files(p),
