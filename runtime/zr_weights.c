@@ -273,6 +273,30 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
     return 0;
 }
 
+static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n);
+
+/* Write the weights of --load's folder in place of a quantized piece: those of the chunks that begin
+ * in it. n: elements of the tensor; e: its entry there. */
+static int write_loaded(int fd, const zr_stored *f, const zr_entry *e, int type, piece q,
+                        int64_t width, int format, int64_t n, int64_t at, zr_chunk *c,
+                        const zr_merge *merge)
+{
+    int64_t each = zk_chunk(format), bytes = zk_chunk_bytes(format, each);
+    int64_t lo = width * q.skip, hi = lo + width * q.n;
+    int64_t first = (lo + bytes - 1) / bytes * each;
+    int64_t end = zr_least(n, (hi + bytes - 1) / bytes * each);
+    for (; first < end; first += CHUNK) {
+        int64_t some = zr_least(CHUNK, end - first);
+        if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, first, some))
+            return -1;
+        if (merge) zr_merge_add(merge, c->whole, first, some);
+        convert(c, ZR_F32, type, some);
+        int64_t to = at + width_of(type) * first;
+        if (zr_write_at(fd, elements_of(c, type), width_of(type) * some, to)) return -1;
+    }
+    return 0;
+}
+
 /* Write this rank's part of instance i of a tensor. */
 static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type, int rank, int fd,
                         int64_t at, const zr_tensor *t, int i, zr_chunk *c, uint64_t *sum)
@@ -281,9 +305,17 @@ static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type
     int slice = 0, adds = f->merge ? zr_merge_take(f->merge, instance(name, p, f, t, i)) : 0;
     const zr_merge *merge = adds ? f->merge : NULL;
     if (adds < 0) return -1;
-    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice))
-        if (write_piece(fd, z, type, s, part(p, t, s, i, slice, rank, 0), at, c, merge, sum))
+    int format = f->part ? zr_format(p, t) : 0;
+    const zr_entry *e = format ? zr_locate_for(p, f->loaded, instance(name, p, f, t, i)) : NULL;
+    errno = EINVAL; /* the folder has changed since it was loaded */
+    if (format && !e) return -1;
+    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
+        piece q = part(p, t, s, i, slice, rank, 0);
+        if (format ? write_loaded(fd, f, e, type, q, zr_width(s), format, t->shape[0] * t->shape[1],
+                                  at, c, merge)
+                   : write_piece(fd, z, type, s, q, at, c, merge, sum))
             return -1;
+    }
     return 0;
 }
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from zg.read import spec as reader
 
-from tests.lib import law, oracle, quantized, trainer
+from tests.lib import law, oracle, program, quantized, trainer
 from tests.reference import known
 
 # Parts of a linear that fill chunks of nf4, and a down_proj that does not.
@@ -75,3 +75,124 @@ def test_values(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
     few, same, other = found
     assert all(np.array_equal(few[n], same[n]) for n in few)
     assert not all(np.array_equal(few[n], other[n]) for n in few)
+
+
+WHOLE = "zero.stage3_param_persistence_threshold=0"
+WAYS = (
+    ("cluster.ranks=1", "zero.stage=0"),
+    ("cluster.ranks=2", "zero.stage=1", "train.recompute=full"),
+    ("cluster.ranks=4", "zero.stage=3", WHOLE),
+    ("cluster.ranks=2", "zero.stage=3", WHOLE, "zero.overlap_comm=false"),
+    (
+        "cluster.ranks=2",
+        "zero.stage=3",
+        WHOLE,
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_param.device=cpu",
+    ),
+    ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
+    (
+        "cluster.ranks=4",
+        "cluster.local=2",
+        "zero.stage=3",
+        "zero.shard_size=2",
+        "zero.states=shard",
+        WHOLE,
+    ),
+    (
+        "cluster.ranks=2",
+        "zero.stage=3",
+        WHOLE,
+        "zero.stage3_max_live_parameters=40000",
+    ),
+    ("cluster.ranks=4", "zero.stage=3"),
+)
+
+
+@pytest.mark.parametrize(
+    "format_,precision", (("int8", "f32"), ("nf4", "bf16"), ("nf4", "f16"))
+)
+def test_law(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
+    """All ways have one hash, which covers the base."""
+    base = folder(tmp_path / "base")
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
+
+    def run(*way: str) -> law.Result:
+        source = trainer.generate(
+            law.path("llama"), *keys(format_, f"train.precision={precision}", *way)
+        )
+        return law.run(
+            trainer.build(source),
+            *("--data", tmp_path / "tokens", "--steps", 3),
+            *("--load", tmp_path / "base"),
+            log=tmp_path / "log",
+        )
+
+    found = {run(*way) for way in WAYS}
+    name = "model.layers.0.mlp.down_proj.weight"
+    base[name][0, :64] = -base[name][0, :64]
+    save_file(base, tmp_path / "base" / "model.safetensors")
+    other = run(*WAYS[2])
+    assert len(found) == 1 and other not in found
+
+
+def files(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("format_", ("int8", "nf4"))
+def test_a_merged_model(tmp_path: pathlib.Path, format_: str) -> None:
+    """--merge adds the adapters to the weights of --load, on any number of ranks."""
+    base = folder(tmp_path / "base")
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
+    merged, adapters = [], {}
+    for way in (WAYS[0], WAYS[2]):
+        binary = trainer.build(
+            trainer.generate(law.path("llama"), *keys(format_, *way))
+        )
+        work = ("--data", tmp_path / "tokens", "--steps", 3)
+        given = (*work, "--load", tmp_path / "base", "--save")
+        trainer.sh(binary, *given, tmp_path / f"merged{len(merged)}", "--merge")
+        merged.append(files(tmp_path / f"merged{len(merged)}"))
+        trainer.sh(binary, *given, tmp_path / "adapters")
+        adapters = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
+    assert all(np.array_equal(merged[0][n], merged[1][n]) for n in base)
+    assert merged[0].keys() == base.keys()
+    for name, x in base.items():
+        of = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        want = np.float64(x)
+        if f"{of}A.weight" in adapters:
+            a, b = (np.float64(adapters[f"{of}{end}.weight"]) for end in "AB")
+            want = want + 6 / 4 * (b @ a)
+        assert np.array_equal(merged[0][name], np.float32(want))
+
+
+def test_a_run_goes_on(tmp_path: pathlib.Path) -> None:
+    """A checkpoint has the quantized weights: a run goes on from it with other ranks and without
+    the folder of the base, to the same bits; a merge then needs the folder."""
+    base = folder(tmp_path / "base")
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
+
+    def run(way: tuple[str, ...], *more: object) -> law.Result:
+        source = trainer.generate(
+            law.path("llama"), *keys("nf4", "train.precision=bf16", *way)
+        )
+        given = ("--data", tmp_path / "tokens", *more)
+        return law.run(trainer.build(source), *given, log=tmp_path / "log")
+
+    load = ("--load", tmp_path / "base")
+    keeps = ("--checkpoints", tmp_path / "kept")
+    whole = run(WAYS[0], "--steps", 3, *load, "--verify-every", 1)
+    run(WAYS[2], "--steps", 2, *load, *keeps)
+    found = run(WAYS[3], "--steps", 3, *keeps)
+    assert found.weights == whole.weights
+    source = trainer.generate(
+        law.path("llama"), *keys("nf4", "train.precision=bf16", *WAYS[0])
+    )
+    command = ("--data", tmp_path / "tokens", "--steps", 3, *keeps, "--merge")
+    done = program.run(trainer.build(source), *command, "--save", tmp_path / "merged")
+    assert done.code == 2 and "--merge needs --load" in done.err
+    done = program.run(
+        trainer.build(source), *command, "--save", tmp_path / "merged", *load
+    )
+    assert done.code == 0 and len(files(tmp_path / "merged")) == len(base)
