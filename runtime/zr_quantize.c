@@ -10,7 +10,6 @@
 #include "../kernels/quantized.h"
 #include <math.h>
 
-static const float levels[] = {ZK_NF4_LEVELS}, dynamic[] = {ZK_DYNAMIC};
 enum { MOST = ZK_NF4_CHUNK / ZK_NF4_BLOCK };
 
 int64_t zr_stored_elements(const zr_program *p, const zr_tensor *t)
@@ -51,11 +50,9 @@ static void quantize_int8(uint8_t *to, const float *from, int64_t n)
 static int nearest_level(float x)
 {
     int at = 0;
-    for (int i = 0; i < 15; i++) at += x > (levels[i] + levels[i + 1]) / 2;
+    for (uint32_t i = 0; i < 15; i++) at += x > (zk_nf4_level(i) + zk_nf4_level(i + 1)) / 2;
     return at;
 }
-
-static float dynamic_of(int a) { return a < 127 ? -dynamic[127 - a] : dynamic[a - 127]; }
 
 /* Return the number of the nearest value of the dynamic type. */
 static int nearest_dynamic(float x)
@@ -63,7 +60,7 @@ static int nearest_dynamic(float x)
     int low = 0, high = 255;
     while (low < high) { /* the first value whose upper neighbour is not nearer */
         int mid = (low + high) / 2;
-        if (x > (dynamic_of(mid) + dynamic_of(mid + 1)) / 2) low = mid + 1;
+        if (x > (zk_dynamic(mid) + zk_dynamic(mid + 1)) / 2) low = mid + 1;
         else high = mid;
     }
     return low;

@@ -264,11 +264,9 @@ void ZK(zk_round)(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)
 }
 
 /* ---- quantized weights, a block of ZK_NF4_BLOCK elements at a time */
-static const float level[] = {ZK_NF4_LEVELS}, dynamic[] = {ZK_DYNAMIC};
-
 typedef struct quantized {
     real *y;
-    const uint8_t *w;
+    const uint32_t *w;
     int64_t n, piece;
     int dtype, format;
 } quantized;
@@ -277,16 +275,18 @@ typedef struct quantized {
 static void dequantize_block(float *x, const quantized *a, int64_t i)
 {
     int64_t each = zk_chunk(a->format), first = i - i % each, size = zk_least(each, a->n - first);
-    const uint8_t *chunk = a->w + first / each * zk_chunk_bytes(a->format, each);
+    const uint32_t *w = a->w + first / each * zk_chunk_bytes(a->format, each) / 4;
     if (a->format == ZK_INT8) {
-        float scale = zk_float_at(chunk + ZK_INT8_CHUNK);
-        for (int j = 0; j < ZK_NF4_BLOCK; j++) x[j] = (float)(int8_t)chunk[i - first + j] * scale;
+        float scale = zk_float(w, ZK_INT8_CHUNK);
+        const int8_t *q = (const int8_t *)w + (i - first);
+        for (int j = 0; j < ZK_NF4_BLOCK; j++) x[j] = (float)q[j] * scale;
         return;
     }
     int64_t block = (i - first) / ZK_NF4_BLOCK;
-    float factor = zk_nf4_factor(chunk, zk_nf4_blocks(size), block, dynamic);
-    for (int j = 0; j < ZK_NF4_BLOCK; j++)
-        x[j] = zk_nf4_weight(chunk + ZK_NF4_BLOCK / 2 * block, j, factor, level);
+    const uint8_t *q = (const uint8_t *)w + ZK_NF4_BLOCK / 2 * block;
+    float factor = zk_nf4_factor(w, zk_nf4_blocks(size), block), of[16];
+    for (uint32_t k = 0; k < 16; k++) of[k] = zk_nf4_level(k) * factor;
+    for (int j = 0; j < ZK_NF4_BLOCK; j++) x[j] = of[q[j / 2] >> (j % 2 ? 0 : 4) & 15];
 }
 
 static void dequantize_task(void *arg, int64_t task, int thread)

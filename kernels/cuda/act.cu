@@ -169,23 +169,27 @@ __global__ void dropped(T *y, const T *x, const int64_t *key, int64_t B, int64_t
 }
 
 /* ---- quantized weights: a pack never leaves a block */
-__device__ const float level[] = {ZK_NF4_LEVELS}, dynamic[] = {ZK_DYNAMIC};
-
-template <class T> __global__ void dequantized(T *y, const uint8_t *w, int64_t n, int format)
+template <class T>
+__global__ void dequantized(T *y, const uint32_t *w, int64_t n, int format)
 {
     constexpr int V = wide<T>;
-    int64_t each = zk_chunk(format), bytes = zk_chunk_bytes(format, each);
+    int64_t each = zk_chunk(format), words = zk_chunk_bytes(format, each) / 4;
     for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
         int64_t e = i % each, size = zk_least(each, n - (i - e));
-        const uint8_t *chunk = w + i / each * bytes;
+        const uint32_t *chunk = w + i / each * words;
         float a[V];
         if (format == ZK_INT8) {
-            float scale = zk_float_at(chunk + ZK_INT8_CHUNK);
-            for (int j = 0; j < V; j++) a[j] = (float)(int8_t)chunk[e + j] * scale;
+            float scale = zk_float(chunk, ZK_INT8_CHUNK);
+            for (int j = 0; j < V; j++) {
+                uint32_t q = zk_byte(chunk, e + j);
+                a[j] = (float)((int)(q ^ 128) - 128) * scale;
+            }
         } else {
-            int64_t block = e / ZK_NF4_BLOCK;
-            float factor = zk_nf4_factor(chunk, zk_nf4_blocks(size), block, dynamic);
-            for (int j = 0; j < V; j++) a[j] = zk_nf4_weight(chunk + e / 2, j, factor, level);
+            float factor = zk_nf4_factor(chunk, zk_nf4_blocks(size), e / ZK_NF4_BLOCK);
+            for (int j = 0; j < V; j++) {
+                uint32_t both = zk_byte(chunk, (e + j) / 2);
+                a[j] = zk_nf4_level(both >> (j % 2 ? 0 : 4) & 15) * factor;
+            }
         }
         stow(y + i, a, n - i);
     }
@@ -270,6 +274,6 @@ void zk_dequantize(zk *k, const zk_launch *L, real *y, const real *w, int64_t n,
                    int format)
 {
     (void)m;
-    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (dequantized<T>), (T *)y, (const uint8_t *)w, n, format));
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (dequantized<T>), (T *)y, (const uint32_t *)w, n, format));
 }
 }
