@@ -2,11 +2,18 @@
 the work is spread."""
 
 import pathlib
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from zg.check import check, order
+from zg.facts.kernels import DEQUANTIZE
+from zg.plan import plan, text
+from zg.plan.quantized import Quantized
 from zg.read import spec as reader
+from zg.search import search
 
 from tests.lib import law, oracle, program, quantized, trainer
 from tests.reference import known
@@ -199,3 +206,90 @@ def test_a_run_goes_on(tmp_path: pathlib.Path) -> None:
         trainer.build(source), *command, "--save", tmp_path / "merged", *load
     )
     assert done.code == 0 and len(files(tmp_path / "merged")) == len(base)
+
+
+# ---- plans
+
+
+def planned(*more: str) -> plan.Plan:
+    way = ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.precision=bf16", *more)
+    return search.find(reader.load(str(law.path("llama")), keys("nf4", *way))).plan
+
+
+def test_memory_and_wire() -> None:
+    """A shard of a block's frozen tensors, and what a gather brings, have 33 bytes for every 64
+    weights and 8 for every 16384."""
+    p = planned("model.units[1].ops[1].residual[1].linear.out=[1024, 1024]")
+    rows = (128, 128, 128, 128, 1024, 1024)
+    weights = [128 * n for n in rows] + [1024 * 128]
+    assert all(n % 16384 == 0 for n in weights)
+    stored = sum(n // 64 * 33 + n // 16384 * 8 for n in weights)
+    mine = [t for t in p.tensors if t.quantized.format]
+    assert 2 * sum(t.elems for t in mine) == stored
+    assert sum(t.params for t in mine) == sum(weights)
+    (flat,) = {t.flat for t in mine}
+    f = p.flat(flat)
+    assert stored <= 2 * p.head.ranks * f.shard < 1.05 * stored + 20000
+    gathers = [
+        i.value
+        for s in p.section("micro_batch").steps
+        if s.op == "gather" and s.unit.startswith("block")
+        for i in s.ints
+        if i.name == "bytes"
+    ]
+    assert set(gathers) == {2 * f.shard, 2 * p.flat("block").shard}
+
+
+def _wrong(p: plan.Plan) -> Iterator[plan.Plan]:
+    """Yield plans with one mistake in a quantized tensor, or in a call that dequantizes one."""
+    for n, t in enumerate(p.tensors):
+        few = t.quantized
+        if few.format:
+            for other in (
+                Quantized("int8", few.columns, few.rows),
+                Quantized(few.format, few.columns // 2, few.rows),
+                Quantized(few.format, few.columns, few.rows[::-1] + (1,)),
+                Quantized(),
+            ):
+                changed = replace(t, quantized=other)
+                yield replace(p, tensors=(*p.tensors[:n], changed, *p.tensors[n + 1 :]))
+    for n, fn in enumerate(p.fns):
+        for m, call in enumerate(fn.calls):
+            if call.kernel != DEQUANTIZE:
+                continue
+            y, w, *numbers = call.args
+            for args in (
+                (y, w, *numbers[:2], 1),
+                (replace(y, at=y.at + 64), w, *numbers),
+                (y, replace(w, at=w.at + 2048), *numbers),
+                None,
+            ):
+                changed = [replace(call, args=args)] if args else []
+                calls = (*fn.calls[:m], *changed, *fn.calls[m + 1 :])
+                fns = (*p.fns[:n], replace(fn, calls=calls), *p.fns[n + 1 :])
+                yield replace(p, fns=fns)
+
+
+def test_wrong_plans_are_refused() -> None:
+    p = planned()
+    check.check(p)
+    assert text.parse(text.print_plan(p)) == p
+    wrong = [*_wrong(p)]
+    assert len(wrong) == 4 * 4 + 8 * 4
+    for one in wrong:
+        with pytest.raises(order.CheckError):
+            check.check(one)
+
+
+def test_a_part_within_a_chunk_stays() -> None:
+    """A linear whose parts would share a chunk keeps its type, and a note says so."""
+    spec = reader.load(
+        str(law.path("llama")), ("train.lora={rank: 4, alpha: 6, base: nf4}",)
+    )
+    built = search.find(spec)
+    kept = [n for n in built.notes if n.startswith("train.lora.base: ")]
+    assert len(kept) == 2 and all("stays in f32" in n for n in kept)
+    few = {
+        t.name.rpartition(".")[0][-6:] for t in built.plan.tensors if t.quantized.format
+    }
+    assert few == {"o_proj", "n_proj"}

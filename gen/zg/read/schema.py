@@ -353,8 +353,8 @@ ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
 @dataclass(frozen=True)
 class Lora:
     """Adapters of low rank. Linears of blocks whose names end in one of `match` (None: the
-    family's) get alpha / rank * B A beside their weight. Only the adapters are trained. base: format
-    of the weights of blocks' linears (None: the stored type)."""
+    family's) get alpha / rank * B A beside their weight. Only the adapters are trained. base:
+    format of the weights of blocks' linears (None: the stored type)."""
 
     __pydantic_config__ = _KEYS
     rank: Count
