@@ -395,4 +395,10 @@ extern __typeof__(zk_push) zk_host_push;
 extern __typeof__(zk_count) zk_host_count;
 extern __typeof__(zk_square_sum) zk_host_square_sum;
 
+/* ---- quantizing weights on the host (quantized.h). The bits of 16384 weights in a row, from a
+ * multiple of 16384 on, depend on them alone. */
+int64_t zk_quantized(int format, int64_t n); /* bytes of n weights */
+/* Quantize n weights: a multiple of 16384, or up to the tensor's end. Returns their bytes. */
+int64_t zk_host_quantize(uint8_t *to, const float *from, int64_t n, int format);
+
 #endif

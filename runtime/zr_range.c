@@ -12,7 +12,7 @@
 #include "zr_file.h"
 #include "zr_groups.h"
 #include "zr_options.h"
-#include "zr_quantize.h"
+#include "zr_quantized.h"
 #include "zr_queue.h"
 #include "zr_range.h"
 #include "zr_rank.h"

@@ -18,11 +18,10 @@
 #include "zr_memory.h"
 #include "zr_names.h"
 #include "zr_progress.h"
-#include "zr_quantize.h"
+#include "zr_quantized.h"
 #include "zr_safetensors.h"
 #include "zr_sum.h"
 #include "zr_weights.h"
-#include "../kernels/quantized.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -32,6 +31,7 @@
 #include <string.h>
 #include <unistd.h>
 
+/* CHUNK: elements that are read or written at once, a multiple of zk_host_quantize's 16384 */
 enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 
 const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE};
@@ -275,23 +275,22 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
 
 static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n);
 
-/* Write the weights of --load's folder in place of a quantized piece: those of the chunks that begin
- * in it. n: elements of the tensor; e: its entry there. */
-static int write_loaded(int fd, const zr_stored *f, const zr_entry *e, int type, piece q,
-                        int64_t width, int format, int64_t n, int64_t at, zr_chunk *c,
+/* Write weights of --load's folder, where `e` is their entry, in place of a quantized piece: the
+ * runs of CHUNK weights that begin in it, of n in the tensor. */
+static int write_loaded(int fd, const zr_program *p, const zr_stored *f, const zr_entry *e,
+                        int type, piece q, int format, int64_t n, int64_t at, zr_chunk *c,
                         const zr_merge *merge)
 {
-    int64_t each = zk_chunk(format), bytes = zk_chunk_bytes(format, each);
+    int64_t width = width_of(p->type), bytes = p->quantized(format, CHUNK);
     int64_t lo = width * q.skip, hi = lo + width * q.n;
-    int64_t first = (lo + bytes - 1) / bytes * each;
-    int64_t end = zr_least(n, (hi + bytes - 1) / bytes * each);
+    int64_t first = (lo + bytes - 1) / bytes * CHUNK;
+    int64_t end = q.n ? zr_least(n, (hi + bytes - 1) / bytes * CHUNK) : 0;
     for (; first < end; first += CHUNK) {
-        int64_t some = zr_least(CHUNK, end - first);
+        int64_t some = zr_least(CHUNK, end - first), to = at + width_of(type) * first;
         if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, first, some))
             return -1;
         if (merge) zr_merge_add(merge, c->whole, first, some);
         convert(c, ZR_F32, type, some);
-        int64_t to = at + width_of(type) * first;
         if (zr_write_at(fd, elements_of(c, type), width_of(type) * some, to)) return -1;
     }
     return 0;
@@ -311,8 +310,8 @@ static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type
     if (format && !e) return -1;
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 0);
-        if (format ? write_loaded(fd, f, e, type, q, zr_width(s), format, t->shape[0] * t->shape[1],
-                                  at, c, merge)
+        if (format ? write_loaded(fd, p, f, e, type, q, format, t->shape[0] * t->shape[1], at, c,
+                                  merge)
                    : write_piece(fd, z, type, s, q, at, c, merge, sum))
             return -1;
     }
@@ -436,19 +435,18 @@ static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first,
     return 0;
 }
 
-/* Quantize the weights of a tensor in the file into a piece of its state. Chunks at an end of the
- * piece are made whole and written in part. */
-static int quantize_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at,
-                          zr_chunk *c, int64_t n, int format)
+/* Quantize n weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
+ * the ends of the piece are made whole and written in part. */
+static int quantize_piece(int fd, zr *z, const zr_program *p, int type, const zr_state *s, piece q,
+                          int64_t at, zr_chunk *c, int64_t n, int format)
 {
-    int64_t width = zr_width(s), each = zk_chunk(format), bytes = zk_chunk_bytes(format, each);
-    int64_t lo = width * q.skip, hi = lo + width * q.n, first = lo / bytes * each;
+    int64_t width = zr_width(s), bytes = p->quantized(format, CHUNK);
+    int64_t lo = width * q.skip, hi = lo + width * q.n;
     uint8_t *made = (uint8_t *)c->half;
-    for (; first / each * bytes < hi; first += CHUNK) {
-        int64_t some = zr_least(CHUNK, n - first), begin = first / each * bytes;
-        if (q.n <= 0) break;
+    for (int64_t begin = lo / bytes * bytes; q.n && begin < hi; begin += bytes) {
+        int64_t first = begin / bytes * CHUNK, some = zr_least(CHUNK, n - first);
         if (read_floats(fd, c, type, at, first, some)) return -1;
-        int64_t end = begin + zr_quantize(made, c->whole, some, format);
+        int64_t end = begin + p->quantize(made, c->whole, some, format);
         int64_t from = lo > begin ? lo : begin, to = zr_least(hi, end);
         zr_write(z, s->queue, q.at + from - lo, made + (from - begin), to - from);
     }
@@ -517,8 +515,8 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
         int fd = table->files[e->file].fd;
-        if (format ? quantize_piece(fd, z, e->dtype, s, q, e->begin, c, t->shape[0] * t->shape[1],
-                                    format)
+        if (format ? quantize_piece(fd, z, p, e->dtype, s, q, e->begin, c,
+                                    t->shape[0] * t->shape[1], format)
                    : read_piece(fd, z, e->dtype, s, q, e->begin, c, own, sum))
             return -1;
     }

@@ -1,6 +1,8 @@
 """test_quantized.py -- tests weights from their quantized form, bit for bit: kernels against
 numpy, numpy against bitsandbytes."""
 
+import ctypes
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,28 @@ def test_dequantize(target: str, dtype: int, format_: str) -> None:
         y = zk.empty(dtype, n)
         k.zk_dequantize(y, stored, n, stored.size, quantized.FORMATS[format_])
         assert y.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes(), n
+
+
+@pytest.mark.parametrize("format_", quantized.FORMATS)
+def test_quantize(format_: str) -> None:
+    """Weights that are quantized and dequantized are those of the formulas; whatever comes before
+    and after 16384 of them does not matter."""
+    k, number = zk.Kernels(), quantized.FORMATS[format_]
+    quantize = k.library.zk_host_quantize
+    size = k.library.zk_quantized
+    quantize.restype = size.restype = ctypes.c_int64
+    quantize.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_int]
+    size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    for n in (1, 65, 5000, 16384, 40000):
+        x, y = known.tailed(n), np.empty(n, np.float32)
+        made = np.zeros(size(number, n), np.uint8)
+        assert quantize(made.ctypes.data, x.ctypes.data, n, number) == made.size
+        stored = made.view(np.float32)
+        k.zk_dequantize(y, stored, n, stored.size, number)
+        assert np.array_equal(y, quantized.weights(x, format_)), n
+        first = np.zeros(size(number, min(n, 16384)), np.uint8)
+        quantize(first.ctypes.data, x.ctypes.data, min(n, 16384), number)
+        assert np.array_equal(first, made[: first.size])
 
 
 def test_bitsandbytes() -> None:

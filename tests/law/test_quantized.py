@@ -217,8 +217,8 @@ def planned(*more: str) -> plan.Plan:
 
 
 def test_memory_and_wire() -> None:
-    """A shard of a block's frozen tensors, and what a gather brings, have 33 bytes for every 64
-    weights and 8 for every 16384."""
+    """A block's frozen tensors have 33 bytes for every 64 weights and 8 for every 16384, and gathers
+    bring as many."""
     p = planned("model.units[1].ops[1].residual[1].linear.out=[1024, 1024]")
     rows = (128, 128, 128, 128, 1024, 1024)
     weights = [128 * n for n in rows] + [1024 * 128]

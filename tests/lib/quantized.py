@@ -59,7 +59,7 @@ def _most(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def nf4(x: np.ndarray, of_blocks: np.float32) -> np.ndarray:
-    """Return what a chunk becomes, with this mean of its blocks."""
+    """Return the weights of a chunk, with this mean of its blocks."""
     blocks, most = _most(x)
     levels = NF4[nearest(_scaled(blocks, most[:, None]), NF4)]
     rest = most - of_blocks

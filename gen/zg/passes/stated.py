@@ -127,8 +127,8 @@ def _tensors(
             mean, times = FIRST[row.name, word]
             names = [ops.layer(prefix + name, layer) for name, _ in weight.parts]
             group = _group(spec, names, weight)
-            rows = tuple(n for _, n in weight.parts)
-            few = quantize.format_of(spec, rows, weight.shape, group[2])
+            sizes = tuple(n for _, n in weight.parts)
+            few = quantize.format_of(spec, sizes, weight.shape, group[2])
             if unit.kind == "blocks" and few.format:  # weights are loaded
                 mean = times = 0.0
             out.append((mean, times * std, *group))

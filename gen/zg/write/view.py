@@ -72,17 +72,21 @@ def packed(p: Plan) -> list[str]:
     return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
 
 
+def samples(p: Plan) -> list[str]:
+    """Return the fields of zr_program for samples: their order, and their documents."""
+    return [*order(p), *packed(p)]
+
+
 def formats(p: Plan) -> list[str]:
     """Return the field of zr_program for the formats of quantized tensors, if there are any."""
     all_ = [t.quantized.format for t in p.tensors for _ in t.parts]
     if not any(all_):
         return []
     said = ", ".join(f"ZK_{name.upper()}" if name else "0" for name in all_)
-    first, *rest = textwrap.wrap(f"{said}}},", 92)
     return [
+        ".quantized = zk_quantized, .quantize = zk_host_quantize,",
         ".formats = (const uint8_t[]){",
-        f"    {first}",
-        *(f"    {x}" for x in rest),
+        *(f"    {line}" for line in textwrap.wrap(f"{said}}},", 92)),
     ]
 
 
@@ -473,8 +477,7 @@ def view(
             *inbox(p),
             *left(p),
             *filed(p, cost),
-            *order(p),
-            *packed(p),
+            *samples(p),
             *formats(p),
             *itertools.chain(*(said(*field) for field in fields)),
         ],
