@@ -56,17 +56,21 @@ def folder(at: pathlib.Path) -> oracle.Arrays:
     return found
 
 
+def plain(base: oracle.Arrays, format_: str, at: pathlib.Path) -> None:
+    """Write a base that has the values of a quantized one."""
+    at.mkdir()
+    found = {
+        n: quantized.weights(x, format_) if in_few_bits(n) else x
+        for n, x in base.items()
+    }
+    save_file(found, at / "model.safetensors")
+
+
 @pytest.mark.parametrize("format_", ("int8", "nf4"))
 @pytest.mark.parametrize("precision", ("f32", "bf16"))
 def test_values(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
     """A quantized base trains adapters to the bits of a plain base that has its values."""
-    base = folder(tmp_path / "base")
-    plain = {
-        n: quantized.weights(x, format_) if in_few_bits(n) else x
-        for n, x in base.items()
-    }
-    (tmp_path / "plain").mkdir()
-    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    plain(folder(tmp_path / "base"), format_, tmp_path / "plain")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
     found = []
     for name, stored in (("base", format_), ("plain", ""), ("base", "")):
@@ -293,3 +297,28 @@ def test_a_part_within_a_chunk_stays() -> None:
         t.name.rpartition(".")[0][-6:] for t in built.plan.tensors if t.quantized.format
     }
     assert few == {"o_proj", "n_proj"}
+
+
+# ---- on a GPU
+
+
+@pytest.mark.slow
+def test_under_emulation(tmp_path: pathlib.Path) -> None:
+    """The GPU's kernels have one hash, too, and the losses of a plain base with the same values."""
+    plain(folder(tmp_path / "base"), "nf4", tmp_path / "plain")
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
+
+    def run(base: str, format_: str, *way: str) -> law.Result:
+        way = ("train.precision=bf16", "train.global_batch=2", *way)
+        source = trainer.generate(law.path("llama"), *keys(format_, *way))
+        return law.run(
+            trainer.build(source, trainer.EMULATED),
+            *("--data", tmp_path / "tokens", "--steps", 2),
+            *("--load", tmp_path / base),
+            log=tmp_path / "log",
+        )
+
+    first, second = run("base", "nf4", *WAYS[0]), run("base", "nf4", *WAYS[3])
+    assert first == second
+    assert first.steps == run("plain", "", *WAYS[0]).steps
+    assert first.steps != run("base", "", *WAYS[0]).steps
