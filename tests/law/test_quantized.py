@@ -142,7 +142,9 @@ def test_law(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
             log=tmp_path / "log",
         )
 
-    found = {run(*way) for way in WAYS}
+    nvme = f"device: nvme, nvme_path: {tmp_path}"
+    filed = (f"zero.offload_optimizer={{{nvme}}}", f"zero.offload_param={{{nvme}}}")
+    found = {run(*way) for way in (*WAYS, (*WAYS[3], *filed))}
     name = "model.layers.0.mlp.down_proj.weight"
     base[name][0, :64] = -base[name][0, :64]
     save_file(base, tmp_path / "base" / "model.safetensors")
