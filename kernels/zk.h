@@ -36,6 +36,7 @@ enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 }; /* layout of a linear's weight: [in,out] 
  * the logits. 8 halves are 16 bytes. Padding rows are zero. */
 enum { ZK_VOCAB = 8 };
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
+enum { ZK_INT8 = 1, ZK_NF4 = 2 }; /* formats of quantized weights (quantized.h) */
 enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 }; /* curves of a zk_phase */
 
 /* One launch on a GPU: blocks in x, y and z, threads per block, bytes of dynamic shared memory. */
@@ -302,6 +303,10 @@ void zk_dropout_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const i
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n);
 /* y = x, rounded from float to real; y may be x only if real is float */
 void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
+/* y = the n weights that are quantized in w, rounded to real (quantized.h). w has the size of m
+ * reals; format: ZK_INT8 or ZK_NF4. */
+void zk_dequantize(zk *k, const zk_launch *L, real *y, const real *w, int64_t n, int64_t m,
+                   int format);
 
 /* ---- loss: loss = logsumexp(logits) - logits[target] for each row; dlogits = (softmax(logits) -
  * onehot(target)) / rows * scale. A target below 0 is ignored: its loss is 0. loss: float [M].
@@ -389,5 +394,11 @@ extern __typeof__(zk_round) zk_host_round;
 extern __typeof__(zk_push) zk_host_push;
 extern __typeof__(zk_count) zk_host_count;
 extern __typeof__(zk_square_sum) zk_host_square_sum;
+
+/* ---- quantizing weights on the host (quantized.h). The bits of 16384 weights in a row, from a
+ * multiple of 16384 on, depend on them alone. */
+int64_t zk_quantized(int format, int64_t n); /* bytes of n weights */
+/* Quantize n weights: a multiple of 16384, or up to the tensor's end. Returns their bytes. */
+int64_t zk_host_quantize(uint8_t *to, const float *from, int64_t n, int format);
 
 #endif

@@ -255,11 +255,15 @@ typedef struct zr_program {
     int64_t wire,          /* bytes that a rank receives in a training step */
         messages;          /* collectives of a rank in a training step */
     int64_t commands;      /* commands of a rank in a training step, with waits, without records */
-    const char *const *recipe;    /* `key: value` lines: all that determines the weights' bits */
-    const zr_column *columns;     /* targets */
-    const zr_group *groups;       /* groups of ranks */
-    const zr_state *states;       /* data that a run keeps */
-    const zr_tensor *tensors;     /* tensors of the weights' file */
+    const char *const *recipe; /* `key: value` lines: all that determines the weights' bits */
+    const zr_column *columns;  /* targets */
+    const zr_group *groups;    /* groups of ranks */
+    const zr_state *states;    /* data that a run keeps */
+    const zr_tensor *tensors;  /* tensors of the weights' file */
+    /* [ntensors] how each is quantized: ZK_INT8, ZK_NF4, or 0; NULL: none is */
+    const uint8_t *formats;
+    int64_t (*quantized)(int format, int64_t n), /* zk_quantized, zk_host_quantize */
+        (*quantize)(uint8_t *to, const float *from, int64_t n, int format);
     const zr_function *functions; /* functions for --profile */
     const int64_t (*slots)[3];    /* {offset, bytes, number} of each class of slots that can die */
     const zr_axis *axes;          /* axes of all groups */

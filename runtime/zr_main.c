@@ -242,7 +242,8 @@ static void first_weights(zr *z)
         zr_drain(z);
     }
     if (!z->o->load && z->p->adapter)
-        zr_print(z, STDERR_FILENO, "without --load the base of the adapters is random\n");
+        zr_print(z, STDERR_FILENO, "without --load the base of the adapters is random%s\n",
+                 z->p->formats ? ", and its quantized weights are 0" : "");
     if (!z->o->load && !z->o->adapter) return;
     errno = 0;
     int differs = z->rank == 0 && z->o->load ? zr_config_differs(z->p, z->o->load, note, why) : 0;

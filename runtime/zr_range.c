@@ -12,6 +12,7 @@
 #include "zr_file.h"
 #include "zr_groups.h"
 #include "zr_options.h"
+#include "zr_quantized.h"
 #include "zr_queue.h"
 #include "zr_range.h"
 #include "zr_rank.h"
@@ -242,7 +243,7 @@ static int has_masters(const zr *z, const zr_tensor *t)
             return 0;
         end += s->n;
     }
-    int64_t n = t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
+    int64_t n = zr_stored_elements(p, t);
     place own = {.at = t->offset, .bytes = n, .count = t->count, .step = t->offset_step};
     return end > 0 && end == shard && lies_within(&own, slices * p->ranks * shard);
 }

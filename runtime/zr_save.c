@@ -243,7 +243,12 @@ int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, c
                  int merge, int type, const uint8_t *types, int64_t most, char *note, char *why)
 {
     int alone = p->adapter && !merge;
-    *s = (zr_saving){.p = p, .dir = dir, .stored = alone ? zr_adapters : zr_masters};
+    *s = (zr_saving){.p = p, .dir = dir, .from = from, .stored = alone ? zr_adapters : zr_masters};
+    if (merge && p->formats && !from)
+        return zr_why(why,
+                      "%.300s: --merge needs --load DIR: adapters are added to the weights "
+                      "there, as those of the run are quantized",
+                      dir);
     if (merge && !(s->stored.merge = zr_merge_new(p))) return zr_why(why, "out of memory");
     s->stored.types = alone ? NULL : types;
     if (type >= 0) s->stored.type = type;
@@ -259,6 +264,7 @@ void zr_save_close(zr_saving *s)
     free(s->file);
     free(s->chunk);
     zr_merge_close(s->stored.merge);
+    if (s->stored.loaded) zr_table_close(&s->loaded);
     *s = (zr_saving){0};
 }
 
@@ -336,9 +342,13 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why)
     return zr_stored_write(z, s->p, &zr_adapters, h, rank, temp, s->chunk, NULL, why);
 }
 
-int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)
+int zr_save_part(zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
+    if (s->added && s->p->formats) {
+        if (zr_table_open(&s->loaded, s->from, why)) return -1;
+        s->stored.loaded = &s->loaded;
+    }
     int bad =
         s->added && (temp_of(temp, s, s->added, why) || zr_merge_open(s->stored.merge, temp, why));
     for (int i = 0; !bad && i < s->n; i++) {

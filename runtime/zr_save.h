@@ -10,6 +10,7 @@
  */
 #ifndef ZR_SAVE_H
 #define ZR_SAVE_H
+#include "zr_safetensors.h"
 #include "zr_weights.h"
 
 typedef struct zr_saving {
@@ -18,11 +19,13 @@ typedef struct zr_saving {
     zr_stored stored;
     struct zr_saved {
         char name[48];
-        zr_header h; /* tensors 0: the header is the whole file */
-    } *file;         /* [n]; the first is renamed last: model.safetensors, or the index */
-    int n, shards;   /* number of files; number of files with tensors */
-    int added;       /* index of the file of adapters to merge; 0: none */
-    zr_chunk *chunk; /* made at the start, so that saving needs no memory at the end */
+        zr_header h;  /* tensors 0: the header is the whole file */
+    } *file;          /* [n]; the first is renamed last: model.safetensors, or the index */
+    int n, shards;    /* number of files; number of files with tensors */
+    int added;        /* index of the file of adapters to merge; 0: none */
+    const char *from; /* folder that was loaded, or NULL */
+    zr_table loaded;  /* its tensors, if weights of the program are quantized */
+    zr_chunk *chunk;  /* made at the start, so that saving needs no memory at the end */
 } zr_saving;
 
 /* Open a save. merge: merge the adapters. from: the folder that was loaded, or NULL. type: of all
@@ -35,7 +38,7 @@ void zr_save_close(zr_saving *s);
 int zr_save_temp(char *path, const char *dir, char *why);
 int zr_save_begin(const zr_saving *s, char *why);
 int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why); /* for merging */
-int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
+int zr_save_part(zr_saving *s, zr *z, int rank, char *why);
 /* End a save. ok: all ranks have written all parts; the files then stay even if this fails, and
  * `why` names them. */
 int zr_save_end(const zr_saving *s, int ok, char *why);

@@ -18,6 +18,7 @@
 #include "zr_memory.h"
 #include "zr_names.h"
 #include "zr_progress.h"
+#include "zr_quantized.h"
 #include "zr_safetensors.h"
 #include "zr_sum.h"
 #include "zr_weights.h"
@@ -30,6 +31,7 @@
 #include <string.h>
 #include <unistd.h>
 
+/* CHUNK: elements that are read or written at once, a multiple of zk_host_quantize's 16384 */
 enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 
 const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE};
@@ -45,9 +47,21 @@ typedef struct piece {
     int64_t at, skip, n;
 } piece;
 
-static int64_t elements(const zr_tensor *t)
+/* A tensor's shape in a file. Checkpoints have quantized tensors as they are stored, in one row. */
+typedef struct form {
+    int64_t shape[2];
+    int ndim;
+} form;
+
+static form form_of(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
-    return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
+    if (zr_format(p, t) && !f->part) return (form){{zr_stored_elements(p, t), 1}, 1};
+    return (form){{t->shape[0], t->shape[1]}, t->ndim};
+}
+
+static int64_t elements(const form *x)
+{
+    return x->ndim == 1 ? x->shape[0] : x->shape[0] * x->shape[1];
 }
 
 /* Return the next row of a tensor's state after s, or the first if s is NULL. A row comes again for
@@ -78,7 +92,7 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
                   int rank, int all)
 {
     int64_t begin = t->offset + i * t->offset_step - slice * p->ranks * s->shard;
-    int64_t end = begin + elements(t);
+    int64_t end = begin + zr_stored_elements(p, t);
     int from = zr_first_part(p, s, rank), to = from + zr_parts(p, s) - 1; /* its shards */
     int own = zr_place_of(p, p->owners, rank);
     int64_t held = from * s->shard + s->first; /* first element in memory */
@@ -159,12 +173,13 @@ static int put_entry(FILE *to, zr_header *h, const zr_program *p, const zr_store
 {
     char name[NAME], shape[64];
     int type = type_of(f, n);
-    int64_t bytes = width_of(type) * elements(t);
+    form x = form_of(p, f, t);
+    int64_t bytes = width_of(type) * elements(&x);
     if (h->tensors && bytes > most - h->data) return 0;
     fputc(',', to);
     put_string(to, instance(name, p, f, t, i));
     fprintf(to, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
-            zr_dtype_name(type), zr_shape_text(shape, sizeof shape, t->shape, t->ndim), h->data,
+            zr_dtype_name(type), zr_shape_text(shape, sizeof shape, x.shape, x.ndim), h->data,
             h->data + bytes);
     h->data += bytes;
     h->tensors++;
@@ -258,6 +273,29 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
     return 0;
 }
 
+static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n);
+
+/* Write weights of --load's folder, where `e` is their entry, in place of a quantized piece: the
+ * runs of CHUNK weights that begin in it, of n in the tensor. */
+static int write_loaded(int fd, const zr_program *p, const zr_stored *f, const zr_entry *e,
+                        int type, piece q, int format, int64_t n, int64_t at, zr_chunk *c,
+                        const zr_merge *merge)
+{
+    int64_t width = width_of(p->type), bytes = p->quantized(format, CHUNK);
+    int64_t lo = width * q.skip, hi = lo + width * q.n;
+    int64_t first = (lo + bytes - 1) / bytes * CHUNK;
+    int64_t end = q.n ? zr_least(n, (hi + bytes - 1) / bytes * CHUNK) : 0;
+    for (; first < end; first += CHUNK) {
+        int64_t some = zr_least(CHUNK, end - first), to = at + width_of(type) * first;
+        if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, first, some))
+            return -1;
+        if (merge) zr_merge_add(merge, c->whole, first, some);
+        convert(c, ZR_F32, type, some);
+        if (zr_write_at(fd, elements_of(c, type), width_of(type) * some, to)) return -1;
+    }
+    return 0;
+}
+
 /* Write this rank's part of instance i of a tensor. */
 static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type, int rank, int fd,
                         int64_t at, const zr_tensor *t, int i, zr_chunk *c, uint64_t *sum)
@@ -266,9 +304,17 @@ static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type
     int slice = 0, adds = f->merge ? zr_merge_take(f->merge, instance(name, p, f, t, i)) : 0;
     const zr_merge *merge = adds ? f->merge : NULL;
     if (adds < 0) return -1;
-    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice))
-        if (write_piece(fd, z, type, s, part(p, t, s, i, slice, rank, 0), at, c, merge, sum))
+    int format = f->part ? zr_format(p, t) : 0;
+    const zr_entry *e = format ? zr_locate_for(p, f->loaded, instance(name, p, f, t, i)) : NULL;
+    errno = EINVAL; /* the folder has changed since it was loaded */
+    if (format && !e) return -1;
+    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
+        piece q = part(p, t, s, i, slice, rank, 0);
+        if (format ? write_loaded(fd, p, f, e, type, q, format, t->shape[0] * t->shape[1], at, c,
+                                  merge)
+                   : write_piece(fd, z, type, s, q, at, c, merge, sum))
             return -1;
+    }
     return 0;
 }
 
@@ -286,7 +332,8 @@ static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, const zr
             if (write_tensor(z, p, f, type_of(f, n), rank, fd, at, t, i, c,
                              sums ? &sums[nth] : NULL))
                 return -1;
-            at += width_of(type_of(f, n)) * elements(t);
+            form x = form_of(p, f, t);
+            at += width_of(type_of(f, n)) * elements(&x);
         }
     }
     return 0;
@@ -378,6 +425,34 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
+/* Read n weights from the file, which begin at byte `at`, into the chunk as floats. */
+static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n)
+{
+    void *to = elements_of(c, type);
+    if (zr_read_at(fd, to, width_of(type) * n, at + width_of(type) * first)) return -1;
+    if (c->limit && check_finite(c, to, type, first, n)) return -1;
+    convert(c, type, ZR_F32, n);
+    return 0;
+}
+
+/* Quantize n weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
+ * the ends of the piece are made whole and written in part. */
+static int quantize_piece(int fd, zr *z, const zr_program *p, int type, const zr_state *s, piece q,
+                          int64_t at, zr_chunk *c, int64_t n, int format)
+{
+    int64_t width = zr_width(s), bytes = p->quantized(format, CHUNK);
+    int64_t lo = width * q.skip, hi = lo + width * q.n;
+    uint8_t *made = (uint8_t *)c->half;
+    for (int64_t begin = lo / bytes * bytes; q.n && begin < hi; begin += bytes) {
+        int64_t first = begin / bytes * CHUNK, some = zr_least(CHUNK, n - first);
+        if (read_floats(fd, c, type, at, first, some)) return -1;
+        int64_t end = begin + p->quantize(made, c->whole, some, format);
+        int64_t from = lo > begin ? lo : begin, to = zr_least(hi, end);
+        zr_write(z, s->queue, q.at + from - lo, made + (from - begin), to - from);
+    }
+    return 0;
+}
+
 /* Return the size of all tensors in a file. */
 static zr_extent extent_of(const zr_program *p, const zr_stored *f)
 {
@@ -385,8 +460,9 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
     zr_extent all = {0};
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
+        form x = form_of(p, f, t);
         for (int i = 0; is_stored(p, f, t) && i < t->count; i++)
-            zr_extent_add(&all, instance(name, p, f, t, i), t->shape, t->ndim);
+            zr_extent_add(&all, instance(name, p, f, t, i), x.shape, x.ndim);
     }
     return all;
 }
@@ -397,7 +473,8 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
 {
     char name[NAME], found[200], wanted[64], cause[ZR_WHY];
     zr_entry *e = zr_locate_for(p, table, instance(name, p, f, t, i));
-    zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
+    form x = form_of(p, f, t);
+    zr_shape_text(wanted, sizeof wanted, x.shape, x.ndim);
     if (!e) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, NULL);
         zr_why(why, "%.200s: tensor %s is missing; the model has it with shape %s%s", dir, name,
@@ -405,8 +482,8 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
         return NULL;
     }
     const char *file = table->files[e->file].name;
-    int same = e->ndim == t->ndim;
-    for (int k = 0; same && k < t->ndim; k++) same = e->shape[k] == t->shape[k];
+    int same = e->ndim == x.ndim;
+    for (int k = 0; same && k < x.ndim; k++) same = e->shape[k] == x.shape[k];
     if (!same) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
         zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s", dir, file, name,
@@ -434,10 +511,13 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
                        const zr_entry *e, zr *z, const zr_tensor *t, int i, int rank, zr_chunk *c,
                        uint64_t *sum)
 {
-    int slice = 0;
+    int slice = 0, format = f->part ? zr_format(p, t) : 0;
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
-        if (read_piece(table->files[e->file].fd, z, e->dtype, s, q, e->begin, c, own, sum))
+        int fd = table->files[e->file].fd;
+        if (format ? quantize_piece(fd, z, p, e->dtype, s, q, e->begin, c,
+                                    t->shape[0] * t->shape[1], format)
+                   : read_piece(fd, z, e->dtype, s, q, e->begin, c, own, sum))
             return -1;
     }
     return 0;

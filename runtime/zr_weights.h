@@ -16,6 +16,8 @@ typedef struct zr_stored {
     /* ZR_BASE or ZR_ADAPTERS: only these; adapters' names begin with zr_program.lead */
     int32_t part;
     zr_merge *merge; /* adapters added while writing, or NULL */
+    /* the folder of --load, which has the weights that the run holds quantized; or NULL */
+    const struct zr_table *loaded;
 } zr_stored;
 extern const zr_stored zr_masters, zr_adapters; /* of the base model, of adapters */
 

@@ -177,6 +177,8 @@ _TRAIN = {
     "lora.alpha": "scale of the adapters: alpha / rank x B A is added to a weight",
     "lora.match": "suffixes of the names of linears that get an adapter; default, as in PEFT: "
     "`q_proj` and `v_proj`, for GPT-2 `c_attn`",
+    "lora.base": "format in which the weights of blocks' linears are stored and gathered, as in "
+    "QLoRA; default: `train.precision`; part of the recipe",
     "accumulate": "order of micro-batches: one after the other through the whole model "
     "(micro_batches), or all through a layer before the next one, so that it is gathered once "
     "(layers)",

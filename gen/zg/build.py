@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .facts import ops
+from .graph import quantize
 from .graph.graph import Graph
 from .passes import (
     buffers,
@@ -180,6 +181,7 @@ def _built(spec: Spec) -> Built:
             *spec.notes,
             *_idle(spec, graph),
             *slices.notes(spec, graph),
+            *quantize.notes(spec, graph.kinds),
             *shards.notes,
         ),
         spec,

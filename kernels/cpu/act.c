@@ -1,4 +1,5 @@
-/* act.c -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.c -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding, and
+ * weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
  *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
@@ -11,6 +12,7 @@
  *     where zk.h allows it.
  */
 #include "../drop.h"
+#include "../quantized.h"
 #include "part.h"
 #include "philox.h"
 
@@ -259,4 +261,52 @@ void ZK(zk_round)(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)
 {
     act a = {.y = y, .x = x, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
     zk_for(k, zk_pieces(n, a.piece), round_task, &a);
+}
+
+/* ---- quantized weights, a block of ZK_NF4_BLOCK elements at a time */
+typedef struct quantized {
+    real *y;
+    const uint32_t *w;
+    int64_t n, piece;
+    int dtype, format;
+} quantized;
+
+/* Write the weights from element i on to x[ZK_NF4_BLOCK]. */
+static void dequantize_block(float *x, const quantized *a, int64_t i)
+{
+    int64_t each = zk_chunk(a->format), first = i - i % each, size = zk_least(each, a->n - first);
+    const uint32_t *w = a->w + first / each * zk_chunk_bytes(a->format, each) / 4;
+    if (a->format == ZK_INT8) {
+        float scale = zk_float(w, ZK_INT8_CHUNK);
+        const int8_t *q = (const int8_t *)w + (i - first);
+        for (int j = 0; j < ZK_NF4_BLOCK; j++) x[j] = (float)q[j] * scale;
+        return;
+    }
+    int64_t block = (i - first) / ZK_NF4_BLOCK;
+    const uint8_t *q = (const uint8_t *)w + ZK_NF4_BLOCK / 2 * block;
+    float factor = zk_nf4_factor(w, zk_nf4_blocks(size), block), of[16];
+    for (uint32_t k = 0; k < 16; k++) of[k] = zk_nf4_level(k) * factor;
+    for (int j = 0; j < ZK_NF4_BLOCK; j++) x[j] = of[q[j / 2] >> (j % 2 ? 0 : 4) & 15];
+}
+
+static void dequantize_task(void *arg, int64_t task, int thread)
+{
+    const quantized *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    float x[ZK_NF4_BLOCK];
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += ZK_NF4_BLOCK) {
+        dequantize_block(x, a, i);
+        for (int j = 0; j < ZK_NF4_BLOCK && i + j < end; j += LANES)
+            lanes_put(a->y, i + j, a->dtype, lanes_get(x, j, ZK_F32, LANES), end - i - j);
+    }
+}
+
+void ZK(zk_dequantize)(zk *k, const zk_launch *L, real *y, const real *w, int64_t n, int64_t m,
+                       int format)
+{
+    int64_t piece = zk_pieces(zk_tile(k, L, 0, PIECE), ZK_NF4_BLOCK) * ZK_NF4_BLOCK;
+    quantized a = {y, w, n, piece, k->dtype, format};
+    (void)m;
+    zk_for(k, zk_pieces(n, piece), dequantize_task, &a);
 }

@@ -1,4 +1,5 @@
-/* act.cu -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.cu -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding, and
+ * weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
  *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
@@ -17,6 +18,7 @@
 #include "philox.h"
 
 #include "../drop.h" /* after cuda.h, which includes zk.h */
+#include "../quantized.h"
 
 namespace {
 
@@ -166,6 +168,33 @@ __global__ void dropped(T *y, const T *x, const int64_t *key, int64_t B, int64_t
     }
 }
 
+/* ---- quantized weights: a pack never leaves a block */
+template <class T>
+__global__ void dequantized(T *y, const uint32_t *w, int64_t n, int format)
+{
+    constexpr int V = wide<T>;
+    int64_t each = zk_chunk(format), words = zk_chunk_bytes(format, each) / 4;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        int64_t e = i % each, size = zk_least(each, n - (i - e));
+        const uint32_t *chunk = w + i / each * words;
+        float a[V];
+        if (format == ZK_INT8) {
+            float scale = zk_float(chunk, ZK_INT8_CHUNK);
+            for (int j = 0; j < V; j++) {
+                uint32_t q = zk_byte(chunk, e + j);
+                a[j] = (float)((int)(q ^ 128) - 128) * scale;
+            }
+        } else {
+            float factor = zk_nf4_factor(chunk, zk_nf4_blocks(size), e / ZK_NF4_BLOCK);
+            for (int j = 0; j < V; j++) {
+                uint32_t both = zk_byte(chunk, (e + j) / 2);
+                a[j] = zk_nf4_level(both >> (j % 2 ? 0 : 4) & 15) * factor;
+            }
+        }
+        stow(y + i, a, n - i);
+    }
+}
+
 }
 
 extern "C" {
@@ -239,5 +268,12 @@ void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, in
 void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)
 {
     ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<identity, T, float>), (T *)y, x, n));
+}
+
+void zk_dequantize(zk *k, const zk_launch *L, real *y, const real *w, int64_t n, int64_t m,
+                   int format)
+{
+    (void)m;
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (dequantized<T>), (T *)y, (const uint32_t *)w, n, format));
 }
 }

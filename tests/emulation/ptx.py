@@ -97,8 +97,8 @@ TABLE = (
     ("rcp.approx.ftz.f32", "T", "T", "flushed(1 / flushed({0}))"),
     # choices: a comparison with NaN is false, one that ends in u true
     ("selp.([bsu](32|64)|f32|f64)", "T", ("T", "T", "pred"), "{2} ? {0} : {1}"),
-    ("setp.eq.(s32|s64|b32|b64|f32|f64)", "pred", "TT", "{0} == {1}"),
-    ("setp.ne.(s32|s64|b32)", "pred", "TT", "{0} != {1}"),
+    ("setp.eq.(s16|s32|s64|b32|b64|f32|f64)", "pred", "TT", "{0} == {1}"),
+    ("setp.ne.(s16|s32|s64|b32)", "pred", "TT", "{0} != {1}"),
     ("setp.lt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} < {1}"),
     ("setp.le.(s32|[su]64)", "pred", "TT", "{0} <= {1}"),
     ("setp.gt.([su](32|64)|u16|f32|f64)", "pred", "TT", "{0} > {1}"),
@@ -108,7 +108,7 @@ TABLE = (
     ("setp.ltu.f64", "pred", "TT", "!({0} >= {1})"),
     ("setp.neu.(f32|f64)", "pred", "TT", "!({0} == {1})"),
     # conversions, to nearest even
-    ("cvt.s32.s16", "s32", "T", "{0}"),
+    ("cvt.s32.(s8|s16)", "s32", "T", "{0}"),
     ("cvt.s64.(s16|s32)", "s64", "T", "{0}"),
     ("cvt.u64.u32", "u64", "T", "{0}"),
     ("cvt.u32.(u64|u16)", "u32", "T", "{0}"),

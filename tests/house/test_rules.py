@@ -388,6 +388,7 @@ SLICED = (
     "zero.stage3_param_persistence_threshold=64",
 )
 ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
+QUANTIZED = ("train.lora={rank: 4, alpha: 6, base: int8}",)
 PACKED = ("data.documents=mask", "data.end=0")
 WHOLE = ("model.units[1].ops[0].residual[1].attention.qk_norm=whole",)
 SQUARED = (
@@ -404,6 +405,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         ("llama-tiny", SLICED),
         ("gpt-tiny", SQUARED),
         ("qwen3-tiny", ADAPTED),
+        ("qwen3-tiny", QUANTIZED),
         ("qwen3-tiny", WHOLE),
         ("gpt-tiny", PACKED),
         ("llama-tiny", PACKED),

@@ -279,6 +279,7 @@ _TRAIN: dict[str, Sequence] = {
     "memory_budget": BYTES,
     "lora.rank": range(1, 10),
     "lora.alpha": (1, 6),
+    "lora.base": ("int8", "nf4"),
     "dropout": (0.0, 0.3),
 }
 _ZERO: dict[str, Sequence] = {
@@ -419,6 +420,8 @@ def whole_specs(draw) -> Mapping:
         given.pop(key, None)
         if adapted:
             given[key] = rng.choice(KEYS[key])
+    if not adapted:
+        given.pop("train.lora.base", None)
     words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
     if adapted and words:
         given["train.lora.match"] = rng.sample(sorted(words), 1)

@@ -253,6 +253,8 @@ NUMBERS_OF = {
     "carry": 0,
     "add": 0,
     "kind": 0,
+    "m": 65,  # one chunk of int8, in f32
+    "format": 1,
     "sign": 1,
     "window": 3,
     "place": 3,

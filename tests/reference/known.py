@@ -79,3 +79,16 @@ def digest(name: str, x: np.ndarray) -> np.ndarray:
         np.dot(1.0 - 2.0 * (sign >> b & 1), x) / np.sqrt(x.size) for b in range(DOTS)
     ]
     return np.concatenate([x[at], dots])
+
+
+# Elements of weights that are quantized: 256 blocks of 64, and fewer with a rest
+NF4 = (16384, 5000)
+
+
+def tailed(n: int) -> np.ndarray:
+    """Return float32 numbers with a heavy tail, whose size differs from block to block; one block
+    is zero."""
+    x, block = weight(f"tailed.{n}", (n,), False) * 4, np.arange(n) // 64
+    x = x * np.abs(x) * 2.0 ** -(block % 7) * (1 + block * 37 % 64 / 64)
+    x[128:192] = 0
+    return np.float32(x)

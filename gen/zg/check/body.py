@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from ..facts.kernels import (
     BACK,
     BY_LAYER,
+    DEQUANTIZE,
     NULL,
     ROUND,
     WIDTHS,
@@ -24,6 +25,7 @@ from ..facts.kernels import (
 from ..facts.ops import SCALE, TERMS
 from ..plan.operand import Arg, Index, Layers, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
+from ..plan.quantized import NUMBERS
 from .kernels import CLASSES, UNITS
 from .order import CheckError
 
@@ -94,6 +96,8 @@ class Frame:
     idle: set[Made] = field(default_factory=set)  # gradients that nobody needs
     round: int = 0
     slices: Slices = field(default_factory=Slices)
+    # dequantized value -> its tensor
+    plain: dict[Made, str] = field(default_factory=dict)
     # function -> formal -> flat
     flats: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -222,6 +226,10 @@ class Frame:
                 size = math.prod(t.shape)
                 if size != elems if elems else t.shape[-1] != width:
                     self.fail(call, f"{arg}: {t.name} has {size} elements")
+                if bool(t.quantized.format) != (call.kernel == DEQUANTIZE):
+                    self.fail(
+                        call, f"{arg}: {t.name} is {t.quantized.format or 'plain'}"
+                    )
                 return t
         self.fail(call, f"{arg} is no tensor's beginning")
 
@@ -237,6 +245,22 @@ class Frame:
                 self.of.add(v.made[0])
             return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
+
+    def weight(self, call: Call, arg: Arg, elems: int, dims: Numbers) -> str:
+        """Return the name of the tensor that a call multiplies by: a parameter, or a value that was
+        dequantized from one."""
+        if base(arg) == "tmp":
+            made = self.read(call, arg, elems * self.real, "real")
+            if made not in self.plain:
+                self.fail(call, f"{arg} is no weight")
+            return self.plain[made]
+        t = self.tensor(call, arg, elems, 0 if elems else int(dims["C"]), False)
+        few = t.quantized
+        if call.kernel == DEQUANTIZE:
+            if (dims["n"], dims["format"]) != (few.elems, NUMBERS[few.format]):
+                self.fail(call, f"{arg}: {t.name} is {few}")
+        self.reads[t.name] = None
+        return t.name
 
     def done(self, v: Written) -> bool:
         """Return whether a value may be overwritten: it was read or is a by-product."""
@@ -382,9 +406,7 @@ class Frame:
                 if arg != Operand("work"):
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
-                width = 0 if elems else int(dims["C"])
-                is_[n] = self.tensor(call, arg, elems, width, False).name
-                self.reads[is_[n]] = None
+                is_[n] = self.weight(call, arg, elems, dims)
             elif f.mode == "^":
                 self.gradient(call, arg, f.type, dims, elems)
             elif f.name in CLASSES:
@@ -404,6 +426,8 @@ class Frame:
             self.idle.add((number, 0))
         for n, size, f in writes:
             is_[n] = number, n
+            if call.kernel == DEQUANTIZE:
+                self.plain[is_[n]] = is_[1]
             self.write(call, call.args[n], size, f.type, is_[n], f.spare)
         self.ran.append((call, number, is_))
 

@@ -272,7 +272,7 @@ def _flats(p: Plan) -> None:
     for name, spans in used.items():
         _spans(p, flats[name], sorted(spans))
     _own_names(p)
-    if p.head.params != sum(t.count * t.elems for t in p.tensors):
+    if p.head.params != sum(t.count * t.params for t in p.tensors):
         raise CheckError("the tensors are not all parameters")
     for f in p.flats:
         if p.head.ranks > 1:  # one rank has everything
@@ -378,6 +378,21 @@ def _flops(p: Plan) -> None:
             )
 
 
+def _quantized(p: Plan, t: Tensor, stored: list[int]) -> None:
+    """Prove that a quantized tensor is frozen, and that its parts have the size of their format."""
+    few = t.quantized
+    good = len(few.rows) == len(stored) and min((few.columns, *few.rows)) > 0
+    if (
+        not good
+        or not few.whole
+        or [*few.stored(p.head.bytes)] != stored
+        or len(t.shape) != 1
+        or t.flat_step > 1
+        or not t.frozen
+    ):
+        raise CheckError(f"tensor {t.name}: {few} does not have {stored} elements")
+
+
 def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
     """Prove that a tensor has a place in its flat and that its parts' rows add up. Rows by token
     are padded to a multiple of ops.VOCAB."""
@@ -390,6 +405,8 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
         and (n, t.shape[0]) != padded
     ):
         raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
+    if t.quantized.format:
+        _quantized(p, t, [*map(int, rows)])
     if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:
         raise CheckError(f"tensor {t.name}: no rate or decay")
     if not -1e30 < t.mean < 1e30 or not -1e30 < t.std < 1e30:

@@ -84,7 +84,9 @@ def _apart(b: Frame, call: Call) -> None:
     dims = b.dims(call, row)
     spans: list[Span] = []
     for f, arg in zip(row.formals, call.args, strict=True):
-        if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
+        if f.mode not in "<>" and (f.mode, base(arg)) != ("@", "tmp"):
+            continue
+        if arg == NULL or f.name in CLASSES:
             continue
         size = value(f.elems, dims) * b.bytes_of(f.type)
         where, at = b.place(call, arg, size)

@@ -32,6 +32,7 @@ from typing import Any
 from ..plan.operand import Arg, Ints, Layers, Names, by_layer, whole
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
+DEQUANTIZE = "zk_dequantize"
 VOCAB = 8  # rows by token and columns of logits are a multiple of it: 16 bytes
 WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
 
@@ -217,6 +218,7 @@ _ROWS = (
          "elements(B*n, real)", task=8192, of="zk_dropout_fwd"),
     _row("zk_add", "y>real:n=a,b a<real:n b<real:n n", "elements(n, real)", task=8192),
     _row("zk_round", "y^real:n x<f32:n n", "elements(n, real)", task=8192, host=True),
+    _row("zk_dequantize", "y>real:n w@real:m n m format", "elements(n, real)", task=8192),
 
     _row("zk_cross_entropy", "loss>f32:M dlogits>real?:M*R=logits logits<real:M*R target<i32:M "
          "scale<f64?:1 M V rows", "run(each_row(M, up(V, VOCAB), real, 512))"),

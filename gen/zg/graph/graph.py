@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..facts import kernels
 from ..facts.ops import OpRow
 from ..plan.operand import Index, Ints, Layers, Names
+from ..plan.quantized import Quantized
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Tensor:
 
     `name` holds {l} or {l+N} if the unit is repeated. `parts` are its (name, rows) in the weights'
     file, several if tensors share one linear. Further rows of `shape` are zeros: padding of the
-    vocabulary.
+    vocabulary. A quantized tensor has one row of stored elements, and `parts` count these.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Tensor:
     mean: float
     std: float
     group: tuple[float, float, int]  # factor of lr, weight decay, frozen
+    quantized: Quantized = Quantized()
 
     @property
     def elems(self) -> int:
@@ -40,6 +42,8 @@ class Tensor:
     @property
     def params(self) -> int:
         """Parameters of the model, without padding."""
+        if self.quantized.format:
+            return self.quantized.elems
         return sum(rows for _, rows in self.parts) * math.prod(self.shape[1:])
 
 

@@ -21,7 +21,7 @@ from ..plan.operand import Index, Layers
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
-from . import chunks, moves, rewrite
+from . import chunks, moves, quantize, rewrite
 from .graph import (
     Body,
     Call,
@@ -572,7 +572,8 @@ def build(spec: Spec) -> Graph:
             kinds.append(_head(b, "in", logits, tied, rounds, full))
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
-            kinds.append(_middle(b, name, unit.repeat, "in", y, full))
+            made = _middle(b, name, unit.repeat, "in", y, full)
+            kinds.append(quantize.kind(spec, made))
             words |= {ops.WORDS[n.op.name] for n in b.nodes}
             places += unit.repeat * len(b.places)
             blocks += 1

@@ -11,7 +11,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from ..facts.kernels import KERNELS, Formal
+from ..facts.kernels import DEQUANTIZE, KERNELS, Formal
+from ..graph import quantize
 from ..graph.graph import Call, UnitKind
 
 ENDS = {"weight": "_w", "bias": "_b"}
@@ -90,11 +91,17 @@ def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
     """Return the name of a value that a call writes. called: names of layers."""
     if formal.name in RESIDUAL or call.kernel in RESIDUAL:
         return "residual"
-    params = [str(name) for what, name in call.args if what == "param"]
+    params = [
+        str(name) if what == "param" else quantize.tensor(str(name))
+        for what, name in call.args
+        if what == "param" or what == "value" and quantize.tensor(str(name))
+    ]
     of = call.kernel.removeprefix("zk_").removesuffix("_fwd")
     if params:
         name, _ = layer(params[0])
         of = called[name]
+    if call.kernel == DEQUANTIZE:
+        return f"{of}_dequantized"
     if formal.name == "y":
         return of
     outputs = {f.name for f in KERNELS[call.kernel].formals}

@@ -207,6 +207,7 @@ def _tensors(
                     rate=t.group[0],
                     decay=t.group[1],
                     frozen=t.group[2],
+                    quantized=t.quantized,
                 )
             )
         for flat in sorted(within, key=persists):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..facts import ops, rope
 from ..facts.kernels import KERNELS
+from ..graph import quantize
 from ..plan.recipe import OF_TENSORS, Stated, Turn
 from ..read.schema import Op, Row, Weight
 from ..read.spec import Spec, Unit
@@ -126,6 +127,10 @@ def _tensors(
             mean, times = FIRST[row.name, word]
             names = [ops.layer(prefix + name, layer) for name, _ in weight.parts]
             group = _group(spec, names, weight)
+            sizes = tuple(n for _, n in weight.parts)
+            few = quantize.format_of(spec, sizes, weight.shape, group[2])
+            if unit.kind == "blocks" and few.format:  # weights are loaded
+                mean = times = 0.0
             out.append((mean, times * std, *group))
     return out
 

@@ -22,6 +22,7 @@ from functools import cache, cached_property
 
 from .operand import ALL as ALL
 from .operand import Arg, Ints, Layers, Names, by_place
+from .quantized import Quantized
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
@@ -178,7 +179,7 @@ class Tensor:
     instance of the flat. parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i;
     elements of `shape` beyond these rows are zero padding. key: key of its random numbers. rate:
     factor of the learning rate. decay: weight decay. frozen: it is never updated and not counted in
-    the gradient's norm.
+    the gradient's norm. quantized: its format; `shape` and `parts` then count stored elements.
     """
 
     name: str
@@ -196,13 +197,19 @@ class Tensor:
     rate: float
     decay: float
     frozen: int
+    quantized: Quantized = Quantized()
 
     @property
     def elems(self) -> int:
-        """Return the tensor's elements without padding."""
+        """Return the tensor's stored elements without padding."""
         return math.prod(self.shape[1:]) * sum(
             int(p.rpartition("=")[2]) for p in self.parts
         )
+
+    @property
+    def params(self) -> int:
+        """Return the model's parameters in the tensor."""
+        return self.quantized.elems or self.elems
 
 
 # Targets that allocate a class: all; `unshared` (no access to peers' memory); `gpu`. Each includes

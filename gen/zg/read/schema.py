@@ -353,12 +353,14 @@ ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
 @dataclass(frozen=True)
 class Lora:
     """Adapters of low rank. Linears of blocks whose names end in one of `match` (None: the
-    family's) get alpha / rank * B A beside their weight. Only the adapters are trained."""
+    family's) get alpha / rank * B A beside their weight. Only the adapters are trained. base:
+    format of the weights of blocks' linears (None: the stored type)."""
 
     __pydantic_config__ = _KEYS
     rank: Count
     alpha: Annotated[float, Real(1e-9, 1e9)]
     match: Unsaid[Annotated[tuple[Name, ...], AfterValidator(some)]] = None
+    base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ LATER = {
     "data.end": None,
     "attention.window": None,
     "train.lora": None,
+    "train.lora.base": None,
     "train.products": "auto",
     "train.dropout": 0.0,
 }

@@ -16,6 +16,7 @@ from ..facts.kernels import Formal, Kernel
 from ..plan import plan
 from ..plan.operand import Arg
 from ..plan.plan import Plan
+from ..plan.quantized import NUMBERS
 from .words import number
 
 MEANS = {
@@ -41,6 +42,7 @@ MOST = 8  # largest factor of a width
 NAMED = {
     "layout": ("ZK_IN_OUT", "ZK_OUT_IN"),
     "kind": ("ZK_GELU_TANH", "ZK_GELU_ERF"),
+    "format": ("", *(f"ZK_{name.upper()}" for name in NUMBERS)),
 }
 # first words of the names of units' functions
 UNITS = ("fwd", "bwd", "train", "eval")

@@ -356,9 +356,12 @@ def files(p: Plan) -> list[str]:
     for t in p.tensors:
         at = 0
         width = t.shape[1] if len(t.shape) > 1 else 1
-        for part in t.parts:
+        few = t.quantized
+        for n, part in enumerate(t.parts):
             name, rows = part.split("=")
             shape = f"{{{rows}, {width}}}"
+            if few.format:
+                shape = f"{{{few.rows[n]}, {few.columns}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
             fields = [
@@ -366,7 +369,7 @@ def files(p: Plan) -> list[str]:
                 number(t.offset + at),
                 number(t.offset_step),
                 shape,
-                len(t.shape),
+                2 if few.format else len(t.shape),
                 numbers[t.flat],
                 t.flat_step,
                 t.count,

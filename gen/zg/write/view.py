@@ -72,6 +72,24 @@ def packed(p: Plan) -> list[str]:
     return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
 
 
+def samples(p: Plan) -> list[str]:
+    """Return the fields of zr_program for samples: their order, and their documents."""
+    return [*order(p), *packed(p)]
+
+
+def formats(p: Plan) -> list[str]:
+    """Return the field of zr_program for the formats of quantized tensors, if there are any."""
+    all_ = [t.quantized.format for t in p.tensors for _ in t.parts]
+    if not any(all_):
+        return []
+    said = ", ".join(f"ZK_{name.upper()}" if name else "0" for name in all_)
+    return [
+        ".quantized = zk_quantized, .quantize = zk_host_quantize,",
+        ".formats = (const uint8_t[]){",
+        *(f"    {line}" for line in textwrap.wrap(f"{said}}},", 92)),
+    ]
+
+
 def used(p: Plan) -> list[str]:
     """Return the queues that the plan's steps use. A run's hash also loads masters from the
     file."""
@@ -118,7 +136,7 @@ def sharded(p: Plan) -> str:
 def whole(p: Plan) -> int:
     """Return how many parameters each rank has whole for the length of a run."""
     kept = {s.flat for s in p.stores if s.what == "params" and s.whole}
-    return sum(t.elems * t.count for t in p.tensors if t.flat in kept)
+    return sum(t.params * t.count for t in p.tensors if t.flat in kept)
 
 
 def rounded(n: int) -> str:
@@ -160,7 +178,7 @@ def unbroken(text: str) -> list[str]:
 def model(p: Plan) -> str:
     """Describe the model's size."""
     h = p.head
-    trained = sum(t.elems * t.count for t in p.tensors if not t.frozen)
+    trained = sum(t.params * t.count for t in p.tensors if not t.frozen)
     some = f" ({trained:,} of them trained)" if trained < h.params else ""
     return f"{h.params:,} parameters{some}, width {h.width}, vocabulary {h.vocab}"
 
@@ -461,8 +479,8 @@ def view(
             *inbox(p),
             *left(p),
             *filed(p, cost),
-            *order(p),
-            *packed(p),
+            *samples(p),
+            *formats(p),
             *itertools.chain(*(said(*field) for field in fields)),
         ],
         "files": files(p),
