@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 19
+#define ZK_ABI 20
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -286,6 +286,10 @@ void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real
 void zk_relu2_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n);
 /* dx may be dy */
 void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n);
+/* y = scale * x; y may be x */
+void zk_scale_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale);
+/* The same for a gradient; dx may be dy. */
+void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale);
 /* x: [M,2F] (gate, up); y: [M,F] = silu(gate) * up */
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,

@@ -13,6 +13,7 @@ _MODEL = {
     "model.units[].embedding.tokens": "name of the token embedding",
     "model.units[].embedding.positions": "name of the learned position embedding; null: none",
     "model.units[].embedding.context": "number of learned positions",
+    "model.units[].embedding.scale": "factor of its output; null: 1",
     "model.units[].blocks": "number of layers with these ops",
     "model.units[].name": "prefix of a layer's tensor names; `{l}` is the layer's number",
     "model.units[].head": "ops after the last block: a norm and the linear to logits",
@@ -48,6 +49,8 @@ _MODEL = {
     f"{_OP}.attention.qk_norm": "normalizes each query and key head (RMS norm); whole: all query "
     "heads together, and all key heads together",
     f"{_OP}.attention.eps": "eps of qk_norm",
+    f"{_OP}.attention.scale": "factor of the products of queries and keys; null: 1 / "
+    "sqrt(head_dim)",
     f"{_OP}.linear.name": "name of the linear; a list: linears with the same input, computed as "
     "one matrix product",
     f"{_OP}.linear.out": "output width, one for each name",
@@ -55,6 +58,7 @@ _MODEL = {
     f"{_OP}.linear.tied": "in the head: name of the embedding whose weight it uses",
     f"{_OP}.gelu": "GELU: tanh approximation, or erf",
     f"{_OP}.relu2": "squared ReLU",
+    f"{_OP}.scale": "multiplies by a number",
     f"{_OP}.swiglu": "multiplies SiLU of the first half of its input by the second half",
 }
 _ZERO = {

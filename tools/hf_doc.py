@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from zg.read import hf, hfkeys
 from zg.read.hfrows import FAMILIES, ConfigKey, HfFamily
 from zg.read.node import Names
-from zg.read.schema import Op
+from zg.read.schema import VALUES, Op
 
 HEAD = """# Keys of config.json
 
@@ -46,7 +46,8 @@ def of_op(op: Op) -> Pairs:
         values = value if isinstance(value, tuple) else (value,)
         for each in values:
             if isinstance(each, ConfigKey):
-                yield each, op.kind if name == "kind" else f"{op.kind}.{name}"
+                one = name == VALUES.get(op.kind)
+                yield each, op.kind if one else f"{op.kind}.{name}"
     for inner in op.ops:
         yield from of_op(inner)
 
@@ -57,7 +58,7 @@ def of_family(f: HfFamily) -> Pairs:
     yield width, "model.width"
     yield layers, "blocks"
     yield f.context, "train.sequence"
-    for op in (f.embedding, *f.block, f.norm):
+    for op in (f.embedding, *f.block, *f.last):
         for key, where in of_op(op):
             if key in f.usual and key not in hf.WINDOWS:
                 yield key, where

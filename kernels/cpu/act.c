@@ -1,4 +1,4 @@
-/* act.c -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, dropout, addition, rounding.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
  *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
@@ -21,6 +21,7 @@ typedef struct act {
     const real *x, *dy, *b;
     int64_t n, piece, F;
     int dtype, kind;
+    float scale;
 } act;
 
 ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
@@ -132,6 +133,34 @@ void ZK(zk_relu2_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const
     act a = {
         .y = dx, .x = x, .dy = dy, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
     zk_for(k, zk_pieces(n, a.piece), relu2_bwd_task, &a);
+}
+
+/* ---- scaling */
+static void scale_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes x = lanes_get(a->x, i, a->dtype, end - i);
+        lanes_put(a->y, i, a->dtype, lanes_set(a->scale) * x, end - i);
+    }
+}
+
+void ZK(zk_scale_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale)
+{
+    act a = {.y = y,
+             .x = x,
+             .n = n,
+             .piece = zk_tile(k, L, 0, PIECE),
+             .dtype = k->dtype,
+             .scale = scale};
+    zk_for(k, zk_pieces(n, a.piece), scale_task, &a);
+}
+
+void ZK(zk_scale_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)
+{
+    ZK(zk_scale_fwd)(k, L, dx, dy, n, scale);
 }
 
 /* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s (1 - s) */

@@ -1,4 +1,4 @@
-/* act.cu -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
+/* act.cu -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, dropout, addition, rounding.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
  *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
@@ -113,6 +113,17 @@ template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z,
     }
 }
 
+template <class T> __global__ void scaled(T *y, const T *x, int64_t n, float scale)
+{
+    constexpr int V = wide<T>;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        float a[V];
+        fetch(a, x + i, n - i);
+        for (int j = 0; j < V; j++) a[j] *= scale;
+        stow(y + i, a, n - i);
+    }
+}
+
 /* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s
  * (1 - s). x [M,2F], y [M,F] */
 template <class T, int V>
@@ -199,6 +210,16 @@ void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const rea
 {
     ZK_REAL(k, T,
             ZK_LAUNCH(k, L, 0, (of_two<relu2_slope, T>), (T *)dx, (const T *)dy, (const T *)x, n));
+}
+
+void zk_scale_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (scaled<T>), (T *)y, (const T *)x, n, scale));
+}
+
+void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)
+{
+    zk_scale_fwd(k, L, dx, dy, n, scale);
 }
 
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)

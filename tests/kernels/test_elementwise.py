@@ -147,6 +147,23 @@ def test_relu2(target: str, dtype: int) -> None:
     np.testing.assert_array_equal(zk.load(dx), zk.load(zk.store(slope, dtype)))
 
 
+def test_scale(target: str, dtype: int) -> None:
+    """A product is rounded to f32 once, and the stored result once more, bit for bit, also in
+    place."""
+    k = zk.Kernels(target, dtype)
+    x, _ = wide(dtype)
+    x[-3:] = zk.store([np.nan, np.inf, -np.inf], dtype)
+    want = zk.load(x).astype(np.float32) * np.float32(0.3)
+    for function in (k.zk_scale_fwd, k.zk_scale_bwd):
+        y, inside = np.empty_like(x), x.copy()
+        function(y, x, x.size, 0.3)
+        function(inside, inside, x.size, 0.3)
+        for found in (y, inside):
+            np.testing.assert_array_equal(
+                zk.load(found), zk.load(zk.store(want, dtype))
+            )
+
+
 @pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
 def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
     k = zk.Kernels(target, dtype)

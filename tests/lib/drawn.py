@@ -56,6 +56,7 @@ def attentions(draw, name: str, layers: int) -> Mapping:
         "bias": draw(flag),
         "out_bias": draw(flag),
         "qk_norm": draw(st.sampled_from([False, True, "whole"])),
+        "scale": draw(st.sampled_from([None, 0.2])),
     }
     if turned:
         args["rope"] = draw(ropes())
@@ -123,6 +124,7 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
     layers = draw(st.integers(1, 3))
     for i in range(draw(st.integers(1, 3))):
         branch = draw(branches(f"part{i}", width, family, layers))
+        branch += [{"scale": 0.5}] * draw(flag)
         ops += branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
     return {
         "blocks": layers,
@@ -145,6 +147,8 @@ def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
             "positions": "positions",
             "context": T + draw(st.integers(0, 3)),
         }
+    if draw(flag):
+        embedding["scale"] = 3.0
     last = {"tied": "tokens"} if draw(flag) else {"name": "out", "out": vocab}
     head = [*([draw(norms("last"))] if draw(flag) else []), {"linear": last}]
     middle = [

@@ -103,13 +103,19 @@ def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
 
 
 def causal(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    window: int | None = None,
+    scale: float | None = None,
 ) -> tuple[np.ndarray, Callable]:
     """Return causal attention of q [B,H,T,D], k and v [B,G,T,D]. Head h reads k and v of head h /
-    (H/G); a row sees the last `window` rows, including itself."""
+    (H/G); a row sees the last `window` rows, including itself. scale: of scores, usually 1 /
+    sqrt(D)."""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
-    score = q @ k.swapaxes(2, 3) / math.sqrt(D)
+    scale = scale or 1 / math.sqrt(D)
+    score = q @ k.swapaxes(2, 3) * scale
     seen = np.tri(T, dtype=bool)
     if window:
         seen &= ~np.tri(T, k=-window, dtype=bool)
@@ -119,7 +125,7 @@ def causal(
 
     def back(dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dp = dy @ v.swapaxes(2, 3)
-        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / math.sqrt(D)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
         dk, dv = (
             (m.swapaxes(2, 3) @ d).reshape(B, G, H // G, T, D).sum(2)
             for m, d in ((ds, q), (p, dy))
@@ -372,7 +378,7 @@ class Net:
         if a["rope"]:
             angle = rope_angles(a["rope"], T, D)
             q, k = turn(q, angle, a["rope"]), turn(k, angle, a["rope"])
-        y, back_y = causal(q, k, v, self.window(a))
+        y, back_y = causal(q, k, v, self.window(a), a["scale"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
@@ -428,7 +434,11 @@ class Net:
             y, back = self.dropped(*self.ops(o.ops, x, unit))
             return x + y, lambda dy: dy + back(dy)
         if o.kind == "embedding":
-            return self.dropped(*self.embedding(x, a))
+            y, back = self.embedding(x, a)
+            factor = a["scale"] or 1
+            return self.dropped(factor * y, lambda dy: back(factor * dy))
+        if o.kind == "scale":
+            return a["factor"] * x, lambda dy: a["factor"] * dy
         if o.kind == "gelu":
             return gelu(x, a["kind"])
         if o.kind == "relu2":

@@ -200,6 +200,7 @@ BY_HAND = {
     ),
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
+    "zk_scale_bwd": ("zk_scale_fwd", 1, 1, {}, {}),
     "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}, {2: 1}),
     "zk_dropout_bwd": ("zk_dropout_fwd", 1, 1, {}, {2: 2}),
 }

@@ -3,7 +3,7 @@ steps in float64, by transformers' own model of that file.
 
 A tool for developers; the tests read its files and need no transformers:
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.15.0 transformers==5.23.0 numpy
-    /tmp/hf/bin/python tests/reference/hf.py
+    /tmp/hf/bin/python tests/reference/hf.py [NAME ...]
 Weights and tokens are known.py's. A file holds loss; grad/TENSOR (digests, see known.py) of the
 first global batch; losses [10]. Dropout is 0.
 """
@@ -77,8 +77,8 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    for folder in sorted(HERE.iterdir()):
-        if folder.is_dir():
-            made = reference(folder.name)
-            np.savez_compressed(HERE / f"{folder.name}.npz", **made)
-            print(folder.name, made["losses"])
+    names = [path.name for path in HERE.iterdir() if path.is_dir()]
+    for name in sys.argv[1:] or sorted(names):
+        made = reference(name)
+        np.savez_compressed(HERE / f"{name}.npz", **made)
+        print(name, made["losses"])

@@ -135,6 +135,8 @@ _ROWS = (
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
+    # y = scale * x
+    _op("scale", "zk_scale_fwd", "zk_scale_bwd"),
     # y = silu(gate) * up, where x = gate, up
     _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
     # y = x / (1 - p), or 0 with probability p

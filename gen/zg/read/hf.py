@@ -29,11 +29,12 @@ from .hfrows import (
     SWITCH,
     ConfigKey,
     HfFamily,
+    Number,
     scaling_keys,
 )
 from .keytypes import LAYERS
 from .node import Mistakes, Names, Node, SpecError, near, printable, shown
-from .schema import Op
+from .schema import VALUES, Op
 
 WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
@@ -64,6 +65,7 @@ class Found:
 KINDS: Mapping[type, str] = {
     bool: "true or false",
     float: "a number with a decimal point or an exponent, such as 1.0e-05",
+    Number: "a number",
     int: "an integer, without quotes or a decimal point",
     str: "a string in quotes",
 }
@@ -183,6 +185,8 @@ class _Config:
         usual = self.usual[key].value
         null = key in NULLS or not usual
         want = int if usual is None else type(usual)
+        if want is Number and type(said) in (int, float):
+            return
         if type(said) is want or said is None and null or want not in KINDS:
             return
         good = KINDS[want] + (", or null" if key in NULLS else "")
@@ -226,6 +230,9 @@ class _Config:
         if key in self.family.times and node.value is None:
             of, times = self.family.times[key]
             return Node(times * self.number(of), node.where)
+        if key in self.family.inverse and node.value is not None:
+            _above_0(key, node)
+            return Node(1 / node.value, node.where)
         return node
 
     def word(self, key: str, node: Node) -> Node:
@@ -378,6 +385,7 @@ class _Config:
 
     def op(self, op: Op) -> Node:
         """Return an op of a spec: {kind: its keys}."""
+        where = self.root.where
         if op.kind == "residual":
             inner: Node = self.ops(op.ops)
         else:
@@ -391,7 +399,7 @@ class _Config:
             held = {k: x for k, x in keys.items() if x.value is not None}
             if op.kind == "attention":
                 held.setdefault("out_bias", Node(False, self.root.where))
-            inner = held.get("kind", Node(held, self.root.where))
+            inner = held[VALUES[op.kind]] if op.kind in VALUES else Node(held, where)
         return Node({op.kind: inner}, self.root.where)
 
     def ops(self, ops: tuple[Op, ...]) -> Node:
@@ -406,7 +414,7 @@ class _Config:
             vocab = self.get(f.sizes[2])
             logits = {"name": Node("lm_head", where), "out": vocab}
         last = Node({"linear": Node(logits, where)}, where)
-        return Node([self.op(f.norm), last], where)
+        return Node([*map(self.op, f.last), last], where)
 
     def model(self) -> Node:
         f, where = self.family, self.root.where

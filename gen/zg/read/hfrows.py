@@ -12,23 +12,27 @@ from dataclasses import dataclass, field
 
 from ..facts.kinds import SCALINGS
 from .node import Names
-from .schema import Op
+from .schema import VALUES, Op
 
 
 class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
+class Number(float):
+    """A default of transformers whose key takes integers, too."""
+
+
 @dataclass(frozen=True)
 class HfFamily:
     """A family of models.
 
-    cls, type: names in transformers; names: the family in a spec; embedding, block, norm: ops as in
-    a spec; layers: the name of a block; sizes: keys of layers, width and vocabulary; heads,
+    cls, type: names in transformers; names: the family in a spec; embedding, block, last: ops as
+    in a spec, those of the head without its linear; layers: the name of a block; sizes: keys of layers, width and vocabulary; heads,
     context: keys of the numbers of heads and of positions; said: values that all models of the
     family have; words: key -> values of the spec -> those of config.json; square: heads have width
     / heads, which config.json does not give; usual: defaults, None if `times` gives the value;
-    times: key -> (another key, factor).
+    times: key -> (another key, factor); inverse: keys whose reciprocal the spec has.
     """
 
     cls: str
@@ -37,7 +41,7 @@ class HfFamily:
     embedding: Op
     layers: str
     block: tuple[Op, ...]
-    norm: Op
+    last: tuple[Op, ...]
     sizes: tuple[str, str, str]
     heads: str
     context: str
@@ -46,6 +50,7 @@ class HfFamily:
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     square: bool = False
     times: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    inverse: Names = ()
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -93,6 +98,10 @@ def _rms(name: str) -> Op:
     return Op("rmsnorm", {"name": name, "eps": ConfigKey("rms_norm_eps")})
 
 
+def _scale(key: str) -> Op:
+    return Op("scale", {VALUES["scale"]: ConfigKey(key)})
+
+
 def _layer(name: str, eps: str) -> Op:
     return Op("layernorm", {"name": name, "eps": ConfigKey(eps), "bias": True})
 
@@ -124,33 +133,40 @@ def _llama(
     square: bool = False,
     branch: Callable[..., Op] = _normed,
     norms: Names = ("input_layernorm", "post_attention_layernorm"),
+    embedding: Op = _TOKENS,
+    ends: tuple[Op, ...] = (),
+    last: tuple[Op, ...] = (),
+    inverse: Names = (),
     **more: object,
 ) -> HfFamily:
-    """Return a family like Llama with its own attention. mlp: key of the MLP's biases."""
+    """Return a family like Llama with its own attention. mlp: key of the MLP's biases; ends: ops at
+    the end of both branches; last: those behind the last norm."""
     attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
     return HfFamily(
         cls,
         type,
         "llama",
-        _TOKENS,
+        embedding,
         "model.layers.{l}",
         (
-            branch(first, Op("attention", attention)),
+            branch(first, Op("attention", attention), *ends),
             branch(
                 second,
                 linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
                 Op("swiglu", {}),
                 linear("mlp.down_proj", out="hidden_size", bias=mlp),
+                *ends,
             ),
         ),
-        _rms("model.norm"),
+        (_rms("model.norm"), *last),
         _SIZES,
         H,
         "max_position_embeddings",
         {**_LLAMA, **usual},
         {"hidden_act": "silu", "attention_dropout": 0.0},
         square=square,
+        inverse=inverse,
     )
 
 
@@ -188,7 +204,7 @@ _GPT2 = HfFamily(
             linear("mlp.c_proj", out="n_embd", bias=True),
         ),
     ),
-    _layer("ln_f", "layer_norm_epsilon"),
+    (_layer("ln_f", "layer_norm_epsilon"),),
     ("n_layer", "n_embd", "vocab_size"),
     "n_head",
     "n_positions",
@@ -238,7 +254,7 @@ _STARCODER2 = HfFamily(
             linear("mlp.c_proj", out="hidden_size", bias=_ALL),
         ),
     ),
-    _layer("model.norm", "norm_epsilon"),
+    (_layer("model.norm", "norm_epsilon"),),
     _SIZES,
     H,
     "max_position_embeddings",
@@ -320,4 +336,26 @@ FAMILIES = (
         eps=ConfigKey("rms_norm_eps"),
     ),
     _STARCODER2,
+    _llama(
+        "GraniteForCausalLM",
+        "granite",
+        ConfigKey("mlp_bias"),
+        {
+            "embedding_multiplier": Number(1.0),
+            "attention_multiplier": Number(1.0),
+            "residual_multiplier": Number(1.0),
+            "logits_scaling": Number(1.0),
+        },
+        square=True,
+        embedding=Op(
+            "embedding",
+            {**_TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
+        ),
+        ends=(_scale("residual_multiplier"),),
+        last=(_scale("logits_scaling"),),
+        inverse=("logits_scaling",),
+        bias=_BIAS,
+        out_bias=_BIAS,
+        scale=ConfigKey("attention_multiplier"),
+    ),
 )

@@ -526,6 +526,7 @@ class Embedding(_Keys):
     tokens: Name
     positions: Name | None = None
     context: Count | None = None
+    scale: Unsaid[_Factor] = None
 
 
 class LayerNorm(_Keys):
@@ -555,6 +556,7 @@ class Attention(_Keys):
     window: Annotated[int | Windows | None, PlainValidator(windows)] = None
     qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6
+    scale: Unsaid[_Factor] = None
 
 
 class Linear(_Keys):
@@ -582,10 +584,15 @@ class OpKeys(_Keys):
     linear: Unsaid[Linear] = None
     gelu: Unsaid[Annotated[str, Choice("tanh", "erf")]] = None
     relu2: Unsaid[Bare] = None
+    scale: Unsaid[_Factor] = None
     swiglu: Unsaid[Bare] = None
 
 
 Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
+
+
+# Ops whose key holds one value, and its name among the args of an Op.
+VALUES = {"gelu": "kind", "scale": "factor"}
 
 
 class UnitKeys(_Keys):

@@ -105,7 +105,7 @@ class Heads(NamedTuple):
         """Widths of all q, all k and all v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
-    def dims(self, eps: float, factor: float) -> Mapping[str, Any]:
+    def dims(self, a: Attention, factor: float) -> Mapping[str, Any]:
         """Return the dims of attention rows. factor: scale of queries and of keys from their rotary
         positions."""
         H, G, D = self
@@ -116,8 +116,10 @@ class Heads(NamedTuple):
             "E": sum(self.widths),
             "J": H + G,
             "Q": H * D,
-            "scale": factor * factor / math.sqrt(D),
-            "eps": eps,
+            "scale": factor * factor * a.scale
+            if a.scale
+            else factor * factor / math.sqrt(D),
+            "eps": a.eps,
         }
 
 
@@ -317,6 +319,9 @@ class Walk:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
         return Made(x, {"kind": kind}, (row,))
 
+    def scale(self, at: KeyPlace, factor: float, x: int) -> Made:
+        return Made(x, {"factor": factor}, (_scale(factor),))
+
     def bare(self, kind: str, x: int) -> Made:
         """Return an op without settings and tensors that keeps the width."""
         return Made(x, {}, (Row(kind, {"F": x}),))
@@ -339,7 +344,7 @@ class Walk:
         self.width(at, sum(heads.widths))
         C, name = self.model.width, at / "name"
         rope = _turned(at / "rope", a.rope, heads.D) if a.rope else None
-        dims = heads.dims(a.eps, _factor(rope))
+        dims = heads.dims(a, _factor(rope))
         bias = a.bias if a.out_bias is None else a.out_bias
         rows = [self.into(name, a, x, heads)]
         if a.qk_norm:
@@ -497,7 +502,8 @@ class Walk:
         packed = self.packed and "wpe" in weights
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
-        rows = (row, *self.dropped(at, C))
+        scaled = (_scale(e.scale),) if e.scale else ()
+        rows = (row, *scaled, *self.dropped(at, C))
         return Op("embedding", _frozen(e.model_dump()), rows=rows)
 
 
@@ -508,6 +514,7 @@ _OPS: Mapping[str, Callable[..., Made]] = {
     "attention": Walk.attention,
     "linear": Walk.linear,
     "gelu": Walk.gelu,
+    "scale": Walk.scale,
     "swiglu": Walk.swiglu,
 }
 
@@ -545,6 +552,10 @@ def _factor(said: Mapping[str, Any] | None) -> float:
     """Return the factor of queries and of keys; scores are scaled by its square."""
     scaling = said and said["scaling"] or {}
     return float(scaling.get("attention_factor", 1.0))
+
+
+def _scale(factor: float) -> Row:
+    return Row("scale", {"scale": factor})
 
 
 def _linear(

@@ -71,7 +71,7 @@ def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
         return False
     tied = bool(logits.args["tied"])
     found["tie_word_embeddings"] = tied
-    want = (f.embedding, *f.block, f.norm)
+    want = (f.embedding, *f.block, *f.last)
     there = (*embedding.ops, *block.ops, *norms)
     if not _all_fit(want, there, found):
         return False
@@ -116,6 +116,12 @@ def _windows(f: HfFamily, found: dict[str, Any], layers: int) -> bool:
     return len(sizes) == 1
 
 
+def _inverse(x: float) -> float:
+    """Return the number whose reciprocal x is, a whole one if there is one."""
+    near = float(round(1 / x))
+    return near if near and 1 / near == x else 1 / x
+
+
 def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
     """Return a model's config.json as a family's, or None if it is not of that family."""
     m = spec.model
@@ -132,6 +138,8 @@ def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
         return None
     for key, words in f.words.items():
         found[key] = words[found[key]]
+    for key in f.inverse:
+        found[key] = _inverse(found[key])
     return {
         "architectures": [f.cls],
         "model_type": f.type,
