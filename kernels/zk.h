@@ -35,6 +35,7 @@ enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 }; /* layout of a linear's weight: [in,out] 
 /* The vocabulary is padded to a multiple of this: rows of the embedding and the head, columns of
  * the logits. 8 halves are 16 bytes. Padding rows are zero. */
 enum { ZK_VOCAB = 8 };
+enum { ZK_HALVES = 0, ZK_ADJACENT = 1 }; /* pairs of a rotation: (i, i + W/2), (2i, 2i + 1) */
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 }; /* curves of a zk_phase */
 
@@ -257,6 +258,15 @@ void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *ta
 void zk_rope_packed(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
                     const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
                     int sign);
+
+/* Rotate the first W elements of each query and key head, and copy the rest. which 1: by `table`,
+ * [T,W/2,2], times factor; 2: by table2 and factor2; 0: copy everything. pairs: elements (i, i +
+ * W/2) or (2i, 2i + 1) are a pair. position as above, or NULL for rows by sample. table2 may be
+ * NULL if `which` is not 2. y may be `in`. */
+void zk_rope_part(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                  const float *table2, const int32_t *position, int64_t B, int64_t T, int64_t H,
+                  int64_t G, int64_t D, int64_t W, int pairs, int which, float factor,
+                  float factor2, int sign);
 
 /* ---- causal attention, which stores no T x T matrix: y = softmax(scale * q . k^T) . v by head.
  * qkv: [M,(H+2*G)*D]; y: [M,H*D]; lse: float [B,H,T], log-sum-exp of each row of scores. Query head

@@ -30,6 +30,11 @@ _MODEL = {
     f"{_OP}.attention.bias": "whether query, key and value have a bias",
     f"{_OP}.attention.out_bias": "whether the output linear has a bias",
     f"{_OP}.attention.rope.theta": "base of the rotary position embedding (RoPE)",
+    f"{_OP}.attention.rope.width": "number of a head's first elements that it rotates",
+    f"{_OP}.attention.rope.interleaved": "whether neighbours are a pair, instead of elements half "
+    "the width apart",
+    f"{_OP}.attention.local_rope": "RoPE of layers with a window: theta and scaling",
+    f"{_OP}.attention.rope_layers": "whether each layer has rotary positions; null: all have them",
     f"{_OP}.attention.rope.scaling.type": "method of scaling RoPE to a longer context",
     f"{_OP}.attention.rope.scaling.factor": "divides the low frequencies; with linear, all of "
     "them",
@@ -42,6 +47,10 @@ _MODEL = {
     f"{_OP}.attention.rope.scaling.beta_slow": "upper end of the low frequencies, in turns per "
     "original context",
     f"{_OP}.attention.rope.scaling.attention_factor": "multiplies queries and keys",
+    f"{_OP}.attention.rope.scaling.short_factor": "divisor of the frequency of each pair, if "
+    "`train.sequence` is at most the original context",
+    f"{_OP}.attention.rope.scaling.long_factor": "divisor of the frequency of each pair in longer "
+    "samples",
     f"{_OP}.attention.rope.scaling.truncate": "rounds the range between low and high frequencies "
     "outwards to whole pairs",
     f"{_OP}.attention.window": "sliding window: number of tokens that a token attends to, "

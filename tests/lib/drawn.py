@@ -21,7 +21,8 @@ LENGTHS = st.integers(1, 40)
 
 
 @st.composite
-def ropes(draw) -> Mapping:
+def ropes(draw, width: int) -> Mapping:
+    """Draw rotary positions of so many elements of a head."""
     rope: Mapping = {"theta": draw(st.sampled_from([10000, 500000]))}
     context = {"original_context": draw(st.integers(4, 64))}
     scalings: dict[str, Mapping] = {
@@ -36,12 +37,30 @@ def ropes(draw) -> Mapping:
             "truncate": draw(flag),
             **context,
         },
+        "longrope": {
+            "short_factor": [1 + i / 8 for i in range(width // 2)],
+            "long_factor": [1 + i for i in range(width // 2)],
+            **context,
+        },
     }
     if draw(flag):
         kind = draw(st.sampled_from(sorted(scalings)))
         factor = draw(st.sampled_from([2, 8]))
         rope["scaling"] = {"type": kind, "factor": factor, **scalings[kind]}
     return rope
+
+
+@st.composite
+def turns(draw, head: int, windows: bool, layers: int) -> Mapping:
+    """Draw the keys of an attention's rotary positions."""
+    width = draw(st.sampled_from([head, 2 * draw(st.integers(1, head // 2))]))
+    rope = {**draw(ropes(width)), "interleaved": draw(flag)}
+    args = {"rope": rope if width == head else {**rope, "width": width}}
+    if windows and draw(flag):
+        args["local_rope"] = draw(ropes(width))
+    if draw(flag):
+        args["rope_layers"] = draw(st.lists(flag, min_size=layers, max_size=layers))
+    return args
 
 
 @st.composite
@@ -58,13 +77,13 @@ def attentions(draw, name: str, layers: int) -> Mapping:
         "qk_norm": draw(st.sampled_from([False, True, "whole"])),
         "scale": draw(st.sampled_from([None, 0.2])),
     }
-    if turned:
-        args["rope"] = draw(ropes())
     if draw(flag):
         some = st.integers(1, 24)
         args["window"] = draw(
             some | st.lists(st.none() | some, min_size=layers, max_size=layers)
         )
+    if turned:
+        args |= draw(turns(args["head_dim"], "window" in args, layers))
     return {"attention": args}
 
 

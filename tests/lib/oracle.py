@@ -59,13 +59,16 @@ def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
     return gate * s * up, back
 
 
-def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
+def rope_angles(rope: dict, T: int, D: int, length: int) -> np.ndarray:
     """Return angles [T, D/2]. llama3 and yarn slow waves that are long relative to the original
-    context."""
+    context. length: tokens of a sample, by which longrope chooses its factors."""
     freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
     scaling = rope.get("scaling")
     if scaling and scaling["type"] == "linear":
         freq /= scaling["factor"]
+    if scaling and scaling["type"] == "longrope":
+        long = length > scaling["original_context"]
+        freq /= np.array(scaling["long_factor" if long else "short_factor"])
     if scaling and scaling["type"] == "yarn":
         # index of a pair, as a function of its turns in the original context
         turns = np.array([scaling["beta_fast"], scaling["beta_slow"]])
@@ -92,14 +95,23 @@ def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
     return np.arange(T)[:, None] * freq
 
 
-def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
-    """Return x [B,N,T,D] with the pairs (i, i + D/2) rotated by angle [T, D/2]; yarn scales them
-    up."""
-    a, b = np.split(x, 2, axis=-1)
+def turn(
+    x: np.ndarray, angle: np.ndarray, rope: dict, interleaved: bool = False
+) -> np.ndarray:
+    """Return x [B,N,T,D] with pairs of its first W elements rotated by angle [T, W/2]: (i, i + W/2),
+    or neighbours; yarn and longrope scale them up."""
+    W = 2 * angle.shape[-1]
+    x, rest = x[..., :W], x[..., W:]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
     grown = (rope.get("scaling") or {}).get("attention_factor", 1.0)
     c = (grown * np.cos(angle)).astype(x.dtype)
     s = (grown * np.sin(angle)).astype(x.dtype)
-    return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    pair = [a * c - b * s, b * c + a * s]
+    if interleaved:
+        made = np.stack(pair, axis=-1).reshape(x.shape)
+    else:
+        made = np.concatenate(pair, axis=-1)
+    return np.concatenate([made, rest], axis=-1)
 
 
 def causal(
@@ -163,6 +175,12 @@ def head(spec) -> object:
     return spec.model.units[-1].ops[-1]
 
 
+def into(spec) -> tuple[str, ...]:
+    """Return the linears of queries, keys and values."""
+    one = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",)}
+    return one.get(spec.model.names, ("q_proj", "k_proj", "v_proj"))
+
+
 def shapes(spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
@@ -177,9 +195,9 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
 
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
-        parts = (
-            {"c_attn": H + 2 * G} if gpt2 else {"q_proj": H, "k_proj": G, "v_proj": G}
-        )
+        names = into(spec)
+        each = (H + 2 * G,) if len(names) == 1 else (H, G, G)
+        parts = dict(zip(names, each, strict=True))
         for part, heads in parts.items():
             linear(f"{name}.{part}", width, heads * D, a["bias"])
         for part, heads in (("q", H), ("k", G)) if a["qk_norm"] else ():
@@ -362,9 +380,8 @@ class Net:
         B, T, _ = x.shape
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
         gpt2 = self.spec.model.names == "gpt2"
-        into = ["c_attn"] if gpt2 else ["q_proj", "k_proj", "v_proj"]
         qkv, back_qkv = self.side_by_side(
-            x, [f"{name}.{part}" for part in into], a["bias"]
+            x, [f"{name}.{part}" for part in into(self.spec)], a["bias"]
         )
         q, k, v = np.split(qkv, [H * D, (H + G) * D], axis=-1)
         back_q = back_k = whole_q = whole_k = lambda dy: dy
@@ -375,9 +392,11 @@ class Net:
         if a["qk_norm"] is True:
             q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
             k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
-        if a["rope"]:
-            angle = rope_angles(a["rope"], T, D)
-            q, k = turn(q, angle, a["rope"]), turn(k, angle, a["rope"])
+        rope = self.rope(a)
+        if rope:
+            W, near = a["rope"]["width"] or D, a["rope"]["interleaved"]
+            angle = rope_angles(rope, T, W, self.spec.train.sequence)
+            q, k = (turn(x, angle, rope, near) for x in (q, k))
         y, back_y = causal(q, k, v, self.window(a), a["scale"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
@@ -385,8 +404,8 @@ class Net:
 
         def back(dy: np.ndarray) -> np.ndarray:
             dq, dk, dv = back_y(back_out(dy).reshape(B, T, H, D).swapaxes(1, 2))
-            if a["rope"]:
-                dq, dk = (turn(d, -angle, a["rope"]) for d in (dq, dk))
+            if rope:
+                dq, dk = (turn(d, -angle, rope, near) for d in (dq, dk))
             dq, dk, dv = (
                 d.swapaxes(1, 2).reshape(B, T, -1) for d in (back_q(dq), back_k(dk), dv)
             )
@@ -394,6 +413,12 @@ class Net:
             return back_qkv(np.concatenate(parts, axis=-1))
 
         return out, back
+
+    def rope(self, a: dict) -> dict | None:
+        """Return the rotary positions of the current layer."""
+        if a["rope_layers"] and not a["rope_layers"][self.layer]:
+            return None
+        return a["local_rope"] if a["local_rope"] and self.window(a) else a["rope"]
 
     def window(self, a: dict) -> int | None:
         """Return the window of the current layer."""

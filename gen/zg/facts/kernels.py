@@ -16,8 +16,8 @@ A backward kernel names its operands as forward does: x is forward's x, dx the g
 norm with `more` adds it to x first and stores the result in `sum`; its backward adds `more` to dx.
 
 Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V padded with zeros to
-a multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's
-output and input width, F a gated branch's width, P positions, n elements.
+a multiple of VOCAB, H heads, G key-value heads, D head size, W its rotated width, E = (H+2*G)*D, N
+and K a linear's output and input width, F a gated branch's width, P positions, n elements.
 """
 
 from __future__ import annotations
@@ -189,6 +189,9 @@ _ROWS = (
     _row("zk_rope_packed", "y>real:M*E=in in<real:M*E table<f32!:T*D position<i32:M "
          "B T H! G! D! sign", "run(each_row(B*T, (H+G)*(D//2), real))",
          of="zk_rope_packed", called={"y": "din", "in": "dy"}),
+    _row("zk_rope_part", "y>real:M*E=in in<real:M*E table<f32!:T*W table2<f32?!:T*W position<i32?:M "
+         "B T H! G! D! W! pairs! which! factor. factor2. sign",
+         "run(each_row(B*T, (H+G)*D, real))", of="zk_rope_part", called={"y": "din", "in": "dy"}),
     _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E B T H! G! D! scale.",
          "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
     _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:B*H*T "
@@ -260,7 +263,7 @@ def kernel(name: str) -> Kernel:
 
 
 # Integers that may differ between layers: no size and no launch depends on them.
-BY_LAYER = ("window",)
+BY_LAYER = ("window", "which")
 # Letters that follow from others, if a call has those named first.
 FOLLOWS = {
     "M": ("BT", "B*T"),

@@ -22,7 +22,16 @@ from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
 # Operands of an op other than its values.
-GIVEN = ("token", "target", "position", "key", "table", "scaler", NULL)
+GIVEN = (
+    "token",
+    "target",
+    "position",
+    "key",
+    "table",
+    "table2",
+    "scaler",
+    NULL,
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,8 @@ _ROWS = (
         "zk_rope_packed in=x sign=1",
         "zk_rope_packed y=dx in=dy sign=-1",
     ),
+    # a part of each head, in some layers, by one of two tables
+    _op("rope_part", "zk_rope_part in=x sign=1", "zk_rope_part y=dx in=dy sign=-1"),
     # y = softmax(causal(q k' scale)) v
     _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
     # within a row's own document, over its last `window` rows
@@ -171,6 +182,7 @@ WORDS = {
     "lora": "linear",
     "qknorm_whole": "qknorm",
     "rope_packed": "rope",
+    "rope_part": "rope",
 }
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..facts import ops
-from ..facts.kernels import ADD, ROUND, value
-from ..facts.rope import fields, frequencies
+from ..facts.kernels import ADD, NULL, ROUND, value
+from ..facts.rope import frequencies
 from ..plan.operand import Index, Layers
+from ..plan.recipe import Turn
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -113,7 +114,9 @@ class _Builder:
         ins = dict(zip(words, xs, strict=False))
         dims = {word: self.mine(n) for word, n in row.dims.items()}
         if "rope" in dims:
-            dims["table"] = self.table(row)
+            dims["table"] = self.table(row.dims["rope"])
+            second = row.dims.get("rope2")
+            dims["table2"] = self.table(second) if second else NULL
         return self.node(row.name, ins, params, dims)
 
     def mine(self, n: Any) -> Any:
@@ -123,10 +126,9 @@ class _Builder:
         each = n[self.begin : self.begin + self.count]
         return Layers(each) if len({*each}) > 1 else each[0]
 
-    def table(self, row: Row) -> str:
-        """Return the name of a row's rotary table."""
-        rope, D = row.dims["rope"], row.dims["D"]
-        table = Table(D, frequencies(D, rope["theta"], fields(rope["scaling"])))
+    def table(self, turn: Turn) -> str:
+        """Return the name of a rotary table."""
+        table = Table(turn.head, frequencies(turn.head, turn.theta, turn.scaling))
         if table not in self.tables:
             self.tables.append(table)
         return f"table.{self.tables.index(table)}"
@@ -211,8 +213,8 @@ class _Calls:
             return ("work", "")
         if word.lstrip("-").isdigit():
             return ("number", int(word))
-        if word == "table":
-            return ("fixed", node.dims["table"])
+        if word in ("table", "table2"):
+            return ("fixed", node.dims[word])
         if word == "place":
             return ("int", self.b.place(node))
         if word == "full":

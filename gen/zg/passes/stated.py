@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
-from ..facts import ops, rope
+from ..facts import ops
 from ..facts.kernels import KERNELS
 from ..plan.recipe import OF_TENSORS, Stated, Turn
 from ..read.schema import Op, Row, Weight
@@ -36,6 +36,10 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("linear", "b"): (0.0, 0.0),
     ("lora", "w"): (0.0, 0.0),
 }
+
+
+# Words of an op that stand for rotary tables -> the dims that describe these.
+TABLES = {"table": "rope", "table2": "rope2"}
 
 
 class Placed(NamedTuple):
@@ -92,24 +96,16 @@ def _calls(rows: list[Placed], layer: int) -> dict[str, list[int | float | Turn]
         kernel, *words = ops.OPS[row.name].fwd.split()
         formals = KERNELS[kernel].formals
         for formal, word in zip(formals, words, strict=True):
-            if formal.stated:
-                mine = out.setdefault(formal.name, [])
-                mine.append(_value(row, word, layer))
+            value = _value(row, word, layer) if formal.stated else None
+            if value is not None:
+                out.setdefault(formal.name, []).append(value)
     return out
 
 
 def _value(row: Row, word: str, layer: int) -> Any:
     """Return the value that a word of an op stands for in a layer."""
-    if word == "table":
-        return _turn(row)
-    n = row.dims[word]
+    n = row.dims[TABLES.get(word, word)]
     return n[layer] if isinstance(n, tuple) else n
-
-
-def _turn(row: Row) -> Turn:
-    """Return the rotary table of a row."""
-    said = row.dims["rope"]
-    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))
 
 
 # ---- tensors

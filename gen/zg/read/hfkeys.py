@@ -124,9 +124,12 @@ TOLD = (
 # Only one value is supported.
 FIXED: Mapping[str, object] = {
     "add_cross_attention": False,
+    "full_attn_mod": 1,
     "hidden_act": "silu",
+    "interpolate_factor": 1,
     "is_decoder": False,
     "is_encoder_decoder": False,
+    "lm_head_bias": False,
     "mlp_type": "default",
     "norm_type": "layer_norm",
     "partial_rotary_factor": 1.0,
@@ -164,6 +167,7 @@ NULLS = (
     "head_dim",
     "layer_types",
     "n_inner",
+    "no_rope_layers",
     "num_key_value_heads",
     "rope_parameters",
     "rope_scaling",

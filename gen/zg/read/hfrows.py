@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..facts.kinds import SCALINGS
 from .node import Names
@@ -19,6 +20,10 @@ class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
+class Twice(ConfigKey):
+    """A key that stands for twice its value."""
+
+
 class Number(float):
     """A default of transformers whose key takes integers, too."""
 
@@ -27,12 +32,17 @@ class Number(float):
 class HfFamily:
     """A family of models.
 
-    cls, type: names in transformers; names: the family in a spec; embedding, block, last: ops as
-    in a spec, those of the head without its linear; layers: the name of a block; sizes: keys of layers, width and vocabulary; heads,
-    context: keys of the numbers of heads and of positions; said: values that all models of the
-    family have; words: key -> values of the spec -> those of config.json; square: heads have width
-    / heads, which config.json does not give; usual: defaults, None if `times` gives the value;
-    times: key -> (another key, factor); inverse: keys whose reciprocal the spec has.
+    cls, type: names in transformers; names: the family in a spec; embedding, block, last: ops as in
+    a spec, those of the head without its linear; layers: the name of a block; sizes: keys of
+    layers, width and vocabulary; heads, context: keys of the numbers of heads and of positions;
+    said: values that all models of the family have; words: key -> values of the spec -> those of
+    config.json; square: heads have width / heads, which config.json does not give; usual: defaults,
+    None if `times` gives the value; times: key -> (another key, factor); inverse: keys whose
+    reciprocal the spec has; interleaved: rotary pairs are neighbours; theta: default of rope_theta;
+    local: the key and the default of rope_theta of layers with a window, if these have rotary
+    positions of their own; pattern: every so manieth layer has no window by default; scalings:
+    types of scalings -> what the family takes them for, if it takes no others;
+    adopted: auto_map names code that transformers has itself.
     """
 
     cls: str
@@ -51,6 +61,17 @@ class HfFamily:
     square: bool = False
     times: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     inverse: Names = ()
+    interleaved: bool = False
+    theta: float = 10000.0
+    local: tuple[str, float] | None = None
+    pattern: int = 0
+    scalings: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False
+
+    @property
+    def mixed(self) -> bool:
+        """True if some layers may have a window and others none."""
+        return SWITCH in self.usual or self.pattern > 0
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -58,6 +79,10 @@ ORIGINAL = "original_max_position_embeddings"
 # first layers without one. layer_types gives the type of each layer instead.
 SWITCH, FIRST = "use_sliding_window", "max_window_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
+# The share of a head that is rotated; whether each layer has rotary positions, or the number n of a
+# model in which each n-th has none.
+PARTIAL = "partial_rotary_factor"
+NOPE, EACH = "no_rope_layers", "no_rope_layer_interval"
 
 
 def scaling_keys(type: str) -> Mapping[str, str]:
@@ -80,9 +105,19 @@ def _renormed(norm: str, *ops: Op) -> Op:
     return _residual(*ops, _rms(norm))
 
 
+def _around(before: str, after: str, *ops: Op) -> Op:
+    """Return a residual whose branch begins and ends with a norm."""
+    return _residual(_rms(before), *ops, _rms(after))
+
+
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
     said = {"name": names, "out": (ConfigKey(out),) * len(names), "bias": bias}
     return Op("linear", said)
+
+
+def _joined(name: str, out: str) -> Op:
+    """Return a linear of gate and up, which the file holds as one tensor."""
+    return Op("linear", {"name": (name,), "out": (Twice(out),), "bias": False})
 
 
 def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
@@ -125,35 +160,46 @@ _LLAMA: Mapping[str, object] = {
 }
 
 
+_GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
+_GATE_UP = _joined("mlp.gate_up_proj", F)
+
+
 def _llama(
     cls: str,
     type: str,
-    mlp: str | bool,
     usual: Mapping[str, object],
-    square: bool = False,
+    *,
+    names: str = "llama",
+    gates: Op = _GATES,
+    mlp: str | bool = False,
     branch: Callable[..., Op] = _normed,
-    norms: Names = ("input_layernorm", "post_attention_layernorm"),
+    norms: tuple[Names, Names] = (
+        ("input_layernorm",),
+        ("post_attention_layernorm",),
+    ),
     embedding: Op = _TOKENS,
     ends: tuple[Op, ...] = (),
     last: tuple[Op, ...] = (),
-    inverse: Names = (),
+    about: Mapping[str, Any] | None = None,
     **more: object,
 ) -> HfFamily:
-    """Return a family like Llama with its own attention. mlp: key of the MLP's biases; ends: ops at
-    the end of both branches; last: those behind the last norm."""
+    """Return a family like Llama with its own attention. gates: the linear of gate and up; mlp: key
+    of the MLP's biases; norms: of each branch; ends: ops at the end of both branches; last: those
+    behind the last norm; about: other fields of the row."""
     attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
+    gates = Op("linear", {**gates.args, "bias": mlp})
     return HfFamily(
         cls,
         type,
-        "llama",
+        names,
         embedding,
         "model.layers.{l}",
         (
-            branch(first, Op("attention", attention), *ends),
+            branch(*first, Op("attention", attention), *ends),
             branch(
-                second,
-                linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
+                *second,
+                gates,
                 Op("swiglu", {}),
                 linear("mlp.down_proj", out="hidden_size", bias=mlp),
                 *ends,
@@ -165,8 +211,7 @@ def _llama(
         "max_position_embeddings",
         {**_LLAMA, **usual},
         {"hidden_act": "silu", "attention_dropout": 0.0},
-        square=square,
-        inverse=inverse,
+        **(about or {}),
     )
 
 
@@ -280,56 +325,62 @@ _STARCODER2 = HfFamily(
     {"hidden_act": {"tanh": "gelu_pytorch_tanh", "erf": "gelu"}},
     square=True,
 )
+_WINDOW = ConfigKey("sliding_window")
+_SQUARE: Mapping[str, Any] = {"square": True}
+_NORMS_AFTER = (
+    ("post_attention_layernorm",),
+    ("post_feedforward_layernorm",),
+)
+_NORMS_AROUND = (
+    ("input_layernorm", "post_self_attn_layernorm"),
+    ("post_attention_layernorm", "post_mlp_layernorm"),
+)
 FAMILIES = (
     _GPT2,
     _llama(
         "LlamaForCausalLM",
         "llama",
-        ConfigKey("mlp_bias"),
         {},
+        mlp=ConfigKey("mlp_bias"),
         bias=_BIAS,
         out_bias=_BIAS,
     ),
     _llama(
         "MistralForCausalLM",
         "mistral",
-        False,
         {
             "intermediate_size": 14336,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
     ),
     _llama(
         "Qwen2ForCausalLM",
         "qwen2",
-        False,
         _QWEN,
-        square=True,
+        about=_SQUARE,
         bias=True,
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
     ),
     _llama(
         "Qwen3ForCausalLM",
         "qwen3",
-        False,
         {**_QWEN, "head_dim": 128},
         bias=_BIAS,
         out_bias=_BIAS,
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
         qk_norm=True,
         eps=ConfigKey("rms_norm_eps"),
     ),
     _llama(
         "Olmo2ForCausalLM",
         "olmo2",
-        False,
         {"vocab_size": 50304, "rms_norm_eps": 1e-5},
-        square=True,
         branch=_renormed,
-        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norms=_NORMS_AFTER,
+        about=_SQUARE,
         bias=_BIAS,
         out_bias=_BIAS,
         qk_norm="whole",
@@ -339,23 +390,105 @@ FAMILIES = (
     _llama(
         "GraniteForCausalLM",
         "granite",
-        ConfigKey("mlp_bias"),
         {
             "embedding_multiplier": Number(1.0),
             "attention_multiplier": Number(1.0),
             "residual_multiplier": Number(1.0),
             "logits_scaling": Number(1.0),
         },
-        square=True,
+        mlp=ConfigKey("mlp_bias"),
         embedding=Op(
             "embedding",
             {**_TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
         ),
         ends=(_scale("residual_multiplier"),),
         last=(_scale("logits_scaling"),),
-        inverse=("logits_scaling",),
+        about={**_SQUARE, "inverse": ("logits_scaling",)},
         bias=_BIAS,
         out_bias=_BIAS,
         scale=ConfigKey("attention_multiplier"),
+    ),
+    _llama(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            SWITCH: False,
+            EACH: 4,
+        },
+        mlp=ConfigKey("mlp_bias"),
+        about={**_SQUARE, "theta": 2000000.0},
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        rope_layers=ConfigKey(NOPE),
+    ),
+    _llama(
+        "Phi3ForCausalLM",
+        "phi3",
+        {
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            PARTIAL: Number(1.0),
+            ORIGINAL: 4096,
+        },
+        names="phi3",
+        gates=_GATE_UP,
+        about={
+            **_SQUARE,
+            "scalings": dict.fromkeys(("longrope", "su", "yarn"), "longrope"),
+            "adopted": True,
+        },
+        window=_WINDOW,
+    ),
+    _llama(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            "vocab_size": 151552,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1.5625e-07,
+            "attention_bias": True,
+            PARTIAL: Number(0.5),
+        },
+        gates=_GATE_UP,
+        branch=_around,
+        norms=_NORMS_AROUND,
+        about={"interleaved": True},
+        bias=_BIAS,
+    ),
+    _llama(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        {"vocab_size": 50304, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+        branch=_renormed,
+        norms=_NORMS_AFTER,
+        about={
+            **_SQUARE,
+            "theta": 500000.0,
+            "local": ("", 500000.0),
+            "pattern": 4,
+        },
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        local_rope=ConfigKey("local_rope"),
+        qk_norm="whole",
+        eps=ConfigKey("rms_norm_eps"),
     ),
 )

@@ -317,6 +317,8 @@ class Scaling:
     original_context: Count = UNSAID
     beta_fast: _Factor = UNSAID
     beta_slow: _Factor = UNSAID
+    short_factor: Annotated[tuple[_Factor, ...], AfterValidator(some)] = UNSAID
+    long_factor: Annotated[tuple[_Factor, ...], AfterValidator(some)] = UNSAID
     attention_factor: _Factor = UNSAID
     truncate: Flag = UNSAID
 
@@ -540,9 +542,14 @@ class RmsNorm(_Keys):
     eps: Tiny = 1e-6
 
 
-class Rope(_Keys):
+class LocalRope(_Keys):
     theta: Annotated[float, Real(1.0, 1e12)]
     scaling: Scaling | None = None
+
+
+class Rope(LocalRope):
+    width: Unsaid[Count] = None
+    interleaved: Flag = False
 
 
 class Attention(_Keys):
@@ -553,6 +560,8 @@ class Attention(_Keys):
     bias: Flag = False
     out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
+    local_rope: LocalRope | None = None
+    rope_layers: Unsaid[Annotated[tuple[Flag, ...], AfterValidator(some)]] = None
     window: Annotated[int | Windows | None, PlainValidator(windows)] = None
     qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..facts import kinds, ops
 from ..facts.families import FAMILIES
-from ..facts.rope import grown
+from ..facts.rope import fields as numbers_of
+from ..facts.rope import grown, stretched
+from ..plan.recipe import Turn
 from .keytypes import DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Node, Path, SpecError, dotted
 from .schema import (
@@ -24,6 +26,7 @@ from .schema import (
     Embedding,
     LayerNorm,
     Linear,
+    LocalRope,
     Lora,
     LrSchedule,
     ModelKeys,
@@ -39,6 +42,9 @@ from .schema import (
 
 TENSORS = 2**20  # most tensors of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
+Turning = Mapping[
+    str, Any
+]  # rotary positions of heads: the keys of a Rope or a LocalRope
 # Keys of a scaling, each below the other.
 RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
@@ -343,16 +349,17 @@ class Walk:
         heads = self.heads(at, a)
         self.width(at, sum(heads.widths))
         C, name = self.model.width, at / "name"
-        rope = _turned(at / "rope", a.rope, heads.D) if a.rope else None
-        dims = heads.dims(a, _factor(rope))
+        ropes = self.ropes(at, a, heads.D)
+        window = self.window(at / "window", a.window)
+        each = self.by_layer(at, a, ropes, window)
+        plain = {*map(id, each)} == {id(ropes[0])} and _plain(ropes[0], heads.D)
+        dims = heads.dims(a, _factor(ropes[0]) if plain else 1.0)
         bias = a.bias if a.out_bias is None else a.out_bias
         rows = [self.into(name, a, x, heads)]
         if a.qk_norm:
             rows.append(self.normed(name, a, heads, dims))
-        if rope:
-            turned = "rope_packed" if self.packed else "rope"
-            rows.append(Row(turned, {**dims, "rope": rope}))
-        window = self.window(at / "window", a.window)
+        if a.rope and any(each):
+            rows.append(self.turn(a.rope, dims, each, plain))
         rows.append(self.seen(window, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
@@ -360,10 +367,84 @@ class Walk:
             "kv_heads": heads.G,
             "head_dim": heads.D,
             "out_bias": bias,
-            "rope": rope,
+            "rope": ropes[0],
+            "local_rope": ropes[1],
             "window": window,
         }
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
+
+    def ropes(
+        self, at: KeyPlace, a: Attention, D: int
+    ) -> tuple[Turning | None, Turning | None]:
+        """Return the rotary positions of an attention, and those of layers with a window."""
+        if not a.rope:
+            for key in ("local_rope", "rope_layers"):
+                if getattr(a, key) is not None:
+                    raise (at / key).fail("is given without rope", "with rope")
+            return None, None
+        W = D if a.rope.width is None else a.rope.width
+        if W > D:
+            raise (at / "rope" / "width").fail(
+                f"{W} is above head_dim {D}", f"up to {D}"
+            )
+        if a.rope_layers is not None and len(a.rope_layers) != self.repeat:
+            raise (at / "rope_layers").fail(
+                f"has {len(a.rope_layers)} flags for {self.repeat} layers",
+                "true or false for each layer",
+            )
+        first = _turned(at / "rope", a.rope, W)
+        if not a.local_rope:
+            return first, None
+        if a.window is None:
+            raise (at / "local_rope").fail("is given without window", "with a window")
+        return first, _turned(at / "local_rope", a.local_rope, W)
+
+    def by_layer(
+        self,
+        at: KeyPlace,
+        a: Attention,
+        ropes: tuple[Turning | None, Turning | None],
+        window: int | Windows | None,
+    ) -> list[Turning | None]:
+        """Return the rotary positions of each layer."""
+        rope, local = ropes
+        windows = window if isinstance(window, tuple) else (window,) * self.repeat
+        flags = a.rope_layers or (True,) * self.repeat
+        mine = [local if n and local else rope for n in windows]
+        return [one if on else None for one, on in zip(mine, flags, strict=True)]
+
+    def turn(
+        self,
+        rope: Rope,
+        dims: Mapping[str, Any],
+        each: Sequence[Turning | None],
+        plain: bool,
+    ) -> Row:
+        """Return the row of a rotation. each: the positions of each layer, one or two of them;
+        plain: all layers rotate whole heads alike, in halves."""
+        made = {id(one): one for one in each if one}
+        used = list(made.values())
+        W = rope.width or dims["D"]
+        turns = [
+            Turn(W, one["theta"], numbers_of(one["scaling"], self.sequence))
+            for one in used
+        ]
+        if plain:
+            name = "rope_packed" if self.packed else "rope"
+            return Row(name, {**dims, "rope": turns[0]})
+        places = [*made]
+        which = tuple(places.index(id(one)) + 1 if one else 0 for one in each)
+        second = len(used) > 1
+        own = {
+            "W": W,
+            "pairs": int(rope.interleaved),
+            "which": which if len({*which}) > 1 else which[0],
+            "rope": turns[0],
+            "rope2": turns[1] if second else None,
+            "factor": _factor(used[0]),
+            "factor2": _factor(used[1]) if second else 1.0,
+        }
+        return Row("rope_part", {**dims, **own})
 
     def into(self, at: KeyPlace, a: Attention, x: int, heads: Heads) -> Row:
         """Return the linear of q, k and v, or all three side by side."""
@@ -524,10 +605,17 @@ def ends(name: str, words: Sequence[str]) -> bool:
     return any(name == w or name.endswith(f".{w}") for w in words)
 
 
-def _turned(at: KeyPlace, a: Rope, D: int) -> dict[str, Any]:
-    """Return the rotary positions of heads, with the defaults of their scaling."""
-    if D % 2:
-        raise at.fail(f"rotates pairs, and head_dim {D} is odd", "an even head_dim")
+def _plain(rope: Turning | None, D: int) -> bool:
+    """Return whether positions rotate whole heads, in halves."""
+    return rope is not None and rope["width"] in (None, D) and not rope["interleaved"]
+
+
+def _turned(at: KeyPlace, a: LocalRope, W: int) -> Turning:
+    """Return the rotary positions of W elements of a head, with the defaults of their scaling."""
+    if W % 2:
+        if isinstance(a, Rope) and a.width is not None:
+            raise (at / "width").fail(f"{W} is odd", "an even number: it rotates pairs")
+        raise at.fail(f"rotates pairs, and head_dim {W} is odd", "an even head_dim")
     if not a.scaling:
         return a.model_dump()
     there = at / "scaling"
@@ -543,9 +631,19 @@ def _turned(at: KeyPlace, a: Rope, D: int) -> dict[str, Any]:
                 f"{held[low]:g} is not below {high} {held[high]:g}",
                 f"{low} < {high}",
             )
+    for key in ("short_factor", "long_factor"):
+        if key in held and len(held[key]) != W // 2:
+            raise (there / key).fail(
+                f"has {len(held[key])} numbers", f"{W // 2}, one for each pair"
+            )
     if found.type == "yarn":
         held.setdefault("attention_factor", grown(found.factor))
-    return {"theta": a.theta, "scaling": held}
+    if found.type == "longrope":
+        context = held["original_context"]
+        if context < 2:
+            raise (there / "original_context").fail(f"is {context}", "at least 2")
+        held.setdefault("attention_factor", stretched(found.factor, context))
+    return {**a.model_dump(), "scaling": held}
 
 
 def _factor(said: Mapping[str, Any] | None) -> float:
