@@ -199,6 +199,12 @@ void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, 
 void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
                     const real *x, const float *stat, const real *w, float *scratch, int64_t M,
                     int64_t C);
+/* The same with 1 + w in place of w. */
+void zk_rmsnorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                     const real *more, const real *w, int64_t M, int64_t C, float eps);
+void zk_rmsnorm1_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                     const real *more, const real *x, const float *stat, const real *w,
+                     float *scratch, int64_t M, int64_t C);
 /* RMS norm of each query and key head. in, y: [M,(H+2*G)*D], query heads, key heads, value heads;
  * value heads are copied. wq, wk: [D]. stat: float [M,H+G], rstd of each head. */
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
@@ -206,6 +212,12 @@ void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                    const real *in, const float *stat, const real *wq, const real *wk,
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
+/* The same with 1 + wq and 1 + wk. */
+void zk_qknorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
+                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps);
+void zk_qknorm1_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                    const real *in, const float *stat, const real *wq, const real *wk,
+                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
 /* RMS norm over all query heads together, and over all key heads together. wq: [H*D]; wk: [G*D];
  * stat: float [M,2]. */
 void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
@@ -304,6 +316,10 @@ void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                    int64_t F);
+/* The same with gelu by tanh in place of silu */
+void zk_geglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
+void zk_geglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                  int64_t F);
 /* Dropout of B samples of n elements: y = x / (1 - p) for elements that are kept, else 0. They are
  * chosen by Philox 4x32-10, keyed by (key[b], place, element of the sample). key: [B]; a key of 0
  * keeps all elements and does not scale. y may be x. */

@@ -137,6 +137,8 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
                 f"| `{key}` | {DOES[key]} | {allowed(hint)} | "
                 f"{', '.join(either) or said(default, key)} |"
             )
+        elif name == "parallel":
+            yield f"| `{key}` | {DOES[key]} | a list of lists of ops | |"
         elif below is schema.OpKeys and name in ("residual", "head"):
             yield f"| `{key}` | {DOES[key]} | a list of ops | |"
         elif below is schema.LocalRope:

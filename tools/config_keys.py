@@ -18,11 +18,14 @@ _MODEL = {
     "model.units[].name": "prefix of a layer's tensor names; `{l}` is the layer's number",
     "model.units[].head": "ops after the last block: a norm and the linear to logits",
     f"{_OP}.residual": "ops of a residual branch; their output is added to the branch's input",
+    f"{_OP}.parallel": "branches with one input, each a list of ops; their outputs are added",
     f"{_OP}.layernorm.name": "name of its weight and bias",
     f"{_OP}.layernorm.eps": "added to the variance",
+    f"{_OP}.layernorm.weight": "whether it has a weight",
     f"{_OP}.layernorm.bias": "whether it has a bias",
     f"{_OP}.rmsnorm.name": "name of its weight",
     f"{_OP}.rmsnorm.eps": "added to the mean square",
+    f"{_OP}.rmsnorm.one_plus": "multiplies by 1 + weight instead of the weight",
     f"{_OP}.attention.name": "prefix of its four linears: query, key, value, output",
     f"{_OP}.attention.heads": "number of query heads",
     f"{_OP}.attention.kv_heads": "number of key and value heads (grouped-query attention)",
@@ -58,6 +61,7 @@ _MODEL = {
     f"{_OP}.attention.qk_norm": "normalizes each query and key head (RMS norm); whole: all query "
     "heads together, and all key heads together",
     f"{_OP}.attention.eps": "eps of qk_norm",
+    f"{_OP}.attention.one_plus": "qk_norm multiplies by 1 + weight",
     f"{_OP}.attention.scale": "factor of the products of queries and keys; null: 1 / "
     "sqrt(head_dim)",
     f"{_OP}.linear.name": "name of the linear; a list: linears with the same input, computed as "
@@ -69,6 +73,7 @@ _MODEL = {
     f"{_OP}.relu2": "squared ReLU",
     f"{_OP}.scale": "multiplies by a number",
     f"{_OP}.swiglu": "multiplies SiLU of the first half of its input by the second half",
+    f"{_OP}.geglu": "multiplies GELU (tanh) of the first half of its input by the second half",
 }
 _ZERO = {
     "zero.stage": "ZeRO stage: ranks shard 1 the optimizer states, 2 also the gradients, 3 also "

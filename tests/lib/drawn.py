@@ -82,6 +82,8 @@ def attentions(draw, name: str, layers: int) -> Mapping:
         args["window"] = draw(
             some | st.lists(st.none() | some, min_size=layers, max_size=layers)
         )
+    if args["qk_norm"] is True:
+        args["one_plus"] = draw(flag)
     if turned:
         args |= draw(turns(args["head_dim"], "window" in args, layers))
     return {"attention": args}
@@ -94,8 +96,8 @@ def norms(draw, name: str) -> Mapping:
         "eps": draw(st.sampled_from([1e-6, 1e-5, 1e-2])),
     }
     if draw(flag):
-        return {"rmsnorm": args}
-    return {"layernorm": {**args, "bias": draw(flag)}}
+        return {"rmsnorm": {**args, "one_plus": draw(flag)}}
+    return {"layernorm": {**args, "bias": draw(flag), "weight": draw(flag)}}
 
 
 @st.composite
@@ -112,7 +114,7 @@ def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
                     "bias": bias,
                 }
             },
-            {"swiglu": {}},
+            draw(st.sampled_from([{"swiglu": {}}, {"geglu": {}}])),
         ]
     else:
         up = [
@@ -144,6 +146,9 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
     for i in range(draw(st.integers(1, 3))):
         branch = draw(branches(f"part{i}", width, family, layers))
         branch += [{"scale": 0.5}] * draw(flag)
+        if draw(st.integers(0, 4)) == 0:
+            beside = draw(branches(f"beside{i}", width, family, layers))
+            branch = [{"parallel": [branch, beside]}]
         ops += branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
     return {
         "blocks": layers,

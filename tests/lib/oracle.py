@@ -46,6 +46,17 @@ def relu2(x: np.ndarray) -> tuple[np.ndarray, Back]:
     return above * above, lambda dy: dy * 2 * above
 
 
+def geglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
+    """Return y [B,T,F] = gelu(gate) * up of x [B,T,2F], which is gate and up."""
+    gate, up = np.split(x, 2, axis=-1)
+    y, back_gate = gelu(gate, "tanh")
+
+    def back(dy: np.ndarray) -> np.ndarray:
+        return np.concatenate([back_gate(dy * up), dy * y], axis=-1)
+
+    return y * up, back
+
+
 def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
     """Return y [B,T,F] = silu(gate) * up of x [B,T,2F], which is gate and up."""
     gate, up = np.split(x, 2, axis=-1)
@@ -219,6 +230,8 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
             return C
         if o.kind == "residual":
             walk(o.ops, width, unit)
+        elif o.kind == "parallel":
+            return [walk(branch.ops, width, unit) for branch in o.ops][0]
         elif o.kind == "linear" and not a["tied"]:
             for name, out in zip(a["name"], a["out"], strict=True):
                 linear(
@@ -233,11 +246,12 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
             attention(unit + a["name"], a, width)
             return C
         elif o.kind in ("layernorm", "rmsnorm"):
-            found[unit + a["name"] + ".weight"] = (width,)
+            if a.get("weight", True):
+                found[unit + a["name"] + ".weight"] = (width,)
             found.update(
                 {unit + a["name"] + ".bias": (width,)} if a.get("bias") else {}
             )
-        return width // 2 if o.kind == "swiglu" else width
+        return width // 2 if o.kind in ("swiglu", "geglu") else width
 
     def walk(ops: Sequence, width: int, unit: str) -> int:
         for o in ops:
@@ -345,7 +359,8 @@ class Net:
     def layernorm(
         self, x: np.ndarray, name: str, eps: float, bias: bool
     ) -> tuple[np.ndarray, Back]:
-        w = self.p[name + ".weight"]
+        weight = name + ".weight"
+        w = self.p.get(weight, 1)
         s = 1 / np.sqrt(x.var(-1, keepdims=True) + eps)
         n = (x - x.mean(-1, keepdims=True)) * s
         y = n * w
@@ -353,7 +368,8 @@ class Net:
             y = y + self.p[name + ".bias"]
 
         def back(dy: np.ndarray) -> np.ndarray:
-            self.add(name + ".weight", (dy * n).sum((0, 1)))
+            if weight in self.p:
+                self.add(weight, (dy * n).sum((0, 1)))
             if bias:
                 self.add(name + ".bias", dy.sum((0, 1)))
             dn = dy * w
@@ -363,9 +379,11 @@ class Net:
 
         return y, back
 
-    def rmsnorm(self, x: np.ndarray, name: str, eps: float) -> tuple[np.ndarray, Back]:
+    def rmsnorm(
+        self, x: np.ndarray, name: str, eps: float, one_plus: bool = False
+    ) -> tuple[np.ndarray, Back]:
         """Normalize over the last axis of x [..., C]."""
-        w = self.p[name + ".weight"]
+        w = self.p[name + ".weight"] + one_plus
         s = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         n = x * s
 
@@ -390,8 +408,9 @@ class Net:
             k, whole_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
         q, k, v = (part.reshape(B, T, -1, D).swapaxes(1, 2) for part in (q, k, v))
         if a["qk_norm"] is True:
-            q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
-            k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
+            plus = a["one_plus"]
+            q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"], plus)
+            k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"], plus)
         rope = self.rope(a)
         if rope:
             W, near = a["rope"]["width"] or D, a["rope"]["interleaved"]
@@ -470,6 +489,13 @@ class Net:
             return relu2(x)
         if o.kind == "swiglu":
             return swiglu(x)
+        if o.kind == "geglu":
+            return geglu(x)
+        if o.kind == "parallel":
+            ys, backs = zip(
+                *(self.ops(branch.ops, x, unit) for branch in o.ops), strict=True
+            )
+            return sum(ys), lambda dy: sum(back(dy) for back in backs)
         if o is head(self.spec):
             return self.linear(x, a["tied"] or a["name"][0], a["bias"], by_token=True)
         if o.kind == "linear":
@@ -478,7 +504,7 @@ class Net:
         if o.kind == "layernorm":
             return self.layernorm(x, name, a["eps"], a["bias"])
         if o.kind == "rmsnorm":
-            return self.rmsnorm(x, name, a["eps"])
+            return self.rmsnorm(x, name, a["eps"], a["one_plus"])
         if o.kind == "attention":
             return self.attention(x, name, a)
         raise ValueError(f"no such op: {o.kind}")

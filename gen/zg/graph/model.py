@@ -38,6 +38,7 @@ from .graph import (
 
 STD = 0.02  # standard deviation of initial weights
 NORMS = ("layernorm", "rmsnorm", "qknorm", "qknorm_whole")
+SHIFTED = ("rmsnorm1", "qknorm1")  # norms whose factors are 1 + w
 
 
 @dataclass
@@ -160,6 +161,8 @@ def _first(op: str, word: str, std: float) -> tuple[float, float]:
         return 0.0, 0.0
     if op in NORMS:
         return 1.0, 0.0
+    if op in SHIFTED:
+        return 0.0, 0.0
     return 0.0, std / 2 if word == "wpe" else std
 
 
@@ -175,9 +178,20 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
         for row in op.rows:
             y = b.row(row, y)
         return b.node("add", {"a": x, "b": y}, {}, {})
+    if op.kind == "parallel":
+        first, *others = [_branch(b, x, branch, std) for branch in op.ops]
+        for y in others:
+            first = b.node("add", {"a": first, "b": y}, {}, {})
+        return first
     for row in op.rows[:-1]:
         x = b.row(row, x)
     return b.row(op.rows[-1], x, std)
+
+
+def _branch(b: _Builder, x: str, branch: SpecOp, std: float) -> str:
+    for op in branch.ops[:-1]:
+        x = _run(b, x, op)
+    return _run(b, x, branch.ops[-1], std)
 
 
 class _Calls:

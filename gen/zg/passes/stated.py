@@ -7,7 +7,7 @@ the graph made, with them. A new op only needs a row of FIRST for each of its te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, product
 from typing import Any, NamedTuple
@@ -28,6 +28,9 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("layernorm", "w"): (1.0, 0.0),
     ("layernorm", "b"): (0.0, 0.0),
     ("rmsnorm", "w"): (1.0, 0.0),
+    ("rmsnorm1", "w"): (0.0, 0.0),
+    ("qknorm1", "wq"): (0.0, 0.0),
+    ("qknorm1", "wk"): (0.0, 0.0),
     ("qknorm", "wq"): (1.0, 0.0),
     ("qknorm", "wk"): (1.0, 0.0),
     ("qknorm_whole", "wq"): (1.0, 0.0),
@@ -52,11 +55,12 @@ class Placed(NamedTuple):
 def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
     """Yield an op's rows in order of forward. The last linear of a residual has a smaller deviation
     (GPT-2, section 2.3)."""
+    if op.kind == "parallel":
+        for branch in op.ops:
+            yield from _inner(spec, branch.ops, std)
+        return
     if op.ops:
-        *before, end = op.ops
-        for inner in before:
-            yield from _rows(spec, inner)
-        yield from _rows(spec, end, STD / math.sqrt(_residuals(spec)))
+        yield from _inner(spec, op.ops, STD / math.sqrt(_residuals(spec)))
         for row in op.rows:
             yield from _placed(row, STD)
         return
@@ -64,6 +68,13 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
     for row in first:
         yield from _placed(row, STD)
     yield from _placed(last, std)
+
+
+def _inner(spec: Spec, ops: Sequence[Op], std: float) -> Iterator[Placed]:
+    """Yield the rows of ops in order. std: of the last one."""
+    for op in ops[:-1]:
+        yield from _rows(spec, op)
+    yield from _rows(spec, ops[-1], std)
 
 
 def _placed(row: Row, std: float) -> Iterator[Placed]:

@@ -31,9 +31,9 @@ from .hfrows import (
     SLIDING,
     SWITCH,
     ConfigKey,
+    Derived,
     HfFamily,
     Number,
-    Twice,
     scaling_keys,
 )
 from .keytypes import LAYERS
@@ -164,7 +164,10 @@ class _Config:
             ),
         ]
         if ROPE[0] in self.keys:
-            parts.append(((self.family.context, *ROPE), self.rope))
+            f = self.family
+            widths = (*f.sizes, f.heads, "head_dim", PARTIAL)
+            reads = (f.context, *(widths if PARTIAL in f.usual else ()), *ROPE)
+            parts.append((reads, self.rope))
         for keys, part in parts:
             if wrong.knows(*keys):
                 wrong.of(part)
@@ -246,16 +249,14 @@ class _Config:
             return self.local()
         if key == NOPE:
             return self.flags()
-        if isinstance(key, Twice):
-            return Node(2 * self.number(key), node.where)
+        if isinstance(key, Derived):
+            _above_0(key, node)
+            return Node(key.of(node.value), node.where)
         if key in self.family.words:
             return self.word(key, node)
         if key in self.family.times and node.value is None:
             of, times = self.family.times[key]
             return Node(times * self.number(of), node.where)
-        if key in self.family.inverse and node.value is not None:
-            _above_0(key, node)
-            return Node(1 / node.value, node.where)
         return node
 
     def word(self, key: str, node: Node) -> Node:
@@ -440,8 +441,9 @@ class _Config:
     def by_layer(self, layers: int) -> list[bool]:
         """Return whether each layer's window may be on, by layer_types, by the family's pattern, in
         layers without rotary positions, or from max_window_layers on."""
-        types, every = self.get("layer_types").plain(), self.family.pattern
-        if types is None and every:
+        types, pattern = self.get("layer_types").plain(), self.family.pattern
+        if types is None and pattern:
+            every = self.number(pattern) if isinstance(pattern, str) else pattern
             return [(n + 1) % every != 0 for n in range(layers)]
         if types is None and EACH in self.family.usual:
             flags: Any = self.flags().plain()
@@ -487,6 +489,8 @@ class _Config:
         where = self.root.where
         if op.kind == "residual":
             inner: Node = self.ops(op.ops)
+        elif op.kind == "parallel":
+            inner = Node([self.ops(branch.ops) for branch in op.ops], where)
         else:
             keys = {
                 key: self.fill(value)

@@ -26,6 +26,7 @@ FREE = (
     "is_llama_config",
     "label2id",
     "max_sequence_length",
+    "model_max_length",
     "model_type",
     "n_ctx",
     "n_special",
@@ -124,8 +125,12 @@ TOLD = (
 # Only one value is supported.
 FIXED: Mapping[str, object] = {
     "add_cross_attention": False,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "final_logit_softcapping": None,
     "full_attn_mod": 1,
     "hidden_act": "silu",
+    "hidden_activation": "gelu_pytorch_tanh",
     "interpolate_factor": 1,
     "is_decoder": False,
     "is_encoder_decoder": False,
@@ -138,7 +143,9 @@ FIXED: Mapping[str, object] = {
     "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
     "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
     "use_mrope": False,
+    "use_qk_norm": False,
 }
 _QUANTISED = (
     "the weights are quantized; zgen trains f32, bf16 and f16",

@@ -7,6 +7,7 @@ their defaults are those of transformers 5.23: configuration_*.py and modeling_*
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,56 @@ class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
-class Twice(ConfigKey):
+class Derived(ConfigKey):
+    """A key that stands for a number computed from its value. of: computes it; back: computes the
+    value from it, None if there is none."""
+
+    def of(self, x: float) -> float:
+        raise NotImplementedError
+
+    def back(self, y: float) -> float | None:
+        raise NotImplementedError
+
+
+class Twice(Derived):
     """A key that stands for twice its value."""
+
+    def of(self, x: float) -> float:
+        return 2 * x
+
+    def back(self, y: float) -> float | None:
+        return None if y % 2 else y // 2
+
+
+class Reciprocal(Derived):
+    """A key that stands for 1 / its value."""
+
+    def of(self, x: float) -> float:
+        return 1 / x
+
+    def back(self, y: float) -> float | None:
+        near = float(round(1 / y))
+        return near if near and self.of(near) == y else 1 / y
+
+
+class Root(Derived):
+    """A key that stands for the root of its value, a whole number."""
+
+    def of(self, x: float) -> float:
+        return math.sqrt(x)
+
+    def back(self, y: float) -> float | None:
+        return round(y * y)
+
+
+class InverseRoot(Root):
+    """A key that stands for 1 / the root of its value, a whole number."""
+
+    def of(self, x: float) -> float:
+        return 1 / math.sqrt(x)
+
+    def back(self, y: float) -> float | None:
+        return round(1 / (y * y)) or None
 
 
 class Number(float):
@@ -37,12 +86,11 @@ class HfFamily:
     layers, width and vocabulary; heads, context: keys of the numbers of heads and of positions;
     said: values that all models of the family have; words: key -> values of the spec -> those of
     config.json; square: heads have width / heads, which config.json does not give; usual: defaults,
-    None if `times` gives the value; times: key -> (another key, factor); inverse: keys whose
-    reciprocal the spec has; interleaved: rotary pairs are neighbours; theta: default of rope_theta;
-    local: the key and the default of rope_theta of layers with a window, if these have rotary
-    positions of their own; pattern: every so manieth layer has no window by default; scalings:
-    types of scalings -> what the family takes them for, if it takes no others;
-    adopted: auto_map names code that transformers has itself.
+    None if `times` gives the value; times: key -> (another key, factor); interleaved: rotary pairs
+    are neighbours; theta: default of rope_theta; local: key and default of theta of layers with a
+    window, if these have rotary positions of their own; pattern: by default every so manieth layer
+    has no window; scalings: types of scalings -> what the family takes them for, if it takes no
+    others; adopted: auto_map names code that transformers has itself.
     """
 
     cls: str
@@ -60,18 +108,17 @@ class HfFamily:
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     square: bool = False
     times: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    inverse: Names = ()
     interleaved: bool = False
     theta: float = 10000.0
     local: tuple[str, float] | None = None
-    pattern: int = 0
+    pattern: int | ConfigKey = 0
     scalings: Mapping[str, str] = field(default_factory=dict)
     adopted: bool = False
 
     @property
     def mixed(self) -> bool:
         """True if some layers may have a window and others none."""
-        return SWITCH in self.usual or self.pattern > 0
+        return SWITCH in self.usual or bool(self.pattern)
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -85,6 +132,9 @@ PARTIAL = "partial_rotary_factor"
 NOPE, EACH = "no_rope_layers", "no_rope_layer_interval"
 
 
+Norm = Callable[[str], Op]
+
+
 def scaling_keys(type: str) -> Mapping[str, str]:
     """Return the keys of a scaling of rotary positions except its type: config.json's -> a spec's.
     "default" has none."""
@@ -96,23 +146,27 @@ def _residual(*ops: Op) -> Op:
     return Op("residual", {}, ops)
 
 
-def _normed(norm: str, *ops: Op) -> Op:
-    return _residual(_rms(norm), *ops)
+def _normed(norm: Norm, names: Names, *ops: Op) -> Op:
+    return _residual(norm(names[0]), *ops)
 
 
-def _renormed(norm: str, *ops: Op) -> Op:
-    """Return a residual whose branch ends with the norm."""
-    return _residual(*ops, _rms(norm))
+def _renormed(norm: Norm, names: Names, *ops: Op) -> Op:
+    """Return a residual whose branch ends with a norm."""
+    return _residual(*ops, norm(names[0]))
 
 
-def _around(before: str, after: str, *ops: Op) -> Op:
+def _around(norm: Norm, names: Names, *ops: Op) -> Op:
     """Return a residual whose branch begins and ends with a norm."""
-    return _residual(_rms(before), *ops, _rms(after))
+    return _residual(norm(names[0]), *ops, norm(names[1]))
 
 
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
     said = {"name": names, "out": (ConfigKey(out),) * len(names), "bias": bias}
     return Op("linear", said)
+
+
+def _beside(*branches: tuple[Op, ...]) -> Op:
+    return Op("parallel", {}, tuple(Op("branch", {}, ops) for ops in branches))
 
 
 def _joined(name: str, out: str) -> Op:
@@ -133,12 +187,22 @@ def _rms(name: str) -> Op:
     return Op("rmsnorm", {"name": name, "eps": ConfigKey("rms_norm_eps")})
 
 
-def _scale(key: str) -> Op:
-    return Op("scale", {VALUES["scale"]: ConfigKey(key)})
+def _scale(key: ConfigKey) -> Op:
+    return Op("scale", {VALUES["scale"]: key})
 
 
-def _layer(name: str, eps: str) -> Op:
-    return Op("layernorm", {"name": name, "eps": ConfigKey(eps), "bias": True})
+def _rms1(name: str) -> Op:
+    return Op("rmsnorm", {**_rms(name).args, "one_plus": True})
+
+
+def _layer(name: str, eps: str, bias: bool = True) -> Op:
+    said = {"name": name, "eps": ConfigKey(eps), "weight": True, "bias": bias}
+    return Op("layernorm", said)
+
+
+def _bare(name: str) -> Op:
+    """Return a layer norm without tensors."""
+    return Op("layernorm", {"name": name, "eps": 1e-5, "weight": False, "bias": False})
 
 
 H, G, F = "num_attention_heads", "num_key_value_heads", "intermediate_size"
@@ -160,6 +224,7 @@ _LLAMA: Mapping[str, object] = {
 }
 
 
+_SILU: Mapping[str, object] = {"hidden_act": "silu", "attention_dropout": 0.0}
 _GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
 _GATE_UP = _joined("mlp.gate_up_proj", F)
 
@@ -171,7 +236,9 @@ def _llama(
     *,
     names: str = "llama",
     gates: Op = _GATES,
+    gate: str = "swiglu",
     mlp: str | bool = False,
+    norm: Norm = _rms,
     branch: Callable[..., Op] = _normed,
     norms: tuple[Names, Names] = (
         ("input_layernorm",),
@@ -183,9 +250,9 @@ def _llama(
     about: Mapping[str, Any] | None = None,
     **more: object,
 ) -> HfFamily:
-    """Return a family like Llama with its own attention. gates: the linear of gate and up; mlp: key
-    of the MLP's biases; norms: of each branch; ends: ops at the end of both branches; last: those
-    behind the last norm; about: other fields of the row."""
+    """Return a family like Llama with its own attention. gates, gate: the linear of gate and up,
+    and the op behind it; mlp: key of the MLP's biases; norms: of each branch; ends: ops at the end
+    of both branches; last: those behind the last norm; about: other fields of the row."""
     attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
     gates = Op("linear", {**gates.args, "bias": mlp})
@@ -196,22 +263,22 @@ def _llama(
         embedding,
         "model.layers.{l}",
         (
-            branch(*first, Op("attention", attention), *ends),
+            branch(norm, first, Op("attention", attention), *ends),
             branch(
-                *second,
+                norm,
+                second,
                 gates,
-                Op("swiglu", {}),
+                Op(gate, {}),
                 linear("mlp.down_proj", out="hidden_size", bias=mlp),
                 *ends,
             ),
         ),
-        (_rms("model.norm"), *last),
+        (norm("model.norm"), *last),
         _SIZES,
         H,
         "max_position_embeddings",
         {**_LLAMA, **usual},
-        {"hidden_act": "silu", "attention_dropout": 0.0},
-        **(about or {}),
+        **{"said": _SILU, **(about or {})},
     )
 
 
@@ -325,11 +392,67 @@ _STARCODER2 = HfFamily(
     {"hidden_act": {"tanh": "gelu_pytorch_tanh", "erf": "gelu"}},
     square=True,
 )
+_COHERE = HfFamily(
+    "CohereForCausalLM",
+    "cohere",
+    "llama",
+    _TOKENS,
+    "model.layers.{l}",
+    (
+        _residual(
+            _layer("input_layernorm", "layer_norm_eps", bias=False),
+            _beside(
+                (
+                    Op(
+                        "attention",
+                        _heads(
+                            "self_attn",
+                            H,
+                            G,
+                            rope=ConfigKey("rope"),
+                            bias=_BIAS,
+                            out_bias=_BIAS,
+                        ),
+                    ),
+                ),
+                (_GATES, Op("swiglu", {}), linear("mlp.down_proj", out="hidden_size")),
+            ),
+        ),
+    ),
+    (
+        _layer("model.norm", "layer_norm_eps", bias=False),
+        _scale(ConfigKey("logit_scale")),
+    ),
+    _SIZES,
+    H,
+    "max_position_embeddings",
+    {
+        "num_hidden_layers": 40,
+        "hidden_size": 8192,
+        "vocab_size": 256000,
+        "intermediate_size": 22528,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    _SILU,
+    square=True,
+    interleaved=True,
+    theta=500000.0,
+)
 _WINDOW = ConfigKey("sliding_window")
 _SQUARE: Mapping[str, Any] = {"square": True}
 _NORMS_AFTER = (
     ("post_attention_layernorm",),
     ("post_feedforward_layernorm",),
+)
+_NORMS_OF_GEMMA = (
+    ("input_layernorm", "post_attention_layernorm"),
+    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
 )
 _NORMS_AROUND = (
     ("input_layernorm", "post_self_attn_layernorm"),
@@ -401,9 +524,9 @@ FAMILIES = (
             "embedding",
             {**_TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
         ),
-        ends=(_scale("residual_multiplier"),),
-        last=(_scale("logits_scaling"),),
-        about={**_SQUARE, "inverse": ("logits_scaling",)},
+        ends=(_scale(ConfigKey("residual_multiplier")),),
+        last=(_scale(Reciprocal("logits_scaling")),),
+        about=_SQUARE,
         bias=_BIAS,
         out_bias=_BIAS,
         scale=ConfigKey("attention_multiplier"),
@@ -490,5 +613,56 @@ FAMILIES = (
         local_rope=ConfigKey("local_rope"),
         qk_norm="whole",
         eps=ConfigKey("rms_norm_eps"),
+    ),
+    _llama(
+        "OlmoForCausalLM",
+        "olmo",
+        {"vocab_size": 50304},
+        norm=_bare,
+        about=_SQUARE,
+        bias=_BIAS,
+        out_bias=_BIAS,
+    ),
+    _COHERE,
+    _llama(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": Number(10000.0),
+        },
+        gate="geglu",
+        norm=_rms1,
+        branch=_around,
+        norms=_NORMS_OF_GEMMA,
+        embedding=Op("embedding", {**_TOKENS.args, "scale": Root("hidden_size")}),
+        about={
+            "said": {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "attention_dropout": 0.0,
+            },
+            "theta": 1000000.0,
+            "local": ("rope_local_base_freq", 10000.0),
+            "pattern": ConfigKey("sliding_window_pattern"),
+        },
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        local_rope=ConfigKey("local_rope"),
+        qk_norm=True,
+        one_plus=True,
+        eps=ConfigKey("rms_norm_eps"),
+        scale=InverseRoot("query_pre_attn_scalar"),
     ),
 )

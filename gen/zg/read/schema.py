@@ -105,8 +105,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Op:
-    """An op of a spec. kind, args: as in the spec, with defaults; ops: those of a residual; rows:
-    the rows of any other op in order, or those that follow a residual's last op."""
+    """An op of a spec. kind, args: as in the spec, with defaults; ops: those of a residual, or the
+    branches of a parallel, each an op of kind branch; rows: the rows of any other op in order, or
+    those that follow a residual's last op."""
 
     kind: str
     args: Mapping[str, Any]
@@ -534,12 +535,14 @@ class Embedding(_Keys):
 class LayerNorm(_Keys):
     name: Name
     eps: Tiny = 1e-5
+    weight: Flag = True
     bias: Flag = True
 
 
 class RmsNorm(_Keys):
     name: Name
     eps: Tiny = 1e-6
+    one_plus: Flag = False
 
 
 class LocalRope(_Keys):
@@ -565,6 +568,7 @@ class Attention(_Keys):
     window: Annotated[int | Windows | None, PlainValidator(windows)] = None
     qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6
+    one_plus: Flag = False
     scale: Unsaid[_Factor] = None
 
 
@@ -583,10 +587,17 @@ class Bare(_Keys):
     """Keys of an op without settings: {}."""
 
 
+Branches = Annotated[
+    tuple[Annotated[tuple["OpKeys", ...], AfterValidator(some)], ...],
+    AfterValidator(some),
+]
+
+
 class OpKeys(_Keys):
     """An op; exactly one key is set."""
 
     residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = None
+    parallel: Unsaid[Branches] = None
     layernorm: Unsaid[LayerNorm] = None
     rmsnorm: Unsaid[RmsNorm] = None
     attention: Unsaid[Attention] = None
@@ -595,6 +606,7 @@ class OpKeys(_Keys):
     relu2: Unsaid[Bare] = None
     scale: Unsaid[_Factor] = None
     swiglu: Unsaid[Bare] = None
+    geglu: Unsaid[Bare] = None
 
 
 Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]

@@ -304,6 +304,22 @@ class Walk:
             )
         return Made(x, {}, self.dropped(at, x), inner)
 
+    def parallel(self, at: KeyPlace, keys: Sequence[Sequence[OpKeys]], x: int) -> Made:
+        made, wrong = [], Mistakes()
+        for i, branch in enumerate(keys):
+            made += [wrong.of(self.ops, at / i, branch, x)]
+        wrong.end()
+        widths = [done[0] for done in made if done]
+        for i, width in enumerate(widths):
+            if width != widths[0]:
+                raise (at / i).fail(
+                    f"the branch's output is {width} wide, and that of the first "
+                    f"{widths[0]}",
+                    "branches with outputs of one width, which are added",
+                )
+        branches = [Op("branch", {}, done[1]) for done in made if done]
+        return Made(widths[0], {}, (), tuple(branches))
+
     def dropped(self, at: KeyPlace, x: int) -> tuple[Row, ...]:
         """Return the dropout of a value, if there is any."""
         if not self.dropout:
@@ -312,14 +328,17 @@ class Walk:
         return (Row("dropout", dims),)
 
     def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
-        weights = {"w": self.vector(at / "name", a.name, "weight", x)}
-        if a.bias:
-            weights["b"] = self.vector(at / "name", a.name, "bias", x)
+        words = {"w": "weight"} if a.weight else {}
+        words |= {"b": "bias"} if a.bias else {}
+        weights = {
+            w: self.vector(at / "name", a.name, what, x) for w, what in words.items()
+        }
         return _made(x, a, Row("layernorm", {"C": x, "eps": a.eps}, weights))
 
     def rmsnorm(self, at: KeyPlace, a: RmsNorm, x: int) -> Made:
         weight = self.vector(at / "name", a.name, "weight", x)
-        return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
+        name = "rmsnorm1" if a.one_plus else "rmsnorm"
+        return _made(x, a, Row(name, {"C": x, "eps": a.eps}, {"w": weight}))
 
     def gelu(self, at: KeyPlace, kind: str, x: int) -> Made:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
@@ -333,13 +352,19 @@ class Walk:
         return Made(x, {}, (Row(kind, {"F": x}),))
 
     def swiglu(self, at: KeyPlace, a: Bare, x: int) -> Made:
+        return self.gated("swiglu", at, x)
+
+    def geglu(self, at: KeyPlace, a: Bare, x: int) -> Made:
+        return self.gated("geglu", at, x)
+
+    def gated(self, kind: str, at: KeyPlace, x: int) -> Made:
         if x % 2:
             raise at.fail(
                 f"its input is {x} wide",
                 "an even width (gate and up side by side)",
             )
         half = x // 2
-        return Made(half, {}, (Row("swiglu", {"F": half}),))
+        return Made(half, {}, (Row(kind, {"F": half}),))
 
     # ---- attention
 
@@ -357,7 +382,7 @@ class Walk:
         bias = a.bias if a.out_bias is None else a.out_bias
         rows = [self.into(name, a, x, heads)]
         if a.qk_norm:
-            rows.append(self.normed(name, a, heads, dims))
+            rows.append(self.normed(at, a, heads, dims))
         if a.rope and any(each):
             rows.append(self.turn(a.rope, dims, each, plain))
         rows.append(self.seen(window, dims))
@@ -461,10 +486,14 @@ class Walk:
         whole = a.qk_norm == "whole"
         wide = heads.widths if whole else (heads.D, heads.D)
         weights = {
-            "wq": self.vector(at, q, "weight", wide[0]),
-            "wk": self.vector(at, k, "weight", wide[1]),
+            "wq": self.vector(at / "name", q, "weight", wide[0]),
+            "wk": self.vector(at / "name", k, "weight", wide[1]),
         }
-        return Row("qknorm_whole" if whole else "qknorm", dims, weights)
+        if whole and a.one_plus:
+            wrong = "is not supported with `qk_norm: whole`"
+            raise (at / "one_plus").fail(wrong, "false")
+        name = "qknorm_whole" if whole else "qknorm1" if a.one_plus else "qknorm"
+        return Row(name, dims, weights)
 
     def window(self, at: KeyPlace, said: int | Windows | None) -> int | Windows | None:
         """Return the window, as a tuple by layer if layers differ."""
@@ -590,6 +619,7 @@ class Walk:
 
 _OPS: Mapping[str, Callable[..., Made]] = {
     "residual": Walk.residual,
+    "parallel": Walk.parallel,
     "layernorm": Walk.layernorm,
     "rmsnorm": Walk.rmsnorm,
     "attention": Walk.attention,
@@ -597,6 +627,7 @@ _OPS: Mapping[str, Callable[..., Made]] = {
     "gelu": Walk.gelu,
     "scale": Walk.scale,
     "swiglu": Walk.swiglu,
+    "geglu": Walk.geglu,
 }
 
 

@@ -28,6 +28,9 @@ def _ops(path: str, ops: tuple[Op, ...]) -> Iterator[tuple[str, object]]:
 def _op(path: str, op: Op) -> Iterator[tuple[str, object]]:
     if op.kind in VALUES:
         yield path, op.args[VALUES[op.kind]]
+    elif op.kind == "parallel":
+        for i, branch in enumerate(op.ops):
+            yield from _ops(f"{path}[{i}]", branch.ops)
     elif not op.args and not op.ops:
         yield path, {}
     else:
@@ -104,9 +107,12 @@ LATER = {
     "data.shuffle": False,
     "data.documents": "join",
     "data.end": None,
+    "attention.one_plus": False,
     "attention.scale": None,
     "attention.local_rope": None,
     "attention.rope_layers": None,
+    "layernorm.weight": True,
+    "rmsnorm.one_plus": False,
     "rope.width": None,
     "rope.interleaved": False,
     "attention.window": None,

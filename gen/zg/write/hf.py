@@ -21,8 +21,8 @@ from ..read.hfrows import (
     SLIDING,
     SWITCH,
     ConfigKey,
+    Derived,
     HfFamily,
-    Twice,
     linear,
     scaling_keys,
 )
@@ -32,9 +32,13 @@ from ..read.schema import Op, Spec, Unit
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
     """Return whether a setting agrees with the family's. found: value of each key so far, which
     must be the same at every place of the key."""
-    if isinstance(want, Twice) and isinstance(value, int):
-        half, odd = divmod(value, 2)
-        return not odd and found.setdefault(want, half) == half
+    if isinstance(want, Derived) and isinstance(value, (int, float)):
+        of = want.back(value)
+        if of is None or want.of(of) != value:
+            return False
+        return bool(found.setdefault(want, of) == of)
+    if isinstance(want, Derived):
+        return False
     if isinstance(want, ConfigKey):
         before = found.setdefault(want, value)
         return bool(before == value)
@@ -165,12 +169,6 @@ def _windows(f: HfFamily, found: dict[str, Any], layers: int) -> bool:
     return len(sizes) == 1
 
 
-def _inverse(x: float) -> float:
-    """Return the number whose reciprocal x is, a whole one if there is one."""
-    near = float(round(1 / x))
-    return near if near and 1 / near == x else 1 / x
-
-
 def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
     """Return a model's config.json as a family's, or None if it is not of that family."""
     m = spec.model
@@ -189,8 +187,6 @@ def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
         return None
     for key, words in f.words.items():
         found[key] = words[found[key]]
-    for key in f.inverse:
-        found[key] = _inverse(found[key])
     return {
         "architectures": [f.cls],
         "model_type": f.type,
