@@ -106,11 +106,14 @@ def gates(k: zk.Kernels) -> Arrays:
 
     x, up, dy = chosen(-16, 0, 16), chosen(-3, 1, 2), chosen(-1, 3, 0.5)
     both = np.concatenate([chosen(-(2.0**15), 0, 64), up], 1)
-    out = [np.empty_like(array) for array in (x, x, x, both)]
+    out = [np.empty_like(array) for array in (x, x, x, both, x, both)]
     k.zk_gelu_fwd(out[0], x, x.size, zk.GELU_TANH)
     k.zk_gelu_bwd(out[1], dy, x, x.size, zk.GELU_TANH)
     k.zk_swiglu_fwd(out[2], both, 40, 64)
     k.zk_swiglu_bwd(out[3], dy, both, 40, 64)
+    both[:, :64] = x
+    k.zk_geglu_fwd(out[4], both, 40, 64)
+    k.zk_geglu_bwd(out[5], dy, both, 40, 64)
     return out
 
 

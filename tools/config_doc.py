@@ -42,6 +42,9 @@ DERIVED = {
     "attention_factor.yarn": "1 + ln(`factor`) / 10",
     "attention_factor.longrope": "sqrt(1 + ln(`factor`) / ln(`original_context`))",
     "rope.width": "`head_dim`",
+    "attention.rope_layers": "all have them",
+    "attention.scale": "1 / sqrt(`head_dim`)",
+    "embedding.scale": "1",
     "data.ignore": "`65535`, in a file of uint32 `4294967295`; `null` where the vocabulary has it",
 }
 DEEPSPEED = """

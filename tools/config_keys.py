@@ -13,7 +13,7 @@ _MODEL = {
     "model.units[].embedding.tokens": "name of the token embedding",
     "model.units[].embedding.positions": "name of the learned position embedding; null: none",
     "model.units[].embedding.context": "number of learned positions",
-    "model.units[].embedding.scale": "factor of its output; null: 1",
+    "model.units[].embedding.scale": "factor of its output",
     "model.units[].blocks": "number of layers with these ops",
     "model.units[].name": "prefix of a layer's tensor names; `{l}` is the layer's number",
     "model.units[].head": "ops after the last block: a norm and the linear to logits",
@@ -37,7 +37,7 @@ _MODEL = {
     f"{_OP}.attention.rope.interleaved": "whether neighbours are a pair, instead of elements half "
     "the width apart",
     f"{_OP}.attention.local_rope": "RoPE of layers with a window: theta and scaling",
-    f"{_OP}.attention.rope_layers": "whether each layer has rotary positions; null: all have them",
+    f"{_OP}.attention.rope_layers": "whether each layer has rotary positions",
     f"{_OP}.attention.rope.scaling.type": "method of scaling RoPE to a longer context",
     f"{_OP}.attention.rope.scaling.factor": "divides the low frequencies; with linear, all of "
     "them",
@@ -62,8 +62,7 @@ _MODEL = {
     "heads together, and all key heads together",
     f"{_OP}.attention.eps": "eps of qk_norm",
     f"{_OP}.attention.one_plus": "qk_norm multiplies by 1 + weight",
-    f"{_OP}.attention.scale": "factor of the products of queries and keys; null: 1 / "
-    "sqrt(head_dim)",
+    f"{_OP}.attention.scale": "factor of the products of queries and keys",
     f"{_OP}.linear.name": "name of the linear; a list: linears with the same input, computed as "
     "one matrix product",
     f"{_OP}.linear.out": "output width, one for each name",

@@ -192,6 +192,27 @@ def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
     )
 
 
+@pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
+def test_geglu(target: str, dtype: int, M: int, F: int) -> None:
+    """The gate is GELU's by tanh, with one more rounding for each further product."""
+    k = zk.Kernels(target, dtype)
+    x, exact = drawn(2, dtype, M, 2 * F, scale=4)
+    dy, grad = drawn(3, dtype, M, F)
+    y, dx = zk.store(np.zeros((M, F)), dtype), np.empty_like(x)
+    k.zk_geglu_fwd(y, x, M, F)
+    k.zk_geglu_bwd(dx, dy, x, M, F)
+    gate, up = np.split(exact, 2, axis=1)
+    value, slope = gelu(gate, zk.GELU_TANH)
+    bound, slope_bound = gelu_bounds(gate, zk.GELU_TANH, target)
+    close(y, value * up, (bound + U * np.abs(value)) * np.abs(up))
+    want = np.concatenate([grad * up * slope, grad * value], axis=1)
+    off = [
+        np.abs(grad * up) * (slope_bound + 2 * U * np.abs(slope)),
+        np.abs(grad) * (bound + U * np.abs(value)),
+    ]
+    close(dx, want, np.concatenate(off, axis=1))
+
+
 def test_swiglu_bwd_is_a_finite_difference(target: str) -> None:
     """Backward matches differences of forward, which is good to 12 u: those of step h = 2**-6 err
     by 24 u / h and h**2 f''' / 6."""

@@ -75,8 +75,9 @@ def attentions(draw, name: str, layers: int) -> Mapping:
         "bias": draw(flag),
         "out_bias": draw(flag),
         "qk_norm": draw(st.sampled_from([False, True, "whole"])),
-        "scale": draw(st.sampled_from([None, 0.2])),
     }
+    if draw(flag):
+        args["scale"] = 0.2
     if draw(flag):
         some = st.integers(1, 24)
         args["window"] = draw(
