@@ -14,6 +14,7 @@ FREE = (
     "_attn_implementation_autoset",
     "_name_or_path",
     "_num_labels",
+    "_sliding_window_pattern",
     "architectures",
     "attn_implementation",
     "bos_token_id",

@@ -225,6 +225,8 @@ _LLAMA: Mapping[str, object] = {
 
 
 _SILU: Mapping[str, object] = {"hidden_act": "silu", "attention_dropout": 0.0}
+# transformers' default of pad_token_id may be beyond the vocabulary.
+_UNPADDED: Mapping[str, object] = {**_SILU, "pad_token_id": None}
 _GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
 _GATE_UP = _joined("mlp.gate_up_proj", F)
 
@@ -439,7 +441,7 @@ _COHERE = HfFamily(
         "tie_word_embeddings": True,
         "attention_bias": False,
     },
-    _SILU,
+    _UNPADDED,
     square=True,
     interleaved=True,
     theta=500000.0,
@@ -547,7 +549,7 @@ FAMILIES = (
             EACH: 4,
         },
         mlp=ConfigKey("mlp_bias"),
-        about={**_SQUARE, "theta": 2000000.0},
+        about={**_SQUARE, "said": _UNPADDED, "theta": 2000000.0},
         bias=_BIAS,
         out_bias=_BIAS,
         window=_WINDOW,
@@ -570,6 +572,7 @@ FAMILIES = (
         gates=_GATE_UP,
         about={
             **_SQUARE,
+            "said": _UNPADDED,
             "scalings": dict.fromkeys(("longrope", "su", "yarn"), "longrope"),
             "adopted": True,
         },
@@ -592,7 +595,7 @@ FAMILIES = (
         gates=_GATE_UP,
         branch=_around,
         norms=_NORMS_AROUND,
-        about={"interleaved": True},
+        about={"said": _UNPADDED, "interleaved": True},
         bias=_BIAS,
     ),
     _llama(
@@ -603,6 +606,7 @@ FAMILIES = (
         norms=_NORMS_AFTER,
         about={
             **_SQUARE,
+            "said": _UNPADDED,
             "theta": 500000.0,
             "local": ("", 500000.0),
             "pattern": 4,
@@ -619,7 +623,7 @@ FAMILIES = (
         "olmo",
         {"vocab_size": 50304},
         norm=_bare,
-        about=_SQUARE,
+        about={**_SQUARE, "said": _UNPADDED},
         bias=_BIAS,
         out_bias=_BIAS,
     ),
@@ -651,6 +655,7 @@ FAMILIES = (
             "said": {
                 "hidden_activation": "gelu_pytorch_tanh",
                 "attention_dropout": 0.0,
+                "pad_token_id": None,
             },
             "theta": 1000000.0,
             "local": ("rope_local_base_freq", 10000.0),
