@@ -160,9 +160,9 @@ def _windows(f: HfFamily, found: dict[str, Any], layers: int) -> bool:
         found |= {"layer_types": types} if f.pattern else {}
         return True
     found["sliding_window"] = max(sizes)
-    found["layer_types"] = types
     if SWITCH in f.usual:
         found[SWITCH] = True
+    found["layer_types"] = types
     first = each.count(None)
     if FIRST in f.usual and not any(each[:first]):
         found[FIRST] = first
