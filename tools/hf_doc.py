@@ -24,9 +24,9 @@ its defaults.
   a file at once.
 - A value must have the type of transformers' default: `"32"` and `32.0` are refused for 32.
 - Null is a value of `head_dim`, `layer_types`, `n_inner`, `no_rope_layers`, `num_key_value_heads`,
-  `rope_parameters`, `rope_scaling`, `rope_theta` and `sliding_window`. For another key of the model null means an
-  absent key if the default is null or false; otherwise it is refused. For keys outside the model
-  null always means an absent key. One note names all nulls without effect.
+  `rope_parameters`, `rope_scaling`, `rope_theta` and `sliding_window`. For another key of the model
+  null means an absent key if the default is null or false; otherwise it is refused. For keys
+  outside the model null always means an absent key. One note names all nulls without effect.
 - Rotary positions: `rope_theta` with `rope_scaling`, or `rope_parameters`. Scaling is `linear`,
   `llama3`, `yarn` or `longrope` with all of its keys; `mscale` and `mscale_all_dim` become
   `attention_factor`. Other types are refused. longrope takes `long_factor` if `train.sequence`
