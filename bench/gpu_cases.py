@@ -163,6 +163,19 @@ REHEARSED = (
 EVERY = REHEARSED if REHEARSAL else MEASURED
 CASES = tuple(c for c in EVERY if c.card in ("", CARD))
 
+_ATTENTION = "model.units[1].ops[0].residual[1].attention"
+# Keys of qwen3-tiny: ops of Gemma, Cohere, GLM, OLMo and Granite.
+OPS = (
+    f"{_ATTENTION}.rope.width=16",
+    f"{_ATTENTION}.rope.interleaved=true",
+    f"{_ATTENTION}.local_rope={{theta: 50}}",
+    f"{_ATTENTION}.window=[8, null]",
+    f"{_ATTENTION}.one_plus=true",
+    "model.units[0].embedding.scale=3",
+    "model.units[1].ops[0].residual[0].rmsnorm.one_plus=true",
+    "model.units[1].ops[1].residual[2]={geglu: {}}",
+    "model.units[2].head[0]={layernorm: {name: model.norm, weight: false}}",
+)
 HOST = ("zero.offload_optimizer.device=cpu",)
 FILE = (
     "zero.offload_optimizer.device=nvme",
@@ -250,6 +263,11 @@ SMALL = tuple(
             "cluster.ranks=1",
             "zero.stage=0",
         ),
+    ),
+    Source(
+        "small-other-ops",
+        "qwen3-tiny",
+        (*OPS, "cluster.ranks=1", "zero.stage=0"),
     ),
     Source(
         "small-relu2",

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 19
+#define ZK_ABI 20
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -35,6 +35,7 @@ enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 }; /* layout of a linear's weight: [in,out] 
 /* The vocabulary is padded to a multiple of this: rows of the embedding and the head, columns of
  * the logits. 8 halves are 16 bytes. Padding rows are zero. */
 enum { ZK_VOCAB = 8 };
+enum { ZK_HALVES = 0, ZK_ADJACENT = 1 }; /* pairs of a rotation: (i, i + W/2), (2i, 2i + 1) */
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_INT8 = 1, ZK_NF4 = 2 }; /* formats of quantized weights (quantized.h) */
 enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 }; /* curves of a zk_phase */
@@ -199,6 +200,12 @@ void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, 
 void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
                     const real *x, const float *stat, const real *w, float *scratch, int64_t M,
                     int64_t C);
+/* The same with 1 + w in place of w. */
+void zk_rmsnorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                     const real *more, const real *w, int64_t M, int64_t C, float eps);
+void zk_rmsnorm1_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                     const real *more, const real *x, const float *stat, const real *w,
+                     float *scratch, int64_t M, int64_t C);
 /* RMS norm of each query and key head. in, y: [M,(H+2*G)*D], query heads, key heads, value heads;
  * value heads are copied. wq, wk: [D]. stat: float [M,H+G], rstd of each head. */
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
@@ -206,6 +213,12 @@ void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                    const real *in, const float *stat, const real *wq, const real *wk,
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
+/* The same with 1 + wq and 1 + wk. */
+void zk_qknorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
+                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps);
+void zk_qknorm1_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                    const real *in, const float *stat, const real *wq, const real *wk,
+                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
 /* RMS norm over all query heads together, and over all key heads together. wq: [H*D]; wk: [G*D];
  * stat: float [M,2]. */
 void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
@@ -259,6 +272,15 @@ void zk_rope_packed(zk *k, const zk_launch *L, real *y, const real *in, const fl
                     const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
                     int sign);
 
+/* Rotate the first W elements of each query and key head, and copy the rest. which 1: by `table`,
+ * [T,W/2,2], times factor; 2: by table2 and factor2; 0: copy everything. pairs: elements (i, i +
+ * W/2) or (2i, 2i + 1) are a pair. position as above, or NULL for rows by sample. table2 may be
+ * NULL if `which` is not 2. y may be `in`. */
+void zk_rope_part(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                  const float *table2, const int32_t *position, int64_t B, int64_t T, int64_t H,
+                  int64_t G, int64_t D, int64_t W, int pairs, int which, float factor,
+                  float factor2, int sign);
+
 /* ---- causal attention, which stores no T x T matrix: y = softmax(scale * q . k^T) . v by head.
  * qkv: [M,(H+2*G)*D]; y: [M,H*D]; lse: float [B,H,T], log-sum-exp of each row of scores. Query head
  * h reads key and value head h / (H / G). */
@@ -287,10 +309,18 @@ void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real
 void zk_relu2_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n);
 /* dx may be dy */
 void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n);
+/* y = scale * x; y may be x */
+void zk_scale_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale);
+/* The same for a gradient; dx may be dy. */
+void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale);
 /* x: [M,2F] (gate, up); y: [M,F] = silu(gate) * up */
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                    int64_t F);
+/* The same with gelu by tanh in place of silu */
+void zk_geglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
+void zk_geglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                  int64_t F);
 /* Dropout of B samples of n elements: y = x / (1 - p) for elements that are kept, else 0. They are
  * chosen by Philox 4x32-10, keyed by (key[b], place, element of the sample). key: [B]; a key of 0
  * keeps all elements and does not scale. y may be x. */

@@ -70,16 +70,18 @@ def losses(k: zk.Kernels) -> Arrays:
 
 
 def single(k: zk.Kernels) -> Arrays:
-    """Return results of squared ReLU, dropout of three samples, one of which is kept whole, and
-    rounding."""
+    """Return results of squared ReLU, dropout of three samples, one of which is kept whole,
+    rounding and scaling."""
     x, dy = drawn(19, k.dtype, 3, 700)[0], drawn(20, k.dtype, 3, 700)[0]
     key, whole = np.array([5, 0, 7], np.int64), drawn(21, zk.F32, 2100)[0]
-    out = [np.empty_like(x) for _ in range(5)]
+    out = [np.empty_like(x) for _ in range(7)]
     k.zk_relu2_fwd(out[0], x, x.size)
     k.zk_relu2_bwd(out[1], dy, x, x.size)
     k.zk_dropout_fwd(out[2], x, key, 3, 700, 4, 0.1)
     k.zk_dropout_bwd(out[3], dy, key, 3, 700, 4, 0.1)
     k.zk_round(out[4], whole, x.size)
+    k.zk_scale_fwd(out[5], x, x.size, 0.3)
+    k.zk_scale_bwd(out[6], dy, x.size, 0.3)
     return out
 
 
@@ -104,11 +106,14 @@ def gates(k: zk.Kernels) -> Arrays:
 
     x, up, dy = chosen(-16, 0, 16), chosen(-3, 1, 2), chosen(-1, 3, 0.5)
     both = np.concatenate([chosen(-(2.0**15), 0, 64), up], 1)
-    out = [np.empty_like(array) for array in (x, x, x, both)]
+    out = [np.empty_like(array) for array in (x, x, x, both, x, both)]
     k.zk_gelu_fwd(out[0], x, x.size, zk.GELU_TANH)
     k.zk_gelu_bwd(out[1], dy, x, x.size, zk.GELU_TANH)
     k.zk_swiglu_fwd(out[2], both, 40, 64)
     k.zk_swiglu_bwd(out[3], dy, both, 40, 64)
+    both[:, :64] = x
+    k.zk_geglu_fwd(out[4], both, 40, 64)
+    k.zk_geglu_bwd(out[5], dy, both, 40, 64)
     return out
 
 

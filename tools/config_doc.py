@@ -39,7 +39,12 @@ DERIVED = {
     "attention.kv_heads": "`heads`",
     "attention.head_dim": "`model.width` / `heads`",
     "attention.out_bias": "`bias`",
-    "scaling.attention_factor": "1 + ln(`factor`) / 10",
+    "attention_factor.yarn": "1 + ln(`factor`) / 10",
+    "attention_factor.longrope": "sqrt(1 + ln(`factor`) / ln(`original_context`))",
+    "rope.width": "`head_dim`",
+    "attention.rope_layers": "all have them",
+    "attention.scale": "1 / sqrt(`head_dim`)",
+    "embedding.scale": "1",
     "data.ignore": "`65535`, in a file of uint32 `4294967295`; `null` where the vocabulary has it",
 }
 DEEPSPEED = """
@@ -125,14 +130,22 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         below = record(hint)
         if below is None:
             types = schema.TYPES.get(kind, {})
-            rows = {t: said(row[name], key) for t, row in types.items() if name in row}
+            rows = {
+                t: said(row[name], f"{key}.{t}")
+                for t, row in types.items()
+                if name in row
+            }
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
             yield (
                 f"| `{key}` | {DOES[key]} | {allowed(hint)} | "
                 f"{', '.join(either) or said(default, key)} |"
             )
+        elif name == "parallel":
+            yield f"| `{key}` | {DOES[key]} | a list of lists of ops | |"
         elif below is schema.OpKeys and name in ("residual", "head"):
             yield f"| `{key}` | {DOES[key]} | a list of ops | |"
+        elif below is schema.LocalRope:
+            yield f"| `{key}` | {DOES[key]} | keys of `rope` | `null` |"
         elif not list(fields(below)):
             yield f"| `{key}` | {DOES[key]} | {{}} | |"
         else:

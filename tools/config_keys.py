@@ -13,15 +13,19 @@ _MODEL = {
     "model.units[].embedding.tokens": "name of the token embedding",
     "model.units[].embedding.positions": "name of the learned position embedding; null: none",
     "model.units[].embedding.context": "number of learned positions",
+    "model.units[].embedding.scale": "factor of its output",
     "model.units[].blocks": "number of layers with these ops",
     "model.units[].name": "prefix of a layer's tensor names; `{l}` is the layer's number",
     "model.units[].head": "ops after the last block: a norm and the linear to logits",
     f"{_OP}.residual": "ops of a residual branch; their output is added to the branch's input",
+    f"{_OP}.parallel": "branches with one input, each a list of ops; their outputs are added",
     f"{_OP}.layernorm.name": "name of its weight and bias",
     f"{_OP}.layernorm.eps": "added to the variance",
+    f"{_OP}.layernorm.weight": "whether it has a weight",
     f"{_OP}.layernorm.bias": "whether it has a bias",
     f"{_OP}.rmsnorm.name": "name of its weight",
     f"{_OP}.rmsnorm.eps": "added to the mean square",
+    f"{_OP}.rmsnorm.one_plus": "multiplies by 1 + weight instead of the weight",
     f"{_OP}.attention.name": "prefix of its four linears: query, key, value, output",
     f"{_OP}.attention.heads": "number of query heads",
     f"{_OP}.attention.kv_heads": "number of key and value heads (grouped-query attention)",
@@ -29,6 +33,11 @@ _MODEL = {
     f"{_OP}.attention.bias": "whether query, key and value have a bias",
     f"{_OP}.attention.out_bias": "whether the output linear has a bias",
     f"{_OP}.attention.rope.theta": "base of the rotary position embedding (RoPE)",
+    f"{_OP}.attention.rope.width": "number of a head's first elements that it rotates",
+    f"{_OP}.attention.rope.interleaved": "whether neighbours are a pair, instead of elements half "
+    "the width apart",
+    f"{_OP}.attention.local_rope": "RoPE of layers with a window: theta and scaling",
+    f"{_OP}.attention.rope_layers": "whether each layer has rotary positions",
     f"{_OP}.attention.rope.scaling.type": "method of scaling RoPE to a longer context",
     f"{_OP}.attention.rope.scaling.factor": "divides the low frequencies; with linear, all of "
     "them",
@@ -41,6 +50,10 @@ _MODEL = {
     f"{_OP}.attention.rope.scaling.beta_slow": "upper end of the low frequencies, in turns per "
     "original context",
     f"{_OP}.attention.rope.scaling.attention_factor": "multiplies queries and keys",
+    f"{_OP}.attention.rope.scaling.short_factor": "divisor of the frequency of each pair, if "
+    "`train.sequence` is at most the original context",
+    f"{_OP}.attention.rope.scaling.long_factor": "divisor of the frequency of each pair in longer "
+    "samples",
     f"{_OP}.attention.rope.scaling.truncate": "rounds the range between low and high frequencies "
     "outwards to whole pairs",
     f"{_OP}.attention.window": "sliding window: number of tokens that a token attends to, "
@@ -48,6 +61,8 @@ _MODEL = {
     f"{_OP}.attention.qk_norm": "normalizes each query and key head (RMS norm); whole: all query "
     "heads together, and all key heads together",
     f"{_OP}.attention.eps": "eps of qk_norm",
+    f"{_OP}.attention.one_plus": "qk_norm multiplies by 1 + weight",
+    f"{_OP}.attention.scale": "factor of the products of queries and keys",
     f"{_OP}.linear.name": "name of the linear; a list: linears with the same input, computed as "
     "one matrix product",
     f"{_OP}.linear.out": "output width, one for each name",
@@ -55,7 +70,9 @@ _MODEL = {
     f"{_OP}.linear.tied": "in the head: name of the embedding whose weight it uses",
     f"{_OP}.gelu": "GELU: tanh approximation, or erf",
     f"{_OP}.relu2": "squared ReLU",
+    f"{_OP}.scale": "multiplies by a number",
     f"{_OP}.swiglu": "multiplies SiLU of the first half of its input by the second half",
+    f"{_OP}.geglu": "multiplies GELU (tanh) of the first half of its input by the second half",
 }
 _ZERO = {
     "zero.stage": "ZeRO stage: ranks shard 1 the optimizer states, 2 also the gradients, 3 also "

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from zg.read import hf, hfkeys
 from zg.read.hfrows import FAMILIES, ConfigKey, HfFamily
 from zg.read.node import Names
-from zg.read.schema import Op
+from zg.read.schema import VALUES, Op
 
 HEAD = """# Keys of config.json
 
@@ -23,17 +23,21 @@ its defaults.
 - A key that this page lacks is an error with its name and line. The generator reports all errors of
   a file at once.
 - A value must have the type of transformers' default: `"32"` and `32.0` are refused for 32.
-- Null is a value of `head_dim`, `layer_types`, `n_inner`, `num_key_value_heads`, `rope_parameters`,
-  `rope_scaling`, `rope_theta` and `sliding_window`. For another key of the model null means an
-  absent key if the default is null or false; otherwise it is refused. For keys outside the model
-  null always means an absent key. One note names all nulls without effect.
+- Null is a value of `head_dim`, `layer_types`, `n_inner`, `no_rope_layers`, `num_key_value_heads`,
+  `rope_parameters`, `rope_scaling`, `rope_theta` and `sliding_window`. For another key of the model
+  null means an absent key if the default is null or false; otherwise it is refused. For keys
+  outside the model null always means an absent key. One note names all nulls without effect.
 - Rotary positions: `rope_theta` with `rope_scaling`, or `rope_parameters`. Scaling is `linear`,
-  `llama3` or `yarn` with all of its keys; `mscale` and `mscale_all_dim` become `attention_factor`.
-  Other types are refused.
+  `llama3`, `yarn` or `longrope` with all of its keys; `mscale` and `mscale_all_dim` become
+  `attention_factor`. Other types are refused. longrope takes `long_factor` if `train.sequence`
+  exceeds the original context. `partial_rotary_factor` becomes `rope.width`, `no_rope_layers` (or
+  `no_rope_layer_interval`) `rope_layers`; OLMo 3 and Gemma 3 have positions for layers with a
+  window (`local_rope`) and for the others.
 - A window (`sliding_window`, unless `use_sliding_window` is false) applies to all layers, or to
-  those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3). Mistral and StarCoder2 have
-  it in all layers or none. After training from scratch `--save` writes `layer_types`, and
-  `max_window_layers` where that key can express the windows.
+  those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3); in SmolLM3 to those without
+  rotary positions; in OLMo 3 to all but every fourth; in Gemma 3 `sliding_window_pattern` says so.
+  Mistral, Phi-3 and StarCoder2 have it in all layers or none. After training from scratch `--save`
+  writes `layer_types`, and `max_window_layers` where that key can express the windows.
 - transformers gives the embedding of `pad_token_id` no gradient. Here it is a token like any other.
 """
 
@@ -46,7 +50,8 @@ def of_op(op: Op) -> Pairs:
         values = value if isinstance(value, tuple) else (value,)
         for each in values:
             if isinstance(each, ConfigKey):
-                yield each, op.kind if name == "kind" else f"{op.kind}.{name}"
+                one = name == VALUES.get(op.kind)
+                yield each, op.kind if one else f"{op.kind}.{name}"
     for inner in op.ops:
         yield from of_op(inner)
 
@@ -57,7 +62,7 @@ def of_family(f: HfFamily) -> Pairs:
     yield width, "model.width"
     yield layers, "blocks"
     yield f.context, "train.sequence"
-    for op in (f.embedding, *f.block, f.norm):
+    for op in (f.embedding, *f.block, *f.last):
         for key, where in of_op(op):
             if key in f.usual and key not in hf.WINDOWS:
                 yield key, where

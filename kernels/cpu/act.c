@@ -1,8 +1,9 @@
-/* act.c -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding, and
- * weights from their quantized form.
+/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, GeGLU, dropout, addition,
+ * rounding, and weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
- *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
+ *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up;
+ *   geglu(gate, up) = gelu(gate) * up
  *   dropout(x) = x / (1 - p) if kept, else 0
  *
  * Invariants
@@ -23,6 +24,7 @@ typedef struct act {
     const real *x, *dy, *b;
     int64_t n, piece, F;
     int dtype, kind;
+    float scale;
 } act;
 
 ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
@@ -136,6 +138,34 @@ void ZK(zk_relu2_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const
     zk_for(k, zk_pieces(n, a.piece), relu2_bwd_task, &a);
 }
 
+/* ---- scaling */
+static void scale_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes x = lanes_get(a->x, i, a->dtype, end - i);
+        lanes_put(a->y, i, a->dtype, lanes_set(a->scale) * x, end - i);
+    }
+}
+
+void ZK(zk_scale_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale)
+{
+    act a = {.y = y,
+             .x = x,
+             .n = n,
+             .piece = zk_tile(k, L, 0, PIECE),
+             .dtype = k->dtype,
+             .scale = scale};
+    zk_for(k, zk_pieces(n, a.piece), scale_task, &a);
+}
+
+void ZK(zk_scale_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)
+{
+    ZK(zk_scale_fwd)(k, L, dx, dy, n, scale);
+}
+
 /* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s (1 - s) */
 static void swiglu_fwd_task(void *arg, int64_t task, int thread)
 {
@@ -182,6 +212,53 @@ void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, cons
              .dtype = k->dtype,
              .piece = zk_tile(k, L, 0, ROWS)};
     zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
+}
+
+/* ---- GeGLU: gelu(g) by tanh, with its slope */
+static void geglu_fwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    (void)thread;
+    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
+        for (int64_t i = 0; i < a->F; i += LANES) {
+            lanes gate = lanes_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
+            lanes up = lanes_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
+            lanes_put(a->y, m * a->F + i, a->dtype, gelu(gate, ZK_GELU_TANH) * up, a->F - i);
+        }
+}
+
+void ZK(zk_geglu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
+{
+    act a = {.y = y, .x = x, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(M, a.piece), geglu_fwd_task, &a);
+}
+
+static void geglu_bwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    (void)thread;
+    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
+        for (int64_t i = 0; i < a->F; i += LANES) {
+            int64_t at = 2 * m * a->F + i, n = a->F - i;
+            lanes gate = lanes_get(a->x, at, a->dtype, n);
+            lanes up = lanes_get(a->x, at + a->F, a->dtype, n);
+            lanes dy = lanes_get(a->dy, m * a->F + i, a->dtype, n);
+            lanes_put(a->y, at, a->dtype, dy * up * slope_of(gate, ZK_GELU_TANH), n);
+            lanes_put(a->y, at + a->F, a->dtype, dy * gelu(gate, ZK_GELU_TANH), n);
+        }
+}
+
+void ZK(zk_geglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                      int64_t F)
+{
+    act a = {.y = dx,
+             .x = x,
+             .dy = dy,
+             .n = M,
+             .F = F,
+             .dtype = k->dtype,
+             .piece = zk_tile(k, L, 0, ROWS)};
+    zk_for(k, zk_pieces(M, a.piece), geglu_bwd_task, &a);
 }
 
 /* ---- dropout. A task has elements of one sample and starts at a multiple of GROUP. */

@@ -3,6 +3,7 @@
  *   y = hat * w + b, hat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps)
  *   dx = rstd * (g - mean(g) - hat * mean(g * hat)), g = dy * w; dw = sum(dy * hat); db = sum(dy)
  *   RMS norm: the same without mean, mean(g) and b. stat holds mean and rstd; r is rstd.
+ *   rmsnorm1, qknorm1: 1 + w in place of w; a layer norm without w: 1.
  *
  * Invariants
  *  1. A sum over a row has 16 lanes: element i is added to lane i % 16, ascending; lanes past the
@@ -29,7 +30,23 @@ typedef struct norm {
     int64_t M, C, stride, heads, at, rows, stats, first;
     int64_t span;
     float eps;
+    int plus; /* the factor is 1 + w */
 } norm;
+
+/* The factors of 16 columns, or of the lanes of a register. */
+ZK_INLINE v16 factors16(const norm *a, const real *w, int64_t c)
+{
+    if (!w) return set16(1);
+    v16 x = zk_get(w, c, a->dtype, a->C - c);
+    return a->plus ? x + set16(1) : x;
+}
+
+ZK_INLINE lanes factors(const norm *a, const real *w, int64_t c)
+{
+    if (!w) return lanes_set(1);
+    lanes x = lanes_get(w, c, a->dtype, a->C - c);
+    return a->plus ? x + lanes_set(1) : x;
+}
 
 /* Set lanes n .. 15 of x to 0. */
 ZK_INLINE v16 first_lanes(v16 x, int64_t n)
@@ -65,7 +82,7 @@ static void layer_fwd_row(const norm *a, int64_t m)
         int64_t n = a->C - c;
         lanes hat = (lanes_get(a->x, at + c, a->dtype, n) - lanes_set(mean)) * lanes_set(r);
         lanes b = a->b ? lanes_get(a->b, c, a->dtype, n) : lanes_set(0);
-        lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, lanes_get(a->w, c, a->dtype, n), b), n);
+        lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, factors(a, a->w, c), b), n);
     }
     a->stat[2 * m] = mean;
     a->stat[2 * m + 1] = r;
@@ -79,7 +96,7 @@ static void layer_bwd_row(const norm *a, int64_t m)
     v16 sum = set16(0), dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(a->w, c, a->dtype, n);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * factors16(a, a->w, c);
         sum += g;
         dot = fma16(g, (zk_get(a->x, at + c, a->dtype, n) - set16(mean)) * set16(r), dot);
     }
@@ -87,7 +104,7 @@ static void layer_bwd_row(const norm *a, int64_t m)
     lanes g_dot = lanes_set(-(sum16(dot) / (float)a->C));
     for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * lanes_get(a->w, c, a->dtype, n);
+        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * factors(a, a->w, c);
         lanes hat = (lanes_get(a->x, at + c, a->dtype, n) - lanes_set(mean)) * lanes_set(r);
         lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, g_dot, g - g_mean) * lanes_set(r), n);
     }
@@ -184,7 +201,7 @@ static float rms_fwd_run(const norm *a, const real *w, int64_t at)
     for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
         lanes hat = lanes_get(a->x, at + c, a->dtype, n) * lanes_set(r);
-        lanes_put(a->y, at + c, a->dtype, hat * lanes_get(w, c, a->dtype, n), n);
+        lanes_put(a->y, at + c, a->dtype, hat * factors(a, w, c), n);
     }
     return r;
 }
@@ -195,13 +212,13 @@ static void rms_bwd_run(const norm *a, const real *w, int64_t at, float r)
     v16 dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * factors16(a, w, c);
         dot = fma16(g, zk_get(a->x, at + c, a->dtype, n) * set16(r), dot);
     }
     lanes g_dot = lanes_set(-(sum16(dot) / (float)a->C));
     for (int64_t c = 0; c < a->C; c += LANES) {
         int64_t n = a->C - c;
-        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * lanes_get(w, c, a->dtype, n);
+        lanes g = lanes_get(a->dy, at + c, a->dtype, n) * factors(a, w, c);
         lanes hat = lanes_get(a->x, at + c, a->dtype, n) * lanes_set(r);
         lanes_put(a->y, at + c, a->dtype, lanes_fma(hat, g_dot, g) * lanes_set(r), n);
     }
@@ -246,8 +263,8 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
     }
 }
 
-void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
-                        const real *more, const real *w, int64_t M, int64_t C, float eps)
+static void rms_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                    const real *more, const real *w, int64_t M, int64_t C, float eps, int plus)
 {
     norm a = {.dtype = k->dtype,
               .y = y,
@@ -260,13 +277,13 @@ void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *s
               .M = M,
               .C = C,
               .rows = zk_tile(k, L, 0, ROWS),
-              .eps = eps};
+              .eps = eps,
+              .plus = plus};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
-void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
-                        const real *more, const real *x, const float *stat, const real *w,
-                        float *scratch, int64_t M, int64_t C)
+static void rms_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
+                    const real *x, const float *stat, const real *w, int64_t M, int64_t C, int plus)
 {
     norm a = {.dtype = k->dtype,
               .y = dx,
@@ -282,10 +299,38 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
               .stride = C,
               .heads = 1,
               .stats = 1,
-              .span = WIDE};
-    (void)scratch;
+              .span = WIDE,
+              .plus = plus};
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
     if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
+}
+
+void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                        const real *more, const real *w, int64_t M, int64_t C, float eps)
+{
+    rms_fwd(k, L, y, stat, sum, x, more, w, M, C, eps, 0);
+}
+
+void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                        const real *more, const real *x, const float *stat, const real *w,
+                        float *scratch, int64_t M, int64_t C)
+{
+    (void)scratch;
+    rms_bwd(k, L, dx, dw, dy, more, x, stat, w, M, C, 0);
+}
+
+void ZK(zk_rmsnorm1_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                         const real *more, const real *w, int64_t M, int64_t C, float eps)
+{
+    rms_fwd(k, L, y, stat, sum, x, more, w, M, C, eps, 1);
+}
+
+void ZK(zk_rmsnorm1_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                         const real *more, const real *x, const float *stat, const real *w,
+                         float *scratch, int64_t M, int64_t C)
+{
+    (void)scratch;
+    rms_bwd(k, L, dx, dw, dy, more, x, stat, w, M, C, 1);
 }
 
 /* ---- RMS norm of query and of key heads: two norms over rows that hold q, k and v. Values, as
@@ -342,7 +387,7 @@ static void lie(norm *both, int64_t H, int64_t Q, int64_t G, int64_t K, const re
 
 static void heads_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
                       const real *wq, const real *wk, int64_t M, int64_t H, int64_t Q, int64_t G,
-                      int64_t K, float eps)
+                      int64_t K, float eps, int plus)
 {
     norm both[2] = {{.dtype = k->dtype,
                      .y = y,
@@ -351,14 +396,15 @@ static void heads_fwd(zk *k, const zk_launch *L, real *y, float *stat, const rea
                      .w = wq,
                      .M = M,
                      .rows = zk_tile(k, L, 0, ROWS),
-                     .eps = eps}};
+                     .eps = eps,
+                     .plus = plus}};
     lie(both, H, Q, G, K, wk, NULL);
     zk_for(k, zk_pieces(M, both->rows), heads_fwd_task, both);
 }
 
 static void heads_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                       const real *in, const float *stat, const real *wq, const real *wk, int64_t M,
-                      int64_t H, int64_t Q, int64_t G, int64_t K, int64_t span)
+                      int64_t H, int64_t Q, int64_t G, int64_t K, int64_t span, int plus)
 {
     norm both[2] = {{.dtype = k->dtype,
                      .y = din,
@@ -369,7 +415,8 @@ static void heads_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk
                      .w = wq,
                      .M = M,
                      .rows = zk_tile(k, L, 0, ROWS),
-                     .span = span}};
+                     .span = span,
+                     .plus = plus}};
     lie(both, H, Q, G, K, wk, dwk);
     zk_for(k, zk_pieces(M, both->rows), heads_bwd_task, both);
     for (norm *a = both; a < both + 2; a++)
@@ -380,7 +427,7 @@ void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const re
                        const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
                        float eps)
 {
-    heads_fwd(k, L, y, stat, in, wq, wk, M, H, D, G, D, eps);
+    heads_fwd(k, L, y, stat, in, wq, wk, M, H, D, G, D, eps, 0);
 }
 
 void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
@@ -388,19 +435,34 @@ void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dw
                        float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
     (void)scratch;
-    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, H, D, G, D, HEAD);
+    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, H, D, G, D, HEAD, 0);
+}
+
+void ZK(zk_qknorm1_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                        const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
+                        float eps)
+{
+    heads_fwd(k, L, y, stat, in, wq, wk, M, H, D, G, D, eps, 1);
+}
+
+void ZK(zk_qknorm1_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                        const real *in, const float *stat, const real *wq, const real *wk,
+                        float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    (void)scratch;
+    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, H, D, G, D, HEAD, 1);
 }
 
 void ZK(zk_qknorm_whole_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
                              const real *wq, const real *wk, int64_t M, int64_t H, int64_t G,
                              int64_t D, float eps)
 {
-    heads_fwd(k, L, y, stat, in, wq, wk, M, 1, H * D, 1, G * D, eps);
+    heads_fwd(k, L, y, stat, in, wq, wk, M, 1, H * D, 1, G * D, eps, 0);
 }
 
 void ZK(zk_qknorm_whole_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk,
                              const real *dy, const real *in, const float *stat, const real *wq,
                              const real *wk, int64_t M, int64_t H, int64_t G, int64_t D)
 {
-    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, 1, H * D, 1, G * D, WIDE);
+    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, 1, H * D, 1, G * D, WIDE, 0);
 }

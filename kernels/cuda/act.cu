@@ -1,8 +1,9 @@
-/* act.cu -- elementwise kernels: GELU, squared ReLU, SwiGLU, dropout, addition, rounding, and
- * weights from their quantized form.
+/* act.cu -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, GeGLU, dropout, addition,
+ * rounding, and weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
- *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up
+ *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up;
+ *   geglu(gate, up) = gelu(gate) * up
  *   dropout(x) = x / (1 - p) if kept, else 0
  *
  * Invariants
@@ -115,6 +116,17 @@ template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z,
     }
 }
 
+template <class T> __global__ void scaled(T *y, const T *x, int64_t n, float scale)
+{
+    constexpr int V = wide<T>;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        float a[V];
+        fetch(a, x + i, n - i);
+        for (int j = 0; j < V; j++) a[j] *= scale;
+        stow(y + i, a, n - i);
+    }
+}
+
 /* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s
  * (1 - s). x [M,2F], y [M,F] */
 template <class T, int V>
@@ -143,6 +155,39 @@ __global__ void swiglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
                 float s = sigmoid(gate[j]), silu = gate[j] * s;
                 gate[j] = d[j] * up[j] * fmaf(silu, 1.0f - s, s);
                 up[j] = d[j] * silu;
+            }
+            stow(dx + 2 * m * F + i, gate);
+            stow(dx + (2 * m + 1) * F + i, up);
+        }
+}
+
+/* ---- GeGLU by tanh */
+template <class T, int V>
+__global__ void geglu_fwd(T *y, const T *x, int64_t M, int64_t F)
+{
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
+        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
+            float gate[V], up[V];
+            fetch(gate, x + 2 * m * F + i);
+            fetch(up, x + (2 * m + 1) * F + i);
+            for (int j = 0; j < V; j++) up[j] = gelu_tanh()(gate[j]) * up[j];
+            stow(y + m * F + i, up);
+        }
+}
+
+template <class T, int V>
+__global__ void geglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
+{
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
+        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
+            float gate[V], up[V], d[V];
+            fetch(gate, x + 2 * m * F + i);
+            fetch(up, x + (2 * m + 1) * F + i);
+            fetch(d, dy + m * F + i);
+            for (int j = 0; j < V; j++) {
+                float value = gelu_tanh()(gate[j]);
+                gate[j] = gelu_tanh_slope()(d[j] * up[j], gate[j]);
+                up[j] = d[j] * value;
             }
             stow(dx + 2 * m * F + i, gate);
             stow(dx + (2 * m + 1) * F + i, up);
@@ -230,6 +275,16 @@ void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const rea
             ZK_LAUNCH(k, L, 0, (of_two<relu2_slope, T>), (T *)dx, (const T *)dy, (const T *)x, n));
 }
 
+void zk_scale_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (scaled<T>), (T *)y, (const T *)x, n, scale));
+}
+
+void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)
+{
+    zk_scale_fwd(k, L, dx, dy, n, scale);
+}
+
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
     ZK_REAL(k, T,
@@ -243,6 +298,21 @@ void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const re
             ZK_WIDE(T, V, F,
                     ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M,
                               F)));
+}
+
+void zk_geglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
+{
+    ZK_REAL(k, T,
+            ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (geglu_fwd<T, V>), (T *)y, (const T *)x, M, F)));
+}
+
+void zk_geglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                  int64_t F)
+{
+    ZK_REAL(
+        k, T,
+        ZK_WIDE(T, V, F,
+                ZK_LAUNCH(k, L, 0, (geglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M, F)));
 }
 
 void zk_dropout_fwd(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,

@@ -3,6 +3,7 @@
  *   y = hat * w + b, hat = (x - mean) * rstd, rstd = 1 / sqrt(mean((x - mean)^2) + eps)
  *   dx = rstd * (g - mean(g) - hat * mean(g * hat)), g = dy * w; dw = sum(dy * hat); db = sum(dy)
  *   RMS norm (CENTRED = 0): the same without mean, mean(g) and b. stat: mean and rstd; r is rstd.
+ *   rmsnorm1, qknorm1 (plus): 1 + w in place of w; a layer norm without w: 1.
  *
  * Invariants
  *  1. A run is C elements that are normalized together, by one team: the threads of a part of a
@@ -34,8 +35,14 @@ constexpr int blocks_back(int N) { return N ? 2 : 1; }
 /* The runs of a row. A row of `stride` elements holds H query, G key and G value runs of C
  * elements; a plain norm has one run. blockIdx.y selects the kind of run of a block. */
 struct layout {
+    static constexpr int plus = 0;
     int64_t M, stride;
     int C, H, G;
+};
+
+/* The same for norms whose factors are 1 + w. */
+struct shifted : layout {
+    static constexpr int plus = 1;
 };
 
 struct place {
@@ -158,15 +165,25 @@ __device__ inline float squares_of(const team &t, const line<T, V, N> &row, int 
     return team_sum(t, sum);
 }
 
+/* The factors of V columns. */
+template <int PLUS, int CENTRED, int V, class T>
+__device__ inline void factors(float (&x)[V], const T *w, int c)
+{
+    if (!CENTRED || w) fetch(x, w + c);
+    else
+        for (int i = 0; i < V; i++) x[i] = 1.0f;
+    for (int i = 0; PLUS && i < V; i++) x[i] += 1.0f;
+}
+
 /* y = (x - mean) * r * w + b */
-template <int V, int N, class T>
+template <int PLUS, int CENTRED, int V, int N, class T>
 __device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int C, float mean,
                              float r, const T *w, const T *b)
 {
     each<V, N>(t, C, [&](int j, int c) {
         float x[V], scale[V], bias[V] = {};
         row.read(x, j, c);
-        fetch(scale, w + c);
+        factors<PLUS, CENTRED>(scale, w, c);
         if (b) fetch(bias, b + c);
         for (int i = 0; i < V; i++) x[i] = fmaf((x[i] - mean) * r, scale[i], bias[i]);
         stow(y + c, x);
@@ -193,7 +210,7 @@ __global__ void __launch_bounds__(most_threads(N), 2)
         float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)width_here(l)) : 0;
         float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)width_here(l));
         float r = __fdiv_rn(1.0f, __fsqrt_rn(square + eps));
-        scale(t, y + at.at, row, at.C, mean, r, blockIdx.y ? wk : w, b);
+        scale<A::plus, CENTRED>(t, y + at.at, row, at.C, mean, r, blockIdx.y ? wk : w, b);
         if (t.lane == 0 && at.C && CENTRED) stat[2 * at.stat] = mean;
         if (t.lane == 0 && at.C) stat[CENTRED ? 2 * at.stat + 1 : at.stat] = r;
     }
@@ -252,7 +269,7 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
 }
 
 /* Add one run's part to the sums, and compute its dx (+ more). */
-template <class T, int V, int N, int CENTRED>
+template <int PLUS, class T, int V, int N, int CENTRED>
 __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more, const T *x,
                                 const T *w, sums<V, N, CENTRED> &sum, int C, float width,
                                 float mean, float r)
@@ -266,7 +283,7 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
     auto read = [&](int j, int c) {
         up.read(d, j, c);
         row.read(hat, j, c);
-        fetch(scale, w + c);
+        factors<PLUS, CENTRED>(scale, w, c);
         for (int i = 0; i < V; i++) hat[i] = (hat[i] - mean) * r;
     };
     each<V, N>(t, C, [&](int j, int c) {
@@ -307,8 +324,8 @@ __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
         }
         float mean = CENTRED && at.C ? stat[2 * at.stat] : 0;
         float r = at.C ? stat[CENTRED ? 2 * at.stat + 1 : at.stat] : 0;
-        run_back<T, V, N>(t, dx + at.at, dy + at.at, more ? more + at.at : more, x + at.at,
-                          blockIdx.y ? wk : w, sum, at.C, (float)width_here(l), mean, r);
+        run_back<A::plus, T, V, N>(t, dx + at.at, dy + at.at, more ? more + at.at : more, x + at.at,
+                                   blockIdx.y ? wk : w, sum, at.C, (float)width_here(l), mean, r);
     }
     if (N && blockIdx.y < 2) {
         add_teams(t, to, sum.dw, width_here(l));
@@ -434,6 +451,22 @@ void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *d
     ZK_REAL(k, T, backward<T, 0>(k, L, dx, dw, NULL, dy, more, x, stat, w, NULL, plain(M, C)));
 }
 
+void zk_rmsnorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                     const real *more, const real *w, int64_t M, int64_t C, float eps)
+{
+    ZK_REAL(k, T,
+            forward<T, 0>(k, L, y, stat, sum, x, more, w, NULL, NULL, shifted{plain(M, C)}, eps));
+}
+
+void zk_rmsnorm1_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                     const real *more, const real *x, const float *stat, const real *w,
+                     float *scratch, int64_t M, int64_t C)
+{
+    (void)scratch;
+    ZK_REAL(k, T,
+            backward<T, 0>(k, L, dx, dw, NULL, dy, more, x, stat, w, NULL, shifted{plain(M, C)}));
+}
+
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
@@ -448,6 +481,24 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
     (void)scratch;
     ZK_REAL(k, T,
             backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk, heads(M, H, G, D)));
+}
+
+void zk_qknorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
+                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
+{
+    ZK_REAL(k, T,
+            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, shifted{heads(M, H, G, D)},
+                          eps));
+}
+
+void zk_qknorm1_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                    const real *in, const float *stat, const real *wq, const real *wk,
+                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    (void)scratch;
+    ZK_REAL(k, T,
+            backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk,
+                           shifted{heads(M, H, G, D)}));
 }
 
 void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,

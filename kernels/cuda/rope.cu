@@ -2,7 +2,7 @@
  * and key heads.
  *
  *   y1 = x1 cos(a) - x2 sin(a); y2 = x2 cos(a) + x1 sin(a); a = position * freq[i]
- *   x1, x2: elements i and i + D/2 of a head
+ *   x1, x2: elements i and i + D/2 of a head; zk_rope_part: of its first W elements, or 2i and 2i + 1
  *
  * Invariants
  *  1. Angles are products position * frequency in f64; only their sine and cosine are rounded to
@@ -72,6 +72,53 @@ __global__ void turn_heads(T *y, const T *in, const float *table, const int32_t 
     }
 }
 
+/* The rotation of zk_rope_part. y, in: [M, (turned + copied) * D]; the first 2*half elements of a head
+ * are rotated. */
+template <class T, int V, int PAIRS>
+__global__ void turn_parts(T *y, const T *in, const float *table, const int32_t *position,
+                           int64_t M, int64_t length, int turned, int copied, int D, int half,
+                           float factor, float sign)
+{
+    int each = half / V, rest = D - 2 * half;
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
+        int64_t at = m * (turned + copied) * D, after = at + (int64_t)turned * D;
+        const float *angles = table + (position ? position[m] : m % length) * half * 2;
+        for (int i = (int)threadIdx.x; i < turned * each; i += (int)blockDim.x) {
+            int c = i % each * V;
+            int64_t head = at + (int64_t)(i / each) * D;
+            int64_t first = head + (PAIRS == ZK_ADJACENT ? 2 * c : c);
+            int64_t second = PAIRS == ZK_ADJACENT ? first + V : first + half;
+            float a[V], b[V], angle[2 * V];
+            fetch(a, in + first);
+            fetch(b, in + second);
+            fetch(angle, angles + 2 * c);
+            for (int j = 0; j < 2 * V; j++) angle[j] *= factor;
+            if constexpr (PAIRS == ZK_ADJACENT) {
+                float x1[V], x2[V];
+                for (int j = 0; j < V; j++) {
+                    x1[j] = 2 * j < V ? a[2 * j % V] : b[2 * j % V];
+                    x2[j] = 2 * j + 1 < V ? a[(2 * j + 1) % V] : b[(2 * j + 1) % V];
+                }
+                turn(x1, x2, angle, sign);
+                for (int j = 0; j < V; j++) {
+                    a[j] = j % 2 ? x2[j / 2] : x1[j / 2];
+                    b[j] = (V + j) % 2 ? x2[(V + j) / 2] : x1[(V + j) / 2];
+                }
+            } else {
+                turn(a, b, angle, sign);
+            }
+            stow(y + first, a);
+            stow(y + second, b);
+        }
+        for (int i = (int)threadIdx.x * V; y != in && i < turned * rest; i += (int)blockDim.x * V) {
+            int64_t e = at + (int64_t)(i / rest) * D + 2 * half + i % rest;
+            stow(y + e, load<V>(in + e));
+        }
+        for (int i = (int)threadIdx.x * V; y != in && i < copied * D; i += (int)blockDim.x * V)
+            stow(y + after + i, load<V>(in + after + i));
+    }
+}
+
 }
 
 extern "C" {
@@ -97,6 +144,28 @@ void zk_rope_packed(zk *k, const zk_launch *L, real *y, const real *in, const fl
             ZK_WIDE(R, V, half,
                     ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in, table, position,
                               B * T, T, turned, copied, half, (float)sign)));
+}
+
+void zk_rope_part(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                  const float *table2, const int32_t *position, int64_t B, int64_t T, int64_t H,
+                  int64_t G, int64_t D, int64_t W, int pairs, int which, float factor,
+                  float factor2, int sign)
+{
+    int turned = (int)(H + G), copied = (int)G, half = which ? (int)(W / 2) : 0;
+    const float *by = which == 2 ? table2 : table;
+    float times = which == 2 ? factor2 : factor;
+    if (pairs == ZK_ADJACENT)
+        ZK_REAL(k, R,
+                ZK_WIDE(R, V, D % wide<R> ? D : half,
+                        ZK_LAUNCH(k, L, 0, (turn_parts<R, V, ZK_ADJACENT>), (R *)y, (const R *)in,
+                                  by, position, B * T, T, turned, copied, (int)D, half, times,
+                                  (float)sign)));
+    else
+        ZK_REAL(k, R,
+                ZK_WIDE(R, V, D % wide<R> ? D : half,
+                        ZK_LAUNCH(k, L, 0, (turn_parts<R, V, ZK_HALVES>), (R *)y, (const R *)in, by,
+                                  position, B * T, T, turned, copied, (int)D, half, times,
+                                  (float)sign)));
 }
 
 void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,

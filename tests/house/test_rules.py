@@ -15,6 +15,8 @@ from zg.read import spec
 from zg.search import search
 from zg.write import emit, explain, view
 
+from tests.lib import law
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ZG = sorted((ROOT / "gen" / "zg").rglob("*.py"))
 TEMPLATES = sorted((ROOT / "templates").glob("*.j2"))
@@ -407,6 +409,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         ("qwen3-tiny", ADAPTED),
         ("qwen3-tiny", QUANTIZED),
         ("qwen3-tiny", WHOLE),
+        ("qwen3-tiny", law.OPS),
         ("gpt-tiny", PACKED),
         ("llama-tiny", PACKED),
     ]

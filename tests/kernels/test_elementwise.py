@@ -147,6 +147,23 @@ def test_relu2(target: str, dtype: int) -> None:
     np.testing.assert_array_equal(zk.load(dx), zk.load(zk.store(slope, dtype)))
 
 
+def test_scale(target: str, dtype: int) -> None:
+    """A product is rounded to f32 once, and the stored result once more, bit for bit, also in
+    place."""
+    k = zk.Kernels(target, dtype)
+    x, _ = wide(dtype)
+    x[-3:] = zk.store([np.nan, np.inf, -np.inf], dtype)
+    want = zk.load(x).astype(np.float32) * np.float32(0.3)
+    for function in (k.zk_scale_fwd, k.zk_scale_bwd):
+        y, inside = np.empty_like(x), x.copy()
+        function(y, x, x.size, 0.3)
+        function(inside, inside, x.size, 0.3)
+        for found in (y, inside):
+            np.testing.assert_array_equal(
+                zk.load(found), zk.load(zk.store(want, dtype))
+            )
+
+
 @pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
 def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
     k = zk.Kernels(target, dtype)
@@ -173,6 +190,27 @@ def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
         want,
         np.concatenate([d_gate, U * steps * np.abs(grad * gate * s)], axis=1),
     )
+
+
+@pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
+def test_geglu(target: str, dtype: int, M: int, F: int) -> None:
+    """The gate is GELU's by tanh, with one more rounding for each further product."""
+    k = zk.Kernels(target, dtype)
+    x, exact = drawn(2, dtype, M, 2 * F, scale=4)
+    dy, grad = drawn(3, dtype, M, F)
+    y, dx = zk.store(np.zeros((M, F)), dtype), np.empty_like(x)
+    k.zk_geglu_fwd(y, x, M, F)
+    k.zk_geglu_bwd(dx, dy, x, M, F)
+    gate, up = np.split(exact, 2, axis=1)
+    value, slope = gelu(gate, zk.GELU_TANH)
+    bound, slope_bound = gelu_bounds(gate, zk.GELU_TANH, target)
+    close(y, value * up, (bound + U * np.abs(value)) * np.abs(up))
+    want = np.concatenate([grad * up * slope, grad * value], axis=1)
+    off = [
+        np.abs(grad * up) * (slope_bound + 2 * U * np.abs(slope)),
+        np.abs(grad) * (bound + U * np.abs(value)),
+    ]
+    close(dx, want, np.concatenate(off, axis=1))
 
 
 def test_swiglu_bwd_is_a_finite_difference(target: str) -> None:

@@ -266,8 +266,29 @@ def test_layernorm_without_bias(target: str, dtype: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_layernorm_without_weight(target: str, dtype: int) -> None:
+    """No weight equals a weight of ones, bit for bit."""
+    M, C = 5, 37
+    (x, _), (b, _), (dy, _) = (
+        drawn(1, dtype, M, C),
+        drawn(2, dtype, C),
+        drawn(3, dtype, M, C),
+    )
+    k, results = zk.Kernels(target, dtype), []
+    for w in (zk.store(np.ones(C), dtype), None):
+        y, dx, db = empties(dtype, (M, C), (M, C), (C,))
+        stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
+        k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+        k.zk_layernorm_bwd(dx, None, db, dy, None, x, stat, w, scratch, M, C)
+        results.append([a.tobytes() for a in (y, stat, dx, db)])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,C", SHAPES)
-def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
+@pytest.mark.parametrize("plus", [0, 1])
+def test_rmsnorm(target: str, M: int, C: int, dtype: int, plus: int) -> None:
+    """With `plus` the factor is 1 + w."""
     (x, X), (w, W), (dy, DY) = (
         drawn(1, dtype, M, C),
         drawn(2, dtype, C),
@@ -276,9 +297,12 @@ def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
     y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
     stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
     k = zk.Kernels(target, dtype)
-    k.zk_rmsnorm_fwd(y, stat, None, x, None, w, M, C, EPS)
-    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
+    forward = (k.zk_rmsnorm_fwd, k.zk_rmsnorm1_fwd)[plus]
+    backward = (k.zk_rmsnorm_bwd, k.zk_rmsnorm1_bwd)[plus]
+    forward(y, stat, None, x, None, w, M, C, EPS)
+    backward(dx, dw, dy, None, x, stat, w, scratch, M, C)
 
+    W = W + plus
     r, u = (
         1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS),
         roundings(C, target) * F32,
@@ -377,21 +401,26 @@ def test_qknorm_whole(target: str, M: int, H: int, G: int, D: int, dtype: int) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,H,G,D", HEADS)
-def test_qknorm(target: str, M: int, H: int, G: int, D: int, dtype: int) -> None:
+@pytest.mark.parametrize("plus", [0, 1])
+def test_qknorm(
+    target: str, M: int, H: int, G: int, D: int, dtype: int, plus: int
+) -> None:
     S = H + 2 * G
     (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
     (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
     y, dx, dwq, dwk = empties(dtype, (M, S, D), (M, S, D), (D,), (D,))
     stat, scratch = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, 2, D)
     k = zk.Kernels(target, dtype)
-    k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
-    k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+    forward = (k.zk_qknorm_fwd, k.zk_qknorm1_fwd)[plus]
+    backward = (k.zk_qknorm_bwd, k.zk_qknorm1_bwd)[plus]
+    forward(y, stat, x, wq, wk, M, H, G, D, EPS)
+    backward(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
 
     assert y[:, H + G :].tobytes() == x[:, H + G :].tobytes()
     assert dx[:, H + G :].tobytes() == dy[:, H + G :].tobytes()
     u = roundings(D, target) * F32
-    for part, W, dw in ((slice(0, H), WQ, dwq), (slice(H, H + G), WK, dwk)):
-        Z, DZ = X[:, part], DY[:, part]
+    for part, w, dw in ((slice(0, H), WQ, dwq), (slice(H, H + G), WK, dwk)):
+        Z, DZ, W = X[:, part], DY[:, part], w + plus
         r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
         close(y[:, part].copy(), rms(Z, W), u * np.abs(rms(Z, W)), dtype)
         DX, DW = back(Z * r, r, W, DZ, False)
@@ -448,6 +477,74 @@ def test_rope(target: str, B: int, T: int, H: int, G: int, D: int, dtype: int) -
         assert inside[:, ::-1].tobytes() == y.tobytes()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pairs", [zk.HALVES, zk.ADJACENT])
+@pytest.mark.parametrize(
+    "B,T,H,G,D,W",
+    [
+        (1, 1, 1, 1, 3, 2),
+        (2, 33, 3, 3, 20, 10),
+        (1, 20, 4, 2, 24, 24),
+        (3, 7, 4, 1, 64, 48),
+        (1, 9, 2, 1, 96, 32),
+    ],
+)
+def test_rope_part(
+    target: str, B: int, T: int, H: int, G: int, D: int, W: int, pairs: int, dtype: int
+) -> None:
+    """A part of each head is rotated by one of two tables and scaled up; the rest is copied."""
+    S, half = H + 2 * G, W // 2
+    x, X = drawn(1, dtype, B, T, S, D)
+    k, tables = zk.Kernels(target, dtype), []
+    for theta in (10000.0, 50.0):
+        tables.append(zk.empty(zk.F32, T, half, 2))
+        k.zk_rope_table(tables[-1], theta ** (-np.arange(half) / half), T, W)
+    back = np.tile(np.arange(T, dtype=np.int32)[::-1], B)
+    numbers, factors = (B, T, H, G, D, W, pairs), (1.25, 0.75)
+    near = pairs == zk.ADJACENT
+    first = np.s_[..., : H + G, :W:2] if near else np.s_[..., : H + G, :half]
+    second = np.s_[..., : H + G, 1:W:2] if near else np.s_[..., : H + G, half:W]
+    for which, sign in ((0, 1), (1, 1), (2, 1), (1, -1), (2, -1)):
+        y, inside = zk.empty(dtype, B, T, S, D), x.copy()
+        how = (*numbers, which, *factors, sign)
+        k.zk_rope_part(y, x, *tables, None, *how)
+        k.zk_rope_part(inside, inside, *tables, None, *how)
+        assert inside.tobytes() == y.tobytes()
+        k.zk_rope_part(inside, x[:, ::-1].copy(), *tables, back, *how)
+        assert inside[:, ::-1].tobytes() == y.tobytes()
+        exact, size = X.copy(), np.zeros_like(X)
+        if which:
+            table = tables[which - 1].astype(np.float64) * factors[which - 1]
+            c, s = (table[None, :, None, :, i] for i in (0, 1))
+            x1, x2 = X[first], X[second]
+            exact[first] = x1 * c - sign * x2 * s
+            exact[second] = x2 * c + sign * x1 * s
+            size[first] = np.abs(x1 * c) + np.abs(x2 * s)
+            size[second] = np.abs(x2 * c) + np.abs(x1 * s)
+        # a factor, a product and a fused sum
+        close(y, exact, 3 * F32 * size, dtype)
+        copied = [y[..., W:], y[..., H + G :, :], *([y] if not which else [])]
+        same = [x[..., W:], x[..., H + G :, :], *([x] if not which else [])]
+        for found, wanted in zip(copied, same, strict=True):
+            assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_part_that_is_the_whole(target: str, dtype: int) -> None:
+    """Rotating all elements in halves by a factor of 1 has the bits of zk_rope."""
+    B, T, H, G, D = 2, 25, 4, 2, 40
+    x, _ = drawn(1, dtype, B, T, H + 2 * G, D)
+    k, table = zk.Kernels(target, dtype), zk.empty(zk.F32, T, D)
+    k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
+    for sign in (1, -1):
+        y, other = np.empty_like(x), np.empty_like(x)
+        k.zk_rope(y, x, table, B, T, H, G, D, sign)
+        k.zk_rope_part(
+            other, x, table, None, None, B, T, H, G, D, D, 0, 1, 1.0, 1.0, sign
+        )
+        assert y.tobytes() == other.tobytes()
+
+
 def everything(k: zk.Kernels, dtype: int) -> bytes:
     """Return all outputs of this file's kernels on ragged shapes."""
     M, C, H, G, D, out = 50, 133, 4, 2, 36, []
@@ -471,7 +568,14 @@ def everything(k: zk.Kernels, dtype: int) -> bytes:
     out += [a.tobytes() for a in (y, stat, dx, dwq, dwk)]
     k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
     k.zk_rope(y, x, table, B, T, H, G, D, 1)
-    return b"".join(out + [table.tobytes(), y.tobytes()])
+    out += [table.tobytes(), y.tobytes()]
+    for pairs in (zk.HALVES, zk.ADJACENT):
+        how = (B, T, H, G, D, 20, pairs, 1, 1.25, 1.0, 1)
+        k.zk_rope_part(y, x, table[:, :10].copy(), None, None, *how)
+        out.append(y.tobytes())
+    k.zk_qknorm1_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm1_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+    return b"".join([*out, *(a.tobytes() for a in (y, stat, dx, dwq, dwk))])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -500,5 +604,11 @@ def test_a_gpu_turns_as_a_cpu(dtype: int) -> None:
         )
         k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
         k.zk_rope(y, x, table, B, T, H, G, D, -1)
-        found.append(table.tobytes() + y.tobytes())
+        made = [table.tobytes(), y.tobytes()]
+        for pairs, W in ((zk.HALVES, 32), (zk.ADJACENT, 48), (zk.ADJACENT, 10)):
+            how = (B, T, H, G, D, W, pairs, 1, 1.25, 1.0, -1)
+            part = table.reshape(T, D // 2, 2)[:, : W // 2].copy()
+            k.zk_rope_part(y, x, part, None, None, *how)
+            made.append(y.tobytes())
+        found.append(b"".join(made))
     assert found[0] == found[1]

@@ -31,7 +31,7 @@ def setting(
     path = folder / "spec.yaml"
     path.write_text(reader.text(None, KEYS, None, str(HERE / name)))
     params = {
-        tensor: known.weight(tensor, shape, known.is_norm_weight(tensor))
+        tensor: known.of_model(name, tensor, shape)
         for tensor, shape in oracle.shapes(reader.load(str(path))).items()
     }
     tokens = known.stream(f"hf {name}", 40, 256)

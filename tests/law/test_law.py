@@ -434,6 +434,7 @@ IN_BRIEF = (
         ("gpt", "f32", ()),
         ("llama", "bf16", ()),
         pytest.param("gpt", "bf16", law.PACKED, marks=pytest.mark.slow),
+        pytest.param("qwen3", "bf16", law.OPS, marks=pytest.mark.slow),
         pytest.param(
             "qwen3",
             "f32",

@@ -21,7 +21,8 @@ LENGTHS = st.integers(1, 40)
 
 
 @st.composite
-def ropes(draw) -> Mapping:
+def ropes(draw, width: int) -> Mapping:
+    """Draw rotary positions of so many elements of a head."""
     rope: Mapping = {"theta": draw(st.sampled_from([10000, 500000]))}
     context = {"original_context": draw(st.integers(4, 64))}
     scalings: dict[str, Mapping] = {
@@ -36,12 +37,30 @@ def ropes(draw) -> Mapping:
             "truncate": draw(flag),
             **context,
         },
+        "longrope": {
+            "short_factor": [1 + i / 8 for i in range(width // 2)],
+            "long_factor": [1 + i for i in range(width // 2)],
+            **context,
+        },
     }
     if draw(flag):
         kind = draw(st.sampled_from(sorted(scalings)))
         factor = draw(st.sampled_from([2, 8]))
         rope["scaling"] = {"type": kind, "factor": factor, **scalings[kind]}
     return rope
+
+
+@st.composite
+def turns(draw, head: int, windows: bool, layers: int) -> Mapping:
+    """Draw the keys of an attention's rotary positions."""
+    width = draw(st.sampled_from([head, 2 * draw(st.integers(1, head // 2))]))
+    rope = {**draw(ropes(width)), "interleaved": draw(flag)}
+    args = {"rope": rope if width == head else {**rope, "width": width}}
+    if windows and draw(flag):
+        args["local_rope"] = draw(ropes(width))
+    if draw(flag):
+        args["rope_layers"] = draw(st.lists(flag, min_size=layers, max_size=layers))
+    return args
 
 
 @st.composite
@@ -57,13 +76,17 @@ def attentions(draw, name: str, layers: int) -> Mapping:
         "out_bias": draw(flag),
         "qk_norm": draw(st.sampled_from([False, True, "whole"])),
     }
-    if turned:
-        args["rope"] = draw(ropes())
+    if draw(flag):
+        args["scale"] = 0.2
     if draw(flag):
         some = st.integers(1, 24)
         args["window"] = draw(
             some | st.lists(st.none() | some, min_size=layers, max_size=layers)
         )
+    if args["qk_norm"] is True:
+        args["one_plus"] = draw(flag)
+    if turned:
+        args |= draw(turns(args["head_dim"], "window" in args, layers))
     return {"attention": args}
 
 
@@ -74,8 +97,8 @@ def norms(draw, name: str) -> Mapping:
         "eps": draw(st.sampled_from([1e-6, 1e-5, 1e-2])),
     }
     if draw(flag):
-        return {"rmsnorm": args}
-    return {"layernorm": {**args, "bias": draw(flag)}}
+        return {"rmsnorm": {**args, "one_plus": draw(flag)}}
+    return {"layernorm": {**args, "bias": draw(flag), "weight": draw(flag)}}
 
 
 @st.composite
@@ -92,7 +115,7 @@ def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
                     "bias": bias,
                 }
             },
-            {"swiglu": {}},
+            draw(st.sampled_from([{"swiglu": {}}, {"geglu": {}}])),
         ]
     else:
         up = [
@@ -123,6 +146,10 @@ def blocks(draw, name: str, width: int, family: str) -> Mapping:
     layers = draw(st.integers(1, 3))
     for i in range(draw(st.integers(1, 3))):
         branch = draw(branches(f"part{i}", width, family, layers))
+        branch += [{"scale": 0.5}] * draw(flag)
+        if draw(st.integers(0, 4)) == 0:
+            beside = draw(branches(f"beside{i}", width, family, layers))
+            branch = [{"parallel": [branch, beside]}]
         ops += branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
     return {
         "blocks": layers,
@@ -145,6 +172,8 @@ def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
             "positions": "positions",
             "context": T + draw(st.integers(0, 3)),
         }
+    if draw(flag):
+        embedding["scale"] = 3.0
     last = {"tied": "tokens"} if draw(flag) else {"name": "out", "out": vocab}
     head = [*([draw(norms("last"))] if draw(flag) else []), {"linear": last}]
     middle = [

@@ -45,6 +45,21 @@ KNOWN = {
 }
 
 # Documents end with a token that is often drawn, not with 0, because holes are read as 0.
+_ATTENTION = "model.units[1].ops[0].residual[1].attention"
+# Keys of qwen3-tiny: ops of Gemma, Cohere, GLM, OLMo and Granite.
+OPS = (
+    f"{_ATTENTION}.rope.width=8",
+    f"{_ATTENTION}.rope.interleaved=true",
+    f"{_ATTENTION}.local_rope={{theta: 50}}",
+    f"{_ATTENTION}.window=[8, null]",
+    f"{_ATTENTION}.one_plus=true",
+    f"{_ATTENTION}.scale=0.2",
+    "model.units[0].embedding.scale=3",
+    "model.units[1].ops[0].residual[0].rmsnorm.one_plus=true",
+    "model.units[1].ops[1].residual[2]={geglu: {}}",
+    "model.units[1].ops[1].residual[0]={parallel: [[{rmsnorm: {name: post_attention_layernorm}}], "
+    "[{scale: 0.5}]]}",
+)
 PACKED = ("data.documents=mask", "data.end=1")
 
 # train.recompute: nothing, some of each family's ops, all

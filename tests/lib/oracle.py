@@ -46,6 +46,17 @@ def relu2(x: np.ndarray) -> tuple[np.ndarray, Back]:
     return above * above, lambda dy: dy * 2 * above
 
 
+def geglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
+    """Return y [B,T,F] = gelu(gate) * up of x [B,T,2F], which is gate and up."""
+    gate, up = np.split(x, 2, axis=-1)
+    y, back_gate = gelu(gate, "tanh")
+
+    def back(dy: np.ndarray) -> np.ndarray:
+        return np.concatenate([back_gate(dy * up), dy * y], axis=-1)
+
+    return y * up, back
+
+
 def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
     """Return y [B,T,F] = silu(gate) * up of x [B,T,2F], which is gate and up."""
     gate, up = np.split(x, 2, axis=-1)
@@ -59,13 +70,16 @@ def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
     return gate * s * up, back
 
 
-def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
+def rope_angles(rope: dict, T: int, D: int, length: int) -> np.ndarray:
     """Return angles [T, D/2]. llama3 and yarn slow waves that are long relative to the original
-    context."""
+    context. length: tokens of a sample, by which longrope chooses its factors."""
     freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
     scaling = rope.get("scaling")
     if scaling and scaling["type"] == "linear":
         freq /= scaling["factor"]
+    if scaling and scaling["type"] == "longrope":
+        long = length > scaling["original_context"]
+        freq /= np.array(scaling["long_factor" if long else "short_factor"])
     if scaling and scaling["type"] == "yarn":
         # index of a pair, as a function of its turns in the original context
         turns = np.array([scaling["beta_fast"], scaling["beta_slow"]])
@@ -92,24 +106,39 @@ def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
     return np.arange(T)[:, None] * freq
 
 
-def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
-    """Return x [B,N,T,D] with the pairs (i, i + D/2) rotated by angle [T, D/2]; yarn scales them
-    up."""
-    a, b = np.split(x, 2, axis=-1)
+def turn(
+    x: np.ndarray, angle: np.ndarray, rope: dict, interleaved: bool = False
+) -> np.ndarray:
+    """Return x [B,N,T,D] with pairs of its first W elements rotated by angle [T, W/2]: (i, i + W/2),
+    or neighbours; yarn and longrope scale them up."""
+    W = 2 * angle.shape[-1]
+    x, rest = x[..., :W], x[..., W:]
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else np.split(x, 2, axis=-1)
     grown = (rope.get("scaling") or {}).get("attention_factor", 1.0)
     c = (grown * np.cos(angle)).astype(x.dtype)
     s = (grown * np.sin(angle)).astype(x.dtype)
-    return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+    pair = [a * c - b * s, b * c + a * s]
+    if interleaved:
+        made = np.stack(pair, axis=-1).reshape(x.shape)
+    else:
+        made = np.concatenate(pair, axis=-1)
+    return np.concatenate([made, rest], axis=-1)
 
 
 def causal(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    window: int | None = None,
+    scale: float | None = None,
 ) -> tuple[np.ndarray, Callable]:
     """Return causal attention of q [B,H,T,D], k and v [B,G,T,D]. Head h reads k and v of head h /
-    (H/G); a row sees the last `window` rows, including itself."""
+    (H/G); a row sees the last `window` rows, including itself. scale: of scores, usually 1 /
+    sqrt(D)."""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
-    score = q @ k.swapaxes(2, 3) / math.sqrt(D)
+    scale = scale or 1 / math.sqrt(D)
+    score = q @ k.swapaxes(2, 3) * scale
     seen = np.tri(T, dtype=bool)
     if window:
         seen &= ~np.tri(T, k=-window, dtype=bool)
@@ -119,7 +148,7 @@ def causal(
 
     def back(dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dp = dy @ v.swapaxes(2, 3)
-        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / math.sqrt(D)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
         dk, dv = (
             (m.swapaxes(2, 3) @ d).reshape(B, G, H // G, T, D).sum(2)
             for m, d in ((ds, q), (p, dy))
@@ -157,6 +186,12 @@ def head(spec) -> object:
     return spec.model.units[-1].ops[-1]
 
 
+def into(spec) -> tuple[str, ...]:
+    """Return the linears of queries, keys and values."""
+    one = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",)}
+    return one.get(spec.model.names, ("q_proj", "k_proj", "v_proj"))
+
+
 def shapes(spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
@@ -171,9 +206,9 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
 
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
-        parts = (
-            {"c_attn": H + 2 * G} if gpt2 else {"q_proj": H, "k_proj": G, "v_proj": G}
-        )
+        names = into(spec)
+        each = (H + 2 * G,) if len(names) == 1 else (H, G, G)
+        parts = dict(zip(names, each, strict=True))
         for part, heads in parts.items():
             linear(f"{name}.{part}", width, heads * D, a["bias"])
         for part, heads in (("q", H), ("k", G)) if a["qk_norm"] else ():
@@ -195,6 +230,8 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
             return C
         if o.kind == "residual":
             walk(o.ops, width, unit)
+        elif o.kind == "parallel":
+            return [walk(branch.ops, width, unit) for branch in o.ops][0]
         elif o.kind == "linear" and not a["tied"]:
             for name, out in zip(a["name"], a["out"], strict=True):
                 linear(
@@ -209,11 +246,12 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
             attention(unit + a["name"], a, width)
             return C
         elif o.kind in ("layernorm", "rmsnorm"):
-            found[unit + a["name"] + ".weight"] = (width,)
+            if a.get("weight", True):
+                found[unit + a["name"] + ".weight"] = (width,)
             found.update(
                 {unit + a["name"] + ".bias": (width,)} if a.get("bias") else {}
             )
-        return width // 2 if o.kind == "swiglu" else width
+        return width // 2 if o.kind in ("swiglu", "geglu") else width
 
     def walk(ops: Sequence, width: int, unit: str) -> int:
         for o in ops:
@@ -321,7 +359,8 @@ class Net:
     def layernorm(
         self, x: np.ndarray, name: str, eps: float, bias: bool
     ) -> tuple[np.ndarray, Back]:
-        w = self.p[name + ".weight"]
+        weight = name + ".weight"
+        w = self.p.get(weight, 1)
         s = 1 / np.sqrt(x.var(-1, keepdims=True) + eps)
         n = (x - x.mean(-1, keepdims=True)) * s
         y = n * w
@@ -329,7 +368,8 @@ class Net:
             y = y + self.p[name + ".bias"]
 
         def back(dy: np.ndarray) -> np.ndarray:
-            self.add(name + ".weight", (dy * n).sum((0, 1)))
+            if weight in self.p:
+                self.add(weight, (dy * n).sum((0, 1)))
             if bias:
                 self.add(name + ".bias", dy.sum((0, 1)))
             dn = dy * w
@@ -339,9 +379,11 @@ class Net:
 
         return y, back
 
-    def rmsnorm(self, x: np.ndarray, name: str, eps: float) -> tuple[np.ndarray, Back]:
+    def rmsnorm(
+        self, x: np.ndarray, name: str, eps: float, one_plus: bool = False
+    ) -> tuple[np.ndarray, Back]:
         """Normalize over the last axis of x [..., C]."""
-        w = self.p[name + ".weight"]
+        w = self.p[name + ".weight"] + one_plus
         s = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
         n = x * s
 
@@ -356,9 +398,8 @@ class Net:
         B, T, _ = x.shape
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
         gpt2 = self.spec.model.names == "gpt2"
-        into = ["c_attn"] if gpt2 else ["q_proj", "k_proj", "v_proj"]
         qkv, back_qkv = self.side_by_side(
-            x, [f"{name}.{part}" for part in into], a["bias"]
+            x, [f"{name}.{part}" for part in into(self.spec)], a["bias"]
         )
         q, k, v = np.split(qkv, [H * D, (H + G) * D], axis=-1)
         back_q = back_k = whole_q = whole_k = lambda dy: dy
@@ -367,20 +408,23 @@ class Net:
             k, whole_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
         q, k, v = (part.reshape(B, T, -1, D).swapaxes(1, 2) for part in (q, k, v))
         if a["qk_norm"] is True:
-            q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
-            k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
-        if a["rope"]:
-            angle = rope_angles(a["rope"], T, D)
-            q, k = turn(q, angle, a["rope"]), turn(k, angle, a["rope"])
-        y, back_y = causal(q, k, v, self.window(a))
+            plus = a["one_plus"]
+            q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"], plus)
+            k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"], plus)
+        rope = self.rope(a)
+        if rope:
+            W, near = a["rope"]["width"] or D, a["rope"]["interleaved"]
+            angle = rope_angles(rope, T, W, self.spec.train.sequence)
+            q, k = (turn(x, angle, rope, near) for x in (q, k))
+        y, back_y = causal(q, k, v, self.window(a), a["scale"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
 
         def back(dy: np.ndarray) -> np.ndarray:
             dq, dk, dv = back_y(back_out(dy).reshape(B, T, H, D).swapaxes(1, 2))
-            if a["rope"]:
-                dq, dk = (turn(d, -angle, a["rope"]) for d in (dq, dk))
+            if rope:
+                dq, dk = (turn(d, -angle, rope, near) for d in (dq, dk))
             dq, dk, dv = (
                 d.swapaxes(1, 2).reshape(B, T, -1) for d in (back_q(dq), back_k(dk), dv)
             )
@@ -388,6 +432,12 @@ class Net:
             return back_qkv(np.concatenate(parts, axis=-1))
 
         return out, back
+
+    def rope(self, a: dict) -> dict | None:
+        """Return the rotary positions of the current layer."""
+        if a["rope_layers"] and not a["rope_layers"][self.layer]:
+            return None
+        return a["local_rope"] if a["local_rope"] and self.window(a) else a["rope"]
 
     def window(self, a: dict) -> int | None:
         """Return the window of the current layer."""
@@ -428,13 +478,24 @@ class Net:
             y, back = self.dropped(*self.ops(o.ops, x, unit))
             return x + y, lambda dy: dy + back(dy)
         if o.kind == "embedding":
-            return self.dropped(*self.embedding(x, a))
+            y, back = self.embedding(x, a)
+            factor = a["scale"] or 1
+            return self.dropped(factor * y, lambda dy: back(factor * dy))
+        if o.kind == "scale":
+            return a["factor"] * x, lambda dy: a["factor"] * dy
         if o.kind == "gelu":
             return gelu(x, a["kind"])
         if o.kind == "relu2":
             return relu2(x)
         if o.kind == "swiglu":
             return swiglu(x)
+        if o.kind == "geglu":
+            return geglu(x)
+        if o.kind == "parallel":
+            ys, backs = zip(
+                *(self.ops(branch.ops, x, unit) for branch in o.ops), strict=True
+            )
+            return sum(ys), lambda dy: sum(back(dy) for back in backs)
         if o is head(self.spec):
             return self.linear(x, a["tied"] or a["name"][0], a["bias"], by_token=True)
         if o.kind == "linear":
@@ -443,7 +504,7 @@ class Net:
         if o.kind == "layernorm":
             return self.layernorm(x, name, a["eps"], a["bias"])
         if o.kind == "rmsnorm":
-            return self.rmsnorm(x, name, a["eps"])
+            return self.rmsnorm(x, name, a["eps"], a["one_plus"])
         if o.kind == "attention":
             return self.attention(x, name, a)
         raise ValueError(f"no such op: {o.kind}")

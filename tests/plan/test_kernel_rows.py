@@ -174,6 +174,14 @@ BY_HAND = {
         {1: 3, 2: 4},
         {4: 2, 5: 1, 6: 3, 7: 4},
     ),
+    "zk_rmsnorm1_bwd": ("zk_rmsnorm1_fwd", 2, 3, {1: 5}, {4: 3, 5: 1, 6: 5}),
+    "zk_qknorm1_bwd": (
+        "zk_qknorm1_fwd",
+        3,
+        2,
+        {1: 3, 2: 4},
+        {4: 2, 5: 1, 6: 3, 7: 4},
+    ),
     "zk_qknorm_whole_bwd": (
         "zk_qknorm_whole_fwd",
         3,
@@ -190,6 +198,7 @@ BY_HAND = {
     "zk_lora_bwd_w": ("zk_lora_fwd", 1, None, {0: 3}, {2: 2}),
     "zk_rope": ("zk_rope", 1, 1, {}, {2: 2}),
     "zk_rope_packed": ("zk_rope_packed", 1, 1, {}, {2: 2, 3: 3}),
+    "zk_rope_part": ("zk_rope_part", 1, 1, {}, {2: 2, 3: 3, 4: 4}),
     "zk_attention_bwd": ("zk_attention_fwd", 1, 2, {}, {2: 0, 3: 2, 4: 1}),
     "zk_attention_local_bwd": (
         "zk_attention_local_fwd",
@@ -200,7 +209,9 @@ BY_HAND = {
     ),
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
+    "zk_scale_bwd": ("zk_scale_fwd", 1, 1, {}, {}),
     "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}, {2: 1}),
+    "zk_geglu_bwd": ("zk_geglu_fwd", 1, 1, {}, {2: 1}),
     "zk_dropout_bwd": ("zk_dropout_fwd", 1, 1, {}, {2: 2}),
 }
 
@@ -256,6 +267,11 @@ NUMBERS_OF = {
     "m": 65,  # one chunk of int8, in f32
     "format": 1,
     "sign": 1,
+    "W": 8,
+    "pairs": 1,
+    "which": 2,
+    "factor": 1.0,
+    "factor2": 1.0,
     "window": 3,
     "place": 3,
     "p": 0.0,  # all elements stay
@@ -305,8 +321,11 @@ def results(row: Kernel, made: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 CALLED = [name for name, row in KERNELS.items() if not row.own]
-# read except for its last elements: v heads, whose gradient alone backward needs
-IN_PART = {("zk_qknorm_bwd", "in"), ("zk_qknorm_whole_bwd", "in")}
+# not read to the end: v heads, whose gradient alone backward needs
+IN_PART = {
+    *((f"zk_{name}_bwd", "in") for name in ("qknorm", "qknorm1", "qknorm_whole")),
+    ("zk_rope_part", "table"),  # `which` is 2
+}
 
 
 @pytest.mark.parametrize("name", CALLED)

@@ -15,7 +15,7 @@ from zg.plan.plan import Call, Plan
 from zg.plan.recipe import Stated, Turn
 
 from tests.lib import mutants
-from tests.lib.law import PACKED
+from tests.lib.law import OPS, PACKED
 from tests.lib.plans import planned
 
 LAYERS = (
@@ -33,6 +33,7 @@ SLICED = (
     "zero.stage3_param_persistence_threshold=64",
 )
 LORA = "train.lora={rank: 4, alpha: 6}"
+BARE = "model.units[2].head[0]={layernorm: {name: model.norm, weight: false}}"
 SQUARED = "model.units[1].ops[1].residual[2]={relu2: {}}"
 # On a CPU alone, where no grid reveals a shape, and in 16 bits, because in f32 some numbers make no
 # difference.
@@ -62,6 +63,7 @@ PLANS = {
         *HALVES,
         "model.units[1].ops[0].residual[1].attention.qk_norm=whole",
     ),
+    "qwen, other ops": ("qwen3-tiny", *HALVES, *OPS, BARE),
     "qwen, packed": ("qwen3-tiny", *HALVES, *PACKED),
 }
 

@@ -12,7 +12,7 @@ import subprocess
 import hf_doc
 import pytest
 from zg.read import hf, hfkeys, spec
-from zg.read.hfrows import FAMILIES, HfFamily
+from zg.read.hfrows import FAMILIES, HfFamily, Number
 from zg.read.node import SpecError
 from zg.write import hf as writer
 
@@ -326,8 +326,8 @@ def test_more_positions_than_the_model_has_are_told(
         ({"tie_encoder_decoder": True}, "15: tie_encoder_decoder: is true"),
         ({"attention_dropout": "0.1"}, "15: attention_dropout: is '0.1'"),
         (
-            {"rope_scaling": {"type": "longrope"}},
-            "15: rope_scaling: scaling 'longrope'",
+            {"rope_scaling": {"type": "dynamic"}},
+            "15: rope_scaling: scaling 'dynamic'",
         ),
         ({"rope_parameters": {"beta": 1}}, "16: rope_parameters.beta: is no"),
         ({"rope_parameters": False}, "15: rope_parameters: is false; allowed"),
@@ -555,6 +555,7 @@ def test_null_is_no_value(tmp_path: pathlib.Path) -> None:
 OTHERS = {
     int: ("32", 32.0, True, [32]),
     float: ("1e-5", 1, True),
+    Number: ("1", True, [1]),
     bool: ("true", 0, 1),
     str: (1, True),
 }

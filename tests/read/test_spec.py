@@ -135,6 +135,7 @@ def test_fields_and_defaults() -> None:
         "tokens": "wte",
         "positions": "wpe",
         "context": 33,
+        "scale": None,
     }
     attention = blocks.ops[0].ops[1]
     assert dict(attention.args) == {
@@ -145,9 +146,13 @@ def test_fields_and_defaults() -> None:
         "bias": True,
         "out_bias": True,
         "rope": None,
+        "local_rope": None,
+        "rope_layers": None,
         "qk_norm": False,
         "window": None,
         "eps": 1e-6,
+        "one_plus": False,
+        "scale": None,
     }
     assert (
         spec.places["model.units[1].ops[0].residual[1].attention"]
@@ -157,6 +162,7 @@ def test_fields_and_defaults() -> None:
     assert dict(blocks.ops[0].ops[0].args) == {
         "name": "ln_1",
         "eps": 1e-5,
+        "weight": True,
         "bias": True,
     }
     assert dict(head.ops[1].args) == {
@@ -455,7 +461,7 @@ WRONG = [
         GPT,
         "gelu: tanh",
         "silu: {}",
-        r"@: .*residual\[2\].silu: is not a key here; .*allowed: residual, layernorm",
+        r"@: .*residual\[2\].silu: is not a key here; .*allowed: residual, parallel, layernorm",
     ),
     (
         GPT,
@@ -599,7 +605,7 @@ WRONG = [
         "precision: f32",
         "precision: f32\n  recompute: [gelu, glue]",
         r"s.yaml:\d+: train.recompute: 'glue' is not an op of a block; allowed: none, full or a list of "
-        r"layernorm, .*, gelu, relu2, swiglu, residual$",
+        r"layernorm, .*, gelu, relu2, scale, swiglu, geglu, residual$",
     ),
     (
         GPT,
@@ -868,8 +874,8 @@ WRONG = [
     (
         LLAMA,
         "type: llama3",
-        "type: longrope",
-        r"@: .*scaling.type: 'longrope' is not known; allowed: linear or llama3 or yarn",
+        "type: dynamic",
+        r"@: .*scaling.type: 'dynamic' is not known; allowed: linear or llama3 or yarn or longrope",
     ),
     (
         LLAMA,

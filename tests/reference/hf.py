@@ -3,9 +3,9 @@ steps in float64, by transformers' own model of that file.
 
 A tool for developers; the tests read its files and need no transformers:
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.15.0 transformers==5.23.0 numpy
-    /tmp/hf/bin/python tests/reference/hf.py
+    /tmp/hf/bin/python tests/reference/hf.py [NAME ...]
 Weights and tokens are known.py's. A file holds loss; grad/TENSOR (digests, see known.py) of the
-first global batch; losses [10]. Dropout is 0.
+first global batch; losses [10]. Dropout is 0. A `.float()` in transformers' code keeps float64.
 """
 
 import pathlib
@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import known  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent / "hf"
+torch.Tensor.float = torch.Tensor.double  # Gemma's norms would round gradients
 SEQUENCE, BATCH, STEPS = 40, 8, 10
 LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
@@ -46,8 +47,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
     params = named(model)
     with torch.no_grad():
         for key, p in params.items():
-            norm = known.is_norm_weight(key)
-            p.copy_(torch.from_numpy(known.weight(key, tuple(p.shape), norm)))
+            p.copy_(torch.from_numpy(known.of_model(name, key, tuple(p.shape))))
     tokens = known.stream(f"hf {name}", SEQUENCE, config.vocab_size)
     matrices = [p for p in params.values() if p.ndim > 1]
     others = [p for p in params.values() if p.ndim < 2]
@@ -77,8 +77,8 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    for folder in sorted(HERE.iterdir()):
-        if folder.is_dir():
-            made = reference(folder.name)
-            np.savez_compressed(HERE / f"{folder.name}.npz", **made)
-            print(folder.name, made["losses"])
+    names = [path.name for path in HERE.iterdir() if path.is_dir()]
+    for name in sys.argv[1:] or sorted(names):
+        made = reference(name)
+        np.savez_compressed(HERE / f"{name}.npz", **made)
+        print(name, made["losses"])

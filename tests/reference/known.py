@@ -43,6 +43,12 @@ def is_norm_weight(name: str) -> bool:
     )
 
 
+def of_model(model: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return initial values of a tensor of a model of hf/. Gemma's norms multiply by 1 + weight."""
+    norm = is_norm_weight(name) and not model.startswith("gemma")
+    return weight(name, shape, norm)
+
+
 def stream(name: str, sequence: int, vocab: int) -> np.ndarray:
     """Return int64 tokens that a model can partly predict: t' = 5 t + 17 + r with r in 0..7. The 7
     tokens after the last whole sample are never read."""

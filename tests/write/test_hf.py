@@ -190,7 +190,9 @@ def test_windows_of_layers(window: Window, said: dict[str, object] | None) -> No
     assert config.get("use_sliding_window", False) == bool(found)
     if isinstance(window, tuple):
         mixed = spec.load(str(SPECS / "llama-tiny.yaml"))
-        assert not hf.config(windowed(mixed, window))
+        text = hf.config(windowed(mixed, window))
+        assert bool(text) == (said is not None)
+        assert not text or json.loads(text)["model_type"] == "smollm3"
 
 
 def test_the_text_in_c() -> None:

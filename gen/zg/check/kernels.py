@@ -29,6 +29,7 @@ CLASSES = {
     "position": "positions",
     "key": "keys",
     "table": "table",
+    "table2": "table",
     "sums": "sums",
     "scale": "ctl",
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from ..facts.kernels import KERNELS, backward
+from ..facts.kernels import KERNELS, NULL, backward
 from ..facts.rope import frequencies
 from ..plan.operand import Arg, Index, Layers, base, of_layer
 from ..plan.plan import Call, Plan, Table, Tensor
@@ -148,7 +148,7 @@ def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
     if backward(c.kernel, c.args):
         return
     for f, arg in zip(row.formals, c.args, strict=True):
-        if f.stated:
+        if f.stated and arg != NULL:
             yield f.name, arg
 
 

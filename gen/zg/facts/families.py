@@ -51,4 +51,12 @@ FAMILIES: Mapping[str, Family] = {
         base="model.",
         lora=("q_proj", "v_proj"),
     ),
+    "phi3": Family(
+        ("qkv_proj",),
+        "o_proj",
+        _NORMS,
+        out_in=True,
+        base="model.",
+        lora=("qkv_proj",),
+    ),
 }

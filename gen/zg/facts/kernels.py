@@ -16,8 +16,8 @@ A backward kernel names its operands as forward does: x is forward's x, dx the g
 norm with `more` adds it to x first and stores the result in `sum`; its backward adds `more` to dx.
 
 Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V padded with zeros to
-a multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's
-output and input width, F a gated branch's width, P positions, n elements.
+a multiple of VOCAB, H heads, G key-value heads, D head size, W its rotated width, E = (H+2*G)*D, N
+and K a linear's output and input width, F a gated branch's width, P positions, n elements.
 """
 
 from __future__ import annotations
@@ -139,20 +139,30 @@ _ROWS = (
          "embed_bwd(M, P, C, real, target)"),
 
     _row("zk_layernorm_fwd", "y>real:M*C stat>f32&:M*2 sum>real?:M*C x<real:M*C more<real?:M*C "
-         "w@real:C b@real?:C M C eps.", "norm_fwd(M, C, real)"),
+         "w@real?:C b@real?:C M C eps.", "norm_fwd(M, C, real)"),
     _row("zk_layernorm_bwd", "dx>real:M*C dw^real?:C db^real?:C dy<real:M*C more<real?:M*C "
-         "x<real:M*C stat<f32:M*2 w@real:C scratch$f32:2*C M C",
+         "x<real:M*C stat<f32:M*2 w@real?:C scratch$f32:2*C M C",
          "norm_bwd(M, C, real, target, 2, most=192)", of="zk_layernorm_fwd"),
     _row("zk_rmsnorm_fwd", "y>real:M*C stat>f32&:M sum>real?:M*C x<real:M*C more<real?:M*C "
          "w@real:C M C eps.", "norm_fwd(M, C, real)"),
     _row("zk_rmsnorm_bwd", "dx>real:M*C dw^real?:C dy<real:M*C more<real?:M*C x<real:M*C "
          "stat<f32:M w@real:C scratch$f32:2*C M C",
          "norm_bwd(M, C, real, target, 1)", of="zk_rmsnorm_fwd"),
+    _row("zk_rmsnorm1_fwd", "y>real:M*C stat>f32&:M sum>real?:M*C x<real:M*C more<real?:M*C "
+         "w@real:C M C eps.", "norm_fwd(M, C, real)"),
+    _row("zk_rmsnorm1_bwd", "dx>real:M*C dw^real?:C dy<real:M*C more<real?:M*C x<real:M*C "
+         "stat<f32:M w@real:C scratch$f32:2*C M C",
+         "norm_bwd(M, C, real, target, 1)", of="zk_rmsnorm1_fwd"),
     _row("zk_qknorm_fwd", "y>real:M*E stat>f32&:M*(H+G) in<real:M*E wq@real:D wk@real:D "
          "M H! G! D! eps.", "norm_fwd(M*max(H, G), D, real, 3)"),
     _row("zk_qknorm_bwd", "din>real:M*E dwq^real?:D dwk^real?:D dy<real:M*E in<real:M*E "
          "stat<f32:M*(H+G) wq@real:D wk@real:D scratch$f32:2*D*(1+M) M H G D",
          "norm_bwd(M*max(H, G), D, real, target, 2, 3)", of="zk_qknorm_fwd"),
+    _row("zk_qknorm1_fwd", "y>real:M*E stat>f32&:M*(H+G) in<real:M*E wq@real:D wk@real:D "
+         "M H! G! D! eps.", "norm_fwd(M*max(H, G), D, real, 3)"),
+    _row("zk_qknorm1_bwd", "din>real:M*E dwq^real?:D dwk^real?:D dy<real:M*E in<real:M*E "
+         "stat<f32:M*(H+G) wq@real:D wk@real:D scratch$f32:2*D*(1+M) M H G D",
+         "norm_bwd(M*max(H, G), D, real, target, 2, 3)", of="zk_qknorm1_fwd"),
     _row("zk_qknorm_whole_fwd", "y>real:M*E stat>f32&:M*2 in<real:M*E wq@real:H*D wk@real:G*D "
          "M H! G! D! eps.", "norm_fwd(M, H*D, real, 3, G*D)"),
     _row("zk_qknorm_whole_bwd", "din>real:M*E dwq^real?:H*D dwk^real?:G*D dy<real:M*E in<real:M*E "
@@ -190,6 +200,9 @@ _ROWS = (
     _row("zk_rope_packed", "y>real:M*E=in in<real:M*E table<f32!:T*D position<i32:M "
          "B T H! G! D! sign", "run(each_row(B*T, (H+G)*(D//2), real))",
          of="zk_rope_packed", called={"y": "din", "in": "dy"}),
+    _row("zk_rope_part", "y>real:M*E=in in<real:M*E table<f32!:T*W table2<f32?!:T*W "
+         "position<i32?:M B T H! G! D! W! pairs! which! factor. factor2. sign",
+         "run(each_row(B*T, (H+G)*D, real))", of="zk_rope_part", called={"y": "din", "in": "dy"}),
     _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E B T H! G! D! scale.",
          "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
     _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:B*H*T "
@@ -209,9 +222,15 @@ _ROWS = (
     _row("zk_relu2_fwd", "y>real:n x<real:n n", "elements(n, real)", task=8192),
     _row("zk_relu2_bwd", "dx>real:n=dy dy<real:n x<real:n n", "elements(n, real)", task=8192,
          of="zk_relu2_fwd"),
+    _row("zk_scale_fwd", "y>real:n=x x<real:n n scale.", "elements(n, real)", task=8192),
+    _row("zk_scale_bwd", "dx>real:n=dy dy<real:n n scale.", "elements(n, real)", task=8192,
+         of="zk_scale_fwd"),
     _row("zk_swiglu_fwd", "y>real:M*F x<real:M*2*F M F!", "run(each_row(M, F, real))"),
     _row("zk_swiglu_bwd", "dx>real:M*2*F dy<real:M*F x<real:M*2*F M F",
          "run(each_row(M, F, real))", of="zk_swiglu_fwd"),
+    _row("zk_geglu_fwd", "y>real:M*F x<real:M*2*F M F!", "run(each_row(M, F, real))"),
+    _row("zk_geglu_bwd", "dx>real:M*2*F dy<real:M*F x<real:M*2*F M F",
+         "run(each_row(M, F, real))", of="zk_geglu_fwd"),
     _row("zk_dropout_fwd", "y>real:B*n=x x<real:B*n key<i64:B B n place~ p.", "elements(B*n, real)",
          task=8192),
     _row("zk_dropout_bwd", "dx>real:B*n=dy dy<real:B*n key<i64:B B n place~ p.",
@@ -259,7 +278,7 @@ def kernel(name: str) -> Kernel:
 
 
 # Integers that may differ between layers: no size and no launch depends on them.
-BY_LAYER = ("window",)
+BY_LAYER = ("window", "which")
 # Letters that follow from others, if a call has those named first.
 FOLLOWS = {
     "M": ("BT", "B*T"),

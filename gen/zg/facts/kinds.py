@@ -80,4 +80,10 @@ SCALINGS: Rows = {
         "attention_factor": None,
         "truncate": True,
     },
+    "longrope": {
+        "original_context": NEEDED,
+        "short_factor": NEEDED,
+        "long_factor": NEEDED,
+        "attention_factor": None,
+    },
 }

@@ -22,7 +22,16 @@ from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
 # Operands of an op other than its values.
-GIVEN = ("token", "target", "position", "key", "table", "scaler", NULL)
+GIVEN = (
+    "token",
+    "target",
+    "position",
+    "key",
+    "table",
+    "table2",
+    "scaler",
+    NULL,
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,8 @@ _ROWS = (
     _op("layernorm", "zk_layernorm_fwd", "zk_layernorm_bwd"),
     # y = x / rms * w
     _op("rmsnorm", "zk_rmsnorm_fwd", "zk_rmsnorm_bwd"),
+    # y = x / rms * (1 + w)
+    _op("rmsnorm1", "zk_rmsnorm1_fwd", "zk_rmsnorm1_bwd"),
     # y = x . w + b
     _op(
         "linear",
@@ -110,7 +121,9 @@ _ROWS = (
     ),
     # q, k heads of y = x / rms * w; v heads copied
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
-    # the same with all q heads as one, and all k heads as one
+    # the same with factors 1 + w
+    _op("qknorm1", "zk_qknorm1_fwd in=x", "zk_qknorm1_bwd din=dx in=x"),
+    # q, k heads with all q heads as one, and all k heads as one
     _op(
         "qknorm_whole",
         "zk_qknorm_whole_fwd in=x",
@@ -124,6 +137,8 @@ _ROWS = (
         "zk_rope_packed in=x sign=1",
         "zk_rope_packed y=dx in=dy sign=-1",
     ),
+    # a part of each head, in some layers, by one of two tables
+    _op("rope_part", "zk_rope_part in=x sign=1", "zk_rope_part y=dx in=dy sign=-1"),
     # y = softmax(causal(q k' scale)) v
     _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
     # within a row's own document, over its last `window` rows
@@ -135,8 +150,12 @@ _ROWS = (
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
+    # y = scale * x
+    _op("scale", "zk_scale_fwd", "zk_scale_bwd"),
     # y = silu(gate) * up, where x = gate, up
     _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
+    # y = gelu(gate) * up by tanh, where x = gate, up
+    _op("geglu", "zk_geglu_fwd", "zk_geglu_bwd"),
     # y = x / (1 - p), or 0 with probability p
     _op("dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
     # y = a + b
@@ -167,8 +186,11 @@ WORDS = {
     "attention_local": "attention",
     "dropout": "residual",
     "lora": "linear",
+    "qknorm1": "qknorm",
     "qknorm_whole": "qknorm",
+    "rmsnorm1": "rmsnorm",
     "rope_packed": "rope",
+    "rope_part": "rope",
 }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..plan.operand import Names
 
-# Numbers of each scaling, in a plan's order. Their count identifies the scaling.
+# Numbers of each scaling, in a plan's order. Their count identifies the scaling. Those of longrope
+# are 0, which no other begins with, and a divisor for each frequency.
 NUMBERS: Mapping[str, Names] = {
     "linear": ("factor",),
     "llama3": (
@@ -31,10 +32,13 @@ NUMBERS: Mapping[str, Names] = {
 }
 
 
-def fields(scaling: Mapping[str, Any] | None) -> tuple[float, ...]:
-    """Return the numbers of a spec's scaling, () if it has none."""
+def fields(scaling: Mapping[str, Any] | None, context: int) -> tuple[float, ...]:
+    """Return the numbers of a spec's scaling for samples of `context` tokens, () if it has none."""
     if not scaling:
         return ()
+    if scaling["type"] == "longrope":
+        long = context > scaling["original_context"]
+        return (0.0, *scaling["long_factor" if long else "short_factor"])
     return tuple(float(scaling[key]) for key in NUMBERS[scaling["type"]])
 
 
@@ -49,6 +53,8 @@ def frequencies(
     powers = [
         float(base ** (Decimal(-2 * i) / Decimal(head))) for i in range(head // 2)
     ]
+    if scaling[:1] == (0.0,):
+        return tuple(f / by for f, by in zip(powers, scaling[1:], strict=True))
     kept = _KEPT[len(scaling)](head, base, powers, *scaling[1:])
     factor = scaling[0] if scaling else 1.0
     return tuple(map(_scaled, powers, kept, itertools.repeat(factor)))
@@ -117,6 +123,13 @@ _KEPT: Mapping[int, Callable[..., Iterable[float]]] = {
     4: _llama3,
     5: _yarn,
 }
+
+
+def stretched(factor: float, context: float) -> float:
+    """Return longrope's factor of queries and keys: sqrt(1 + ln(factor) / ln(context))."""
+    getcontext().prec = 40
+    ratio = Decimal(str(factor)).ln() / Decimal(str(context)).ln()
+    return float((1 + ratio).sqrt())
 
 
 def grown(factor: float, times: float = 1.0) -> float:

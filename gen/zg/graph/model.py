@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..facts import ops
-from ..facts.kernels import ADD, ROUND, value
-from ..facts.rope import fields, frequencies
+from ..facts.kernels import ADD, NULL, ROUND, value
+from ..facts.rope import frequencies
 from ..plan.operand import Index, Layers
+from ..plan.recipe import Turn
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -37,6 +38,7 @@ from .graph import (
 
 STD = 0.02  # standard deviation of initial weights
 NORMS = ("layernorm", "rmsnorm", "qknorm", "qknorm_whole")
+SHIFTED = ("rmsnorm1", "qknorm1")  # norms whose factors are 1 + w
 
 
 @dataclass
@@ -113,7 +115,9 @@ class _Builder:
         ins = dict(zip(words, xs, strict=False))
         dims = {word: self.mine(n) for word, n in row.dims.items()}
         if "rope" in dims:
-            dims["table"] = self.table(row)
+            dims["table"] = self.table(row.dims["rope"])
+            second = row.dims.get("rope2")
+            dims["table2"] = self.table(second) if second else NULL
         return self.node(row.name, ins, params, dims)
 
     def mine(self, n: Any) -> Any:
@@ -123,10 +127,9 @@ class _Builder:
         each = n[self.begin : self.begin + self.count]
         return Layers(each) if len({*each}) > 1 else each[0]
 
-    def table(self, row: Row) -> str:
-        """Return the name of a row's rotary table."""
-        rope, D = row.dims["rope"], row.dims["D"]
-        table = Table(D, frequencies(D, rope["theta"], fields(rope["scaling"])))
+    def table(self, turn: Turn) -> str:
+        """Return the name of a rotary table."""
+        table = Table(turn.head, frequencies(turn.head, turn.theta, turn.scaling))
         if table not in self.tables:
             self.tables.append(table)
         return f"table.{self.tables.index(table)}"
@@ -158,6 +161,8 @@ def _first(op: str, word: str, std: float) -> tuple[float, float]:
         return 0.0, 0.0
     if op in NORMS:
         return 1.0, 0.0
+    if op in SHIFTED:
+        return 0.0, 0.0
     return 0.0, std / 2 if word == "wpe" else std
 
 
@@ -173,9 +178,20 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
         for row in op.rows:
             y = b.row(row, y)
         return b.node("add", {"a": x, "b": y}, {}, {})
+    if op.kind == "parallel":
+        first, *others = [_branch(b, x, branch, std) for branch in op.ops]
+        for y in others:
+            first = b.node("add", {"a": first, "b": y}, {}, {})
+        return first
     for row in op.rows[:-1]:
         x = b.row(row, x)
     return b.row(op.rows[-1], x, std)
+
+
+def _branch(b: _Builder, x: str, branch: SpecOp, std: float) -> str:
+    for op in branch.ops[:-1]:
+        x = _run(b, x, op)
+    return _run(b, x, branch.ops[-1], std)
 
 
 class _Calls:
@@ -211,8 +227,8 @@ class _Calls:
             return ("work", "")
         if word.lstrip("-").isdigit():
             return ("number", int(word))
-        if word == "table":
-            return ("fixed", node.dims["table"])
+        if word in ("table", "table2"):
+            return ("fixed", node.dims[word])
         if word == "place":
             return ("int", self.b.place(node))
         if word == "full":

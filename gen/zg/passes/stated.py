@@ -7,12 +7,12 @@ the graph made, with them. A new op only needs a row of FIRST for each of its te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby, product
 from typing import Any, NamedTuple
 
-from ..facts import ops, rope
+from ..facts import ops
 from ..facts.kernels import KERNELS
 from ..graph import quantize
 from ..plan.recipe import OF_TENSORS, Stated, Turn
@@ -29,6 +29,9 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("layernorm", "w"): (1.0, 0.0),
     ("layernorm", "b"): (0.0, 0.0),
     ("rmsnorm", "w"): (1.0, 0.0),
+    ("rmsnorm1", "w"): (0.0, 0.0),
+    ("qknorm1", "wq"): (0.0, 0.0),
+    ("qknorm1", "wk"): (0.0, 0.0),
     ("qknorm", "wq"): (1.0, 0.0),
     ("qknorm", "wk"): (1.0, 0.0),
     ("qknorm_whole", "wq"): (1.0, 0.0),
@@ -37,6 +40,10 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("linear", "b"): (0.0, 0.0),
     ("lora", "w"): (0.0, 0.0),
 }
+
+
+# Words of an op that stand for rotary tables -> the dims that describe these.
+TABLES = {"table": "rope", "table2": "rope2"}
 
 
 class Placed(NamedTuple):
@@ -49,11 +56,12 @@ class Placed(NamedTuple):
 def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
     """Yield an op's rows in order of forward. The last linear of a residual has a smaller deviation
     (GPT-2, section 2.3)."""
+    if op.kind == "parallel":
+        for branch in op.ops:
+            yield from _inner(spec, branch.ops, std)
+        return
     if op.ops:
-        *before, end = op.ops
-        for inner in before:
-            yield from _rows(spec, inner)
-        yield from _rows(spec, end, STD / math.sqrt(_residuals(spec)))
+        yield from _inner(spec, op.ops, STD / math.sqrt(_residuals(spec)))
         for row in op.rows:
             yield from _placed(row, STD)
         return
@@ -61,6 +69,13 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
     for row in first:
         yield from _placed(row, STD)
     yield from _placed(last, std)
+
+
+def _inner(spec: Spec, ops: Sequence[Op], std: float) -> Iterator[Placed]:
+    """Yield the rows of ops in order. std: of the last one."""
+    for op in ops[:-1]:
+        yield from _rows(spec, op)
+    yield from _rows(spec, ops[-1], std)
 
 
 def _placed(row: Row, std: float) -> Iterator[Placed]:
@@ -93,24 +108,16 @@ def _calls(rows: list[Placed], layer: int) -> dict[str, list[int | float | Turn]
         kernel, *words = ops.OPS[row.name].fwd.split()
         formals = KERNELS[kernel].formals
         for formal, word in zip(formals, words, strict=True):
-            if formal.stated:
-                mine = out.setdefault(formal.name, [])
-                mine.append(_value(row, word, layer))
+            value = _value(row, word, layer) if formal.stated else None
+            if value is not None:
+                out.setdefault(formal.name, []).append(value)
     return out
 
 
 def _value(row: Row, word: str, layer: int) -> Any:
     """Return the value that a word of an op stands for in a layer."""
-    if word == "table":
-        return _turn(row)
-    n = row.dims[word]
+    n = row.dims[TABLES.get(word, word)]
     return n[layer] if isinstance(n, tuple) else n
-
-
-def _turn(row: Row) -> Turn:
-    """Return the rotary table of a row."""
-    said = row.dims["rope"]
-    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))
 
 
 # ---- tensors

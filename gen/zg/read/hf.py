@@ -21,24 +21,29 @@ from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
 from .hfkeys import DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
 from .hfrows import (
+    EACH,
     FAMILIES,
     FIRST,
     FULL,
+    NOPE,
     ORIGINAL,
+    PARTIAL,
     SLIDING,
     SWITCH,
     ConfigKey,
+    Derived,
     HfFamily,
+    Number,
     scaling_keys,
 )
 from .keytypes import LAYERS
 from .node import Mistakes, Names, Node, SpecError, near, printable, shown
-from .schema import Op
+from .schema import VALUES, Op
 
 WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
-THETA = 10000.0
 MSCALES = ("mscale", "mscale_all_dim")
+LISTS = ("short_factor", "long_factor")  # keys with a number for each pair
 # transformers' words -> ours, for keys whose values are words
 WORDS = {
     theirs: ours
@@ -64,6 +69,7 @@ class Found:
 KINDS: Mapping[type, str] = {
     bool: "true or false",
     float: "a number with a decimal point or an exponent, such as 1.0e-05",
+    Number: "a number",
     int: "an integer, without quotes or a decimal point",
     str: "a string in quotes",
 }
@@ -97,8 +103,13 @@ class _Config:
         self.given: dict[str, Node] = root.value
         self.family = self.row()
         usual = self.family.usual
-        self.usual = {key: Node(x, root.where) for key, x in usual.items()}
+        self.usual = {
+            key: Node(float(x) if isinstance(x, Number) else x, root.where)
+            for key, x in usual.items()
+        }
         rope = ROPE if "rope" in _keys_of(self.family.block) else ()
+        if EACH in usual:
+            rope = (*rope, NOPE)
         self.keys = (*usual, *rope)
         self.allowed = {*self.keys, *WINDOWS, *DROPOUTS, *FREE, *FIXED}
 
@@ -153,7 +164,10 @@ class _Config:
             ),
         ]
         if ROPE[0] in self.keys:
-            parts.append(((self.family.context, *ROPE), self.rope))
+            f = self.family
+            widths = (*f.sizes, f.heads, "head_dim", PARTIAL)
+            reads = (f.context, *(widths if PARTIAL in f.usual else ()), *ROPE)
+            parts.append((reads, self.rope))
         for keys, part in parts:
             if wrong.knows(*keys):
                 wrong.of(part)
@@ -165,24 +179,31 @@ class _Config:
         said = node.plain()
         if key in self.usual:
             self.kind(key, said)
-        elif key in REFUSED and said is not None:
+        elif key in REFUSED and said is not None and not self.adopted(key):
             raise self.fail(key, *REFUSED[key])
         elif key in FIXED and said not in (FIXED[key], None):
             raise self.fail(key, f"is {_shown(said)}", _shown(FIXED[key]))
         elif key in DROPOUTS and type(said) not in (int, float, NoneType):
             raise self.fail(key, f"is {_shown(said)}", "a number, or null")
-        if key not in self.allowed and said is not None and not _told(key):
+        free = said is None or _told(key) or self.adopted(key)
+        if key not in self.allowed and not free:
             known = near(key, [*self.allowed])
             good = "leave it out if it has no effect"
             wrong = f"is not a known key of {self.family.type}"
             raise self.fail(key, wrong, f"{known}, or {good}" if known else good)
 
+    def adopted(self, key: str) -> bool:
+        """Return whether a key names code that transformers has adopted."""
+        return key == "auto_map" and self.family.adopted
+
     def kind(self, key: str, said: object) -> None:
         """Refuse values that transformers refuses: "32" and 32.0 for 32, null where it has no
         meaning."""
-        usual = self.usual[key].value
+        usual = self.family.usual[key]
         null = key in NULLS or not usual
         want = int if usual is None else type(usual)
+        if want is Number and type(said) in (int, float):
+            return
         if type(said) is want or said is None and null or want not in KINDS:
             return
         good = KINDS[want] + (", or null" if key in NULLS else "")
@@ -193,7 +214,10 @@ class _Config:
         idle = [
             f"{key}: null" if node.value is None else key
             for key, node in self.given.items()
-            if _told(key) or node.value is None and not self.nullable(key)
+            if _told(key)
+            or self.adopted(key)
+            or node.value is None
+            and not self.nullable(key)
         ]
         file = self.root.where.rpartition(":")[0]
         named = ", ".join(map(printable, idle))
@@ -221,6 +245,13 @@ class _Config:
         node = self.get(key)
         if key == "rope":
             return self.rope()
+        if key == "local_rope":
+            return self.local()
+        if key == NOPE:
+            return self.flags()
+        if isinstance(key, Derived):
+            _above_0(key, node)
+            return Node(key.of(node.value), node.where)
         if key in self.family.words:
             return self.word(key, node)
         if key in self.family.times and node.value is None:
@@ -233,23 +264,28 @@ class _Config:
             raise self.fail(key, f"is {_shown(node.value)}", ", ".join(WORDS))
         return Node(WORDS[node.value], node.where)
 
-    def rope(self) -> Node:
+    def rope(self, layers: str = FULL) -> Node:
         """Return the rotary positions of either spelling: rope_parameters, or rope_theta with
-        rope_scaling."""
+        rope_scaling. layers: those without a window, or with one."""
         key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
         node = self.get(key)
         if key != "rope_scaling" and self.given_("rope_scaling"):
             raise self.fail(
                 key, "is given together with rope_scaling", "only one of them"
             )
-        held = {} if node.value is None else node.value
-        if not isinstance(held, dict):
-            raise self.fail(key, f"is {shown(held)}", "an object, or null")
+        held = self.held(key, node)
+        if self.family.local and held.keys() & {FULL, SLIDING}:
+            key, node = f"{key}.{layers}", held.get(layers, Node(None, node.where))
+            held = self.held(key, node)
+        elif layers == SLIDING:
+            held = {}
         said = {name: x for name, x in held.items() if x.value is not None}
-        theta = said.pop("rope_theta", self.get("rope_theta"))
-        if theta.value is None:
-            theta = Node(THETA, node.where)
+        theta = said.pop("rope_theta", self.theta(layers))
         found = {"theta": _no_text("rope_theta", theta)}
+        if PARTIAL in self.family.usual:
+            found |= self.width(said.pop(PARTIAL, self.get(PARTIAL)))
+        if self.family.interleaved:
+            found["interleaved"] = Node(True, node.where)
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         if len(types) == 2 and types[0] != types[1]:
             both = f"rope_type {shown(types[0])} contradicts type {shown(types[1])}"
@@ -260,18 +296,73 @@ class _Config:
             found["scaling"] = Node(scaling, node.where)
         return Node(found, node.where)
 
+    def held(self, key: str, node: Node) -> dict[str, Node]:
+        held = {} if node.value is None else node.value
+        if not isinstance(held, dict):
+            raise self.fail(key, f"is {shown(held)}", "an object, or null")
+        return held
+
+    def theta(self, layers: str) -> Node:
+        """Return theta as it is outside rope_parameters."""
+        f = self.family
+        key, usual = "rope_theta", f.theta
+        if layers == SLIDING and f.local:
+            key, usual = f.local
+        node = self.get(key)
+        return node if node.value is not None else Node(usual, node.where)
+
+    def width(self, share: Node) -> dict[str, Node]:
+        """Return the rotated width of a head, if it is not the whole head."""
+        said = share.value
+        if type(said) not in (int, float) or not 0 < said <= 1:
+            wrong = f"{share.where}: {PARTIAL}: is {shown(said)}"
+            raise SpecError(f"{wrong}; allowed: a number above 0 and at most 1")
+        head = self.get("head_dim").value if not self.family.square else None
+        if head is None:
+            head = self.number(self.family.sizes[1]) // self.number(self.family.heads)
+        width = int(head * said)
+        return {} if width == head else {"width": Node(width, share.where)}
+
+    def local(self) -> Node:
+        """Return the rotary positions of layers with a window; a value of None if they are those of
+        the others, or if there are no such layers."""
+        mine, other = self.rope(SLIDING), self.rope()
+        same = mine.plain() == other.plain() or not any(self.sliding())
+        return Node(None if same else mine.value, mine.where)
+
+    def flags(self) -> Node:
+        """Return whether each layer has rotary positions; a value of None means that all have
+        them."""
+        node, layers = self.get(NOPE), self.number(self.family.sizes[0], LAYERS)
+        flags: Any = node.plain()
+        if flags is None:
+            every = self.number(EACH)
+            flags = [int((n + 1) % every != 0) for n in range(layers)]
+        if (
+            not isinstance(flags, list)
+            or len(flags) < layers
+            or any(flag not in (0, 1) for flag in flags)
+        ):
+            said = f"a list of 0 and 1 for each of {layers} layers, or null"
+            raise self.fail(NOPE, f"is {shown(flags)}", said)
+        on = [bool(flag) for flag in flags[:layers]]
+        some = [Node(flag, node.where) for flag in on]
+        return Node(None if all(on) else some, node.where)
+
     def scaling(
         self, key: str, type_: object, said: dict[str, Node]
     ) -> dict[str, Node]:
         """Return the scaling of a spec. key: its name in config.json; said: its keys except the
         type."""
-        known = ("default", *SCALINGS)
+        family, usual = self.family, self.family.usual
+        known = ("default", *(family.scalings or SCALINGS))
         if not isinstance(type_, str) or type_ not in known:
             raise self.fail(
                 key, f"scaling {shown(type_)} is not supported", ", ".join(known)
             )
+        type_ = family.scalings.get(type_, type_)
         names = scaling_keys(type_)
-        own = [*names, *MSCALES] if "attention_factor" in names else [*names]
+        own = [*names, *MSCALES] if type_ == "yarn" else [*names]
         for name, value in said.items():
             if name not in own:
                 allowed = ", ".join(own) or "only rope_theta"
@@ -279,17 +370,28 @@ class _Config:
                     f"{value.where}: {key}.{name}: is not a key of {type_}; "
                     f"allowed: {allowed}"
                 )
-            _no_text(f"{key}.{name}", value)
+            if name not in LISTS or not isinstance(value.value, list):
+                _no_text(f"{key}.{name}", value)
             if name in MSCALES:
                 _above_0(f"{key}.{name}", value)
-        if ORIGINAL in names:
-            said.setdefault(ORIGINAL, self.get(self.family.context))
+        if ORIGINAL in names and ORIGINAL in usual:
+            said[ORIGINAL] = self.get(ORIGINAL)
+        elif ORIGINAL in names:
+            said.setdefault(ORIGINAL, self.get(family.context))
+        if type_ == "longrope" and "factor" not in said:
+            said["factor"] = self.stretched(said[ORIGINAL])
         scaling = {names[k]: x for k, x in said.items() if k in names}
         grown = [said[k] for k in MSCALES if k in said]
         if len(grown) == 2 and "attention_factor" not in said:
             scaling["attention_factor"] = self.grown(key, said)
         scaling["type"] = Node(type_, self.get(key).where)
         return scaling
+
+    def stretched(self, original: Node) -> Node:
+        """Return longrope's factor, by which the context grew."""
+        _above_0(ORIGINAL, original)
+        longer = self.number(self.family.context) / original.value
+        return Node(max(1.0, longer), original.where)
 
     def grown(self, key: str, said: dict[str, Node]) -> Node:
         """Return YaRN's attention_factor, computed from its two mscales."""
@@ -320,7 +422,7 @@ class _Config:
         if type(node.value) is not int or node.value < 1:
             said = f"is {shown(node.value)}"
             raise self.fail("sliding_window", said, "a whole number from 1, or null")
-        if SWITCH not in usual and not all(by_layer):
+        if not self.family.mixed and not all(by_layer):
             key = "layer_types" if self.given_("layer_types") else FIRST
             said = (
                 f"has layers without a window, but {self.family.type} has a window in all "
@@ -337,9 +439,15 @@ class _Config:
         return bool(node.value)
 
     def by_layer(self, layers: int) -> list[bool]:
-        """Return whether each layer's window may be on, by layer_types or from max_window_layers
-        on."""
-        types = self.get("layer_types").plain()
+        """Return whether each layer's window may be on, by layer_types, by the family's pattern, in
+        layers without rotary positions, or from max_window_layers on."""
+        types, pattern = self.get("layer_types").plain(), self.family.pattern
+        if types is None and pattern:
+            every = self.number(pattern) if isinstance(pattern, str) else pattern
+            return [(n + 1) % every != 0 for n in range(layers)]
+        if types is None and EACH in self.family.usual:
+            flags: Any = self.flags().plain()
+            return [not on for on in flags or [True] * layers]
         if types is None:
             node = self.get(FIRST)
             first = node.value or 0
@@ -378,8 +486,11 @@ class _Config:
 
     def op(self, op: Op) -> Node:
         """Return an op of a spec: {kind: its keys}."""
+        where = self.root.where
         if op.kind == "residual":
             inner: Node = self.ops(op.ops)
+        elif op.kind == "parallel":
+            inner = Node([self.ops(branch.ops) for branch in op.ops], where)
         else:
             keys = {
                 key: self.fill(value)
@@ -391,7 +502,7 @@ class _Config:
             held = {k: x for k, x in keys.items() if x.value is not None}
             if op.kind == "attention":
                 held.setdefault("out_bias", Node(False, self.root.where))
-            inner = held.get("kind", Node(held, self.root.where))
+            inner = held[VALUES[op.kind]] if op.kind in VALUES else Node(held, where)
         return Node({op.kind: inner}, self.root.where)
 
     def ops(self, ops: tuple[Op, ...]) -> Node:
@@ -406,7 +517,7 @@ class _Config:
             vocab = self.get(f.sizes[2])
             logits = {"name": Node("lm_head", where), "out": vocab}
         last = Node({"linear": Node(logits, where)}, where)
-        return Node([self.op(f.norm), last], where)
+        return Node([*map(self.op, f.last), last], where)
 
     def model(self) -> Node:
         f, where = self.family, self.root.where

@@ -7,28 +7,90 @@ their defaults are those of transformers 5.23: configuration_*.py and modeling_*
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..facts.kinds import SCALINGS
 from .node import Names
-from .schema import Op
+from .schema import VALUES, Op
 
 
 class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
+class Derived(ConfigKey):
+    """A key that stands for a number computed from its value. of: computes it; back: computes the
+    value from it, None if there is none."""
+
+    def of(self, x: float) -> float:
+        raise NotImplementedError
+
+    def back(self, y: float) -> float | None:
+        raise NotImplementedError
+
+
+class Twice(Derived):
+    """A key that stands for twice its value."""
+
+    def of(self, x: float) -> float:
+        return 2 * x
+
+    def back(self, y: float) -> float | None:
+        return None if y % 2 else y // 2
+
+
+class Reciprocal(Derived):
+    """A key that stands for 1 / its value."""
+
+    def of(self, x: float) -> float:
+        return 1 / x
+
+    def back(self, y: float) -> float | None:
+        near = float(round(1 / y))
+        return near if near and self.of(near) == y else 1 / y
+
+
+class Root(Derived):
+    """A key that stands for the root of its value, a whole number."""
+
+    def of(self, x: float) -> float:
+        return math.sqrt(x)
+
+    def back(self, y: float) -> float | None:
+        return round(y * y)
+
+
+class InverseRoot(Root):
+    """A key that stands for 1 / the root of its value, a whole number."""
+
+    def of(self, x: float) -> float:
+        return 1 / math.sqrt(x)
+
+    def back(self, y: float) -> float | None:
+        return round(1 / (y * y)) or None
+
+
+class Number(float):
+    """A default of transformers whose key takes integers, too."""
+
+
 @dataclass(frozen=True)
 class HfFamily:
     """A family of models.
 
-    cls, type: names in transformers; names: the family in a spec; embedding, block, norm: ops as in
-    a spec; layers: the name of a block; sizes: keys of layers, width and vocabulary; heads,
-    context: keys of the numbers of heads and of positions; said: values that all models of the
-    family have; words: key -> values of the spec -> those of config.json; square: heads have width
-    / heads, which config.json does not give; usual: defaults, None if `times` gives the value;
-    times: key -> (another key, factor).
+    cls, type: names in transformers; names: the family in a spec; embedding, block, last: ops as in
+    a spec, those of the head without its linear; layers: the name of a block; sizes: keys of
+    layers, width and vocabulary; heads, context: keys of the numbers of heads and of positions;
+    said: values that all models of the family have; words: key -> values of the spec -> those of
+    config.json; square: heads have width / heads, which config.json does not give; usual: defaults,
+    None if `times` gives the value; times: key -> (another key, factor); interleaved: rotary pairs
+    are neighbours; theta: default of rope_theta; local: key and default of theta of layers with a
+    window, if these have rotary positions of their own; pattern: by default every so manieth layer
+    has no window; scalings: types of scalings -> what the family takes them for, if it takes no
+    others; adopted: auto_map names code that transformers has itself.
     """
 
     cls: str
@@ -37,7 +99,7 @@ class HfFamily:
     embedding: Op
     layers: str
     block: tuple[Op, ...]
-    norm: Op
+    last: tuple[Op, ...]
     sizes: tuple[str, str, str]
     heads: str
     context: str
@@ -46,6 +108,17 @@ class HfFamily:
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     square: bool = False
     times: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    interleaved: bool = False
+    theta: float = 10000.0
+    local: tuple[str, float] | None = None
+    pattern: int | ConfigKey = 0
+    scalings: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False
+
+    @property
+    def mixed(self) -> bool:
+        """True if some layers may have a window and others none."""
+        return SWITCH in self.usual or bool(self.pattern)
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -53,6 +126,13 @@ ORIGINAL = "original_max_position_embeddings"
 # first layers without one. layer_types gives the type of each layer instead.
 SWITCH, FIRST = "use_sliding_window", "max_window_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
+# The share of a head that is rotated; whether each layer has rotary positions, or the number n of a
+# model in which each n-th has none.
+PARTIAL = "partial_rotary_factor"
+NOPE, EACH = "no_rope_layers", "no_rope_layer_interval"
+
+
+Norm = Callable[[str], Op]
 
 
 def scaling_keys(type: str) -> Mapping[str, str]:
@@ -66,18 +146,32 @@ def _residual(*ops: Op) -> Op:
     return Op("residual", {}, ops)
 
 
-def _normed(norm: str, *ops: Op) -> Op:
-    return _residual(_rms(norm), *ops)
+def _normed(norm: Norm, names: Names, *ops: Op) -> Op:
+    return _residual(norm(names[0]), *ops)
 
 
-def _renormed(norm: str, *ops: Op) -> Op:
-    """Return a residual whose branch ends with the norm."""
-    return _residual(*ops, _rms(norm))
+def _renormed(norm: Norm, names: Names, *ops: Op) -> Op:
+    """Return a residual whose branch ends with a norm."""
+    return _residual(*ops, norm(names[0]))
+
+
+def _around(norm: Norm, names: Names, *ops: Op) -> Op:
+    """Return a residual whose branch begins and ends with a norm."""
+    return _residual(norm(names[0]), *ops, norm(names[1]))
 
 
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
     said = {"name": names, "out": (ConfigKey(out),) * len(names), "bias": bias}
     return Op("linear", said)
+
+
+def _beside(*branches: tuple[Op, ...]) -> Op:
+    return Op("parallel", {}, tuple(Op("branch", {}, ops) for ops in branches))
+
+
+def _joined(name: str, out: str) -> Op:
+    """Return a linear of gate and up, which the file holds as one tensor."""
+    return Op("linear", {"name": (name,), "out": (Twice(out),), "bias": False})
 
 
 def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
@@ -93,8 +187,22 @@ def _rms(name: str) -> Op:
     return Op("rmsnorm", {"name": name, "eps": ConfigKey("rms_norm_eps")})
 
 
-def _layer(name: str, eps: str) -> Op:
-    return Op("layernorm", {"name": name, "eps": ConfigKey(eps), "bias": True})
+def _scale(key: ConfigKey) -> Op:
+    return Op("scale", {VALUES["scale"]: key})
+
+
+def _rms1(name: str) -> Op:
+    return Op("rmsnorm", {**_rms(name).args, "one_plus": True})
+
+
+def _layer(name: str, eps: str, bias: bool = True) -> Op:
+    said = {"name": name, "eps": ConfigKey(eps), "weight": True, "bias": bias}
+    return Op("layernorm", said)
+
+
+def _bare(name: str) -> Op:
+    """Return a layer norm without tensors."""
+    return Op("layernorm", {"name": name, "eps": 1e-5, "weight": False, "bias": False})
 
 
 H, G, F = "num_attention_heads", "num_key_value_heads", "intermediate_size"
@@ -116,41 +224,63 @@ _LLAMA: Mapping[str, object] = {
 }
 
 
+_SILU: Mapping[str, object] = {"hidden_act": "silu", "attention_dropout": 0.0}
+# transformers' default of pad_token_id may be beyond the vocabulary.
+_UNPADDED: Mapping[str, object] = {**_SILU, "pad_token_id": None}
+_GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
+_GATE_UP = _joined("mlp.gate_up_proj", F)
+
+
 def _llama(
     cls: str,
     type: str,
-    mlp: str | bool,
     usual: Mapping[str, object],
-    square: bool = False,
+    *,
+    names: str = "llama",
+    gates: Op = _GATES,
+    gate: str = "swiglu",
+    mlp: str | bool = False,
+    norm: Norm = _rms,
     branch: Callable[..., Op] = _normed,
-    norms: Names = ("input_layernorm", "post_attention_layernorm"),
+    norms: tuple[Names, Names] = (
+        ("input_layernorm",),
+        ("post_attention_layernorm",),
+    ),
+    embedding: Op = _TOKENS,
+    ends: tuple[Op, ...] = (),
+    last: tuple[Op, ...] = (),
+    about: Mapping[str, Any] | None = None,
     **more: object,
 ) -> HfFamily:
-    """Return a family like Llama with its own attention. mlp: key of the MLP's biases."""
+    """Return a family like Llama with its own attention. gates, gate: the linear of gate and up,
+    and the op behind it; mlp: key of the MLP's biases; norms: of each branch; ends: ops at the end
+    of both branches; last: those behind the last norm; about: other fields of the row."""
     attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
+    gates = Op("linear", {**gates.args, "bias": mlp})
     return HfFamily(
         cls,
         type,
-        "llama",
-        _TOKENS,
+        names,
+        embedding,
         "model.layers.{l}",
         (
-            branch(first, Op("attention", attention)),
+            branch(norm, first, Op("attention", attention), *ends),
             branch(
+                norm,
                 second,
-                linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
-                Op("swiglu", {}),
+                gates,
+                Op(gate, {}),
                 linear("mlp.down_proj", out="hidden_size", bias=mlp),
+                *ends,
             ),
         ),
-        _rms("model.norm"),
+        (norm("model.norm"), *last),
         _SIZES,
         H,
         "max_position_embeddings",
         {**_LLAMA, **usual},
-        {"hidden_act": "silu", "attention_dropout": 0.0},
-        square=square,
+        **{"said": _SILU, **(about or {})},
     )
 
 
@@ -188,7 +318,7 @@ _GPT2 = HfFamily(
             linear("mlp.c_proj", out="n_embd", bias=True),
         ),
     ),
-    _layer("ln_f", "layer_norm_epsilon"),
+    (_layer("ln_f", "layer_norm_epsilon"),),
     ("n_layer", "n_embd", "vocab_size"),
     "n_head",
     "n_positions",
@@ -238,7 +368,7 @@ _STARCODER2 = HfFamily(
             linear("mlp.c_proj", out="hidden_size", bias=_ALL),
         ),
     ),
-    _layer("model.norm", "norm_epsilon"),
+    (_layer("model.norm", "norm_epsilon"),),
     _SIZES,
     H,
     "max_position_embeddings",
@@ -264,60 +394,280 @@ _STARCODER2 = HfFamily(
     {"hidden_act": {"tanh": "gelu_pytorch_tanh", "erf": "gelu"}},
     square=True,
 )
+_COHERE = HfFamily(
+    "CohereForCausalLM",
+    "cohere",
+    "llama",
+    _TOKENS,
+    "model.layers.{l}",
+    (
+        _residual(
+            _layer("input_layernorm", "layer_norm_eps", bias=False),
+            _beside(
+                (
+                    Op(
+                        "attention",
+                        _heads(
+                            "self_attn",
+                            H,
+                            G,
+                            rope=ConfigKey("rope"),
+                            bias=_BIAS,
+                            out_bias=_BIAS,
+                        ),
+                    ),
+                ),
+                (_GATES, Op("swiglu", {}), linear("mlp.down_proj", out="hidden_size")),
+            ),
+        ),
+    ),
+    (
+        _layer("model.norm", "layer_norm_eps", bias=False),
+        _scale(ConfigKey("logit_scale")),
+    ),
+    _SIZES,
+    H,
+    "max_position_embeddings",
+    {
+        "num_hidden_layers": 40,
+        "hidden_size": 8192,
+        "vocab_size": 256000,
+        "intermediate_size": 22528,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+    },
+    _UNPADDED,
+    square=True,
+    interleaved=True,
+    theta=500000.0,
+)
+_WINDOW = ConfigKey("sliding_window")
+_SQUARE: Mapping[str, Any] = {"square": True}
+_NORMS_AFTER = (
+    ("post_attention_layernorm",),
+    ("post_feedforward_layernorm",),
+)
+_NORMS_OF_GEMMA = (
+    ("input_layernorm", "post_attention_layernorm"),
+    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
+_NORMS_AROUND = (
+    ("input_layernorm", "post_self_attn_layernorm"),
+    ("post_attention_layernorm", "post_mlp_layernorm"),
+)
 FAMILIES = (
     _GPT2,
     _llama(
         "LlamaForCausalLM",
         "llama",
-        ConfigKey("mlp_bias"),
         {},
+        mlp=ConfigKey("mlp_bias"),
         bias=_BIAS,
         out_bias=_BIAS,
     ),
     _llama(
         "MistralForCausalLM",
         "mistral",
-        False,
         {
             "intermediate_size": 14336,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
     ),
     _llama(
         "Qwen2ForCausalLM",
         "qwen2",
-        False,
         _QWEN,
-        square=True,
+        about=_SQUARE,
         bias=True,
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
     ),
     _llama(
         "Qwen3ForCausalLM",
         "qwen3",
-        False,
         {**_QWEN, "head_dim": 128},
         bias=_BIAS,
         out_bias=_BIAS,
-        window=ConfigKey("sliding_window"),
+        window=_WINDOW,
         qk_norm=True,
         eps=ConfigKey("rms_norm_eps"),
     ),
     _llama(
         "Olmo2ForCausalLM",
         "olmo2",
-        False,
         {"vocab_size": 50304, "rms_norm_eps": 1e-5},
-        square=True,
         branch=_renormed,
-        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norms=_NORMS_AFTER,
+        about=_SQUARE,
         bias=_BIAS,
         out_bias=_BIAS,
         qk_norm="whole",
         eps=ConfigKey("rms_norm_eps"),
     ),
     _STARCODER2,
+    _llama(
+        "GraniteForCausalLM",
+        "granite",
+        {
+            "embedding_multiplier": Number(1.0),
+            "attention_multiplier": Number(1.0),
+            "residual_multiplier": Number(1.0),
+            "logits_scaling": Number(1.0),
+        },
+        mlp=ConfigKey("mlp_bias"),
+        embedding=Op(
+            "embedding",
+            {**_TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
+        ),
+        ends=(_scale(ConfigKey("residual_multiplier")),),
+        last=(_scale(Reciprocal("logits_scaling")),),
+        about=_SQUARE,
+        bias=_BIAS,
+        out_bias=_BIAS,
+        scale=ConfigKey("attention_multiplier"),
+    ),
+    _llama(
+        "SmolLM3ForCausalLM",
+        "smollm3",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "tie_word_embeddings": True,
+            "sliding_window": None,
+            SWITCH: False,
+            EACH: 4,
+        },
+        mlp=ConfigKey("mlp_bias"),
+        about={**_SQUARE, "said": _UNPADDED, "theta": 2000000.0},
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        rope_layers=ConfigKey(NOPE),
+    ),
+    _llama(
+        "Phi3ForCausalLM",
+        "phi3",
+        {
+            "vocab_size": 32064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            PARTIAL: Number(1.0),
+            ORIGINAL: 4096,
+        },
+        names="phi3",
+        gates=_GATE_UP,
+        about={
+            **_SQUARE,
+            "said": _UNPADDED,
+            "scalings": dict.fromkeys(("longrope", "su", "yarn"), "longrope"),
+            "adopted": True,
+        },
+        window=_WINDOW,
+    ),
+    _llama(
+        "Glm4ForCausalLM",
+        "glm4",
+        {
+            "vocab_size": 151552,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1.5625e-07,
+            "attention_bias": True,
+            PARTIAL: Number(0.5),
+        },
+        gates=_GATE_UP,
+        branch=_around,
+        norms=_NORMS_AROUND,
+        about={"said": _UNPADDED, "interleaved": True},
+        bias=_BIAS,
+    ),
+    _llama(
+        "Olmo3ForCausalLM",
+        "olmo3",
+        {"vocab_size": 50304, "rms_norm_eps": 1e-5, "sliding_window": 4096},
+        branch=_renormed,
+        norms=_NORMS_AFTER,
+        about={
+            **_SQUARE,
+            "said": _UNPADDED,
+            "theta": 500000.0,
+            "local": ("", 500000.0),
+            "pattern": 4,
+        },
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        local_rope=ConfigKey("local_rope"),
+        qk_norm="whole",
+        eps=ConfigKey("rms_norm_eps"),
+    ),
+    _llama(
+        "OlmoForCausalLM",
+        "olmo",
+        {"vocab_size": 50304},
+        norm=_bare,
+        about={**_SQUARE, "said": _UNPADDED},
+        bias=_BIAS,
+        out_bias=_BIAS,
+    ),
+    _COHERE,
+    _llama(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": Number(10000.0),
+        },
+        gate="geglu",
+        norm=_rms1,
+        branch=_around,
+        norms=_NORMS_OF_GEMMA,
+        embedding=Op("embedding", {**_TOKENS.args, "scale": Root("hidden_size")}),
+        about={
+            "said": {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "attention_dropout": 0.0,
+                "pad_token_id": None,
+            },
+            "theta": 1000000.0,
+            "local": ("rope_local_base_freq", 10000.0),
+            "pattern": ConfigKey("sliding_window_pattern"),
+        },
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        local_rope=ConfigKey("local_rope"),
+        qk_norm=True,
+        one_plus=True,
+        eps=ConfigKey("rms_norm_eps"),
+        scale=InverseRoot("query_pre_attn_scalar"),
+    ),
 )

@@ -105,8 +105,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Op:
-    """An op of a spec. kind, args: as in the spec, with defaults; ops: those of a residual; rows:
-    the rows of any other op in order, or those that follow a residual's last op."""
+    """An op of a spec. kind, args: as in the spec, with defaults; ops: those of a residual, or the
+    branches of a parallel, each an op of kind branch; rows: the rows of any other op in order, or
+    those that follow a residual's last op."""
 
     kind: str
     args: Mapping[str, Any]
@@ -317,6 +318,8 @@ class Scaling:
     original_context: Count = UNSAID
     beta_fast: _Factor = UNSAID
     beta_slow: _Factor = UNSAID
+    short_factor: Annotated[tuple[_Factor, ...], AfterValidator(some)] = UNSAID
+    long_factor: Annotated[tuple[_Factor, ...], AfterValidator(some)] = UNSAID
     attention_factor: _Factor = UNSAID
     truncate: Flag = UNSAID
 
@@ -529,22 +532,30 @@ class Embedding(_Keys):
     tokens: Name
     positions: Name | None = None
     context: Count | None = None
+    scale: Unsaid[_Factor] = None
 
 
 class LayerNorm(_Keys):
     name: Name
     eps: Tiny = 1e-5
+    weight: Flag = True
     bias: Flag = True
 
 
 class RmsNorm(_Keys):
     name: Name
     eps: Tiny = 1e-6
+    one_plus: Flag = False
 
 
-class Rope(_Keys):
+class LocalRope(_Keys):
     theta: Annotated[float, Real(1.0, 1e12)]
     scaling: Scaling | None = None
+
+
+class Rope(LocalRope):
+    width: Unsaid[Count] = None
+    interleaved: Flag = False
 
 
 class Attention(_Keys):
@@ -555,9 +566,13 @@ class Attention(_Keys):
     bias: Flag = False
     out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
+    local_rope: LocalRope | None = None
+    rope_layers: Unsaid[Annotated[tuple[Flag, ...], AfterValidator(some)]] = None
     window: Annotated[int | Windows | None, PlainValidator(windows)] = None
     qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6
+    one_plus: Flag = False
+    scale: Unsaid[_Factor] = None
 
 
 class Linear(_Keys):
@@ -575,20 +590,33 @@ class Bare(_Keys):
     """Keys of an op without settings: {}."""
 
 
+Branches = Annotated[
+    tuple[Annotated[tuple["OpKeys", ...], AfterValidator(some)], ...],
+    AfterValidator(some),
+]
+
+
 class OpKeys(_Keys):
     """An op; exactly one key is set."""
 
     residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = None
+    parallel: Unsaid[Branches] = None
     layernorm: Unsaid[LayerNorm] = None
     rmsnorm: Unsaid[RmsNorm] = None
     attention: Unsaid[Attention] = None
     linear: Unsaid[Linear] = None
     gelu: Unsaid[Annotated[str, Choice("tanh", "erf")]] = None
     relu2: Unsaid[Bare] = None
+    scale: Unsaid[_Factor] = None
     swiglu: Unsaid[Bare] = None
+    geglu: Unsaid[Bare] = None
 
 
 Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
+
+
+# Ops whose key holds one value, and its name among the args of an Op.
+VALUES = {"gelu": "kind", "scale": "factor"}
 
 
 class UnitKeys(_Keys):

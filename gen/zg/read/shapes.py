@@ -14,7 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..facts import kinds, ops
 from ..facts.families import FAMILIES
-from ..facts.rope import grown
+from ..facts.rope import fields as numbers_of
+from ..facts.rope import grown, stretched
+from ..plan.recipe import Turn
 from .keytypes import DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Node, Path, SpecError, dotted
 from .schema import (
@@ -24,6 +26,7 @@ from .schema import (
     Embedding,
     LayerNorm,
     Linear,
+    LocalRope,
     Lora,
     LrSchedule,
     ModelKeys,
@@ -39,6 +42,9 @@ from .schema import (
 
 TENSORS = 2**20  # most tensors of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
+Turning = Mapping[
+    str, Any
+]  # rotary positions of heads: the keys of a Rope or a LocalRope
 # Keys of a scaling, each below the other.
 RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
@@ -105,7 +111,7 @@ class Heads(NamedTuple):
         """Widths of all q, all k and all v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
-    def dims(self, eps: float, factor: float) -> Mapping[str, Any]:
+    def dims(self, a: Attention, factor: float) -> Mapping[str, Any]:
         """Return the dims of attention rows. factor: scale of queries and of keys from their rotary
         positions."""
         H, G, D = self
@@ -116,8 +122,10 @@ class Heads(NamedTuple):
             "E": sum(self.widths),
             "J": H + G,
             "Q": H * D,
-            "scale": factor * factor / math.sqrt(D),
-            "eps": eps,
+            "scale": factor * factor * a.scale
+            if a.scale
+            else factor * factor / math.sqrt(D),
+            "eps": a.eps,
         }
 
 
@@ -296,6 +304,22 @@ class Walk:
             )
         return Made(x, {}, self.dropped(at, x), inner)
 
+    def parallel(self, at: KeyPlace, keys: Sequence[Sequence[OpKeys]], x: int) -> Made:
+        made, wrong = [], Mistakes()
+        for i, branch in enumerate(keys):
+            made += [wrong.of(self.ops, at / i, branch, x)]
+        wrong.end()
+        widths = [done[0] for done in made if done]
+        for i, width in enumerate(widths):
+            if width != widths[0]:
+                raise (at / i).fail(
+                    f"the branch's output is {width} wide, and that of the first "
+                    f"{widths[0]}",
+                    "branches with outputs of one width, which are added",
+                )
+        branches = [Op("branch", {}, done[1]) for done in made if done]
+        return Made(widths[0], {}, (), tuple(branches))
+
     def dropped(self, at: KeyPlace, x: int) -> tuple[Row, ...]:
         """Return the dropout of a value, if there is any."""
         if not self.dropout:
@@ -304,31 +328,43 @@ class Walk:
         return (Row("dropout", dims),)
 
     def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
-        weights = {"w": self.vector(at / "name", a.name, "weight", x)}
-        if a.bias:
-            weights["b"] = self.vector(at / "name", a.name, "bias", x)
+        words = {"w": "weight"} if a.weight else {}
+        words |= {"b": "bias"} if a.bias else {}
+        weights = {
+            w: self.vector(at / "name", a.name, what, x) for w, what in words.items()
+        }
         return _made(x, a, Row("layernorm", {"C": x, "eps": a.eps}, weights))
 
     def rmsnorm(self, at: KeyPlace, a: RmsNorm, x: int) -> Made:
         weight = self.vector(at / "name", a.name, "weight", x)
-        return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
+        name = "rmsnorm1" if a.one_plus else "rmsnorm"
+        return _made(x, a, Row(name, {"C": x, "eps": a.eps}, {"w": weight}))
 
     def gelu(self, at: KeyPlace, kind: str, x: int) -> Made:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
         return Made(x, {"kind": kind}, (row,))
+
+    def scale(self, at: KeyPlace, factor: float, x: int) -> Made:
+        return Made(x, {"factor": factor}, (_scale(factor),))
 
     def bare(self, kind: str, x: int) -> Made:
         """Return an op without settings and tensors that keeps the width."""
         return Made(x, {}, (Row(kind, {"F": x}),))
 
     def swiglu(self, at: KeyPlace, a: Bare, x: int) -> Made:
+        return self.gated("swiglu", at, x)
+
+    def geglu(self, at: KeyPlace, a: Bare, x: int) -> Made:
+        return self.gated("geglu", at, x)
+
+    def gated(self, kind: str, at: KeyPlace, x: int) -> Made:
         if x % 2:
             raise at.fail(
                 f"its input is {x} wide",
                 "an even width (gate and up side by side)",
             )
         half = x // 2
-        return Made(half, {}, (Row("swiglu", {"F": half}),))
+        return Made(half, {}, (Row(kind, {"F": half}),))
 
     # ---- attention
 
@@ -338,16 +374,17 @@ class Walk:
         heads = self.heads(at, a)
         self.width(at, sum(heads.widths))
         C, name = self.model.width, at / "name"
-        rope = _turned(at / "rope", a.rope, heads.D) if a.rope else None
-        dims = heads.dims(a.eps, _factor(rope))
+        ropes = self.ropes(at, a, heads.D)
+        window = self.window(at / "window", a.window)
+        each = self.by_layer(at, a, ropes, window)
+        plain = {*map(id, each)} == {id(ropes[0])} and _plain(ropes[0], heads.D)
+        dims = heads.dims(a, _factor(ropes[0]) if plain else 1.0)
         bias = a.bias if a.out_bias is None else a.out_bias
         rows = [self.into(name, a, x, heads)]
         if a.qk_norm:
-            rows.append(self.normed(name, a, heads, dims))
-        if rope:
-            turned = "rope_packed" if self.packed else "rope"
-            rows.append(Row(turned, {**dims, "rope": rope}))
-        window = self.window(at / "window", a.window)
+            rows.append(self.normed(at, a, heads, dims))
+        if a.rope and any(each):
+            rows.append(self.turn(a.rope, dims, each, plain))
         rows.append(self.seen(window, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
@@ -355,10 +392,84 @@ class Walk:
             "kv_heads": heads.G,
             "head_dim": heads.D,
             "out_bias": bias,
-            "rope": rope,
+            "rope": ropes[0],
+            "local_rope": ropes[1],
             "window": window,
         }
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
+
+    def ropes(
+        self, at: KeyPlace, a: Attention, D: int
+    ) -> tuple[Turning | None, Turning | None]:
+        """Return the rotary positions of an attention, and those of layers with a window."""
+        if not a.rope:
+            for key in ("local_rope", "rope_layers"):
+                if getattr(a, key) is not None:
+                    raise (at / key).fail("is given without rope", "with rope")
+            return None, None
+        W = D if a.rope.width is None else a.rope.width
+        if W > D:
+            raise (at / "rope" / "width").fail(
+                f"{W} is above head_dim {D}", f"up to {D}"
+            )
+        if a.rope_layers is not None and len(a.rope_layers) != self.repeat:
+            raise (at / "rope_layers").fail(
+                f"has {len(a.rope_layers)} flags for {self.repeat} layers",
+                "true or false for each layer",
+            )
+        first = _turned(at / "rope", a.rope, W)
+        if not a.local_rope:
+            return first, None
+        if a.window is None:
+            raise (at / "local_rope").fail("is given without window", "with a window")
+        return first, _turned(at / "local_rope", a.local_rope, W)
+
+    def by_layer(
+        self,
+        at: KeyPlace,
+        a: Attention,
+        ropes: tuple[Turning | None, Turning | None],
+        window: int | Windows | None,
+    ) -> list[Turning | None]:
+        """Return the rotary positions of each layer."""
+        rope, local = ropes
+        windows = window if isinstance(window, tuple) else (window,) * self.repeat
+        flags = a.rope_layers or (True,) * self.repeat
+        mine = [local if n and local else rope for n in windows]
+        return [one if on else None for one, on in zip(mine, flags, strict=True)]
+
+    def turn(
+        self,
+        rope: Rope,
+        dims: Mapping[str, Any],
+        each: Sequence[Turning | None],
+        plain: bool,
+    ) -> Row:
+        """Return the row of a rotation. each: the positions of each layer, one or two of them;
+        plain: all layers rotate whole heads alike, in halves."""
+        made = {id(one): one for one in each if one}
+        used = list(made.values())
+        W = rope.width or dims["D"]
+        turns = [
+            Turn(W, one["theta"], numbers_of(one["scaling"], self.sequence))
+            for one in used
+        ]
+        if plain:
+            name = "rope_packed" if self.packed else "rope"
+            return Row(name, {**dims, "rope": turns[0]})
+        places = [*made]
+        which = tuple(places.index(id(one)) + 1 if one else 0 for one in each)
+        second = len(used) > 1
+        own = {
+            "W": W,
+            "pairs": int(rope.interleaved),
+            "which": which if len({*which}) > 1 else which[0],
+            "rope": turns[0],
+            "rope2": turns[1] if second else None,
+            "factor": _factor(used[0]),
+            "factor2": _factor(used[1]) if second else 1.0,
+        }
+        return Row("rope_part", {**dims, **own})
 
     def into(self, at: KeyPlace, a: Attention, x: int, heads: Heads) -> Row:
         """Return the linear of q, k and v, or all three side by side."""
@@ -375,10 +486,14 @@ class Walk:
         whole = a.qk_norm == "whole"
         wide = heads.widths if whole else (heads.D, heads.D)
         weights = {
-            "wq": self.vector(at, q, "weight", wide[0]),
-            "wk": self.vector(at, k, "weight", wide[1]),
+            "wq": self.vector(at / "name", q, "weight", wide[0]),
+            "wk": self.vector(at / "name", k, "weight", wide[1]),
         }
-        return Row("qknorm_whole" if whole else "qknorm", dims, weights)
+        if whole and a.one_plus:
+            wrong = "is not supported with `qk_norm: whole`"
+            raise (at / "one_plus").fail(wrong, "false")
+        name = "qknorm_whole" if whole else "qknorm1" if a.one_plus else "qknorm"
+        return Row(name, dims, weights)
 
     def window(self, at: KeyPlace, said: int | Windows | None) -> int | Windows | None:
         """Return the window, as a tuple by layer if layers differ."""
@@ -497,18 +612,22 @@ class Walk:
         packed = self.packed and "wpe" in weights
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
-        rows = (row, *self.dropped(at, C))
+        scaled = (_scale(e.scale),) if e.scale else ()
+        rows = (row, *scaled, *self.dropped(at, C))
         return Op("embedding", _frozen(e.model_dump()), rows=rows)
 
 
 _OPS: Mapping[str, Callable[..., Made]] = {
     "residual": Walk.residual,
+    "parallel": Walk.parallel,
     "layernorm": Walk.layernorm,
     "rmsnorm": Walk.rmsnorm,
     "attention": Walk.attention,
     "linear": Walk.linear,
     "gelu": Walk.gelu,
+    "scale": Walk.scale,
     "swiglu": Walk.swiglu,
+    "geglu": Walk.geglu,
 }
 
 
@@ -517,10 +636,17 @@ def ends(name: str, words: Sequence[str]) -> bool:
     return any(name == w or name.endswith(f".{w}") for w in words)
 
 
-def _turned(at: KeyPlace, a: Rope, D: int) -> dict[str, Any]:
-    """Return the rotary positions of heads, with the defaults of their scaling."""
-    if D % 2:
-        raise at.fail(f"rotates pairs, and head_dim {D} is odd", "an even head_dim")
+def _plain(rope: Turning | None, D: int) -> bool:
+    """Return whether positions rotate whole heads, in halves."""
+    return rope is not None and rope["width"] in (None, D) and not rope["interleaved"]
+
+
+def _turned(at: KeyPlace, a: LocalRope, W: int) -> Turning:
+    """Return the rotary positions of W elements of a head, with the defaults of their scaling."""
+    if W % 2:
+        if isinstance(a, Rope) and a.width is not None:
+            raise (at / "width").fail(f"{W} is odd", "an even number: it rotates pairs")
+        raise at.fail(f"rotates pairs, and head_dim {W} is odd", "an even head_dim")
     if not a.scaling:
         return a.model_dump()
     there = at / "scaling"
@@ -536,15 +662,29 @@ def _turned(at: KeyPlace, a: Rope, D: int) -> dict[str, Any]:
                 f"{held[low]:g} is not below {high} {held[high]:g}",
                 f"{low} < {high}",
             )
+    for key in ("short_factor", "long_factor"):
+        if key in held and len(held[key]) != W // 2:
+            raise (there / key).fail(
+                f"has {len(held[key])} numbers", f"{W // 2}, one for each pair"
+            )
     if found.type == "yarn":
         held.setdefault("attention_factor", grown(found.factor))
-    return {"theta": a.theta, "scaling": held}
+    if found.type == "longrope":
+        context = held["original_context"]
+        if context < 2:
+            raise (there / "original_context").fail(f"is {context}", "at least 2")
+        held.setdefault("attention_factor", stretched(found.factor, context))
+    return {**a.model_dump(), "scaling": held}
 
 
 def _factor(said: Mapping[str, Any] | None) -> float:
     """Return the factor of queries and of keys; scores are scaled by its square."""
     scaling = said and said["scaling"] or {}
     return float(scaling.get("attention_factor", 1.0))
+
+
+def _scale(factor: float) -> Row:
+    return Row("scale", {"scale": factor})
 
 
 def _linear(

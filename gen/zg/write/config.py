@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 
-from ..read.schema import LrSchedule, Op, Optimizer, Spec, Unit
+from ..read.schema import VALUES, LrSchedule, Op, Optimizer, Spec, Unit
 
 # width of the left column; fixed, so that a change moves no other line
 WIDTH = 66
@@ -26,8 +26,11 @@ def _ops(path: str, ops: tuple[Op, ...]) -> Iterator[tuple[str, object]]:
 
 
 def _op(path: str, op: Op) -> Iterator[tuple[str, object]]:
-    if op.kind == "gelu":
-        yield path, op.args["kind"]
+    if op.kind in VALUES:
+        yield path, op.args[VALUES[op.kind]]
+    elif op.kind == "parallel":
+        for i, branch in enumerate(op.ops):
+            yield from _ops(f"{path}[{i}]", branch.ops)
     elif not op.args and not op.ops:
         yield path, {}
     else:
@@ -104,7 +107,16 @@ LATER = {
     "data.shuffle": False,
     "data.documents": "join",
     "data.end": None,
+    "attention.one_plus": False,
+    "attention.scale": None,
+    "attention.local_rope": None,
+    "attention.rope_layers": None,
+    "layernorm.weight": True,
+    "rmsnorm.one_plus": False,
+    "rope.width": None,
+    "rope.interleaved": False,
     "attention.window": None,
+    "embedding.scale": None,
     "train.lora": None,
     "train.lora.base": None,
     "train.products": "auto",

@@ -7,16 +7,21 @@ does not mention must be off.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ..read.hfrows import (
+    EACH,
     FAMILIES,
     FIRST,
     FULL,
+    NOPE,
     ORIGINAL,
+    PARTIAL,
     SLIDING,
     SWITCH,
     ConfigKey,
+    Derived,
     HfFamily,
     linear,
     scaling_keys,
@@ -27,6 +32,13 @@ from ..read.schema import Op, Spec, Unit
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
     """Return whether a setting agrees with the family's. found: value of each key so far, which
     must be the same at every place of the key."""
+    if isinstance(want, Derived) and isinstance(value, (int, float)):
+        of = want.back(value)
+        if of is None or want.of(of) != value:
+            return False
+        return bool(found.setdefault(want, of) == of)
+    if isinstance(want, Derived):
+        return False
     if isinstance(want, ConfigKey):
         before = found.setdefault(want, value)
         return bool(before == value)
@@ -71,7 +83,7 @@ def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
         return False
     tied = bool(logits.args["tied"])
     found["tie_word_embeddings"] = tied
-    want = (f.embedding, *f.block, f.norm)
+    want = (f.embedding, *f.block, *f.last)
     there = (*embedding.ops, *block.ops, *norms)
     if not _all_fit(want, there, found):
         return False
@@ -79,20 +91,58 @@ def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     return tied or _fits(linear("lm_head", out=vocab), logits, found)
 
 
-def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
-    """Return the keys of rotary positions, as all versions of transformers read them."""
-    rope = found.pop("rope")
+def _share(width: int, head: int) -> float:
+    """Return the share of a head that is rotated, from which readers compute the width."""
+    share = width / head
+    return share if int(head * share) == width else (width + 0.5) / head
+
+
+def _scaling(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = scaling_keys(given["type"])
+    said = {theirs: given[ours] for theirs, ours in names.items()}
+    return {"rope_type": given["type"], **said}
+
+
+def _rope(
+    f: HfFamily, found: dict[str, Any], head: int, sequence: int
+) -> dict[str, object] | None:
+    """Return the keys of rotary positions, as all versions of transformers read them, or None if
+    the family cannot express them."""
+    rope, local = found.pop("rope"), found.pop("local_rope", None)
+    if not rope or rope["interleaved"] != f.interleaved:
+        return None
+    share = _share(rope["width"] or head, head)
+    if share != 1 and PARTIAL not in f.usual:
+        return None
     scaling, context = None, sequence
     if given := rope["scaling"]:
-        names = scaling_keys(given["type"])
-        scaling = {"rope_type": given["type"]}
-        scaling |= {theirs: given[ours] for theirs, ours in names.items()}
+        if f.scalings and given["type"] not in f.scalings.values():
+            return None
+        scaling = _scaling(given)
         reached = round(given["factor"] * scaling.get(ORIGINAL, 0))
         context = max(context, reached)
+    out: dict[str, object] = {"max_position_embeddings": context}
+    if f.local:
+        return {**out, "rope_parameters": _by_window(rope, local or rope)}
+    out |= {"rope_theta": rope["theta"], "rope_scaling": scaling}
+    out |= {PARTIAL: share} if PARTIAL in f.usual else {}
+    if ORIGINAL in f.usual:
+        out[ORIGINAL] = scaling[ORIGINAL] if scaling else context
+    return out
+
+
+def _by_window(
+    rope: Mapping[str, Any], local: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Return the rotary positions of layers without a window and of those with one."""
     return {
-        "max_position_embeddings": context,
-        "rope_theta": rope["theta"],
-        "rope_scaling": scaling,
+        layers: {
+            "rope_theta": one["theta"],
+            **(
+                _scaling(one["scaling"]) if one["scaling"] else {"rope_type": "default"}
+            ),
+        }
+        for layers, one in ((FULL, rope), (SLIDING, local))
     }
 
 
@@ -102,16 +152,19 @@ def _windows(f: HfFamily, found: dict[str, Any], layers: int) -> bool:
     said = found.get("sliding_window")
     each = said if isinstance(said, tuple) else (said,) * layers
     sizes = {n for n in each if n is not None}
-    if SWITCH not in f.usual:
+    if not f.mixed:
         return not isinstance(said, tuple)
+    types = [SLIDING if n else FULL for n in each]
     if not sizes:
         del found["sliding_window"]
+        found |= {"layer_types": types} if f.pattern else {}
         return True
     found["sliding_window"] = max(sizes)
-    found[SWITCH] = True
-    found["layer_types"] = [SLIDING if n else FULL for n in each]
+    if SWITCH in f.usual:
+        found[SWITCH] = True
+    found["layer_types"] = types
     first = each.count(None)
-    if not any(each[:first]):
+    if FIRST in f.usual and not any(each[:first]):
         found[FIRST] = first
     return len(sizes) == 1
 
@@ -123,11 +176,13 @@ def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
     found: dict[str, Any] = dict(zip(f.sizes, sizes, strict=True))
     if m.names != f.names or not _units(f, m.units, found):
         return None
-    turned = "rope" in found
-    if turned and not found["rope"]:
+    rope: dict[str, object] | None = {}
+    if "rope" in found:
+        rope = _rope(f, found, found["head_dim"], spec.train.sequence)
+    if rope is None or not _windows(f, found, m.units[1].repeat):
         return None
-    if not _windows(f, found, m.units[1].repeat):
-        return None
+    if EACH in f.usual:
+        found[NOPE] = [*map(int, found[NOPE] or (1,) * m.units[1].repeat)]
     if f.square and found[f.heads] * found.pop("head_dim") != m.width:
         return None
     for key, words in f.words.items():
@@ -135,7 +190,7 @@ def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
     return {
         "architectures": [f.cls],
         "model_type": f.type,
-        **(_rope(found, spec.train.sequence) if turned else {}),
+        **rope,
         **found,
         **f.said,
         "bos_token_id": None,
