@@ -11,6 +11,7 @@
 #include "zr_options.h"
 #include "zr_products.h"
 #include "zr_progress.h"
+#include "zr_queue.h"
 #include "zr_rank.h"
 #include "zr_seats.h"
 #include "zr_shared.h"
@@ -20,6 +21,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <math.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -150,7 +152,7 @@ static int by_step(const void *a, const void *b)
 static void add_kept(zr *z, int64_t step)
 {
     zr_checkpoints *c = z->checkpoints;
-    c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 2) * sizeof *c->kept);
+    c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 3) * sizeof *c->kept);
     if (!c->kept) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     c->kept[c->nkept++] = step;
 }
@@ -206,14 +208,16 @@ static void lock_folder(zr *z)
 static int64_t still_to_save(const zr *z)
 {
     int64_t every = z->o->save_every, at = z->checkpoints->at, steps = z->o->steps;
+    int64_t most = z->o->keep_best ? steps / z->o->val_every - at / z->o->val_every : 0;
     if (at >= steps) return 0;
-    return every ? steps / every - at / every + (steps % every != 0) : 1;
+    return most + (every ? steps / every - at / every + (steps % every != 0) : 1);
 }
 
 /* Return how many will be written before an old checkpoint is deleted. */
 static int64_t rooms_wanted(const zr *z)
 {
-    int64_t more = z->o->keep + 1 - z->checkpoints->nkept, most = still_to_save(z);
+    int64_t more = z->o->keep + z->o->keep_best + 1 - z->checkpoints->nkept;
+    int64_t most = still_to_save(z);
     if (more < 1) more = 1;
     return more < most ? more : most;
 }
@@ -413,7 +417,7 @@ void zr_checkpoint_open(zr *z)
     c->bytes += c->record.n;
     if (z->rank == 0) {
         reserve_rooms(z);
-        if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
+        if (!c->kept) c->kept = zr_get(z, z->o->keep + 3, sizeof *c->kept);
     }
     if (z->o->save_every) zr_writer_start(z);
     check_room(z);
@@ -459,22 +463,21 @@ static int is_cpus(const char *object)
     return !strncmp(object, "avx", 3) || !strcmp(object, "amx");
 }
 
-void zr_checkpoint_load(zr *z)
+/* Load all states of the checkpoint of a step; the caller frees the arrays of `past`. */
+static void load_step(zr *z, int64_t step, zr_past *past, char folder[ZR_FILE])
 {
-    char why[ZR_WHY], folder[ZR_FILE], file[ZR_FILE];
+    char why[ZR_WHY], file[ZR_FILE];
     zr_checkpoints *c = z->checkpoints;
-    zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums),
-                    .control = zr_get(z, z->p->nstates, sizeof *past.control)};
     uint64_t *sums = c->sums;
-    if (path_of(z, folder, c->from, NULL, NULL, why) ||
-        path_of(z, file, c->from, NULL, record, why))
+    past->sums = zr_get(z, c->tensors, sizeof *past->sums);
+    past->control = zr_get(z, z->p->nstates, sizeof *past->control);
+    if (path_of(z, folder, step, NULL, NULL, why) || path_of(z, file, step, NULL, record, why))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
-    zr_progress(z, "resume", "tensor", c->tensors);
     errno = 0;
-    int bad = zr_run_read(z, file, &past, why);
+    int bad = zr_run_read(z, file, past, why);
     if (bad) zr_fail(z, bad < 0 ? zr_code_of(errno) : ZR_DISAGREE, "%s", why);
-    if (past.steps != c->from)
-        zr_fail(z, ZR_USER, "%s: is a checkpoint of step %" PRId64, file, past.steps);
+    if (past->steps != step)
+        zr_fail(z, ZR_USER, "%s: is a checkpoint of step %" PRId64, file, past->steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     /* masters follow the model, which has the parameters without masters */
     for (int i = 0; i < c->nstored; i++) {
@@ -482,12 +485,27 @@ void zr_checkpoint_load(zr *z)
             zr_fail(z, zr_code_of(errno), "%s", why);
         sums += c->header[i].tensors;
     }
-    compare_sums(z, &past, folder);
-    set_control(z, &past);
+    compare_sums(z, past, folder);
+    set_control(z, past);
+}
+
+static void forget(zr_past *past)
+{
+    free(past->sums);
+    free(past->control);
+}
+
+void zr_checkpoint_load(zr *z)
+{
+    char folder[ZR_FILE];
+    zr_checkpoints *c = z->checkpoints;
+    zr_past past = {0};
+    zr_progress(z, "resume", "tensor", c->tensors);
+    load_step(z, c->from, &past, folder);
     z->skips = past.skips;
     z->log->skipped = past.skipped;
-    free(past.sums);
-    free(past.control);
+    c->best = past.best;
+    forget(&past);
     zr_print(z, STDERR_FILENO, "resumes from step %" PRId64 ", %s\n", c->from, folder);
     if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
         zr_print(z, STDERR_FILENO,
@@ -495,6 +513,65 @@ void zr_checkpoint_load(zr *z)
                  past.kernels, z->p->object());
     else c->algorithms = past.algorithms;
     zr_barrier(z);
+}
+
+/* ---- the best validation */
+
+static const char best[] = "best";
+
+int zr_best_note(zr *z, double loss)
+{
+    zr_best *b = &z->checkpoints->best;
+    b->at = z->step;
+    if (isfinite(loss) && (!b->step || loss < b->loss)) {
+        *b = (zr_best){.at = z->step, .step = z->step, .loss = loss};
+        return 1;
+    }
+    b->worse++;
+    return 0;
+}
+
+int zr_best_was_long_ago(const zr *z)
+{
+    return z->o->patience && z->checkpoints->best.worse >= z->o->patience;
+}
+
+void zr_best_load(zr *z)
+{
+    char folder[ZR_FILE];
+    zr_past past = {0};
+    const zr_best *b = &z->checkpoints->best;
+    int there = z->rank == 0 && b->step && is_whole(z, b->step);
+    if (!z->o->keep_best) return;
+    zr_tell(z, &there, sizeof there);
+    if (!there) {
+        zr_print(z, STDERR_FILENO,
+                 "--keep-best: there is no best checkpoint, so the weights are "
+                 "the last ones\n");
+        return;
+    }
+    zr_print(z, STDERR_FILENO, "the best validation was at step %" PRId64 ": loss %.6f\n", b->step,
+             b->loss);
+    if (b->step == z->step) return;
+    zr_progress(z, "load the best", "tensor", z->checkpoints->tensors);
+    load_step(z, b->step, &past, folder);
+    forget(&past);
+    z->p->publish(z);
+    zr_drain(z);
+    zr_barrier(z);
+    zr_progress(z, NULL, NULL, 0);
+}
+
+/* Let the link `best` name the checkpoint. */
+static void name_best(zr *z)
+{
+    char name[SHORT], from[ZR_FILE], to[ZR_FILE], why[ZR_WHY];
+    snprintf(name, sizeof name, "step-%08" PRId64, z->checkpoints->at);
+    if (zr_path(from, z->o->checkpoints, ".best", why) || zr_path(to, z->o->checkpoints, best, why))
+        return;
+    unlink(from);
+    if (symlink(name, from) || rename(from, to))
+        zr_print(z, STDERR_FILENO, "%s: cannot be linked to %s: %s\n", to, name, strerror(errno));
 }
 
 /* ---- saving */
@@ -560,15 +637,18 @@ static int finish_checkpoint(zr *z, char *why)
     return -1;
 }
 
-/* Remove checkpoints beyond --keep; each is first renamed, so that it no longer counts. */
+/* Remove checkpoints beyond --keep, but not the best; each is first renamed, so that it no longer
+ * counts. */
 static void prune(zr *z)
 {
     zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
-    while (c->nkept > z->o->keep) {
-        int64_t step = c->kept[0];
-        memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
+    for (;;) {
+        int64_t i = z->o->keep_best && c->nkept > 0 && c->kept[0] == c->best.step;
+        if (c->nkept - i <= z->o->keep) break;
+        int64_t step = c->kept[i], *at = c->kept + i;
+        memmove(at, at + 1, (size_t)(--c->nkept - i) * sizeof *at);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
             !is_whole(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
@@ -621,6 +701,7 @@ static int end_saving(zr *z, int well, int bad, char *why)
         return 0;
     }
     c->last = c->at;
+    if (z->rank == 0 && z->o->keep_best && c->at == c->best.step) name_best(z);
     if (z->rank == 0) prune(z);
     return 1;
 }
