@@ -61,12 +61,14 @@ def places(chosen: argparse.Namespace) -> None:
     known = chosen.dir / "adapter_config.json"
     if not known.exists() or any(chosen.dir.glob("model*.safetensors")):
         return
-    base = chosen.base or config(known).get(BASE)
-    if not isinstance(base, (str, Path)) or not Path(base).is_dir():
+    base = str(chosen.base or config(known).get(BASE))
+    # ./run's commands work in ROOT, and the adapters name the base as it was typed there
+    there = [x for x in (Path(base), ROOT / base) if x.is_dir()]
+    if not there:
         raise Bad(
             f"{known}: {BASE}: {base} is not a folder; --base DIR names the model"
         )
-    chosen.load, chosen.adapter = Path(base), chosen.dir
+    chosen.load, chosen.adapter = there[0], chosen.dir
 
 
 def usual(folder: Path) -> str:
@@ -82,7 +84,7 @@ def saved_by(folder: Path) -> list[str]:
     """Return the hashes of plan and layout that a program wrote into the folder's weights. A
     damaged file is ignored: the program that loads it reports the error."""
     files = sorted(folder.glob("model*.safetensors"))
-    for path in files or [folder / "adapter_model.safetensors"]:
+    for path in files or folder.glob("adapter_model.safetensors"):
         with contextlib.suppress(Bad):
             head = int.from_bytes(part(path, 0, 8), "little")
             if not 0 < head < HEADER_MAX:

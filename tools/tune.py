@@ -3,7 +3,7 @@
 tune.py FOLDER DATA... -o DIR [--lora RANK|full] [--epochs N] [--merge] ...
 
 DIR gets data/ (token files), checkpoints/, log.jsonl, adapter/ or model/, and tune.json, which says
-how DIR was begun. The same command goes on where it was stopped.
+what data/ was made of. The same command goes on where it was stopped.
 
 Exit codes: 0 tuned, or printed (--dry-run); 2 an argument or a file is wrong; otherwise the code of
 the command that failed: 75 stopped, the same command goes on.
@@ -148,9 +148,11 @@ def run(command: Command) -> int:
     global child
     say("")
     say(f"$ {shlex.join(command)}")
-    with open(ROOT / "out" / ".ninja.lock", "w") as lock:
+    lock = ROOT / "out" / "test" / "ninja.lock"  # tests and ./run demo build here, too
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as held:
         if command[0] == "ninja":
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(held, fcntl.LOCK_EX)
         with subprocess.Popen(command, cwd=ROOT) as child:
             code = child.wait()
     child = None
@@ -173,47 +175,54 @@ def steps_of(job: Job) -> tuple[int, int | None]:
 
 
 def begun(job: Job) -> dict[str, Any]:
-    """Return what tune.json says: the options, and size and time of the data."""
-    told = {
-        k: v for k, v in vars(job.args).items() if k not in ("o", "dry_run", "merge")
-    }
-    told["data"] = [str(x) for x in job.files]
-    told["folder"] = str(job.folder)
+    """Return what tune.json says: all that data/ depends on."""
     stats = [(ROOT / x).stat() for x in job.files]
-    return told | {
+    return {
+        "folder": str(job.folder),
+        "data": [str(x) for x in job.files],
         "bytes": [x.st_size for x in stats],
         "changed": [x.st_mtime_ns for x in stats],
+        "sequence": job.sequence,
+        "val": job.args.val,
     }
 
 
-def same(job: Job) -> None:
-    """Require that DIR is new, or was begun by the same command; then say so in it."""
-    path, told = ROOT / job.out / "tune.json", begun(job)
+def same(job: Job) -> bool:
+    """Return whether DIR has the data of this command. Refuse a folder of others, and other data
+    than those of its checkpoints; the checkpoints themselves refuse another recipe."""
+    folder, told = ROOT / job.out, begun(job)
+    path = folder / "tune.json"
     if path.exists():
         before = parsed(path.read_bytes(), str(path))
-        for key, value in told.items():
-            if before.get(key) != value:
-                raise Bad(
-                    f"{job.out}: was begun with {key} {json.dumps(before.get(key))}, not"
-                    f" {json.dumps(value)}; use another -o, or the same options"
-                )
-        return
-    if path.parent.exists() and any(path.parent.iterdir()):
+        differs = [key for key, value in told.items() if before.get(key) != value]
+        if differs and any(folder.glob("checkpoints/step-*")):
+            (key, *_) = differs
+            raise Bad(
+                f"{job.out}: its checkpoints were trained with {key}"
+                f" {json.dumps(before.get(key))}, and this command has {json.dumps(told[key])};"
+                " use another -o, or the same options"
+            )
+        return not differs and (folder / DONE).exists()
+    if folder.exists() and any(folder.iterdir()):
         raise Bad(f"{job.out}: already exists and is not a folder of ./run tune")
-    if not job.args.dry_run:
+    return False
+
+
+def note(job: Job) -> None:
+    path = ROOT / job.out / "tune.json"
+    with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(path):
-            path.write_text(json.dumps(told, indent=1) + "\n")
+        path.write_text(json.dumps(begun(job), indent=1) + "\n")
 
 
 def tune(args: argparse.Namespace) -> int:
     job = checked(args)
-    same(job)
-    if not (ROOT / job.out / DONE).exists():
+    if not same(job):
         if args.dry_run:
             say(shlex.join(data(job)))
             say("(the other commands need its result: the number of samples)")
             return 0
+        note(job)
         if code := run(data(job)):
             return code
     steps, end = steps_of(job)
