@@ -11,7 +11,6 @@
 #include "zr_options.h"
 #include "zr_products.h"
 #include "zr_progress.h"
-#include "zr_queue.h"
 #include "zr_rank.h"
 #include "zr_seats.h"
 #include "zr_shared.h"
@@ -21,7 +20,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -134,7 +132,7 @@ static int remove_checkpoint(const char *folder)
     return rmdir(folder);
 }
 
-static int is_whole(zr *z, int64_t step)
+int zr_checkpoint_is_there(zr *z, int64_t step)
 {
     char file[ZR_FILE], why[ZR_WHY];
     struct stat s;
@@ -168,7 +166,7 @@ static void look_into(zr *z)
         int64_t step = step_of(e->d_name);
         if (is_left(e->d_name) && !zr_path(file, z->o->checkpoints, e->d_name, why))
             remove_checkpoint(file);
-        if (step < 0 || !is_whole(z, step)) continue;
+        if (step < 0 || !zr_checkpoint_is_there(z, step)) continue;
         if (step > z->checkpoints->last) z->checkpoints->last = step;
         if (!exempt(z, step)) add_kept(z, step);
     }
@@ -350,7 +348,7 @@ static int64_t step_to_resume(zr *z)
                 "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
                 "; --steps counts from the start of training: give %" PRId64 " or more",
                 z->o->steps, z->o->checkpoints, step, step);
-    if (step && !is_whole(z, step))
+    if (step && !zr_checkpoint_is_there(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);
     if (step && step < last)
@@ -489,11 +487,7 @@ static void load_step(zr *z, int64_t step, zr_past *past, char folder[ZR_FILE])
     set_control(z, past);
 }
 
-static void forget(zr_past *past)
-{
-    free(past->sums);
-    free(past->control);
-}
+static void forget(zr_past *past) { free(past->sums), free(past->control); }
 
 void zr_checkpoint_load(zr *z)
 {
@@ -515,63 +509,13 @@ void zr_checkpoint_load(zr *z)
     zr_barrier(z);
 }
 
-/* ---- the best validation */
-
-static const char best[] = "best";
-
-int zr_best_note(zr *z, double loss)
-{
-    zr_best *b = &z->checkpoints->best;
-    b->at = z->step;
-    if (isfinite(loss) && (!b->step || loss < b->loss)) {
-        *b = (zr_best){.at = z->step, .step = z->step, .loss = loss};
-        return 1;
-    }
-    b->worse++;
-    return 0;
-}
-
-int zr_best_was_long_ago(const zr *z)
-{
-    return z->o->patience && z->checkpoints->best.worse >= z->o->patience;
-}
-
-void zr_best_load(zr *z)
+void zr_checkpoint_read(zr *z, int64_t step)
 {
     char folder[ZR_FILE];
     zr_past past = {0};
-    const zr_best *b = &z->checkpoints->best;
-    int there = z->rank == 0 && b->step && is_whole(z, b->step);
-    if (!z->o->keep_best) return;
-    zr_tell(z, &there, sizeof there);
-    if (!there) {
-        zr_print(z, STDERR_FILENO,
-                 "--keep-best: there is no best checkpoint, so the weights are "
-                 "the last ones\n");
-        return;
-    }
-    zr_print(z, STDERR_FILENO, "the best validation was at step %" PRId64 ": loss %.6f\n", b->step,
-             b->loss);
-    if (b->step == z->step) return;
     zr_progress(z, "load the best", "tensor", z->checkpoints->tensors);
-    load_step(z, b->step, &past, folder);
+    load_step(z, step, &past, folder);
     forget(&past);
-    z->p->publish(z);
-    zr_drain(z);
-    zr_barrier(z);
-    zr_progress(z, NULL, NULL, 0);
-}
-
-/* Let the link `best` name the checkpoint. */
-static void name_best(zr *z)
-{
-    char name[SHORT], from[ZR_FILE], to[ZR_FILE], why[ZR_WHY];
-    snprintf(name, sizeof name, "step-%08" PRId64, z->checkpoints->at);
-    if (zr_path(from, z->o->checkpoints, ".best", why) || zr_path(to, z->o->checkpoints, best, why))
-        return;
-    unlink(from);
-    if (symlink(name, from) || rename(from, to))
-        zr_print(z, STDERR_FILENO, "%s: cannot be linked to %s: %s\n", to, name, strerror(errno));
 }
 
 /* ---- saving */
@@ -637,20 +581,25 @@ static int finish_checkpoint(zr *z, char *why)
     return -1;
 }
 
-/* Remove checkpoints beyond --keep, but not the best; each is first renamed, so that it no longer
- * counts. */
+/* Name the best, and remove checkpoints beyond --keep but it; each is first renamed, so that it no
+ * longer counts. */
 static void prune(zr *z)
 {
     zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
+    int is_best = z->o->keep_best && c->at == c->best.step;
+    if (is_best &&
+        (path_of(z, from, c->at, NULL, NULL, why) || zr_path(to, z->o->checkpoints, "best", why) ||
+         zr_link(strrchr(from, '/') + 1, to)))
+        zr_print(z, STDERR_FILENO, "%s: cannot be linked: %s\n", to, strerror(errno));
     for (;;) {
         int64_t i = z->o->keep_best && c->nkept > 0 && c->kept[0] == c->best.step;
         if (c->nkept - i <= z->o->keep) break;
         int64_t step = c->kept[i], *at = c->kept + i;
         memmove(at, at + 1, (size_t)(--c->nkept - i) * sizeof *at);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
-            !is_whole(z, step) || rename(from, to) || remove_checkpoint(to))
+            !zr_checkpoint_is_there(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }
@@ -701,7 +650,6 @@ static int end_saving(zr *z, int well, int bad, char *why)
         return 0;
     }
     c->last = c->at;
-    if (z->rank == 0 && z->o->keep_best && c->at == c->best.step) name_best(z);
     if (z->rank == 0) prune(z);
     return 1;
 }

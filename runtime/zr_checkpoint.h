@@ -110,11 +110,8 @@ void zr_checkpoint_load(zr *z);
 int zr_checkpoint_save(zr *z, int beside);
 void zr_checkpoint_end(zr *z);                     /* complete one that was begun, if any */
 int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after this number of steps? */
-/* Note a validation, with the same loss on all ranks. Returns whether it is the best so far. */
-int zr_best_note(zr *z, double loss);
-int zr_best_was_long_ago(const zr *z); /* has --patience come to its end? */
-/* With --keep-best, load the weights and states of the best checkpoint, if it is not the last. */
-void zr_best_load(zr *z);
+int zr_checkpoint_is_there(zr *z, int64_t step);   /* for rank 0 */
+void zr_checkpoint_read(zr *z, int64_t step);      /* load all states, and no counters, of a step */
 /* Return the order of products of the run that is resumed; below 0: none. */
 int zr_past_order(zr *z);
 /* Return whether the run is asked to exit, the same on all ranks. */

@@ -9,6 +9,7 @@
  *     + g)*B + b of the stream, however many ranks there are.
  */
 #define _GNU_SOURCE
+#include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_choices.h"
 #include "zr_clock.h"

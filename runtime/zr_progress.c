@@ -9,6 +9,7 @@
  *     the line of a step: rank 0 and the parent write in turns.
  *  3. Nothing is allocated.
  */
+#include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_data.h"
 #include "zr_fail.h"

@@ -2,8 +2,8 @@
 
 tune.py FOLDER DATA... -o DIR [--lora RANK|full] [--epochs N] [--merge] ...
 
-DIR gets data/ (token files), checkpoints/, log.jsonl, adapter/ or model/, and tune.json, which says
-what data/ was made of. The same command goes on where it was stopped.
+DIR gets data/ (token files), checkpoints/, log.jsonl, adapter/ or model/, and tune.json, which names
+the inputs of data/. The same command goes on where it was stopped.
 
 Exit codes: 0 tuned, or printed (--dry-run); 2 an argument or a file is wrong; otherwise the code of
 the command that failed: 75 stopped, the same command goes on.
@@ -175,7 +175,7 @@ def steps_of(job: Job) -> tuple[int, int | None]:
 
 
 def begun(job: Job) -> dict[str, Any]:
-    """Return what tune.json says: all that data/ depends on."""
+    """Return the content of tune.json: everything that data/ depends on."""
     stats = [(ROOT / x).stat() for x in job.files]
     return {
         "folder": str(job.folder),
@@ -246,7 +246,7 @@ def tune(args: argparse.Namespace) -> int:
 
 
 def following(job: Job) -> list[str]:
-    """Return lines on what to do next."""
+    """Return lines that name the next commands."""
     model = job.out / "model" if job.args.merge else job.result
     lines = ["", f"{model}: the tuned {model.name}. Next:"]
     lines.append(f"  ./run chat {shlex.quote(str(model))}")

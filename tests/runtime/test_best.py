@@ -1,5 +1,5 @@
-"""test_best.py -- tests --epochs, --keep-best and --patience: which step ends a run, which
-checkpoint stays, and the same after a resume."""
+"""test_best.py -- tests --epochs, --keep-best and --patience: the last step of a run, the checkpoints
+that stay, and both after a resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def built(ranks: int = 1) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[object]:
-    """Write random tokens: what a run learns of them makes the validation worse."""
+    """Write random tokens: training on them soon makes the validation worse."""
     draw = np.random.default_rng(3)
     for name, n in (("train", 700), ("val", 300)):
         trainer.write_tokens(tmp_path / name, draw.integers(0, 256, n))
@@ -114,7 +114,7 @@ def test_the_best_checkpoint_stays(
 def test_a_resumed_run_is_as_one_that_did_not_stop(
     files: list[object], all_losses: dict[int, float], tmp_path: Path
 ) -> None:
-    """From every checkpoint on, validations, the end and the best are the same."""
+    """Validations, the end and the best are the same after a resume from any checkpoint."""
     best, stop = expected(all_losses, 3)
     whole = tmp_path / "whole"
     rest = ("--val-every", 2, "--patience", 3, "--keep-best", "--keep", STEPS)
