@@ -1,5 +1,6 @@
 /* zr_best.c -- the best validation of a run, and its checkpoint. */
 #include "zr_best.h"
+#include "zr_checkpoint.h"
 #include "zr_log.h"
 #include "zr_net.h"
 #include "zr_progress.h"

@@ -2,8 +2,8 @@
 
 tune.py FOLDER DATA... -o DIR [--lora RANK|full] [--epochs N] [--merge] ...
 
-DIR gets data/ (token files), checkpoints/, log.jsonl, adapter/ or model/, and tune.json, which names
-the inputs of data/. The same command goes on where it was stopped.
+DIR gets data/ (token files), checkpoints/, log.jsonl, adapter/ or model/, and tune.json with the
+inputs of data/. The same command continues where it was stopped.
 
 Exit codes: 0 tuned, or printed (--dry-run); 2 an argument or a file is wrong; otherwise the code of
 the command that failed: 75 stopped, the same command goes on.

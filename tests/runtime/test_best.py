@@ -1,5 +1,5 @@
-"""test_best.py -- tests --epochs, --keep-best and --patience: the last step of a run, the checkpoints
-that stay, and both after a resume."""
+"""test_best.py -- tests --epochs, --keep-best and --patience: the last step of a run, the
+checkpoints that stay, and both after a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""test_packing.py -- tests ./run data --pack: documents whole in samples, against a plain search."""
+"""test_packing.py -- tests ./run data --pack: whole documents in samples, against a plain
+search."""
 
 from __future__ import annotations
 
