@@ -132,7 +132,7 @@ static int remove_checkpoint(const char *folder)
     return rmdir(folder);
 }
 
-static int is_whole(zr *z, int64_t step)
+int zr_checkpoint_is_there(zr *z, int64_t step)
 {
     char file[ZR_FILE], why[ZR_WHY];
     struct stat s;
@@ -150,7 +150,7 @@ static int by_step(const void *a, const void *b)
 static void add_kept(zr *z, int64_t step)
 {
     zr_checkpoints *c = z->checkpoints;
-    c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 2) * sizeof *c->kept);
+    c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 3) * sizeof *c->kept);
     if (!c->kept) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     c->kept[c->nkept++] = step;
 }
@@ -166,7 +166,7 @@ static void look_into(zr *z)
         int64_t step = step_of(e->d_name);
         if (is_left(e->d_name) && !zr_path(file, z->o->checkpoints, e->d_name, why))
             remove_checkpoint(file);
-        if (step < 0 || !is_whole(z, step)) continue;
+        if (step < 0 || !zr_checkpoint_is_there(z, step)) continue;
         if (step > z->checkpoints->last) z->checkpoints->last = step;
         if (!exempt(z, step)) add_kept(z, step);
     }
@@ -206,14 +206,16 @@ static void lock_folder(zr *z)
 static int64_t still_to_save(const zr *z)
 {
     int64_t every = z->o->save_every, at = z->checkpoints->at, steps = z->o->steps;
+    int64_t most = z->o->keep_best ? steps / z->o->val_every - at / z->o->val_every : 0;
     if (at >= steps) return 0;
-    return every ? steps / every - at / every + (steps % every != 0) : 1;
+    return most + (every ? steps / every - at / every + (steps % every != 0) : 1);
 }
 
 /* Return how many will be written before an old checkpoint is deleted. */
 static int64_t rooms_wanted(const zr *z)
 {
-    int64_t more = z->o->keep + 1 - z->checkpoints->nkept, most = still_to_save(z);
+    int64_t more = z->o->keep + z->o->keep_best + 1 - z->checkpoints->nkept;
+    int64_t most = still_to_save(z);
     if (more < 1) more = 1;
     return more < most ? more : most;
 }
@@ -346,7 +348,7 @@ static int64_t step_to_resume(zr *z)
                 "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
                 "; --steps counts from the start of training: give %" PRId64 " or more",
                 z->o->steps, z->o->checkpoints, step, step);
-    if (step && !is_whole(z, step))
+    if (step && !zr_checkpoint_is_there(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);
     if (step && step < last)
@@ -413,7 +415,7 @@ void zr_checkpoint_open(zr *z)
     c->bytes += c->record.n;
     if (z->rank == 0) {
         reserve_rooms(z);
-        if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
+        if (!c->kept) c->kept = zr_get(z, z->o->keep + 3, sizeof *c->kept);
     }
     if (z->o->save_every) zr_writer_start(z);
     check_room(z);
@@ -459,22 +461,21 @@ static int is_cpus(const char *object)
     return !strncmp(object, "avx", 3) || !strcmp(object, "amx");
 }
 
-void zr_checkpoint_load(zr *z)
+/* Load all states of the checkpoint of a step; the caller frees the arrays of `past`. */
+static void load_step(zr *z, int64_t step, zr_past *past, char folder[ZR_FILE])
 {
-    char why[ZR_WHY], folder[ZR_FILE], file[ZR_FILE];
+    char why[ZR_WHY], file[ZR_FILE];
     zr_checkpoints *c = z->checkpoints;
-    zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums),
-                    .control = zr_get(z, z->p->nstates, sizeof *past.control)};
     uint64_t *sums = c->sums;
-    if (path_of(z, folder, c->from, NULL, NULL, why) ||
-        path_of(z, file, c->from, NULL, record, why))
+    past->sums = zr_get(z, c->tensors, sizeof *past->sums);
+    past->control = zr_get(z, z->p->nstates, sizeof *past->control);
+    if (path_of(z, folder, step, NULL, NULL, why) || path_of(z, file, step, NULL, record, why))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
-    zr_progress(z, "resume", "tensor", c->tensors);
     errno = 0;
-    int bad = zr_run_read(z, file, &past, why);
+    int bad = zr_run_read(z, file, past, why);
     if (bad) zr_fail(z, bad < 0 ? zr_code_of(errno) : ZR_DISAGREE, "%s", why);
-    if (past.steps != c->from)
-        zr_fail(z, ZR_USER, "%s: is a checkpoint of step %" PRId64, file, past.steps);
+    if (past->steps != step)
+        zr_fail(z, ZR_USER, "%s: is a checkpoint of step %" PRId64, file, past->steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     /* masters follow the model, which has the parameters without masters */
     for (int i = 0; i < c->nstored; i++) {
@@ -482,12 +483,23 @@ void zr_checkpoint_load(zr *z)
             zr_fail(z, zr_code_of(errno), "%s", why);
         sums += c->header[i].tensors;
     }
-    compare_sums(z, &past, folder);
-    set_control(z, &past);
+    compare_sums(z, past, folder);
+    set_control(z, past);
+}
+
+static void forget(zr_past *past) { free(past->sums), free(past->control); }
+
+void zr_checkpoint_load(zr *z)
+{
+    char folder[ZR_FILE];
+    zr_checkpoints *c = z->checkpoints;
+    zr_past past = {0};
+    zr_progress(z, "resume", "tensor", c->tensors);
+    load_step(z, c->from, &past, folder);
     z->skips = past.skips;
     z->log->skipped = past.skipped;
-    free(past.sums);
-    free(past.control);
+    c->best = past.best;
+    forget(&past);
     zr_print(z, STDERR_FILENO, "resumes from step %" PRId64 ", %s\n", c->from, folder);
     if (strcmp(past.kernels, z->p->object()) && !(is_cpus(past.kernels) && !zr_is_gpu))
         zr_print(z, STDERR_FILENO,
@@ -495,6 +507,15 @@ void zr_checkpoint_load(zr *z)
                  past.kernels, z->p->object());
     else c->algorithms = past.algorithms;
     zr_barrier(z);
+}
+
+void zr_checkpoint_read(zr *z, int64_t step)
+{
+    char folder[ZR_FILE];
+    zr_past past = {0};
+    zr_progress(z, "load the best", "tensor", z->checkpoints->tensors);
+    load_step(z, step, &past, folder);
+    forget(&past);
 }
 
 /* ---- saving */
@@ -560,17 +581,25 @@ static int finish_checkpoint(zr *z, char *why)
     return -1;
 }
 
-/* Remove checkpoints beyond --keep; each is first renamed, so that it no longer counts. */
+/* Name the best, and remove checkpoints beyond --keep but it; each is first renamed, so that it no
+ * longer counts. */
 static void prune(zr *z)
 {
     zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
-    while (c->nkept > z->o->keep) {
-        int64_t step = c->kept[0];
-        memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
+    int is_best = z->o->keep_best && c->at == c->best.step;
+    if (is_best &&
+        (path_of(z, from, c->at, NULL, NULL, why) || zr_path(to, z->o->checkpoints, "best", why) ||
+         zr_link(strrchr(from, '/') + 1, to)))
+        zr_print(z, STDERR_FILENO, "%s: cannot be linked: %s\n", to, strerror(errno));
+    for (;;) {
+        int64_t i = z->o->keep_best && c->nkept > 0 && c->kept[0] == c->best.step;
+        if (c->nkept - i <= z->o->keep) break;
+        int64_t step = c->kept[i], *at = c->kept + i;
+        memmove(at, at + 1, (size_t)(--c->nkept - i) * sizeof *at);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
-            !is_whole(z, step) || rename(from, to) || remove_checkpoint(to))
+            !zr_checkpoint_is_there(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }

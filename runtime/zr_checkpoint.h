@@ -15,17 +15,26 @@
 #include "zr_weights.h"
 
 enum { ZR_STORED = 8 };
+/* The validations of a run so far. */
+typedef struct zr_best {
+    int64_t at;    /* step of the last one; 0: none */
+    int64_t step;  /* step of the best one; 0: none had a finite loss */
+    int64_t worse; /* number of them since the best one */
+    double loss;   /* of the best one */
+} zr_best;
 typedef struct zr_run { /* contents of run.json */
     char *text;         /* [n] */
     int64_t n;
     /* offsets in the text of the numbers, of the checksums, and of the hash of a GPU's algorithms;
      * 0: a CPU */
     int64_t *number, *sum, algorithms;
+    int64_t loss; /* of the best validation */
 } zr_run;
 
 struct zr_checkpoints {
-    int64_t from, last;   /* step the run resumed from; step of the newest checkpoint, -1: none */
-    int64_t at;           /* step of the checkpoint being written */
+    int64_t from, last; /* step the run resumed from; step of the newest checkpoint, -1: none */
+    int64_t at;         /* step of the checkpoint being written */
+    zr_best best;
     int beside;           /* 1: it is being written beside the next step */
     int64_t *kept, nkept; /* rank 0: steps of the checkpoints that may be deleted, oldest first */
     int64_t rooms; /* rank 0: number of folders that reserve space for the next checkpoints */
@@ -61,6 +70,7 @@ typedef struct zr_number {
 /* Contents of run.json about the run that wrote it. */
 typedef struct zr_past {
     int64_t steps, skipped, skips;
+    zr_best best;
     uint64_t *sums;        /* checksums of all tensors of all files */
     const char *accepted;  /* the argument of --accept-change, valid during the read */
     char kernels[ZR_TOLD]; /* its kernel object */
@@ -100,6 +110,8 @@ void zr_checkpoint_load(zr *z);
 int zr_checkpoint_save(zr *z, int beside);
 void zr_checkpoint_end(zr *z);                     /* complete one that was begun, if any */
 int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after this number of steps? */
+int zr_checkpoint_is_there(zr *z, int64_t step);   /* for rank 0 */
+void zr_checkpoint_read(zr *z, int64_t step);      /* load all states, and no counters, of a step */
 /* Return the order of products of the run that is resumed; below 0: none. */
 int zr_past_order(zr *z);
 /* Return whether the run is asked to exit, the same on all ranks. */

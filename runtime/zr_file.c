@@ -127,6 +127,15 @@ int zr_path(char *to, const char *dir, const char *name, char *why)
     return zr_why(why, "%.200s...: the path is too long", dir);
 }
 
+int zr_link(const char *target, const char *path)
+{
+    char part[ZR_FILE];
+    errno = ENAMETOOLONG;
+    if (snprintf(part, sizeof part, "%s.part", path) >= ZR_FILE) return -1;
+    unlink(part);
+    return symlink(target, part) || rename(part, path) ? -1 : 0;
+}
+
 int zr_make_dir(const char *dir, char *why)
 {
     char part[ZR_FILE];

@@ -9,6 +9,7 @@
  *     + g)*B + b of the stream, however many ranks there are.
  */
 #define _GNU_SOURCE
+#include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_choices.h"
 #include "zr_clock.h"
@@ -70,7 +71,7 @@ void zr_wait_n(zr *z, int queue, int n, const int *event)
 /* Return the option that names these files. */
 static const char *option_of(const zr *z, const zr_mix *m)
 {
-    return m == z->train ? "--data" : "--val";
+    return m == z->val ? "--val" : "--data";
 }
 
 /* Read tokens, targets int32 [B,T] into the arena, `at` bytes after their places: `rows` samples
@@ -114,6 +115,19 @@ static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const c
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
     if (zr_mix_open(to, given, n, name, &form, why))
         zr_fail(z, ZR_USER, "%s %s", option_of(z, to), why);
+}
+
+/* Set the steps of --epochs, before ranks start. */
+static void settle_steps(zr *z, zr_options *o)
+{
+    zr_mix m = {0};
+    if (!o->epochs) return;
+    open_tokens(z, &m, o->data, o->ndata, "train.bin");
+    int64_t samples = zr_samples(&m), step = z->p->micro_batches * z->ranks * z->p->batch;
+    zr_mix_close(&m);
+    if (o->epochs > INT64_MAX / samples || (o->epochs * samples + step - 1) / step > ZR_MOST_STEPS)
+        zr_fail(z, ZR_USER, "--epochs %" PRId64 ": more than %d steps", o->epochs, ZR_MOST_STEPS);
+    o->steps = (o->epochs * samples + step - 1) / step;
 }
 
 /* used: number of samples that the run reads. */
@@ -341,13 +355,21 @@ static void begin(zr *z)
 
 /* ---- validation */
 
+static int tracks(const zr *z) { return z->o->keep_best || z->o->patience; }
+
+/* Return whether the validation after a step has been noted before. */
+static int tracked(const zr *z, int64_t step)
+{
+    return tracks(z) && step > 0 && step == z->checkpoints->best.at;
+}
+
 /* Validate: evaluate each whole sample of the file once, in order; micro-batch g belongs to rank g
  * % ranks. step: steps done. */
 static void validate(zr *z, int64_t step)
 {
     int64_t B = z->p->batch, turn = B * z->ranks;
     double valid, begun = zr_now();
-    if (!z->o->val) return;
+    if (!z->o->val || tracked(z, step)) return;
     int64_t samples = z->val->of->data.samples;
     zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
     zr_lives(z, ZR_STEPS);
@@ -364,6 +386,7 @@ static void validate(zr *z, int64_t step)
     zr_progress(z, NULL, NULL, 0);
     zr_show_validated(z, step, zr_now() - begun);
     zr_log_val(z, step, loss, valid);
+    if (tracks(z)) zr_best_note(z, loss);
 }
 
 /* ---- training */
@@ -430,10 +453,17 @@ static void between(zr *z, int last, int verifies, int validates, int saves,
     if (!verifies && !validates && !saves) return;
     count_moved(z, moved, 1);
     if (verifies) zr_verify(z); /* first, so that damaged weights are not saved */
-    if (saves) zr_checkpoint_save(z, !last);
     if (validates) validate(z, z->step);
+    if (tracked(z, z->step)) { /* by the validation above */
+        last |= zr_best_was_long_ago(z);
+        saves |= z->o->checkpoints && last;
+        saves |= z->o->keep_best && z->checkpoints->best.step == z->step;
+    }
+    if (saves) zr_checkpoint_save(z, !last);
     count_moved(z, moved, -1);
 }
+
+static int is_done(const zr *z) { return z->step >= z->o->steps || zr_best_was_long_ago(z); }
 
 /* Train. Returns whether the run exits early: it was asked to, and steps are left
  * or the last are not saved. */
@@ -444,8 +474,9 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     if (z->o->val || z->o->eval || z->o->sample) zr_ready(z, ZR_EVAL, z->p->eval);
     z->first = zr_now();
     count_moved(z, moved, -1);
-    while (!(asked = zr_asked_to_leave(z)) && z->step < z->o->steps) {
-        int last = z->step + 1 == z->o->steps, due = !last && every && (z->step + 1) % every == 0;
+    while (!(asked = zr_asked_to_leave(z)) && !is_done(z)) {
+        int last = z->step + 1 == z->o->steps;
+        int due = last ? tracks(z) : every && (z->step + 1) % every == 0;
         int saves = zr_checkpoint_due(z, z->step + 1), verifies = zr_verify_due(z, z->step + 1);
         int apart = last || verifies || due || saves || zr_profile_apart(z);
         zr_leave_if_stopped(z);
@@ -461,7 +492,7 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     zr_checkpoint_end(z);
     zr_drain(z);
     count_moved(z, moved, 1);
-    return asked && (z->step < z->o->steps || z->checkpoints->late);
+    return asked && (!is_done(z) || z->checkpoints->late);
 }
 
 /* Save a checkpoint if there is something new and time for it; the run then exits with code 75 and
@@ -621,9 +652,11 @@ static void run_rank(zr *z)
     if (leaves) save_and_leave(z);
     zr_checkpoint_close(z);
     if (!leaves) {
+        zr_show_stopped(z);
+        zr_best_load(z);
         save(z); /* before anything that may fail or be interrupted */
-        validate(z, z->o->steps);
-        zr_eval(z, z->o->steps);
+        validate(z, z->step);
+        zr_eval(z, z->step);
     }
     zr_log_end(z, report, moved);
     zr_epilogue(z);
@@ -690,6 +723,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
     if (o.help || o.version) return z.log->lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
     signal(SIGXFSZ, SIG_IGN); /* so that a file too large is an error of write */
     signal(SIGPIPE, SIG_IGN); /* and a pipe without a reader too */
+    if (!o.check_launch && !o.check_gpus) settle_steps(&z, &o);
     zr_prepare(&z);
     int code = zr_ranks(&z, run_rank);
     free(z.t);

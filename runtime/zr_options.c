@@ -23,7 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
+enum { MOST_STEPS = ZR_MOST_STEPS, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 enum { MOST_TIME = 1000000000 }; /* seconds */
 
 /* Kinds of operands. All ranks must be given the same value; of a PATH it only matters whether it
@@ -41,9 +41,13 @@ static const struct option {
      0},
     {"--steps", "N", "total number of training steps; 0: no training", NUMBER, AT(steps), 0,
      MOST_STEPS},
+    {"--epochs", "N", "instead of --steps: as many as N passes through --data take", NUMBER,
+     AT(epochs), 1, MOST_STEPS},
     {"--val", "FILE", "validation tokens: print the loss on them after training", PATH, AT(val), 0,
      0},
     {"--val-every", "N", "validate every N steps, too", NUMBER, AT(val_every), 1, MOST_STEPS},
+    {"--patience", "N", "stop after N validations in a row that are not better than the best",
+     NUMBER, AT(patience), 1, MOST_STEPS},
     {"--val-tokens", "N", "validate on the first N tokens, in whole samples (default: all)", NUMBER,
      AT(val_tokens), 1, INT64_MAX},
     {"--eval", "FILE", "multiple-choice questions in llm.c's format: print the accuracy", PATH,
@@ -65,6 +69,8 @@ static const struct option {
     {"--keep", "K", "keep the newest K checkpoints (default: 3)", NUMBER, AT(keep), 1, MOST_STEPS},
     {"--keep-every", "N", "and all checkpoints whose step is a multiple of N", NUMBER,
      AT(keep_every), 1, MOST_STEPS},
+    {"--keep-best", NULL, "and the checkpoint with the best validation; --save writes its weights",
+     FLAG, AT(keep_best), 0, 0},
     {"--resume", "HOW", "auto (from the newest checkpoint, the default), no, or a step", TEXT,
      AT(resume), 0, 0},
     {"--max-time", "TIME", "save and exit before this time is over (90s, 45m, 3h50m, 1d)", TIME,
@@ -329,8 +335,8 @@ static void set_sample(zr *z, zr_options *o)
 static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
-    if (!o->gemms || !o->ndata || o->steps >= 0 || o->val || o->eval || o->load || o->save ||
-        o->sample || o->hash || o->profile || o->checkpoints)
+    if (!o->gemms || !o->ndata || o->steps >= 0 || o->epochs || o->val || o->eval || o->load ||
+        o->save || o->sample || o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
                 "--tune trains nothing: it needs --data FILE and --gemms FILE, and excludes "
                 "--steps, --val, --eval, --load, --save, --sample, --hash, --profile or "
@@ -354,13 +360,10 @@ static void check_checkpoints(zr *z, const zr_options *o)
         const char *name;
         int given;
     } with[] = {
-        {"--save-every", o->save_every != 0},
-        {"--keep", o->keep != 0},
-        {"--keep-every", o->keep_every != 0},
-        {"--resume", o->resume != NULL},
-        {"--max-time", o->max_time != 0},
-        {"--grace", o->grace != 0},
-        {"--accept-change", o->accept_change != NULL},
+        {"--save-every", o->save_every != 0}, {"--keep", o->keep != 0},
+        {"--keep-every", o->keep_every != 0}, {"--keep-best", o->keep_best},
+        {"--resume", o->resume != NULL},      {"--max-time", o->max_time != 0},
+        {"--grace", o->grace != 0},           {"--accept-change", o->accept_change != NULL},
     };
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         if (with[i].given && !o->checkpoints)
@@ -374,8 +377,12 @@ static void check_checkpoints(zr *z, const zr_options *o)
 static void check_options(zr *z, const zr_options *o)
 {
     if (o->check_launch || o->check_gpus) return;
-    if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
-    if (o->steps > 0 && !o->ndata)
+    if (o->steps < 0 && !o->epochs)
+        zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing), or --epochs N; see --help");
+    if (o->steps >= 0 && o->epochs)
+        zr_fail(z, ZR_USER, "--steps and --epochs both say how long to train; give one of them");
+    if (o->profile && o->epochs) zr_fail(z, ZR_USER, "--profile needs --steps N");
+    if ((o->steps > 0 || o->epochs) && !o->ndata)
         zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
     if (o->tokens && strcmp(o->tokens, "uint16") && strcmp(o->tokens, "uint32"))
         zr_fail(z, ZR_USER, "--tokens %s: uint16 or uint32 is needed", o->tokens);
@@ -389,6 +396,8 @@ static void check_options(zr *z, const zr_options *o)
                 o->adapter ? "--adapter" : "--merge");
     if (o->merge && !o->save) zr_fail(z, ZR_USER, "--merge needs --save DIR");
     check_checkpoints(z, o);
+    if ((o->keep_best || o->patience) && !o->val_every)
+        zr_fail(z, ZR_USER, "%s needs --val-every N", o->keep_best ? "--keep-best" : "--patience");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->val_tokens && !o->val) zr_fail(z, ZR_USER, "--val-tokens needs --val FILE");
     if (o->val_tokens && o->val_tokens < z->p->sequence)

@@ -23,6 +23,7 @@
 #include "zr_mix.h"
 #include "zr_rank.h"
 
+enum { ZR_MOST_STEPS = 1000000000 };
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 
 struct zr_options {
@@ -38,10 +39,11 @@ struct zr_options {
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
-    int64_t steps, val_every, val_tokens, verify_every, threads;
+    int64_t steps, epochs, val_every, val_tokens, verify_every, threads, patience;
     int64_t sample, top_k, sample_seed;  /* sample_seed -1: not given */
     int64_t profile_first, profile_last; /* steps of --profile, from 1 */
-    int hash, version, help, check_launch, check_gpus, no_graph, tune, drop_unknown, merge;
+    int hash, version, help, check_launch, check_gpus, no_graph, tune, drop_unknown, merge,
+        keep_best;
     int mode;      /* ZR_EAGER ..., from `queue` */
     int save_type; /* ZR_F32 ..., from `save_dtype`; -1: as loaded */
     char **words;  /* the whole command line, then NULL */

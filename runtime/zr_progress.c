@@ -9,6 +9,7 @@
  *     the line of a step: rank 0 and the parent write in turns.
  *  3. Nothing is allocated.
  */
+#include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_data.h"
 #include "zr_fail.h"
@@ -165,6 +166,10 @@ static void show_data(zr *z)
                  d->path, d->count, m->n > 1, share * zr_step_tokens(z), z->o->steps,
                  (double)taken[k] / (double)d->samples);
     }
+    if (z->o->epochs)
+        zr_print(z, STDERR_FILENO,
+                 "--epochs %" PRId64 ": %" PRId64 " steps of %" PRId64 " samples\n", z->o->epochs,
+                 z->o->steps, samples / z->o->steps);
 }
 
 /* Return the number of a key of the recipe; -1: it is missing or null. */
@@ -257,9 +262,20 @@ void zr_show_start(zr *z)
                  z->o->steps);
         return;
     }
+    if (zr_best_was_long_ago(z)) return;
     show_data(z);
     show_schedule(z);
     show_estimate(z);
+}
+
+void zr_show_stopped(zr *z)
+{
+    const zr_best *b = &z->checkpoints->best;
+    if (!zr_best_was_long_ago(z)) return;
+    zr_print(z, STDERR_FILENO,
+             "--patience %" PRId64 ": stops after step %" PRId64 " of %" PRId64
+             ": no validation was better than that of step %" PRId64 "\n",
+             z->o->patience, (int64_t)z->step, z->o->steps, b->step);
 }
 
 /* ---- after a step */

@@ -3,7 +3,8 @@
 #define ZR_PROGRESS_H
 #include "zr.h"
 
-void zr_show_start(zr *z); /* describe the run before its first step */
+void zr_show_start(zr *z);   /* describe the run before its first step */
+void zr_show_stopped(zr *z); /* say that --patience has ended the training */
 void zr_show_step(zr *z, const double report[ZR_REPORT]);
 void zr_show_validated(zr *z, int64_t steps, double seconds); /* seconds: time of the validation */
 /* Record that this rank begins task `what` of so many parts; NULL: no long task. */

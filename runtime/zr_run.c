@@ -103,7 +103,11 @@ static void put_run(zr *z, layout *l)
     put_lines(to, "recipe", c->recipe, c->nrecipe);
     l->r->number[at++] = put_field(to, "steps", ",\n");
     l->r->number[at++] = put_field(to, "skipped", ",\n");
-    l->r->number[at++] = put_field(to, "skips", ",\n\"control\": {");
+    l->r->number[at++] = put_field(to, "skips", ",\n");
+    l->r->number[at++] = put_field(to, "validated", ",\n");
+    l->r->number[at++] = put_field(to, "best", ",\n");
+    l->r->number[at++] = put_field(to, "worse", ",\n");
+    l->r->loss = put_field(to, "best_loss", ",\n\"control\": {");
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++)
         if (is_number(s)) l->r->number[at++] = put_field(to, s->what, ", ");
     fprintf(to, "\"end\": 0},\n\"sums\": {");
@@ -142,7 +146,7 @@ static int is_sealed(const char *text, int64_t n)
 void zr_run_open(zr *z, zr_run *r, int64_t sums)
 {
     size_t n = 0;
-    int numbers = 3;
+    int numbers = 6;
     for (int i = 0; i < z->p->nstates; i++) numbers += is_number(&z->p->states[i]);
     r->number = zr_get(z, numbers, sizeof *r->number);
     r->sum = zr_get(z, sums, sizeof *r->sum);
@@ -167,6 +171,13 @@ static void set_number(zr_run *r, int64_t at, int64_t n)
     set_text(r, at, text, WIDTH);
 }
 
+static void set_real(zr_run *r, int64_t at, double x)
+{
+    char text[WIDTH];
+    snprintf(text, sizeof text, "\"%a\"", x);
+    set_text(r, at, text, WIDTH);
+}
+
 static void set_hash(zr_run *r, int64_t at, uint64_t hash)
 {
     char text[HEX + 1];
@@ -181,15 +192,17 @@ void zr_run_note(zr *z, zr_run *r)
     set_number(r, r->number[at++], z->step);
     set_number(r, r->number[at++], z->log->skipped);
     set_number(r, r->number[at++], z->skips);
+    set_number(r, r->number[at++], z->checkpoints->best.at);
+    set_number(r, r->number[at++], z->checkpoints->best.step);
+    set_number(r, r->number[at++], z->checkpoints->best.worse);
+    set_real(r, r->loss, z->checkpoints->best.loss);
     for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++) {
-        char text[WIDTH];
         int64_t whole;
         double real;
         if (!is_number(s)) continue;
         zr_read(z, s->queue, s->type == ZR_F64 ? (void *)&real : (void *)&whole, s->at, 8);
-        if (s->type == ZR_F64) snprintf(text, sizeof text, "\"%a\"", real);
-        else snprintf(text, sizeof text, "%" PRId64, whole);
-        set_text(r, r->number[at++], text, WIDTH);
+        if (s->type == ZR_F64) set_real(r, r->number[at++], real);
+        else set_number(r, r->number[at++], whole);
     }
 }
 
@@ -355,6 +368,17 @@ static int read_accepted(zr *z, zr_json *j, const char *file, zr_past *to, char 
     return to->accepted ? 0 : -1;
 }
 
+static int read_best_loss(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    (void)z;
+    const char *text = zr_json_text(j);
+    char *end = "";
+    to->best.loss = text ? strtod(text, &end) : 0;
+    if (text && (*end || end == text))
+        return zr_why(why, "%s: best_loss: %.40s is not a number", file, text);
+    return text ? 0 : -1;
+}
+
 static int read_kernels(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
     (void)z, (void)file, (void)why;
@@ -441,8 +465,12 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
         /* these may be missing */
         {"accepted", NULL, read_accepted},
         {"algorithms", NULL, read_algorithms},
+        {"validated", &to->best.at, NULL},
+        {"best", &to->best.step, NULL},
+        {"worse", &to->best.worse, NULL},
+        {"best_loss", NULL, read_best_loss},
     };
-    enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 2)) - 1 };
+    enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 6)) - 1 };
     int64_t length, n = 0;
     int seen = 0, bad = 0;
     char *text =
@@ -465,7 +493,8 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     }
     if (j.error || (!bad && zr_json_end(&j)))
         bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
-    else if (!bad && ((seen & ALL) != ALL || to->skips > to->skipped || to->skipped > to->steps))
+    else if (!bad && ((seen & ALL) != ALL || to->skips > to->skipped || to->skipped > to->steps ||
+                      to->best.step > to->best.at || to->best.at > to->steps))
         bad = zr_why(why, "%s: is not the run.json of a checkpoint", file);
     free(text);
     return bad;

@@ -202,7 +202,7 @@ static int by_index(zr_data *d, int64_t bin, char *why)
 
 /* Entries for this file; -1, NULL: not given. ours: the text has a key of ours. */
 typedef struct meta {
-    int64_t format, vocab, ignore, end, tokens;
+    int64_t format, vocab, ignore, end, tokens, sequence;
     const char *dtype, *labels;
     int named, ours;
 } meta;
@@ -256,6 +256,7 @@ static void read_meta(zr_json *j, const char *name, meta *m)
         else if (!strcmp(key, "vocab")) m->vocab = count_of(j);
         else if (!strcmp(key, "ignore")) m->ignore = count_of(j);
         else if (!strcmp(key, "end")) m->end = count_of(j);
+        else if (!strcmp(key, "sequence")) m->sequence = count_of(j);
         else if (!strcmp(key, "dtype")) m->dtype = text_of(j);
         else if (strcmp(key, "files")) {
             zr_json_skip(j);
@@ -305,6 +306,11 @@ static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *fil
         return zr_why(why,
                       "%s: end: documents end with token %" PRId64 ", but data.end is %" PRId64,
                       file, m->end, f->end);
+    if (m->sequence >= 0 && m->sequence != f->T)
+        return zr_why(why,
+                      "%s: sequence: documents are packed into samples of %" PRId64
+                      " tokens, but train.sequence is %" PRId64,
+                      file, m->sequence, f->T);
     if (set_tokens(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
     return m->labels ? open_labels(d, file, m, size, why) : 0;
 }
@@ -329,7 +335,7 @@ static int by_meta(zr_data *d, int64_t size, const zr_form *f, char *why)
     char *text = zr_read_whole(file, META_MAX, "no meta.json of token files", &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    meta m = {.format = -1, .vocab = -1, .ignore = -1, .end = -1, .tokens = -1};
+    meta m = {.format = -1, .vocab = -1, .ignore = -1, .end = -1, .tokens = -1, .sequence = -1};
     read_meta(&j, slash ? slash + 1 : d->path, &m);
     int bad = zr_json_end(&j);
     int found = bad && m.ours

@@ -63,7 +63,15 @@ REFUSED = {
     "assistant_masks": "a template with {% generation %} chooses what is learned",
     "completion_mask": "`prompt` and `completion` choose what is learned",
 }
-BESIDE = (*GIVEN, *REFUSED, "weight", "label")
+# Alpaca's records: a question, which `input` may continue, and its answer; without a chat template
+# they are written as Stanford's Alpaca was trained.
+ALPACA = ("instruction", "output")
+ASKS = (
+    "Below is an instruction that describes a task{}. Write a response that appropriately completes"
+    " the request.\n\n### Instruction:\n{}\n\n{}### Response:\n"
+)
+WITH_INPUT = ", paired with an input that provides further context"
+BESIDE = (*GIVEN, *REFUSED, "weight", "label", "input", "history")
 TAKEN = ("messages", "tools", "add_generation_prompt")
 
 # Two turns each, and the word that ends the last one.
@@ -406,6 +414,26 @@ def beside(record: Mapping[str, Any]) -> None:
         )
 
 
+def alpaca(record: Mapping[str, Any], template: Template | None) -> list[str]:
+    """Return the prompt and the completion of an Alpaca record."""
+    asks, more, answer = (
+        record.get(key) or "" for key in ("instruction", "input", "output")
+    )
+    for key, x in zip(
+        ("instruction", "input", "output"), (asks, more, answer), strict=True
+    ):
+        if not isinstance(x, str):
+            raise Bad(f"{key}: must be a text")
+    if record.get("history"):
+        raise Bad(
+            "history is not supported: make its turns and this one a list `messages`"
+        )
+    if template:
+        return [f"{asks}\n{more}" if more else asks, answer]
+    known = f"### Input:\n{more}\n\n" if more else ""
+    return [ASKS.format(WITH_INPUT if more else "", asks, known), answer]
+
+
 def chat(
     template: Template, messages: list[Message], more: Given
 ) -> tuple[str, list[Span]]:
@@ -437,6 +465,8 @@ def rendered(
     name = "default" if more["tools"] is None else "tool_use"
     template = templates.get(name, templates.get("default"))
     values = [record[field] for field in fields]
+    if tuple(fields) == ALPACA:
+        values = alpaca(record, template)
     if template and len(values) == 1:
         messages = checked(values[0])
         text, spans = chat(template, messages, more)

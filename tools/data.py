@@ -40,6 +40,7 @@ from types import FrameType
 import documents
 import encoding
 import numpy as np
+import packing
 from checkpoint import Bad, code_of, printable, say
 from documents import PIECE, Layout, Piece, size_of
 from encoding import Done, Encoder, Recipe
@@ -50,10 +51,12 @@ FORMAT = 1
 PROGRESS_S = 5
 MOST = 4096  # most pieces of a task
 BPE_MOST = 10_000_000  # most tokens of a BPE
+PACK_MOST = 1 << 24  # most tokens of a sample
 SPLITS = ("train", "val")
 OURS = {f"{split}{end}.bin" for split in SPLITS for end in ("", ".labels")}
 OURS |= {"meta.json", "tokenizer.json"}
 Counts = dict[str, tuple[int, int]]  # split -> tokens and documents
+Ends = dict[str, list[int]]  # split -> ends of its documents
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%|(\d{1,12})")
 
 
@@ -205,12 +208,14 @@ def meta(recipe: Recipe, counts: Counts) -> dict[str, object]:
             "documents": docs,
             "labels": labels[0] if labels else None,
         }
+    packed = {"sequence": recipe.pack} if recipe.pack else {}
     return {
         "format": FORMAT,
         "vocab": recipe.vocab,
         "dtype": recipe.dtype,
         "end": recipe.end,
         "ignore": recipe.ignore,
+        **packed,
         "tokenizer": {"kind": kind, "sha256": recipe.sha256},
         "files": files,
     }
@@ -225,6 +230,7 @@ def write(
 ) -> tuple[Counts, int]:
     """Write the token files. Return the counts, and the number of empty documents."""
     counts = dict.fromkeys(splits, (0, 0))
+    ends: Ends = {split: [] for split in splits}
     empty = 0
     width = np.dtype(recipe.dtype).itemsize
     with appearing(folder) as made, ExitStack() as stack:
@@ -241,8 +247,10 @@ def write(
                 for name in labels:
                     put(out[name], part.labels, folder)
                 tokens, docs = counts[split]
+                if recipe.pack:
+                    ends[split] += [tokens + end for end in part.ends]
                 tokens += len(part.tokens) // width
-                counts[split] = tokens, docs + part.documents
+                counts[split] = tokens, docs + len(part.ends)
             total = sum(tokens for tokens, _ in counts.values())
             progress.more(each.bytes, total)
         if not any(tokens for tokens, _ in counts.values()):
@@ -250,8 +258,30 @@ def write(
         for split, (tokens, _) in counts.items():
             if not tokens:
                 raise Bad(f"no document is left for {split}.bin; see --val")
+        if recipe.pack:
+            counts = packed(recipe, counts, ends, made)
         about(recipe, counts, made, folder)
     return counts, empty
+
+
+def packed(recipe: Recipe, counts: Counts, ends: Ends, made: Path) -> Counts:
+    """Pack the documents of each split into samples. Return the new counts."""
+    assert recipe.ignore is not None
+    new = {}
+    for split, (_, docs) in counts.items():
+        tokens, labels = (made / name for name in files_of(recipe, split))
+        done = packing.pack(
+            tokens,
+            labels,
+            ends[split],
+            recipe.pack,
+            recipe.end or 0,
+            recipe.ignore,
+            recipe.dtype,
+        )
+        tell(f"{split}: {docs:,} documents in {done.text(recipe.pack)}")
+        new[split] = done.samples * recipe.pack + 1, docs
+    return new
 
 
 def about(recipe: Recipe, counts: Counts, made: Path, folder: Path) -> None:
@@ -318,7 +348,7 @@ def prepared(args: argparse.Namespace) -> Recipe:
         recipe = learned(args, layout, below, cut)
     else:
         recipe = encoding.read(args.tokenizer)
-    recipe = replace(recipe, layout=layout, below=below, cut=cut)
+    recipe = replace(recipe, layout=layout, below=below, cut=cut, pack=args.pack or 0)
     if layout.kind == "text" or not recipe.templates:
         return recipe
     return replace(recipe, end=Encoder(recipe).separator())
@@ -357,9 +387,9 @@ def following(recipe: Recipe, args: argparse.Namespace) -> str:
     data = f"--data {folder}"
     if args.val:
         data += f" --val {folder}"
-    keys = ""
-    if recipe.layout.kind != "text" and recipe.end is not None:
-        keys = f", --set data.documents=mask --set data.end={recipe.end}"
+    keys = f", --set train.sequence={recipe.pack}" if recipe.pack else ""
+    if recipe.ignore is not None and recipe.end is not None:
+        keys += f", --set data.documents=mask --set data.end={recipe.end}"
     vocab = f"model.vocab: {recipe.vocab}"
     return f"next: {vocab} in the spec{keys}, and out/train {data}"
 
@@ -405,12 +435,20 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="1%|N",
         help="percentage or number of documents for val.bin",
     )
+    parser.add_argument(
+        "--pack",
+        type=int,
+        metavar="T",
+        help="put whole documents into samples of T tokens (train.sequence); cut longer ones",
+    )
     parser.add_argument("-o", required=True, type=Path, metavar="DIR")
     args = parser.parse_args(words)
     if args.train_bpe is not None and not 257 <= args.train_bpe <= BPE_MOST:
         parser.error(
             f"--train-bpe: must be from 257 (256 bytes and an end-of-text token) to {BPE_MOST}"
         )
+    if args.pack is not None and not 2 <= args.pack <= PACK_MOST:
+        parser.error(f"--pack: must be from 2 to {PACK_MOST}")
     if args.field and args.kind == "text":
         parser.error("--field: text has no fields")
     if args.o.name in ("", ".."):

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 import checkpoint
 import numpy as np
-from chat import BESIDE
+from chat import ALPACA, BESIDE
 from checkpoint import Bad
 from numpy.typing import NDArray
 from zg.output import naming
@@ -34,8 +34,15 @@ ROWS = 256  # rows of Parquet at a time
 # Ends of lines, first those not followed by a blank line, then any.
 LINE_ENDS = re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"\n(?=\S)")
 
-# Fields of a record, unless --field names another.
-FIELDS = ("messages", "conversations", "text", "prompt", "completion")
+# Fields of a record, unless --field names another; the first that are all there count.
+WAYS = (
+    ("messages",),
+    ("conversations",),
+    ALPACA,
+    ("text",),
+    ("prompt", "completion"),
+)
+FIELDS = tuple(name for way in WAYS for name in way)
 
 GZIP = b"\x1f\x8b\x08"
 # Signatures of other files with their offsets (as in runtime/zr_foreign.c), the kind of file, and a
@@ -75,8 +82,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a document: `text`, `messages`, or `prompt` with a completion, and its fields (none
-    for a text file)."""
+    """Layout of a document: `text`, `messages`, or `prompt` with a completion or an output, and its
+    fields (none for a text file)."""
 
     kind: str
     fields: tuple[str, ...] = ()
@@ -269,15 +276,14 @@ def layout(piece: Piece, field: str | None) -> Layout:
         record = [] if array else loaded(piece.where, record)
     if not isinstance(record, dict):
         raise Bad(f"{piece.where}: {LINES}")
-    for name in [field] if field else FIELDS[:3]:
-        if name in record:
-            chat = isinstance(record[name], list)
-            kind = "messages" if chat else "text"
-            return Layout(kind, (name,))
-    pair = FIELDS[3:]
-    if not field and record.keys() >= {*pair}:
-        return Layout("prompt", pair)
-    wanted = field or "text, messages, conversations, or prompt and completion"
+    for way in [(field,)] if field else WAYS:
+        if record.keys() >= {*way}:
+            chat = isinstance(record[way[0]], list)
+            kind = "prompt" if len(way) > 1 else "messages" if chat else "text"
+            return Layout(kind, way)
+    wanted = field or (
+        "text, messages, conversations, instruction and output, or prompt and completion"
+    )
     there = ", ".join(map(str, record)) or "nothing"
     raise Bad(
         f"{piece.where}: no field {wanted}; the fields are: {there}; rename one, or use --field"

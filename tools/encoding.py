@@ -64,6 +64,7 @@ class Recipe:
     variables: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     now: datetime = field(default_factory=datetime.now)
+    pack: int = 0  # tokens of a sample that documents are packed into; 0: a stream
     below: int = 0  # hash bound of validation documents
     cut: int | None = None  # byte of the only text at which validation starts
 
@@ -74,7 +75,7 @@ class Recipe:
     @property
     def ignore(self) -> int | None:
         """The label of a token that is no target; None if every token is one."""
-        if self.layout.kind == "text":
+        if self.layout.kind == "text" and not self.pack:
             return None
         return int(np.iinfo(self.dtype).max)
 
@@ -98,7 +99,7 @@ class Part:
 
     tokens: bytes
     labels: bytes
-    documents: int
+    ends: list[int]  # number of tokens up to the end of each document
 
 
 @dataclass
@@ -107,19 +108,19 @@ class Gathered:
 
     tokens: Ids = field(default_factory=list)
     labels: Ids = field(default_factory=list)
-    documents: int = 0
+    ends: list[int] = field(default_factory=list)
 
     def add(self, piece: Piece, tokens: Ids, labels: Ids) -> None:
         self.tokens += tokens
         self.labels += labels
         if piece.last and tokens:
-            self.documents += 1
+            self.ends.append(len(self.tokens))
 
     def part(self, dtype: str) -> Part:
         little = np.dtype(dtype).newbyteorder("<")
         tokens = np.array(self.tokens, little)
         labels = np.array(self.labels, little)
-        return Part(tokens.tobytes(), labels.tobytes(), self.documents)
+        return Part(tokens.tobytes(), labels.tobytes(), self.ends)
 
 
 @dataclass
@@ -315,7 +316,8 @@ class Encoder:
         return [] if end is None or ids[-1:] == [end] else [end]
 
     def texts(self, pieces: Sequence[Piece]) -> Iterator[tuple[Ids, Ids]]:
-        """Yield tokens and labels of each piece; there are no labels."""
+        """Yield tokens and labels of each piece; every token is a target."""
+        labelled = self.recipe.ignore is not None
         texts = [text_in(piece, self.recipe.layout) for piece in pieces]
         before, behind = self.recipe.around
         last = behind + self.closed(behind)
@@ -326,7 +328,7 @@ class Encoder:
                 head = before if piece.first else []
                 tail = last if piece.last else []
                 ids = [*head, *ids, *tail]
-            yield ids, []
+            yield ids, ids if labelled else []
 
     def conversation(self, piece: Piece) -> tuple[str, list[Span]]:
         fields = self.recipe.layout.fields

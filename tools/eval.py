@@ -118,7 +118,9 @@ def evaluate(chosen: argparse.Namespace) -> int:
     encoder = Encoder(trained.recipe(chosen))
     with tempfile.TemporaryDirectory() as folder:
         write(chosen.file, Path(folder) / chosen.file.name, encoder)
-        words = [chosen.program.absolute(), "--load", chosen.dir.absolute()]
+        words = [chosen.program.absolute(), "--load", chosen.load.absolute()]
+        if chosen.adapter:
+            words += ["--adapter", chosen.adapter.absolute()]
         words += ["--steps", 0, "--eval", chosen.file.name]
         return scored([str(word) for word in words], folder, chosen.file)
 

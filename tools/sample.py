@@ -16,7 +16,7 @@ import codecs
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -68,7 +68,8 @@ class TokenReader:
 
 def command(chosen: argparse.Namespace, prompt: Path) -> list[str]:
     options = {
-        "--load": chosen.dir,
+        "--load": chosen.load,
+        "--adapter": chosen.adapter,
         "--steps": 0,
         "--prompt-tokens": prompt,
         "--sample": chosen.tokens,
@@ -108,16 +109,29 @@ def sample(chosen: argparse.Namespace) -> int:
     ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
     if not ids:
         raise Bad("--prompt: must have at least one token")
+    end = set() if recipe.end is None else {recipe.end}
+    return answered(chosen, encoder, ids, end)[0]
+
+
+def answered(
+    chosen: argparse.Namespace, encoder: Encoder, ids: Ids, ends: Collection[int]
+) -> tuple[int, str]:
+    """Run the program on a prompt, and write the text that it draws. Return its exit code, and the
+    text."""
     reader: Reader = TokenReader(encoder, ids) if encoder.tokenizer else ByteReader()
     with tempfile.TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
         with naming(prompt):
             prompt.write_bytes(np.array(ids, "<u4").tobytes())
-        return spoken(command(chosen, prompt), reader, recipe.end)
+        return spoken(command(chosen, prompt), reader, ends)
 
 
-def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
-    """Run the program and write the text that it draws. Return its exit code."""
+def spoken(
+    words: Sequence[str], reader: Reader, ends: Collection[int]
+) -> tuple[int, str]:
+    """Run the program and write the text that it draws up to one of `ends`. Return its exit code,
+    and the text."""
+    text = ""
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
@@ -128,10 +142,12 @@ def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
         by_itself = told = False
         try:
             for token in numbers(running.stdout):
-                if token == end:
+                if token in ends:
                     break
                 told = True
-                tell(reader.text(token), end="")
+                new = reader.text(token)
+                text += new
+                tell(new, end="")
             else:
                 by_itself = True
         finally:
@@ -141,16 +157,14 @@ def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
             tell("")
         code = running.wait()
         if not by_itself or not code:
-            return 0
+            return 0, text
         said.seek(0)
         print(said.read(), end="", file=sys.stderr)
-        return trained.code(code)
+        return trained.code(code), text
 
 
-def main(words: Sequence[str]) -> int:
-    told = __doc__.partition("[--seed N]\n\n")[2]
-    parser = trained.parser("run sample", told)
-    parser.add_argument("--prompt", required=True, metavar="TEXT")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of sampling."""
     parser.add_argument("--tokens", type=int, default=200, metavar="N")
     parser.add_argument(
         "--temperature",
@@ -166,6 +180,13 @@ def main(words: Sequence[str]) -> int:
         help="sample from the likeliest tokens whose shares add up to X",
     )
     parser.add_argument("--seed", metavar="N", help="seed of sampling")
+
+
+def main(words: Sequence[str]) -> int:
+    told = __doc__.partition("[--seed N]\n\n")[2]
+    parser = trained.parser("run sample", told)
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    options(parser)
     return code_of("run sample", sample, parser.parse_args(words))
 
 

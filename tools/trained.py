@@ -37,6 +37,12 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
         help="tokenizer.json, its folder, or `bytes` (default: DIR's)",
     )
     found.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="the model of adapters (default: the one that they name)",
+    )
+    found.add_argument(
         "--program",
         type=Path,
         metavar="FILE",
@@ -44,6 +50,25 @@ def parser(prog: str, description: str) -> argparse.ArgumentParser:
         "out/train)",
     )
     return found
+
+
+BASE = "base_model_name_or_path"
+
+
+def places(chosen: argparse.Namespace) -> None:
+    """Set the folders of --load and --adapter: DIR, or for adapters the folder of their base."""
+    chosen.load, chosen.adapter = chosen.dir, None
+    known = chosen.dir / "adapter_config.json"
+    if not known.exists() or any(chosen.dir.glob("model*.safetensors")):
+        return
+    base = str(chosen.base or config(known).get(BASE))
+    # ./run's commands work in ROOT, and the adapters name the base as it was typed there
+    there = [x for x in (Path(base), ROOT / base) if x.is_dir()]
+    if not there:
+        raise Bad(
+            f"{known}: {BASE}: {base} is not a folder; --base DIR names the model"
+        )
+    chosen.load, chosen.adapter = there[0], chosen.dir
 
 
 def usual(folder: Path) -> str:
@@ -58,7 +83,8 @@ def usual(folder: Path) -> str:
 def saved_by(folder: Path) -> list[str]:
     """Return the hashes of plan and layout that a program wrote into the folder's weights. A
     damaged file is ignored: the program that loads it reports the error."""
-    for path in sorted(folder.glob("model*.safetensors")):
+    files = sorted(folder.glob("model*.safetensors"))
+    for path in files or folder.glob("adapter_model.safetensors"):
         with contextlib.suppress(Bad):
             head = int.from_bytes(part(path, 0, 8), "little")
             if not 0 < head < HEADER_MAX:
@@ -109,13 +135,14 @@ def recipe(chosen: argparse.Namespace) -> Recipe:
 
     Raises Bad if there is no program.
     """
+    places(chosen)
     chosen.program = chosen.program or program(chosen.dir)
     if not chosen.program.exists():
         raise Bad(
             f"{chosen.program}: does not exist; make it: gen/zgen SPEC -o out/train.c && "
             f"ninja out/train"
         )
-    return encoding.read(chosen.tokenizer or usual(chosen.dir))
+    return encoding.read(chosen.tokenizer or usual(chosen.load))
 
 
 def code(returned: int) -> int:

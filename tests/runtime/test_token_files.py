@@ -369,6 +369,7 @@ def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
     [
         (meta(format=2), "meta.json: format: must be 1"),
         (meta(format=None), "format: must be 1"),
+        (meta(sequence=6), "samples of 6 tokens, but train.sequence is 5"),
         (meta(dtype="int32"), 'dtype: must be "uint16" or "uint32"'),
         (meta(dtype=None), "dtype: must be"),
         (meta(vocab=VOCAB + 1), "200001 tokens, but the model's has 200000: set model.voc"),

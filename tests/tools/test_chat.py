@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from tests.tools.test_data_tool import (  # noqa: F401 -- a fixture
     BPE,
+    contents,
     jsonl,
     made,
     meta,
@@ -548,7 +549,41 @@ def test_records_of_sharegpt(near: None, tmp_path: Path) -> None:  # noqa: F811
         assert parts(tmp_path / f"out{name}") == parts(tmp_path / "outb")
 
 
+def test_records_of_alpaca(near: None, tmp_path: Path) -> None:  # noqa: F811
+    """Alpaca's instruction and input are the user's turn; without a template they are put into
+    Stanford's prompt. A `text` beside them, the same again, does not count."""
+    plain_ = {"instruction": "Add 1.", "input": "", "output": "Done."}
+    more = {"instruction": "Add 1.", "input": "41", "output": "42", "text": "all"}
+    file = jsonl(tmp_path / "a", [more, plain_])
+    made_, where = folder(tmp_path, CHATML)
+    out = tmp_path / "out"
+    assert made("jsonl", file, "--tokenizer", where, "-o", out) == 0
+    turns = ("user", "Add 1.\n41"), ("user", "Add 1.")
+    pairs = [
+        {"prompt": x, "completion": y}
+        for (_, x), y in zip(turns, ("42", "Done."), strict=True)
+    ]
+    twin = jsonl(tmp_path / "b", pairs)
+    assert made("jsonl", twin, "--tokenizer", where, "-o", tmp_path / "twin") == 0
+    assert contents(out) == contents(tmp_path / "twin")
+
+    (tmp_path / "bare").mkdir()
+    made_, where = folder(tmp_path / "bare", None)
+    assert made("jsonl", file, "--tokenizer", where, "-o", out) == 0
+    shown = text_of(made_, parts(out))
+    asked, said = shown[0][1], shown[1][1]
+    assert said == "42<|im_end|>" and shown[1][0]
+    assert asked.endswith(
+        "context. Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nAdd 1.\n\n### Input:\n41\n\n### Response:\n"
+    )
+    assert shown[2][1].endswith(
+        "request.\n\n### Instruction:\nAdd 1.\n\n### Response:\n"
+    )
+
+
 USER, SAID = messages(*TALK[:2])
+ASKED = {"instruction": "a", "output": "b"}
 BOTH = {"messages": [USER, SAID]}
 PAIR = {"prompt": "a", "completion": "b"}
 
@@ -583,6 +618,8 @@ PAIR = {"prompt": "a", "completion": "b"}
             {"prompt": [USER, {**SAID, "weight": 1}], "completion": [SAID]},
             "message 2: a completion is trained on and a prompt is not",
         ),
+        (ASKED | {"input": 3}, "input: must be a text"),
+        (ASKED | {"history": [["a", "b"]]}, "history is not supported: make its turns"),
         ({"messages": [{"from": "bing", "value": "x"}]}, "from: bing; allowed: human"),
         ({"messages": [{"from": "gpt"}]}, "value: must be the text of a message"),
         (
@@ -615,11 +652,13 @@ def test_keys_that_change_what_is_learned(record: dict, told: str) -> None:
     source = CHATML.replace("message.content", "message.content | string")
     if "from" in str(record):
         source = CHATML
-    fields = ["prompt", "completion"] if "prompt" in record else ["messages"]
+    pairs = {"prompt": ["prompt", "completion"], "instruction": [*chat.ALPACA]}
+    kind = next((x for x in pairs if x in record), "messages")
+    fields = pairs.get(kind, [kind])
     templates = {"default": template(source)}
     with pytest.raises(Bad, match=re.escape(told)):
         chat.rendered(templates, record, fields)
-    good = PAIR if "prompt" in record else BOTH
+    good = {"prompt": PAIR, "instruction": ASKED, "messages": BOTH}[kind]
     more = {"weight": 1, "label": True, "images": [], "id": 3, "system": None}
     chat.rendered(templates, good | more, fields)
 

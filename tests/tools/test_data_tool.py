@@ -535,9 +535,9 @@ WRONG = [
     ("jsonl", [GOOD * 3], ("--val", "0.001%"), "no document is left for val.bin"),
     (
         "jsonl",
-        [b'{"instruction": "x", "output": "y"}'],
+        [b'{"question": "x", "answer": "y"}'],
         (),
-        "the fields are: instruction, output; rename one, or use --field",
+        "the fields are: question, answer; rename one, or use --field",
     ),
     ("jsonl", [b'[{"text": "x"}]'], (), "`jq -c .[]` makes lines"),
     ("jsonl", [b'[\n{"text": "x"}\n]'], (), "`jq -c .[]` makes lines"),
@@ -635,6 +635,7 @@ def test_files_of_parquet_have_the_same_column(tell: Tell, tmp_path: Path) -> No
             ["text", "a", "--train-bpe", x, "-o", "x"]
             for x in ("256", "-1", "10000001", "9" * 20, "9" * 5000, "1e3")
         ),
+        *(["text", "a", "--pack", x, "-o", "x"] for x in ("1", "-1", "x", "99999999")),
         ["text", "a", "--train-bpe", "300", "--tokenizer", "a", "-o", "x"],
         *(
             ["text", "a", "--val", x, "-o", "x"]
