@@ -286,6 +286,13 @@ def _name(spec: Spec) -> str:
     return repr((spec.zero, spec.train))
 
 
+def settings(spec: Spec) -> list[Setting]:
+    """Return the values of the keys that the command line does not set."""
+    held = {key for key in VALUES if spec.places.get(key) == "--set"}
+    held |= {*SHARED} if held & {*SHARED} else set()
+    return knobs.settings(spec, VALUES, held)
+
+
 def find(spec: Spec) -> Search:
     """Return the finished search of a spec. Raises SpecError if nothing with the same bits fits."""
     if spec.train.memory_budget is not None:
@@ -307,9 +314,7 @@ def find(spec: Spec) -> Search:
         "host": memory.host,
         "file": memory.file,
     }
-    held = {key for key in VALUES if spec.places.get(key) == "--set"}
-    held |= {*SHARED} if held & {*SHARED} else set()
-    found, some = Search(spec, device, limits), knobs.settings(spec, VALUES, held)
+    found, some = Search(spec, device, limits), settings(spec)
     found.add(spec)
     found.climb([s for s in some if s.key not in BITS])
     for row in found.best or [found.first]:
