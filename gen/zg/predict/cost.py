@@ -124,7 +124,7 @@ def commands(p: Plan) -> int:
     )
 
 
-def _forward(fn: Fn, layer: int) -> tuple[int, int]:
+def forward(fn: Fn, layer: int) -> tuple[int, int]:
     """Return the forward flops of a function: of products with parameters, and of other products
     (attention)."""
     linear = attention = 0
@@ -146,7 +146,7 @@ def flops(p: Plan) -> int:
     fns, more = {f.name: f for f in p.fns}, 0
     for s in p.section("micro_batch").steps:
         if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
-            linear, attention = _forward(fns[s.op], s.layer)
+            linear, attention = forward(fns[s.op], s.layer)
             every = whole(of_layer(fns[s.op].flops, s.layer))
             backward = every - linear - attention
             more += (
@@ -164,7 +164,7 @@ def again(p: Plan) -> int:
     """Return the flops of a global step that backward spends on recomputing forward."""
     fns = {f.name: f for f in p.fns}
     more = sum(
-        sum(_forward(fns[s.op], s.layer))
+        sum(forward(fns[s.op], s.layer))
         for s in p.section("micro_batch").steps
         if s.op.startswith("bwd.")
     )

@@ -2,7 +2,7 @@
 bandwidths.
 
 Units are seconds, bytes, FLOPs and their ratios. Files that zgen brings are in gen/zg/devices; a
-user's own comes from `./run calibrate`. A plan never depends on any of these numbers.
+user's own comes from `./run calibrate`. A plan depends on these numbers only if a search chose it.
 
 Invariants
  1. A curve's points have ascending sizes, so a rate can be looked up by bisection.

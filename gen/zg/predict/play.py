@@ -12,13 +12,13 @@ only after the commands of main before it.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..facts.commands import COLLECTIVES
 from ..facts.queues import QUEUES
-from ..plan.plan import Event, Plan, Section, Step
+from ..plan.plan import Event, Step
 from . import cost
 from .seconds import Clock
 
@@ -43,23 +43,27 @@ class Bar:
     far: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Played:
-    """A training step that another one precedes. bars: its commands in order of issue; begin, end:
-    the end of queue main's work in the step before, and in this one; more: micro-batches that are
-    not played, each of which takes as long as the last one that is; last: number of that one;
-    period: its seconds."""
+    """A training step that another one precedes. begin, end: the end of queue main's work in the
+    step before, and in this one; more: micro-batches that are not played, each of which takes as
+    long as the last one that is; last: number of that one; period: its seconds."""
 
-    bars: tuple[Bar, ...]
     begin: float
     end: float
     more: int
     last: int
     period: float
+    _issue: _Issue = field(repr=False)
 
     @property
     def seconds(self) -> float:
         return self.end - self.begin + self.more * self.period
+
+    @cached_property
+    def bars(self) -> tuple[Bar, ...]:
+        """The step's commands in order of issue."""
+        return tuple(self._issue.bars()[-1])
 
     def times(self, bar: Bar) -> int:
         """Return how often a bar occurs in a step, counting micro-batches that are not played."""
@@ -67,14 +71,34 @@ class Played:
         return 1 + self.more * last
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a command does to the device while it runs. seconds: alone; threads: of a CPU; kernel:
+    whether it runs on a GPU's SMs as kernels; takes: share of the SMs that a collective takes."""
+
+    step: Step
+    seconds: float
+    threads: int
+    kernel: bool
+    takes: float
+
+
+def _load(clock: Clock, step: Step) -> _Load:
+    row = QUEUES[step.queue]
+    kernel = row.kernels and row.reads == "device" and step.op not in COLLECTIVES
+    seconds = 0.0 if step.op == "mark" else clock.seconds(step)
+    return _Load(step, seconds, clock.demand(step), kernel, clock.takes(step))
+
+
+@dataclass(slots=True)
 class _Job:
-    """A command to play. after: jobs that it waits for; left: seconds of work that remain."""
+    """A command to play. after: jobs that it waits for, that before it in its queue among them;
+    left: seconds of work that remain."""
 
     section: str
     turn: int
-    step: Step
-    after: tuple[int, ...]
+    load: _Load
+    after: set[int]
     left: float
     begin: float = -1.0
     end: float = -1.0
@@ -82,132 +106,139 @@ class _Job:
 
 @dataclass
 class _Issue:
-    """Jobs in order of issue, with the last job of each queue and of each event."""
+    """Jobs of some training steps in order of issue, played. starts: the first job of each step;
+    last: the last job of each queue; done: of each event."""
 
-    p: Plan
     clock: Clock
+    turns: int
+    steps: int
     jobs: list[_Job] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
-    done: dict[Event, int | None] = field(default_factory=dict)
+    done: dict[Event, int] = field(default_factory=dict)
 
-    def turn(self, section: Section, turn: int) -> None:
+    def __post_init__(self) -> None:
+        step = self.clock.p.step
+        loads = [[_load(self.clock, s) for s in section.steps] for section in step]
+        for _ in range(self.steps):
+            self.starts.append(len(self.jobs))
+            for section, some in zip(step, loads, strict=True):
+                for turn in range(min(section.repeat, self.turns)):
+                    self._turn(section.name, turn, some)
+        _play(self.clock, self.jobs)
+
+    def _turn(self, section: str, turn: int, loads: Sequence[_Load]) -> None:
         cpu = self.clock.device.target == "cpu"
-        graph = not cpu and not self.p.offload
-        before = tuple(self.last.values()) if graph else ()
-        for step in section.steps:
-            waits = [self.done.get(e) for e in step.waits]
-            after = {n for n in waits if n is not None} | {*before}
+        graph = not cpu and not self.clock.p.offload
+        before = {*self.last.values()} if graph else set()
+        begun: set[str] = set()
+        for load in loads:
+            queue = load.step.queue
+            after = {self.done[e] for e in load.step.waits if e in self.done}
+            if queue in self.last:
+                after.add(self.last[queue])
+            if queue not in begun:  # its later commands follow this one
+                after |= before
+                begun.add(queue)
             if cpu and "main" in self.last:
                 after.add(self.last["main"])
-            seconds = 0.0 if step.op == "mark" else self.clock.seconds(step)
-            self.jobs.append(_Job(section.name, turn, step, tuple(after), seconds))
-            self.last[step.queue] = len(self.jobs) - 1
-            self.done |= dict.fromkeys(step.recs, len(self.jobs) - 1)
+            self.last[queue] = n = len(self.jobs)
+            self.jobs.append(_Job(section, turn, load, after, load.seconds))
+            for e in load.step.recs:
+                self.done[e] = n
+
+    def step(self, n: int) -> list[_Job]:
+        """Return the jobs of a training step."""
+        return self.jobs[self.starts[n] : [*self.starts, len(self.jobs)][n + 1]]
+
+    def bars(self) -> list[list[Bar]]:
+        """Return the jobs that do something as bars, by training step."""
+        p = self.clock.p
+        found: list[list[Bar]] = []
+        at: list[Bar | None] = []  # its bar, or the bar that a mark waited for
+        # of each queue: its end, and its last bar
+        free: dict[str, tuple[float, Bar | None]] = {}
+        for n, job in enumerate(self.jobs):
+            if len(found) < len(self.starts) and n == self.starts[len(found)]:
+                found.append([])
+            step = job.load.step
+            end, mine = free.get(step.queue, (0.0, None))
+            latest = max(job.after, key=lambda m: self.jobs[m].end, default=None)
+            waited = latest is not None and self.jobs[latest].end > end
+            cause = at[latest] if waited and latest is not None else None
+            bar = cause if waited else mine
+            if step.op != "mark":
+                far = step.op in COLLECTIVES and cost.far(p, step.group) > 0
+                bar = Bar(job.section, job.turn, step, job.begin, job.end, cause, far)
+                found[-1].append(bar)
+            at.append(bar)
+            free[step.queue] = job.end, bar
+        return found
 
 
 def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
     """Set the begin and end of each job."""
-    ahead: dict[str, deque[int]] = {}
+    left = [len(job.after) for job in jobs]
+    users: list[list[int]] = [[] for _ in jobs]
     for n, job in enumerate(jobs):
-        ahead.setdefault(job.step.queue, deque()).append(n)
-    running: dict[str, _Job] = {}
+        for m in job.after:
+            users[m].append(n)
+    ready = [n for n, count in enumerate(left) if not count]
+    running: list[int] = []
     now = 0.0
-    while True:
-        started = True
-        while started:
-            started = False
-            for queue in [q for q in ahead if q not in running]:
-                job = jobs[ahead[queue][0]]
-                if any(jobs[n].end < 0 for n in job.after):
-                    continue
-                ahead[queue].popleft()
-                if not ahead[queue]:
-                    del ahead[queue]
-                job.begin, started = now, True
-                if job.left > 0:
-                    running[queue] = job
-                else:
-                    job.end = now
-        if not running:
-            assert not ahead, "no command can begin: the checker proves that one can"
-            return
-        slower = _slower(clock, running)
-        passed = min(job.left * slower[q] for q, job in running.items())
+    while ready or running:
+        while ready:
+            n = ready.pop()
+            jobs[n].begin = now
+            if jobs[n].left > 0:
+                running.append(n)
+            else:
+                jobs[n].end = now
+                ready += _freed(users[n], left)
+        some = [jobs[n] for n in running]
+        slower = _slower(clock, [job.load for job in some])
+        takes = [s * job.left for s, job in zip(slower, some, strict=True)]
+        passed = min(takes, default=0.0)
         now += passed
-        for queue, job in [*running.items()]:
-            job.left -= passed / slower[queue]
+        for n, job, s in zip([*running], some, slower, strict=True):
+            job.left -= passed / s
             if job.left <= 1e-12:
                 job.end = now
-                del running[queue]
+                running.remove(n)
+                ready += _freed(users[n], left)
+    assert not any(left), "no command can begin: the checker proves that one can"
 
 
-def _slower(clock: Clock, running: dict[str, _Job]) -> dict[str, float]:
+def _freed(users: Sequence[int], left: list[int]) -> list[int]:
+    """Return the jobs that waited for a job that has ended, and for no other."""
+    for n in users:
+        left[n] -= 1
+    return [n for n in users if not left[n]]
+
+
+def _slower(clock: Clock, running: Sequence[_Load]) -> list[float]:
     """Return by which factor each running command takes longer than alone."""
     if clock.device.target == "cpu":
-        threads = {q: clock.demand(job.step) for q, job in running.items()}
-        factor = max(1.0, sum(threads.values()) / clock.cores)
-        return {q: factor if threads[q] else 1.0 for q in running}
-    taken = max(clock.takes(job.step) for job in running.values())
-    kernels = [
-        q
-        for q, job in running.items()
-        if QUEUES[q].kernels
-        and QUEUES[q].reads == "device"
-        and job.step.op not in COLLECTIVES
-    ]
-    factor = len(kernels) / (1 - taken)
-    return {q: factor if q in kernels else 1.0 for q in running}
-
-
-def _bars(p: Plan, jobs: Sequence[_Job]) -> list[Bar]:
-    """Return the jobs that do something as bars."""
-    bars: list[Bar] = []
-    at: dict[int, Bar | None] = {}  # its bar, or the bar that a mark waited for
-    # of each queue: its end, and its last bar
-    free: dict[str, tuple[float, Bar | None]] = {}
-    for n, job in enumerate(jobs):
-        end, mine = free.get(job.step.queue, (0.0, None))
-        latest = max(job.after, key=lambda m: jobs[m].end, default=None)
-        waited = latest is not None and jobs[latest].end > end
-        cause = at[latest] if waited and latest is not None else None
-        if job.step.op == "mark":
-            at[n] = cause if waited else mine
-        else:
-            far = job.step.op in COLLECTIVES and cost.far(p, job.step.group) > 0
-            bars.append(
-                Bar(job.section, job.turn, job.step, job.begin, job.end, cause, far)
-            )
-            at[n] = bars[-1]
-        free[job.step.queue] = job.end, at[n]
-    return bars
+        factor = max(1.0, sum(x.threads for x in running) / clock.cores)
+        return [factor if x.threads else 1.0 for x in running]
+    kernels = sum(x.kernel for x in running)
+    if not kernels:
+        return [1.0] * len(running)
+    factor = kernels / (1 - max(x.takes for x in running))
+    return [factor if x.kernel else 1.0 for x in running]
 
 
 def played(clock: Clock, turns: int, steps: int = 1) -> list[list[Bar]]:
     """Return the bars of some training steps that follow each other, of each at most `turns`
     micro-batches."""
-    issue = _Issue(clock.p, clock)
-    ends = []
-    for _ in range(steps):
-        for section in clock.p.step:
-            for turn in range(min(section.repeat, turns)):
-                issue.turn(section, turn)
-        ends.append(len(issue.jobs))
-    _play(clock, issue.jobs)
-    bars = _bars(clock.p, issue.jobs)
-    marks = [
-        sum(job.step.op != "mark" for job in issue.jobs[:end]) for end in (0, *ends)
-    ]
-    return [bars[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return _Issue(clock, turns, steps).bars()
 
 
 Ends = dict[str, float]  # of each queue: the end of its last command
 
 
-def _ends(bars: Sequence[Bar]) -> Ends:
-    found: Ends = {}
-    for b in bars:
-        found[b.step.queue] = max(b.end, found.get(b.step.queue, 0.0))
-    return found
+def _ends(jobs: Iterable[_Job]) -> Ends:
+    return {job.load.step.queue: job.end for job in jobs if job.load.step.op != "mark"}
 
 
 def _settled(ends: Sequence[Ends]) -> bool:
@@ -225,16 +256,16 @@ def step(clock: Clock) -> Played:
     repeat = clock.p.section("micro_batch").repeat
     turns, steps = min(TURNS, repeat), STEPS
     while True:
-        found = played(clock, turns, steps)
-        last = found[-1]
-        by_turn = [
-            _ends([b for b in last if (b.section, b.turn) == ("micro_batch", n)])
-            for n in range(turns)
-        ]
+        found = _Issue(clock, turns, steps)
+        last = [job for job in found.step(steps - 1) if job.section == "micro_batch"]
+        by_turn = [_ends(job for job in last if job.turn == n) for n in range(turns)]
         if turns < min(repeat, MOST_TURNS) and not _settled(by_turn):
             turns = min(2 * turns, repeat, MOST_TURNS)
             continue
-        by_step: list[Ends] = [{"main": 0.0}, *map(_ends, found)]
+        by_step: list[Ends] = [
+            {"main": 0.0},
+            *(_ends(found.step(n)) for n in range(steps)),
+        ]
         if steps < MOST_STEPS and not _settled(by_step):
             steps *= 2
             continue
@@ -242,4 +273,4 @@ def step(clock: Clock) -> Played:
         if more:
             period = by_turn[-1]["main"] - by_turn[-2]["main"]
         begin, end = (ends["main"] for ends in by_step[-2:])
-        return Played(tuple(last), begin, end, more, turns - 1, period)
+        return Played(begin, end, more, turns - 1, period, found)

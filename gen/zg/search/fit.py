@@ -13,137 +13,24 @@ that the command line sets stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from .. import build, progress
-from ..facts import ops
-from ..passes import grid, shard, slices
-from ..plan.operand import Names
+from ..passes.place import PAGE
 from ..plan.plan import Plan
 from ..predict import clock, cost, play
 from ..predict.device import Device
 from ..predict.seconds import Clock
-from ..read.keytypes import RECOMPUTE
 from ..read.schema import Spec
 from ..read.spec import SpecError
-from . import budget, fits, knobs
-from .knobs import DISK, Setting, Way
+from . import fits, knobs
+from .formulas import Formulas
+from .knobs import BITS, SHARED, VALUES, Setting, Way
 
 MOST = 300  # candidates with the same bits that are planned at most
 LEVELS = 100  # of time between t and e * t, so steps of 1 %
-
-
-# ---- the keys that are searched, and their values
-
-
-def _shards(spec: Spec) -> list[int]:
-    """Return the numbers of ranks that may share parameters: parts of a host, or some hosts."""
-    ranks, local = spec.cluster.ranks, spec.cluster.local or spec.cluster.ranks
-    some = [n for n in range(2, local + 1) if local % n == 0]
-    while some and some[-1] >= local and ranks % (2 * some[-1]) == 0:
-        some.append(2 * some[-1])
-    return [0, *(n for n in some if n < ranks)]
-
-
-def _devices(spec: Spec) -> tuple[str, ...]:
-    z = spec.zero
-    disk = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
-    return ("none", "cpu", DISK) if disk else ("none", "cpu")
-
-
-def _ahead(spec: Spec) -> tuple[int | None, ...]:
-    """Return prefetch buckets for no unit, one unit (auto) and at least two units ahead."""
-    units = [sum(t.elems for t in k.tensors) for k in slices.graph(spec).kinds]
-    return 0, None, 3 * max(units)
-
-
-def _batches(spec: Spec) -> list[int]:
-    """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
-    may not divide others."""
-    own = spec.train.global_batch // spec.cluster.ranks
-    some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
-    return [] if spec.train.head_chunk else [*some]
-
-
-def _words(spec: Spec) -> list[tuple[str, ...]]:
-    """Return all sets of ops that blocks have."""
-    have = [w for w in RECOMPUTE if w in slices.graph(spec).ops]
-    sets = (
-        tuple(w for n, w in enumerate(have) if chosen >> n & 1)
-        for chosen in range(2 ** len(have))
-    )
-    return [RECOMPUTE if len(words) == len(have) else words for words in sets]
-
-
-SHARED = ("zero.shard_size", "zero.mics_shard_size", "zero.hpz_partition_size")
-VALUES: dict[str, Callable[[Spec], Iterable[object]]] = {
-    "zero.stage": lambda spec: range(4),
-    "zero.shard_size": _shards,
-    "zero.mics_shard_size": lambda spec: (0,),
-    "zero.hpz_partition_size": lambda spec: (0,),
-    "zero.states": lambda spec: ("all", "shard"),
-    "zero.offload_optimizer.device": _devices,
-    "zero.offload_param.device": _devices,
-    "zero.stage3_prefetch_bucket_size": _ahead,
-    "zero.allgather_bucket_size": lambda spec: (5 * 10**8, 2 * 10**9),
-    "zero.reduce_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
-    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6),
-    "train.accumulate": lambda spec: ("micro_batches", "layers"),
-    "train.recompute": _words,
-    "train.offload_activations": lambda spec: (False, True),
-    "train.micro_batch": _batches,
-    "train.sum": lambda spec: [rule.value for rule in knobs.RULES],
-}
-BITS = ("train.micro_batch", "train.sum")  # keys of the recipe
-
-
-def settings(spec: Spec) -> list[Setting]:
-    """Return the values of the keys that the command line does not set."""
-    held = {key for key in VALUES if spec.places.get(key) == "--set"}
-    held |= {*SHARED} if held & {*SHARED} else set()
-    found = []
-    for key, values in VALUES.items():
-        some = [] if key in held else [*values(spec)]
-        own = attrgetter(key)(spec)
-        some += [own] if some and own not in some else []
-        found += [Setting(key, knobs.typed(value), value) for value in some]
-    return found
-
-
-def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
-    """Yield the legal specs one change away: of one key, or of two if one alone is not legal. A set
-    of ops changes by one op, or to none or all."""
-    sets = [
-        s.value for s in some if s.key == "train.recompute" and s.value != RECOMPUTE
-    ]
-    have = {w for words in sets for w in words}  # type: ignore[attr-defined]
-
-    def near(s: Setting) -> bool:
-        if s.key != "train.recompute" or s.value in ((), RECOMPUTE):
-            return True
-        return len({*s.value} ^ {*spec.train.recompute} & have) == 1  # type: ignore[misc]
-
-    new = [s for s in some if not s.held(spec) and near(s)]
-    for s in new:
-        made = s.change(spec)
-        if knobs.agrees(made):
-            if not _idle(s, made):
-                yield made
-            continue
-        pairs = (t.change(made) for t in new if t.key != s.key)
-        yield from filter(knobs.agrees, pairs)
-
-
-def _idle(s: Setting, made: Spec) -> bool:
-    """Return whether a setting has no effect on a spec."""
-    return (
-        s.key.startswith("zero.stage3_")
-        and made.zero.stage < 3
-        or s.key in SHARED
-        and grid.idle(made)
-    )
 
 
 # ---- rows
@@ -155,21 +42,26 @@ class Row:
 
     way: its spec with the settings that differ from the first spec; needs: bytes by memory; same:
     whether its weights have the bits of the first spec; seconds: of a step, infinite if it does not
-    fit; busy: seconds of a step in functions of units; wire: bytes that a rank receives in a step;
-    again: FLOPs that are computed twice, as a share of the model's.
+    fit; wire: bytes that a rank receives in a step;
+    again: FLOPs that are computed twice, as a share of the model's; guessed: its time follows from
+    that of another row by formulas.
     """
 
     way: Way
     needs: dict[str, int]
     same: bool
     seconds: float = math.inf
-    busy: float = 0.0
     wire: int = 0
     again: float = 0.0
+    guessed: bool = False
 
     @property
     def device(self) -> int:
         return self.needs["device"]
+
+    @property
+    def fits(self) -> bool:
+        return self.seconds < math.inf
 
     @property
     def plain(self) -> tuple[object, ...]:
@@ -198,21 +90,12 @@ def _level(seconds: float) -> int:
 
 def front(rows: Iterable[Row]) -> list[Row]:
     """Return the fastest row, then those that need less memory than every faster one."""
-    fit = [row for row in rows if row.seconds < math.inf]
+    fit = [row for row in rows if row.fits]
     out = [min(fit, key=attrgetter("speed"))] if fit else []
     for row in sorted(fit, key=attrgetter("level")):
         if row.device < out[-1].device:
             out.append(row)
     return out
-
-
-def _busy(timed: Clock) -> float:
-    """Return the seconds of a step that queue main spends in functions of units."""
-    section = timed.p.section("micro_batch")
-    run = (
-        s for s in section.steps if s.op.partition(".")[0] in ("fwd", "bwd", "train")
-    )
-    return section.repeat * sum(map(timed.seconds, run))
 
 
 def _cut(p: Plan) -> list[tuple[str, int]]:
@@ -236,17 +119,19 @@ class Search:
     planned: int = 0
     dropped: set[str] = field(default_factory=set)
     capped: bool = False
-    _kept: dict[object, int] = field(default_factory=dict)
-    _busy: dict[object, list[tuple[Names, float]]] = field(default_factory=dict)
-    _cuts: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._graph = slices.graph(self.spec)
+        p = build.build(self.spec).plan
+        self.formulas, self._cuts = Formulas(p, self.device), _cut(p)
 
     @property
     def first(self) -> Row:
         """The spec as it is."""
         return self.rows[_name(self.spec)]
+
+    @property
+    def fitting(self) -> list[Row]:
+        return [row for row in self.rows.values() if row.fits]
 
     @property
     def best(self) -> list[Row]:
@@ -271,75 +156,26 @@ class Search:
         )
         return sum(max(0.0, share) for share in shares)
 
-    def least(self, spec: Spec) -> int:
-        """Return bytes of device memory that a plan needs at least: parameters, optimizer states
-        and activations."""
-        z, W = spec.zero, spec.cluster.ranks
-        every = [(t, k.count) for k in self._graph.kinds for t in k.tensors]
-        params = sum(n * t.params for t, n in every)
-        trained = sum(n * t.params for t, n in every if not t.group[2])
-        part = (
-            1 - z.offload_optimizer.ratio
-            if z.offload_optimizer.device != "none"
-            else 1.0
-        )
-        states = shard.update_states(spec, False, False)
-        width = sum(
-            4 if s == "master" else ops.BYTES[spec.train.optimizer.moments]
-            for s in states
-        )
-        owners = min(W, z.shared if z.replicates else W) if z.stage else 1
-        sharers = min(W, z.shared or W) if z.stage == 3 else 1
-        here = z.offload_param.device == "none"
-        return (
-            here * params * ops.BYTES[spec.train.precision] // sharers
-            + int(part * width * trained) // owners
-            + self._activations(spec)
-        )
-
-    def _alike(self, spec: Spec) -> tuple[object, ...]:
-        """Return the settings on which the functions of units depend, but for recomputation."""
-        t, z = spec.train, spec.zero
-        apart = z.stage == 3 and z.stage3_param_persistence_threshold
-        return t.micro_batch, t.accumulate, z.stage == 3, apart
-
-    def _activations(self, spec: Spec) -> int:
-        t = spec.train
-        key = self._alike(spec), t.recompute, t.offload_activations
-        if key not in self._kept:
-            self._kept[key] = budget.near(spec, budget.recomputed(spec, t.recompute))
-        return self._kept[key]
-
-    def soonest(self, spec: Spec) -> float:
-        """Return seconds that a step takes at least: those of a plan's functions that recompute the
-        same ops or fewer."""
-        words = {*spec.train.recompute}
-        known = self._busy.get(self._alike(spec), ())
-        return max((busy for fewer, busy in known if {*fewer} <= words), default=0.0)
-
     def hopeless(self, spec: Spec, beside: Row) -> bool:
         """Return whether formulas show that a candidate does not fit or is beaten. beside: the row
         that it differs from."""
-        least, old = self.least(spec), beside.way.spec
+        f, old = self.formulas, beside.way.spec
+        least = f.least(spec)
         if (
             replace(old, train=replace(old.train, recompute=spec.train.recompute))
             == spec
         ):
             # Recomputation changes saved values and temporary space alone.
-            least = beside.device + self._activations(spec) - self._activations(old)
+            least = beside.device + f.activations(spec) - f.activations(old)
         limit = self.limits["device"]
         return (
-            limit is not None
-            and least > limit
-            or self.beaten(self.soonest(spec), least)
+            limit is not None and least > limit or self.beaten(f.soonest(spec), least)
         )
 
     def beaten(self, soonest: float, least: int) -> bool:
         """Return whether a candidate that takes at least this time and memory is neither the
         fastest nor in the front."""
-        rows = [
-            row for row in self.rows.values() if row.same and row.seconds < math.inf
-        ]
+        rows = [row for row in self.fitting if row.same]
         if not soonest or not rows or soonest < min(row.seconds for row in rows):
             return False
         return any(
@@ -357,55 +193,68 @@ class Search:
         )
         return Way(spec, tuple(new))
 
-    def row(self, spec: Spec) -> Row | None:
-        """Plan a candidate, and predict its time if it fits. Return None if it is beaten."""
-        p = build.build(spec).plan
+    def row(self, spec: Spec) -> Row:
+        """Plan a candidate, and predict its time if it fits."""
+        p = self.formulas.p if spec is self.spec else build.build(spec).plan
         self.planned += 1
         if self.planned % 25 == 0:
             progress.doing(f"--fit: has planned {self.planned} settings; plans")
         way, needs = self.way(spec), fits.needs(p)
-        if not self.rows:
-            self._cuts = _cut(p)
         gpu = set(p.head.targets) != {"cpu"}
         same = not any(s.key in BITS for s in way.picked) and not (
             gpu and _cut(p) != self._cuts
         )
         if self.over(needs):
             return Row(way, needs, same)
-        timed = Clock(p, self.device)
-        busy = _busy(timed)
-        # Which bytes come from a cache depends on the whole plan.
-        if not self.device.cache:
-            self._busy.setdefault(self._alike(spec), []).append(
-                (spec.train.recompute, busy)
-            )
         return Row(
             way,
             needs,
             same,
-            seconds=play.step(timed).seconds,
-            busy=busy,
+            seconds=play.step(Clock(p, self.device)).seconds,
             wire=cost.training_wire(p).bytes,
-            again=cost.again(p) / cost.flops(p),
+            again=self.formulas.again(spec),
         )
 
-    def add(self, spec: Spec, beside: Row | None = None) -> None:
-        """Add a candidate, unless formulas show that it is not better than the rows. beside: a row
-        that fits, and that it differs from."""
+    def add(self, spec: Spec, beside: Row | None = None) -> Row | None:
+        """Return a candidate after planning it, None if it cannot be planned or if formulas show
+        that it is not better than the rows. beside: a row that fits, and that it differs from."""
         name = _name(spec)
-        if name in self.rows or name in self.dropped:
-            return
-        try:
-            hopeless = beside is not None and self.hopeless(spec, beside)
-            row = None if hopeless else self.row(spec)
-        except SpecError:
-            if spec is self.spec:
-                raise
-            row = None
-        if row is None:
+        if name not in self.rows and name not in self.dropped:
+            try:
+                if beside is None or not self.hopeless(spec, beside):
+                    self.rows[name] = self.row(spec)
+            except SpecError:
+                pass
+        if name not in self.rows:
             self.dropped.add(name)
-        else:
-            self.rows[name] = row
+        return self.rows.get(name)
+
+    def vary(self, row: Row, words: Setting) -> None:
+        """Add a candidate that differs from a row in its ops to recompute, without a plan. These
+        change saved values, temporary space and functions of units alone: its memory is exact, and
+        its time that of the row plus the difference of their work."""
+        f, old, spec = self.formulas, row.way.spec, words.change(row.way.spec)
+        more = {
+            "device": f.activations(spec) - f.activations(old),
+            "host": f.far(spec, PAGE) - f.far(old, PAGE),
+        }
+        needs = {name: n + more.get(name, 0) for name, n in row.needs.items()}
+        self.rows[_name(spec)] = replace(
+            row,
+            way=self.way(spec),
+            needs=needs,
+            seconds=math.inf
+            if self.over(needs)
+            else row.seconds + f.work(spec) - f.work(old),
+            again=f.again(spec),
+            guessed=True,
+        )
+
+    def settle(self) -> None:
+        """Plan and play the fastest row until its time is not a guess."""
+        while self.best and self.best[0].guessed:
+            spec = self.best[0].way.spec
+            self.rows[_name(spec)] = self.row(spec)
 
     # ---- the search
 
@@ -420,7 +269,7 @@ class Search:
             if not ahead:
                 return
             done.add(_name(ahead[0].way.spec))
-            for made in steps(ahead[0].way.spec, some):
+            for made in knobs.steps(ahead[0].way.spec, some):
                 if self.planned >= MOST:
                     self.capped = True
                     return
@@ -435,6 +284,13 @@ class Search:
 
 def _name(spec: Spec) -> str:
     return repr((spec.zero, spec.train))
+
+
+def settings(spec: Spec) -> list[Setting]:
+    """Return the values of the keys that the command line does not set."""
+    held = {key for key in VALUES if spec.places.get(key) == "--set"}
+    held |= {*SHARED} if held & {*SHARED} else set()
+    return knobs.settings(spec, VALUES, held)
 
 
 def find(spec: Spec) -> Search:
@@ -487,7 +343,7 @@ def _nothing(found: Search) -> SpecError:
         f"cluster.memory.{name}",
         f"--fit finds no settings that fit in {fits.size(limit)}"
         + ("" if given else f", the memory of {found.device.about}")
-        + f"; nearest is {' '.join(tight.way.settings) or 'the spec as it is'}",
+        + f"; nearest is {tight.way.words}",
         f"{fits.least(tight.needs[name])}{hint}",
         fits.unit(limit),
     )
@@ -506,19 +362,18 @@ def _short(n: int) -> str:
 
 def _line(mark: str, row: Row, best: Row) -> str:
     took = longer = wire = again = ""
-    if row.seconds < math.inf:
+    if row.fits:
         took, longer = f"{row.seconds:.4g} s", f"{row.seconds / best.seconds - 1:+.1%}"
         wire, again = _short(row.wire), f"{row.again:.1%}"
     device, host = _short(row.device), _short(row.needs["host"])
-    words = " ".join(row.way.settings) or "the spec as it is"
     return (
         f"{mark:<2}{took or '-':>10}{longer:>9}{device:>14}{host:>14}{wire:>14}{again:>8}"
-        f"  {words}"
+        f"  {row.way.words}"
     )
 
 
-def table(found: Search) -> str:
-    """Format the front as a table for people."""
+def table(found: Search, said: str = "--fit") -> str:
+    """Format the front as a table for people. said: begin of its first line."""
     best, *rest = found.best
     limits = [
         f", {name} memory at most {fits.size(limit)}"
@@ -527,7 +382,7 @@ def table(found: Search) -> str:
     ]
     first = [] if found.first in found.best else [found.first]
     lines = [
-        f"--fit: predicted, not measured, for {found.device.about}{''.join(limits)}",
+        f"{said}: predicted, not measured, for {found.device.about}{''.join(limits)}",
         f"{found.planned} candidates were planned, and {len(found.dropped)} dropped"
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "

@@ -1,38 +1,29 @@
-"""knobs.py -- settings that save memory: the effect of each, and every combination of them.
+"""knobs.py -- settings that a search tries: the values of each key, and the specs one change away.
 
-A setting changes no bit (of exact reductions). RULES do change bits: another sum of gradients may
-be worth that.
+A setting changes no bit (of exact reductions) unless its key is in BITS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from .. import progress
+from ..passes import grid, slices
 from ..plan.operand import Names
-from ..plan.plan import Plan
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError, agree
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value of a key, as it is typed and as it is read.
-
-    price: rank of its cost in a step among the values of the key; only the order of sums of prices
-    matters. moves: name of the state that it offloads to the host, which a budget may choose; else
-    "".
-    """
+    """A value of a key, as it is typed and as it is read."""
 
     key: str
     typed: str
     value: object
-    price: int = 0
-    moves: str = ""
 
     @property
     def text(self) -> str:
@@ -47,39 +38,8 @@ class Setting:
         made = _put(spec, self.key, self.value)
         return _put(made, _path(self.key), _file(spec)) if self.value == DISK else made
 
-    def far(self, spec: Spec) -> int:
-        """Return its price minus that of the key's value in a spec."""
-        now = (s.price for s in KNOBS if s.key == self.key and s.held(spec))
-        return self.price - next(now, 0)
 
-
-# Settings of different keys may be combined; agree() refuses those that exclude each other. Prices
-# stand for gathers in each micro-batch, gathers of stage 3, new parameters for replicas, gathers
-# from all ranks, an update on the host, parameters from there, a disk, a second forward, copies
-# beside compute.
-KNOBS = (
-    Setting("train.accumulate", "micro_batches", "micro_batches", 16),
-    Setting("zero.stage", "3", 3, 10),
-    Setting("zero.states", "shard", "shard"),
-    Setting("zero.states", "all", "all", 4),
-    Setting("zero.shard_size", "0", 0, 12),
-    Setting("zero.offload_optimizer.device", "none", "none"),
-    Setting("zero.offload_optimizer.device", "cpu", "cpu", 40, "optimizer"),
-    Setting("zero.offload_optimizer.device", "nvme", "nvme", 100),
-    Setting("zero.offload_param.device", "none", "none"),
-    Setting("zero.offload_param.device", "cpu", "cpu", 30, "parameters"),
-    Setting("zero.offload_param.device", "nvme", "nvme", 60),
-    Setting("train.recompute", "full", RECOMPUTE, 14),
-    Setting("train.offload_activations", "false", False),
-    Setting("train.offload_activations", "true", True, 15, "activations"),
-)
 DISK = "nvme"
-# Rules of summation, from the one that needs the most memory.
-RULES = (
-    Setting("train.sum", "tree", "tree"),
-    Setting("train.sum", "{block: 16}", {"block": 16}),
-    Setting("train.sum", "fold", "fold"),
-)
 
 
 def typed(value: object) -> str:
@@ -93,7 +53,6 @@ def typed(value: object) -> str:
 
 
 Record = TypeVar("Record", bound=Any)
-Made = TypeVar("Made")  # a plan, or a record that contains one
 
 
 def _put(record: Record, key: str, value: object) -> Record:
@@ -114,11 +73,10 @@ def _path(key: str) -> str:
 
 @dataclass(frozen=True)
 class Way:
-    """A spec with settings applied. far: key -> the price that its setting adds."""
+    """A spec with settings applied."""
 
     spec: Spec
     picked: tuple[Setting, ...] = ()
-    far: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def settings(self) -> Names:
@@ -136,49 +94,127 @@ class Way:
         first, *rest = self.settings
         return f"{first} with {' and '.join(rest)}" if rest else first
 
-    def beyond(self, other: Way) -> bool:
-        """Return whether it goes at least as far as another way in each key of that."""
-        return all(self.far.get(key, 0) / far >= 1 for key, far in other.far.items())
+    @property
+    def words(self) -> str:
+        """The settings as words of a command line."""
+        return " ".join(self.settings) or "the spec as it is"
 
 
-def moving(spec: Spec) -> list[Setting]:
-    """Return the offloading knobs of keys that the spec does not give."""
-    return [s for s in KNOBS if s.moves and s.key not in spec.places]
+# ---- the values of the keys
 
 
-def helpful(spec: Spec) -> list[Setting]:
-    """Return the knobs that may make a spec fit. A disk only helps if the host's memory is limited.
-    The knobs that a budget chooses have been tried already."""
-    tried = (
-        [s for s in KNOBS if s.value == DISK]
-        if spec.cluster.memory.host is None
-        else []
+def _shards(spec: Spec) -> list[int]:
+    """Return the numbers of ranks that may share parameters: parts of a host, or some hosts."""
+    ranks, local = spec.cluster.ranks, spec.cluster.local or spec.cluster.ranks
+    some = [n for n in range(2, local + 1) if local % n == 0]
+    while some and some[-1] >= local and ranks % (2 * some[-1]) == 0:
+        some.append(2 * some[-1])
+    return [0, *(n for n in some if n < ranks)]
+
+
+def _devices(spec: Spec) -> tuple[str, ...]:
+    z = spec.zero
+    disk = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
+    return ("none", "cpu", DISK) if disk else ("none", "cpu")
+
+
+def _ahead(spec: Spec) -> tuple[int | None, ...]:
+    """Return prefetch buckets for no unit, one unit (auto) and at least two units ahead."""
+    units = [sum(t.elems for t in k.tensors) for k in slices.graph(spec).kinds]
+    return 0, None, 3 * max(units)
+
+
+def _batches(spec: Spec) -> list[int]:
+    """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
+    may not divide others."""
+    own = spec.train.global_batch // spec.cluster.ranks
+    some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
+    return [] if spec.train.head_chunk else [*some]
+
+
+def _words(spec: Spec) -> list[tuple[str, ...]]:
+    """Return all sets of ops that blocks have."""
+    have = [w for w in RECOMPUTE if w in slices.graph(spec).ops]
+    sets = (
+        tuple(w for n, w in enumerate(have) if chosen >> n & 1)
+        for chosen in range(2 ** len(have))
     )
+    return [RECOMPUTE if len(words) == len(have) else words for words in sets]
+
+
+Values = Mapping[str, Callable[[Spec], Iterable[object]]]
+SUMS = ("tree", {"block": 16}, "fold")
+SHARED = ("zero.shard_size", "zero.mics_shard_size", "zero.hpz_partition_size")
+VALUES: Values = {
+    "zero.stage": lambda spec: range(4),
+    "zero.shard_size": _shards,
+    "zero.mics_shard_size": lambda spec: (0,),
+    "zero.hpz_partition_size": lambda spec: (0,),
+    "zero.states": lambda spec: ("all", "shard"),
+    "zero.offload_optimizer.device": _devices,
+    "zero.offload_param.device": _devices,
+    "zero.stage3_prefetch_bucket_size": _ahead,
+    "zero.allgather_bucket_size": lambda spec: (5 * 10**8, 2 * 10**9),
+    "zero.reduce_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
+    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6),
+    "train.accumulate": lambda spec: ("micro_batches", "layers"),
+    "train.recompute": _words,
+    "train.offload_activations": lambda spec: (False, True),
+    "train.micro_batch": _batches,
+    "train.sum": lambda spec: SUMS,
+}
+BITS = ("train.micro_batch", "train.sum")  # keys of the recipe
+# Rules of summation, from the one that needs the most memory.
+RULES = tuple(Setting("train.sum", typed(rule), rule) for rule in SUMS)
+
+OFFLOADING = (
+    "zero.offload_optimizer.device",
+    "zero.offload_param.device",
+    "train.offload_activations",
+)
+# Settings that are suggested if a plan does not fit. A disk only helps a host that is full.
+SAVING: dict[str, Callable[[Spec], Iterable[object]]] = {
+    **{key: VALUES[key] for key in ("zero.states", *OFFLOADING)},
+    "train.accumulate": lambda spec: ("micro_batches",),
+    "zero.stage": lambda spec: (3,),
+    "zero.shard_size": lambda spec: (0,),
+    "train.recompute": lambda spec: (RECOMPUTE,),
+}
+DISKS = dict.fromkeys(OFFLOADING[:2], lambda spec: ("none", "cpu", DISK))
+
+
+def helpful(spec: Spec) -> Values:
+    """Return the values of keys that may make a spec fit, without those that its budget has
+    tried."""
+    disks = {} if spec.cluster.memory.host is None else DISKS
+    tried: set[str] = set()
     if spec.train.memory_budget is not None:
-        tried += [s for s in KNOBS if s.key == "train.recompute"] + moving(spec)
-    return [s for s in KNOBS if s not in tried]
+        tried = {
+            "train.recompute",
+            *(key for key in OFFLOADING if key not in spec.places),
+        }
+    return {key: some for key, some in (SAVING | disks).items() if key not in tried}
 
 
-def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
-    """Return every legal way of setting some keys to cheaper values, or some to more expensive
-    ones, the cheapest first."""
-    less = [s for s in knobs if s.far(spec) < 0]
-    more = [s for s in knobs if s.far(spec) > 0]
-    found = [*_changed(spec, less), *_changed(spec, more)]
-    legal = (way for way in found if agrees(way.spec))
-    return sorted(legal, key=lambda way: sum(way.far.values()))
+def settings(spec: Spec, values: Values, held: Iterable[str] = ()) -> list[Setting]:
+    """Return the values of some keys, and the spec's own, without the keys in `held`."""
+    found = []
+    for key in (key for key in values if key not in held):
+        some, own = [*values[key](spec)], attrgetter(key)(spec)
+        some += [own] if some and own not in some else []
+        found += [Setting(key, typed(value), value) for value in some]
+    return found
 
 
-def _changed(spec: Spec, knobs: Sequence[Setting]) -> Iterator[Way]:
-    """Yield a way for every combination of at least one setting, at most one per key."""
-    keys = [(None, *settings) for _, settings in groupby(knobs, attrgetter("key"))]
-    for taken in product(*keys):
-        picked = tuple(s for s in taken if s)
+def combinations(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
+    """Yield every legal spec with a value for each key, the spec itself first."""
+    yield spec
+    for taken in product(*(list(x) for _, x in groupby(some, attrgetter("key")))):
         made = spec
-        for s in picked:
+        for s in taken:
             made = s.change(made)
-        if picked:
-            yield Way(made, picked, {s.key: s.far(spec) for s in picked})
+        if made != spec and agrees(made):
+            yield made
 
 
 def agrees(spec: Spec) -> bool:
@@ -190,34 +226,35 @@ def agrees(spec: Spec) -> bool:
     return True
 
 
-def planned(
-    found: Iterable[Way], plan: Callable[[Spec], Made], wrong: list[SpecError]
-) -> Iterator[tuple[Way, Made]]:
-    """Yield the ways that can be planned, each with its plan. The errors of the others (a bound of
-    the spec) are appended to `wrong`."""
-    for way in found:
-        progress.doing(f"plans {way.text}" if way.settings else "plans")
-        try:
-            made = plan(way.spec)
-        except SpecError as e:
-            wrong.append(e)
+def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
+    """Yield the legal specs one change away: of one key, or of two if one alone is not legal. A set
+    of ops changes by one op, or to none or all."""
+    sets = [
+        s.value for s in some if s.key == "train.recompute" and s.value != RECOMPUTE
+    ]
+    have = {w for words in sets for w in words}  # type: ignore[attr-defined]
+
+    def near(s: Setting) -> bool:
+        if s.key != "train.recompute" or s.value in ((), RECOMPUTE):
+            return True
+        return len({*s.value} ^ {*spec.train.recompute} & have) == 1  # type: ignore[misc]
+
+    new = [s for s in some if not s.held(spec) and near(s)]
+    for s in new:
+        made = s.change(spec)
+        if agrees(made):
+            if not _idle(s, made):
+                yield made
             continue
-        yield way, made
+        pairs = (t.change(made) for t in new if t.key != s.key)
+        yield from filter(agrees, pairs)
 
 
-def first(
-    found: Iterable[Way],
-    fits: Callable[[Plan], bool],
-    plan: Callable[[Spec], Plan],
-    most: int,
-) -> list[Way]:
-    """Return the first ways that fit, at most `most`. A way that goes beyond one already found is
-    skipped."""
-    good: list[Way] = []
-    new = (way for way in found if not any(way.beyond(x) for x in good))
-    for way, made in planned(new, plan, []):
-        if fits(made):
-            good.append(way)
-        if len(good) == most:
-            break
-    return good
+def _idle(s: Setting, made: Spec) -> bool:
+    """Return whether a setting has no effect on a spec."""
+    return (
+        s.key.startswith("zero.stage3_")
+        and made.zero.stage < 3
+        or s.key in SHARED
+        and grid.idle(made)
+    )

@@ -4,13 +4,16 @@ ways that would fit if `cluster.memory` is too small."""
 from __future__ import annotations
 
 import contextlib
+import math
+from itertools import groupby
+from operator import attrgetter
 
-from .. import build
+from .. import build, progress
 from ..build import Built
 from ..facts import reserve
 from ..plan import plan
 from ..read.spec import Spec, SpecError
-from . import budget, fits, knobs
+from . import fits, knobs
 from .fits import size
 
 MOST = 3  # ways that are suggested
@@ -19,7 +22,7 @@ MOST = 3  # ways that are suggested
 def find(spec: Spec) -> Built:
     """Return the plan of a spec, which fits the cluster's memory. Raises SpecError if none does."""
     built = _budgeted(spec)
-    _require(spec, built.plan)
+    _require(spec, built)
     return built
 
 
@@ -39,37 +42,39 @@ def _budgeted(spec: Spec) -> Built:
     limit = spec.train.memory_budget
     if limit is None:
         return build.build(spec)
-    found = budget.choices(spec)
-    chosen = budget.choose(spec, limit, found)
-    built = build.build(chosen.spec)
-    note = (
-        f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes"
-        f"{budget.needy(spec, chosen)}, by estimate {100 * chosen.cost:.2f} % more time"
-    )
-    return Built(
-        built.plan,
-        (*built.notes, note),
-        chosen.spec,
-        budget.table(spec, found, chosen),
-    )
+    from . import budget
+
+    return budget.built(spec, limit)
 
 
-def _plan(spec: Spec) -> plan.Plan:
-    return _budgeted(spec).plan
+def ways(spec: Spec, made: Spec) -> list[knobs.Way]:
+    """Return up to MOST ways to change a spec so that it fits: those with the fewest settings, the
+    fastest by predicted time first. made: the spec after the budget's choices."""
+    from ..predict import clock
+    from . import fit
+
+    found = fit.Search(made, clock.device_of(spec), dict(vars(spec.cluster.memory)))
+    limit = spec.cluster.memory.device or math.inf
+    some = knobs.settings(made, knobs.helpful(spec))
+    every = [found.way(x) for x in knobs.combinations(made, some)]
+    every.sort(key=lambda way: len(way.picked))
+    for _, few in groupby(every, lambda way: len(way.picked)):
+        for way in few:
+            progress.doing("looks for settings that fit")
+            if found.formulas.least(way.spec) <= limit:
+                found.add(way.spec)
+        if found.best:
+            break
+    return [row.way for row in sorted(found.fitting, key=attrgetter("speed"))[:MOST]]
 
 
-def _require(spec: Spec, p: plan.Plan) -> None:
+def _require(spec: Spec, built: Built) -> None:
     """Raise SpecError if the plan does not fit, with up to MOST ways that do."""
-    over = fits.over(spec, p)
+    p, over = built.plan, fits.over(spec, built.plan)
     if not over:
         return
     name, need, there = over[0]
-
-    def fit(made: plan.Plan) -> bool:
-        return not fits.over(spec, made)
-
-    others = knobs.ways(spec, knobs.helpful(spec))
-    good = [way.text for way in knobs.first(others, fit, _plan, MOST)]
+    good = [way.text for way in ways(spec, built.spec)]
     none = (
         "more ranks, smaller micro-batches or a smaller model: no other setting that zgen "
         "tries (stage 3, "
@@ -80,7 +85,7 @@ def _require(spec: Spec, p: plan.Plan) -> None:
         f"a rank needs {size(need)} of {name} memory"
         f"{_where(p) if name == 'device' else ''} but has only {size(there)}",
         (", or ".join(good) or none)
-        + fits.other_bits(spec, lambda s: fit(_plan(s)))
+        + fits.other_bits(spec, lambda s: not fits.over(spec, _budgeted(s).plan))
         + (_processors(p, there) if name == "device" else ""),
         fits.unit(there),
     )
