@@ -2,7 +2,7 @@
  * and key heads.
  *
  *   y1 = x1 cos(a) - x2 sin(a); y2 = x2 cos(a) + x1 sin(a); a = position * freq[i]
- *   x1, x2: elements i and i + D/2 of a head; zk_rope_part: of its first W elements, or 2i and 2i + 1
+ *   x1, x2: elements i and i + D/2 of a head; zk_rope_part: of its first W, or 2i and 2i + 1
  *
  * Invariants
  *  1. Angles are products position * frequency in f64; only their sine and cosine are rounded to
@@ -87,7 +87,7 @@ static void turn_adjacent(const rope *a, int64_t at, const float *cosine, const 
 }
 
 /* Copy elements [at, at + n). */
-static void copy(const rope *a, int64_t at, int64_t n)
+static void copy_part(const rope *a, int64_t at, int64_t n)
 {
     int64_t size = a->k->dtype == ZK_F32 ? 4 : 2;
     if (a->y != a->in && n)
@@ -109,9 +109,9 @@ static void row(const rope *a, int64_t m, int thread)
         int64_t head = at + h * a->D;
         if (a->pairs == ZK_ADJACENT) turn_adjacent(a, head, cosine, sine);
         else turn(a, head, cosine, sine);
-        copy(a, head + W, a->D - W);
+        copy_part(a, head + W, a->D - W);
     }
-    copy(a, values, a->G * a->D);
+    copy_part(a, values, a->G * a->D);
 }
 
 static void rows_task(void *arg, int64_t task, int thread)

@@ -2,7 +2,7 @@
  * and key heads.
  *
  *   y1 = x1 cos(a) - x2 sin(a); y2 = x2 cos(a) + x1 sin(a); a = position * freq[i]
- *   x1, x2: elements i and i + D/2 of a head; zk_rope_part: of its first W elements, or 2i and 2i + 1
+ *   x1, x2: elements i and i + D/2 of a head; zk_rope_part: of its first W, or 2i and 2i + 1
  *
  * Invariants
  *  1. Angles are products position * frequency in f64; only their sine and cosine are rounded to

@@ -288,7 +288,7 @@ def test_layernorm_without_weight(target: str, dtype: int) -> None:
 @pytest.mark.parametrize("M,C", SHAPES)
 @pytest.mark.parametrize("plus", [0, 1])
 def test_rmsnorm(target: str, M: int, C: int, dtype: int, plus: int) -> None:
-    """With `plus` the factor is 1 + w."""
+    """`plus`: the factor is 1 + w."""
     (x, X), (w, W), (dy, DY) = (
         drawn(1, dtype, M, C),
         drawn(2, dtype, C),

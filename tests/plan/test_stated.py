@@ -10,7 +10,7 @@ from zg.check import check
 from zg.check.kernels import UNITS
 from zg.check.stated import OF_CALLS
 from zg.facts.kernels import BACK, FORWARD, KERNELS, kernel
-from zg.plan.operand import Arg, Index
+from zg.plan.operand import Arg, Index, Layers
 from zg.plan.plan import Call, Plan
 from zg.plan.recipe import Stated, Turn
 
@@ -125,6 +125,8 @@ WAYS = (lambda v: v + 1, lambda v: v - 1, lambda v: 2 * v, lambda v: -v)
 def other_word(was: Arg, how: Callable) -> Arg:
     if isinstance(was, Index):
         return replace(was, at=how(was.at))
+    if isinstance(was, Layers):
+        return Layers(tuple(map(how, was.values)))
     return 0 if isinstance(was, str) else how(was)
 
 

@@ -159,12 +159,8 @@ def test_fields_and_defaults() -> None:
         == f"{GPT}:{line_of(GPT.read_text(), '- attention')}"
     )
     assert dict(blocks.ops[1].ops[2].args) == {"kind": "tanh"}
-    assert dict(blocks.ops[0].ops[0].args) == {
-        "name": "ln_1",
-        "eps": 1e-5,
-        "weight": True,
-        "bias": True,
-    }
+    layer = dict(blocks.ops[0].ops[0].args)
+    assert layer == {"name": "ln_1", "eps": 1e-5, "weight": True, "bias": True}
     assert dict(head.ops[1].args) == {
         "name": (),
         "out": (256,),

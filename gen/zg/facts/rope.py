@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal, getcontext
 from typing import Any
 
@@ -30,6 +31,16 @@ NUMBERS: Mapping[str, Names] = {
         "truncate",
     ),
 }
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The inputs of a rotary table: the number of rotated elements, theta, and the numbers of a
+    scaling."""
+
+    head: int
+    theta: float
+    scaling: tuple[float, ...]
 
 
 def fields(scaling: Mapping[str, Any] | None, context: int) -> tuple[float, ...]:

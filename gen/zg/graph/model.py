@@ -16,9 +16,8 @@ from typing import Any
 
 from ..facts import ops
 from ..facts.kernels import ADD, NULL, ROUND, value
-from ..facts.rope import frequencies
+from ..facts.rope import Rotation, frequencies
 from ..plan.operand import Index, Layers
-from ..plan.recipe import Turn
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -127,7 +126,7 @@ class _Builder:
         each = n[self.begin : self.begin + self.count]
         return Layers(each) if len({*each}) > 1 else each[0]
 
-    def table(self, turn: Turn) -> str:
+    def table(self, turn: Rotation) -> str:
         """Return the name of a rotary table."""
         table = Table(turn.head, frequencies(turn.head, turn.theta, turn.scaling))
         if table not in self.tables:

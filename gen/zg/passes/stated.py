@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..facts import ops
 from ..facts.kernels import KERNELS
+from ..facts.rope import Rotation
 from ..graph import quantize
 from ..plan.recipe import OF_TENSORS, Stated, Turn
 from ..read.schema import Op, Row, Weight
@@ -117,6 +118,8 @@ def _calls(rows: list[Placed], layer: int) -> dict[str, list[int | float | Turn]
 def _value(row: Row, word: str, layer: int) -> Any:
     """Return the value that a word of an op stands for in a layer."""
     n = row.dims[TABLES.get(word, word)]
+    if isinstance(n, Rotation):
+        return Turn(n.head, n.theta, n.scaling)
     return n[layer] if isinstance(n, tuple) else n
 
 

@@ -177,8 +177,8 @@ class Link:
     """A way for bytes.
 
     bandwidth: bytes per second that a rank receives; latency: seconds of a transfer, however small;
-    hop: seconds for each further rank of a ring, or level of a tree; takes: share of the device's arithmetic that
-    a transfer occupies.
+    hop: seconds for each further rank of a ring, or level of a tree; takes: share of the device's
+    arithmetic that a transfer occupies.
     """
 
     __pydantic_config__ = _KEYS
@@ -195,9 +195,10 @@ class Device:
     peak: FLOP/s by type of numbers, of which MFU is a share; memory: bytes; cores: of a CPU that
     was measured, 0 for a GPU; cache: bytes that it keeps for the next kernel; launch: seconds of
     the smallest command; yardstick: seconds of bench/yardstick.py's pass when a CPU was measured, 0
-    if unknown, by which no prediction changes; copy: bytes per second of a copy within memory; update: of an optimizer's
-    kernels on the host, bytes per second; peers: between ranks of a host; network: into a host,
-    whose ranks share it; host: between device and host; read, write: a rank's file.
+    if unknown, by which no prediction changes; copy: bytes per second of a copy within memory;
+    update: of an optimizer's kernels on the host, bytes per second; peers: between ranks of a host;
+    network: into a host, whose ranks share it; host: between device and host; read, write: a rank's
+    file.
     """
 
     __pydantic_config__ = _KEYS

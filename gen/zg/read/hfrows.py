@@ -88,9 +88,9 @@ class HfFamily:
     config.json; square: heads have width / heads, which config.json does not give; usual: defaults,
     None if `times` gives the value; times: key -> (another key, factor); interleaved: rotary pairs
     are neighbours; theta: default of rope_theta; local: key and default of theta of layers with a
-    window, if these have rotary positions of their own; pattern: by default every so manieth layer
-    has no window; scalings: types of scalings -> what the family takes them for, if it takes no
-    others; adopted: auto_map names code that transformers has itself.
+    window, if these have rotary positions of their own; pattern: number n if by default every
+    n-th layer has no window; scalings: types of scalings -> the types that the family means, if it
+    takes no others; adopted: auto_map names code that transformers has itself.
     """
 
     cls: str

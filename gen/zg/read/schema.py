@@ -418,8 +418,8 @@ class MemoryLimits:
 
 @dataclass(frozen=True)
 class LinkKeys:
-    """Numbers of a link that differ from the device's file: bytes per second, seconds of a transfer,
-    and seconds for each further rank of a ring."""
+    """Numbers of a link that differ from the device's file: bytes per second, seconds of a
+    transfer, and seconds for each further rank of a ring."""
 
     __pydantic_config__ = _KEYS
     bandwidth: Annotated[float, Real(1.0, 1e18)] | None = None

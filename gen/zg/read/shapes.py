@@ -14,9 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..facts import kinds, ops
 from ..facts.families import FAMILIES
+from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
-from ..facts.rope import grown, stretched
-from ..plan.recipe import Turn
 from .keytypes import DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Node, Path, SpecError, dotted
 from .schema import (
@@ -451,7 +450,7 @@ class Walk:
         used = list(made.values())
         W = rope.width or dims["D"]
         turns = [
-            Turn(W, one["theta"], numbers_of(one["scaling"], self.sequence))
+            Rotation(W, one["theta"], numbers_of(one["scaling"], self.sequence))
             for one in used
         ]
         if plain:

@@ -410,6 +410,12 @@ def said(name: str, value: object) -> list[str]:
     return [f".{name} =", *first, f"{last},"]
 
 
+def target(p: Plan, name: str, step: float) -> str:
+    """Return a row of the table of targets. step: its predicted seconds, 0 if unknown."""
+    memory = number(p.arena(name)), number(reserve.nccl_of(p, name))
+    return f'{{"{name}", {", ".join(memory)}, {step:.4g}}},'
+
+
 def view(
     p: Plan,
     cost: dict[str, object],
@@ -447,12 +453,7 @@ def view(
         "flats": enum(sizes.rows()),
         "target_names": ", ".join(upper(t) for t in p.head.targets),
         "launches": columns(p, letters),
-        "columns": [
-            f'{{"{t}", {number(p.arena(t))}, {number(n)}, {seconds}}},'
-            for t in p.head.targets
-            for n in [reserve.nccl_of(p, t)]
-            for seconds in [f"{predicted.get(t, 0):.4g}"]
-        ],
+        "columns": [target(p, t, predicted.get(t, 0.0)) for t in p.head.targets],
         "host": number(p.host),
         "pinned_batches": p.cls("pinned_batch").slots,
         "spans": [{"name": lower(f.name), "rows": spans(p, f)} for f in p.flats],
