@@ -707,7 +707,7 @@ def test_every_program_of_predict_has_a_prediction(tmp_path: pathlib.Path) -> No
 
 
 def test_a_link_is_what_its_transfers_tell() -> None:
-    """Of transfers that take a latency and their bytes at a bandwidth, one of which was late."""
+    """Transfers take a latency and their bytes at a bandwidth; one that was late is left out."""
     import calibrate
 
     def took(size: int) -> tuple[int, float]:

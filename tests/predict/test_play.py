@@ -67,7 +67,7 @@ def test_times_are_worked_out_by_hand() -> None:
 
 
 def test_hops_follow_the_algorithm() -> None:
-    """Of 8 ranks, a ring has 7 hops, an all-reduce goes three levels up a tree and down, and an
+    """Among 8 ranks a ring has 7 hops, an all-reduce goes three levels up a tree and down, and an
     all-to-all sends to all ranks at once."""
     p = planned("gpt2-124m-8gpu", "targets=[sm_90]", "train.precision=bf16")
     near, far = (Clock(p, made("sm_90", peers=Link(1e10, hop=x))) for x in (0, 1e-4))

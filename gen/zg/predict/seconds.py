@@ -64,9 +64,9 @@ def operands(p: Plan, step: Step, call: Call) -> list[Operand]:
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a call: FLOPs of products and attention, bytes of other kernels. size: the work by
-    which its rate is looked up, which for attention is that of one head of a sample; bytes: those
-    that it moves."""
+    """Work of a call: FLOPs of products and attention, bytes of other kernels. size: by which its
+    rate is looked up, the same work, for attention of one head of a sample; bytes: those that it
+    moves."""
 
     amount: int
     size: float
