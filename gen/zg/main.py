@@ -23,6 +23,7 @@ from .read import node
 if TYPE_CHECKING:
     from .plan.plan import Plan
     from .read.schema import Spec
+    from .search.fit import Search
 
 EXAMPLES = """examples:
   gen/zgen model_specs/gpt-tiny.yaml -o out/train.c && ninja out/train
@@ -151,7 +152,7 @@ def text(args: argparse.Namespace) -> str:
     from .write import config, explain, notes
 
     read = spec.load(args.spec, args.set, args.zero, args.folder)
-    fitted = ""
+    fitted, found = "", None
     if args.fit:
         from .search import fit
 
@@ -186,7 +187,7 @@ def text(args: argparse.Namespace) -> str:
             "\n" + text for text in (built.choices, fitted) if text
         )
     if args.emit in ("timeline", "time", "time.json", "report"):
-        return predicted(args, read, built.plan, told)
+        return predicted(args, read, built.plan, told, found)
     from .predict import clock, play
     from .write import emit, hf, peft, view
 
@@ -209,9 +210,14 @@ def text(args: argparse.Namespace) -> str:
 
 
 def predicted(
-    args: argparse.Namespace, read: Spec, p: Plan, told: tuple[str, ...]
+    args: argparse.Namespace,
+    read: Spec,
+    p: Plan,
+    told: tuple[str, ...],
+    found: Search | None,
 ) -> str:
-    """Return an output that has predicted times. told: the notes of the plan."""
+    """Return an output that has predicted times. told: the notes of the plan; found: the search of
+    --fit."""
     from .predict import clock
     from .write import report, timeline, times
 
@@ -222,7 +228,19 @@ def predicted(
         return times.table(timed)
     if args.emit == "time.json":
         return times.data(timed)
-    return report.text(timed, read, told, origin(args))
+    front = None
+    if found:
+        from .search import fit
+
+        best = found.best[0]
+        front = report.Front(
+            tuple(fit.about(found)),
+            (fit.LAST, *fit.HEADS),
+            [(row.way.words, *fit.cells(row, best)) for row in fit.listed(found)],
+            [(row.way.words, *fit.cells(row, best)) for row in found.other],
+            [(row.device, row.seconds) for row in found.best],
+        )
+    return report.text(timed, read, told, origin(args), front)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -73,8 +73,9 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Use that a command makes of the device while it runs. seconds: alone; threads: of a CPU; kernel:
-    whether it runs on a GPU's SMs as kernels; takes: share of the SMs that a collective takes."""
+    """Use that a command makes of the device while it runs. seconds: alone; threads: of a CPU;
+    kernel: whether it runs on a GPU's SMs as kernels; takes: share of the SMs that a collective
+    takes."""
 
     step: Step
     seconds: float

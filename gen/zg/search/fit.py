@@ -360,38 +360,62 @@ def _short(n: int) -> str:
     return f"{n} B"
 
 
-def _line(mark: str, row: Row, best: Row) -> str:
+# Columns of the table, and their widths.
+HEADS = {
+    "a step": 10,
+    "longer": 9,
+    "device": 14,
+    "host": 14,
+    "a rank gets": 14,
+    "twice": 8,
+}
+LAST = "settings"
+
+
+def cells(row: Row, best: Row) -> list[str]:
+    """Return a row of the table without its settings."""
     took = longer = wire = again = ""
     if row.fits:
         took, longer = f"{row.seconds:.4g} s", f"{row.seconds / best.seconds - 1:+.1%}"
         wire, again = _short(row.wire), f"{row.again:.1%}"
     device, host = _short(row.device), _short(row.needs["host"])
-    return (
-        f"{mark:<2}{took or '-':>10}{longer:>9}{device:>14}{host:>14}{wire:>14}{again:>8}"
-        f"  {row.way.words}"
-    )
+    return [took or "-", longer, device, host, wire, again]
 
 
-def table(found: Search, said: str = "--fit") -> str:
-    """Format the front as a table for people. said: begin of its first line."""
-    best, *rest = found.best
+def listed(found: Search) -> list[Row]:
+    """Return the front, and the spec as it is behind it."""
+    return found.best + [row for row in [found.first] if row not in found.best]
+
+
+def about(found: Search, said: str = "--fit") -> list[str]:
+    """Return the lines above the table. said: begin of the first one."""
     limits = [
         f", {name} memory at most {fits.size(limit)}"
         for name, limit in found.limits.items()
         if limit is not None
     ]
-    first = [] if found.first in found.best else [found.first]
-    lines = [
+    first = found.first not in found.best
+    return [
         f"{said}: predicted, not measured, for {found.device.about}{''.join(limits)}",
         f"{found.planned} candidates were planned, and {len(found.dropped)} dropped"
         + ("; the search stopped there and may have missed better ones" * found.capped),
         "Each row needs less device memory than the one above it, and gives up what the columns "
-        "say" + "; the last one is the spec as it is" * bool(first),
-        f"{'':<2}{'a step':>10}{'longer':>9}{'device':>14}{'host':>14}{'a rank gets':>14}"
-        f"{'twice':>8}  settings",
-        _line("*", best, best),
-        *(_line("", row, best) for row in [*rest, *first]),
+        "say" + "; the last one is the spec as it is" * first,
     ]
+
+
+def table(found: Search, said: str = "--fit") -> str:
+    """Format the front as a table for people. said: begin of its first line."""
+    best = found.best[0]
+
+    def line(texts: Iterable[str], mark: str, last: str) -> str:
+        some = zip(texts, HEADS.values(), strict=True)
+        return f"{mark:<2}{''.join(f'{text:>{wide}}' for text, wide in some)}  {last}"
+
+    def lines(rows: Iterable[Row]) -> list[str]:
+        return [line(cells(r, best), "*" * (r is best), r.way.words) for r in rows]
+
+    out = [*about(found, said), line(HEADS, "", LAST), *lines(listed(found))]
     if found.other:
-        lines += ["with other bits", *(_line("", row, best) for row in found.other)]
-    return "\n".join(lines) + "\n"
+        out += ["with other bits", *lines(found.other)]
+    return "\n".join(out) + "\n"

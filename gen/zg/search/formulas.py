@@ -20,8 +20,8 @@ from ..read.schema import Spec
 
 @dataclass(frozen=True)
 class Saved:
-    """Consequences of a set of ops to recompute. tmp: bytes of temporary space; saved: for each kind
-    of unit, the number of units and the bytes that each saves; forward, backward: seconds of a
+    """Consequences of a set of ops to recompute. tmp: bytes of temporary space; saved: for each
+    kind of unit, the number of units and the bytes that each saves; forward, backward: seconds of a
     micro-batch's functions; again: FLOPs that they compute twice; cut: a unit has several functions
     in place of one."""
 

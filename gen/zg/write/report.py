@@ -16,7 +16,7 @@ from ..predict.play import Played
 from ..predict.seconds import Clock
 from ..read.schema import Spec
 from . import config, emit, explain, page, timeline, view
-from .page import Bar, Chart, Page, Section, Series, Table, Track, table
+from .page import Bar, Chart, Curve, Page, Section, Series, Table, Track, table
 from .times import LEAST, Times, long, times
 
 # Colours of contents of memory, by the groups of cost.GROUPS.
@@ -398,7 +398,49 @@ def _law(spec: Spec, p: Plan) -> Section:
     )
 
 
-def text(clock: Clock, spec: Spec, notes: Sequence[str], origin: str) -> str:
+# ---- the search
+
+
+@dataclass(frozen=True)
+class Front:
+    """Candidates of --fit. about: lines on them; heads: of the tables' columns; rows, other: the
+    front, and candidates with other bits; points: bytes of device memory and seconds of a step."""
+
+    about: tuple[str, ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    other: Sequence[Sequence[str]]
+    points: Sequence[tuple[int, float]]
+
+
+def _front(front: Front) -> Section:
+    points = sorted((size >> 20, 1e3 * seconds) for size, seconds in front.points)
+    curves = Curve(0, tuple(points)), Curve(0, tuple(points), True)
+    track = Track(
+        "a step", "ms, by device memory", height=160, curves=curves, unit="ms"
+    )
+    chart = Chart(
+        "Time and memory of the front",
+        page.series([("front", KINDS["activations"])]),
+        (track,),
+        points[0][0],
+        max(points[-1][0], points[0][0] + 1),
+        "MiB",
+    )
+    heads = "|".join(front.heads)
+    tables = [table("The front", heads, front.rows)]
+    if front.other:
+        tables.append(table("With other bits", heads, front.other))
+    return Section("search", "Search", front.about, (chart,), tuple(tables))
+
+
+def text(
+    clock: Clock,
+    spec: Spec,
+    notes: Sequence[str],
+    origin: str,
+    front: Front | None = None,
+) -> str:
     """Return the report as HTML. origin: the command that made it."""
     p, t = clock.p, times(clock)
     h, x = p.head, t.played
@@ -409,6 +451,7 @@ def text(clock: Clock, spec: Spec, notes: Sequence[str], origin: str) -> str:
         _wire(p),
         _recipe(spec, p),
         _law(spec, p),
+        *([_front(front)] if front else []),
     ]
     if notes:
         sections.append(Section("notes", "Notes", tuple(map(page.clean, notes))))
