@@ -20,12 +20,13 @@ from zg.predict import cost, play
 from zg.predict.seconds import Clock
 from zg.read import spec as reader
 from zg.read.schema import Spec
-from zg.search import search
+from zg.search import fit, search
 from zg.write import config, emit, page, report, timeline, times
 from zg.write.page import Bar, Chart, Curve, Page, Section, Track, table
 
 from tests.lib import browser
 from tests.lib.plans import SPECS
+from tests.search.test_fit import holding
 
 HOSTS = ("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1", "targets=[sm_90]")
 WAYS = {
@@ -81,6 +82,24 @@ def test_what_comes_from_outside_is_seen() -> None:
         bad = bad.replace("<img src='x.png'>", "<img src='x.png'></img>")
         assert browser.outside(text.replace("</main>", f"{bad}</main>")), bad
     assert browser.outside(text.replace("default-src 'none'", "default-src *"))
+
+
+def test_a_search_has_its_front(tmp_path: pathlib.Path) -> None:
+    """With --fit the page draws and lists the front of the search."""
+    keys = ("targets=[sm_90]", "cluster.ranks=4", *holding("zero.stage"))
+    words = [str(SPECS / "gpt-tiny.yaml"), *(x for k in keys for x in ("--set", k))]
+    out = tmp_path / "r.html"
+    assert main.main([*words, "--fit", "--emit", "report", "-o", str(out)]) == 0
+    found = fit.find(reader.load(words[0], keys))
+    root = browser.parsed(out.read_text())
+    rows = root.section("search").all("tbody")[0].all("tr")
+    assert [row.all("th")[0].whole() for row in rows] == [
+        row.way.words for row in fit.listed(found)
+    ]
+    (chart,) = [x for x in root.charts() if x["axis"]]
+    (marks,) = [x for x in chart["tracks"][0]["curves"] if x["marks"]]
+    assert sorted(marks["y"]) == sorted(1e3 * row.seconds for row in found.best)
+    assert chart["first"] == min(marks["x"]) <= max(marks["x"]) <= chart["last"]
 
 
 def test_names_end_no_element() -> None:

@@ -414,7 +414,11 @@ class Front:
 
 
 def _front(front: Front) -> Section:
-    points = sorted((size >> 20, 1e3 * seconds) for size, seconds in front.points)
+    sizes = [size for size, _ in front.points]
+    spread = max(sizes) - min(sizes)
+    units = (("MiB", 20), ("KiB", 10), ("bytes", 0))
+    unit, power = next((u for u in units if spread >> u[1] >= 100), units[-1])
+    points = sorted((size >> power, 1e3 * seconds) for size, seconds in front.points)
     curves = Curve(0, tuple(points)), Curve(0, tuple(points), True)
     track = Track(
         "a step", "ms, by device memory", height=160, curves=curves, unit="ms"
@@ -425,7 +429,7 @@ def _front(front: Front) -> Section:
         (track,),
         points[0][0],
         max(points[-1][0], points[0][0] + 1),
-        "MiB",
+        unit,
     )
     heads = "|".join(front.heads)
     tables = [table("The front", heads, front.rows)]
