@@ -343,11 +343,14 @@ static int64_t step_to_resume(zr *z)
         return 0;
     }
     int64_t step = z->o->resume_step ? z->o->resume_step : last < 0 ? 0 : last;
+    char least[SHORT] = "more";
+    if (!z->o->epochs) snprintf(least, sizeof least, "%" PRId64 " or more", step);
     if (step > z->o->steps)
         zr_fail(z, ZR_USER,
-                "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
-                "; --steps counts from the start of training: give %" PRId64 " or more",
-                z->o->steps, z->o->checkpoints, step, step);
+                "%s %" PRId64 ": the checkpoint in %s is of step %" PRId64
+                "; %s counts from the start of training: give %s",
+                z->o->epochs ? "--epochs" : "--steps", z->o->epochs ? z->o->epochs : z->o->steps,
+                z->o->checkpoints, step, z->o->epochs ? "--epochs" : "--steps", least);
     if (step && !zr_checkpoint_is_there(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);

@@ -453,6 +453,10 @@ static void between(zr *z, int last, int verifies, int validates, int saves,
     if (!verifies && !validates && !saves) return;
     count_moved(z, moved, 1);
     if (verifies) zr_verify(z); /* first, so that damaged weights are not saved */
+    if (saves && !tracks(z)) {  /* before a validation, which may take long */
+        zr_checkpoint_save(z, !last);
+        saves = 0;
+    }
     if (validates) validate(z, z->step);
     if (tracked(z, z->step)) { /* by the validation above */
         last |= zr_best_was_long_ago(z);

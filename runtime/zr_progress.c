@@ -272,10 +272,16 @@ void zr_show_stopped(zr *z)
 {
     const zr_best *b = &z->checkpoints->best;
     if (!zr_best_was_long_ago(z)) return;
-    zr_print(z, STDERR_FILENO,
-             "--patience %" PRId64 ": stops after step %" PRId64 " of %" PRId64
-             ": no validation was better than that of step %" PRId64 "\n",
-             z->o->patience, (int64_t)z->step, z->o->steps, b->step);
+    if (!b->step)
+        zr_print(z, STDERR_FILENO,
+                 "--patience %" PRId64 ": stops after step %" PRId64 " of %" PRId64
+                 ": no validation had a finite loss\n",
+                 z->o->patience, (int64_t)z->step, z->o->steps);
+    else
+        zr_print(z, STDERR_FILENO,
+                 "--patience %" PRId64 ": stops after step %" PRId64 " of %" PRId64
+                 ": no validation was better than that of step %" PRId64 "\n",
+                 z->o->patience, (int64_t)z->step, z->o->steps, b->step);
 }
 
 /* ---- after a step */

@@ -23,6 +23,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,12 @@ WARMUP = 0.03  # share of the steps
 VAL = 0.05  # share of the documents for validation
 LONGEST = 1024  # tokens of a sample, unless --sequence says otherwise
 STOPPED = 75
+# Keys with an option here, on which the steps of the schedule depend.
+OWN = {
+    "train.sequence": "--sequence",
+    "train.global_batch": "--batch",
+    "train.micro_batch": "--micro-batch",
+}
 DONE = "data/meta.json"
 
 
@@ -79,7 +86,8 @@ def words(*given: object) -> Command:
 
 def data(job: Job) -> Command:
     kinds = {".parquet": "parquet", ".txt": "text"}
-    kind, val = kinds.get(job.files[0].suffix, "jsonl"), job.args.val
+    ends = [x for x in job.files[0].suffixes if x != ".gz"]
+    kind, val = kinds.get(ends[-1] if ends else "", "jsonl"), job.args.val
     if not val and kind == "text":
         val = f"{VAL:%}"
     elif not val:  # so many that a small file has one, too
@@ -103,6 +111,10 @@ def generate(job: Job, steps: int, end: int | None) -> Command:
     }
     if end is not None:
         keys |= {"data.documents": "mask", "data.end": end}
+    else:
+        say(
+            "run tune: no token ends a document, so attention goes across conversations"
+        )
     if args.lora is not None:
         alpha = args.alpha or 2 * args.lora
         keys["train.lora"] = f"{{rank: {args.lora}, alpha: {alpha}}}"
@@ -138,8 +150,10 @@ child: subprocess.Popen[bytes] | None = None
 
 
 def forward(number: int, frame: FrameType | None) -> None:
-    """Leave the end to the command: it saves, and its exit code says so."""
-    if child and number != signal.SIGINT:  # a terminal's Ctrl-C has reached it
+    """Leave the end to the command: it saves, and its exit code says so. Without one, end."""
+    if not child:
+        raise SystemExit(128 + number)
+    if number != signal.SIGINT:  # a terminal's Ctrl-C has reached it
         child.send_signal(number)
 
 
@@ -217,6 +231,8 @@ def note(job: Job) -> None:
 
 def tune(args: argparse.Namespace) -> int:
     job = checked(args)
+    if Path.cwd() != ROOT:
+        say(f"$ cd {shlex.quote(str(ROOT))}")
     if not same(job):
         if args.dry_run:
             say(shlex.join(data(job)))
@@ -281,7 +297,13 @@ def checked(args: argparse.Namespace) -> Job:
         documents.size_of(here / file)
     if args.batch % args.micro_batch:
         raise Bad(f"--batch {args.batch}: must be a multiple of --micro-batch")
-    name = re.sub(r"\W+", "-", (here / args.o).resolve().name)
+    for setting in args.set:
+        key = setting.partition("=")[0].strip()
+        if key in OWN:
+            raise Bad(f"--set {key}: the number of steps depends on it; use {OWN[key]}")
+    there = (here / args.o).resolve()
+    name = re.sub(r"\W+", "-", there.name)
+    name += f"-{zlib.crc32(bytes(there)):08x}"
     return Job(
         args=args,
         folder=typed(args.folder, here),

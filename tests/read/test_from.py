@@ -397,6 +397,31 @@ def test_wrong_values(
     assert found.startswith(said) and "; allowed: " in found, found
 
 
+def config_of(name: str, **changes: object) -> dict[str, object]:
+    """Return the config.json of a reference model, without changed keys that are None."""
+    said = json.loads((TINY / name / "config.json").read_text()) | changes
+    return {key: x for key, x in said.items() if x is not None or key not in changes}
+
+
+def test_rotary_positions_that_could_be_of_other_layers(tmp_path: pathlib.Path) -> None:
+    """Layers with a window have a rotary table of their own: a config that does not say which
+    layers it is about is refused."""
+    theta = config_of("olmo3-plain", rope_theta=1e6)
+    assert "rope_theta: is 1000000.0, which versions of" in wrong(tmp_path, theta)
+    flat = {"rope_type": "default", "rope_theta": 5000.0}
+    given = config_of("olmo3-plain", rope_theta=None, rope_scaling=None)
+    said = wrong(tmp_path, given | {"rope_parameters": flat})
+    assert "rope_parameters: does not say which layers it is of" in said
+
+
+def test_a_part_of_a_head_of_its_own_size(tmp_path: pathlib.Path) -> None:
+    """partial_rotary_factor is a share of head_dim, where that is given."""
+    there = folder(tmp_path, config_of("phi3", head_dim=32, partial_rotary_factor=0.75))
+    block = spec.load(None, ("train.sequence=32",), None, there).model.units[1]
+    (attention,) = [x for op in block.ops for x in op.ops if x.kind == "attention"]
+    assert attention.args["head_dim"] == 32 and attention.args["rope"]["width"] == 24
+
+
 def windows(there: str, *sets: str) -> set[object]:
     """Return the windows of all attentions of a model, with samples longer than any of them."""
     read = spec.load(None, ("train.sequence=8192", *sets), None, there)

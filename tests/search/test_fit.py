@@ -13,10 +13,10 @@ from zg import build
 from zg.check import check
 from zg.facts import reserve
 from zg.plan.text import print_plan
-from zg.predict import cost
+from zg.predict import clock, cost
 from zg.predict.seconds import Clock
 from zg.read import spec
-from zg.search import fit, fits, knobs
+from zg.search import fit, fits, formulas, knobs
 
 from tests.lib import trainer
 
@@ -238,6 +238,16 @@ def test_formulas_are_below_every_plan(free: fit.Search) -> None:
         (s.formulas.least(r.way.spec), r.device - beside) for r in s.rows.values()
     ]
     assert max(least / arena for least, arena in arenas) > 0.6
+
+
+def test_formulas_know_quantized_weights() -> None:
+    """A plan whose base is quantized needs less memory than its parameters would in bf16."""
+    keys = ("cluster.ranks=1", "zero.stage=0", "train.global_batch=4")
+    lora = "train.lora={rank: 16, alpha: 32, base: nf4}"
+    s = loaded("llama3-8b", "targets=[sm_90]", *keys, lora)
+    p = build.build(s).plan
+    assert s.train.precision == "bf16"
+    assert formulas.Formulas(p, clock.device_of(s)).least(s) <= p.arena("sm_90")
 
 
 @pytest.mark.parametrize("memory", ["device", "host", "file"])

@@ -156,6 +156,7 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
         (["--lr", "nan"], "--lr: must be a number above 0"),
         (["--epochs", 0], "--epochs: must be a whole number"),
         (["--epoch", 1], "--epoch"),
+        (["--set", "train.global_batch=32"], "--set train.global_batch: the number of"),
     ],
 )
 def test_wrong_options(
@@ -182,6 +183,11 @@ def test_wrong_files(inputs: list[Path], tmp_path: Path) -> None:
 
 def job(inputs: list[Path], out: Path, *more: object) -> tune.Job:
     return tune.checked(tune.arguments([*map(str, [*inputs, "-o", out, *more])]))
+
+
+def test_each_folder_has_its_program(inputs: list[Path], tmp_path: Path) -> None:
+    places = {job(inputs, tmp_path / x / "out").build for x in ("a", "b", "a/../b")}
+    assert len(places) == 2
 
 
 def test_data_are_made_again_until_there_is_a_checkpoint(

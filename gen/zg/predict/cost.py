@@ -67,11 +67,15 @@ def paper(p: Plan) -> int:
     return 3 if p.head.zero == 3 else 2
 
 
+def stored(p: Plan) -> int:
+    """Return the bytes of all parameters as they are stored."""
+    return p.head.bytes * sum(t.count * t.elems for t in p.tensors)
+
+
 def ideal(p: Plan) -> float:
     """Return the bytes of a step with one micro-batch, according to the papers."""
-    h = p.head
-    share = (h.ranks - 1) / h.ranks
-    return paper(p) * h.params * ops.BYTES[h.real] * share
+    share = (p.head.ranks - 1) / p.head.ranks
+    return paper(p) * stored(p) * share
 
 
 def sent_by_host(p: Plan) -> int:
@@ -85,7 +89,7 @@ def schemes(p: Plan) -> list[tuple[str, float]]:
     a training step. P parameters of b bytes, A micro-batches, N hosts; collectives are rings."""
     h = p.head
     hosts = h.ranks // h.local
-    once = h.params * h.bytes * (hosts - 1) / hosts
+    once = stored(p) * (hosts - 1) / hosts
     return [
         ("ZeRO-3, 3 A P b (N-1)/N", 3 * h.micro_batches * once),
         ("hpZ in a host, 2 A P b (N-1)/N", 2 * h.micro_batches * once),

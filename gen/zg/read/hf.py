@@ -277,6 +277,9 @@ class _Config:
         if self.family.local and held.keys() & {FULL, SLIDING}:
             key, node = f"{key}.{layers}", held.get(layers, Node(None, node.where))
             held = self.held(key, node)
+        elif self.family.local and key != "rope_scaling" and held:
+            both = f"{FULL} and {SLIDING}"
+            raise self.fail(key, f"does not say which layers it is of: {both}", both)
         elif layers == SLIDING:
             held = {}
         said = {name: x for name, x in held.items() if x.value is not None}
@@ -309,6 +312,12 @@ class _Config:
         if layers == SLIDING and f.local:
             key, usual = f.local
         node = self.get(key)
+        if f.local and not f.local[0] and node.value not in (None, f.theta):
+            raise self.fail(
+                "rope_theta",
+                f"is {shown(node.value)}, which versions of transformers apply to other layers",
+                f"{f.theta:g}, or rope_parameters with {FULL} and {SLIDING}",
+            )
         return node if node.value is not None else Node(usual, node.where)
 
     def width(self, share: Node) -> dict[str, Node]:
@@ -317,7 +326,7 @@ class _Config:
         if type(said) not in (int, float) or not 0 < said <= 1:
             wrong = f"{share.where}: {PARTIAL}: is {shown(said)}"
             raise SpecError(f"{wrong}; allowed: a number above 0 and at most 1")
-        head = self.get("head_dim").value if not self.family.square else None
+        head = self.get("head_dim").value
         if head is None:
             head = self.number(self.family.sizes[1]) // self.number(self.family.heads)
         width = int(head * said)

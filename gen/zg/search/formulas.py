@@ -74,7 +74,7 @@ class Formulas:
         and activations."""
         z, W = spec.zero, spec.cluster.ranks
         every = [(t, k.count) for k in slices.graph(spec).kinds for t in k.tensors]
-        params = sum(n * t.params for t, n in every)
+        params = sum(n * min(t.params, t.elems) for t, n in every)
         trained = sum(n * t.params for t, n in every if not t.group[2])
         part = (
             1 - z.offload_optimizer.ratio
