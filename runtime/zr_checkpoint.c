@@ -343,14 +343,11 @@ static int64_t step_to_resume(zr *z)
         return 0;
     }
     int64_t step = z->o->resume_step ? z->o->resume_step : last < 0 ? 0 : last;
-    char least[SHORT] = "more";
-    if (!z->o->epochs) snprintf(least, sizeof least, "%" PRId64 " or more", step);
     if (step > z->o->steps)
         zr_fail(z, ZR_USER,
-                "%s %" PRId64 ": the checkpoint in %s is of step %" PRId64
-                "; %s counts from the start of training: give %s",
-                z->o->epochs ? "--epochs" : "--steps", z->o->epochs ? z->o->epochs : z->o->steps,
-                z->o->checkpoints, step, z->o->epochs ? "--epochs" : "--steps", least);
+                "%s: %" PRId64 " steps, but the checkpoint in %s is of step %" PRId64
+                "; steps count from the start of training: give that many or more",
+                z->o->epochs ? "--epochs" : "--steps", z->o->steps, z->o->checkpoints, step);
     if (step && !zr_checkpoint_is_there(z, step))
         zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of this step", resume,
                 z->o->checkpoints);

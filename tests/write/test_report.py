@@ -85,7 +85,7 @@ def test_what_comes_from_outside_is_seen() -> None:
 
 
 def test_a_search_has_its_front(tmp_path: pathlib.Path) -> None:
-    """With --fit the page draws and lists the front of the search."""
+    """The page of --fit draws and lists the front of the search."""
     keys = ("targets=[sm_90]", "cluster.ranks=4", *holding("zero.stage"))
     words = [str(SPECS / "gpt-tiny.yaml"), *(x for k in keys for x in ("--set", k))]
     out = tmp_path / "r.html"
