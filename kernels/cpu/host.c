@@ -218,7 +218,7 @@ static void quantize_nf4(uint8_t *to, const float *from, int64_t n)
 {
     int64_t blocks = zk_nf4_blocks(n);
     uint8_t *codes = to + ZK_NF4_BLOCK / 2 * blocks, *floats = to + zk_nf4_scale(blocks);
-    float most[MOST];
+    float most[MOST] = {0};
     double sum = 0;
     memset(to, 0, (size_t)zk_nf4_scale(blocks));
     for (int64_t b = 0; b < blocks; b++) {

@@ -169,7 +169,7 @@ def test_the_allowance_counts_them() -> None:
     )
     assert some.arena("sm_90") == none.arena("sm_90")
     assert reserve.device(some, "cpu") == reserve.device(none, "cpu")
-    columns = re.findall(r'^ {4}\{"(\w+)", (\d+), (\d+)\},$', source(*keys), re.M)
+    columns = re.findall(r'^ {4}\{"(\w+)", (\d+), (\d+), 0\},$', source(*keys), re.M)
     assert {name: int(n) for name, _, n in columns} == {
         name: reserve.nccl(name, 2, MARGIN) for name in some.head.targets
     }
