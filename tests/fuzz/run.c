@@ -84,8 +84,8 @@ static zr rank = {
 static void prepare(void)
 {
     zr_checkpoints *c = rank.checkpoints;
-    static const zr_stored stored[] = {{"model", "master", ZR_F32, 0, NULL, ZR_ALL, NULL},
-                                       {"exp_avg", "exp_avg", ZR_F32, 0, NULL, ZR_ALL, NULL}};
+    static const zr_stored stored[] = {{"model", "master", ZR_F32, 0, NULL, ZR_ALL, NULL, NULL},
+                                       {"exp_avg", "exp_avg", ZR_F32, 0, NULL, ZR_ALL, NULL, NULL}};
     c->recipe = recipe;
     c->nrecipe = program.nrecipe;
     strcpy(c->data, "1 file, 40000 bytes, samples 0d7090ecc3d64191");
