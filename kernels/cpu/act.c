@@ -166,8 +166,20 @@ void ZK(zk_scale_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, int64
     ZK(zk_scale_fwd)(k, L, dx, dy, n, scale);
 }
 
-/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s (1 - s) */
-static void swiglu_fwd_task(void *arg, int64_t task, int thread)
+/* ---- gates: y = f(gate) * up, where f is gelu by tanh or silu(g) = g * s with s = sigmoid(g), the
+ * slope of which is s + g s (1 - s) */
+enum { SILU = ZK_GELU_ERF + 1 };
+
+ZK_INLINE lanes gate_of(lanes x, int kind) { return kind == SILU ? x * sigmoid(x) : gelu(x, kind); }
+
+ZK_INLINE lanes gate_slope(lanes x, int kind)
+{
+    if (kind != SILU) return slope_of(x, kind);
+    lanes s = sigmoid(x);
+    return lanes_fma(x * s, lanes_set(1) - s, s);
+}
+
+static void gated_fwd_task(void *arg, int64_t task, int thread)
 {
     const act *a = arg;
     (void)thread;
@@ -175,17 +187,11 @@ static void swiglu_fwd_task(void *arg, int64_t task, int thread)
         for (int64_t i = 0; i < a->F; i += LANES) {
             lanes gate = lanes_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
             lanes up = lanes_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
-            lanes_put(a->y, m * a->F + i, a->dtype, gate * sigmoid(gate) * up, a->F - i);
+            lanes_put(a->y, m * a->F + i, a->dtype, gate_of(gate, a->kind) * up, a->F - i);
         }
 }
 
-void ZK(zk_swiglu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
-{
-    act a = {.y = y, .x = x, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
-    zk_for(k, zk_pieces(M, a.piece), swiglu_fwd_task, &a);
-}
-
-static void swiglu_bwd_task(void *arg, int64_t task, int thread)
+static void gated_bwd_task(void *arg, int64_t task, int thread)
 {
     const act *a = arg;
     (void)thread;
@@ -195,70 +201,46 @@ static void swiglu_bwd_task(void *arg, int64_t task, int thread)
             lanes gate = lanes_get(a->x, at, a->dtype, n);
             lanes up = lanes_get(a->x, at + a->F, a->dtype, n);
             lanes dy = lanes_get(a->dy, m * a->F + i, a->dtype, n);
-            lanes s = sigmoid(gate), silu = gate * s;
-            lanes_put(a->y, at, a->dtype, dy * up * lanes_fma(silu, lanes_set(1) - s, s), n);
-            lanes_put(a->y, at + a->F, a->dtype, dy * silu, n);
+            lanes_put(a->y, at, a->dtype, dy * up * gate_slope(gate, a->kind), n);
+            lanes_put(a->y, at + a->F, a->dtype, dy * gate_of(gate, a->kind), n);
         }
+}
+
+/* Run a task over M rows of gates of F columns. dy: NULL forward. */
+static void gated(zk *k, const zk_launch *L, void (*task)(void *, int64_t, int), real *y,
+                  const real *dy, const real *x, int64_t M, int64_t F, int kind)
+{
+    act a = {.y = y,
+             .x = x,
+             .dy = dy,
+             .n = M,
+             .F = F,
+             .kind = kind,
+             .dtype = k->dtype,
+             .piece = zk_tile(k, L, 0, ROWS)};
+    zk_for(k, zk_pieces(M, a.piece), task, &a);
+}
+
+void ZK(zk_swiglu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
+{
+    gated(k, L, gated_fwd_task, y, NULL, x, M, F, SILU);
 }
 
 void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x,
                        int64_t M, int64_t F)
 {
-    act a = {.y = dx,
-             .x = x,
-             .dy = dy,
-             .n = M,
-             .F = F,
-             .dtype = k->dtype,
-             .piece = zk_tile(k, L, 0, ROWS)};
-    zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
-}
-
-/* ---- GeGLU: gelu(g) by tanh, with its slope */
-static void geglu_fwd_task(void *arg, int64_t task, int thread)
-{
-    const act *a = arg;
-    (void)thread;
-    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
-        for (int64_t i = 0; i < a->F; i += LANES) {
-            lanes gate = lanes_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
-            lanes up = lanes_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
-            lanes_put(a->y, m * a->F + i, a->dtype, gelu(gate, ZK_GELU_TANH) * up, a->F - i);
-        }
+    gated(k, L, gated_bwd_task, dx, dy, x, M, F, SILU);
 }
 
 void ZK(zk_geglu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
-    act a = {.y = y, .x = x, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
-    zk_for(k, zk_pieces(M, a.piece), geglu_fwd_task, &a);
-}
-
-static void geglu_bwd_task(void *arg, int64_t task, int thread)
-{
-    const act *a = arg;
-    (void)thread;
-    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
-        for (int64_t i = 0; i < a->F; i += LANES) {
-            int64_t at = 2 * m * a->F + i, n = a->F - i;
-            lanes gate = lanes_get(a->x, at, a->dtype, n);
-            lanes up = lanes_get(a->x, at + a->F, a->dtype, n);
-            lanes dy = lanes_get(a->dy, m * a->F + i, a->dtype, n);
-            lanes_put(a->y, at, a->dtype, dy * up * slope_of(gate, ZK_GELU_TANH), n);
-            lanes_put(a->y, at + a->F, a->dtype, dy * gelu(gate, ZK_GELU_TANH), n);
-        }
+    gated(k, L, gated_fwd_task, y, NULL, x, M, F, ZK_GELU_TANH);
 }
 
 void ZK(zk_geglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                       int64_t F)
 {
-    act a = {.y = dx,
-             .x = x,
-             .dy = dy,
-             .n = M,
-             .F = F,
-             .dtype = k->dtype,
-             .piece = zk_tile(k, L, 0, ROWS)};
-    zk_for(k, zk_pieces(M, a.piece), geglu_bwd_task, &a);
+    gated(k, L, gated_bwd_task, dx, dy, x, M, F, ZK_GELU_TANH);
 }
 
 /* ---- dropout. A task has elements of one sample and starts at a multiple of GROUP. */

@@ -30,7 +30,7 @@ typedef struct norm {
     int64_t M, C, stride, heads, at, rows, stats, first;
     int64_t span;
     float eps;
-    int plus; /* the factor is 1 + w */
+    int one_plus; /* the factor is 1 + w */
 } norm;
 
 /* The factors of 16 columns, or of the lanes of a register. */
@@ -38,14 +38,14 @@ ZK_INLINE v16 factors16(const norm *a, const real *w, int64_t c)
 {
     if (!w) return set16(1);
     v16 x = zk_get(w, c, a->dtype, a->C - c);
-    return a->plus ? x + set16(1) : x;
+    return a->one_plus ? x + set16(1) : x;
 }
 
 ZK_INLINE lanes factors(const norm *a, const real *w, int64_t c)
 {
     if (!w) return lanes_set(1);
     lanes x = lanes_get(w, c, a->dtype, a->C - c);
-    return a->plus ? x + lanes_set(1) : x;
+    return a->one_plus ? x + lanes_set(1) : x;
 }
 
 /* Set lanes n .. 15 of x to 0. */
@@ -264,7 +264,7 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
 }
 
 static void rms_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
-                    const real *more, const real *w, int64_t M, int64_t C, float eps, int plus)
+                    const real *more, const real *w, int64_t M, int64_t C, float eps, int one_plus)
 {
     norm a = {.dtype = k->dtype,
               .y = y,
@@ -278,12 +278,13 @@ static void rms_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, 
               .C = C,
               .rows = zk_tile(k, L, 0, ROWS),
               .eps = eps,
-              .plus = plus};
+              .one_plus = one_plus};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
 static void rms_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
-                    const real *x, const float *stat, const real *w, int64_t M, int64_t C, int plus)
+                    const real *x, const float *stat, const real *w, int64_t M, int64_t C,
+                    int one_plus)
 {
     norm a = {.dtype = k->dtype,
               .y = dx,
@@ -300,7 +301,7 @@ static void rms_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *d
               .heads = 1,
               .stats = 1,
               .span = WIDE,
-              .plus = plus};
+              .one_plus = one_plus};
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
     if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
@@ -387,7 +388,7 @@ static void lie(norm *both, int64_t H, int64_t Q, int64_t G, int64_t K, const re
 
 static void heads_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
                       const real *wq, const real *wk, int64_t M, int64_t H, int64_t Q, int64_t G,
-                      int64_t K, float eps, int plus)
+                      int64_t K, float eps, int one_plus)
 {
     norm both[2] = {{.dtype = k->dtype,
                      .y = y,
@@ -397,14 +398,14 @@ static void heads_fwd(zk *k, const zk_launch *L, real *y, float *stat, const rea
                      .M = M,
                      .rows = zk_tile(k, L, 0, ROWS),
                      .eps = eps,
-                     .plus = plus}};
+                     .one_plus = one_plus}};
     lie(both, H, Q, G, K, wk, NULL);
     zk_for(k, zk_pieces(M, both->rows), heads_fwd_task, both);
 }
 
 static void heads_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                       const real *in, const float *stat, const real *wq, const real *wk, int64_t M,
-                      int64_t H, int64_t Q, int64_t G, int64_t K, int64_t span, int plus)
+                      int64_t H, int64_t Q, int64_t G, int64_t K, int64_t span, int one_plus)
 {
     norm both[2] = {{.dtype = k->dtype,
                      .y = din,
@@ -416,7 +417,7 @@ static void heads_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk
                      .M = M,
                      .rows = zk_tile(k, L, 0, ROWS),
                      .span = span,
-                     .plus = plus}};
+                     .one_plus = one_plus}};
     lie(both, H, Q, G, K, wk, dwk);
     zk_for(k, zk_pieces(M, both->rows), heads_bwd_task, both);
     for (norm *a = both; a < both + 2; a++)

@@ -127,23 +127,35 @@ template <class T> __global__ void scaled(T *y, const T *x, int64_t n, float sca
     }
 }
 
-/* ---- SwiGLU: silu(g) = g * s with s = sigmoid(g); its derivative is s + g s
- * (1 - s). x [M,2F], y [M,F] */
-template <class T, int V>
-__global__ void swiglu_fwd(T *y, const T *x, int64_t M, int64_t F)
+/* ---- gates: y = f(gate) * up, where f is gelu by tanh or silu(g) = g * s with s = sigmoid(g), the
+ * slope of which is s + g s (1 - s). x [M,2F], y [M,F] */
+struct silu {
+    __device__ float operator()(float x) const { return x * sigmoid(x); }
+};
+
+struct silu_slope {
+    __device__ float operator()(float dy, float x) const
+    {
+        float s = sigmoid(x);
+        return dy * fmaf(x * s, 1.0f - s, s);
+    }
+};
+
+template <class Gate, class T, int V>
+__global__ void gated_fwd(T *y, const T *x, int64_t M, int64_t F)
 {
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
         for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
             float gate[V], up[V];
             fetch(gate, x + 2 * m * F + i);
             fetch(up, x + (2 * m + 1) * F + i);
-            for (int j = 0; j < V; j++) up[j] = gate[j] * sigmoid(gate[j]) * up[j];
+            for (int j = 0; j < V; j++) up[j] = Gate()(gate[j]) * up[j];
             stow(y + m * F + i, up);
         }
 }
 
-template <class T, int V>
-__global__ void swiglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
+template <class Gate, class Slope, class T, int V>
+__global__ void gated_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
 {
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
         for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
@@ -152,41 +164,8 @@ __global__ void swiglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
             fetch(up, x + (2 * m + 1) * F + i);
             fetch(d, dy + m * F + i);
             for (int j = 0; j < V; j++) {
-                float s = sigmoid(gate[j]), silu = gate[j] * s;
-                gate[j] = d[j] * up[j] * fmaf(silu, 1.0f - s, s);
-                up[j] = d[j] * silu;
-            }
-            stow(dx + 2 * m * F + i, gate);
-            stow(dx + (2 * m + 1) * F + i, up);
-        }
-}
-
-/* ---- GeGLU by tanh */
-template <class T, int V>
-__global__ void geglu_fwd(T *y, const T *x, int64_t M, int64_t F)
-{
-    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
-        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
-            float gate[V], up[V];
-            fetch(gate, x + 2 * m * F + i);
-            fetch(up, x + (2 * m + 1) * F + i);
-            for (int j = 0; j < V; j++) up[j] = gelu_tanh()(gate[j]) * up[j];
-            stow(y + m * F + i, up);
-        }
-}
-
-template <class T, int V>
-__global__ void geglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
-{
-    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
-        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
-            float gate[V], up[V], d[V];
-            fetch(gate, x + 2 * m * F + i);
-            fetch(up, x + (2 * m + 1) * F + i);
-            fetch(d, dy + m * F + i);
-            for (int j = 0; j < V; j++) {
-                float value = gelu_tanh()(gate[j]);
-                gate[j] = gelu_tanh_slope()(d[j] * up[j], gate[j]);
+                float value = Gate()(gate[j]);
+                gate[j] = Slope()(d[j] * up[j], gate[j]);
                 up[j] = d[j] * value;
             }
             stow(dx + 2 * m * F + i, gate);
@@ -287,8 +266,9 @@ void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n
 
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
-    ZK_REAL(k, T,
-            ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M, F)));
+    ZK_REAL(
+        k, T,
+        ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (gated_fwd<silu, T, V>), (T *)y, (const T *)x, M, F)));
 }
 
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
@@ -296,23 +276,24 @@ void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const re
 {
     ZK_REAL(k, T,
             ZK_WIDE(T, V, F,
-                    ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M,
-                              F)));
+                    ZK_LAUNCH(k, L, 0, (gated_bwd<silu, silu_slope, T, V>), (T *)dx, (const T *)dy,
+                              (const T *)x, M, F)));
 }
 
 void zk_geglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
     ZK_REAL(k, T,
-            ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (geglu_fwd<T, V>), (T *)y, (const T *)x, M, F)));
+            ZK_WIDE(T, V, F,
+                    ZK_LAUNCH(k, L, 0, (gated_fwd<gelu_tanh, T, V>), (T *)y, (const T *)x, M, F)));
 }
 
 void zk_geglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                   int64_t F)
 {
-    ZK_REAL(
-        k, T,
-        ZK_WIDE(T, V, F,
-                ZK_LAUNCH(k, L, 0, (geglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M, F)));
+    ZK_REAL(k, T,
+            ZK_WIDE(T, V, F,
+                    ZK_LAUNCH(k, L, 0, (gated_bwd<gelu_tanh, gelu_tanh_slope, T, V>), (T *)dx,
+                              (const T *)dy, (const T *)x, M, F)));
 }
 
 void zk_dropout_fwd(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,

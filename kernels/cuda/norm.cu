@@ -41,7 +41,7 @@ struct layout {
 };
 
 /* The same for norms whose factors are 1 + w. */
-struct shifted : layout {
+struct one_plus : layout {
     static constexpr int plus = 1;
 };
 
@@ -455,7 +455,7 @@ void zk_rmsnorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum,
                      const real *more, const real *w, int64_t M, int64_t C, float eps)
 {
     ZK_REAL(k, T,
-            forward<T, 0>(k, L, y, stat, sum, x, more, w, NULL, NULL, shifted{plain(M, C)}, eps));
+            forward<T, 0>(k, L, y, stat, sum, x, more, w, NULL, NULL, one_plus{plain(M, C)}, eps));
 }
 
 void zk_rmsnorm1_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
@@ -464,7 +464,7 @@ void zk_rmsnorm1_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *
 {
     (void)scratch;
     ZK_REAL(k, T,
-            backward<T, 0>(k, L, dx, dw, NULL, dy, more, x, stat, w, NULL, shifted{plain(M, C)}));
+            backward<T, 0>(k, L, dx, dw, NULL, dy, more, x, stat, w, NULL, one_plus{plain(M, C)}));
 }
 
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
@@ -487,7 +487,7 @@ void zk_qknorm1_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real 
                     const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
     ZK_REAL(k, T,
-            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, shifted{heads(M, H, G, D)},
+            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, one_plus{heads(M, H, G, D)},
                           eps));
 }
 
@@ -498,7 +498,7 @@ void zk_qknorm1_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, 
     (void)scratch;
     ZK_REAL(k, T,
             backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk,
-                           shifted{heads(M, H, G, D)}));
+                           one_plus{heads(M, H, G, D)}));
 }
 
 void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,

@@ -37,7 +37,7 @@ from .graph import (
 
 STD = 0.02  # standard deviation of initial weights
 NORMS = ("layernorm", "rmsnorm", "qknorm", "qknorm_whole")
-SHIFTED = ("rmsnorm1", "qknorm1")  # norms whose factors are 1 + w
+ONE_PLUS = ("rmsnorm1", "qknorm1")  # norms whose factors are 1 + w
 
 
 @dataclass
@@ -160,7 +160,7 @@ def _first(op: str, word: str, std: float) -> tuple[float, float]:
         return 0.0, 0.0
     if op in NORMS:
         return 1.0, 0.0
-    if op in SHIFTED:
+    if op in ONE_PLUS:
         return 0.0, 0.0
     return 0.0, std / 2 if word == "wpe" else std
 
