@@ -188,11 +188,12 @@ def text(args: argparse.Namespace) -> str:
         )
     if args.emit in ("timeline", "time", "time.json", "report"):
         return predicted(args, read, built.plan, told, found)
-    from .predict import clock, play
     from .write import emit, hf, peft, view
 
     predicted_step = {}
     if read.cluster.device:
+        from .predict import clock, play
+
         timed = clock.of(read, built.plan)
         predicted_step[timed.device.target] = play.step(timed).seconds
     return emit.train(

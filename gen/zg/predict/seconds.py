@@ -115,15 +115,17 @@ class Clock:
     that a rank may use there, a fraction if ranks outnumber cores."""
 
     def __init__(self, p: Plan, device: Device, threads: int = 0) -> None:
-        self.p, self.device = p, device
-        local = p.head.local or p.head.ranks
-        self.cores = device.cores / local if device.cores else 1.0
+        self.p = p
+        self.device = device
+        # Ranks share a CPU's cores and cache; a GPU has its own.
+        sharers = (p.head.local or p.head.ranks) if device.cores else 1
+        self.cores = device.cores / sharers or 1.0
+        self.cache = device.cache // sharers
         self.threads = threads or max(1, int(self.cores))
-        self.rates: Rates = device.rates_of(p.head.real, self.threads)
-        self.one: Rates = device.rates_of(p.head.real, 1)
+        real = p.head.real
+        self.rates: Rates = device.rates_of(real, self.threads)
+        self.one: Rates = device.rates_of(real, 1)
         self.fns: dict[str, Fn] = {f.name: f for f in p.fns}
-        # Ranks share a CPU's cache; a GPU has its own.
-        self.cache = device.cache // (local if device.cores else 1)
         self.warm = p.arena(device.target) <= self.cache
         self._found: dict[tuple[object, ...], float] = {}
 

@@ -8,6 +8,7 @@ their defaults are those of transformers 5.23: configuration_*.py and modeling_*
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,15 +22,16 @@ class ConfigKey(str):
     """A key of config.json that stands for its value in the spec."""
 
 
-class Derived(ConfigKey):
-    """A key that stands for a number computed from its value. of: computes it; back: computes the
-    value from it, None if there is none."""
+class Derived(ConfigKey, ABC):
+    """A key that stands for a number computed from its value."""
 
+    @abstractmethod
     def of(self, x: float) -> float:
-        raise NotImplementedError
+        """Return the number of a value."""
 
+    @abstractmethod
     def back(self, y: float) -> float | None:
-        raise NotImplementedError
+        """Return the value of a number, None if there is none."""
 
 
 class Twice(Derived):

@@ -41,7 +41,7 @@ def _words(s: Setting) -> set[str]:
 def search(spec: Spec, limit: int) -> Search:
     """Return all choices of a spec. limit: bytes of device memory.
 
-    Raises SpecError if no set of knobs can be planned.
+    Raises SpecError if the spec as it is cannot be planned.
     """
     memory = spec.cluster.memory
     limits = {"device": limit, "host": memory.host, "file": memory.file}

@@ -198,7 +198,7 @@ class Search:
         p = self.formulas.p if spec is self.spec else build.build(spec).plan
         self.planned += 1
         if self.planned % 25 == 0:
-            progress.doing(f"--fit: has planned {self.planned} settings; plans")
+            progress.doing(f"has planned {self.planned} settings; plans")
         way, needs = self.way(spec), fits.needs(p)
         gpu = set(p.head.targets) != {"cpu"}
         same = not any(s.key in BITS for s in way.picked) and not (
@@ -374,12 +374,14 @@ LAST = "settings"
 
 def cells(row: Row, best: Row) -> list[str]:
     """Return a row of the table without its settings."""
-    took = longer = wire = again = ""
+    took, longer, wire, again = "-", "", "", ""
     if row.fits:
-        took, longer = f"{row.seconds:.4g} s", f"{row.seconds / best.seconds - 1:+.1%}"
-        wire, again = _short(row.wire), f"{row.again:.1%}"
-    device, host = _short(row.device), _short(row.needs["host"])
-    return [took or "-", longer, device, host, wire, again]
+        took = f"{row.seconds:.4g} s"
+        longer = f"{row.seconds / best.seconds - 1:+.1%}"
+        wire = _short(row.wire)
+        again = f"{row.again:.1%}"
+    memory = [_short(row.needs[name]) for name in ("device", "host")]
+    return [took, longer, *memory, wire, again]
 
 
 def listed(found: Search) -> list[Row]:

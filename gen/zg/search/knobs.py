@@ -44,11 +44,16 @@ DISK = "nvme"
 
 def typed(value: object) -> str:
     """Return a value as a user would type it."""
-    words = {None: "auto", False: "false", True: "true", (): "none", RECOMPUTE: "full"}
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {x}" for key, x in value.items()) + "}"
-    if value is None or isinstance(value, (bool, tuple)):
-        return words.get(value) or f"[{','.join(value)}]"  # type: ignore[arg-type]
+        pairs = [f"{key}: {x}" for key, x in value.items()]
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, tuple):
+        words = {(): "none", RECOMPUTE: "full"}
+        return words.get(value) or f"[{','.join(value)}]"
+    if value is None:
+        return "auto"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value)
 
 
