@@ -251,6 +251,15 @@ SMALL = tuple(
         ),
     ),
     Source(
+        "small-quantized",
+        "llama-tiny",
+        (
+            "train.lora={rank: 8, alpha: 12, base: nf4}",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+    ),
+    Source(
         "small-dropout",
         "gpt-tiny",
         ("train.dropout=0.1", "cluster.ranks=1", "zero.stage=0"),

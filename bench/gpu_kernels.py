@@ -42,6 +42,7 @@ from tests.lib import zk
 from tests.lib.device import ON_DEVICE, TO_DEVICE, Device
 from zg.facts import kernels as kernels_of
 from zg.plan import plan
+from zg.plan.operand import Layers
 from zg.plan.text import parse
 
 TARGET = zk.TARGET
@@ -370,6 +371,8 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
         return fixed[name]
     if name in d:
         return d[name]
+    if word.startswith("l:"):  # a number that differs between layers: the first's
+        return Layers.read(word).values[0]
     return float(word)
 
 

@@ -11,6 +11,7 @@ from zg.predict import cost, play
 from zg.predict.device import Device, Link, Rates
 from zg.predict.seconds import Clock
 
+from tests.lib.law import PACKED
 from tests.lib.plans import WAYS, keys, planned
 
 FLAT = Rates(
@@ -159,6 +160,18 @@ def test_a_part_of_a_calls_bytes_comes_from_the_cache() -> None:
     )
     assert cold == Clock(p, made()).seconds(step)
     assert every < 1e-3 * some < 1e-3 * cold
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_every_function_of_packed_documents_takes_time(name: str) -> None:
+    clock = Clock(planned(name, *PACKED, "targets=[cpu]"), made())
+    steps = [
+        s
+        for section in clock.p.step
+        for s in section.steps
+        if s.op[:3] in ("fwd", "bwd")
+    ]
+    assert steps and all(clock.seconds(s) > 0.0 for s in steps)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "NCCL" not in way])

@@ -235,6 +235,7 @@ def test_the_program_that_has_saved_the_folder(
     assert capsys.readouterr().err == ""
     (tmp_path / "out").mkdir()
     shutil.copy(trainer.build(trainer.generate(law.path("llama"))), usual)
+    capsys.readouterr()  # of the generator, which says how it goes if it takes long
     assert trained_model.program(weights) == usual
     llama = f"program: {usual}, of model llama-tiny\n"
     assert capsys.readouterr().err == llama
@@ -246,6 +247,7 @@ def test_the_program_that_has_saved_the_folder(
     for name in ("no-program", "a-folder/train"):
         (tmp_path / "build" / name).mkdir(parents=True)
     (tmp_path / "build/no-program/train").write_text("of another kind")
+    capsys.readouterr()
     for name in ("its", "alike"):
         assert trained_model.program(weights) == made[name]
         said = f"program: {made[name]}, of model gpt-tiny\n"

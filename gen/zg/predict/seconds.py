@@ -51,7 +51,7 @@ def operands(p: Plan, step: Step, call: Call) -> list[Operand]:
         if width is None or f.elems == "" and (f.type == "i64" or "n" not in numbers):
             continue  # a table, the step's constants, or its few integer sums
         # one row for each token
-        rows = "B*T" if f.elems.startswith("*") else ""
+        rows = "M" if f.elems.startswith("*") else ""
         elems = value(rows + f.elems if f.elems else "n", known)
         if (
             numbers.get(f.type) and "V" in numbers
