@@ -20,23 +20,24 @@ void zr_best_note(zr *z, double loss)
     else b->worse++;
 }
 
-void zr_best_load(zr *z)
+int64_t zr_best_load(zr *z)
 {
     const zr_best *b = &z->checkpoints->best;
-    if (!z->o->keep_best) return;
+    if (!z->o->keep_best) return z->step;
     int there = z->rank == 0 && b->step && zr_checkpoint_is_there(z, b->step);
     zr_tell(z, &there, sizeof there);
     if (!there) {
         zr_print(z, STDERR_FILENO,
                  "--keep-best: there is no best checkpoint, so the weights are the last ones\n");
-        return;
+        return z->step;
     }
     zr_print(z, STDERR_FILENO, "the best validation was at step %" PRId64 ": loss %.6f\n", b->step,
              b->loss);
-    if (b->step == z->step) return;
+    if (b->step == z->step) return b->step;
     zr_checkpoint_read(z, b->step);
     z->p->publish(z);
     zr_drain(z);
     zr_barrier(z);
     zr_progress(z, NULL, NULL, 0);
+    return b->step;
 }

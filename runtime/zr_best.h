@@ -10,8 +10,9 @@
 
 /* Note the loss of the validation after z->step steps. */
 void zr_best_note(zr *z, double loss);
-/* With --keep-best, load the weights and states of the best checkpoint, if it is not the last. */
-void zr_best_load(zr *z);
+/* With --keep-best, load the weights and states of the best checkpoint, if it is not the last.
+ * Returns the step of the weights. */
+int64_t zr_best_load(zr *z);
 
 /* Return whether --patience has come to its end. */
 static inline int zr_best_was_long_ago(const zr *z)

@@ -581,6 +581,15 @@ static int finish_checkpoint(zr *z, char *why)
     return -1;
 }
 
+/* Let the link `best` lead to the checkpoint of a step; -1: remove the link. */
+static void name_best(zr *z, int64_t step)
+{
+    char folder[ZR_FILE], why[ZR_WHY];
+    if ((step >= 0 && path_of(z, folder, step, NULL, NULL, why)) ||
+        zr_link(z->o->checkpoints, "best", step < 0 ? NULL : strrchr(folder, '/') + 1, why))
+        zr_print(z, STDERR_FILENO, "%s\n", why);
+}
+
 /* Name the best, and remove checkpoints beyond --keep but it; each is first renamed, so that it no
  * longer counts. */
 static void prune(zr *z)
@@ -588,16 +597,13 @@ static void prune(zr *z)
     zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
-    int is_best = z->o->keep_best && c->at == c->best.step;
-    if (is_best &&
-        (path_of(z, from, c->at, NULL, NULL, why) || zr_path(to, z->o->checkpoints, "best", why) ||
-         zr_link(strrchr(from, '/') + 1, to)))
-        zr_print(z, STDERR_FILENO, "%s: cannot be linked: %s\n", to, strerror(errno));
+    if (z->o->keep_best && c->at == c->best.step) name_best(z, c->at);
     for (;;) {
         int64_t i = z->o->keep_best && c->nkept > 0 && c->kept[0] == c->best.step;
         if (c->nkept - i <= z->o->keep) break;
         int64_t step = c->kept[i], *at = c->kept + i;
         memmove(at, at + 1, (size_t)(--c->nkept - i) * sizeof *at);
+        if (step == c->best.step) name_best(z, -1); /* of an earlier run with --keep-best */
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
             !zr_checkpoint_is_there(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
@@ -709,12 +715,6 @@ void zr_checkpoint_end(zr *z)
     double ended = z->writer->ended;
     told_end(z, well, begun, (ended < begun ? ended : begun) - c->begun);
     atomic_store(&z->writer->stop, 0); /* it was for this checkpoint */
-}
-
-int zr_checkpoint_due(const zr *z, int64_t steps)
-{
-    if (!z->o->checkpoints) return 0;
-    return steps == z->o->steps || (z->o->save_every && steps % z->o->save_every == 0);
 }
 
 /* Return whether too little time is left for another step and a checkpoint. Never before the first

@@ -108,10 +108,9 @@ void zr_checkpoint_load(zr *z);
  * reported and ends only this checkpoint. Returns whether it exists. beside: if possible only begin
  * it; it is written beside the next step, and zr_checkpoint_end completes it. */
 int zr_checkpoint_save(zr *z, int beside);
-void zr_checkpoint_end(zr *z);                     /* complete one that was begun, if any */
-int zr_checkpoint_due(const zr *z, int64_t steps); /* save one after this number of steps? */
-int zr_checkpoint_is_there(zr *z, int64_t step);   /* for rank 0 */
-void zr_checkpoint_read(zr *z, int64_t step);      /* load all states, and no counters, of a step */
+void zr_checkpoint_end(zr *z);                   /* complete one that was begun, if any */
+int zr_checkpoint_is_there(zr *z, int64_t step); /* for rank 0 */
+void zr_checkpoint_read(zr *z, int64_t step);    /* load all states, and no counters, of a step */
 /* Return the order of products of the run that is resumed; below 0: none. */
 int zr_past_order(zr *z);
 /* Return whether the run is asked to exit, the same on all ranks. */

@@ -127,13 +127,14 @@ int zr_path(char *to, const char *dir, const char *name, char *why)
     return zr_why(why, "%.200s...: the path is too long", dir);
 }
 
-int zr_link(const char *target, const char *path)
+int zr_link(const char *dir, const char *name, const char *target, char *why)
 {
-    char part[ZR_FILE];
-    errno = ENAMETOOLONG;
-    if (snprintf(part, sizeof part, "%s.part", path) >= ZR_FILE) return -1;
+    char path[ZR_FILE], part[ZR_FILE];
+    if (zr_path(path, dir, name, why) || zr_path(part, dir, ".link", why)) return -1;
     unlink(part);
-    return symlink(target, part) || rename(part, path) ? -1 : 0;
+    int bad =
+        target ? symlink(target, part) || rename(part, path) : unlink(path) && errno != ENOENT;
+    return bad ? zr_why(why, "%.300s: the link cannot be changed: %s", path, strerror(errno)) : 0;
 }
 
 int zr_make_dir(const char *dir, char *why)

@@ -37,8 +37,8 @@ char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n
 int zr_beside(char *to, const char *path, const char *name, char *why);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
-/* Let the link `path` lead to `target`, in place of an older link. Returns 0, or -1 and errno. */
-int zr_link(const char *target, const char *path);
+/* Let the link dir/name lead to `target`, in place of an older link; NULL: remove it. */
+int zr_link(const char *dir, const char *name, const char *target, char *why);
 int zr_make_dir(const char *dir, char *why); /* makes it and the folders above it */
 /* Lock an open file. Fails if its name has meanwhile come to mean another file. */
 int zr_lock(int fd, const char *file, char *why);

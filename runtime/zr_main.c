@@ -467,6 +467,12 @@ static void between(zr *z, int last, int verifies, int validates, int saves,
     count_moved(z, moved, -1);
 }
 
+/* Return whether a checkpoint is saved after this number of steps. */
+static int saves_after(const zr_options *o, int64_t steps)
+{
+    return o->checkpoints && (steps == o->steps || (o->save_every && steps % o->save_every == 0));
+}
+
 static int is_done(const zr *z) { return z->step >= z->o->steps || zr_best_was_long_ago(z); }
 
 /* Train. Returns whether the run exits early: it was asked to, and steps are left
@@ -481,7 +487,7 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     while (!(asked = zr_asked_to_leave(z)) && !is_done(z)) {
         int last = z->step + 1 == z->o->steps;
         int due = last ? tracks(z) : every && (z->step + 1) % every == 0;
-        int saves = zr_checkpoint_due(z, z->step + 1), verifies = zr_verify_due(z, z->step + 1);
+        int saves = saves_after(z->o, z->step + 1), verifies = zr_verify_due(z, z->step + 1);
         int apart = last || verifies || due || saves || zr_profile_apart(z);
         zr_leave_if_stopped(z);
         double seconds = train_step(z, report, apart);
@@ -657,10 +663,10 @@ static void run_rank(zr *z)
     zr_checkpoint_close(z);
     if (!leaves) {
         zr_show_stopped(z);
-        zr_best_load(z);
+        int64_t step = zr_best_load(z);
         save(z); /* before anything that may fail or be interrupted */
         validate(z, z->step);
-        zr_eval(z, z->step);
+        zr_eval(z, step);
     }
     zr_log_end(z, report, moved);
     zr_epilogue(z);

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.lib import law, program, trainer
+from tests.lib import choices, law, program, trainer
 
 KEYS = ("train.global_batch=4", "train.micro_batch=1", "train.optimizer.lr=0.01")
 LAYOUTS = {1: (), 2: ("zero.stage=2", "cluster.ranks=2")}
@@ -67,6 +67,14 @@ def all_losses(files: list[object], tmp_path: Path) -> dict[int, float]:
     return found
 
 
+def tensors(folder: Path) -> bytes:
+    """Return the bytes of all tensors of a saved model."""
+    whole = (folder / "model.safetensors").read_bytes()
+    found = whole[8 + int.from_bytes(whole[:8], "little") :]
+    assert len(found) > 10_000
+    return found
+
+
 def there(folder: Path) -> list[int]:
     return sorted(int(x.name[5:]) for x in folder.glob("step-*"))
 
@@ -100,10 +108,7 @@ def test_the_best_checkpoint_stays(
     assert (ck / "best").resolve() == ck / f"step-{best:08}"
     plain = run(files, "--save", tmp_path / "plain", steps=best)
     assert done.line("weights") == plain.line("weights")
-    saved = [
-        (tmp_path / x / "model.safetensors").read_bytes() for x in ("best", "plain")
-    ]
-    assert saved[0][-1000:] == saved[1][-1000:]
+    assert tensors(tmp_path / "best") == tensors(tmp_path / "plain")
 
     again = run(files, *rest, *more, ranks=ranks)
     assert f"stops after step {stop}" in again.err and "step 1/" not in again.err
@@ -133,6 +138,32 @@ def test_a_resumed_run_is_as_one_that_did_not_stop(
         assert f"stops after step {stop}" in again.err
         if step < best:
             assert (part / "best").resolve() == part / f"step-{best:08}"
+
+
+def test_the_link_goes_with_the_best(
+    files: list[object], all_losses: dict[int, float], tmp_path: Path
+) -> None:
+    """A later run without --keep-best removes the best like any other, and the link to it."""
+    best, _ = expected(all_losses, 3)
+    ck = tmp_path / "ck"
+    rest = ("--checkpoints", ck, "--keep", 1, "--save-every", 1, "--val-every", best)
+    run(files, *rest, "--keep-best", steps=best)
+    assert (ck / "best").resolve() == ck / f"step-{best:08}"
+    run(files, *rest, steps=best + 1)
+    assert there(ck) == [best + 1] and not (ck / "best").is_symlink()
+
+
+def test_questions_are_logged_at_the_step_of_the_weights(
+    files: list[object], all_losses: dict[int, float], tmp_path: Path
+) -> None:
+    """The log of --eval with --keep-best has the step of the best weights."""
+    best, stop = expected(all_losses, 3)
+    questions, log = tmp_path / "questions", tmp_path / "log"
+    questions.write_bytes(choices.file([choices.Example([1, 2], [[3], [4]], 0)]))
+    rest = ("--val-every", 2, "--patience", 3, "--keep-best", "--log", log)
+    run(files, *rest, "--checkpoints", tmp_path / "ck", "--eval", questions)
+    records = map(json.loads, log.read_text().splitlines())
+    assert [x["step"] for x in records if "eval_right" in x] == [best] and best < stop
 
 
 def test_the_last_validation_counts(
