@@ -73,34 +73,42 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Use that a command makes of the device while it runs. seconds: alone; threads: of a CPU;
-    kernel: whether it runs on a GPU's SMs as kernels; takes: share of the SMs that a collective
-    takes."""
+    """Use that a command makes of the device while it runs. waits, recs: numbers of its events;
+    seconds: alone; threads: of a CPU; kernel: whether it runs on a GPU's SMs as kernels; takes:
+    share of the SMs that a collective takes."""
 
     step: Step
+    waits: tuple[int, ...]
+    recs: tuple[int, ...]
     seconds: float
     threads: int
     kernel: bool
     takes: float
 
 
-def _load(clock: Clock, step: Step) -> _Load:
+def _load(clock: Clock, step: Step, number: dict[Event, int]) -> _Load:
+    """Return the use of a command. number: of each event; new ones are added."""
+    waits, recs = (
+        tuple(number.setdefault(e, len(number)) for e in events)
+        for events in (step.waits, step.recs)
+    )
     row = QUEUES[step.queue]
     kernel = row.kernels and row.reads == "device" and step.op not in COLLECTIVES
     seconds = 0.0 if step.op == "mark" else clock.seconds(step)
-    return _Load(step, seconds, clock.demand(step), kernel, clock.takes(step))
+    return _Load(
+        step, waits, recs, seconds, clock.demand(step), kernel, clock.takes(step)
+    )
 
 
 @dataclass(slots=True)
 class _Job:
     """A command to play. after: jobs that it waits for, that before it in its queue among them;
-    left: seconds of work that remain."""
+    one may be there twice."""
 
     section: str
     turn: int
     load: _Load
-    after: set[int]
-    left: float
+    after: list[int]
     begin: float = -1.0
     end: float = -1.0
 
@@ -108,7 +116,7 @@ class _Job:
 @dataclass
 class _Issue:
     """Jobs of some training steps in order of issue, played. starts: the first job of each step;
-    last: the last job of each queue; done: of each event."""
+    last: the last job of each queue; done: of each event, by its number."""
 
     clock: Clock
     turns: int
@@ -116,11 +124,12 @@ class _Issue:
     jobs: list[_Job] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
-    done: dict[Event, int] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         step = self.clock.p.step
-        loads = [[_load(self.clock, s) for s in section.steps] for section in step]
+        number: dict[Event, int] = {}
+        loads = [[_load(self.clock, s, number) for s in x.steps] for x in step]
         for _ in range(self.steps):
             self.starts.append(len(self.jobs))
             for section, some in zip(step, loads, strict=True):
@@ -131,22 +140,23 @@ class _Issue:
     def _turn(self, section: str, turn: int, loads: Sequence[_Load]) -> None:
         cpu = self.clock.device.target == "cpu"
         graph = not cpu and not self.clock.p.offload
-        before = {*self.last.values()} if graph else set()
+        before = [*self.last.values()] if graph else []
         begun: set[str] = set()
+        last, done, jobs = self.last, self.done, self.jobs
         for load in loads:
             queue = load.step.queue
-            after = {self.done[e] for e in load.step.waits if e in self.done}
-            if queue in self.last:
-                after.add(self.last[queue])
+            after = [done[e] for e in load.waits if e in done]
+            if queue in last:
+                after.append(last[queue])
             if queue not in begun:  # its later commands follow this one
-                after |= before
+                after += before
                 begun.add(queue)
-            if cpu and "main" in self.last:
-                after.add(self.last["main"])
-            self.last[queue] = n = len(self.jobs)
-            self.jobs.append(_Job(section, turn, load, after, load.seconds))
-            for e in load.step.recs:
-                self.done[e] = n
+            if cpu and "main" in last:
+                after.append(last["main"])
+            last[queue] = n = len(jobs)
+            jobs.append(_Job(section, turn, load, after))
+            for e in load.recs:
+                done[e] = n
 
     def step(self, n: int) -> list[_Job]:
         """Return the jobs of a training step."""
@@ -179,42 +189,52 @@ class _Issue:
 
 def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
     """Set the begin and end of each job."""
-    left = [len(job.after) for job in jobs]
+    waits = [len(job.after) for job in jobs]
     users: list[list[int]] = [[] for _ in jobs]
     for n, job in enumerate(jobs):
         for m in job.after:
             users[m].append(n)
-    ready = [n for n, count in enumerate(left) if not count]
+    loads = [job.load for job in jobs]
+    left = [load.seconds for load in loads]  # seconds of work that remain
+    slower: dict[tuple[int, ...], list[float]] = {}  # of loads by identity
+    ready = [n for n, count in enumerate(waits) if not count]
     running: list[int] = []
     now = 0.0
     while ready or running:
         while ready:
             n = ready.pop()
             jobs[n].begin = now
-            if jobs[n].left > 0:
+            if left[n] > 0:
                 running.append(n)
             else:
                 jobs[n].end = now
-                ready += _freed(users[n], left)
-        some = [jobs[n] for n in running]
-        slower = _slower(clock, [job.load for job in some])
-        takes = [s * job.left for s, job in zip(slower, some, strict=True)]
-        passed = min(takes, default=0.0)
+                _free(users[n], waits, ready)
+        key = tuple([id(loads[n]) for n in running])
+        factors = slower.get(key)
+        if factors is None:
+            factors = slower[key] = _slower(clock, [loads[n] for n in running])
+        times = [s * left[n] for s, n in zip(factors, running, strict=True)]
+        passed = min(times, default=0.0)
         now += passed
-        for n, job, s in zip([*running], some, slower, strict=True):
-            job.left -= passed / s
-            if job.left <= 1e-12:
-                job.end = now
-                running.remove(n)
-                ready += _freed(users[n], left)
-    assert not any(left), "no command can begin: the checker proves that one can"
+        going = []
+        for n, s in zip(running, factors, strict=True):
+            left[n] -= passed / s
+            if left[n] > 1e-12:
+                going.append(n)
+                continue
+            jobs[n].end = now
+            _free(users[n], waits, ready)
+        running = going
+    assert not any(waits), "no command can begin: the checker proves that one can"
 
 
-def _freed(users: Sequence[int], left: list[int]) -> list[int]:
-    """Return the jobs that waited for a job that has ended, and for no other."""
+def _free(users: Sequence[int], waits: list[int], ready: list[int]) -> None:
+    """Add the jobs that waited for a job that has ended, and for no other, to those that are
+    ready."""
     for n in users:
-        left[n] -= 1
-    return [n for n in users if not left[n]]
+        waits[n] -= 1
+        if not waits[n]:
+            ready.append(n)
 
 
 def _slower(clock: Clock, running: Sequence[_Load]) -> list[float]:
@@ -242,13 +262,15 @@ def _ends(jobs: Iterable[_Job]) -> Ends:
     return {job.load.step.queue: job.end for job in jobs if job.load.step.op != "mark"}
 
 
-def _settled(ends: Sequence[Ends]) -> bool:
+def _settled(ends: Sequence[Ends], unplayed: float = 0.0) -> bool:
     """Return whether the last two of some steps or micro-batches took the same time on queue main,
-    and no queue fell behind main in the last one."""
+    and no queue fell behind main in the last one. unplayed: seconds of each step that come in
+    addition."""
     *_, first, second, third = ends
     long, before = third["main"] - second["main"], second["main"] - first["main"]
-    behind = any(third[q] - second[q] > (1 + SAME) * long for q in third if q in second)
-    return not behind and abs(before - long) <= SAME * long
+    little = SAME * (long + unplayed)
+    behind = any(third[q] - second[q] > long + little for q in third if q in second)
+    return not behind and abs(before - long) <= little
 
 
 def step(clock: Clock) -> Played:
@@ -263,15 +285,15 @@ def step(clock: Clock) -> Played:
         if turns < min(repeat, MOST_TURNS) and not _settled(by_turn):
             turns = min(2 * turns, repeat, MOST_TURNS)
             continue
+        more, period = repeat - turns, 0.0
+        if more:
+            period = by_turn[-1]["main"] - by_turn[-2]["main"]
         by_step: list[Ends] = [
             {"main": 0.0},
             *(_ends(found.step(n)) for n in range(steps)),
         ]
-        if steps < MOST_STEPS and not _settled(by_step):
+        if steps < MOST_STEPS and not _settled(by_step, more * period):
             steps *= 2
             continue
-        more, period = repeat - turns, 0.0
-        if more:
-            period = by_turn[-1]["main"] - by_turn[-2]["main"]
         begin, end = (ends["main"] for ends in by_step[-2:])
         return Played(begin, end, more, turns - 1, period, found)
