@@ -188,16 +188,21 @@ def steps_of(job: Job) -> tuple[int, int | None]:
     return -(-job.args.epochs * samples // job.args.batch), end
 
 
+# Keys of tune.json, as messages name them.
+SAID = {"folder": "FOLDER", "data": "DATA", "sequence": "--sequence", "val": "--val"}
+
+
 def begun(job: Job) -> dict[str, Any]:
     """Return the content of tune.json: everything that data/ depends on."""
-    stats = [(ROOT / x).stat() for x in job.files]
+    files = [(ROOT / x).resolve() for x in job.files]
+    stats = [file.stat() for file in files]
     return {
-        "folder": str(job.folder),
-        "data": [str(x) for x in job.files],
-        "bytes": [x.st_size for x in stats],
-        "changed": [x.st_mtime_ns for x in stats],
+        "folder": str((ROOT / job.folder).resolve()),
+        "data": list(map(str, files)),
         "sequence": job.sequence,
         "val": job.args.val,
+        "bytes": [x.st_size for x in stats],
+        "changed": [x.st_mtime_ns for x in stats],
     }
 
 
@@ -211,10 +216,13 @@ def same(job: Job) -> bool:
         differs = [key for key, value in told.items() if before.get(key) != value]
         if differs and any(folder.glob("checkpoints/step-*")):
             (key, *_) = differs
+            how = "files of DATA that have changed since"
+            if key in SAID:
+                was, now = (json.dumps(x.get(key)) for x in (before, told))
+                how = f"{SAID[key]} {was}, and this command has {now}"
             raise Bad(
-                f"{job.out}: its checkpoints were trained with {key}"
-                f" {json.dumps(before.get(key))}, and this command has {json.dumps(told[key])};"
-                " use another -o, or the same options"
+                f"{job.out}: its checkpoints were trained with {how}; use another -o, or the same "
+                "options and files"
             )
         return not differs and (folder / DONE).exists()
     if folder.exists() and any(folder.iterdir()):

@@ -205,8 +205,20 @@ def test_data_are_made_again_until_there_is_a_checkpoint(
     assert not tune.same(other)
     (out / "checkpoints" / "step-00000001").mkdir(parents=True)
     assert tune.same(first)
-    with pytest.raises(Bad, match="trained with sequence 64, and this command has 32"):
+    with pytest.raises(Bad, match="with --sequence 64, and this command has 32"):
         tune.same(other)
+    base, talks = inputs
+    beside = tmp_path / "beside"
+    beside.symlink_to(base)
+    assert tune.same(job([beside, talks], out))
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(talks.read_bytes())
+    with pytest.raises(Bad, match="with DATA .*copy.jsonl"):
+        tune.same(job([base, copy], out))
+    tune.note(job([base, copy], out))
+    copy.write_bytes(2 * talks.read_bytes())
+    with pytest.raises(Bad, match="with files of DATA that have changed since; use"):
+        tune.same(job([base, copy], out))
 
 
 # ---- ./run chat
