@@ -1,7 +1,8 @@
 /* zr_lora.c -- LoRA adapters: whether a folder's adapters are the program's; adding them to weights
  * (--merge).
  *
- *   w += scale * B A, scale = alpha / rank; A [rank,in], B [out,rank]
+ *   w += scale * B A, scale = alpha / rank, or alpha / sqrt(rank) if use_rslora; A [rank,in],
+ *   B [out,rank]
  *
  * Invariants
  *  1. The products of each element are summed in ascending order in doubles and rounded once, so
@@ -15,6 +16,7 @@
 #include "zr_safetensors.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -125,6 +127,7 @@ typedef struct given {
     const zr_program *p;
     const char *base; /* argument of --load, or NULL */
     double r, alpha;
+    int has_root;    /* use_rslora */
     module *modules; /* [n] */
     int n;
     int is_list[2], is_pattern[2]; /* for each of `lists` */
@@ -272,6 +275,11 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         *allowed = "a number";
         return is_numeric(v);
     }
+    if (!strcmp(key, "use_rslora")) {
+        *allowed = "true or false";
+        g->has_root = is(v, "true");
+        return g->has_root || is_empty(v);
+    }
     if (!strcmp(key, "lora_dropout")) {
         *allowed = "a number";
         return takes_dropout(g, v);
@@ -329,9 +337,10 @@ static int check_scale(const given *g, const char *file, char *why)
 {
     if (g->r != (double)rank_of(g->p))
         return zr_why(why, "%s: r is %.9g; the program has %" PRId64, file, g->r, rank_of(g->p));
-    if (g->alpha / g->r == g->p->lora) return 0;
-    return zr_why(why, "%s: lora_alpha / r is %.9g; the program has %.9g", file, g->alpha / g->r,
-                  g->p->lora);
+    double scale = g->alpha / (g->has_root ? sqrt(g->r) : g->r);
+    if (scale == g->p->lora) return 0;
+    return zr_why(why, "%s: lora_alpha / %s is %.9g; the program has %.9g", file,
+                  g->has_root ? "sqrt(r)" : "r", scale, g->p->lora);
 }
 
 /* Report that a folder has no file of adapters, and the likely reason. */

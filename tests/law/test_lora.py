@@ -22,6 +22,9 @@ LORA = {
     "gpt": ("train.lora={rank: 4, alpha: 6, match: [c_attn, c_fc]}",),
     "llama": ("train.lora={rank: 4, alpha: 6}",),
     "qwen3": (f"train.lora={{rank: 3, alpha: 12, match: {MOST}}}",),
+    "gpt, all linears": (
+        "train.lora={rank: 5, alpha: 6, match: all-linear, rslora: true}",
+    ),
     "head": ("train.lora={rank: 4, alpha: 6, match: [v_proj, lm_head]}",),
     "head in chunks": (
         "train.lora={rank: 3, alpha: 6, match: [lm_head]}",
@@ -64,7 +67,7 @@ WAYS = (
 
 
 def path_of(name: str) -> pathlib.Path:
-    return law.path("llama" if name.startswith("head") else name)
+    return law.path("llama" if name.startswith("head") else name.split(",")[0])
 
 
 def setting(name: str) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray]:

@@ -308,6 +308,7 @@ _TRAIN: dict[str, Sequence] = {
     "memory_budget": BYTES,
     "lora.rank": range(1, 10),
     "lora.alpha": (1, 6),
+    "lora.rslora": FLAG,
     "lora.base": ("int8", "nf4"),
     "dropout": (0.0, 0.3),
 }
@@ -451,6 +452,7 @@ def whole_specs(draw) -> Mapping:
             given[key] = rng.choice(KEYS[key])
     if not adapted:
         given.pop("train.lora.base", None)
+        given.pop("train.lora.rslora", None)
     words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
     if adapted and words:
         given["train.lora.match"] = rng.sample(sorted(words), 1)

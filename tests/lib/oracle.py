@@ -319,13 +319,14 @@ class Net:
         return y, back
 
     def adapter(self, x: np.ndarray, name: str) -> tuple[np.ndarray, Back] | None:
-        """Return y = alpha / rank * (x A') B' if a linear has an adapter, else None; PEFT's A is
+        """Return y = scale * (x A') B' if a linear has an adapter, else None; PEFT's A is
         [rank,in], B is [out,rank]."""
         names = [f"{name}.lora_{which}.weight" for which in "AB"]
         if names[0] not in self.p:
             return None
         A, B = (self.p[n] for n in names)
-        scale = self.spec.train.lora.alpha / self.spec.train.lora.rank
+        lora = self.spec.train.lora
+        scale = lora.alpha / (lora.rank**0.5 if lora.rslora else lora.rank)
         low = x @ A.T
 
         def back(dy: np.ndarray) -> np.ndarray:

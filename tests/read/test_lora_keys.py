@@ -7,7 +7,7 @@ from zg.write import peft
 
 from tests.lib import law
 
-LINEARS = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+LINEARS = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj, or all-linear"
 KEY = "--set: train.lora"
 GROUP = "--set: train.optimizer.groups"
 
@@ -23,13 +23,32 @@ def test_defaults_are_pefts() -> None:
     assert reader.load(str(law.path("gpt"))).train.lora is None
 
 
+def test_all_linears_are_those_of_blocks() -> None:
+    found = {
+        f: load(f, "{rank: 2, alpha: 4, match: all-linear}").train.lora.match
+        for f in ("gpt", "llama")
+    }
+    assert found["gpt"] == ("c_attn", "c_fc", "c_proj")
+    assert found["llama"] == tuple(
+        f"{x}_proj" for x in ("down", "gate", "k", "o", "q", "up", "v")
+    )
+    both = load("llama", "{rank: 2, alpha: 4, match: [all-linear, lm_head]}")
+    assert both.train.lora.match == (*sorted({*found["llama"], "lm_head"}),)
+
+
+@pytest.mark.parametrize("rslora,scale", [("false", 4 / 9), ("true", 4 / 3)])
+def test_scale(rslora: str, scale: float) -> None:
+    given = f"{{rank: 9, alpha: 4, rslora: {rslora}}}"
+    assert load("llama", given).train.lora.scale == scale
+
+
 @pytest.mark.parametrize(
     "family,lora,said",
     [
         ("qwen3", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which shares the weight of model.embed_tokens; allowed: {LINEARS.replace('lm_head, ', '')}"),
-        ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which shares the weight of wte; allowed: c_attn, c_fc, c_proj"),
+        ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which shares the weight of wte; allowed: c_attn, c_fc, c_proj, or all-linear"),
         ("llama", "{rank: 4, alpha: 1, match: [q_proj, embed_tokens]}", f"{KEY}.match[1]: 'embed_tokens' is an embedding; allowed: {LINEARS}"),
-        ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj"),
+        ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj, or all-linear"),
         ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' is not the name of a linear; allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' is not the name of a linear; allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
@@ -37,7 +56,7 @@ def test_defaults_are_pefts() -> None:
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is not a key here; did you mean train.dropout? allowed: rank, alpha, match, base"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is not a key here; did you mean train.dropout? allowed: rank, alpha, match, rslora, base"),
         ("llama", "{rank: 4, alpha: 1, base: int4}", f"{KEY}.base: 'int4' is not known; did you mean int8? allowed: int8 or nf4"),
     ],
 )  # fmt: skip

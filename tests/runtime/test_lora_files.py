@@ -316,7 +316,8 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, for which the program has an adapter"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
         ({"target_modules": [3]}, "expected a string"),
-        ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
+        ({"use_rslora": True}, "lora_alpha / sqrt(r) is 3; the program has 1.5"),
+        ({"use_rslora": "true"}, 'use_rslora: "true" is not supported; allowed: true or false'),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: {"),
@@ -362,6 +363,8 @@ def test_another_adapter(
         ({"base_model_name_or_path": "some/base/"}, ""),
         ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
          "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
+        ({"use_rslora": True, "lora_alpha": 3}, ""),
+        ({"use_rslora": None}, ""),
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
         ({"lora_dropout": 0.05},
@@ -508,6 +511,18 @@ def test_what_peft_writes_is_taken(
     wanted = run(built("llama", "one"), folder, 0, "--adapter", folder / "new")
     got = run(built("llama", "one"), folder, 0, "--adapter", tmp_path)
     assert got == wanted
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_rslora(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """alpha / sqrt(rank) is a scale like any other, and PEFT's key says which one it is."""
+    binary = built("llama", "one", "train.lora={rank: 4, alpha: 3, rslora: true}")
+    hashed = run(binary, folder, 1, "--save", tmp_path / "saved")
+    assert hashed == run(built("llama", "one"), folder, 1)
+    new = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert (new["r"], new["lora_alpha"], new["use_rslora"]) == (4, 3, True)
+    back = run(binary, folder, 0, "--adapter", tmp_path / "saved")
+    assert back == run(built("llama", "one"), folder, 1)
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)

@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -355,15 +356,23 @@ ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters of low rank. Linears of blocks whose names end in one of `match` (None: the
-    family's) get alpha / rank * B A beside their weight. Only the adapters are trained. base:
-    format of the weights of blocks' linears (None: the stored type)."""
+    """Adapters of low rank. Linears whose names end in one of `match` (None: the family's) get
+    scale * B A beside their weight. Only the adapters are trained. rslora: the scale is alpha /
+    sqrt(rank), in place of alpha / rank; base: format of the weights of blocks' linears (None: the
+    stored type)."""
 
     __pydantic_config__ = _KEYS
     rank: Count
     alpha: Annotated[float, Real(1e-9, 1e9)]
-    match: Unsaid[Annotated[tuple[Name, ...], AfterValidator(some)]] = None
+    match: Unsaid[
+        Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)]
+    ] = None
+    rslora: Flag = False
     base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ..facts import kinds, ops
 from ..facts.families import FAMILIES
 from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
-from .keytypes import DIM, ELEMS, Windows
+from .keytypes import ALL_LINEAR, DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Node, Path, SpecError, dotted
 from .schema import (
     TYPES,
@@ -152,8 +152,8 @@ class Walk:
     elems: int = 0
     made: int = 0  # elements of all values per row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
-    # linears that may have adapters
-    linears: list[str] = field(default_factory=list)
+    # linears that may have adapters, and whether they are of blocks
+    linears: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
@@ -240,16 +240,21 @@ class Walk:
         """Yield the adapters of the linears that train.lora names."""
         wide, begin = ops.up(sum(outs), pad), 0
         for name, n in zip(names, outs, strict=True):
-            self.linears.append(self.prefix + name)
-            if self.lora and ends(name, self.match):
+            self.linears[self.prefix + name] = bool(self.prefix)
+            if self.lora and self.adapted(name):
                 up = {"N": wide, "at": begin, "n": n}
                 yield self.adapter(at, self.lora, name, x, up)
             begin += n
 
+    def adapted(self, name: str) -> bool:
+        """Return whether a linear has an adapter."""
+        every = bool(self.prefix) and ALL_LINEAR in self.match
+        return every or ends(name, self.match)
+
     def adapter(
         self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
     ) -> tuple[Row, Row]:
-        """Return the rows of y += alpha / rank * B (A x), on this linear's columns of y."""
+        """Return the rows of y += scale * B (A x), on this linear's columns of y."""
         r, n = lora.rank, up["n"]
         if r > min(x, n):
             raise fail(
@@ -261,7 +266,7 @@ class Walk:
         self.width(at, r)
         down = self.tensor(at, [f"{name}.lora_A"], "weight", [r], (r, x))
         back = self.tensor(at, [f"{name}.lora_B"], "weight", [n], (n, r))
-        scaled = {**up, "K": r, "scale": lora.alpha / r}
+        scaled = {**up, "K": r, "scale": lora.scale}
         return _linear(r, x, True, {"w": down}), Row("lora", scaled, {"w": back})
 
     # ---- ops

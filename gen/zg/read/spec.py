@@ -690,7 +690,6 @@ def _checked(
         t,
         optimizer=optimizer or t.optimizer,
         schedule=schedule or t.schedule,
-        lora=named(keys),
     )
     return train, tuple(note for notes in told for note in notes or ())
 
@@ -710,8 +709,9 @@ def load(
     if keys is None:
         raise several(mistakes.lines)
     built = build(keys, root, mistakes)
-    model, grouped = built or (None, ())
+    model, grouped, linears = built or (None, (), {})
     train, told = _checked(keys, root, model, mistakes)
+    train = replace(train, lora=named(keys, linears))
     data, m = keys.data, keys.model
     given = root.at(("data",)).value
     if not isinstance(given, dict) or "ignore" not in given:

@@ -5,13 +5,13 @@ shapes.py reads the content of a unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ..facts.families import FAMILIES
-from .keytypes import DIM, ELEMS, LAYERS
+from .keytypes import ALL_LINEAR, DIM, ELEMS, LAYERS
 from .node import Mistakes, Names, Node, dotted
 from .schema import (
     ADAPTERS,
@@ -139,16 +139,19 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    known = {name.rpartition(".")[2] for name in walk.linears}
+    known = sorted({name.rpartition(".")[2] for name in walk.linears})
     for i, word in enumerate(walk.match):
         wrong = _wrong(word, walk.linears, others)
         if wrong:
-            raise (at / i).fail(f"'{word}' {wrong}", ", ".join(sorted(known)))
+            allowed = f"{', '.join(known)}, or {ALL_LINEAR}"
+            raise (at / i).fail(f"'{word}' {wrong}", allowed)
 
 
-def _wrong(word: str, linears: Iterable[str], others: Mapping[str, str]) -> str:
-    """Return the error of a word of train.lora.match, '' if it is right. others: name -> why it is
-    no linear."""
+def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) -> str:
+    """Return the error of a word of train.lora.match, '' if it is right. linears: as of Walk;
+    others: name -> why it is no linear."""
+    if word == ALL_LINEAR:
+        return "" if any(linears.values()) else "finds no linear in the model's blocks"
     for name, what in others.items():
         if ends(name, [word]):
             return what
@@ -158,10 +161,17 @@ def _wrong(word: str, linears: Iterable[str], others: Mapping[str, str]) -> str:
     return "is not the name of a linear"
 
 
-def named(keys: SpecKeys) -> Lora | None:
-    """Return the adapters' settings, with the family's names if they have none."""
-    lora, family = keys.train.lora, FAMILIES[keys.model.names]
-    return lora and replace(lora, match=lora.match or family.lora)
+def named(keys: SpecKeys, linears: Mapping[str, bool]) -> Lora | None:
+    """Return the adapters' settings, with the names for which a word stands, or the family's names
+    if there are none. linears: the model's, and whether they are of blocks."""
+    lora = keys.train.lora
+    if lora is None:
+        return None
+    match = lora.match or FAMILIES[keys.model.names].lora
+    if ALL_LINEAR in match:
+        blocks = {name.rpartition(".")[2] for name, block in linears.items() if block}
+        match = tuple(sorted(blocks | {*match} - {ALL_LINEAR}))
+    return replace(lora, match=match)
 
 
 def alone(lora: Lora | None) -> tuple[ParamGroup, ...]:
@@ -240,9 +250,12 @@ def _units(walk: Walk, at: KeyPlace, units: Sequence[UnitKeys]) -> list[Unit]:
     return [unit for unit in found if unit]
 
 
-def build(keys: SpecKeys, file: Node, mistakes: Mistakes) -> tuple[Model, Names] | None:
-    """Return the model of a spec whose keys are valid one by one, and notes about groups of its
-    tensors. None if the model is wrong; `mistakes` has the errors."""
+def build(
+    keys: SpecKeys, file: Node, mistakes: Mistakes
+) -> tuple[Model, Names, dict[str, bool]] | None:
+    """Return the model of a spec whose keys are valid one by one, notes about groups of its
+    tensors, and its linears with whether they are of blocks. None if the model is wrong; `mistakes`
+    has the errors."""
     m, train, root = keys.model, keys.train, KeyPlace(file, ())
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
     check, model, data = mistakes.check, ("model",), keys.data
@@ -268,4 +281,4 @@ def build(keys: SpecKeys, file: Node, mistakes: Mistakes) -> tuple[Model, Names]
     if train.lora:
         check((*reads, "train.lora"), _kept, walk, at, groups)
     notes = check(reads, lambda: tuple(_grouped(walk, at, groups)))
-    return Model(m.vocab, m.width, m.names, tuple(units)), notes or ()
+    return Model(m.vocab, m.width, m.names, tuple(units)), notes or (), walk.linears

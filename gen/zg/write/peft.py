@@ -28,6 +28,8 @@ def config(spec: Spec, lora: Lora) -> str:
         "target_modules": lora.match,
         "task_type": "CAUSAL_LM",
     }
+    if lora.rslora:
+        made["use_rslora"] = True
     return json.dumps(made, indent=2) + "\n"
 
 
@@ -46,5 +48,5 @@ def fields(spec: Spec) -> list[tuple[str, object]]:
     return [
         ("adapter", config(spec, lora)),
         ("lead", lead(spec)),
-        ("lora", lora.alpha / lora.rank),
+        ("lora", lora.scale),
     ]
