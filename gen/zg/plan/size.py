@@ -32,8 +32,14 @@ class Size(int):
     width: int
 
     def __new__(cls, terms: Terms, flat: str = "", width: int = 1) -> Size:
-        made = super().__new__(cls, width * sum(n * u.size for u, n in terms))
-        made.terms = tuple((u, n) for u, n in terms if n or u.each)
+        units, kept = 0, []
+        for term in terms:  # a plan has thousands of Sizes
+            unit, n = term
+            units += n * unit.size
+            if n or unit.each:
+                kept.append(term)
+        made = super().__new__(cls, width * units)
+        made.terms = tuple(kept)
         made.flat = flat
         made.width = width
         return made

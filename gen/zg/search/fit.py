@@ -42,7 +42,7 @@ class Row:
 
     way: its spec with the settings that differ from the first spec; needs: bytes by memory; same:
     whether its weights have the bits of the first spec; seconds: of a step, infinite if it does not
-    fit; wire: bytes that a rank receives in a step;
+    fit or is beaten; wire: bytes that a rank receives in a step;
     again: FLOPs that are computed twice, as a share of the model's; guessed: its time follows from
     that of another row by formulas.
     """
@@ -193,8 +193,9 @@ class Search:
         )
         return Way(spec, tuple(new))
 
-    def row(self, spec: Spec) -> Row:
-        """Plan a candidate, and predict its time if it fits."""
+    def row(self, spec: Spec, prunes: bool = False) -> Row:
+        """Plan a candidate, and predict its time if it fits. prunes: not if its memory and the
+        formulas show that it is beaten."""
         p = self.formulas.p if spec is self.spec else build.build(spec).plan
         self.planned += 1
         if self.planned % 25 == 0:
@@ -204,7 +205,8 @@ class Search:
         same = not any(s.key in BITS for s in way.picked) and not (
             gpu and _cut(p) != self._cuts
         )
-        if self.over(needs):
+        soonest = self.formulas.soonest(spec) if prunes else 0.0
+        if self.over(needs) or self.beaten(soonest, needs["device"]):
             return Row(way, needs, same)
         return Row(
             way,
@@ -222,7 +224,7 @@ class Search:
         if name not in self.rows and name not in self.dropped:
             try:
                 if beside is None or not self.hopeless(spec, beside):
-                    self.rows[name] = self.row(spec)
+                    self.rows[name] = self.row(spec, prunes=beside is not None)
             except SpecError:
                 pass
         if name not in self.rows:
