@@ -183,10 +183,17 @@ def timed(calls: Sequence[Callable[[], object]]) -> float:
 Timed = tuple[str, str, int, float]  # kernel, cold or hot, size, rate
 
 
+def chosen(threads: int, real: str) -> zk.Kernels:
+    """Return the kernels of the object, and with the order of products, that a run here takes."""
+    some = zk.Kernels(dtype=zk.REALS[real])
+    isa = some.library.zk_object().decode()
+    order = some.library.zk_products(some.context, -1)
+    return zk.Kernels(isa, zk.REALS[real], threads, order=order)
+
+
 def kernels(threads: int, real: str) -> Iterator[tuple[float, list[Timed]]]:
     """Yield the yardstick's seconds and all kernels, for each plan."""
-    order = zk.TILED if real == "bf16" else None
-    objects = zk.Kernels(dtype=zk.REALS[real], threads=threads, order=order)
+    objects = chosen(threads, real)
     yardstick = Yardstick(threads)
     for size in SIZES:
         p = planned(text(*size, real))
