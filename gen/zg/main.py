@@ -158,8 +158,7 @@ def text(args: argparse.Namespace) -> str:
 
         found = fit.find(read)
         progress.doing("checks the plans of --fit")
-        for p in found.plans():
-            check.check(p)
+        found.prove(check.check)
         fitted = fit.table(found)
         args.set = [*args.set, *found.best[0].way.settings]
         read = spec.load(args.spec, args.set, args.zero, args.folder)

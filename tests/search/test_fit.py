@@ -78,8 +78,7 @@ class Whole(fit.Search):
 def exhaustive(s: spec.Spec, found: fit.Search) -> fit.Search:
     """Return a search that has planned every combination."""
     whole = Whole(s, found.device, found.limits)
-    for made in (s, *every(s)):
-        whole.add(made)
+    whole.add([s, *every(s)])
     return whole
 
 

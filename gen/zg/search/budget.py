@@ -49,13 +49,15 @@ def search(spec: Spec, limit: int) -> Search:
     some = knobs.settings(
         spec, {key: knobs.VALUES[key] for key in knobs.OFFLOADING}, spec.places
     )
-    for way in knobs.combinations(spec, some):
-        progress.doing("plans the choices of train.memory_budget")
-        each = [s.change(way) for s in sets]
-        smallest = found.add(min(each, key=found.formulas.activations))
-        if smallest:
-            for s in sets:
-                found.vary(smallest, s)
+    progress.doing("plans the choices of train.memory_budget")
+    smallest = [
+        min((s.change(way) for s in sets), key=found.formulas.activations)
+        for way in knobs.combinations(spec, some)
+    ]
+    found.add(smallest)
+    for row in filter(None, map(found.of, smallest)):
+        for s in sets:
+            found.vary(row, s)
     return found
 
 

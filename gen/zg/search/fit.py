@@ -13,9 +13,10 @@ that the command line sets stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Any
 
 from .. import build, progress
 from ..passes.place import PAGE
@@ -25,7 +26,7 @@ from ..predict.device import Device
 from ..predict.seconds import Clock
 from ..read.schema import Spec
 from ..read.spec import SpecError
-from . import fits, knobs
+from . import fits, knobs, workers
 from .formulas import Formulas
 from .knobs import BITS, SHARED, VALUES, Setting, Way
 
@@ -124,6 +125,10 @@ class Search:
         p = build.build(self.spec).plan
         self.formulas, self._cuts = Formulas(p, self.device), _cut(p)
 
+    def of(self, spec: Spec) -> Row | None:
+        """Return the row of a candidate, None if it was dropped."""
+        return self.rows.get(_name(spec))
+
     @property
     def first(self) -> Row:
         """The spec as it is."""
@@ -143,9 +148,10 @@ class Search:
         """The rows with other bits that no row with the same bits matches."""
         return [row for row in front(self.rows.values()) if not row.same]
 
-    def plans(self) -> Iterator[Plan]:
-        """Yield the plans of all rows that are printed, which the search itself does not prove."""
-        return (build.build(row.way.spec).plan for row in (*self.best, *self.other))
+    def prove(self, check: Callable[[Plan], None]) -> None:
+        """Check the plans of all rows that are printed, which the search itself does not prove."""
+        rows = (*self.best, *self.other)
+        workers.spread(lambda row: check(build.build(row.way.spec).plan), rows)
 
     # ---- a candidate
 
@@ -193,43 +199,64 @@ class Search:
         )
         return Way(spec, tuple(new))
 
-    def row(self, spec: Spec, prunes: bool = False) -> Row:
-        """Plan a candidate, and predict its time if it fits. prunes: not if its memory and the
-        formulas show that it is beaten."""
+    def row(self, spec: Spec) -> Row:
+        """Plan a candidate, and predict its time if it fits."""
+        return Row(self.way(spec), **self.numbers(spec))
+
+    def numbers(self, spec: Spec, prunes: bool = False) -> dict[str, Any]:
+        """Return the fields of a candidate's row but `way`. prunes: do not predict the time if its
+        memory and the formulas show that it is beaten."""
         p = self.formulas.p if spec is self.spec else build.build(spec).plan
-        self.planned += 1
-        if self.planned % 25 == 0:
-            progress.doing(f"has planned {self.planned} settings; plans")
-        way, needs = self.way(spec), fits.needs(p)
+        needs = fits.needs(p)
         gpu = set(p.head.targets) != {"cpu"}
-        same = not any(s.key in BITS for s in way.picked) and not (
+        same = not any(s.key in BITS for s in self.way(spec).picked) and not (
             gpu and _cut(p) != self._cuts
         )
+        found = {"needs": needs, "same": same}
         soonest = self.formulas.soonest(spec) if prunes else 0.0
         if self.over(needs) or self.beaten(soonest, needs["device"]):
-            return Row(way, needs, same)
-        return Row(
-            way,
-            needs,
-            same,
-            seconds=play.step(Clock(p, self.device)).seconds,
-            wire=cost.training_wire(p).bytes,
-            again=self.formulas.again(spec),
-        )
+            return found
+        return found | {
+            "seconds": play.step(Clock(p, self.device)).seconds,
+            "wire": cost.training_wire(p).bytes,
+            "again": self.formulas.again(spec),
+        }
 
-    def add(self, spec: Spec, beside: Row | None = None) -> Row | None:
-        """Return a candidate after planning it, None if it cannot be planned or if formulas show
-        that it is not better than the rows. beside: a row that fits, and that it differs from."""
-        name = _name(spec)
-        if name not in self.rows and name not in self.dropped:
+    def add(self, specs: Iterable[Spec], beside: Row | None = None) -> None:
+        """Plan candidates. Those that cannot be planned, and those of which formulas show that they
+        are not better than the rows, are dropped. beside: a row that fits, and that they differ
+        from. None of them is compared with another, so they may be planned at the same time."""
+        known = {*self.rows} | self.dropped
+        new = {name: x for x in specs if (name := _name(x)) not in known}
+        some = {
+            name: spec
+            for name, spec in new.items()
+            if beside is None or not self._is_hopeless(spec, beside)
+        }
+
+        def numbers(spec: Spec) -> dict[str, Any] | None:
             try:
-                if beside is None or not self.hopeless(spec, beside):
-                    self.rows[name] = self.row(spec, prunes=beside is not None)
+                return self.numbers(spec, prunes=beside is not None)
             except SpecError:
-                pass
-        if name not in self.rows:
-            self.dropped.add(name)
-        return self.rows.get(name)
+                return None
+
+        made = workers.spread(numbers, [*some.values()])
+        found = {
+            name: Row(self.way(spec), **row)
+            for (name, spec), row in zip(some.items(), made, strict=True)
+            if row
+        }
+        self.planned += len(found)
+        self.rows |= found
+        self.dropped |= {*new} - {*found}
+        if self.planned > MOST // 10:
+            progress.doing(f"has planned {self.planned} settings; plans")
+
+    def _is_hopeless(self, spec: Spec, beside: Row) -> bool:
+        try:
+            return self.hopeless(spec, beside)
+        except SpecError:
+            return True
 
     def vary(self, row: Row, words: Setting) -> None:
         """Add a candidate that differs from a row in its ops to recompute, without a plan. These
@@ -271,11 +298,10 @@ class Search:
             if not ahead:
                 return
             done.add(_name(ahead[0].way.spec))
-            for made in knobs.steps(ahead[0].way.spec, some):
-                if self.planned >= MOST:
-                    self.capped = True
-                    return
-                self.add(made, ahead[0] if best else None)
+            if self.planned >= MOST:
+                self.capped = True
+                return
+            self.add(knobs.steps(ahead[0].way.spec, some), ahead[0] if best else None)
 
     def _tight(self) -> list[Row]:
         """Return the candidates while none fits, the nearest to the limits first."""
@@ -317,12 +343,11 @@ def find(spec: Spec) -> Search:
         "file": memory.file,
     }
     found, some = Search(spec, device, limits), settings(spec)
-    found.add(spec)
+    found.add([spec])
     found.climb([s for s in some if s.key not in BITS])
     for row in found.best or [found.first]:
-        for s in some:
-            if s.key in BITS:
-                found.add(s.change(row.way.spec), row if found.best else None)
+        other = (s.change(row.way.spec) for s in some if s.key in BITS)
+        found.add(other, row if found.best else None)
     if not found.best:
         raise _nothing(found)
     return found

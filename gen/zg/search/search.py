@@ -55,14 +55,13 @@ def ways(spec: Spec, made: Spec) -> list[knobs.Way]:
 
     found = fit.Search(made, clock.device_of(spec), dict(vars(spec.cluster.memory)))
     limit = spec.cluster.memory.device or math.inf
-    some = knobs.settings(made, knobs.helpful(spec))
-    every = [found.way(x) for x in knobs.combinations(made, some)]
+    helpful = knobs.settings(made, knobs.helpful(spec))
+    every = [found.way(x) for x in knobs.combinations(made, helpful)]
     every.sort(key=lambda way: len(way.picked))
     for _, few in groupby(every, lambda way: len(way.picked)):
-        for way in few:
-            progress.doing("looks for settings that fit")
-            if found.formulas.least(way.spec) <= limit:
-                found.add(way.spec)
+        progress.doing("looks for settings that fit")
+        some = (way.spec for way in few)
+        found.add(x for x in some if found.formulas.least(x) <= limit)
         if found.best:
             break
     return [row.way for row in sorted(found.fitting, key=attrgetter("speed"))[:MOST]]
