@@ -28,7 +28,7 @@ def _begin() -> None:
 
 def spread(act: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return the result for each item in order. `act` may read everything that exists when this is
-    called; what it changes is lost, so the results do not depend on the number of cores."""
+    called, but must change nothing: its process ends with the work."""
     global _act, _items
     _act, _items = act, items
     cores = min(len(os.sched_getaffinity(0)), len(items))
