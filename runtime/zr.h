@@ -251,7 +251,7 @@ typedef struct zr_program {
     int64_t packed,        /* 1: positions restart at each document */
         end;               /* token that ends a document */
     double flops,          /* of a step of all ranks: 6N per token, plus attention */
-        lora;              /* alpha / rank of the adapters */
+        lora;              /* factor of the products of adapters */
     int64_t wire,          /* bytes that a rank receives in a training step */
         messages;          /* collectives of a rank in a training step */
     int64_t commands;      /* commands of a rank in a training step, with waits, without records */

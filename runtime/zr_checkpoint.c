@@ -581,12 +581,12 @@ static int finish_checkpoint(zr *z, char *why)
     return -1;
 }
 
-/* Let the link `best` lead to the checkpoint of a step; -1: remove the link. */
-static void name_best(zr *z, int64_t step)
+/* Let the link `best` lead to the checkpoint of a step; gone: remove it if it does. */
+static void name_best(zr *z, int64_t step, int gone)
 {
     char folder[ZR_FILE], why[ZR_WHY];
-    if ((step >= 0 && path_of(z, folder, step, NULL, NULL, why)) ||
-        zr_link(z->o->checkpoints, "best", step < 0 ? NULL : strrchr(folder, '/') + 1, why))
+    if (path_of(z, folder, step, NULL, NULL, why) ||
+        (gone ? zr_unlink : zr_link)(z->o->checkpoints, "best", strrchr(folder, '/') + 1, why))
         zr_print(z, STDERR_FILENO, "%s\n", why);
 }
 
@@ -597,13 +597,13 @@ static void prune(zr *z)
     zr_checkpoints *c = z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
-    if (z->o->keep_best && c->at == c->best.step) name_best(z, c->at);
+    if (z->o->keep_best && c->at == c->best.step) name_best(z, c->at, 0);
     for (;;) {
         int64_t i = z->o->keep_best && c->nkept > 0 && c->kept[0] == c->best.step;
         if (c->nkept - i <= z->o->keep) break;
         int64_t step = c->kept[i], *at = c->kept + i;
         memmove(at, at + 1, (size_t)(--c->nkept - i) * sizeof *at);
-        if (step == c->best.step) name_best(z, -1); /* of an earlier run with --keep-best */
+        name_best(z, step, 1);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
             !zr_checkpoint_is_there(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",

@@ -132,9 +132,17 @@ int zr_link(const char *dir, const char *name, const char *target, char *why)
     char path[ZR_FILE], part[ZR_FILE];
     if (zr_path(path, dir, name, why) || zr_path(part, dir, ".link", why)) return -1;
     unlink(part);
-    int bad =
-        target ? symlink(target, part) || rename(part, path) : unlink(path) && errno != ENOENT;
-    return bad ? zr_why(why, "%.300s: the link cannot be changed: %s", path, strerror(errno)) : 0;
+    if (!symlink(target, part) && !rename(part, path)) return 0;
+    return zr_why(why, "%.300s: cannot be linked: %s", path, strerror(errno));
+}
+
+int zr_unlink(const char *dir, const char *name, const char *target, char *why)
+{
+    char path[ZR_FILE], now[ZR_FILE];
+    if (zr_path(path, dir, name, why)) return -1;
+    ssize_t n = readlink(path, now, sizeof now);
+    if (n != (ssize_t)strlen(target) || memcmp(now, target, (size_t)n) || !unlink(path)) return 0;
+    return zr_why(why, "%.300s: cannot be removed: %s", path, strerror(errno));
 }
 
 int zr_make_dir(const char *dir, char *why)

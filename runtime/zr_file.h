@@ -37,8 +37,10 @@ char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n
 int zr_beside(char *to, const char *path, const char *name, char *why);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
-/* Let the link dir/name lead to `target`, in place of an older link; NULL: remove it. */
+/* Let the link dir/name lead to `target`, in place of an older link. */
 int zr_link(const char *dir, const char *name, const char *target, char *why);
+/* Remove the link dir/name if it leads to `target`. */
+int zr_unlink(const char *dir, const char *name, const char *target, char *why);
 int zr_make_dir(const char *dir, char *why); /* makes it and the folders above it */
 /* Lock an open file. Fails if its name has meanwhile come to mean another file. */
 int zr_lock(int fd, const char *file, char *why);

@@ -16,7 +16,6 @@
 #include "zr_safetensors.h"
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -54,6 +53,19 @@ int zr_adapter_base(char *to, const char *name)
 static int turned(const zr_program *p)
 {
     return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
+}
+
+/* Return whether the scale is alpha / sqrt(rank). */
+static int has_root(const zr_program *p)
+{
+    return strstr(p->adapter, "\"use_rslora\": true") != NULL;
+}
+
+/* Return the program's own lora_alpha. */
+static double alpha_of(const zr_program *p)
+{
+    static const char key[] = "\"lora_alpha\": ";
+    return strtod(strstr(p->adapter, key) + strlen(key), NULL);
 }
 
 /* Keys that do not change the sum added to weights. Other keys, except
@@ -126,8 +138,8 @@ static const char *const lists[2] = {"target_modules", "exclude_modules"};
 typedef struct given {
     const zr_program *p;
     const char *base; /* argument of --load, or NULL */
+    int root;         /* use_rslora */
     double r, alpha;
-    int has_root;    /* use_rslora */
     module *modules; /* [n] */
     int n;
     int is_list[2], is_pattern[2]; /* for each of `lists` */
@@ -276,9 +288,9 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         return is_numeric(v);
     }
     if (!strcmp(key, "use_rslora")) {
-        *allowed = "true or false";
-        g->has_root = is(v, "true");
-        return g->has_root || is_empty(v);
+        *allowed = has_root(g->p) ? "true" : "false";
+        g->root = is(v, "true");
+        return is(v, *allowed) || (!has_root(g->p) && is_empty(v));
     }
     if (!strcmp(key, "lora_dropout")) {
         *allowed = "a number";
@@ -337,10 +349,11 @@ static int check_scale(const given *g, const char *file, char *why)
 {
     if (g->r != (double)rank_of(g->p))
         return zr_why(why, "%s: r is %.9g; the program has %" PRId64, file, g->r, rank_of(g->p));
-    double scale = g->alpha / (g->has_root ? sqrt(g->r) : g->r);
-    if (scale == g->p->lora) return 0;
-    return zr_why(why, "%s: lora_alpha / %s is %.9g; the program has %.9g", file,
-                  g->has_root ? "sqrt(r)" : "r", scale, g->p->lora);
+    if (g->root != has_root(g->p))
+        return zr_why(why, "%s: has no use_rslora; the program has it", file);
+    double own = alpha_of(g->p);
+    if (g->alpha == own) return 0;
+    return zr_why(why, "%s: lora_alpha is %.9g; the program has %.9g", file, g->alpha, own);
 }
 
 /* Report that a folder has no file of adapters, and the likely reason. */

@@ -191,10 +191,10 @@ _TRAIN = {
     "reduce-scatter (fast; GPUs only)",
     "sm_margin": "SMs of a GPU that GEMMs leave to NCCL",
     "lora.rank": "rank of the LoRA adapters; only the adapters are trained",
-    "lora.alpha": "alpha / rank x B A is added to a weight",
+    "lora.alpha": "alpha / rank x B A is added to a weight; `rslora` changes the divisor",
     "lora.rslora": "alpha is divided by the square root of the rank, as with PEFT's `use_rslora`",
-    "lora.match": "suffixes of the names of linears that get an adapter, or all-linear: those of "
-    "all blocks; default, as in PEFT: `q_proj` and `v_proj`, for GPT-2 `c_attn`",
+    "lora.match": "suffixes of the names of linears that get an adapter, or all-linear: all "
+    "but that of the logits; default, as in PEFT: `q_proj` and `v_proj`, for GPT-2 `c_attn`",
     "lora.base": "format in which the weights of blocks' linears are stored and gathered, as in "
     "QLoRA; default: `train.precision`; part of the recipe",
     "accumulate": "order of micro-batches: one after the other through the whole model "

@@ -206,6 +206,13 @@ def begun(job: Job) -> dict[str, Any]:
     }
 
 
+def shown(value: object) -> str:
+    """Return a value of tune.json for people."""
+    if value is None:
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def same(job: Job) -> bool:
     """Return whether DIR has the data of this command. Refuse a folder of others, and other data
     than those of its checkpoints; the checkpoints themselves refuse another recipe."""
@@ -218,7 +225,7 @@ def same(job: Job) -> bool:
             (key, *_) = differs
             how = "files of DATA that have changed since"
             if key in SAID:
-                was, now = (json.dumps(x.get(key)) for x in (before, told))
+                was, now = (shown(x.get(key)) for x in (before, told))
                 how = f"{SAID[key]} {was}, and this command has {now}"
             raise Bad(
                 f"{job.out}: its checkpoints were trained with {how}; use another -o, or the same "

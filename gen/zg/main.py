@@ -2,7 +2,8 @@
 output.
 
 Exit codes: 0 done; 1 a Python package is missing; 2 bad input, nothing written; 3 the checker
-refuses the plan (a defect of zgen), or the output cannot be written; 130 interrupted.
+refuses the plan (a defect of zgen), the output cannot be written, or a process of a search was
+killed; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ exit codes:
   0    done
   1    a Python package is missing (./run setup installs it)
   2    bad input; nothing is written
-  3    the plan failed its own check (a bug in zgen), or the output cannot be written
+  3    the plan failed its own check (a bug in zgen), the output cannot be written, or a process of
+       a search was killed
   130  interrupted (SIGINT); nothing is written
 """
 
@@ -297,6 +299,9 @@ def run(args: argparse.Namespace) -> int:
     except SpecError as e:
         print(e, file=sys.stderr)
         return 2
+    except ChildProcessError as e:
+        print(f"zgen: {e}", file=sys.stderr)
+        return 3
     except CheckError as e:
         print(
             f"zgen: the plan is wrong (a bug in zgen, please report it): {e}",

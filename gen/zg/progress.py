@@ -1,6 +1,7 @@
 """progress.py -- reports zgen's current phase on stderr if a command takes long.
 
-A phase is named when it begins, but not before SECONDS of processor time.
+A phase is named when it begins, but not before SECONDS of processor time, with that of child
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _wait(seconds: float) -> None:
 
 def _passed() -> None:
     global _loud
-    left = SECONDS - sum(os.times()[:2])
+    left = SECONDS - sum(os.times()[:4])
     if left > 0:
         _wait(max(left, 0.1))
         return

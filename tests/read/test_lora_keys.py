@@ -23,7 +23,10 @@ def test_defaults_are_pefts() -> None:
     assert reader.load(str(law.path("gpt"))).train.lora is None
 
 
-def test_all_linears_are_those_of_blocks() -> None:
+HEAD = "model.units[2].head=[{rmsnorm: {name: norm}}, {linear: {name: %s, out: 64, bias: false}}, {linear: {name: %s, out: 256, bias: false}}]"
+
+
+def test_all_linears_are_all_but_the_logits() -> None:
     found = {
         f: load(f, "{rank: 2, alpha: 4, match: all-linear}").train.lora.match
         for f in ("gpt", "llama")
@@ -34,6 +37,20 @@ def test_all_linears_are_those_of_blocks() -> None:
     )
     both = load("llama", "{rank: 2, alpha: 4, match: [all-linear, lm_head]}")
     assert both.train.lora.match == (*sorted({*found["llama"], "lm_head"}),)
+
+
+def test_all_linears_of_a_head() -> None:
+    """A linear of the head that is not the last one is among them."""
+    all_ = "{rank: 2, alpha: 4, match: all-linear}"
+    made = load("llama", all_, HEAD % ("dense", "lm_head"))
+    assert "dense" in made.train.lora.match and "lm_head" not in made.train.lora.match
+    (first, last) = (op.rows for op in made.model.units[-1].ops[1:])
+    assert first[0].adapters and not last[0].adapters
+    with pytest.raises(reader.SpecError) as error:
+        load("llama", all_, HEAD % ("dense", "up_proj"))
+    assert str(error.value).startswith(
+        f"{KEY}.match[0]: 'all-linear' leaves out up_proj, but another linear has this name"
+    )
 
 
 @pytest.mark.parametrize("rslora,scale", [("false", 4 / 9), ("true", 4 / 3)])

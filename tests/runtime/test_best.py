@@ -140,16 +140,21 @@ def test_a_resumed_run_is_as_one_that_did_not_stop(
             assert (part / "best").resolve() == part / f"step-{best:08}"
 
 
+@pytest.mark.parametrize("later", [(), ("--patience", 9)])
 def test_the_link_goes_with_the_best(
-    files: list[object], all_losses: dict[int, float], tmp_path: Path
+    files: list[object],
+    all_losses: dict[int, float],
+    tmp_path: Path,
+    later: tuple[object, ...],
 ) -> None:
-    """A later run without --keep-best removes the best like any other, and the link to it."""
+    """A later run without --keep-best removes the best like any other, and the link to it, whichever
+    step is its own best."""
     best, _ = expected(all_losses, 3)
     ck = tmp_path / "ck"
     rest = ("--checkpoints", ck, "--keep", 1, "--save-every", 1, "--val-every", best)
     run(files, *rest, "--keep-best", steps=best)
     assert (ck / "best").resolve() == ck / f"step-{best:08}"
-    run(files, *rest, steps=best + 1)
+    run(files, *rest, *later, "--val-every", 1, steps=best + 1)
     assert there(ck) == [best + 1] and not (ck / "best").is_symlink()
 
 

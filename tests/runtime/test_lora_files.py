@@ -298,8 +298,8 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "change,why",
     [
-        ({"lora_alpha": 8}, "adapter_config.json: lora_alpha / r is 2; the program has 1.5"),
-        ({"lora_alpha": 5}, "lora_alpha / r is 1.25; the program has 1.5"),
+        ({"lora_alpha": 8}, "adapter_config.json: lora_alpha is 8; the program has 6"),
+        ({"lora_alpha": 6.5}, "lora_alpha is 6.5; the program has 6"),
         ({"r": 8, "lora_alpha": 12}, "adapter_config.json: r is 8; the program has 4"),
         ({"r": "4"}, 'r: "4" is not supported; allowed: a number'),
         ({"task_type": "SEQ_CLS"}, 'task_type: "SEQ_CLS" is not supported; allowed: "CAUSAL_LM"'),
@@ -316,8 +316,8 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"target_modules": ".*", "exclude_modules": ["v_proj"]}, "v_proj, for which the program has an adapter"),
         ({"target_modules": 3}, "target_modules: 3 is not supported; allowed: a list of names"),
         ({"target_modules": [3]}, "expected a string"),
-        ({"use_rslora": True}, "lora_alpha / sqrt(r) is 3; the program has 1.5"),
-        ({"use_rslora": "true"}, 'use_rslora: "true" is not supported; allowed: true or false'),
+        ({"use_rslora": True}, "use_rslora: true is not supported; allowed: false"),
+        ({"use_rslora": "true"}, 'use_rslora: "true" is not supported; allowed: false'),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: {"),
@@ -363,7 +363,6 @@ def test_another_adapter(
         ({"base_model_name_or_path": "some/base/"}, ""),
         ({"base_model_name_or_path": "meta-llama/Llama-3.2-1B"},
          "base_model_name_or_path is meta-llama/Llama-3.2-1B, --load "),
-        ({"use_rslora": True, "lora_alpha": 3}, ""),
         ({"use_rslora": None}, ""),
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
@@ -523,6 +522,14 @@ def test_rslora(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert (new["r"], new["lora_alpha"], new["use_rslora"]) == (4, 3, True)
     back = run(binary, folder, 0, "--adapter", tmp_path / "saved")
     assert back == run(built("llama", "one"), folder, 1)
+    given = ("--load", folder / "base", "--steps", 0, "--adapter")
+    code, err = said(binary, *given, folder / "new")
+    assert code == 2 and "has no use_rslora; the program has it" in err
+    (tmp_path / "saved" / "adapter_config.json").write_text(
+        json.dumps({**new, "use_rslora": False})
+    )
+    code, err = said(binary, *given, tmp_path / "saved")
+    assert code == 2 and "use_rslora: false is not supported; allowed: true" in err
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)

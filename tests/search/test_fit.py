@@ -228,7 +228,7 @@ def test_formulas_are_below_every_plan(free: fit.Search) -> None:
             assert 0 < f.soonest(spec_) <= row.seconds
             if s is free:
                 assert f.soonest(spec_) == pytest.approx(busy(s, row), rel=1e-9)
-            if s is free and row.fits:
+            if s is free and row.played:
                 p = build.build(spec_).plan
                 again = cost.again(p) / cost.flops(p)
                 assert row.again == pytest.approx(again, rel=1e-9)

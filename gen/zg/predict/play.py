@@ -23,7 +23,7 @@ from . import cost
 from .seconds import Clock
 
 # Micro-batches and steps that are played at first, and at most. More are played until the last two
-# take the same time, within SAME, and no queue falls further behind.
+# take the same time, within SAME of it or of the whole step, and no queue falls further behind.
 TURNS, MOST_TURNS = 3, 48
 STEPS, MOST_STEPS = 2, 32
 SAME = 0.01

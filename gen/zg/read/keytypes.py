@@ -23,7 +23,7 @@ LAYERS = 2048  # most layers of a model: each takes some lines of the plan
 ELEMS = 2**48
 TOKEN = 65535  # largest uint16 token
 RECOMPUTE = tuple(dict.fromkeys(ops.WORDS.values()))
-ALL_LINEAR = "all-linear"  # PEFT's word for all linears of blocks
+ALL_LINEAR = "all-linear"  # PEFT's word for all linears but that of the logits
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 # GPUs by name, in any case.
 GPUS = {"a100": "sm_80", "h100": "sm_90", "h200": "sm_90", "b200": "sm_100"}

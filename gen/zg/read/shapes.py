@@ -152,7 +152,7 @@ class Walk:
     elems: int = 0
     made: int = 0  # elements of all values per row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
-    # linears that may have adapters, and whether they are of blocks
+    # linears that may have adapters, and whether they are others than that of the logits
     linears: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -236,20 +236,18 @@ class Walk:
         x: int,
         outs: Sequence[int],
         pad: int = 1,
+        inner: bool = True,
     ) -> Iterator[tuple[Row, Row]]:
-        """Yield the adapters of the linears that train.lora names."""
+        """Yield the adapters of the linears that train.lora names. inner: they do not compute the
+        logits."""
         wide, begin = ops.up(sum(outs), pad), 0
         for name, n in zip(names, outs, strict=True):
-            self.linears[self.prefix + name] = bool(self.prefix)
-            if self.lora and self.adapted(name):
+            self.linears[self.prefix + name] = inner
+            every = inner and ALL_LINEAR in self.match
+            if self.lora and (every or ends(name, self.match)):
                 up = {"N": wide, "at": begin, "n": n}
                 yield self.adapter(at, self.lora, name, x, up)
             begin += n
-
-    def adapted(self, name: str) -> bool:
-        """Return whether a linear has an adapter."""
-        every = bool(self.prefix) and ALL_LINEAR in self.match
-        return every or ends(name, self.match)
 
     def adapter(
         self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
@@ -571,7 +569,7 @@ class Walk:
         if a.bias:
             weights["b"] = self.by_token(at, name, "bias")
         row = _linear(ops.up(V, ops.VOCAB), x, True, weights)
-        made = self.adapters(at, a.name, x, [V], ops.VOCAB)
+        made = self.adapters(at, a.name, x, [V], ops.VOCAB, inner=False)
         return replace(row, adapters=tuple(made), logits=True)
 
     def tied(self, at: KeyPlace, a: Linear, x: int) -> Made:

@@ -139,19 +139,20 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    known = sorted({name.rpartition(".")[2] for name in walk.linears})
+    known = ", ".join(sorted({_short(name) for name in walk.linears}))
+    if not _every(walk.linears):
+        known += f", or {ALL_LINEAR}"
     for i, word in enumerate(walk.match):
         wrong = _wrong(word, walk.linears, others)
         if wrong:
-            allowed = f"{', '.join(known)}, or {ALL_LINEAR}"
-            raise (at / i).fail(f"'{word}' {wrong}", allowed)
+            raise (at / i).fail(f"'{word}' {wrong}", known)
 
 
 def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) -> str:
     """Return the error of a word of train.lora.match, '' if it is right. linears: as of Walk;
     others: name -> why it is no linear."""
     if word == ALL_LINEAR:
-        return "" if any(linears.values()) else "finds no linear in the model's blocks"
+        return _every(linears)
     for name, what in others.items():
         if ends(name, [word]):
             return what
@@ -161,16 +162,30 @@ def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) ->
     return "is not the name of a linear"
 
 
+def _short(name: str) -> str:
+    """Return the last part of a module's name."""
+    return name.rpartition(".")[2]
+
+
+def _every(linears: Mapping[str, bool]) -> str:
+    """Return why `all-linear` has no meaning, '' if it has one."""
+    inner = {_short(name) for name, inside in linears.items() if inside}
+    for name, inside in linears.items():
+        if not inside and _short(name) in inner:
+            return f"leaves out {name}, but another linear has this name"
+    return "" if inner else "finds no linear but that of the logits"
+
+
 def named(keys: SpecKeys, linears: Mapping[str, bool]) -> Lora | None:
     """Return the adapters' settings, with the names for which a word stands, or the family's names
-    if there are none. linears: the model's, and whether they are of blocks."""
+    if there are none. linears: as of Walk."""
     lora = keys.train.lora
     if lora is None:
         return None
     match = lora.match or FAMILIES[keys.model.names].lora
     if ALL_LINEAR in match:
-        blocks = {name.rpartition(".")[2] for name, block in linears.items() if block}
-        match = tuple(sorted(blocks | {*match} - {ALL_LINEAR}))
+        inner = {_short(name) for name, inside in linears.items() if inside}
+        match = tuple(sorted(inner | {*match} - {ALL_LINEAR}))
     return replace(lora, match=match)
 
 
@@ -254,8 +269,7 @@ def build(
     keys: SpecKeys, file: Node, mistakes: Mistakes
 ) -> tuple[Model, Names, dict[str, bool]] | None:
     """Return the model of a spec whose keys are valid one by one, notes about groups of its
-    tensors, and its linears with whether they are of blocks. None if the model is wrong; `mistakes`
-    has the errors."""
+    tensors, and its linears (as of Walk). None if the model is wrong; `mistakes` has the errors."""
     m, train, root = keys.model, keys.train, KeyPlace(file, ())
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
     check, model, data = mistakes.check, ("model",), keys.data

@@ -3,8 +3,9 @@
 
 The search begins with the spec and changes one key at a time, or two if one alone contradicts the
 others. It goes on from every row of the Pareto front of time and memory until no change of a row
-improves the front. Formulas drop candidates that need too much memory before they are planned. All
-other memory is that of a plan, and all time is predicted by playing the plan (predict/play.py).
+improves the front. Formulas drop candidates that need too much memory before they are planned, and
+those that are beaten before they are played. All other memory is that of a plan, and all time is
+predicted by playing the plan (predict/play.py).
 
 Keys of the recipe come last, so rows with the same bits are complete before others are tried. Keys
 that the command line sets stay as they are.
@@ -30,7 +31,7 @@ from . import fits, knobs, workers
 from .formulas import Formulas
 from .knobs import BITS, SHARED, VALUES, Setting, Way
 
-MOST = 300  # candidates with the same bits that are planned at most
+MOST = 300  # candidates with the same bits after which no further row is changed
 LEVELS = 100  # of time between t and e * t, so steps of 1 %
 
 
@@ -61,7 +62,7 @@ class Row:
         return self.needs["device"]
 
     @property
-    def fits(self) -> bool:
+    def played(self) -> bool:
         return self.seconds < math.inf
 
     @property
@@ -91,7 +92,7 @@ def _level(seconds: float) -> int:
 
 def front(rows: Iterable[Row]) -> list[Row]:
     """Return the fastest row, then those that need less memory than every faster one."""
-    fit = [row for row in rows if row.fits]
+    fit = [row for row in rows if row.played]
     out = [min(fit, key=attrgetter("speed"))] if fit else []
     for row in sorted(fit, key=attrgetter("level")):
         if row.device < out[-1].device:
@@ -136,7 +137,7 @@ class Search:
 
     @property
     def fitting(self) -> list[Row]:
-        return [row for row in self.rows.values() if row.fits]
+        return [row for row in self.rows.values() if row.played]
 
     @property
     def best(self) -> list[Row]:
@@ -240,6 +241,8 @@ class Search:
             except SpecError:
                 return None
 
+        planned = f"has planned {self.planned} settings; " if self.planned else ""
+        progress.doing(f"{planned}plans")
         made = workers.spread(numbers, [*some.values()])
         found = {
             name: Row(self.way(spec), **row)
@@ -249,8 +252,6 @@ class Search:
         self.planned += len(found)
         self.rows |= found
         self.dropped |= {*new} - {*found}
-        if self.planned > MOST // 10:
-            progress.doing(f"has planned {self.planned} settings; plans")
 
     def _is_hopeless(self, spec: Spec, beside: Row) -> bool:
         try:
@@ -288,7 +289,8 @@ class Search:
     # ---- the search
 
     def climb(self, some: Sequence[Setting]) -> None:
-        """Change rows of the front until that improves nothing, or MOST candidates are planned."""
+        """Change rows of the front until that improves nothing, or at least MOST candidates are
+        planned."""
         done: set[str] = set()
         while True:
             best = self.best
@@ -402,7 +404,7 @@ LAST = "settings"
 def cells(row: Row, best: Row) -> list[str]:
     """Return a row of the table without its settings."""
     took, longer, wire, again = "-", "", "", ""
-    if row.fits:
+    if row.played:
         took = f"{row.seconds:.4g} s"
         longer = f"{row.seconds / best.seconds - 1:+.1%}"
         wire = _short(row.wire)
