@@ -241,8 +241,6 @@ class Search:
             except SpecError:
                 return None
 
-        planned = f"has planned {self.planned} settings; " if self.planned else ""
-        progress.doing(f"{planned}plans")
         made = workers.spread(numbers, [*some.values()])
         found = {
             name: Row(self.way(spec), **row)
@@ -303,6 +301,7 @@ class Search:
             if self.planned >= MOST:
                 self.capped = True
                 return
+            progress.doing(f"--fit: has planned {self.planned} settings; plans")
             self.add(knobs.steps(ahead[0].way.spec, some), ahead[0] if best else None)
 
     def _tight(self) -> list[Row]:
