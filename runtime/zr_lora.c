@@ -50,16 +50,10 @@ int zr_adapter_base(char *to, const char *name)
 /* ---- adapter_config.json */
 
 /* Return whether linears are [in,out], as in GPT-2. */
-static int turned(const zr_program *p)
-{
-    return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
-}
+static int turned(const zr_program *p) { return !!strstr(p->adapter, "\"fan_in_fan_out\": true"); }
 
 /* Return whether the scale is alpha / sqrt(rank). */
-static int has_root(const zr_program *p)
-{
-    return strstr(p->adapter, "\"use_rslora\": true") != NULL;
-}
+static int has_root(const zr_program *p) { return !!strstr(p->adapter, "\"use_rslora\": true"); }
 
 /* Return the program's own lora_alpha. */
 static double alpha_of(const zr_program *p)

@@ -139,8 +139,8 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    known = ", ".join(sorted({_short(name) for name in walk.linears}))
-    if not _every(walk.linears):
+    known = ", ".join(sorted({*map(_short, walk.linears)}))
+    if not _no_all(walk.linears):
         known += f", or {ALL_LINEAR}"
     for i, word in enumerate(walk.match):
         wrong = _wrong(word, walk.linears, others)
@@ -152,7 +152,7 @@ def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) ->
     """Return the error of a word of train.lora.match, '' if it is right. linears: as of Walk;
     others: name -> why it is no linear."""
     if word == ALL_LINEAR:
-        return _every(linears)
+        return _no_all(linears)
     for name, what in others.items():
         if ends(name, [word]):
             return what
@@ -167,9 +167,14 @@ def _short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _every(linears: Mapping[str, bool]) -> str:
+def _inner(linears: Mapping[str, bool]) -> set[str]:
+    """Return the names for which `all-linear` stands."""
+    return {_short(name) for name, inner in linears.items() if inner}
+
+
+def _no_all(linears: Mapping[str, bool]) -> str:
     """Return why `all-linear` has no meaning, '' if it has one."""
-    inner = {_short(name) for name, inside in linears.items() if inside}
+    inner = _inner(linears)
     for name, inside in linears.items():
         if not inside and _short(name) in inner:
             return f"leaves out {name}, but another linear has this name"
@@ -184,8 +189,7 @@ def named(keys: SpecKeys, linears: Mapping[str, bool]) -> Lora | None:
         return None
     match = lora.match or FAMILIES[keys.model.names].lora
     if ALL_LINEAR in match:
-        inner = {_short(name) for name, inside in linears.items() if inside}
-        match = tuple(sorted(inner | {*match} - {ALL_LINEAR}))
+        match = tuple(sorted(_inner(linears) | {*match} - {ALL_LINEAR}))
     return replace(lora, match=match)
 
 
