@@ -135,13 +135,28 @@ def test_a_cpu_reads_an_all_to_all_in_place() -> None:
     assert Clock(p, made()).seconds(first(p, "alltoall")) == 0
 
 
-@pytest.mark.parametrize("write", [1e5, 1e6, 1e7])
+IN_A_FILE = (
+    "zero.stage=3",
+    "zero.offload_optimizer.device=nvme",
+    "zero.offload_optimizer.nvme_path=.",
+)
+
+
+@pytest.mark.parametrize("write", [1e5, 1e6, 1e7, 3e7, 1e8])
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
-def test_a_step_is_one_of_a_run_that_has_settled(target: str, write: float) -> None:
-    """A disk that is slower than all else holds up later steps, not the first ones."""
-    p = planned(
-        "gpt-tiny", *keys("gpt-tiny", "stage 3, all in a file"), f"targets=[{target}]"
-    )
+@pytest.mark.parametrize(
+    "more",
+    [
+        keys("gpt-tiny", "stage 3, all in a file"),
+        (*IN_A_FILE, "train.global_batch=64"),
+    ],
+)
+def test_a_step_is_one_of_a_run_that_has_settled(
+    more: tuple[str, ...], target: str, write: float
+) -> None:
+    """A disk that is slower than all else holds up later steps, not the first ones. A faster one
+    writes beside the micro-batches, those that are not played among them."""
+    p = planned("gpt-tiny", *more, f"targets=[{target}]")
     cores = 2 if target == "cpu" else 0
     clock = Clock(p, made(target, write=Link(write), cores=cores))
     whole = play.played(clock, 1 << 20, steps=64)

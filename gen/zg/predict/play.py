@@ -12,6 +12,7 @@ only after the commands of main before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,10 +24,11 @@ from . import cost
 from .seconds import Clock
 
 # Micro-batches and steps that are played at first, and at most. More are played until the last two
-# take the same time, within SAME of it or of the whole step, and no queue falls further behind.
+# take the same time, within SAME, and no queue falls further behind.
 TURNS, MOST_TURNS = 3, 48
 STEPS, MOST_STEPS = 2, 32
 SAME = 0.01
+REPEATED = "micro_batch"  # the section that is played several times a step
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Played:
 
     def times(self, bar: Bar) -> int:
         """Return how often a bar occurs in a step, counting micro-batches that are not played."""
-        last = bar.section == "micro_batch" and bar.turn == self.last
+        last = bar.section == REPEATED and bar.turn == self.last
         return 1 + self.more * last
 
 
@@ -75,7 +77,8 @@ class Played:
 class _Load:
     """Use that a command makes of the device while it runs. waits, recs: numbers of its events;
     seconds: alone; threads: of a CPU; kernel: whether it runs on a GPU's SMs as kernels; takes:
-    share of the SMs that a collective takes."""
+    share of the SMs that a collective takes; rests: it stands for micro-batches that are not
+    played, while those that are do not go on."""
 
     step: Step
     waits: tuple[int, ...]
@@ -84,6 +87,7 @@ class _Load:
     threads: int
     kernel: bool
     takes: float
+    rests: bool = False
 
 
 def _load(clock: Clock, step: Step, number: dict[Event, int]) -> _Load:
@@ -115,14 +119,18 @@ class _Job:
 
 @dataclass
 class _Issue:
-    """Jobs of some training steps in order of issue, played. starts: the first job of each step;
-    last: the last job of each queue; done: of each event, by its number."""
+    """Jobs of some training steps in order of issue, played. rest: seconds of each step's
+    micro-batches that are not played, before the last one; starts: the first job of each step;
+    rests: the job of each step that stands for them; last: the last job of each queue; done: of
+    each event, by its number."""
 
     clock: Clock
     turns: int
     steps: int
+    rest: float = 0.0
     jobs: list[_Job] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    rests: list[int] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
 
@@ -133,7 +141,10 @@ class _Issue:
         for _ in range(self.steps):
             self.starts.append(len(self.jobs))
             for section, some in zip(step, loads, strict=True):
-                for turn in range(min(section.repeat, self.turns)):
+                turns = min(section.repeat, self.turns)
+                for turn in range(turns):
+                    if self.rest and section.name == REPEATED and turn == turns - 1:
+                        self._rest(turn)
                     self._turn(section.name, turn, some)
         _play(self.clock, self.jobs)
 
@@ -158,12 +169,27 @@ class _Issue:
             for e in load.recs:
                 done[e] = n
 
+    def _rest(self, turn: int) -> None:
+        """Add the micro-batches that are not played to queue main."""
+        load = _Load(Step("main", "mark", ""), (), (), self.rest, 0, False, 0.0, True)
+        self.rests.append(len(self.jobs))
+        self.jobs.append(_Job(REPEATED, turn, load, [self.last["main"]]))
+        self.last["main"] = self.rests[-1]
+
+    def cut(self, step: int, t: float) -> float:
+        """Return a time of a step without the micro-batches that are not played."""
+        if not self.rest:
+            return t
+        begin = self.jobs[self.rests[step]].begin
+        return t if t < begin else max(begin, t - self.rest)
+
     def step(self, n: int) -> list[_Job]:
         """Return the jobs of a training step."""
         return self.jobs[self.starts[n] : [*self.starts, len(self.jobs)][n + 1]]
 
     def bars(self) -> list[list[Bar]]:
-        """Return the jobs that do something as bars, by training step."""
+        """Return the jobs that do something as bars, by training step. The rest of a step is cut
+        out of its times."""
         p = self.clock.p
         found: list[list[Bar]] = []
         at: list[Bar | None] = []  # its bar, or the bar that a mark waited for
@@ -180,7 +206,8 @@ class _Issue:
             bar = cause if waited else mine
             if step.op != "mark":
                 far = step.op in COLLECTIVES and cost.far(p, step.group) > 0
-                bar = Bar(job.section, job.turn, step, job.begin, job.end, cause, far)
+                begin, end = (self.cut(len(found) - 1, t) for t in (job.begin, job.end))
+                bar = Bar(job.section, job.turn, step, begin, end, cause, far)
                 found[-1].append(bar)
             at.append(bar)
             free[step.queue] = job.end, bar
@@ -212,7 +239,7 @@ def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
         key = tuple([id(loads[n]) for n in running])
         factors = slower.get(key)
         if factors is None:
-            factors = slower[key] = _slower(clock, [loads[n] for n in running])
+            factors = slower[key] = _factors(clock, [jobs[n] for n in running])
         times = [s * left[n] for s, n in zip(factors, running, strict=True)]
         passed = min(times, default=0.0)
         now += passed
@@ -235,6 +262,17 @@ def _free(users: Sequence[int], waits: list[int], ready: list[int]) -> None:
         waits[n] -= 1
         if not waits[n]:
             ready.append(n)
+
+
+def _factors(clock: Clock, running: Sequence[_Job]) -> list[float]:
+    """Return by which factor each running command takes longer than alone, infinite if it rests."""
+    resting = any(job.load.rests for job in running)
+    stays = [
+        resting and job.section == REPEATED and not job.load.rests for job in running
+    ]
+    going = [job.load for job, stay in zip(running, stays, strict=True) if not stay]
+    factors = iter(_slower(clock, going))
+    return [math.inf if stay else next(factors) for stay in stays]
 
 
 def _slower(clock: Clock, running: Sequence[_Load]) -> list[float]:
@@ -262,38 +300,43 @@ def _ends(jobs: Iterable[_Job]) -> Ends:
     return {job.load.step.queue: job.end for job in jobs if job.load.step.op != "mark"}
 
 
-def _settled(ends: Sequence[Ends], unplayed: float = 0.0) -> bool:
+def _settled(ends: Sequence[Ends]) -> bool:
     """Return whether the last two of some steps or micro-batches took the same time on queue main,
-    and no queue fell behind main in the last one. unplayed: seconds of each step that come in
-    addition."""
+    and no queue fell behind main in the last one."""
     *_, first, second, third = ends
     long, before = third["main"] - second["main"], second["main"] - first["main"]
-    little = SAME * (long + unplayed)
-    behind = any(third[q] - second[q] > long + little for q in third if q in second)
-    return not behind and abs(before - long) <= little
+    behind = any(third[q] - second[q] > (1 + SAME) * long for q in third if q in second)
+    return not behind and abs(before - long) <= SAME * long
+
+
+def _micro_batches(clock: Clock) -> tuple[int, float]:
+    """Return how many micro-batches of a step are played, and the seconds of each further one."""
+    repeat = clock.p.section(REPEATED).repeat
+    turns = min(TURNS, repeat)
+    while turns < repeat:
+        jobs = _Issue(clock, turns, 1).jobs
+        mine = [job for job in jobs if job.section == REPEATED]
+        ends = [_ends(job for job in mine if job.turn == n) for n in range(turns)]
+        if turns >= MOST_TURNS or _settled(ends):
+            return turns, ends[-1]["main"] - ends[-2]["main"]
+        turns = min(2 * turns, repeat, MOST_TURNS)
+    return turns, 0.0
 
 
 def step(clock: Clock) -> Played:
     """Return a training step of a run that has settled, or of its first steps if that takes
     many."""
-    repeat = clock.p.section("micro_batch").repeat
-    turns, steps = min(TURNS, repeat), STEPS
+    turns, period = _micro_batches(clock)
+    more, steps = clock.p.section(REPEATED).repeat - turns, STEPS
+    rest = more * period
     while True:
-        found = _Issue(clock, turns, steps)
-        last = [job for job in found.step(steps - 1) if job.section == "micro_batch"]
-        by_turn = [_ends(job for job in last if job.turn == n) for n in range(turns)]
-        if turns < min(repeat, MOST_TURNS) and not _settled(by_turn):
-            turns = min(2 * turns, repeat, MOST_TURNS)
-            continue
-        more, period = repeat - turns, 0.0
-        if more:
-            period = by_turn[-1]["main"] - by_turn[-2]["main"]
-        by_step: list[Ends] = [
+        found = _Issue(clock, turns, steps, rest)
+        ends: list[Ends] = [
             {"main": 0.0},
             *(_ends(found.step(n)) for n in range(steps)),
         ]
-        if steps < MOST_STEPS and not _settled(by_step, more * period):
-            steps *= 2
-            continue
-        begin, end = (ends["main"] for ends in by_step[-2:])
-        return Played(begin, end, more, turns - 1, period, found)
+        if steps >= MOST_STEPS or _settled(ends):
+            break
+        steps *= 2
+    begin, end = ends[-2]["main"], found.cut(steps - 1, ends[-1]["main"])
+    return Played(begin, end, more, turns - 1, period, found)
