@@ -23,9 +23,13 @@ def clock(p: Plan, **more: object) -> Clock:
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "NCCL" not in way])
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])
-def test_parts_add_up_to_the_step(target: str, way: str) -> None:
-    p = planned("llama-tiny", *keys("llama-tiny", way), f"targets=[{target}]")
+@pytest.mark.parametrize("batch", [8, 64])
+def test_parts_add_up_to_the_step(target: str, way: str, batch: int) -> None:
+    """They do so, too, if few of the micro-batches are played."""
+    given = (*keys("llama-tiny", way), f"train.global_batch={batch}")
+    p = planned("llama-tiny", *given, f"targets=[{target}]")
     t = times.times(clock(p))
+    assert batch == 8 or p.section("micro_batch").repeat == 1 or t.played.more > 0
     assert sum(t.exposed.values()) == pytest.approx(t.seconds, rel=1e-9)
     assert all(0 <= t.exposed.get(part, 0) for part in t.busy)
     h = p.head
