@@ -62,7 +62,7 @@ MOVED = {
     "zk_push": "(4+real)*n",
 }
 # Backward attention computes forward's scores again: 5 products instead of 4.
-RECOMPUTED = {"zk_attention_bwd": 5 / 4, "zk_attention_local_bwd": 5 / 4}
+RECOMPUTED = {f"zk_attention_{kind}bwd": 5 / 4 for kind in ("", "local_", "capped_")}
 # Kernels that no training step calls.
 NO_STEP = {"zk_rope_table", "zk_pick", "zk_init", "zk_hash"}
 # Bytes of an element of a type, and elements of the plan's own operands.

@@ -300,6 +300,15 @@ void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *d
                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                             int64_t D, int64_t window, float scale);
 
+/* The same with scores cap * tanh(score / cap); cap is above 0. */
+void zk_attention_capped_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                             int64_t D, int64_t window, float scale, float cap);
+void zk_attention_capped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                             const real *qkv, const float *lse, float *scratch,
+                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                             int64_t D, int64_t window, float scale, float cap);
+
 /* ---- elementwise, n elements */
 void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind);
 /* dx may be dy */
@@ -346,6 +355,15 @@ void zk_dequantize(zk *k, const zk_launch *L, real *y, const real *w, int64_t n,
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, const double *scale, int64_t M, int64_t V,
                       int64_t rows);
+/* The same with targets that are smoothed (a share `smoothing` of each is spread over all V tokens)
+ * and penalty * lse^2 added, lse = logsumexp(logits). cap above 0: dlogits is the gradient of the
+ * logits before zk_softcap. With dlogits NULL the loss is the plain one. */
+void zk_soft_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits,
+                           const real *logits, const int32_t *target, const double *scale,
+                           int64_t M, int64_t V, int64_t rows, float smoothing, float penalty,
+                           float cap);
+/* y = cap * tanh(x / cap), for logits of M rows, with their padding; y may be x. */
+void zk_softcap(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t V, float cap);
 /* y[C] = the last row of x [M,C] whose target is not ignored, or the first row if all are */
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
              int64_t C);

@@ -46,8 +46,8 @@ HEADS, GROUPS = 4, 2
 
 
 def attention(k: zk.Kernels, D: int, *local: object) -> Arrays:
-    """Return all results of attention of 2 heads on 1, forward and backward. local: positions and
-    the window."""
+    """Return all results of attention of 2 heads on 1, forward and backward. local: positions, the
+    window, and a cap if there is one."""
     qkv, dy = (drawn(n, k.dtype, 1, 70, n, D)[0] for n in (4, 2))
     return [*test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125, *local)]
 
@@ -67,6 +67,16 @@ def losses(k: zk.Kernels) -> Arrays:
     k.zk_cross_entropy(loss, d, x, target, None, M, V, M)
     k.zk_loss_sum(sums, loss, target, M)
     return [loss, d, sums]
+
+
+def soft(k: zk.Kernels) -> Arrays:
+    """Return the soft loss of 40 rows of capped logits, their gradients, and the logits."""
+    M, V, cap = 40, 4999, 5.0
+    x, target = drawn(1, k.dtype, M, V + 1)[0], np.arange(M, dtype=np.int32) * 100 - 300
+    loss, d = zk.empty(zk.F32, M), zk.empty(k.dtype, M, V + 1)
+    k.zk_softcap(x, x, M, V, cap)
+    k.zk_soft_cross_entropy(loss, d, x, target, None, M, V, M, 0.1, 0.01, cap)
+    return [loss, d, x]
 
 
 def single(k: zk.Kernels) -> Arrays:
@@ -175,8 +185,10 @@ SAMPLES: dict[str, Sample] = {
     "optimizer": test_optimizer.whole_run,
     "attention": partial(attention, D=20),
     "local": lambda k: attention(k, 20, documents(1, 70, 25), 17),
+    "capped": lambda k: attention(k, 20, documents(1, 70, 25), 17, 0.75),
     "bias": bias,
     "losses": losses,
+    "soft": soft,
 }
 # Samples of 16-bit types.
 NARROW: dict[str, Sample] = {"gates": gates} | {

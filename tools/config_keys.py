@@ -63,11 +63,13 @@ _MODEL = {
     f"{_OP}.attention.eps": "eps of qk_norm",
     f"{_OP}.attention.one_plus": "qk_norm multiplies by 1 + weight",
     f"{_OP}.attention.scale": "factor of the products of queries and keys",
+    f"{_OP}.attention.softcap": "cap of scores: score = cap * tanh(score / cap)",
     f"{_OP}.linear.name": "name of the linear; a list: linears with the same input, computed as "
     "one matrix product",
     f"{_OP}.linear.out": "output width, one for each name",
     f"{_OP}.linear.bias": "whether it has a bias",
     f"{_OP}.linear.tied": "in the head: name of the embedding whose weight it uses",
+    f"{_OP}.linear.softcap": "of the logits' linear: cap of logits, as of scores",
     f"{_OP}.gelu": "GELU: tanh approximation, or erf",
     f"{_OP}.relu2": "squared ReLU",
     f"{_OP}.scale": "multiplies by a number",
@@ -183,6 +185,10 @@ _TRAIN = {
     "shape; must divide a micro-batch's tokens, and in bf16 be a multiple of 32 or all of them",
     "dropout": "dropout probability of the embedding's output and of each residual branch, like "
     "GPT-2's embd_pdrop and resid_pdrop; part of the recipe",
+    "label_smoothing": "share of a target that is spread over all tokens of the vocabulary, in "
+    "training; validation reports the plain loss; part of the recipe",
+    "z_loss": "factor of the squared logsumexp of the logits, which is added to the loss in "
+    "training; part of the recipe",
     "recompute": "ops of a block whose activations backward recomputes, to save memory "
     "(activation checkpointing)",
     "products": "order in which a CPU sums bf16 products: as AVX512_BF16 does (pairs), as AMX "

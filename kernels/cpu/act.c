@@ -1,4 +1,4 @@
-/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, GeGLU, dropout, addition,
+/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, caps, SwiGLU, GeGLU, dropout, addition,
  * rounding, and weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
@@ -164,6 +164,31 @@ void ZK(zk_scale_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t
 void ZK(zk_scale_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)
 {
     ZK(zk_scale_fwd)(k, L, dx, dy, n, scale);
+}
+
+/* ---- caps of logits */
+static void softcap_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    lanes cap = lanes_set(a->scale);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += LANES) {
+        lanes x = lanes_get(a->x, i, a->dtype, end - i);
+        lanes_put(a->y, i, a->dtype, cap * lanes_tanh(x / cap), end - i);
+    }
+}
+
+void ZK(zk_softcap)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t V,
+                    float cap)
+{
+    act a = {.y = y,
+             .x = x,
+             .n = M * zk_pieces(V, ZK_VOCAB) * ZK_VOCAB,
+             .piece = zk_tile(k, L, 0, PIECE),
+             .dtype = k->dtype,
+             .scale = cap};
+    zk_for(k, zk_pieces(a.n, a.piece), softcap_task, &a);
 }
 
 /* ---- gates: y = f(gate) * up, where f is gelu by tanh or silu(g) = g * s with s = sigmoid(g), the

@@ -2,6 +2,7 @@
  * Blocks that documents or a window hide completely are skipped.
  *
  *   s = scale * q . k^T; lse = logsumexp(s); p = exp(s - lse); y = p . v
+ *   capped: s = cap * tanh(s / cap), and ds *= 1 - tanh(s / cap)^2
  *   dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot) * scale
  *   dq = ds . k; dk = ds^T . q; dv = p^T . dy
  *
@@ -10,8 +11,8 @@
  *     keys ascending. dq: regions (256 keys) descending, keys ascending within a region. dk and dv:
  *     query blocks ascending, then heads of the group, then queries. The widths of tiles have no
  *     effect.
- *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to the
- *     rounding of lse.
+ *  2. A score is rounded to f32 after scaling and capping, in backward as in forward, so p <= 1 up
+ *     to the rounding of lse.
  *  3. Scores are stored transposed, [key][query]. A register holds queries, so maxima and sums over
  *     keys need no sum across lanes, and only queries are transposed, never keys or values.
  *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end; pad is D rounded up
@@ -34,7 +35,7 @@ typedef struct attention {
     float *sum;               /* gradient of qkv before rounding, [M, stride] */
     /* apart: distance of regions, see backward_task */
     int64_t B, T, H, G, D, window, stride, pad, blocks, apart;
-    float scale;
+    float scale, cap; /* cap: of scores, 0 for none */
 } attention;
 
 /* A strided matrix: element (i, k) is at p[i * row + k * column]. */
@@ -172,10 +173,16 @@ ZK_INLINE lanes hide(lanes x, sight s, int64_t j, int64_t c)
     return lanes_select((back < 0) | (back > reach), lanes_set(-__builtin_inff()), x);
 }
 
-/* Return the scaled scores of key j of its block and queries c .. c+LANES-1 of theirs. */
-ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
+/* Return the scaled scores of key j of its block and queries c .. c+LANES-1 of theirs. With a cap
+ * above 0 they are capped, and *bent is the tanh of each. */
+ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, sight s, float cap,
+                      lanes *bent)
 {
     lanes x = lanes_load(p + j * BLOCK + c) * lanes_set(a->scale);
+    if (cap > 0) {
+        *bent = lanes_tanh(x / lanes_set(cap));
+        x = lanes_set(cap) * *bent;
+    }
     return s.reach ? hide(x, s, j, c) : x;
 }
 
@@ -207,9 +214,10 @@ static forward forward_space(const attention *a, int thread)
  * top and the sums. top is finite. */
 static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
 {
-    lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0);
+    lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0), bent = total;
+    const float cap = a->cap;
     for (int64_t j = 0; j < keys; j++) {
-        lanes x = score(a, f->p, j, c, s);
+        lanes x = score(a, f->p, j, c, s, cap, &bent);
         lanes_store(f->p + j * BLOCK + c, x);
         top = lanes_max(top, x);
     }
@@ -282,7 +290,7 @@ static void forward_task(void *arg, int64_t task, int thread)
 }
 
 static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
-                       int64_t D, int64_t window, float scale)
+                       int64_t D, int64_t window, float scale, float cap)
 {
     return (attention){.k = k,
                        .B = B,
@@ -295,19 +303,27 @@ static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int
                        .stride = (H + 2 * G) * D,
                        .pad = (D + 15) / 16 * 16,
                        .blocks = (T + BLOCK - 1) / BLOCK,
-                       .scale = scale};
+                       .scale = scale,
+                       .cap = cap};
+}
+
+void ZK(zk_attention_capped_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                                 const int32_t *position, int64_t B, int64_t T, int64_t H,
+                                 int64_t G, int64_t D, int64_t window, float scale, float cap)
+{
+    attention a = shape(k, position, B, T, H, G, D, window, scale, cap);
+    (void)L;
+    a.out = y;
+    a.lse = lse;
+    a.qkv = qkv;
+    zk_for(k, B * H * a.blocks, forward_task, &a);
 }
 
 void ZK(zk_attention_local_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                                 const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                                 int64_t D, int64_t window, float scale)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale);
-    (void)L;
-    a.out = y;
-    a.lse = lse;
-    a.qkv = qkv;
-    zk_for(k, B * H * a.blocks, forward_task, &a);
+    ZK(zk_attention_capped_fwd)(k, L, y, lse, qkv, position, B, T, H, G, D, window, scale, 0);
 }
 
 void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -349,12 +365,14 @@ static backward backward_space(const attention *a, int thread)
  * the products q.k and dy.v. */
 static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
-    lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c);
+    lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c), bent = dot;
+    const float cap = a->cap;
     for (int64_t j = 0; j < keys; j++) {
-        lanes p = lanes_exp(score(a, s->p, j, c, seen) - lse);
-        lanes dp = lanes_load(s->ds + j * BLOCK + c);
+        lanes p = lanes_exp(score(a, s->p, j, c, seen, cap, &bent) - lse);
+        lanes ds = p * (lanes_load(s->ds + j * BLOCK + c) - dot) * lanes_set(a->scale);
+        if (cap > 0) ds *= lanes_fma(-bent, bent, lanes_set(1));
         lanes_store(s->p + j * BLOCK + c, p);
-        lanes_store(s->ds + j * BLOCK + c, p * (dp - dot) * lanes_set(a->scale));
+        lanes_store(s->ds + j * BLOCK + c, ds);
     }
 }
 
@@ -450,12 +468,12 @@ static void round_row(void *arg, int64_t m, int thread)
     }
 }
 
-void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
-                                const real *y, const real *qkv, const float *lse, float *scratch,
-                                const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
-                                int64_t D, int64_t window, float scale)
+void ZK(zk_attention_capped_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                 const real *y, const real *qkv, const float *lse, float *scratch,
+                                 const int32_t *position, int64_t B, int64_t T, int64_t H,
+                                 int64_t G, int64_t D, int64_t window, float scale, float cap)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale);
+    attention a = shape(k, position, B, T, H, G, D, window, scale, cap);
     (void)L;
     a.out = dqkv;
     a.qkv = qkv;
@@ -468,6 +486,15 @@ void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const rea
     for (a.apart = 0; a.apart < regions(&a); a.apart++)
         zk_for(k, B * G * (regions(&a) - a.apart), backward_task, &a);
     if (k->dtype != ZK_F32) zk_for(k, B * T, round_row, &a);
+}
+
+void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                const real *y, const real *qkv, const float *lse, float *scratch,
+                                const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                                int64_t D, int64_t window, float scale)
+{
+    ZK(zk_attention_capped_bwd)(k, L, dqkv, dy, y, qkv, lse, scratch, position, B, T, H, G, D,
+                                window, scale, 0);
 }
 
 void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,

@@ -7,8 +7,8 @@
  * Invariants
  *  1. AVX2 and AVX-512, gcc and clang give the same bits: only IEEE operations and explicit FMAs
  *     are used, no libm, and everything is compiled with -ffp-contract=off.
- *  2. lanes_exp, lanes_log and lanes_erf are within 2 ulp of the exact value for all floats. NaN
- *     gives NaN; infinities give the limits.
+ *  2. lanes_exp, lanes_log and lanes_erf are within 2 ulp of the exact value for all floats, and
+ *     lanes_tanh within 4. NaN gives NaN; infinities give the limits.
  */
 #ifndef ZK_LANES_H
 #define ZK_LANES_H
@@ -79,27 +79,40 @@ ZK_INLINE lanes lanes_dither(lanes x, lanes_bits chance)
 }
 
 /* ---- functions */
-/* exp(x) = 2^n * e^r, |r| <= ln 2 / 2, with a Taylor series to r^7 whose next term is below 0.1
- * ulp. Below -104 the result rounds to 0, above 89 to infinity. Without an instruction for it 2^n
- * is applied in two steps, so that subnormals are rounded once. */
-ZK_INLINE lanes lanes_exp(lanes x)
+#define EXP_SHIFT 0x1.8p23f /* added to n it leaves n in the low bits */
+
+/* Split x = n ln 2 + r, |r| <= ln 2 / 2. Return n + EXP_SHIFT. */
+ZK_INLINE lanes lanes_split(lanes x, lanes *r)
 {
-    const lanes shift = lanes_set(0x1.8p23f);
-    x = lanes_max(lanes_set(-104.0f), lanes_min(lanes_set(89.0f), x));
+    const lanes shift = lanes_set(EXP_SHIFT);
     lanes shifted = lanes_fma(x, lanes_set(0x1.715476p0f), shift), n = shifted - shift;
     lanes high = lanes_fma(n, lanes_set(-0x1.62e430p-1f), x);
-    lanes r = lanes_fma(n, lanes_set(0x1.05c610p-29f), high);
+    *r = lanes_fma(n, lanes_set(0x1.05c610p-29f), high);
+    return shifted;
+}
+
+/* e^r - 1, |r| <= ln 2 / 2, with a Taylor series to r^7 whose next term is below 0.1 ulp of e^r */
+ZK_INLINE lanes lanes_rise(lanes r)
+{
     lanes p = lanes_set(1.0f / 5040);
     p = lanes_fma(p, r, lanes_set(1.0f / 720));
     p = lanes_fma(p, r, lanes_set(1.0f / 120));
     p = lanes_fma(p, r, lanes_set(1.0f / 24));
     p = lanes_fma(p, r, lanes_set(1.0f / 6));
     p = lanes_fma(p, r, lanes_set(0.5f));
-    p = lanes_fma(p * r, r, r) + 1.0f;
+    return lanes_fma(p * r, r, r);
+}
+
+/* exp(x) = 2^n * e^r. Below -104 the result rounds to 0, above 89 to infinity. Without an
+ * instruction for it 2^n is applied in two steps, so that subnormals are rounded once. */
+ZK_INLINE lanes lanes_exp(lanes x)
+{
+    x = lanes_max(lanes_set(-104.0f), lanes_min(lanes_set(89.0f), x));
+    lanes r, shifted = lanes_split(x, &r), p = lanes_rise(r) + 1.0f;
 #ifdef __AVX512F__
-    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)n);
+    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)(shifted - lanes_set(EXP_SHIFT)));
 #else
-    lanes_mask e = (lanes_mask)shifted - (lanes_mask)shift, half = e >> 1;
+    lanes_mask e = (lanes_mask)shifted - (lanes_mask)lanes_set(EXP_SHIFT), half = e >> 1;
     return p * (lanes)((half + 127) << 23) * (lanes)((e - half + 127) << 23);
 #endif
 }
@@ -148,6 +161,18 @@ ZK_INLINE lanes lanes_erf(lanes x)
     for (int i = 1; i < 7; i++) far = lanes_fma(far, t, lanes_set(fit[i]));
     lanes y = lanes_select(a < 0.875f, near, 1.0f - lanes_exp(far));
     return (lanes)((lanes_mask)y | sign);
+}
+
+/* tanh(x) = m / (m + 2) with m = exp(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), and the sign of x. From
+ * |x| = 10 on it rounds to 1. */
+ZK_INLINE lanes lanes_tanh(lanes x)
+{
+    lanes_mask sign = (lanes_mask)x & INT32_MIN;
+    lanes a = (lanes)((lanes_mask)x ^ sign), r;
+    lanes shifted = lanes_split(lanes_min(lanes_set(20.0f), a + a), &r);
+    lanes two = (lanes)(((lanes_mask)shifted - (lanes_mask)lanes_set(EXP_SHIFT) + 127) << 23);
+    lanes m = lanes_fma(two, lanes_rise(r), two - 1.0f);
+    return (lanes)((lanes_mask)(m / (m + 2.0f)) | sign);
 }
 
 #endif

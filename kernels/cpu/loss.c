@@ -1,7 +1,10 @@
-/* loss.c -- cross-entropy, its sums, and the numbers that a run reports.
+/* loss.c -- cross-entropy, caps of logits, sums of losses, and the numbers that a run reports.
  *
  *   loss = log(sum(exp(x - top))) - (x[target] - top), top = max(x)
  *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
+ *   soft: loss += penalty * lse^2 - smoothing * mean(x - x[target]), lse = log(sum(exp(x)))
+ *         dlogits = (p * (1 + 2 * penalty * lse) - (1 - smoothing) * [i = target] - smoothing / V)
+ *                   * (1 - (x / cap)^2) * scale / rows, p = exp(x - top) / sum
  *
  * Invariants
  *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, and
@@ -24,6 +27,7 @@ typedef struct entropy {
     float each;            /* factor of each gradient: scale / rows */
     int64_t M, V, R, rows;
     int dtype;
+    float smoothing, penalty, cap;
 } entropy;
 
 /* ---- cross-entropy. A row x[V] starts at element `at`. */
@@ -76,9 +80,53 @@ static void slope(const entropy *a, int64_t at, float top, float sum, int32_t ta
     zero(a, at + a->V, a->R - a->V);
 }
 
+/* The same of the soft loss: d[V] is the gradient of the logits before their cap. */
+static void soft_slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
+{
+    float lse = top + (float)zk_log(sum);
+    lanes share = lanes_set((1 + 2 * a->penalty * lse) / sum), each = lanes_set(a->each);
+    lanes base = lanes_set(a->smoothing / (float)a->V);
+    for (int64_t i = 0; i < a->V; i += LANES) {
+        lanes x = lanes_get(a->x, at + i, a->dtype, a->V - i);
+        lanes d = lanes_fma(lanes_exp(x - lanes_set(top)), share, -base);
+        if (target - i >= 0 && target - i < LANES) d[target - i] -= 1 - a->smoothing;
+        if (a->cap > 0) {
+            lanes u = x / lanes_set(a->cap);
+            d *= lanes_fma(-u, u, lanes_set(1));
+        }
+        lanes_put(a->d, at + i, a->dtype, d * each, a->V - i);
+    }
+    zero(a, at + a->V, a->R - a->V);
+}
+
+/* Return the mean of x - hot over the row. Parts of 1024 elements are summed in f32. */
+static float mean_above(const entropy *a, int64_t at, float hot)
+{
+    double total = 0;
+    for (int64_t from = 0; from < a->V; from += 1024) {
+        int64_t end = zk_least(from + 1024, a->V), i = from;
+        v16 sum = set16(0);
+        for (; i + 16 <= end; i += 16) sum += load16r(a->x, at + i, a->dtype) - set16(hot);
+        float part = sum16(sum);
+        for (; i < end; i++) part += realr(a->x, at + i, a->dtype) - hot;
+        total += part;
+    }
+    return (float)(total / (double)a->V);
+}
+
+/* Return what the soft loss adds to the cross-entropy. */
+static float softened(const entropy *a, int64_t at, float top, float sum, float hot)
+{
+    float more = 0, lse = top + (float)zk_log(sum);
+    if (a->penalty > 0) more = a->penalty * lse * lse;
+    if (a->smoothing > 0) more -= a->smoothing * mean_above(a, at, hot);
+    return more;
+}
+
 static void entropy_task(void *arg, int64_t task, int thread)
 {
     const entropy *a = arg;
+    int soft = a->smoothing > 0 || a->penalty > 0 || a->cap > 0;
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         int32_t target = a->target[m];
@@ -90,19 +138,43 @@ static void entropy_task(void *arg, int64_t task, int thread)
         }
         float top = largest(a->x, at, a->V, a->dtype);
         float sum = exponentials(a->x, at, a->V, a->dtype, top);
-        a->loss[m] = (float)zk_log(sum) - (realr(a->x, at + target, a->dtype) - top);
-        if (a->d) slope(a, at, top, sum, target);
+        float hot = realr(a->x, at + target, a->dtype);
+        a->loss[m] = (float)zk_log(sum) - (hot - top);
+        if (a->d && soft) {
+            a->loss[m] += softened(a, at, top, sum, hot);
+            soft_slope(a, at, top, sum, target);
+        } else if (a->d) {
+            slope(a, at, top, sum, target);
+        }
     }
+}
+
+void ZK(zk_soft_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits,
+                               const real *logits, const int32_t *target, const double *scale,
+                               int64_t M, int64_t V, int64_t rows, float smoothing, float penalty,
+                               float cap)
+{
+    entropy a = {.loss = loss,
+                 .d = dlogits,
+                 .x = logits,
+                 .target = target,
+                 .each = 1 / (float)rows * (scale ? (float)*scale : 1),
+                 .M = M,
+                 .V = V,
+                 .R = zk_pieces(V, ZK_VOCAB) * ZK_VOCAB,
+                 .rows = zk_tile(k, L, 0, ROWS),
+                 .dtype = k->dtype,
+                 .smoothing = smoothing,
+                 .penalty = penalty,
+                 .cap = cap};
+    zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
 }
 
 void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                           const int32_t *target, const double *scale, int64_t M, int64_t V,
                           int64_t rows)
 {
-    int64_t R = zk_pieces(V, ZK_VOCAB) * ZK_VOCAB;
-    float each = 1 / (float)rows * (scale ? (float)*scale : 1);
-    entropy a = {loss, dlogits, logits, target, each, M, V, R, zk_tile(k, L, 0, ROWS), k->dtype};
-    zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
+    ZK(zk_soft_cross_entropy)(k, L, loss, dlogits, logits, target, scale, M, V, rows, 0, 0, 0);
 }
 
 /* ---- sums and reports */

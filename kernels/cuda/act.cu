@@ -1,4 +1,4 @@
-/* act.cu -- elementwise kernels: GELU, squared ReLU, scaling, SwiGLU, GeGLU, dropout, addition,
+/* act.cu -- elementwise kernels: GELU, squared ReLU, scaling, caps, SwiGLU, GeGLU, dropout, addition,
  * rounding, and weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
@@ -123,6 +123,17 @@ template <class T> __global__ void scaled(T *y, const T *x, int64_t n, float sca
         float a[V];
         fetch(a, x + i, n - i);
         for (int j = 0; j < V; j++) a[j] *= scale;
+        stow(y + i, a, n - i);
+    }
+}
+
+template <class T> __global__ void capped(T *y, const T *x, int64_t n, float cap)
+{
+    constexpr int V = wide<T>;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        float a[V];
+        fetch(a, x + i, n - i);
+        for (int j = 0; j < V; j++) a[j] = cap * tangent(__fdiv_rn(a[j], cap));
         stow(y + i, a, n - i);
     }
 }
@@ -257,6 +268,12 @@ void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const rea
 void zk_scale_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, float scale)
 {
     ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (scaled<T>), (T *)y, (const T *)x, n, scale));
+}
+
+void zk_softcap(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t V, float cap)
+{
+    int64_t n = M * ((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (capped<T>), (T *)y, (const T *)x, n, cap));
 }
 
 void zk_scale_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t n, float scale)

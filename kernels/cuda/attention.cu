@@ -3,6 +3,7 @@
  *
  *   s = scale * q . k^T; top = running max(s); p = exp(s - top)
  *   y = sum(p * v) / sum(p); lse = top + log(sum(p)); old sums *= exp(old top - top)
+ *   CAPPED: s = cap * tanh(s / cap)
  *
  * Invariants
  *  1. A block has ROWS queries of one head, a warp 16 * M of them, or 16 of each half. Keys come in
@@ -67,6 +68,17 @@ __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8) s[m][n][i] = -INFINITY;
+}
+
+/* Replace the products of q and k by capped scores. */
+template <int M, int N> __device__ inline void cap(float (&s)[M][N / 8][4], const heads &a)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[m][n][i] = a.cap * bent(a, s[m][n][i]);
 }
 
 /* Update the running maxima with the tile's scores. shrink: factor for sums made with the old
@@ -150,7 +162,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 }
 
 /* Grid: blocks of queries (from the last, which has the most keys), H, B. */
-template <class T, int D, int M, int WARPS, int N, bool LOCAL>
+template <class T, int D, int M, int WARPS, int N, bool LOCAL, bool CAPPED = false>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
 {
@@ -192,15 +204,16 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
+        if (CAPPED) cap<M, N>(s, a);
         if (LOCAL) hide_far<M, N>(s, j * N, query, see);
         else if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
-        weigh<LOCAL, M, N, D>(s, sum, &w, a.scale * LOG2E);
+        weigh<LOCAL, M, N, D>(s, sum, &w, (CAPPED ? 1.0f : a.scale) * LOG2E);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
     }
     int query = first + warp_of() * 16 * M;
     place own = q + (place)(warp_of() * 16 * M * D * 2);
     h = block_y();
-    finish<M, D>(sum, line_at(lse, a, b, query, h), &w, a.T - query, a.scale);
+    finish<M, D>(sum, line_at(lse, a, b, query, h), &w, a.T - query, CAPPED ? 1.0f : a.scale);
     store_tile<D, D, M>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own, sum);
 }
 
@@ -299,6 +312,12 @@ template <class T> const instance<T> local[] = {
     {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true>},
 };
 
+template <class T> const instance<T> capped[] = {
+    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, true, true>},
+    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, true, true>},
+    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true, true>},
+};
+
 template <class T, int N>
 void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *y, float *lse,
             const real *qkv, const heads &a)
@@ -321,7 +340,7 @@ void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real
                       int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
     const zk_launch *l = &L[k->column];
-    heads a = heads_of(T, H, G, D, scale, NULL, T);
+    heads a = heads_of(T, H, G, D, scale, NULL, T, 0);
     (void)B;
     if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
     if (k->dtype == ZK_BF16) return launch(causal<bf16>, k, L, y, lse, qkv, a);
@@ -334,11 +353,24 @@ void zk_attention_local_fwd(zk *k, const zk_launch *L, real *y, float *lse, cons
                             int64_t D, int64_t window, float scale)
 {
     const zk_launch *l = &L[k->column];
-    heads a = heads_of(T, H, G, D, scale, position, window);
+    heads a = heads_of(T, H, G, D, scale, position, window, 0);
     (void)B;
     if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
     if (k->dtype == ZK_BF16) return launch(local<bf16>, k, L, y, lse, qkv, a);
     if (k->dtype == ZK_F16) return launch(local<f16>, k, L, y, lse, qkv, a);
+    no_attention(l, a);
+}
+
+void zk_attention_capped_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                             int64_t D, int64_t window, float scale, float cap)
+{
+    const zk_launch *l = &L[k->column];
+    heads a = heads_of(T, H, G, D, scale, position, window, cap);
+    (void)B;
+    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch(capped<bf16>, k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch(capped<f16>, k, L, y, lse, qkv, a);
     no_attention(l, a);
 }
 }

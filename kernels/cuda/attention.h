@@ -8,22 +8,23 @@
  */
 #ifndef ZK_ATTENTION_H
 #define ZK_ATTENTION_H
-#include "cuda.h"
+#include "functions.h"
 
 /* Shapes of a call. Query head h reads key and value head h / each. A row of qkv has H query, G key
  * and G value heads of D elements. position: [B,T], or NULL: each sample is one document. Without a
- * window, `window` is T. */
+ * window, `window` is T. cap: of scores, 0 for none. */
 struct heads {
     int T, H, G, D, each;
     float scale;
     const int32_t *position;
     int window;
+    float cap;
 };
 
 static inline heads heads_of(int64_t T, int64_t H, int64_t G, int64_t D, float scale,
-                             const int32_t *position, int64_t window)
+                             const int32_t *position, int64_t window, float cap)
 {
-    return {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale, position, (int)window};
+    return {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale, position, (int)window, cap};
 }
 
 /* Return the reach of row t: it sees the keys of rows t - reach .. t. Rows past the end are treated
@@ -50,6 +51,12 @@ __device__ inline int end_of_sight(const heads &a, int b, int start, int by, int
 
 /* Return whether a query `back` rows after a key does not see it. */
 __device__ inline bool beyond(int back, int reach) { return (unsigned)back > (unsigned)reach; }
+
+/* Return the tanh of a product of query and key whose cap times it is the score, with a cap. */
+__device__ inline float bent(const heads &a, float s)
+{
+    return tangent(__fdiv_rn(s * a.scale, a.cap));
+}
 
 __device__ inline int qkv_stride(const heads &a) { return (a.H + 2 * a.G) * a.D; }
 

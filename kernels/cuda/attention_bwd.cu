@@ -2,6 +2,7 @@
  *
  *   p = exp(scale * q . k^T - lse); dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot)
  *   dv = p^T . dy; dk = scale * ds^T . q; dq = scale * ds . k
+ *   CAPPED: p = exp(s - lse) and ds *= 1 - t^2, where s = cap * t, t = tanh(scale * q . k^T / cap)
  *
  * Invariants
  *  1. Two kernels recompute p from scores and lse. `keys_bwd` sums dk and dv over the heads of the
@@ -33,6 +34,15 @@ __device__ inline void gradient(float *s, float *dp, float lse2, float dot, floa
     *dp = *s * (*dp - dot);
 }
 
+/* The same with capped scores; s starts as the product of query and key. */
+__device__ inline void capped_gradient(float *s, float *dp, float lse2, float dot, const heads &a,
+                                       bool hidden)
+{
+    float t = bent(a, *s);
+    *s = chance(a.cap * t, lse2, LOG2E, hidden);
+    *dp = *s * (*dp - dot) * fmaf(-t, t, 1.0f);
+}
+
 template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], float factor)
 {
 #pragma unroll
@@ -45,9 +55,9 @@ template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], fl
 
 /* ---- dk and dv */
 /* Replace s = k . q and dp = v . dy of a warp's 16 * M keys and N queries by p and ds. */
-template <bool LOCAL, int M, int N>
+template <bool LOCAL, bool CAPPED, int M, int N>
 __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4], place dots,
-                                     place lse2s, place reaches, int key, int query, float scale2)
+                                     place lse2s, place reaches, int key, int query, const heads &a)
 {
     int row = key + lane_of() / 4, column = lane_of() % 4 * 2;
     bool edge = key + 16 * M - 1 > query;
@@ -63,8 +73,9 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
                 int q = query + column + 8 * n + i % 2, k = row + 16 * m + i / 2 * 8;
                 bool hidden = LOCAL ? beyond(q - k, __float_as_int(i % 2 ? reach.y : reach.x))
                                     : edge && k > q;
-                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x, i % 2 ? dot.y : dot.x,
-                         scale2, hidden);
+                float line = i % 2 ? lse2.y : lse2.x, own = i % 2 ? dot.y : dot.x;
+                if (CAPPED) capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
+                else gradient(&s[m][n][i], &dp[m][n][i], line, own, a.scale * LOG2E, hidden);
             }
     }
 }
@@ -113,7 +124,7 @@ template <int D, int R> struct round_of {
 };
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of the D columns, from `part` on. */
-template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
+template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL, bool CAPPED>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -167,8 +178,9 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, keys, now.q + down + lane_of_columns<D>());
             dot_rows<T>(dp, values, now.dy + down + lane_of_columns<D>());
-            key_gradients<LOCAL, M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n),
-                                       now.reach + (place)(4 * n), key, at + n, a.scale * LOG2E);
+            key_gradients<LOCAL, CAPPED, M, N>(s, dp, now.dot + (place)(4 * n),
+                                               now.lse2 + (place)(4 * n),
+                                               now.reach + (place)(4 * n), key, at + n, a);
             add_product<T, D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
             add_product<T, D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
         }
@@ -263,10 +275,10 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
 }
 
 /* ---- dq */
-template <bool LOCAL, int M, int N>
+template <bool LOCAL, bool CAPPED, int M, int N>
 __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4],
                                        const float (&dot)[M][2], const float (&lse2)[M][2],
-                                       const int (&reach)[M][2], int key, int query, float scale2)
+                                       const int (&reach)[M][2], int key, int query, const heads &a)
 {
     int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
     bool edge = key + N - 1 > query;
@@ -278,7 +290,9 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
             for (int i = 0; i < 4; i++) {
                 int back = row + 16 * m + i / 2 * 8 - (column + 8 * n + i % 2);
                 bool hidden = LOCAL ? beyond(back, reach[m][i / 2]) : edge && back < 0;
-                gradient(&s[m][n][i], &dp[m][n][i], lse2[m][i / 2], dot[m][i / 2], scale2, hidden);
+                float line = lse2[m][i / 2], own = dot[m][i / 2];
+                if (CAPPED) capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
+                else gradient(&s[m][n][i], &dp[m][n][i], line, own, a.scale * LOG2E, hidden);
             }
 }
 
@@ -310,7 +324,7 @@ __device__ inline void query_slopes(const float (&s)[1][N / 8][4], float (&dp)[1
 }
 
 /* Grid: blocks of queries from the last, H, B. */
-template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
+template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL, bool CAPPED>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -358,7 +372,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, mine, keys + now + lane_of_columns<D>());
             dot_rows<T>(dp, grads, values + now + lane_of_columns<D>());
-            query_gradients<LOCAL, M, N>(s, dp, dot, lse2, reach, key, query, a.scale * LOG2E);
+            query_gradients<LOCAL, CAPPED, M, N>(s, dp, dot, lse2, reach, key, query, a);
             add_product<T, D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
         }
     }
@@ -443,22 +457,31 @@ template <class T> struct instance {
 
 /* HELD is the largest value that spills registers on no target. keys_bwd at width 64 could have 3,
  * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. */
-template <class T, bool LOCAL> const instance<T> instances[] = {
+template <class T, bool LOCAL, bool CAPPED> const instance<T> instances[] = {
     {64,
      0,
      {128, 128},
-     keys_bwd<T, 64, 64, 2, 4, 64, 32, 0, LOCAL>,
-     queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL>},
+     keys_bwd < T,
+     64,
+     64,
+     2,
+     4,
+     64,
+     CAPPED ? 16 : 32,
+     0,
+     LOCAL,
+     CAPPED >,
+     queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL, CAPPED>},
     {128,
      0,
      {256, 128},
-     keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL>,
-     queries_bwd<T, 128, 2, 4, 32, 32, 0, LOCAL>},
+     keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL, CAPPED>,
+     queries_bwd<T, 128, 2, 4, 32, 32, 0, LOCAL, CAPPED>},
     {256,
      0,
      {128, 128},
-     keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL>,
-     queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL>},
+     keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL, CAPPED>,
+     queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL, CAPPED>},
 };
 
 template <class T> const instance<T> by_groups[] = {
@@ -482,16 +505,16 @@ void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *dqkv
     no_attention(l, a);
 }
 
-template <class T, bool LOCAL>
+template <class T, bool LOCAL, bool CAPPED>
 void launch_any(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                 const float *lines, int64_t line, const heads &a)
 {
     if (!LOCAL && L[k->column].tile[2])
         return launch(by_groups<T>, k, L, dqkv, dy, qkv, lines, line, a);
-    launch(instances<T, LOCAL>, k, L, dqkv, dy, qkv, lines, line, a);
+    launch(instances<T, LOCAL, CAPPED>, k, L, dqkv, dy, qkv, lines, line, a);
 }
 
-template <bool LOCAL>
+template <bool LOCAL, bool CAPPED>
 void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
                    const real *qkv, const float *lse, float *scratch, int64_t B, const heads &a)
 {
@@ -499,8 +522,10 @@ void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const 
     int64_t line = B * a.H * a.T;
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0) return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    if (k->dtype == ZK_BF16) return launch_any<bf16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
-    if (k->dtype == ZK_F16) return launch_any<f16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
+    auto run = k->dtype == ZK_BF16  ? launch_any<bf16, LOCAL, CAPPED>
+               : k->dtype == ZK_F16 ? launch_any<f16, LOCAL, CAPPED>
+                                    : NULL;
+    if (run) return run(k, L, dqkv, dy, qkv, scratch, line, a);
     no_attention(l, a);
 }
 
@@ -512,8 +537,8 @@ void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, con
                       const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
                       int64_t H, int64_t G, int64_t D, float scale)
 {
-    attention_bwd<false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
-                         heads_of(T, H, G, D, scale, NULL, T));
+    attention_bwd<false, false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                                heads_of(T, H, G, D, scale, NULL, T, 0));
 }
 
 void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
@@ -521,7 +546,16 @@ void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *d
                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                             int64_t D, int64_t window, float scale)
 {
-    attention_bwd<true>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
-                        heads_of(T, H, G, D, scale, position, window));
+    attention_bwd<true, false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                               heads_of(T, H, G, D, scale, position, window, 0));
+}
+
+void zk_attention_capped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                             const real *qkv, const float *lse, float *scratch,
+                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                             int64_t D, int64_t window, float scale, float cap)
+{
+    attention_bwd<true, true>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                              heads_of(T, H, G, D, scale, position, window, cap));
 }
 }

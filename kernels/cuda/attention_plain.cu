@@ -128,16 +128,17 @@ __device__ inline float row_sum(float x)
 /* ---- forward */
 /* Write p = exp(score - top) to w.p for the products s of q and k, and rescale the old sums. top is
  * finite. back: rows from the tile's first key to its first query. */
-template <int C>
+template <int C, bool CAPPED>
 __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4][C / SPLIT],
-                             float (&top)[4], float (&total)[4], float scale, int back,
+                             float (&top)[4], float (&total)[4], const heads &a, int back,
                              const int (&reach)[4])
 {
     for (int i = 0; i < 4; i++) {
         float high = top[i], part = 0;
         for (int j = 0; j < 4; j++) {
             bool hidden = beyond(back + w.ty + SPLIT * i - w.tx - SPLIT * j, reach[i]);
-            s[i][j] = hidden ? -INFINITY : s[i][j] * scale;
+            float x = CAPPED ? a.cap * bent(a, s[i][j]) : s[i][j] * a.scale;
+            s[i][j] = hidden ? -INFINITY : x;
             high = fmaxf(high, s[i][j]);
         }
         high = row_max(high);
@@ -154,7 +155,7 @@ __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4
 }
 
 /* Grid: blocks of queries from the last; parts of D times H; B. */
-template <class R, int C>
+template <class R, int C, bool CAPPED>
 __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R *qkv, heads a)
 {
     ZK_SHARED(float, shared);
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
         float s[4][4];
         const R *k = qkv_at(qkv, a, b, j, kv);
         head_dots<C>(w, s, qkv_at(qkv, a, b, first, h), stride, left, k, stride, a.T - j, a.D);
-        weigh(w, s, sum, top, total, a.scale, first - j, reach);
+        weigh<C, CAPPED>(w, s, sum, top, total, a, first - j, reach);
         __syncthreads();
         w.copy(w.b, k + a.G * a.D + column, stride, a.T - j, a.D - column);
         __syncthreads();
@@ -192,15 +193,18 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
 __device__ inline float line_or_0(const float *line, int i, int n) { return i < n ? line[i] : 0; }
 
 /* Compute p and ds / scale of a query (dot, lse) and a key from q . k and dy . v. */
+template <bool CAPPED>
 __device__ inline void gradient(float *p, float *ds, float s, float dp, float dot, float lse,
-                                float scale, bool hidden)
+                                const heads &a, bool hidden)
 {
-    *p = hidden ? 0 : exponential(s * scale - lse);
+    float t = CAPPED ? bent(a, s) : 0;
+    *p = hidden ? 0 : exponential((CAPPED ? a.cap * t : s * a.scale) - lse);
     *ds = *p * (dp - dot);
+    if (CAPPED) *ds *= fmaf(-t, t, 1.0f);
 }
 
 /* Grid: blocks of keys; parts of D times G; B. */
-template <class R, int C>
+template <class R, int C, bool CAPPED>
 __global__ void __launch_bounds__(BLOCK)
     plain_keys_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse, heads a)
 {
@@ -224,9 +228,9 @@ __global__ void __launch_bounds__(BLOCK)
             for (int m = 0; m < 4; m++)
                 for (int n = 0; n < 4; n++) {
                     int key = w.ty + SPLIT * m, query = w.tx + SPLIT * n, at = key * LINE + query;
-                    gradient(w.p + at, w.ds + at, s[m][n], dp[m][n], line_or_0(dot, query, rows),
-                             line_or_0(top, query, rows), a.scale,
-                             beyond(i + query - first - key, reach[n]) || query >= rows);
+                    gradient<CAPPED>(w.p + at, w.ds + at, s[m][n], dp[m][n],
+                                     line_or_0(dot, query, rows), line_or_0(top, query, rows), a,
+                                     beyond(i + query - first - key, reach[n]) || query >= rows);
                 }
             __syncthreads();
             w.copy(w.a, q + column, stride, rows, a.D - column);
@@ -242,7 +246,7 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 /* Grid: blocks of queries from the last; parts of D times H; B. */
-template <class R, int C>
+template <class R, int C, bool CAPPED>
 __global__ void __launch_bounds__(BLOCK)
     plain_queries_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse,
                       heads a)
@@ -265,9 +269,9 @@ __global__ void __launch_bounds__(BLOCK)
         for (int m = 0; m < 4; m++)
             for (int n = 0; n < 4; n++) {
                 int query = w.ty + SPLIT * m, key = w.tx + SPLIT * n;
-                gradient(&p, w.ds + query * LINE + key, s[m][n], dp[m][n],
-                         line_or_0(dot, query, left), line_or_0(top, query, left), a.scale,
-                         beyond(first + query - j - key, reach[m]) || query >= left);
+                gradient<CAPPED>(&p, w.ds + query * LINE + key, s[m][n], dp[m][n],
+                                 line_or_0(dot, query, left), line_or_0(top, query, left), a,
+                                 beyond(first + query - j - key, reach[m]) || query >= left);
             }
         __syncthreads();
         w.copy(w.b, k + column, stride, a.T - j, a.D - column);
@@ -306,26 +310,38 @@ __global__ void query_lines(float *lines, const R *dy, const R *y, const float *
 }
 
 /* C is the launch's tile[1]. */
+template <class R, int C>
+static void forward(zk *k, const zk_launch *L, R *y, float *lse, const R *qkv, const heads &a)
+{
+    if (a.cap > 0) ZK_LAUNCH(k, L, 0, (plain_forward<R, C, true>), y, lse, qkv, a);
+    else ZK_LAUNCH(k, L, 0, (plain_forward<R, C, false>), y, lse, qkv, a);
+}
+
 void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                          const heads &a)
 {
     const zk_launch *l = &L[k->column];
     if (l->part[0].block != BLOCK) no_attention(l, a);
-    if (l->tile[1] == 64)
-        ZK_REAL(k, R, ZK_LAUNCH(k, L, 0, (plain_forward<R, 64>), (R *)y, lse, (const R *)qkv, a));
+    if (l->tile[1] == 64) ZK_REAL(k, R, (forward<R, 64>(k, L, (R *)y, lse, (const R *)qkv, a)));
     else if (l->tile[1] == 128)
-        ZK_REAL(k, R, ZK_LAUNCH(k, L, 0, (plain_forward<R, 128>), (R *)y, lse, (const R *)qkv, a));
+        ZK_REAL(k, R, (forward<R, 128>(k, L, (R *)y, lse, (const R *)qkv, a)));
     else no_attention(l, a);
+}
+
+template <class R, int C, bool CAPPED>
+static void backward_as(zk *k, const zk_launch *L, R *dqkv, const R *dy, const R *qkv,
+                        const float *lse, const float *dots, const heads &a)
+{
+    ZK_LAUNCH(k, L, 1, (plain_keys_bwd<R, C, CAPPED>), dqkv, dy, qkv, dots, lse, a);
+    ZK_LAUNCH(k, L, 2, (plain_queries_bwd<R, C, CAPPED>), dqkv, dy, qkv, dots, lse, a);
 }
 
 template <class R, int C>
 static void backward(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                      const float *lse, const float *dots, const heads &a)
 {
-    ZK_LAUNCH(k, L, 1, (plain_keys_bwd<R, C>), (R *)dqkv, (const R *)dy, (const R *)qkv, dots, lse,
-              a);
-    ZK_LAUNCH(k, L, 2, (plain_queries_bwd<R, C>), (R *)dqkv, (const R *)dy, (const R *)qkv, dots,
-              lse, a);
+    auto run = a.cap > 0 ? backward_as<R, C, true> : backward_as<R, C, false>;
+    run(k, L, (R *)dqkv, (const R *)dy, (const R *)qkv, lse, dots, a);
 }
 
 void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,

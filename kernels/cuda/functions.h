@@ -1,15 +1,17 @@
-/* functions.h -- exp and erf of a float on a GPU, computed step by step as in kernels/cpu/lanes.h.
+/* functions.h -- exp, erf and tanh of a float on a GPU, computed step by step as in
+ * kernels/cpu/lanes.h.
  *
  * Invariants
- *  1. exponential and error give the bits of lanes_exp and lanes_erf for all floats.
+ *  1. exponential, error and tangent give the bits of lanes_exp, lanes_erf and lanes_tanh for all
+ *     floats.
  *  2. NaN gives NaN: bounds are set by comparisons that are false for NaN.
  */
 #ifndef ZK_CUDA_FUNCTIONS_H
 #define ZK_CUDA_FUNCTIONS_H
 #include "cuda.h"
 
-/* exp(r), |r| <= ln 2 / 2, with a Taylor series to r^7 */
-__device__ inline float exp_rest(float r)
+/* exp(r) - 1, |r| <= ln 2 / 2, with a Taylor series to r^7 */
+__device__ inline float exp_rise(float r)
 {
     float p = 1.0f / 5040;
     p = fmaf(p, r, 1.0f / 720);
@@ -17,8 +19,10 @@ __device__ inline float exp_rest(float r)
     p = fmaf(p, r, 1.0f / 24);
     p = fmaf(p, r, 1.0f / 6);
     p = fmaf(p, r, 0.5f);
-    return fmaf(p * r, r, r) + 1.0f;
+    return fmaf(p * r, r, r);
 }
+
+__device__ inline float exp_rest(float r) { return exp_rise(r) + 1.0f; }
 
 static const float EXP_SHIFT = 0x1.8p23f; /* added to n it leaves n in the low bits */
 
@@ -71,6 +75,16 @@ __device__ inline float error(float x)
     far = fmaf(far, t, -1.44211808e-04f);
     float y = a < 0.875f ? near : 1.0f - exponential(far);
     return copysignf(y, x);
+}
+
+/* tanh(x) = m / (m + 2), m = exp(2 |x|) - 1: see lanes_tanh */
+__device__ inline float tangent(float x)
+{
+    float a = fabsf(x), r, z = a + a;
+    float shifted = exp_split(20.0f < z ? 20.0f : z, &r);
+    float two = __int_as_float((__float_as_int(shifted) - __float_as_int(EXP_SHIFT) + 127) << 23);
+    float m = fmaf(two, exp_rise(r), two - 1.0f);
+    return copysignf(__fdiv_rn(m, m + 2.0f), x);
 }
 
 #endif

@@ -2,6 +2,9 @@
  *
  *   loss = log(sum(exp(x - top))) - (x[target] - top), top = max(x)
  *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
+ *   soft: loss += penalty * lse^2 - smoothing * mean(x - x[target]), lse = log(sum(exp(x)))
+ *         dlogits = (p * (1 + 2 * penalty * lse) - (1 - smoothing) * [i = target] - smoothing / V)
+ *                   * (1 - (x / cap)^2) * scale / rows, p = exp(x - top) / sum
  *
  * Invariants
  *  1. A block has one row and reads it twice, the second time backwards while its end is still
@@ -104,6 +107,75 @@ __global__ void __launch_bounds__(512, 3)
     }
 }
 
+struct softness {
+    float smoothing, penalty, cap;
+};
+
+/* Return this thread's part of the sum of x - hot over x [C], V elements at a time. */
+template <class T, int V> __device__ inline float above(const T *x, int C, float hot)
+{
+    float sum = 0;
+    for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) {
+        float a[V];
+        fetch(a, x + i);
+        for (int j = 0; j < V; j++) sum += a[j] - hot;
+    }
+    return sum;
+}
+
+/* Write the gradient of the soft loss to d [R], V elements at a time. share: of an exponential. */
+template <class T, int V>
+__device__ inline void soft_slope(T *d, const T *x, int C, int R, float top, float share,
+                                  int target, const softness &s, float each)
+{
+    float base = __fdiv_rn(s.smoothing, (float)C);
+    for (int i = (int)threadIdx.x * V; i < R; i += (int)blockDim.x * V) {
+        float a[V];
+        fetch(a, x + i);
+        for (int j = 0; j < V; j++) {
+            float one = fmaf(exp_below(a[j] - top), share, -base);
+            if (i + j == target) one -= 1.0f - s.smoothing;
+            float u = s.cap > 0 ? __fdiv_rn(a[j], s.cap) : 0.0f;
+            a[j] = i + j < C ? one * fmaf(-u, u, 1.0f) * each : 0.0f;
+        }
+        stow(d + i, a);
+    }
+}
+
+/* The same for the soft loss. */
+template <class T, int V>
+__global__ void __launch_bounds__(512, 3)
+    soft_entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale,
+                 int64_t M, int C, int R, float each, softness s)
+{
+    each *= scale ? (float)*scale : 1.0f;
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
+        float result = 0;
+        int32_t hit = target[m];
+        if (hit >= 0) {
+            const T *row = x + m * R;
+            float hot = get(row[hit]);
+            exponentials e = {LOWEST, 0};
+            add_up<T, V>(e, row, C / V * V);
+            add_up<T, 1>(e, row + C / V * V, C % V);
+            e = together(e);
+            float high = (float)zk_log(e.sum), lse = e.top + high;
+            result = high - (hot - e.top);
+            if (s.penalty > 0) result = fmaf(s.penalty * lse, lse, result);
+            if (s.smoothing > 0) {
+                float sum = above<T, V>(row, C / V * V, hot);
+                sum += above<T, 1>(row + C / V * V, C % V, hot);
+                result -= s.smoothing * __fdiv_rn(block_sum(sum), (float)C);
+            }
+            float share = __fdiv_rn(1.0f + 2.0f * s.penalty * lse, e.sum);
+            soft_slope<T, V>(d + m * R, row, C, R, e.top, share, hit, s, each);
+        } else {
+            zero<T, V>(d + m * R, R);
+        }
+        if (threadIdx.x == 0) loss[m] = result;
+    }
+}
+
 /* y [C], x [M,C]; one block. */
 template <class T>
 __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t C)
@@ -144,6 +216,19 @@ void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, con
     ZK_REAL(k, T,
             ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits, target,
                       scale, M, (int)V, R, 1.0f / (float)rows));
+}
+
+void zk_soft_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits,
+                           const real *logits, const int32_t *target, const double *scale,
+                           int64_t M, int64_t V, int64_t rows, float smoothing, float penalty,
+                           float cap)
+{
+    int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
+    softness s = {smoothing, penalty, cap};
+    if (!dlogits) return zk_cross_entropy(k, L, loss, NULL, logits, target, scale, M, V, rows);
+    ZK_REAL(k, T,
+            ZK_LAUNCH(k, L, 0, (soft_entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
+                      target, scale, M, (int)V, R, 1.0f / (float)rows, s));
 }
 
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,

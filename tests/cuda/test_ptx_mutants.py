@@ -67,11 +67,11 @@ class Mutated(NamedTuple):
     target: str = "sm_90"
 
 
-_KEYS, _QUERIES = (f"{x}_bwdI4bf16Li64E.*ELb0E" for x in ("keys", "queries"))
+_KEYS, _QUERIES = (f"{x}_bwdI4bf16Li64E.*ELb0ELb0E" for x in ("keys", "queries"))
 _GROUPS = [f"{x}_groupI4bf16Li64E" for x in ("keys", "queries")]
 KERNELS = {
     "forward": Mutated(
-        "attention", ("forwardI4bf16Li64E.*ELb0E",), attention_fwd, "sm_80"
+        "attention", ("forwardI4bf16Li64E.*ELb0ELb0E",), attention_fwd, "sm_80"
     ),
     "keys": Mutated("attention_bwd", (_KEYS, _QUERIES), attention_bwd, "sm_80"),
     "queries": Mutated("attention_bwd", (_QUERIES, _KEYS), attention_bwd, "sm_80"),

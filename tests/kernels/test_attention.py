@@ -106,28 +106,32 @@ def head(
     unit: float,
     inner: float,
     seen: Array,
+    cap: float = 0,
 ) -> tuple[tuple[Array, Array], ...]:
     """Return (value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy are [T, D].
 
     y is stored with unit roundoff `stored`, scores are computed with unit roundoff `unit`, p and ds
-    enter products with `inner`. seen [T, T]: the keys that a query sees.
+    enter products with `inner`. seen [T, T]: the keys that a query sees; cap: of scores, 0 for
+    none.
     """
     T, D = q.shape
-    x = np.where(seen, scale * q @ k.T, -np.inf)
+    x = scale * q @ k.T
+    slope = 1 - np.tanh(x / cap) ** 2 if cap else np.ones_like(x)
+    x = np.where(seen, cap * np.tanh(x / cap) if cap else x, -np.inf)
     lse = np.logaddexp.reduce(x, axis=1)
     cut = CUT if inner else 1
     p = np.exp(x - lse[:, None])
     y = p @ v
     dp = dy @ v.T
     dot = (dy * y).sum(1)
-    ds = scale * p * (dp - dot[:, None])
+    ds = scale * p * (dp - dot[:, None]) * slope
     # A score errs by D + 1 roundings of its sum of absolute products, and so does every later
     # maximum, which cancels. exp is within two ulps, its argument within one rounding of the
     # largest score.
-    x_off = np.where(
-        seen, cut * (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0
-    ).max(1)
+    raw_off = np.where(seen, cut * (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0)
     top = np.where(seen, np.abs(x), 0).max(1)
+    # A cap shrinks errors, and adds those of a quotient, a tanh within 4 ulp and a product.
+    x_off = raw_off.max(1) + (10 * F32 * top if cap else 0)
     # relative, of every p of a row
     p_off = 2 * (x_off + 2 * F32 * top) + ((1 + cut) * T + 16) * F32
     lse_off = p_off + F32 * np.abs(lse)
@@ -140,7 +144,10 @@ def head(
     ).sum(1)
     dp_off = cut * (D + 1) * F32 * DY @ V.T
     both = np.abs(dp) + np.abs(dot)[:, None]
-    ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * both)
+    ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * both) * slope
+    if cap:  # 1 - t^2 errs by twice the error of t
+        bent_off = 2 * (raw_off / cap * slope + 9 * F32) + 2 * F32
+        ds_off += bent_off * scale * p * both
     dS = np.abs(ds) + ds_off
     return (
         (y, y_off),
@@ -161,6 +168,7 @@ def exact(
     unit: float = F32,
     inner: float = 0,
     seen: Array | None = None,
+    cap: float = 0,
 ) -> Exact:
     """Return attention of qkv [B, T, H + 2 G, D] and dy [B, T, H, D]. seen [B, T, T]: visible keys;
     None: all keys up to a query."""
@@ -180,6 +188,7 @@ def exact(
             unit,
             inner,
             sight[b],
+            cap,
         )
         e.y[b, :, h], e.y_off[b, :, h] = y
         e.lse[b, h], e.lse_off[b, h] = lse
@@ -199,17 +208,19 @@ def attention(
     scale: float,
     *local: object,
 ) -> tuple[Array, ...]:
-    """Return y, lse, dqkv of the kernels; all buffers start as NaN. local: positions (or None) and
-    the window."""
+    """Return y, lse, dqkv of the kernels; all buffers start as NaN. local: positions (or None), the
+    window, and the cap if there is one."""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
     y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
     lse = zk.empty(zk.F32, B, H, T)
     scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
     if local:
-        position, window = local
-        sizes = position, B, T, H, G, D, window, scale
-        k.zk_attention_local_fwd(y, lse, qkv, *sizes)
-        k.zk_attention_local_bwd(dqkv, dy, y, qkv, lse, scratch, *sizes)
+        position, window, *cap = local
+        sizes = position, B, T, H, G, D, window, scale, *cap
+        name = "capped" if cap else "local"
+        getattr(k, f"zk_attention_{name}_fwd")(y, lse, qkv, *sizes)
+        backward = getattr(k, f"zk_attention_{name}_bwd")
+        backward(dqkv, dy, y, qkv, lse, scratch, *sizes)
         return y, lse, dqkv
     k.zk_attention_fwd(y, lse, qkv, B, T, H, G, D, scale)
     k.zk_attention_bwd(dqkv, dy, y, qkv, lse, scratch, B, T, H, G, D, scale)
@@ -223,18 +234,21 @@ def compare(found: tuple[Array, ...], e: Exact, dtype: int) -> None:
     close(dqkv, e.dqkv, e.dqkv_off, dtype)
 
 
-def test_formulas_against_finite_differences() -> None:
+@pytest.mark.parametrize("cap", [0, 0.7])
+def test_formulas_against_finite_differences(cap: float) -> None:
     r = np.random.default_rng(0)
     H, G, scale = 4, 2, 0.7
     qkv, dy = (
         r.standard_normal((1, 4, H + 2 * G, 3)),
         r.standard_normal((1, 4, H, 3)),
     )
-    found = exact(qkv, dy, H, G, scale, 0).dqkv
+    found = exact(qkv, dy, H, G, scale, 0, cap=cap).dqkv
     for i in np.ndindex(qkv.shape):
         step = np.zeros_like(qkv)
         step[i] = 1e-6  # truncation about 1e-12, rounding about 1e-9
-        up, down = (exact(qkv + s, dy, H, G, scale, 0).y for s in (step, -step))
+        up, down = (
+            exact(qkv + s, dy, H, G, scale, 0, cap=cap).y for s in (step, -step)
+        )
         assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
 
 
@@ -499,6 +513,44 @@ def test_local(
             compare(found, expected(wrong), dtype)
 
 
+@pytest.mark.parametrize("local_,isa,dtype", TURNS)
+def test_capped(
+    local_: tuple[tuple[int, ...], int, int], isa: str | None, dtype: int
+) -> None:
+    """Capped scores match float64. Many are beyond their cap, and the bound tells it from one that
+    is larger by a twentieth."""
+    shape, mean, window = local_
+    B, T, H, G, D = shape
+    (qkv, QKV), (dy, DY) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    scale, cap = float(np.float32(D**-0.5)), 0.75
+    position, window = local(shape, mean, window)
+    found = attention(
+        zk.Kernels(isa, dtype), dtype, qkv, dy, G, scale, position, window, cap
+    )
+    seen = sight(position, B, T, window)
+    given = QKV, DY, H, G, scale, UNIT[dtype]
+    ways = {"inner": inner(isa, dtype, D), "seen": seen}
+    compare(found, exact(*given, **ways, cap=cap), dtype)
+    if window > 1 and mean != 1:
+        with pytest.raises(AssertionError):
+            compare(found, exact(*given, **ways, cap=1.05 * cap), dtype)
+
+
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_a_cap_far_beyond_the_scores(isa: str | None) -> None:
+    """With a cap of 2^20 a score changes by less than its rounding."""
+    (qkv, QKV), (dy, DY) = (
+        drawn(1, zk.F32, 1, 70, 4, 24),
+        drawn(2, zk.F32, 1, 70, 2, 24),
+    )
+    cap = 2.0**20
+    found = attention(zk.Kernels(isa), zk.F32, qkv, dy, 1, 0.2, None, 70, cap)
+    compare(found, exact(QKV, DY, 2, 1, 0.2, F32, cap=cap), zk.F32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
@@ -540,15 +592,16 @@ def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
     assert y.tobytes() != first[0].tobytes()
 
 
+@pytest.mark.parametrize("cap", [(), (0.75,)], ids=["plain", "capped"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_of_local(dtype: int) -> None:
+def test_bits_of_local(dtype: int, cap: tuple[float, ...]) -> None:
     """The bits are the same for every kernel object, compiler and number of threads."""
     B, T, H, G, D = 1, 601, 2, 1, 40
     (qkv, _), (dy, _) = (
         drawn(1, dtype, B, T, H + 2 * G, D),
         drawn(2, dtype, B, T, H, D),
     )
-    given = G, 0.2, documents(B, T, 200), 130
+    given = G, 0.2, documents(B, T, 200), 130, *cap
     first = attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, *given)
     for isa, compiler, threads in zk.variants():
         k = zk.Kernels(isa, dtype, threads, compiler)

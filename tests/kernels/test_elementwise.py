@@ -494,6 +494,108 @@ def test_cross_entropy(target: str, dtype: int, M: int, V: int, scale: float) ->
     assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
 
 
+def soft(
+    x: Array, hit: Array, target: str, smoothing: float, penalty: float, cap: float
+) -> tuple[Array, Array, Array, Array]:
+    """Return `entropy` of the soft loss."""
+    M, V = x.shape
+    at = (np.arange(M), np.maximum(hit, 0))
+    valid = hit >= 0
+    plain, d, bound, slack = entropy(x, hit, target)
+    lse = np.logaddexp.reduce(x, axis=1)
+    far = x - x[at][:, None]
+    loss = plain + (penalty * lse**2 - smoothing * far.mean(1)) * valid
+    grow = 1 + 2 * penalty * lse
+    p = d * M
+    p[at] += valid
+    one = grow[:, None] * p - smoothing / V * valid[:, None]
+    one[at] -= (1 - smoothing) * valid
+    bend = 1 - (x / cap) ** 2 if cap else np.ones_like(x)
+    # lse has the roundings of its sum and two of its own. The mean is a sum of parts: 1024 elements
+    # in 16 lanes on a CPU, a thread's V / 512 on a GPU.
+    lse_off = U * (depth(V, target) + 2 * np.abs(lse) + 2)
+    mean_off = U * (80 + V / 512) * np.abs(far).mean(1)
+    bound = bound + 2 * penalty * np.abs(lse) * lse_off + smoothing * mean_off
+    # `slack` is p's, of which the factor and three roundings are more; 1 - smoothing is rounded, and
+    # so is its difference. The cap's factor cancels where it is small: four roundings of 1.
+    off = slack * M * np.abs(grow)[:, None] + 2 * penalty * lse_off[:, None] * p
+    off += 3 * U * np.abs(grow)[:, None] * p + 2 * U * smoothing / V
+    off[at] += 3 * U
+    off = off * np.abs(bend) + 4 * U * np.abs(one)
+    return loss, one * bend / M, bound + 6 * U * np.abs(loss), off / M
+
+
+SOFT = [(0.1, 0.0, 0.0), (0.0, 1e-3, 0.0), (0.0, 0.0, 20.0), (0.3, 1e-2, 50.0)]
+
+
+@pytest.mark.parametrize("M,V", [(1, 1), (7, 16), (9, 257), (4, 263), (6, 5000)])
+@pytest.mark.parametrize("smoothing,penalty,cap", SOFT)
+def test_soft_cross_entropy(
+    target: str,
+    dtype: int,
+    M: int,
+    V: int,
+    smoothing: float,
+    penalty: float,
+    cap: float,
+) -> None:
+    """Loss and gradient match float64; without a gradient the loss is the plain one."""
+    k = zk.Kernels(target, dtype)
+    rows, exact = drawn(12, dtype, M, V, scale=3)
+    x, how = padded(rows), (smoothing, penalty, cap)
+    hit = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
+    hit[0] = V - 1
+    loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
+    k.zk_soft_cross_entropy(loss, d, x, hit, None, M, V, M, *how)
+    want, slope, bound, slack = soft(exact, hit, target, *how)
+    close(loss, want, bound)
+    close(np.ascontiguousarray(d[:, :V]), slope, slack)
+    assert not loss[hit < 0].any() and not d[hit < 0].any() and not d[:, V:].any()
+    alone, plain, inplace = np.empty_like(loss), np.empty_like(loss), x.copy()
+    k.zk_soft_cross_entropy(alone, inplace, inplace, hit, None, M, V, M, *how)
+    assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+    k.zk_soft_cross_entropy(alone, None, x, hit, None, M, V, M, *how)
+    k.zk_cross_entropy(plain, None, x, hit, None, M, V, M)
+    assert alone.tobytes() == plain.tobytes()
+    for m in range(M):  # a part of the rows, as parts of all of them
+        k.zk_soft_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], None, 1, V, M, *how)
+    assert inplace.tobytes() == d.tobytes()
+
+
+def test_the_soft_gradient_is_a_finite_difference() -> None:
+    """The gradient above matches central differences of its loss, of which the logits are capped."""
+    rng, h, cap = np.random.default_rng(5), 1e-6, 3.0
+    raw, hit = rng.standard_normal((3, 7)) * 2, np.array([0, -1, 6])
+
+    def capped(raw: Array) -> Array:
+        return cap * np.tanh(raw / cap)
+
+    slope = soft(capped(raw), hit, "", 0.2, 0.05, cap)[1]
+    for i in np.ndindex(raw.shape):
+        step = np.zeros_like(raw)
+        step[i] = h
+        up, down = (
+            soft(capped(raw + s), hit, "", 0.2, 0.05, cap)[0] for s in (step, -step)
+        )
+        assert abs((up - down).sum() / (2 * h) / 3 - slope[i]) < 1e-9
+
+
+@pytest.mark.parametrize("cap", [1e-3, 30.0, 1e3])
+def test_softcap(target: str, dtype: int, cap: float) -> None:
+    """Capped logits match float64: a quotient, a tanh within 4 ulp, and a product. In place too."""
+    k = zk.Kernels(target, dtype)
+    x, exact = wide(dtype)
+    n = x.size // ops.VOCAB * ops.VOCAB
+    x, exact = x[:n].reshape(-1, ops.VOCAB), exact[:n].reshape(-1, ops.VOCAB)
+    y = np.empty_like(x)
+    M, V = x.shape
+    k.zk_softcap(y, x, M, V, cap)
+    want = float(np.float32(cap)) * np.tanh(exact / float(np.float32(cap)))
+    close(y, want, 10 * U * np.abs(want))
+    k.zk_softcap(x, x, M, V, cap)
+    assert x.tobytes() == y.tobytes()
+
+
 @pytest.mark.parametrize("M,C", [(1, 3), (7, 40), (700, 33)])
 def test_pick(target: str, dtype: int, M: int, C: int) -> None:
     """The picked row is the last with a target, else the first."""

@@ -79,6 +79,8 @@ def attentions(draw, name: str, layers: int) -> Mapping:
     if draw(flag):
         args["scale"] = 0.2
     if draw(flag):
+        args["softcap"] = 1.5
+    if draw(flag):
         some = st.integers(1, 24)
         args["window"] = draw(
             some | st.lists(st.none() | some, min_size=layers, max_size=layers)
@@ -175,6 +177,8 @@ def models(draw, lengths: st.SearchStrategy = LENGTHS) -> tuple[Mapping, int]:
     if draw(flag):
         embedding["scale"] = 3.0
     last = {"tied": "tokens"} if draw(flag) else {"name": "out", "out": vocab}
+    if draw(flag):
+        last["softcap"] = 2.0
     head = [*([draw(norms("last"))] if draw(flag) else []), {"linear": last}]
     middle = [
         draw(blocks(name, width, family))
@@ -222,6 +226,8 @@ def specs(draw) -> Mapping:
             "schedule": schedule,
             "seed": 1,
             "dropout": 0.0 if packed else draw(st.sampled_from([0.0, 0.3])),
+            "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
+            "z_loss": draw(st.sampled_from([0.0, 0.01])),
         },
         "cluster": {"ranks": 1},
         "targets": ["cpu"],
@@ -311,6 +317,8 @@ _TRAIN: dict[str, Sequence] = {
     "lora.rslora": FLAG,
     "lora.base": ("int8", "nf4"),
     "dropout": (0.0, 0.3),
+    "label_smoothing": (0.0, 0.1),
+    "z_loss": (0.0, 1e-3),
 }
 _ZERO: dict[str, Sequence] = {
     "stage": (0, 1, 2, 3, 3, 3),

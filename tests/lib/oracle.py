@@ -125,20 +125,29 @@ def turn(
     return np.concatenate([made, rest], axis=-1)
 
 
+def softcap(x: np.ndarray, cap: float | None) -> tuple[np.ndarray, Back]:
+    """Return cap * tanh(x / cap), or x without a cap."""
+    if not cap:
+        return x, lambda dy: dy
+    t = np.tanh(x / cap)
+    return cap * t, lambda dy: dy * (1 - t * t)
+
+
 def causal(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
     window: int | None = None,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[np.ndarray, Callable]:
     """Return causal attention of q [B,H,T,D], k and v [B,G,T,D]. Head h reads k and v of head h /
     (H/G); a row sees the last `window` rows, including itself. scale: of scores, usually 1 /
-    sqrt(D)."""
+    sqrt(D); cap: of scores."""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     scale = scale or 1 / math.sqrt(D)
-    score = q @ k.swapaxes(2, 3) * scale
+    score, bend = softcap(q @ k.swapaxes(2, 3) * scale, cap)
     seen = np.tri(T, dtype=bool)
     if window:
         seen &= ~np.tri(T, k=-window, dtype=bool)
@@ -148,7 +157,7 @@ def causal(
 
     def back(dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dp = dy @ v.swapaxes(2, 3)
-        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
+        ds = bend(p * (dp - (dp * p).sum(-1, keepdims=True))) * scale
         dk, dv = (
             (m.swapaxes(2, 3) @ d).reshape(B, G, H // G, T, D).sum(2)
             for m, d in ((ds, q), (p, dy))
@@ -159,20 +168,27 @@ def causal(
 
 
 def cross_entropy(
-    logits: np.ndarray, targets: np.ndarray
+    logits: np.ndarray,
+    targets: np.ndarray,
+    smoothing: float = 0.0,
+    penalty: float = 0.0,
 ) -> tuple[float, int, np.ndarray]:
     """Return the mean loss over the targets >= 0, their number, and d(loss)/d(logits). logits
-    [B,T,V]."""
+    [B,T,V]; smoothing: share of a target that is spread over all tokens; penalty: of the squared
+    logsumexp."""
     valid = targets >= 0
     n = int(valid.sum())
-    shifted = logits - logits.max(-1, keepdims=True)
-    logp = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    top = logits.max(-1, keepdims=True)
+    lse = top + np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    logp = logits - lse
     hot = np.where(valid, targets, 0)[..., None]
-    picked = np.take_along_axis(logp, hot, -1)[..., 0]
-    d = np.exp(logp)
-    np.put_along_axis(d, hot, np.take_along_axis(d, hot, -1) - 1, -1)
+    wanted = np.full_like(logits, smoothing / logits.shape[-1])
+    more = np.take_along_axis(wanted, hot, -1) + 1 - smoothing
+    np.put_along_axis(wanted, hot, more, -1)
+    each = -(wanted * logp).sum(-1) + penalty * lse[..., 0] ** 2
+    d = np.exp(logp) * (1 + 2 * penalty * lse) - wanted
     return (
-        -float(picked[valid].sum()) / max(n, 1),
+        float(each[valid].sum()) / max(n, 1),
         n,
         d * valid[..., None] / max(n, 1),
     )
@@ -285,6 +301,7 @@ class Net:
         dropout."""
         self.spec, self.real, self.keys, self.places = spec, real, keys, 0
         self.layer = 0  # index in its entry of blocks
+        self.trains = False  # the loss is that of training
         self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
@@ -417,7 +434,7 @@ class Net:
             W, near = a["rope"]["width"] or D, a["rope"]["interleaved"]
             angle = rope_angles(rope, T, W, self.spec.train.sequence)
             q, k = (turn(x, angle, rope, near) for x in (q, k))
-        y, back_y = causal(q, k, v, self.window(a), a["scale"])
+        y, back_y = causal(q, k, v, self.window(a), a["scale"], a["softcap"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
@@ -498,7 +515,11 @@ class Net:
             )
             return sum(ys), lambda dy: sum(back(dy) for back in backs)
         if o is head(self.spec):
-            return self.linear(x, a["tied"] or a["name"][0], a["bias"], by_token=True)
+            y, back = self.linear(
+                x, a["tied"] or a["name"][0], a["bias"], by_token=True
+            )
+            y, bend = softcap(y, a["softcap"])
+            return y, lambda dy: back(bend(dy))
         if o.kind == "linear":
             return self.side_by_side(x, [unit + name for name in a["name"]], a["bias"])
         name = unit + a["name"]
@@ -538,10 +559,13 @@ class Net:
         """Return the mean loss, the number of valid targets, d(mean loss)/d(logits) and the
         backward functions. tokens, targets [B,T]."""
         x, backs = self.logits(tokens)
-        return *cross_entropy(x, targets), backs
+        t = self.spec.train
+        soft = (t.label_smoothing, t.z_loss) if self.trains else ()
+        return *cross_entropy(x, targets, *soft), backs
 
     def run(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, int]:
         """Return the mean loss and the number of valid targets; set self.grads = d(mean loss)."""
+        self.trains = True
         loss, valid, d, backs = self.forward(tokens, targets)
         for back in reversed(backs):
             d = back(d)

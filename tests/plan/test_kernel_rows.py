@@ -207,6 +207,13 @@ BY_HAND = {
         {},
         {2: 0, 3: 2, 4: 1, 6: 3},
     ),
+    "zk_attention_capped_bwd": (
+        "zk_attention_capped_fwd",
+        1,
+        2,
+        {},
+        {2: 0, 3: 2, 4: 1, 6: 3},
+    ),
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
     "zk_scale_bwd": ("zk_scale_fwd", 1, 1, {}, {}),
@@ -277,6 +284,9 @@ NUMBERS_OF = {
     "p": 0.0,  # all elements stay
     "eps": 1e-5,
     "scale": 0.5,
+    "smoothing": 0.1,
+    "penalty": 0.1,
+    "cap": 2.0,
 }
 ROOM, INTS = 64, {"i32": np.int32, "i64": np.int64}
 

@@ -12,6 +12,7 @@ from ..facts.kernels import (
     BACK,
     BY_LAYER,
     DEQUANTIZE,
+    LOSSES,
     NULL,
     ROUND,
     WIDTHS,
@@ -161,7 +162,7 @@ class Frame:
             self.fail(call, f"carries on in round {self.round}")
         if out.get("carry"):
             self.goes_on(call, int(out["M"]))
-        if call.kernel == "zk_cross_entropy":
+        if call.kernel in LOSSES:
             if (out["V"], out["rows"]) != (
                 self.head.vocab,
                 self.head.rows,

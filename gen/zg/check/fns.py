@@ -29,6 +29,7 @@ from ..facts.kernels import (
     BACK,
     FORWARD,
     KERNELS,
+    LOSSES,
     NULL,
     ROUND,
     Formal,
@@ -154,7 +155,7 @@ def _calls(b: Frame, calls: list[Call]) -> None:
 
 def _one(b: Frame, c: Call) -> None:
     """Check one call, and run it as the plain calls that it is made of."""
-    if c.kernel == "zk_cross_entropy":
+    if c.kernel in LOSSES:
         trains = c.args[1] != NULL
         scaled = c.args[4] != NULL
         if trains == b.fn.name.startswith("eval."):
@@ -209,7 +210,7 @@ def _drawn(b: Frame) -> None:
                 break
         else:
             b.fail(draw, "is not the logits of a row")
-    losses = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"]
+    losses = [is_ for c, _, is_ in b.ran if c.kernel in LOSSES]
     drawn = (number, 0)
     if pick.args[3] != b.head.rows or of[drawn] not in losses[-1]:
         b.fail(pick, "is not the logits of a row")

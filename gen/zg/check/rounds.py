@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeGuard
 
+from ..facts.kernels import KERNELS, NULL
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
 from .body import Frame
@@ -14,9 +15,13 @@ from .kernels import CLASSES
 
 def through(b: Frame, rounds: int, calls: list[Call]) -> Iterator[Call]:
     """Yield the calls of each round in turn."""
+    made: set[Arg] = set()  # results of earlier calls of a round
     for c in calls:
-        if "c" not in c.args and not any(map(_moves, c.args)):
+        if "c" not in c.args and not made & {*c.args} and not any(map(_moves, c.args)):
             b.fail(c, f"is called {rounds} times alike")
+        formals = KERNELS[c.kernel].formals
+        pairs = zip(formals, c.args, strict=False)
+        made |= {arg for f, arg in pairs if f.mode == ">" and arg != NULL}
     moving = {arg for c in calls for arg in c.args if _moves(arg)}
     places = {
         (arg.base, arg.at, arg.by_round)
@@ -36,9 +41,9 @@ def through(b: Frame, rounds: int, calls: list[Call]) -> Iterator[Call]:
     b.round = 0
     for place, old in whole.items():
         b.join(*place, rounds, old)
-    made = {number for _, number, _ in b.ran[before:]}
+    ran = {number for _, number, _ in b.ran[before:]}
     for values in b.held.values():  # only the last round's values are left
-        values[:] = [v for v in values if not v.used or v.made[0] not in made]
+        values[:] = [v for v in values if not v.used or v.made[0] not in ran]
 
 
 def _moves(arg: Arg) -> TypeGuard[Operand]:

@@ -215,6 +215,13 @@ _ROWS = (
          "lse<f32:B*H*T scratch$f32:M*H+M*E position<i32?:M B T H G D window scale.",
          "attention_bwd(B, T, H, G, D, real, target, 1)", flops="4*B*window*(2*T-window)*H*D",
          of="zk_attention_local_fwd"),
+    _row("zk_attention_capped_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E position<i32?:M "
+         "B T H! G! D! window! scale. cap.", "attention_fwd(B, T, H, G, D, real, target, 1)",
+         flops="2*B*window*(2*T-window)*H*D"),
+    _row("zk_attention_capped_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E "
+         "lse<f32:B*H*T scratch$f32:M*H+M*E position<i32?:M B T H G D window scale. cap.",
+         "attention_bwd(B, T, H, G, D, real, target, 1)", flops="4*B*window*(2*T-window)*H*D",
+         of="zk_attention_capped_fwd"),
 
     _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),
     _row("zk_gelu_bwd", "dx>real:n=dy dy<real:n x<real:n n kind", "elements(n, real)",
@@ -241,6 +248,11 @@ _ROWS = (
 
     _row("zk_cross_entropy", "loss>f32:M dlogits>real?:M*R=logits logits<real:M*R target<i32:M "
          "scale<f64?:1 M V rows", "run(each_row(M, up(V, VOCAB), real, 512))"),
+    _row("zk_soft_cross_entropy", "loss>f32:M dlogits>real?:M*R=logits logits<real:M*R "
+         "target<i32:M scale<f64?:1 M V rows smoothing. penalty. cap.",
+         "run(each_row(M, up(V, VOCAB), real, 512))"),
+    _row("zk_softcap", "y>real:M*R=x x<real:M*R M V cap.", "elements(M*up(V, VOCAB), real)",
+         task=8192),
     _row("zk_pick", "y>real:C x<real:M*C target<i32:M M C", "run(Grid(1, 1, 1, 256, 0))"),
     _row("zk_loss_sum", "sums+i64:72 loss<f32:M target<i32:M M",
          "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
@@ -265,6 +277,9 @@ KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # Kernels that are cuBLASLt's products on a GPU.
 PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(workspace=GEMM)")
 
+
+# Kernels that compute the loss.
+LOSSES = ("zk_cross_entropy", "zk_soft_cross_entropy")
 
 HOST = "zk_host_"  # prefix of a twin's name
 TWINS: Mapping[str, Kernel] = {

@@ -147,6 +147,12 @@ _ROWS = (
         "zk_attention_local_fwd qkv=x",
         "zk_attention_local_bwd dqkv=dx qkv=x",
     ),
+    # the same with scores cap * tanh(score / cap)
+    _op(
+        "attention_capped",
+        "zk_attention_capped_fwd qkv=x",
+        "zk_attention_capped_bwd dqkv=dx qkv=x",
+    ),
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
@@ -162,6 +168,10 @@ _ROWS = (
     _op("add", "zk_add", "pass da dy", "pass db dy"),
     # loss = cross entropy of x against target
     _op("loss", "zk_cross_entropy dlogits=null logits=x scale=null"),
+    # the same of smoothed targets, with a penalty on the logits' scale; x may be capped
+    _op("soft_loss", "zk_soft_cross_entropy dlogits=null logits=x scale=null"),
+    # y = cap * tanh(x / cap), logits; soft_loss computes the gradient of x
+    _op("softcap", "zk_softcap"),
 )
 OPS: Mapping[str, OpRow] = {row.name: row for row in _ROWS}
 
@@ -172,17 +182,23 @@ PASSES: Mapping[str, Names] = {
     if (passes := [line for line in op.bwd if line.startswith("pass ")])
 }
 
-# The head's loss in training: the gradient overwrites the logits. Both bodies end with the sum of
+# The head's losses in training: the gradient overwrites the logits. Both bodies end with the sum of
 # losses; evaluation then computes the logits of one row again, from which a token is drawn.
-TRAIN_LOSS = _call("zk_cross_entropy dlogits=x logits=x scale=scaler")
+TRAIN_LOSS = {
+    "loss": _call("zk_cross_entropy dlogits=x logits=x scale=scaler"),
+    "soft_loss": _call("zk_soft_cross_entropy dlogits=x logits=x scale=scaler"),
+}
 LOSS_SUM = _call("zk_loss_sum M=rows")
 PICK = _call("zk_pick y=row M=rows C=K")
 
 # Names of a block's ops in train.recompute.
 WORDS = {
-    name: name for name in OPS if name not in ("embed", "embed_packed", "loss")
+    name: name
+    for name in OPS
+    if name not in ("embed", "embed_packed", "softcap", *TRAIN_LOSS)
 } | {
     "add": "residual",
+    "attention_capped": "attention",
     "attention_local": "attention",
     "dropout": "residual",
     "lora": "linear",

@@ -99,6 +99,8 @@ class _Builder:
         for one in row.order:
             if one is row:
                 y = self.one(row, (x,), std)
+            elif one.name == "softcap":
+                y = self.one(one, (y,), 0.0)
             elif one.name == "linear":
                 low.append(self.one(one, (x,), -1 / math.sqrt(one.dims["K"])))
             else:
@@ -420,12 +422,13 @@ def _head(
     row: of the logits. An adapter's A runs before the rounds; its B adds to the logits in place.
     """
     *nodes, loss = b.nodes
-    first = len(nodes) - 1 - len(row.adapters)
+    first = len(nodes) - 1 - len(row.adapters) - (row.cap > 0)
     before, wide = nodes[:first], nodes[first:]
     low = before[first - len(row.adapters) :]
     logits, m = loss.bind["x"], b.dims["M"] // rounds
     for node in wide:
-        node.bind |= {w: logits for w in ("y", "base") if w in node.bind}
+        same = ("y", "x") if node.op.name == "softcap" else ("y", "base")
+        node.bind |= {w: logits for w in same if w in node.bind}
     for node in (*wide, loss):
         node.dims["M"] = m
     b.values[logits] = Value(logits, "real", m * b.dims["R"])
@@ -436,7 +439,7 @@ def _head(
         calls.rounds, calls.part = rounds, logits
         for node in wide:
             calls.forward(node)
-    train.line(loss, ops.TRAIN_LOSS)
+    train.line(loss, ops.TRAIN_LOSS[loss.op.name])
     plain.forward(loss)
     train.grads[logits] = logits
     for node in reversed(wide):
@@ -581,9 +584,10 @@ def build(spec: Spec) -> Graph:
                 spec, dims, 0 if tied else elems, "b" in logits.weights
             )
             y = b.row(logits, y)
-            full |= {b.nodes[-1].bind["w"]} & b.moving if rounds > 1 else set()
+            weight = [n.bind["w"] for n in b.nodes if "w" in n.bind][-1]
+            full |= {weight} & b.moving if rounds > 1 else set()
             acc = elems if full and t.precision != "f32" else 0
-            b.node("loss", {"x": y}, {}, {})
+            b.node(spec.loss.name, {"x": y}, {}, spec.loss.dims)
             kinds.append(_head(b, "in", logits, tied, rounds, full))
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"

@@ -165,6 +165,8 @@ def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
     """Yield the lines of an entry, whose first unit has number `first`. Layers that differ have
     lines of their own."""
     rows = [placed for op in unit.ops for placed in _rows(spec, op)]
+    if unit.kind == "head":
+        rows.append(Placed(spec.loss, STD))
     layers = range(unit.repeat)
     calls = [_calls(rows, layer) for layer in layers]
     for what in calls[0]:

@@ -525,6 +525,9 @@ class _Config:
         else:
             vocab = self.get(f.sizes[2])
             logits = {"name": Node("lm_head", where), "out": vocab}
+        cap = self.get(f.cap) if f.cap else Node(None, where)
+        if cap.value is not None:
+            logits["softcap"] = cap
         last = Node({"linear": Node(logits, where)}, where)
         return Node([*map(self.op, f.last), last], where)
 

@@ -172,6 +172,8 @@ DROPOUTS = (
 )
 # Keys with null as a value of its own; for any other key null means the default.
 NULLS = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
     "head_dim",
     "layer_types",
     "n_inner",

@@ -92,7 +92,7 @@ class HfFamily:
     are neighbours; theta: default of rope_theta; local: key and default of theta of layers with a
     window, if these have rotary positions of their own; pattern: number n if by default every
     n-th layer has no window; scalings: types of scalings -> the types that the family means, if it
-    takes no others; adopted: auto_map names code that transformers has itself.
+    takes no others; adopted: auto_map names code that transformers has itself; cap: of logits.
     """
 
     cls: str
@@ -116,6 +116,7 @@ class HfFamily:
     pattern: int | ConfigKey = 0
     scalings: Mapping[str, str] = field(default_factory=dict)
     adopted: bool = False
+    cap: ConfigKey | None = None
 
     @property
     def mixed(self) -> bool:
@@ -462,6 +463,23 @@ _NORMS_AROUND = (
     ("input_layernorm", "post_self_attn_layernorm"),
     ("post_attention_layernorm", "post_mlp_layernorm"),
 )
+_GEMMA: Mapping[str, object] = {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA_SAID: Mapping[str, object] = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_dropout": 0.0,
+    "pad_token_id": None,
+}
+_BY_ROOT = Op("embedding", {**_TOKENS.args, "scale": Root("hidden_size")})
 FAMILIES = (
     _GPT2,
     _llama(
@@ -631,20 +649,39 @@ FAMILIES = (
     ),
     _COHERE,
     _llama(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        {
+            **_GEMMA,
+            "vocab_size": 256000,
+            "max_position_embeddings": 8192,
+            "final_logit_softcapping": Number(30.0),
+            "attn_logit_softcapping": Number(50.0),
+            "hidden_act": "gelu_pytorch_tanh",  # of older versions; not read
+        },
+        gate="geglu",
+        norm=_rms1,
+        branch=_around,
+        norms=_NORMS_OF_GEMMA,
+        embedding=_BY_ROOT,
+        about={
+            "said": _GEMMA_SAID,
+            "pattern": 2,
+            "cap": ConfigKey("final_logit_softcapping"),
+        },
+        bias=_BIAS,
+        out_bias=_BIAS,
+        window=_WINDOW,
+        scale=InverseRoot("query_pre_attn_scalar"),
+        softcap=ConfigKey("attn_logit_softcapping"),
+    ),
+    _llama(
         "Gemma3ForCausalLM",
         "gemma3_text",
         {
+            **_GEMMA,
             "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
             "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
             "sliding_window_pattern": 6,
             "rope_local_base_freq": Number(10000.0),
         },
@@ -652,13 +689,9 @@ FAMILIES = (
         norm=_rms1,
         branch=_around,
         norms=_NORMS_OF_GEMMA,
-        embedding=Op("embedding", {**_TOKENS.args, "scale": Root("hidden_size")}),
+        embedding=_BY_ROOT,
         about={
-            "said": {
-                "hidden_activation": "gelu_pytorch_tanh",
-                "attention_dropout": 0.0,
-                "pad_token_id": None,
-            },
+            "said": _GEMMA_SAID,
             "theta": 1000000.0,
             "local": ("rope_local_base_freq", 10000.0),
             "pattern": ConfigKey("sliding_window_pattern"),

@@ -84,7 +84,7 @@ class Row:
 
     tied: the tensor of the embedding that is its w; adapters: of a linear, each a pair of rows,
     from its input to a few columns and from these to the addend of its output; logits: it computes
-    the logits, in chunks of rows.
+    the logits, in chunks of rows; cap: of the logits, 0 for none.
     """
 
     name: str
@@ -93,15 +93,17 @@ class Row:
     tied: str = ""
     adapters: tuple[tuple[Row, Row], ...] = ()
     logits: bool = False
+    cap: float = 0.0
 
     @property
     def order(self) -> tuple[Row, ...]:
         """The row and its adapters' rows in execution order. The first rows of the adapters of
-        logits run before the chunks."""
+        logits run before the chunks, and their cap comes last."""
         if not self.logits:
             return (self, *(row for pair in self.adapters for row in pair))
         downs, ups = zip(*self.adapters, strict=True) if self.adapters else ((), ())
-        return (*downs, self, *ups)
+        cap = [Row("softcap", {"cap": self.cap})] if self.cap else []
+        return (*downs, self, *ups, *cap)
 
 
 @dataclass(frozen=True)
@@ -413,6 +415,8 @@ class Train:
     memory_budget: Bytes | None = None
     lora: Lora | None = None
     dropout: Annotated[float, Real(0.0, 0.99)] = 0.0
+    label_smoothing: Annotated[float, Real(0.0, 0.99)] = 0.0
+    z_loss: Annotated[float, Real(0.0, 1.0)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -491,6 +495,16 @@ class Spec:
     data: Data
     notes: Names = ()
     places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> Row:
+        """The row of the loss in training."""
+        cap = self.model.units[-1].ops[-1].rows[-1].cap
+        t = self.train
+        if not (cap or t.label_smoothing or t.z_loss):
+            return Row("loss", {})
+        soft = {"smoothing": t.label_smoothing, "penalty": t.z_loss, "cap": cap}
+        return Row("soft_loss", soft)
 
     @property
     def micro_batches(self) -> int:
@@ -582,6 +596,7 @@ class Attention(_Keys):
     eps: Tiny = 1e-6
     one_plus: Flag = False
     scale: Unsaid[_Factor] = None
+    softcap: Unsaid[_Factor] = None
 
 
 class Linear(_Keys):
@@ -593,6 +608,7 @@ class Linear(_Keys):
     ] = ()
     bias: Flag = False
     tied: Unsaid[Name] = None
+    softcap: Unsaid[_Factor] = None
 
 
 class Bare(_Keys):

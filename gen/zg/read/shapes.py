@@ -387,7 +387,7 @@ class Walk:
             rows.append(self.normed(at, a, heads, dims))
         if a.rope and any(each):
             rows.append(self.turn(a.rope, dims, each, plain))
-        rows.append(self.seen(window, dims))
+        rows.append(self.seen(window, a.softcap, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -508,15 +508,19 @@ class Walk:
             )
         return said if len({*said}) > 1 else said[0]
 
-    def seen(self, said: int | Windows | None, dims: Mapping[str, Any]) -> Row:
-        """Return the row of attention, local if a window or documents limit it."""
+    def seen(
+        self, said: int | Windows | None, cap: float | None, dims: Mapping[str, Any]
+    ) -> Row:
+        """Return the row of attention: capped, or local if a window or documents limit it."""
         T = self.sequence
         some = said if isinstance(said, tuple) else (said,)
         each = tuple(min(n or T, T) for n in some)
-        if {*each} == {T} and not self.packed:
+        if {*each} == {T} and not self.packed and not cap:
             return Row("attention", dims)
-        window = each if len({*each}) > 1 else each[0]
-        return Row("attention_local", {**dims, "window": window})
+        local = {**dims, "window": each if len({*each}) > 1 else each[0]}
+        if cap:
+            return Row("attention_capped", {**local, "cap": cap})
+        return Row("attention_local", local)
 
     def heads(self, at: KeyPlace, a: Attention) -> Heads:
         """Return the heads of an attention, with the defaults of missing keys."""
@@ -558,9 +562,11 @@ class Walk:
                 "several linears in one product need weights stored as [out,in]",
                 f"one name with `names: {self.model.names}`, or `names: {good}`",
             )
-        is_last = at.path[:-1] == self.last
-        if is_last and a.out == (self.model.vocab,):
+        if at.path[:-1] == self.last and a.out == (self.model.vocab,):
             return _made(a.out[0], a, self.logits(at / "name", a, x))
+        if a.softcap is not None:
+            allowed = "on the head's last linear, whose out is model.vocab"
+            raise (at / "softcap").fail("is not of the logits", allowed)
         return _made(sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias))
 
     def logits(self, at: KeyPlace, a: Linear, x: int) -> Row:
@@ -570,15 +576,15 @@ class Walk:
             weights["b"] = self.by_token(at, name, "bias")
         row = _linear(ops.up(V, ops.VOCAB), x, True, weights)
         made = self.adapters(at, a.name, x, [V], ops.VOCAB, inner=False)
-        return replace(row, adapters=tuple(made), logits=True)
+        return replace(row, adapters=tuple(made), logits=True, cap=a.softcap or 0.0)
 
     def tied(self, at: KeyPlace, a: Linear, x: int) -> Made:
         """Return the head's linear with the token embedding [V,C] as its weight."""
         C, V = self.model.width, self.model.vocab
         embedding = self.model.embedding.tokens
-        others = sorted(a.model_fields_set - {"tied"})
+        others = sorted(a.model_fields_set - {"tied", "softcap"})
         if others:
-            raise (at / others[0]).fail("is set by `tied`", "only `tied`")
+            raise (at / others[0]).fail("is set by `tied`", "only `tied` and softcap")
         here = at / "tied"
         if a.tied != embedding:
             raise here.fail(f"there is no embedding '{a.tied}'", embedding)
@@ -593,6 +599,7 @@ class Walk:
                 f"its input is {x} wide", f"the width of the embedding, {C}"
             )
         row = _linear(ops.up(V, ops.VOCAB), x, True, {}, f"{a.tied}.weight")
+        row = replace(row, logits=True, cap=a.softcap or 0.0)
         return Made(V, {**a.model_dump(), "out": (V,)}, (row,))
 
     def embedding(self, at: KeyPlace, e: Embedding) -> Op:

@@ -116,12 +116,16 @@ LATER = {
     "rope.width": None,
     "rope.interleaved": False,
     "attention.window": None,
+    "attention.softcap": None,
+    "linear.softcap": None,
     "embedding.scale": None,
     "train.lora": None,
     "train.lora.base": None,
     "train.lora.rslora": False,
     "train.products": "auto",
     "train.dropout": 0.0,
+    "train.label_smoothing": 0.0,
+    "train.z_loss": 0.0,
 }
 
 

@@ -87,8 +87,10 @@ def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     there = (*embedding.ops, *block.ops, *norms)
     if not _all_fit(want, there, found):
         return False
-    vocab = f.sizes[2]
-    return tied or _fits(linear("lm_head", out=vocab), logits, found)
+    if tied:
+        return _agrees(f.cap, logits.args["softcap"], found)
+    own = {**linear("lm_head", out=f.sizes[2]).args, "softcap": f.cap}
+    return _fits(Op("linear", own), logits, found)
 
 
 def _share(width: int, head: int) -> float:
