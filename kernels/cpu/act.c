@@ -1,5 +1,5 @@
-/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, caps, SwiGLU, GeGLU, dropout, addition,
- * rounding, and weights from their quantized form.
+/* act.c -- elementwise kernels: GELU, squared ReLU, scaling, caps of logits, SwiGLU, GeGLU,
+ * dropout, addition, rounding, and weights from their quantized form.
  *
  *   gelu(x) = x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3); erf: x/2 * (1 + erf(x/sqrt(2)))
  *   relu2(x) = max(x, 0)^2; swiglu(gate, up) = gate * sigmoid(gate) * up;

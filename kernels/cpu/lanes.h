@@ -163,8 +163,8 @@ ZK_INLINE lanes lanes_erf(lanes x)
     return (lanes)((lanes_mask)y | sign);
 }
 
-/* tanh(x) = m / (m + 2) with m = exp(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), and the sign of x. From
- * |x| = 10 on it rounds to 1. */
+/* tanh(x) = m / (m + 2) with m = exp(2 |x|) - 1 = 2^n (e^r - 1) + (2^n - 1), and the sign of x. It
+ * rounds to 1 from |x| = 10 on. */
 ZK_INLINE lanes lanes_tanh(lanes x)
 {
     lanes_mask sign = (lanes_mask)x & INT32_MIN;

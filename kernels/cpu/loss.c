@@ -114,7 +114,7 @@ static float mean_above(const entropy *a, int64_t at, float hot)
     return (float)(total / (double)a->V);
 }
 
-/* Return what the soft loss adds to the cross-entropy. */
+/* Return the terms that the soft loss adds to the cross-entropy. */
 static float softened(const entropy *a, int64_t at, float top, float sum, float hot)
 {
     float more = 0, lse = top + (float)zk_log(sum);

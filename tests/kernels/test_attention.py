@@ -541,7 +541,7 @@ def test_capped(
 
 @pytest.mark.parametrize("isa", OBJECTS)
 def test_a_cap_far_beyond_the_scores(isa: str | None) -> None:
-    """With a cap of 2^20 a score changes by less than its rounding."""
+    """A cap of 2^20 changes scores by less than their rounding."""
     (qkv, QKV), (dy, DY) = (
         drawn(1, zk.F32, 1, 70, 4, 24),
         drawn(2, zk.F32, 1, 70, 2, 24),

@@ -125,12 +125,8 @@ def test_fields_and_defaults() -> None:
         "blocks",
         "head",
     ]
-    assert (embedding.name, embedding.repeat, blocks.name, blocks.repeat) == (
-        "",
-        1,
-        "h.{l}",
-        3,
-    )
+    found = [(unit.name, unit.repeat) for unit in (embedding, blocks)]
+    assert found == [("", 1), ("h.{l}", 3)]
     assert dict(embedding.ops[0].args) == {
         "tokens": "wte",
         "positions": "wpe",
@@ -153,6 +149,7 @@ def test_fields_and_defaults() -> None:
         "eps": 1e-6,
         "one_plus": False,
         "scale": None,
+        "softcap": None,
     }
     assert (
         spec.places["model.units[1].ops[0].residual[1].attention"]
@@ -166,6 +163,7 @@ def test_fields_and_defaults() -> None:
         "out": (256,),
         "bias": False,
         "tied": "wte",
+        "softcap": None,
     }
     assert spec.zero.stage3_param_persistence_threshold == 100
     assert (
