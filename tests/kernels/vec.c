@@ -13,6 +13,7 @@
 FLOATS(exp)
 FLOATS(log)
 FLOATS(erf)
+FLOATS(tanh)
 FLOATS(sqrt)
 
 #define FLOATS16(name)                                                                             \
