@@ -12,7 +12,8 @@ import subprocess
 import hf_doc
 import pytest
 from zg.read import hf, hfkeys, spec
-from zg.read.hfrows import FAMILIES, HfFamily, Number
+from zg.read.hfmodels import FAMILIES
+from zg.read.hfrows import HfFamily, Number
 from zg.read.node import SpecError
 from zg.write import hf as writer
 
