@@ -7,13 +7,13 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zg.read.schema import TARGETS
+from zg.read.schema import TARGETS, Op
 from zg.read.spec import Spec, SpecError, load
 
 from tests.lib import drawn
@@ -62,13 +62,19 @@ def line_of(text: str, part: str) -> int:
 # ---- accepted specs
 
 
+def inner(ops: Iterable[Op]) -> Iterator[Op]:
+    """Yield the ops that have no other ops inside."""
+    for op in ops:
+        yield from inner(op.ops) if op.ops else (op,)
+
+
 def elements(spec: Spec) -> int:
     """Return the parameters by the formulas of the papers, independent of the reader's own
     count."""
     C, total = spec.model.width, 0
     for unit in spec.model.units:
         x = C
-        for op in (o for top in unit.ops for o in (top.ops or (top,))):
+        for op in inner(unit.ops):
             a = op.args
             if op.kind == "embedding":
                 total += C * (spec.model.vocab + (a["context"] or 0))
@@ -87,7 +93,7 @@ def elements(spec: Spec) -> int:
                 out = sum(a["out"])
                 total += unit.repeat * out * (x + a["bias"]) * (a["tied"] is None)
                 x = out
-            elif op.kind == "swiglu":
+            elif op.kind in ("swiglu", "geglu"):
                 x //= 2
     return total
 

@@ -179,6 +179,7 @@ _PHI = HfFamily(
         "hidden_act": "gelu_new",
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
+        "attention_bias": False,
         PARTIAL: Number(0.5),
     },
     {
@@ -189,6 +190,7 @@ _PHI = HfFamily(
     },
     _GELUS,
     square=True,
+    adopted=True,
     head=linear("lm_head", out="vocab_size", bias=True),
 )
 FAMILIES = (
