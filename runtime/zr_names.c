@@ -45,15 +45,15 @@ zr_entry *zr_locate(const zr_table *t, const char *name)
     return e;
 }
 
-static int is_one(const char *name, const char *const *known)
+static int is_known(const char *name, const char *const *known)
 {
     while (*known && strcmp(*known, zr_unprefixed(name))) known++;
     return *known != NULL;
 }
 
-static int is_head(const char *name) { return is_one(name, heads); }
+static int is_head(const char *name) { return is_known(name, heads); }
 
-static int is_embedding(const char *name) { return is_one(name, embeddings); }
+static int is_embedding(const char *name) { return is_known(name, embeddings); }
 
 /* Return whether the program has a head of its own. */
 static int has_head(const zr_program *p)

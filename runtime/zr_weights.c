@@ -258,8 +258,8 @@ static const void *made_of(zr *z, const zr_state *s, int64_t at, zr_chunk *c, in
     return elements_of(c, type);
 }
 
-/* Write a piece of a state to its tensor in the file, whose data begin at `at`, are of `type` and in
- * order o. It is written from the arena if it needs no conversion. merge: see made_of; sum: see
+/* Write a piece of a state to its tensor in the file, whose data begin at `at`, are of `type` and
+ * in order o. It is written from the arena if it needs no conversion. merge: see made_of; sum: see
  * zr_sum.h. */
 static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_rows o,
                        zr_chunk *c, const zr_merge *merge, uint64_t *sum)
@@ -287,8 +287,8 @@ static int read_floats(int fd, zr_chunk *c, int type, int64_t at, zr_rows o, int
 /* Write weights of --load's folder, where `e` is their entry, in place of a quantized piece: the
  * runs of CHUNK weights that begin in it, of n in the tensor. */
 static int write_loaded(int fd, const zr_program *p, const zr_stored *f, const zr_entry *e,
-                        int type, piece q, int format, int64_t n, int64_t at, zr_rows o, zr_chunk *c,
-                        const zr_merge *merge)
+                        int type, piece q, int format, int64_t n, int64_t at, zr_rows o,
+                        zr_chunk *c, const zr_merge *merge)
 {
     int64_t width = width_of(p->type), bytes = p->quantized(format, CHUNK), run, place;
     int64_t lo = width * q.skip, hi = lo + width * q.n;

@@ -36,8 +36,8 @@ its defaults.
   window (`local_rope`) and for the others. GPT-NeoX has `rotary_emb_base` for `rope_theta` and
   `rotary_pct` for `partial_rotary_factor`; in `rope_parameters` they have the usual names.
 - `use_parallel_residual` (GPT-NeoX, StableLM): attention and MLP add to one residual (`parallel`).
-- GELU's words are `gelu` and `gelu_python` (`erf`); `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast` and
-  `gelu_accurate` (`tanh`).
+- GELU's words are `gelu` and `gelu_python` (`erf`); `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`
+  and `gelu_accurate` (`tanh`).
 - A window (`sliding_window`, unless `use_sliding_window` is false) applies to all layers, or to
   those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3); in SmolLM3 to those without
   rotary positions; in OLMo 3 to all but every fourth; in Gemma 3 `sliding_window_pattern` says so.

@@ -18,7 +18,7 @@ from zg.read.node import SpecError
 from zg.write import hf as writer
 
 from tests.lib import trainer
-from tests.read.test_spec import elements
+from tests.lib.parameters import elements
 
 SPECS = trainer.ROOT / "model_specs"
 TINY = trainer.ROOT / "tests" / "reference" / "hf"

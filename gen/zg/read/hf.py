@@ -48,12 +48,12 @@ ROPE = ("rope_parameters", "rope_scaling", THETA)
 MSCALES = ("mscale", "mscale_all_dim")
 LISTS = ("short_factor", "long_factor")  # keys with a number for each pair
 # transformers' words -> ours, for keys whose values are words
-WORDS = {
+WORDS = {**SYNONYMS} | {
     theirs: ours
     for family in FAMILIES
     for table in family.words.values()
     for ours, theirs in table.items()
-} | SYNONYMS
+}
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class HfFamily:
     cls, type: names in transformers; names: the family in a spec; embedding, block, last: ops as in
     a spec, those of the head without its linear; layers: the name of a block; sizes: keys of
     layers, width and vocabulary; heads, context: keys of the numbers of heads and of positions;
-    when: keys whose values choose among rows of one type, of which the first has the defaults;
-    head: the linear of the logits, unless it is tied; rotary: keys of theta and of the share of a
-    head that is rotated;
+    when: keys whose values choose one of the rows of a type (the first by default); head: the
+    linear of the logits, unless it is tied; rotary: keys of theta and of the rotated share of a
+    head;
     said: values that all models of the family have; words: key -> values of the spec -> those of
     config.json; square: heads have width / heads, which config.json does not give; usual: defaults,
     None if `times` gives the value; times: key -> (another key, factor); interleaved: rotary pairs
