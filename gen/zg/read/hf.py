@@ -301,7 +301,8 @@ class _Config:
         name = THETA if THETA in said else outside
         found = {"theta": _no_text(name, said.pop(THETA, self.theta(layers)))}
         if share in self.family.usual:
-            found |= self.width(said.pop(PARTIAL, self.get(share)))
+            name = PARTIAL if PARTIAL in said else share
+            found |= self.width(name, said.pop(PARTIAL, self.get(share)))
         if self.family.interleaved:
             found["interleaved"] = Node(True, node.where)
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
@@ -335,11 +336,11 @@ class _Config:
             )
         return node if node.value is not None else Node(usual, node.where)
 
-    def width(self, share: Node) -> dict[str, Node]:
+    def width(self, key: str, share: Node) -> dict[str, Node]:
         """Return the rotated width of a head, if it is not the whole head."""
         said = share.value
         if type(said) not in (int, float) or not 0 < said <= 1:
-            wrong = f"{share.where}: {PARTIAL}: is {shown(said)}"
+            wrong = f"{share.where}: {key}: is {shown(said)}"
             raise SpecError(f"{wrong}; allowed: a number above 0 and at most 1")
         head = self.get("head_dim").value
         if head is None:
