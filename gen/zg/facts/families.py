@@ -78,6 +78,6 @@ FAMILIES: Mapping[str, Family] = {
         _NORMS,
         out_in=True,
         base="model.",
-        lora=("q_proj", "v_proj"),
+        lora=("q_proj", "v_proj", "fc1", "fc2"),
     ),
 }
