@@ -91,6 +91,29 @@ def test_weights(folder: pathlib.Path, tmp_path: pathlib.Path, way: str) -> None
     assert not np.array_equal(files["phi3"][theirs], files["neox"][own])
 
 
+SLICES = (
+    f"{ATTENTION}.head_dim=32",
+    f"{ATTENTION}.bias=false",
+    "zero.stage3_max_live_parameters=20000",
+    "zero.stage3_param_persistence_threshold=64",
+)
+
+
+def test_slices(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A weight that is gathered in slices, which end within the keys."""
+    found, files = [], {}
+    for names in NAMES:
+        binary = program(names, *SLICES)
+        given = ("--data", folder / "tokens")
+        for load in ((), ("--load", tmp_path / names)):
+            steps = ("--steps", 0 if load else STEPS, "--save", tmp_path / names)
+            more = (*given, *steps, *load)
+            found.append(law.run(binary, *more, log=tmp_path / "log").weights)
+        files[names] = load_file(tmp_path / names / "model.safetensors")
+    assert len({*found}) == 1
+    assert same(files["neox"], by_head(files["phi3"]))
+
+
 def test_a_checkpoint(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A run goes on from a checkpoint of another layout, whose files have the order of a save."""
     one, shards = (program("neox", *WAYS[way][:3]) for way in WAYS)
