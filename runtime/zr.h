@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 23
+#define ZR_ABI 24
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -262,6 +262,9 @@ typedef struct zr_program {
     const zr_tensor *tensors;  /* tensors of the weights' file */
     /* [ntensors] how each is quantized: ZK_INT8, ZK_NF4, or 0; NULL: none is */
     const uint8_t *formats;
+    /* [ntensors] number of heads if the file's rows are [head][q, k, v] and here [q, k, v][head];
+     * 0: rows have one order; NULL: all are 0 */
+    const int32_t *heads;
     int64_t (*quantized)(int format, int64_t n), /* zk_quantized, zk_host_quantize */
         (*quantize)(uint8_t *to, const float *from, int64_t n, int format);
     const zr_function *functions; /* functions for --profile */

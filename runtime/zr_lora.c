@@ -22,7 +22,8 @@
 
 enum { NAME = 256 };
 static const char ends[2][16] = {".lora_A.weight", ".lora_B.weight"}, weight[] = ".weight";
-static const char whole[] = "base_model.model.", head[] = "lm_head.", own[] = ".base_layer.weight";
+static const char whole[] = "base_model.model.", own[] = ".base_layer.weight";
+static const char heads[2][16] = {"lm_head.", "embed_out."};
 
 static int ends_in(const char *name, const char *end)
 {
@@ -32,7 +33,10 @@ static int ends_in(const char *name, const char *end)
 
 int zr_is_adapter(const char *name) { return ends_in(name, ends[0]) || ends_in(name, ends[1]); }
 
-static int of_head(const char *name) { return !strncmp(name, head, strlen(head)); }
+static int of_head(const char *name)
+{
+    return !strncmp(name, heads[0], strlen(heads[0])) || !strncmp(name, heads[1], strlen(heads[1]));
+}
 
 int zr_adapter_lead(const zr_program *p, const char *name)
 {

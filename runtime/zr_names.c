@@ -17,10 +17,11 @@
 
 /* ---- other names */
 /* Prefixes of names in files of a whole model; files of the base alone have none. */
-enum { PREFIXES = 2, PREFIX = 16, NAME = 256 };
-static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model."};
-static const char head[] = "lm_head.weight";
-static const char *const embeddings[] = {"wte.weight", "embed_tokens.weight", NULL};
+enum { PREFIXES = 3, PREFIX = 16, NAME = 256 };
+static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model.", "gpt_neox."};
+static const char *const heads[] = {"lm_head.weight", "embed_out.weight", NULL};
+static const char *const embeddings[] = {"wte.weight", "embed_tokens.weight", "embed_in.weight",
+                                         NULL};
 
 const char *zr_unprefixed(const char *name)
 {
@@ -44,14 +45,15 @@ zr_entry *zr_locate(const zr_table *t, const char *name)
     return e;
 }
 
-static int is_head(const char *name) { return !strcmp(zr_unprefixed(name), head); }
-
-static int is_embedding(const char *name)
+static int is_known(const char *name, const char *const *known)
 {
-    const char *const *known = embeddings;
     while (*known && strcmp(*known, zr_unprefixed(name))) known++;
     return *known != NULL;
 }
+
+static int is_head(const char *name) { return is_known(name, heads); }
+
+static int is_embedding(const char *name) { return is_known(name, embeddings); }
 
 /* Return whether the program has a head of its own. */
 static int has_head(const zr_program *p)
@@ -61,17 +63,17 @@ static int has_head(const zr_program *p)
     return k < p->ntensors;
 }
 
-static zr_entry *locate_embedding(const zr_table *t)
+static zr_entry *locate_one(const zr_table *t, const char *const *known)
 {
     zr_entry *e = NULL;
-    for (int i = 0; !e && embeddings[i]; i++) e = zr_locate(t, embeddings[i]);
+    for (; !e && *known; known++) e = zr_locate(t, *known);
     return e;
 }
 
 zr_entry *zr_locate_for(const zr_program *p, const zr_table *t, const char *name)
 {
     zr_entry *e = zr_locate(t, name);
-    return e || !is_embedding(name) || has_head(p) ? e : zr_locate(t, head);
+    return e || !is_embedding(name) || has_head(p) ? e : locate_one(t, heads);
 }
 
 int zr_is_buffer(const char *name)
@@ -79,6 +81,9 @@ int zr_is_buffer(const char *name)
     static const char *const known[][2] = {/* PREFIX N SUFFIX */
                                            {"h.", ".attn.bias"},
                                            {"h.", ".attn.masked_bias"},
+                                           {"layers.", ".attention.bias"},
+                                           {"layers.", ".attention.masked_bias"},
+                                           {"layers.", ".attention.rotary_emb.inv_freq"},
                                            {"layers.", ".self_attn.rotary_emb.inv_freq"}};
     name = zr_unprefixed(name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -91,7 +96,7 @@ int zr_is_buffer(const char *name)
 
 int zr_is_tied_head(const zr_table *t, const zr_entry *e)
 {
-    const zr_entry *w = is_head(e->name) ? locate_embedding(t) : NULL;
+    const zr_entry *w = is_head(e->name) ? locate_one(t, embeddings) : NULL;
     return w && zr_table_equal(t, w, t, e);
 }
 
@@ -188,8 +193,8 @@ static int put_mark(FILE *to, const zr_table *t, const char *wanted)
 /* Return whether the folder's model is tied and the program's is not. */
 static int is_tied_there(const zr_program *p, const zr_table *t, const char *missing)
 {
-    return has_head(p) && ((is_head(missing) && locate_embedding(t)) ||
-                           (is_embedding(missing) && zr_locate(t, head)));
+    return has_head(p) && ((is_head(missing) && locate_one(t, embeddings)) ||
+                           (is_embedding(missing) && locate_one(t, heads)));
 }
 
 static void put_missing(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t,
@@ -226,7 +231,7 @@ static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
 /* Explain unused tensors: a head that differs from the embedding is not of a tied model. */
 static void put_unused(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t)
 {
-    const zr_entry *e = has_head(p) ? NULL : zr_locate(t, head);
+    const zr_entry *e = has_head(p) ? NULL : locate_one(t, heads);
     if (e && !e->used && !zr_is_tied_head(t, e))
         fprintf(to, "; its head is not tied to its embedding: generate the program with "
                     "tie_word_embeddings false in config.json");

@@ -3,7 +3,7 @@
 #define ZR_NAMES_H
 #include "zr_safetensors.h"
 
-/* Return a name without the prefix of a whole model, `model.` or `transformer.`. */
+/* Return a name without the prefix of a whole model, `model.`, `transformer.` or `gpt_neox.`. */
 const char *zr_unprefixed(const char *name);
 /* Find a tensor by its name, or else with a prefix removed or added; NULL: not there. */
 zr_entry *zr_locate(const zr_table *t, const char *name);

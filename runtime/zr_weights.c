@@ -19,6 +19,7 @@
 #include "zr_names.h"
 #include "zr_progress.h"
 #include "zr_quantized.h"
+#include "zr_rows.h"
 #include "zr_safetensors.h"
 #include "zr_sum.h"
 #include "zr_weights.h"
@@ -62,6 +63,12 @@ static form form_of(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 static int64_t elements(const form *x)
 {
     return x->ndim == 1 ? x->shape[0] : x->shape[0] * x->shape[1];
+}
+
+/* Return the order of a tensor's rows in a file. */
+static zr_rows rows_of(const zr_program *p, const zr_stored *f, const zr_tensor *t)
+{
+    return zr_format(p, t) && !f->part ? (zr_rows){0, 0} : zr_rows_of(p, t);
 }
 
 /* Return the next row of a tensor's state after s, or the first if s is NULL. A row comes again for
@@ -251,16 +258,17 @@ static const void *made_of(zr *z, const zr_state *s, int64_t at, zr_chunk *c, in
     return elements_of(c, type);
 }
 
-/* Write a piece of a state to its tensor in the file, whose data begin at `at` and are of `type`.
- * It is written from the arena if it needs no conversion. merge: see made_of; sum: see zr_sum.h. */
-static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
-                       const zr_merge *merge, uint64_t *sum)
+/* Write a piece of a state to its tensor in the file, whose data begin at `at`, are of `type` and
+ * in order o. It is written from the arena if it needs no conversion. merge: see made_of; sum: see
+ * zr_sum.h. */
+static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_rows o,
+                       zr_chunk *c, const zr_merge *merge, uint64_t *sum)
 {
-    int64_t width = width_of(type);
+    int64_t width = width_of(type), some, first;
     const char *lies = type == s->type && !merge ? zr_reach(z, s->queue, q.at) : NULL;
-    for (int64_t i = 0; i < q.n; i += CHUNK) {
-        int64_t some = zr_least(q.n - i, CHUNK), bytes = width * some;
-        int64_t first = q.skip + i, to = at + width * first;
+    for (int64_t i = 0; i < q.n; i += some) {
+        some = zr_run_of(o, q.skip + i, zr_least(q.n - i, CHUNK), &first);
+        int64_t bytes = width * some, to = at + width * first;
         const void *from = lies
                                ? lies + width * i
                                : made_of(z, s, q.at + zr_width(s) * i, c, type, merge, first, some);
@@ -273,25 +281,27 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
     return 0;
 }
 
-static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n);
+static int read_floats(int fd, zr_chunk *c, int type, int64_t at, zr_rows o, int64_t first,
+                       int64_t n);
 
 /* Write weights of --load's folder, where `e` is their entry, in place of a quantized piece: the
  * runs of CHUNK weights that begin in it, of n in the tensor. */
 static int write_loaded(int fd, const zr_program *p, const zr_stored *f, const zr_entry *e,
-                        int type, piece q, int format, int64_t n, int64_t at, zr_chunk *c,
-                        const zr_merge *merge)
+                        int type, piece q, int format, int64_t n, int64_t at, zr_rows o,
+                        zr_chunk *c, const zr_merge *merge)
 {
-    int64_t width = width_of(p->type), bytes = p->quantized(format, CHUNK);
+    int64_t width = width_of(p->type), bytes = p->quantized(format, CHUNK), run, place;
     int64_t lo = width * q.skip, hi = lo + width * q.n;
     int64_t first = (lo + bytes - 1) / bytes * CHUNK;
     int64_t end = q.n ? zr_least(n, (hi + bytes - 1) / bytes * CHUNK) : 0;
-    for (; first < end; first += CHUNK) {
-        int64_t some = zr_least(CHUNK, end - first), to = at + width_of(type) * first;
-        if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, first, some))
+    for (; first < end; first += run) {
+        run = zr_run_of(o, first, zr_least(CHUNK, end - first), &place);
+        int64_t to = at + width_of(type) * place;
+        if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, o, first, run))
             return -1;
-        if (merge) zr_merge_add(merge, c->whole, first, some);
-        convert(c, ZR_F32, type, some);
-        if (zr_write_at(fd, elements_of(c, type), width_of(type) * some, to)) return -1;
+        if (merge) zr_merge_add(merge, c->whole, place, run);
+        convert(c, ZR_F32, type, run);
+        if (zr_write_at(fd, elements_of(c, type), width_of(type) * run, to)) return -1;
     }
     return 0;
 }
@@ -305,14 +315,15 @@ static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type
     const zr_merge *merge = adds ? f->merge : NULL;
     if (adds < 0) return -1;
     int format = f->part ? zr_format(p, t) : 0;
+    zr_rows o = rows_of(p, f, t);
     const zr_entry *e = format ? zr_locate_for(p, f->loaded, instance(name, p, f, t, i)) : NULL;
     errno = EINVAL; /* the folder has changed since it was loaded */
     if (format && !e) return -1;
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 0);
-        if (format ? write_loaded(fd, p, f, e, type, q, format, t->shape[0] * t->shape[1], at, c,
+        if (format ? write_loaded(fd, p, f, e, type, q, format, t->shape[0] * t->shape[1], at, o, c,
                                   merge)
-                   : write_piece(fd, z, type, s, q, at, c, merge, sum))
+                   : write_piece(fd, z, type, s, q, at, o, c, merge, sum))
             return -1;
     }
     return 0;
@@ -399,25 +410,26 @@ static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, 
     return -1;
 }
 
-/* Read a piece of a state from its tensor in the file, whose data begin at `at` and are of `type`.
- * It is read into the arena if it needs no conversion. own: the part of the piece that this rank
- * owns; sum: its checksum, see zr_sum.h. */
-static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
-                      piece own, uint64_t *sum)
+/* Read a piece of a state from its tensor in the file, whose data begin at `at`, are of `type` and
+ * in order o. It is read into the arena if it needs no conversion. own: the part of the piece that
+ * this rank owns; sum: its checksum, see zr_sum.h. */
+static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_rows o,
+                      zr_chunk *c, piece own, uint64_t *sum)
 {
-    int64_t width = width_of(type);
+    int64_t width = width_of(type), some, place;
     char *lies = type == s->type ? zr_reach(z, s->queue, q.at) : NULL;
     /* read ahead from the disk while elements are converted */
-    if (q.n > 0) /* a length of 0 would mean the whole file */
+    if (q.n > 0 && !o.heads) /* a length of 0 would mean the whole file */
         posix_fadvise(fd, at + width * q.skip, width * q.n, POSIX_FADV_WILLNEED);
-    for (int64_t i = 0; i < q.n; i += CHUNK) {
-        int64_t some = zr_least(q.n - i, CHUNK), first = q.skip + i;
+    for (int64_t i = 0; i < q.n; i += some) {
+        int64_t first = q.skip + i;
+        some = zr_run_of(o, first, zr_least(q.n - i, CHUNK), &place);
         char *to = lies ? lies + width * i : elements_of(c, type);
-        if (zr_read_at(fd, to, width * some, at + width * first)) return -1;
-        if (c->limit && check_finite(c, to, type, first, some)) return -1;
+        if (zr_read_at(fd, to, width * some, at + width * place)) return -1;
+        if (c->limit && check_finite(c, to, type, place, some)) return -1;
         int64_t lo = own.skip > first ? own.skip - first : 0;
         int64_t hi = zr_least(own.skip + own.n - first, some);
-        if (sum && lo < hi) *sum += zr_sum_of(to + width * lo, width, first + lo, hi - lo);
+        if (sum && lo < hi) *sum += zr_sum_of(to + width * lo, width, place + lo, hi - lo);
         if (lies) continue;
         convert(c, type, s->type, some);
         zr_write(z, s->queue, q.at + zr_width(s) * i, elements_of(c, s->type), zr_width(s) * some);
@@ -425,12 +437,18 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-/* Read n weights from the file, which begin at byte `at`, into the chunk as floats. */
-static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first, int64_t n)
+/* Read n weights of a tensor, from its element `first` on, into the chunk as floats. In the file,
+ * where they begin at byte `at`, they have order o. */
+static int read_floats(int fd, zr_chunk *c, int type, int64_t at, zr_rows o, int64_t first,
+                       int64_t n)
 {
-    void *to = elements_of(c, type);
-    if (zr_read_at(fd, to, width_of(type) * n, at + width_of(type) * first)) return -1;
-    if (c->limit && check_finite(c, to, type, first, n)) return -1;
+    int64_t width = width_of(type), some, place;
+    char *to = elements_of(c, type);
+    for (int64_t i = 0; i < n; i += some) {
+        some = zr_run_of(o, first + i, n - i, &place);
+        if (zr_read_at(fd, to + width * i, width * some, at + width * place)) return -1;
+        if (c->limit && check_finite(c, to + width * i, type, place, some)) return -1;
+    }
     convert(c, type, ZR_F32, n);
     return 0;
 }
@@ -438,14 +456,14 @@ static int read_floats(int fd, zr_chunk *c, int type, int64_t at, int64_t first,
 /* Quantize n weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
  * the ends of the piece are made whole and written in part. */
 static int quantize_piece(int fd, zr *z, const zr_program *p, int type, const zr_state *s, piece q,
-                          int64_t at, zr_chunk *c, int64_t n, int format)
+                          int64_t at, zr_rows o, zr_chunk *c, int64_t n, int format)
 {
     int64_t width = zr_width(s), bytes = p->quantized(format, CHUNK);
     int64_t lo = width * q.skip, hi = lo + width * q.n;
     uint8_t *made = (uint8_t *)c->half;
     for (int64_t begin = lo / bytes * bytes; q.n && begin < hi; begin += bytes) {
         int64_t first = begin / bytes * CHUNK, some = zr_least(CHUNK, n - first);
-        if (read_floats(fd, c, type, at, first, some)) return -1;
+        if (read_floats(fd, c, type, at, o, first, some)) return -1;
         int64_t end = begin + p->quantize(made, c->whole, some, format);
         int64_t from = lo > begin ? lo : begin, to = zr_least(hi, end);
         zr_write(z, s->queue, q.at + from - lo, made + (from - begin), to - from);
@@ -512,12 +530,13 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
                        uint64_t *sum)
 {
     int slice = 0, format = f->part ? zr_format(p, t) : 0;
+    zr_rows o = rows_of(p, f, t);
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
         int fd = table->files[e->file].fd;
-        if (format ? quantize_piece(fd, z, p, e->dtype, s, q, e->begin, c,
+        if (format ? quantize_piece(fd, z, p, e->dtype, s, q, e->begin, o, c,
                                     t->shape[0] * t->shape[1], format)
-                   : read_piece(fd, z, e->dtype, s, q, e->begin, c, own, sum))
+                   : read_piece(fd, z, e->dtype, s, q, e->begin, o, c, own, sum))
             return -1;
     }
     return 0;
@@ -570,14 +589,15 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
 static int judge_unused(const zr_program *p, const zr_table *t, const char *dir, int drop,
                         char *note, char *why)
 {
-    int64_t buffers = 0, tied = 0, others = 0;
+    int64_t buffers = 0, others = 0;
+    const char *tied = NULL;
     char names[256] = "", cause[ZR_WHY];
     size_t at = 0;
     for (int64_t i = 0; i < t->n; i++) {
         const zr_entry *e = &t->entries[i];
         if (e->used || zr_is_used_as(t, e)) continue;
         if (zr_is_buffer(e->name)) buffers++;
-        else if (zr_is_tied_head(t, e)) tied++;
+        else if (zr_is_tied_head(t, e)) tied = e->name;
         else if (others++ < 4)
             at +=
                 (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "", e->name);
@@ -595,9 +615,9 @@ static int judge_unused(const zr_program *p, const zr_table *t, const char *dir,
                "%.150s: warning: ignored, as they are not in the model: %" PRId64
                " of the tensors: %s%s",
                dir, others, names, more);
-    else if (buffers + tied)
-        zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s", dir, buffers,
-               tied ? ", lm_head.weight (the same as the embedding)" : "");
+    else if (buffers || tied)
+        zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s%.50s%s", dir, buffers,
+               tied ? ", " : "", tied ? tied : "", tied ? " (the same as the embedding)" : "");
     return 0;
 }
 

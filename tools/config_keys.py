@@ -200,7 +200,8 @@ _TRAIN = {
     "lora.alpha": "alpha / rank x B A is added to a weight; `rslora` changes the divisor",
     "lora.rslora": "alpha is divided by the square root of the rank, as with PEFT's `use_rslora`",
     "lora.match": "suffixes of the names of linears that get an adapter, or all-linear: all "
-    "but that of the logits; default, as in PEFT: `q_proj` and `v_proj`, for GPT-2 `c_attn`",
+    "but that of the logits; default, as in PEFT: `q_proj` and `v_proj` (for Phi also `fc1` and "
+    "`fc2`), or the one linear of q, k and v",
     "lora.base": "format in which the weights of blocks' linears are stored and gathered, as in "
     "QLoRA; default: `train.precision`; part of the recipe",
     "accumulate": "order of micro-batches: one after the other through the whole model "

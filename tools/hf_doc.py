@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 
 from zg.read import hf, hfkeys
-from zg.read.hfrows import FAMILIES, ConfigKey, HfFamily
+from zg.read.hfmodels import FAMILIES
+from zg.read.hfrows import ConfigKey, HfFamily
 from zg.read.node import Names
 from zg.read.schema import VALUES, Op
 
@@ -34,7 +35,11 @@ its defaults.
   `attention_factor`. Other types are refused. longrope takes `long_factor` if `train.sequence`
   exceeds the original context. `partial_rotary_factor` becomes `rope.width`, `no_rope_layers` (or
   `no_rope_layer_interval`) `rope_layers`; OLMo 3 and Gemma 3 have positions for layers with a
-  window (`local_rope`) and for the others.
+  window (`local_rope`) and for the others. GPT-NeoX has `rotary_emb_base` for `rope_theta` and
+  `rotary_pct` for `partial_rotary_factor`; in `rope_parameters` they have the usual names.
+- `use_parallel_residual` (GPT-NeoX, StableLM): attention and MLP add to one residual (`parallel`).
+- GELU's words are `gelu` and `gelu_python` (`erf`); `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`
+  and `gelu_accurate` (`tanh`).
 - A window (`sliding_window`, unless `use_sliding_window` is false) applies to all layers, or to
   those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3); in SmolLM3 to those without
   rotary positions; in OLMo 3 to all but every fourth, in Gemma 2 to every other; in Gemma 3
@@ -65,18 +70,16 @@ def of_family(f: HfFamily) -> Pairs:
     yield width, "model.width"
     yield layers, "blocks"
     yield f.context, "train.sequence"
-    for op in (f.embedding, *f.block, *f.last):
+    for op in (f.embedding, *f.block, *f.last, f.head):
         for key, where in of_op(op):
             if key in f.usual and key not in hf.WINDOWS:
                 yield key, where
     yield "tie_word_embeddings", "linear.tied"
-    if f.cap:
-        yield f.cap, "linear.softcap"
 
 
 def idle(f: HfFamily) -> Names:
     """Return the keys of Llama that the family's configs repeat without effect."""
-    used = {key for key, _ in of_family(f)}
+    used = {key for key, _ in of_family(f)} | {*f.when}
     return tuple(k for k in f.usual if k not in used and k not in hf.WINDOWS)
 
 
@@ -97,7 +100,7 @@ def table() -> str:
     ]
     none = {f.type: idle(f) for f in FAMILIES}
     for key, found in places.items():
-        every = len(families[key]) == len(FAMILIES)
+        every = len(families[key]) == len(none)
         whose = "all" if every else ", ".join(families[key])
         lines.append(f"| `{key}` | {whose} | {shown(found)} |")
         others = ", ".join(f for f, keys in none.items() if key in keys)

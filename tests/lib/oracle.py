@@ -204,8 +204,14 @@ def head(spec) -> object:
 
 def into(spec) -> tuple[str, ...]:
     """Return the linears of queries, keys and values."""
-    one = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",)}
+    one = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",), "neox": ("query_key_value",)}
     return one.get(spec.model.names, ("q_proj", "k_proj", "v_proj"))
+
+
+def behind(spec) -> str:
+    """Return the linear behind the heads."""
+    others = {"gpt2": "c_proj", "neox": "dense", "phi": "dense"}
+    return others.get(spec.model.names, "o_proj")
 
 
 def shapes(spec) -> dict[str, tuple[int, ...]]:
@@ -230,12 +236,7 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
         for part, heads in (("q", H), ("k", G)) if a["qk_norm"] else ():
             wide = heads * D if a["qk_norm"] == "whole" else D
             found[f"{name}.{part}_norm.weight"] = (wide,)
-        linear(
-            f"{name}.c_proj" if gpt2 else f"{name}.o_proj",
-            H * D,
-            C,
-            a["out_bias"],
-        )
+        linear(f"{name}.{behind(spec)}", H * D, C, a["out_bias"])
 
     def width_after(o, width: int, unit: str) -> int:
         a = o.args
@@ -415,10 +416,12 @@ class Net:
     def attention(self, x: np.ndarray, name: str, a: dict) -> tuple[np.ndarray, Back]:
         B, T, _ = x.shape
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
-        gpt2 = self.spec.model.names == "gpt2"
+        by_head = self.spec.model.names == "neox"
         qkv, back_qkv = self.side_by_side(
             x, [f"{name}.{part}" for part in into(self.spec)], a["bias"]
         )
+        if by_head:
+            qkv = qkv.reshape(B, T, H, 3, D).swapaxes(2, 3).reshape(B, T, -1)
         q, k, v = np.split(qkv, [H * D, (H + G) * D], axis=-1)
         back_q = back_k = whole_q = whole_k = lambda dy: dy
         if a["qk_norm"] == "whole":
@@ -436,8 +439,8 @@ class Net:
             q, k = (turn(x, angle, rope, near) for x in (q, k))
         y, back_y = causal(q, k, v, self.window(a), a["scale"], a["softcap"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
-        last = "c_proj" if gpt2 else "o_proj"
-        out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
+        last = f"{name}.{behind(self.spec)}"
+        out, back_out = self.linear(joined, last, a["out_bias"])
 
         def back(dy: np.ndarray) -> np.ndarray:
             dq, dk, dv = back_y(back_out(dy).reshape(B, T, H, D).swapaxes(1, 2))
@@ -446,8 +449,10 @@ class Net:
             dq, dk, dv = (
                 d.swapaxes(1, 2).reshape(B, T, -1) for d in (back_q(dq), back_k(dk), dv)
             )
-            parts = [whole_q(dq), whole_k(dk), dv]
-            return back_qkv(np.concatenate(parts, axis=-1))
+            d = np.concatenate([whole_q(dq), whole_k(dk), dv], axis=-1)
+            if by_head:
+                d = d.reshape(B, T, 3, H, D).swapaxes(2, 3).reshape(B, T, -1)
+            return back_qkv(d)
 
         return out, back
 

@@ -63,6 +63,13 @@ PLANS = {
         "train.lora={rank: 4, alpha: 6, base: nf4}",
     ),
     "gpt, packed": ("gpt-tiny", *HALVES, *PACKED),
+    "llama, rows by head": (
+        "llama-tiny",
+        *HALVES,
+        "model.names=neox",
+        "model.units[1].ops[0].residual[1].attention.kv_heads=4",
+        LORA,
+    ),
     "qwen": ("qwen3-tiny", *HALVES),
     "qwen, norms of whole rows": (
         "qwen3-tiny",

@@ -12,12 +12,13 @@ import subprocess
 import hf_doc
 import pytest
 from zg.read import hf, hfkeys, spec
-from zg.read.hfrows import FAMILIES, HfFamily, Number
+from zg.read.hfmodels import FAMILIES
+from zg.read.hfrows import HfFamily, Number
 from zg.read.node import SpecError
 from zg.write import hf as writer
 
 from tests.lib import trainer
-from tests.read.test_spec import elements
+from tests.lib.parameters import elements
 
 SPECS = trainer.ROOT / "model_specs"
 TINY = trainer.ROOT / "tests" / "reference" / "hf"
@@ -420,6 +421,64 @@ def test_a_part_of_a_head_of_its_own_size(tmp_path: pathlib.Path) -> None:
     block = spec.load(None, ("train.sequence=32",), None, there).model.units[1]
     (attention,) = [x for op in block.ops for x in op.ops if x.kind == "attention"]
     assert attention.args["head_dim"] == 32 and attention.args["rope"]["width"] == 24
+
+
+def test_rotary_positions_of_gpt_neox(tmp_path: pathlib.Path) -> None:
+    """Its own keys, rope_parameters, and defaults where both are silent or null."""
+    own = config_of("neox", rotary_emb_base=10000, rotary_pct=0.25, hidden_size=64)
+    rope = {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25}
+    bare = {k: x for k, x in own.items() if not k.startswith("rotary_")}
+    want = model(tmp_path, own)
+    for said in ({"rope_parameters": rope}, {}, dict.fromkeys(["rotary_emb_base"])):
+        assert model(tmp_path, bare | said) == want
+    assert model(tmp_path, bare | {"rotary_pct": 1}) != want
+    said = wrong(tmp_path, bare | {"rotary_pct": 1.5})
+    assert ": rotary_pct: is 1.5; allowed: a number above 0" in said
+    said = wrong(tmp_path, bare | {"rotary_emb_base": "1e4"})
+    assert ": rotary_emb_base: is '1e4'; allowed: a number" in said
+
+
+@pytest.mark.parametrize("name", ["neox", "stablelm"])
+def test_attention_beside_the_mlp(tmp_path: pathlib.Path, name: str) -> None:
+    """use_parallel_residual chooses one of two blocks. Absent or null it has its default."""
+    both = [config_of(name, use_parallel_residual=x) for x in (True, False)]
+    beside, after = (model(tmp_path, config) for config in both)
+    usual = config_of(name, use_parallel_residual=None)
+    null = {**usual, "use_parallel_residual": None}
+    assert [len(m.units[1].ops) for m in (beside, after)] == [1, 2]
+    assert model(tmp_path, usual) == (beside if name == "neox" else after)
+    if name == "stablelm":
+        assert model(tmp_path, null) == after
+    for bad in ("true", 1, *[None] * (name == "neox")):
+        said = wrong(tmp_path, usual | {"use_parallel_residual": bad})
+        assert ": use_parallel_residual: is " in said and "; allowed: true or f" in said
+
+
+def test_words_of_gelu(tmp_path: pathlib.Path) -> None:
+    words = {"erf": ("gelu", "gelu_python"), "tanh": ("gelu_new", "gelu_fast")}
+    for kind, theirs in words.items():
+        for word in theirs:
+            block = model(tmp_path, config_of("phi", hidden_act=word)).units[1]
+            (_, beside) = block.ops[0].ops
+            assert beside.ops[1].ops[1].args["kind"] == kind
+    assert "is 'relu'; allowed: " in wrong(
+        tmp_path, config_of("phi", hidden_act="relu")
+    )
+
+
+@pytest.mark.parametrize(
+    "name,key,value,said",
+    [
+        ("cohere", "use_qk_norm", True, "is true; allowed: false"),
+        ("olmo", "clip_qkv", 8.0, "is 8.0; allowed: null"),
+        ("stablelm", "qk_layernorm", True, "is true; allowed: false"),
+        ("phi", "tie_word_embeddings", True, "is true, but the logits of phi have a b"),
+    ],
+)
+def test_what_is_not_supported(
+    tmp_path: pathlib.Path, name: str, key: str, value: object, said: str
+) -> None:
+    assert f": {key}: {said}" in wrong(tmp_path, config_of(name, **{key: value}))
 
 
 def windows(there: str, *sets: str) -> set[object]:

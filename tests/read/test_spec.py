@@ -17,6 +17,7 @@ from zg.read.schema import TARGETS
 from zg.read.spec import Spec, SpecError, load
 
 from tests.lib import drawn
+from tests.lib.parameters import elements
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"
@@ -60,36 +61,6 @@ def line_of(text: str, part: str) -> int:
 
 
 # ---- accepted specs
-
-
-def elements(spec: Spec) -> int:
-    """Return the parameters by the formulas of the papers, independent of the reader's own
-    count."""
-    C, total = spec.model.width, 0
-    for unit in spec.model.units:
-        x = C
-        for op in (o for top in unit.ops for o in (top.ops or (top,))):
-            a = op.args
-            if op.kind == "embedding":
-                total += C * (spec.model.vocab + (a["context"] or 0))
-            elif op.kind in ("layernorm", "rmsnorm"):
-                total += unit.repeat * x * (1 + a.get("bias", False))
-            elif op.kind == "attention":
-                q, kv = (
-                    a["heads"] * a["head_dim"],
-                    a["kv_heads"] * a["head_dim"],
-                )
-                norms = {False: 0, True: 2 * a["head_dim"], "whole": q + kv}
-                total += unit.repeat * (x * (q + 2 * kv) + q * C + norms[a["qk_norm"]])
-                total += unit.repeat * ((q + 2 * kv) * a["bias"] + C * a["out_bias"])
-                x = C
-            elif op.kind == "linear":
-                out = sum(a["out"])
-                total += unit.repeat * out * (x + a["bias"]) * (a["tied"] is None)
-                x = out
-            elif op.kind == "swiglu":
-                x //= 2
-    return total
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 steps in float64, by transformers' own model of that file.
 
 A tool for developers; the tests read its files and need no transformers:
-    python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.15.0 transformers==5.23.0 numpy
+    python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch==2.15.0 transformers==5.24.0 numpy
     /tmp/hf/bin/python tests/reference/hf.py [NAME ...]
 Weights and tokens are known.py's. A file holds loss; grad/TENSOR (digests, see known.py) of the
 first global batch; losses [10]. Dropout is 0. A `.float()` in transformers' code keeps float64.
@@ -25,10 +25,14 @@ LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
 def named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters by the names of the hub's files, which have no prefix for GPT-2."""
-    return {
+    """Return the parameters by the names of the hub's files, which have no prefix for GPT-2 and
+    another name of GPT-NeoX's head."""
+    found = {
         name.removeprefix("transformer."): p for name, p in model.named_parameters()
     }
+    if model.config.model_type == "gpt_neox":
+        found["embed_out.weight"] = found.pop("lm_head.weight")
+    return found
 
 
 def loss_of(model: torch.nn.Module, tokens: np.ndarray, first: int) -> torch.Tensor:

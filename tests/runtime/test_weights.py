@@ -271,9 +271,12 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
 
     assert note({}) == ""
     assert note(buffers) == "not needed: 8 buffers\n"
-    head = {"lm_head.weight": weights["wte.weight"]}
-    said = note(buffers | head)
-    assert said == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
+    ends = ("bias", "masked_bias", "rotary_emb.inv_freq")
+    neox = {f"gpt_neox.layers.0.attention.{end}": mask for end in ends}
+    assert note(neox) == "not needed: 3 buffers\n"
+    for name in ("lm_head.weight", "embed_out.weight"):
+        said = note(buffers | {name: weights["wte.weight"]})
+        assert said == f"not needed: 8 buffers, {name} (the same as the embedding)\n"
     # an untied head has no place in a tied model, nor have Qwen2's biases and Qwen3's norms of
     # heads in Llama: without them it would be another model
     allowed = "; use a spec that has them, or --drop-unknown"
@@ -297,7 +300,7 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     assert "h.x.attn.bias" in refused({"h.x.attn.bias": np.zeros(1)})
 
 
-@pytest.mark.parametrize("prefix", ["", "transformer.", "model."])
+@pytest.mark.parametrize("prefix", ["", "transformer.", "model.", "gpt_neox."])
 @pytest.mark.parametrize("noted", [False, True])
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_tied_embedding_as_its_head_alone(

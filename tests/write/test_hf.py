@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from zg.read import spec
+from zg.read.node import SpecError
 from zg.read.schema import Op, Spec
 from zg.write import hf, view
 
@@ -140,6 +141,15 @@ def test_gpt2_with_an_attention_that_it_has_not() -> None:
         assert not made("gpt-tiny", f"{ATTENTION}.{other}")
     assert not made("gpt-tiny", f"{ATTENTION}.rope={{theta: 10000}}")
     assert not made("gpt-tiny", "model.names=llama")
+
+
+def test_gpt_neox_has_a_key_a_query_and_a_value_in_each_head() -> None:
+    with pytest.raises(SpecError) as caught:
+        made("llama-tiny", "model.names=neox")
+    said = (
+        ".attention.kv_heads: 2 differs from heads 4, but files of neox have a q, a k"
+    )
+    assert said in str(caught.value)
 
 
 Window = int | tuple[int | None, ...] | None

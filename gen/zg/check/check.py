@@ -405,6 +405,9 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
         and (n, t.shape[0]) != padded
     ):
         raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
+    file = t.quantized.rows or (t.shape[0],)
+    if t.heads and (len(t.parts) > 1 or t.heads < 0 or file[0] % (3 * t.heads)):
+        raise CheckError(f"tensor {t.name}: {t.heads} heads do not divide its rows")
     if t.quantized.format:
         _quantized(p, t, [*map(int, rows)])
     if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:

@@ -21,6 +21,9 @@ class Family:
     out_in: weights of linears are [out,in]; otherwise [in,out], and none are stored side by side. A
     head's weight is [V,C] in every family, like an embedding and Hugging Face's lm_head.
 
+    by_head: the rows of the one linear of q, k and v are by head in files: q, k and v of the first
+    head, then of the second. Here they are the q of all heads, the k and the v.
+
     base: prefix of the names of a whole model in transformers; lora: the linears with adapters if a
     spec does not say which, as in PEFT.
     """
@@ -31,6 +34,7 @@ class Family:
     out_in: bool
     base: str
     lora: Names
+    by_head: bool = False
 
 
 _NORMS = ("q_norm", "k_norm")
@@ -58,5 +62,22 @@ FAMILIES: Mapping[str, Family] = {
         out_in=True,
         base="model.",
         lora=("qkv_proj",),
+    ),
+    "neox": Family(
+        ("query_key_value",),
+        "dense",
+        _NORMS,
+        out_in=True,
+        base="gpt_neox.",
+        lora=("query_key_value",),
+        by_head=True,
+    ),
+    "phi": Family(
+        ("q_proj", "k_proj", "v_proj"),
+        "dense",
+        _NORMS,
+        out_in=True,
+        base="model.",
+        lora=("q_proj", "v_proj", "fc1", "fc2"),
     ),
 }

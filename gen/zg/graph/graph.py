@@ -24,6 +24,7 @@ class Tensor:
     `name` holds {l} or {l+N} if the unit is repeated. `parts` are its (name, rows) in the weights'
     file, several if tensors share one linear. Further rows of `shape` are zeros: padding of the
     vocabulary. A quantized tensor has one row of stored elements, and `parts` count these.
+    heads: as of a Weight.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Tensor:
     std: float
     group: tuple[float, float, int]  # factor of lr, weight decay, frozen
     quantized: Quantized = Quantized()
+    heads: int = 0
 
     @property
     def elems(self) -> int:

@@ -88,7 +88,8 @@ class _Builder:
             for l in range(self.count)
         ]
         self.cuts |= {l for l in range(1, self.count) if groups[l] != groups[l - 1]}
-        self.tensors.append(Tensor(full, parts, weight.shape, mean, std, groups[0]))
+        made = Tensor(full, parts, weight.shape, mean, std, groups[0])
+        self.tensors.append(replace(made, heads=weight.heads))
         return full
 
     def row(self, row: Row, x: str, std: float = STD) -> str:

@@ -42,7 +42,8 @@ def _quantized(spec: Spec, t: Tensor) -> Tensor:
         return t
     stored = made.stored(ops.BYTES[spec.train.precision])
     parts = tuple((name, n) for (name, _), n in zip(t.parts, stored, strict=True))
-    return Tensor(t.name, parts, (sum(stored),), 0.0, 0.0, t.group, made)
+    size = (sum(stored),)
+    return replace(t, parts=parts, shape=size, mean=0.0, std=0.0, quantized=made)
 
 
 def _dequantized(body: Body, tensors: Mapping[str, Tensor]) -> Body:

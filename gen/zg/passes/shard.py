@@ -208,6 +208,7 @@ def _tensors(
                     decay=t.group[1],
                     frozen=t.group[2],
                     quantized=t.quantized,
+                    heads=t.heads,
                 )
             )
         for flat in sorted(within, key=persists):

@@ -141,7 +141,7 @@ def _tensors(
             few = quantize.format_of(spec, sizes, weight.shape, group[2])
             if unit.kind == "blocks" and few.format:  # weights are loaded
                 mean = times = 0.0
-            out.append((mean, times * std, *group))
+            out.append((mean, times * std, *group, weight.heads))
     return out
 
 
@@ -174,7 +174,8 @@ def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
     tensors = [_tensors(spec, unit, rows, layer) for layer in layers]
     for n, what in enumerate(OF_TENSORS):
         each = [tuple(of[n] for of in some) for some in tensors]
-        yield from _alike(what, first, each)
+        if what != "heads" or any(map(any, each)):
+            yield from _alike(what, first, each)
 
 
 def _alike(what: str, first: int, each: list[tuple[Any, ...]]) -> Iterator[Stated]:

@@ -180,6 +180,8 @@ class Tensor:
     elements of `shape` beyond these rows are zero padding. key: key of its random numbers. rate:
     factor of the learning rate. decay: weight decay. frozen: it is never updated and not counted in
     the gradient's norm. quantized: its format; `shape` and `parts` then count stored elements.
+    heads: the file has a q, a k and a v for each of so many heads, where the rows here are the q of
+    all heads, the k and the v; 0: the file has the rows' order.
     """
 
     name: str
@@ -198,6 +200,7 @@ class Tensor:
     decay: float
     frozen: int
     quantized: Quantized = Quantized()
+    heads: int = 0
 
     @property
     def elems(self) -> int:

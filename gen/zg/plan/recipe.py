@@ -109,7 +109,8 @@ class Stated:
     the embedding.
 
     Each of these units has `values` for `what`: an operand of its forward calls, in their order; or
-    a number of its tensors, in the order in which calls first use them.
+    a number of its tensors, in the order in which calls first use them. `heads` that are all 0 are
+    left out.
     """
 
     what: str
@@ -122,4 +123,4 @@ class Stated:
         return self.first + self.count
 
 
-OF_TENSORS = ("mean", "std", "rate", "decay", "frozen")
+OF_TENSORS = ("mean", "std", "rate", "decay", "frozen", "heads")

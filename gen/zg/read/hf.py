@@ -1,6 +1,6 @@
 """hf.py -- reads config.json of a Hugging Face folder into the model of a spec.
 
-Every key is honoured, known to have no effect on training, or refused by name. A row of hfrows.py
+Every key is honoured, known to have no effect on training, or refused by name. A row of hfmodels.py
 describes a family; other keys are in the tables of hfkeys.py.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import repeat
 from types import NoneType
 from typing import Any
 
@@ -20,9 +21,9 @@ from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
 from .hfkeys import DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
+from .hfmodels import FAMILIES
 from .hfrows import (
     EACH,
-    FAMILIES,
     FIRST,
     FULL,
     NOPE,
@@ -30,6 +31,8 @@ from .hfrows import (
     PARTIAL,
     SLIDING,
     SWITCH,
+    SYNONYMS,
+    THETA,
     ConfigKey,
     Derived,
     HfFamily,
@@ -41,11 +44,11 @@ from .node import Mistakes, Names, Node, SpecError, near, printable, shown
 from .schema import VALUES, Op
 
 WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
-ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+ROPE = ("rope_parameters", "rope_scaling", THETA)
 MSCALES = ("mscale", "mscale_all_dim")
 LISTS = ("short_factor", "long_factor")  # keys with a number for each pair
 # transformers' words -> ours, for keys whose values are words
-WORDS = {
+WORDS = {**SYNONYMS} | {
     theirs: ours
     for family in FAMILIES
     for table in family.words.values()
@@ -107,10 +110,10 @@ class _Config:
             key: Node(float(x) if isinstance(x, Number) else x, root.where)
             for key, x in usual.items()
         }
-        rope = ROPE if "rope" in _keys_of(self.family.block) else ()
-        if EACH in usual:
-            rope = (*rope, NOPE)
-        self.keys = (*usual, *rope)
+        rope = "rope" in _keys_of(self.family.block)
+        self.ropes = (*ROPE[:2], self.family.rotary[0]) if rope else ()
+        more = (NOPE,) if EACH in usual else ()
+        self.keys = (*usual, *self.ropes, *more)
         self.allowed = {*self.keys, *WINDOWS, *DROPOUTS, *FREE, *FIXED}
 
     def fail(self, key: str, wrong: str, allowed: str) -> SpecError:
@@ -118,7 +121,7 @@ class _Config:
         return SpecError(f"{where}: {key}: {wrong}; allowed: {allowed}")
 
     def row(self) -> HfFamily:
-        known = {f.type: f for f in FAMILIES}
+        known = {f.type: [g for g in FAMILIES if g.type == f.type] for f in FAMILIES}
         allowed = ", ".join(known)
         if "model_type" not in self.given:
             raise self.fail("model_type", "is missing", allowed)
@@ -127,7 +130,14 @@ class _Config:
             raise self.fail(
                 "model_type", f"{shown(said)} is not a supported model family", allowed
             )
-        return known[said]
+        fits = [f for f in known[said] if all(map(self.chosen, repeat(f), f.when))]
+        return (fits or known[said])[0]
+
+    def chosen(self, f: HfFamily, key: str) -> bool:
+        """Return whether a key has the value that a row is for."""
+        node = self.given.get(key)
+        value = f.usual[key] if node is None or node.value is None else node.value
+        return value is f.when[key]
 
     def get(self, key: str) -> Node:
         """Return the value of a key, or its default if config.json leaves it out."""
@@ -165,8 +175,12 @@ class _Config:
         ]
         if ROPE[0] in self.keys:
             f = self.family
-            widths = (*f.sizes, f.heads, "head_dim", PARTIAL)
-            reads = (f.context, *(widths if PARTIAL in f.usual else ()), *ROPE)
+            widths = (*f.sizes, f.heads, "head_dim", f.rotary[1])
+            reads = (
+                f.context,
+                *(widths if f.rotary[1] in f.usual else ()),
+                *self.ropes,
+            )
             parts.append((reads, self.rope))
         for keys, part in parts:
             if wrong.knows(*keys):
@@ -283,10 +297,12 @@ class _Config:
         elif layers == SLIDING:
             held = {}
         said = {name: x for name, x in held.items() if x.value is not None}
-        theta = said.pop("rope_theta", self.theta(layers))
-        found = {"theta": _no_text("rope_theta", theta)}
-        if PARTIAL in self.family.usual:
-            found |= self.width(said.pop(PARTIAL, self.get(PARTIAL)))
+        outside, share = self.family.rotary
+        name = THETA if THETA in said else outside
+        found = {"theta": _no_text(name, said.pop(THETA, self.theta(layers)))}
+        if share in self.family.usual:
+            name = PARTIAL if PARTIAL in said else share
+            found |= self.width(name, said.pop(PARTIAL, self.get(share)))
         if self.family.interleaved:
             found["interleaved"] = Node(True, node.where)
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
@@ -308,23 +324,23 @@ class _Config:
     def theta(self, layers: str) -> Node:
         """Return theta as it is outside rope_parameters."""
         f = self.family
-        key, usual = "rope_theta", f.theta
+        key, usual = f.rotary[0], f.theta
         if layers == SLIDING and f.local:
             key, usual = f.local
         node = self.get(key)
         if f.local and not f.local[0] and node.value not in (None, f.theta):
             raise self.fail(
-                "rope_theta",
+                key,
                 f"is {shown(node.value)}, which versions of transformers apply to other layers",
                 f"{f.theta:g}, or rope_parameters with {FULL} and {SLIDING}",
             )
         return node if node.value is not None else Node(usual, node.where)
 
-    def width(self, share: Node) -> dict[str, Node]:
+    def width(self, key: str, share: Node) -> dict[str, Node]:
         """Return the rotated width of a head, if it is not the whole head."""
         said = share.value
         if type(said) not in (int, float) or not 0 < said <= 1:
-            wrong = f"{share.where}: {PARTIAL}: is {shown(said)}"
+            wrong = f"{share.where}: {key}: is {shown(said)}"
             raise SpecError(f"{wrong}; allowed: a number above 0 and at most 1")
         head = self.get("head_dim").value
         if head is None:
@@ -519,16 +535,16 @@ class _Config:
 
     def head(self) -> Node:
         f, where = self.family, self.root.where
-        tied = self.get("tie_word_embeddings")
+        key = "tie_word_embeddings"
+        tied, last = self.get(key), self.op(f.head)
+        if tied.value and f.head.args["bias"]:
+            wrong = f"is true, but the logits of {f.type} have a bias"
+            raise self.fail(key, wrong, "false")
         if tied.value:
             logits = {"tied": Node(f.embedding.args["tokens"], tied.where)}
-        else:
-            vocab = self.get(f.sizes[2])
-            logits = {"name": Node("lm_head", where), "out": vocab}
-        cap = self.get(f.cap) if f.cap else Node(None, where)
-        if cap.value is not None:
-            logits["softcap"] = cap
-        last = Node({"linear": Node(logits, where)}, where)
+            cap = self.fill(f.head.args.get("softcap"))
+            logits |= {"softcap": cap} if cap.value is not None else {}
+            last = Node({"linear": Node(logits, where)}, where)
         return Node([*map(self.op, f.last), last], where)
 
     def model(self) -> Node:

@@ -79,6 +79,10 @@ class Number(float):
     """A default of transformers whose key takes integers, too."""
 
 
+# Keys of rope_parameters: theta, and the share of a head that is rotated.
+THETA, PARTIAL = "rope_theta", "partial_rotary_factor"
+
+
 @dataclass(frozen=True)
 class HfFamily:
     """A family of models.
@@ -92,7 +96,9 @@ class HfFamily:
     are neighbours; theta: default of rope_theta; local: key and default of theta of layers with a
     window, if these have rotary positions of their own; pattern: number n if by default every
     n-th layer has no window; scalings: types of scalings -> the types that the family means, if it
-    takes no others; adopted: auto_map names code that transformers has itself; cap: of logits.
+    takes no others; adopted: auto_map names code that transformers has itself; when: keys whose
+    values choose one of the rows of a type (the first by default); head: the linear of the logits,
+    of which a tied one has the cap alone; rotary: keys of theta and of the rotated share of a head.
     """
 
     cls: str
@@ -116,7 +122,9 @@ class HfFamily:
     pattern: int | ConfigKey = 0
     scalings: Mapping[str, str] = field(default_factory=dict)
     adopted: bool = False
-    cap: ConfigKey | None = None
+    when: Mapping[str, bool] = field(default_factory=dict)
+    head: Op = field(default_factory=lambda: linear("lm_head", out="vocab_size"))
+    rotary: tuple[str, str] = (THETA, PARTIAL)
 
     @property
     def mixed(self) -> bool:
@@ -129,10 +137,14 @@ ORIGINAL = "original_max_position_embeddings"
 # first layers without one. layer_types gives the type of each layer instead.
 SWITCH, FIRST = "use_sliding_window", "max_window_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
-# The share of a head that is rotated; whether each layer has rotary positions, or the number n of a
-# model in which each n-th has none.
-PARTIAL = "partial_rotary_factor"
+# Whether each layer has rotary positions, or the number n of a model in which each n-th has none.
 NOPE, EACH = "no_rope_layers", "no_rope_layer_interval"
+# transformers' words that no family writes -> ours.
+SYNONYMS: Mapping[str, str] = {
+    "gelu_accurate": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_python": "erf",
+}
 
 
 Norm = Callable[[str], Op]
@@ -145,22 +157,22 @@ def scaling_keys(type: str) -> Mapping[str, str]:
     return {ORIGINAL if k == "original_context" else k: k for k in own}
 
 
-def _residual(*ops: Op) -> Op:
+def residual(*ops: Op) -> Op:
     return Op("residual", {}, ops)
 
 
 def _normed(norm: Norm, names: Names, *ops: Op) -> Op:
-    return _residual(norm(names[0]), *ops)
+    return residual(norm(names[0]), *ops)
 
 
 def _renormed(norm: Norm, names: Names, *ops: Op) -> Op:
     """Return a residual whose branch ends with a norm."""
-    return _residual(*ops, norm(names[0]))
+    return residual(*ops, norm(names[0]))
 
 
 def _around(norm: Norm, names: Names, *ops: Op) -> Op:
     """Return a residual whose branch begins and ends with a norm."""
-    return _residual(norm(names[0]), *ops, norm(names[1]))
+    return residual(norm(names[0]), *ops, norm(names[1]))
 
 
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
@@ -168,7 +180,7 @@ def linear(*names: str, out: str, bias: str | bool = False) -> Op:
     return Op("linear", said)
 
 
-def _beside(*branches: tuple[Op, ...]) -> Op:
+def beside(*branches: tuple[Op, ...]) -> Op:
     return Op("parallel", {}, tuple(Op("branch", {}, ops) for ops in branches))
 
 
@@ -177,7 +189,7 @@ def _joined(name: str, out: str) -> Op:
     return Op("linear", {"name": (name,), "out": (Twice(out),), "bias": False})
 
 
-def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
+def heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
     said = {
         "heads": ConfigKey(H),
         "kv_heads": ConfigKey(G),
@@ -198,7 +210,7 @@ def _rms1(name: str) -> Op:
     return Op("rmsnorm", {**_rms(name).args, "one_plus": True})
 
 
-def _layer(name: str, eps: str, bias: bool = True) -> Op:
+def layer_norm(name: str, eps: str, bias: bool = True) -> Op:
     said = {"name": name, "eps": ConfigKey(eps), "weight": True, "bias": bias}
     return Op("layernorm", said)
 
@@ -209,8 +221,8 @@ def _bare(name: str) -> Op:
 
 
 H, G, F = "num_attention_heads", "num_key_value_heads", "intermediate_size"
-_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
-_TOKENS = Op("embedding", {"tokens": "model.embed_tokens"})
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+TOKENS = Op("embedding", {"tokens": "model.embed_tokens"})
 _LLAMA: Mapping[str, object] = {
     "num_hidden_layers": 32,
     "hidden_size": 4096,
@@ -229,8 +241,8 @@ _LLAMA: Mapping[str, object] = {
 
 _SILU: Mapping[str, object] = {"hidden_act": "silu", "attention_dropout": 0.0}
 # transformers' default of pad_token_id may be beyond the vocabulary.
-_UNPADDED: Mapping[str, object] = {**_SILU, "pad_token_id": None}
-_GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
+UNPADDED: Mapping[str, object] = {**_SILU, "pad_token_id": None}
+GATES = linear("mlp.gate_proj", "mlp.up_proj", out=F)
 _GATE_UP = _joined("mlp.gate_up_proj", F)
 
 
@@ -240,7 +252,7 @@ def _llama(
     usual: Mapping[str, object],
     *,
     names: str = "llama",
-    gates: Op = _GATES,
+    gates: Op = GATES,
     gate: str = "swiglu",
     mlp: str | bool = False,
     norm: Norm = _rms,
@@ -249,7 +261,7 @@ def _llama(
         ("input_layernorm",),
         ("post_attention_layernorm",),
     ),
-    embedding: Op = _TOKENS,
+    embedding: Op = TOKENS,
     ends: tuple[Op, ...] = (),
     last: tuple[Op, ...] = (),
     about: Mapping[str, Any] | None = None,
@@ -258,7 +270,7 @@ def _llama(
     """Return a family like Llama with its own attention. gates, gate: the linear of gate and up,
     and the op behind it; mlp: key of the MLP's biases; norms: of each branch; ends: ops at the end
     of both branches; last: those behind the last norm; about: other fields of the row."""
-    attention = _heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
+    attention = heads("self_attn", H, G, rope=ConfigKey("rope"), **more)
     first, second = norms
     gates = Op("linear", {**gates.args, "bias": mlp})
     return HfFamily(
@@ -279,7 +291,7 @@ def _llama(
             ),
         ),
         (norm("model.norm"), *last),
-        _SIZES,
+        SIZES,
         H,
         "max_position_embeddings",
         {**_LLAMA, **usual},
@@ -287,7 +299,7 @@ def _llama(
     )
 
 
-_BIAS = ConfigKey("attention_bias")
+BIAS = ConfigKey("attention_bias")
 _QWEN: Mapping[str, object] = {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -307,21 +319,21 @@ _GPT2 = HfFamily(
     ),
     "h.{l}",
     (
-        _residual(
-            _layer("ln_1", "layer_norm_epsilon"),
+        residual(
+            layer_norm("ln_1", "layer_norm_epsilon"),
             Op(
                 "attention",
-                _heads("attn", "n_head", "n_head", bias=True, out_bias=True),
+                heads("attn", "n_head", "n_head", bias=True, out_bias=True),
             ),
         ),
-        _residual(
-            _layer("ln_2", "layer_norm_epsilon"),
+        residual(
+            layer_norm("ln_2", "layer_norm_epsilon"),
             linear("mlp.c_fc", out="n_inner", bias=True),
             Op("gelu", {"kind": ConfigKey("activation_function")}),
             linear("mlp.c_proj", out="n_embd", bias=True),
         ),
     ),
-    (_layer("ln_f", "layer_norm_epsilon"),),
+    (layer_norm("ln_f", "layer_norm_epsilon"),),
     ("n_layer", "n_embd", "vocab_size"),
     "n_head",
     "n_positions",
@@ -346,14 +358,14 @@ _STARCODER2 = HfFamily(
     "Starcoder2ForCausalLM",
     "starcoder2",
     "llama",
-    _TOKENS,
+    TOKENS,
     "model.layers.{l}",
     (
-        _residual(
-            _layer("input_layernorm", "norm_epsilon"),
+        residual(
+            layer_norm("input_layernorm", "norm_epsilon"),
             Op(
                 "attention",
-                _heads(
+                heads(
                     "self_attn",
                     H,
                     G,
@@ -364,15 +376,15 @@ _STARCODER2 = HfFamily(
                 ),
             ),
         ),
-        _residual(
-            _layer("post_attention_layernorm", "norm_epsilon"),
+        residual(
+            layer_norm("post_attention_layernorm", "norm_epsilon"),
             linear("mlp.c_fc", out=F, bias=_ALL),
             Op("gelu", {"kind": ConfigKey("hidden_act")}),
             linear("mlp.c_proj", out="hidden_size", bias=_ALL),
         ),
     ),
-    (_layer("model.norm", "norm_epsilon"),),
-    _SIZES,
+    (layer_norm("model.norm", "norm_epsilon"),),
+    SIZES,
     H,
     "max_position_embeddings",
     {
@@ -401,34 +413,34 @@ _COHERE = HfFamily(
     "CohereForCausalLM",
     "cohere",
     "llama",
-    _TOKENS,
+    TOKENS,
     "model.layers.{l}",
     (
-        _residual(
-            _layer("input_layernorm", "layer_norm_eps", bias=False),
-            _beside(
+        residual(
+            layer_norm("input_layernorm", "layer_norm_eps", bias=False),
+            beside(
                 (
                     Op(
                         "attention",
-                        _heads(
+                        heads(
                             "self_attn",
                             H,
                             G,
                             rope=ConfigKey("rope"),
-                            bias=_BIAS,
-                            out_bias=_BIAS,
+                            bias=BIAS,
+                            out_bias=BIAS,
                         ),
                     ),
                 ),
-                (_GATES, Op("swiglu", {}), linear("mlp.down_proj", out="hidden_size")),
+                (GATES, Op("swiglu", {}), linear("mlp.down_proj", out="hidden_size")),
             ),
         ),
     ),
     (
-        _layer("model.norm", "layer_norm_eps", bias=False),
+        layer_norm("model.norm", "layer_norm_eps", bias=False),
         _scale(ConfigKey("logit_scale")),
     ),
-    _SIZES,
+    SIZES,
     H,
     "max_position_embeddings",
     {
@@ -444,11 +456,12 @@ _COHERE = HfFamily(
         "tie_word_embeddings": True,
         "attention_bias": False,
     },
-    _UNPADDED,
+    UNPADDED,
     square=True,
     interleaved=True,
     theta=500000.0,
 )
+
 _WINDOW = ConfigKey("sliding_window")
 _SQUARE: Mapping[str, Any] = {"square": True}
 _NORMS_AFTER = (
@@ -479,16 +492,23 @@ _GEMMA_SAID: Mapping[str, object] = {
     "attention_dropout": 0.0,
     "pad_token_id": None,
 }
-_BY_ROOT = Op("embedding", {**_TOKENS.args, "scale": Root("hidden_size")})
-FAMILIES = (
+_CAPPED = Op(
+    "linear",
+    {
+        **linear("lm_head", out="vocab_size").args,
+        "softcap": ConfigKey("final_logit_softcapping"),
+    },
+)
+_BY_ROOT = Op("embedding", {**TOKENS.args, "scale": Root("hidden_size")})
+ROWS = (
     _GPT2,
     _llama(
         "LlamaForCausalLM",
         "llama",
         {},
         mlp=ConfigKey("mlp_bias"),
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
     ),
     _llama(
         "MistralForCausalLM",
@@ -513,8 +533,8 @@ FAMILIES = (
         "Qwen3ForCausalLM",
         "qwen3",
         {**_QWEN, "head_dim": 128},
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         window=_WINDOW,
         qk_norm=True,
         eps=ConfigKey("rms_norm_eps"),
@@ -526,8 +546,8 @@ FAMILIES = (
         branch=_renormed,
         norms=_NORMS_AFTER,
         about=_SQUARE,
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         qk_norm="whole",
         eps=ConfigKey("rms_norm_eps"),
     ),
@@ -544,13 +564,13 @@ FAMILIES = (
         mlp=ConfigKey("mlp_bias"),
         embedding=Op(
             "embedding",
-            {**_TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
+            {**TOKENS.args, "scale": ConfigKey("embedding_multiplier")},
         ),
         ends=(_scale(ConfigKey("residual_multiplier")),),
         last=(_scale(Reciprocal("logits_scaling")),),
         about=_SQUARE,
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         scale=ConfigKey("attention_multiplier"),
     ),
     _llama(
@@ -569,9 +589,9 @@ FAMILIES = (
             EACH: 4,
         },
         mlp=ConfigKey("mlp_bias"),
-        about={**_SQUARE, "said": _UNPADDED, "theta": 2000000.0},
-        bias=_BIAS,
-        out_bias=_BIAS,
+        about={**_SQUARE, "said": UNPADDED, "theta": 2000000.0},
+        bias=BIAS,
+        out_bias=BIAS,
         window=_WINDOW,
         rope_layers=ConfigKey(NOPE),
     ),
@@ -592,7 +612,7 @@ FAMILIES = (
         gates=_GATE_UP,
         about={
             **_SQUARE,
-            "said": _UNPADDED,
+            "said": UNPADDED,
             "scalings": dict.fromkeys(("longrope", "su", "yarn"), "longrope"),
             "adopted": True,
         },
@@ -615,8 +635,8 @@ FAMILIES = (
         gates=_GATE_UP,
         branch=_around,
         norms=_NORMS_AROUND,
-        about={"said": _UNPADDED, "interleaved": True},
-        bias=_BIAS,
+        about={"said": UNPADDED, "interleaved": True},
+        bias=BIAS,
     ),
     _llama(
         "Olmo3ForCausalLM",
@@ -626,13 +646,13 @@ FAMILIES = (
         norms=_NORMS_AFTER,
         about={
             **_SQUARE,
-            "said": _UNPADDED,
+            "said": UNPADDED,
             "theta": 500000.0,
             "local": ("", 500000.0),
             "pattern": 4,
         },
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         window=_WINDOW,
         local_rope=ConfigKey("local_rope"),
         qk_norm="whole",
@@ -643,9 +663,9 @@ FAMILIES = (
         "olmo",
         {"vocab_size": 50304},
         norm=_bare,
-        about={**_SQUARE, "said": _UNPADDED},
-        bias=_BIAS,
-        out_bias=_BIAS,
+        about={**_SQUARE, "said": UNPADDED},
+        bias=BIAS,
+        out_bias=BIAS,
     ),
     _COHERE,
     _llama(
@@ -667,10 +687,10 @@ FAMILIES = (
         about={
             "said": _GEMMA_SAID,
             "pattern": 2,
-            "cap": ConfigKey("final_logit_softcapping"),
+            "head": _CAPPED,
         },
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         window=_WINDOW,
         scale=InverseRoot("query_pre_attn_scalar"),
         softcap=ConfigKey("attn_logit_softcapping"),
@@ -696,8 +716,8 @@ FAMILIES = (
             "local": ("rope_local_base_freq", 10000.0),
             "pattern": ConfigKey("sliding_window_pattern"),
         },
-        bias=_BIAS,
-        out_bias=_BIAS,
+        bias=BIAS,
+        out_bias=BIAS,
         window=_WINDOW,
         local_rope=ConfigKey("local_rope"),
         qk_norm=True,

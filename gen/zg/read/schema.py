@@ -69,12 +69,13 @@ class Weight:
 
     parts: its (name, rows) in the weights' file, several if linears are stored side by side. Names
     are without the unit's prefix. Rows of `shape` beyond the parts' are zeros: padding of the
-    vocabulary.
+    vocabulary. heads: number of heads if the file's rows are by head (Family.by_head), else 0.
     """
 
     name: str
     parts: tuple[tuple[str, int], ...]
     shape: Ints
+    heads: int = 0
 
 
 @dataclass(frozen=True)

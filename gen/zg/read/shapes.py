@@ -477,7 +477,8 @@ class Walk:
         """Return the linear of q, k and v, or all three side by side."""
         names = [f"{a.name}.{part}" for part in self.family.qkv]
         widths = heads.widths if len(names) > 1 else [sum(heads.widths)]
-        return self.dense(at, names, x, widths, a.bias)
+        row = self.dense(at, names, x, widths, a.bias)
+        return _by_head(row, heads.H) if self.family.by_head else row
 
     def normed(
         self, at: KeyPlace, a: Attention, heads: Heads, dims: Mapping[str, Any]
@@ -529,6 +530,12 @@ class Walk:
         if H % G:
             raise (at / "kv_heads").fail(
                 f"{G} does not divide heads {H}", "a divisor of heads"
+            )
+        if self.family.by_head and G != H:
+            raise (at / "kv_heads").fail(
+                f"{G} differs from heads {H}, but files of {self.model.names} have a q, a k and "
+                "a v in each head",
+                f"{H}, or other `names`",
             )
         if a.head_dim is None and C % H:
             raise (at / "heads").fail(
@@ -690,6 +697,13 @@ def _factor(said: Mapping[str, Any] | None) -> float:
     """Return the factor of queries and of keys; scores are scaled by its square."""
     scaling = said and said["scaling"] or {}
     return float(scaling.get("attention_factor", 1.0))
+
+
+def _by_head(row: Row, H: int) -> Row:
+    """Return a linear of q, k and v whose rows in files are by head, also those of adapters."""
+    weights = {word: replace(w, heads=H) for word, w in row.weights.items()}
+    adapters = tuple((down, _by_head(up, H)) for down, up in row.adapters)
+    return replace(row, weights=weights, adapters=adapters)
 
 
 def _scale(factor: float) -> Row:

@@ -133,9 +133,8 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     """Require that every name in train.lora.match belongs to linears and to nothing else. logits:
     the arguments of the linear of the logits."""
     tied, e = logits["tied"], walk.model.embedding
-    others = (
-        {"lm_head": f"is the head, which shares the weight of {tied}"} if tied else {}
-    )
+    shared = f"is the head, which shares the weight of {tied}"
+    others = dict.fromkeys(("lm_head", "embed_out") if tied else (), shared)
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"

@@ -1,7 +1,7 @@
 """hf.py -- writes a transformers config.json for a model that is built here.
 
-A model belongs to a family (read/hfrows.py) if every setting agrees. Features that the family's row
-does not mention must be off.
+A model belongs to a family (read/hfmodels.py) if every setting agrees. Features that the row of the
+family does not mention must be off.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..read.hfmodels import FAMILIES
 from ..read.hfrows import (
     EACH,
-    FAMILIES,
     FIRST,
     FULL,
     NOPE,
     ORIGINAL,
-    PARTIAL,
     SLIDING,
     SWITCH,
+    THETA,
     ConfigKey,
     Derived,
     HfFamily,
-    linear,
     scaling_keys,
 )
 from ..read.schema import Op, Spec, Unit
@@ -87,10 +86,10 @@ def _units(f: HfFamily, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     there = (*embedding.ops, *block.ops, *norms)
     if not _all_fit(want, there, found):
         return False
-    if tied:
-        return _agrees(f.cap, logits.args["softcap"], found)
-    own = {**linear("lm_head", out=f.sizes[2]).args, "softcap": f.cap}
-    return _fits(Op("linear", own), logits, found)
+    if not tied:
+        return _fits(f.head, logits, found)
+    cap = _agrees(f.head.args.get("softcap"), logits.args["softcap"], found)
+    return cap and not f.head.args["bias"]
 
 
 def _share(width: int, head: int) -> float:
@@ -114,7 +113,8 @@ def _rope(
     if not rope or rope["interleaved"] != f.interleaved:
         return None
     share = _share(rope["width"] or head, head)
-    if share != 1 and PARTIAL not in f.usual:
+    theta, part = f.rotary
+    if share != 1 and part not in f.usual:
         return None
     scaling, context = None, sequence
     if given := rope["scaling"]:
@@ -126,8 +126,8 @@ def _rope(
     out: dict[str, object] = {"max_position_embeddings": context}
     if f.local:
         return {**out, "rope_parameters": _by_window(rope, local or rope)}
-    out |= {"rope_theta": rope["theta"], "rope_scaling": scaling}
-    out |= {PARTIAL: share} if PARTIAL in f.usual else {}
+    out |= {theta: rope["theta"], "rope_scaling": scaling}
+    out |= {part: share} if part in f.usual else {}
     if ORIGINAL in f.usual:
         out[ORIGINAL] = scaling[ORIGINAL] if scaling else context
     return out
@@ -139,7 +139,7 @@ def _by_window(
     """Return the rotary positions of layers without a window and of those with one."""
     return {
         layers: {
-            "rope_theta": one["theta"],
+            THETA: one["theta"],
             **(
                 _scaling(one["scaling"]) if one["scaling"] else {"rope_type": "default"}
             ),
@@ -194,6 +194,7 @@ def _of(f: HfFamily, spec: Spec) -> dict[str, object] | None:
         "model_type": f.type,
         **rope,
         **found,
+        **f.when,
         **f.said,
         "bos_token_id": None,
         "eos_token_id": None,

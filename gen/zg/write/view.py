@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -82,12 +82,24 @@ def formats(p: Plan) -> list[str]:
     all_ = [t.quantized.format for t in p.tensors for _ in t.parts]
     if not any(all_):
         return []
-    said = ", ".join(f"ZK_{name.upper()}" if name else "0" for name in all_)
+    said = [f"ZK_{name.upper()}" if name else "0" for name in all_]
     return [
         ".quantized = zk_quantized, .quantize = zk_host_quantize,",
-        ".formats = (const uint8_t[]){",
-        *(f"    {line}" for line in textwrap.wrap(f"{said}}},", 92)),
+        *by_tensor(".formats = (const uint8_t[]){", said),
     ]
+
+
+def by_head(p: Plan) -> list[str]:
+    """Return the field of zr_program for tensors whose rows in files are by head, if there are
+    any."""
+    all_ = [t.heads for t in p.tensors for _ in t.parts]
+    return by_tensor(".heads = (const int32_t[]){", map(str, all_)) if any(all_) else []
+
+
+def by_tensor(field: str, values: Iterable[str]) -> list[str]:
+    """Return the lines of a field with a value for each row of zr_tensor."""
+    lines = textwrap.wrap(f"{', '.join(values)}}},", 92)
+    return [field, *(f"    {line}" for line in lines)]
 
 
 def used(p: Plan) -> list[str]:
@@ -482,6 +494,7 @@ def view(
             *filed(p, cost),
             *samples(p),
             *formats(p),
+            *by_head(p),
             *itertools.chain(*(said(*field) for field in fields)),
         ],
         "files": files(p),
