@@ -55,10 +55,9 @@ static int turned(const zr_program *p) { return !!strstr(p->adapter, "\"fan_in_f
 /* Return whether the scale is alpha / sqrt(rank). */
 static int has_root(const zr_program *p) { return !!strstr(p->adapter, "\"use_rslora\": true"); }
 
-/* Return the program's own lora_alpha. */
-static double alpha_of(const zr_program *p)
+/* Return a number of the program's own configuration. key: with quotes, colon and blank */
+static double own_number(const zr_program *p, const char *key)
 {
-    static const char key[] = "\"lora_alpha\": ";
     return strtod(strstr(p->adapter, key) + strlen(key), NULL);
 }
 
@@ -260,15 +259,15 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
-/* Accept a dropout. It changes training, not the sum added to weights; the program's adapters
- * have none. */
+/* Accept a dropout. It changes training, not the sum added to weights. */
 static int takes_dropout(given *g, value v)
 {
     char is[NAME];
+    double own = own_number(g->p, "\"lora_dropout\": ");
     if (!is_numeric(v)) return is_empty(v);
-    snprintf(is, sizeof is, "is %.*s, which has no effect: the program's adapters have no dropout",
-             (int)zr_least((int64_t)v.n, 30), v.at);
-    if (strtod(v.at, NULL) != 0) add_note(g, "lora_dropout", is);
+    snprintf(is, sizeof is, "is %.*s; the program trains with %.9g (train.lora.dropout)",
+             (int)zr_least((int64_t)v.n, 30), v.at, own);
+    if (strtod(v.at, NULL) != own) add_note(g, "lora_dropout", is);
     return 1;
 }
 
@@ -345,7 +344,7 @@ static int check_scale(const given *g, const char *file, char *why)
         return zr_why(why, "%s: r is %.9g; the program has %" PRId64, file, g->r, rank_of(g->p));
     if (g->root != has_root(g->p))
         return zr_why(why, "%s: has no use_rslora; the program has it", file);
-    double own = alpha_of(g->p);
+    double own = own_number(g->p, "\"lora_alpha\": ");
     if (g->alpha == own) return 0;
     return zr_why(why, "%s: lora_alpha is %.9g; the program has %.9g", file, g->alpha, own);
 }

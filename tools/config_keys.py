@@ -197,6 +197,8 @@ _TRAIN = {
     "but that of the logits; default, as in PEFT: `q_proj` and `v_proj`, for GPT-2 `c_attn`",
     "lora.base": "format in which the weights of blocks' linears are stored and gathered, as in "
     "QLoRA; default: `train.precision`; part of the recipe",
+    "lora.dropout": "dropout probability of the input of each adapter's A, as PEFT's "
+    "`lora_dropout`; part of the recipe",
     "accumulate": "order of micro-batches: one after the other through the whole model "
     "(micro_batches), or all through a layer before the next one, so that it is gathered once "
     "(layers)",

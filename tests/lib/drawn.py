@@ -310,6 +310,7 @@ _TRAIN: dict[str, Sequence] = {
     "lora.alpha": (1, 6),
     "lora.rslora": FLAG,
     "lora.base": ("int8", "nf4"),
+    "lora.dropout": (0.0, 0.3),
     "dropout": (0.0, 0.3),
 }
 _ZERO: dict[str, Sequence] = {
@@ -451,8 +452,7 @@ def whole_specs(draw) -> Mapping:
         if adapted:
             given[key] = rng.choice(KEYS[key])
     if not adapted:
-        given.pop("train.lora.base", None)
-        given.pop("train.lora.rslora", None)
+        given = {k: x for k, x in given.items() if not k.startswith("train.lora.")}
     words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
     if adapted and words:
         given["train.lora.match"] = rng.sample(sorted(words), 1)

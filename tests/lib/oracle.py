@@ -319,7 +319,7 @@ class Net:
         return y, back
 
     def adapter(self, x: np.ndarray, name: str) -> tuple[np.ndarray, Back] | None:
-        """Return y = scale * (x A') B' if a linear has an adapter, else None; PEFT's A is
+        """Return y = scale * (dropout(x) A') B' if a linear has an adapter, else None; PEFT's A is
         [rank,in], B is [out,rank]."""
         names = [f"{name}.lora_{which}.weight" for which in "AB"]
         if names[0] not in self.p:
@@ -327,6 +327,7 @@ class Net:
         A, B = (self.p[n] for n in names)
         lora = self.spec.train.lora
         scale = lora.alpha / (lora.rank**0.5 if lora.rslora else lora.rank)
+        x, undropped = self.dropped(x, lambda dx: dx, lora.dropout)
         low = x @ A.T
 
         def back(dy: np.ndarray) -> np.ndarray:
@@ -338,7 +339,7 @@ class Net:
                     left.reshape(-1, left.shape[-1]).T
                     @ right.reshape(-1, right.shape[-1]),
                 )
-            return dlow @ A
+            return undropped(dlow @ A)
 
         return scale * (low @ B.T), back
 
@@ -462,10 +463,9 @@ class Net:
 
     # -- composition
 
-    def dropped(self, y: np.ndarray, back: Back) -> tuple[np.ndarray, Back]:
+    def dropped(self, y: np.ndarray, back: Back, p: float) -> tuple[np.ndarray, Back]:
         """Return y [B,T,C] / (1 - p) or 0, with separate random numbers for each place of the
         model."""
-        p = self.spec.train.dropout
         if not p or not self.keys:
             return y, back
         kept = chance.kept(self.keys, self.places, y[0].size, p)
@@ -474,14 +474,14 @@ class Net:
         return y * factor, lambda dy: back(dy * factor)
 
     def op(self, o, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
-        a = o.args
+        a, p = o.args, self.spec.train.dropout
         if o.kind == "residual":
-            y, back = self.dropped(*self.ops(o.ops, x, unit))
+            y, back = self.dropped(*self.ops(o.ops, x, unit), p)
             return x + y, lambda dy: dy + back(dy)
         if o.kind == "embedding":
             y, back = self.embedding(x, a)
             factor = a["scale"] or 1
-            return self.dropped(factor * y, lambda dy: back(factor * dy))
+            return self.dropped(factor * y, lambda dy: back(factor * dy), p)
         if o.kind == "scale":
             return a["factor"] * x, lambda dy: a["factor"] * dy
         if o.kind == "gelu":
@@ -698,8 +698,7 @@ def train(
     )
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
-        drawn = spec.train.dropout > 0
-        keys = chance.keys(spec.train.seed, step * G, G) if drawn else []
+        keys = chance.keys(spec.train.seed, step * G, G) if spec.keyed else []
         loss, _, grads = gradients(spec, params, *now, keys=keys)
         if spec.train.lora:
             grads = {n: g for n, g in grads.items() if ".lora_" in n}

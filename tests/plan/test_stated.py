@@ -33,7 +33,7 @@ SLICED = (
     "zero.stage3_max_live_parameters=40000",
     "zero.stage3_param_persistence_threshold=64",
 )
-LORA = "train.lora={rank: 4, alpha: 6}"
+LORA = "train.lora={rank: 4, alpha: 6, dropout: 0.1}"
 BARE = "model.units[2].head[0]={layernorm: {name: model.norm, weight: false}}"
 SQUARED = "model.units[1].ops[1].residual[2]={relu2: {}}"
 # On a CPU alone, where no grid reveals a shape, and in 16 bits, because in f32 some numbers make no

@@ -73,7 +73,8 @@ def test_scale(rslora: str, scale: float) -> None:
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is not a key here; did you mean train.dropout? allowed: rank, alpha, match, rslora, base"),
+        ("llama", "{rank: 4, alpha: 1, lora_dropout: 0.1}", f"{KEY}.lora_dropout: is not a key here; did you mean dropout? allowed: rank, alpha, match, rslora, base, dropout"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 1}", f"{KEY}.dropout: 1 is out of range; allowed: a number from 0 to 0.99"),
         ("llama", "{rank: 4, alpha: 1, base: int4}", f"{KEY}.base: 'int4' is not known; did you mean int8? allowed: int8 or nf4"),
     ],
 )  # fmt: skip

@@ -367,7 +367,7 @@ def test_another_adapter(
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
         ({"lora_dropout": 0.05},
-         "lora_dropout is 0.05, which has no effect: the program's adapters have no dropout"),
+         "lora_dropout is 0.05; the program trains with 0 (train.lora.dropout)"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_adapter(
@@ -530,6 +530,20 @@ def test_rslora(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     )
     code, err = said(binary, *given, tmp_path / "saved")
     assert code == 2 and "use_rslora: false is not supported; allowed: true" in err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_dropout(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A saved configuration has the program's dropout. Another one is told, whatever it is."""
+    binary = built("llama", "one", "train.lora.dropout=0.05")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter")
+    code, err = said(binary, *given, folder / "new", "--save", tmp_path / "saved")
+    why = "lora_dropout is 0.0; the program trains with 0.05 (train.lora.dropout)"
+    assert code == 0 and why in err
+    new = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert new["lora_dropout"] == 0.05
+    code, err = said(binary, *given, tmp_path / "saved")
+    assert code == 0 and "lora_dropout" not in err
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)

@@ -158,6 +158,8 @@ _ROWS = (
     _op("geglu", "zk_geglu_fwd", "zk_geglu_bwd"),
     # y = x / (1 - p), or 0 with probability p
     _op("dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
+    # the same on the input of an adapter
+    _op("lora_dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
     # y = a + b
     _op("add", "zk_add", "pass da dy", "pass db dy"),
     # loss = cross entropy of x against target
@@ -186,6 +188,7 @@ WORDS = {
     "attention_local": "attention",
     "dropout": "residual",
     "lora": "linear",
+    "lora_dropout": "linear",
     "qknorm1": "qknorm",
     "qknorm_whole": "qknorm",
     "rmsnorm1": "rmsnorm",
@@ -193,6 +196,8 @@ WORDS = {
     "rope_part": "rope",
 }
 
+# Ops whose results are never saved: backward recomputes them from their inputs.
+AGAIN = ("lora_dropout",)
 
 # Optimizer states of an element.
 OPTIMIZERS: Mapping[str, Names] = {

@@ -82,8 +82,8 @@ class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
     words.
 
-    tied: the tensor of the embedding that is its w; adapters: of a linear, each a pair of rows,
-    from its input to a few columns and from these to the addend of its output; logits: it computes
+    tied: the tensor of the embedding that is its w; adapters: of a linear, each the rows from its
+    input to a few columns and, last, from these to the addend of its output; logits: it computes
     the logits, in chunks of rows.
     """
 
@@ -91,17 +91,17 @@ class Row:
     dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
-    adapters: tuple[tuple[Row, Row], ...] = ()
+    adapters: tuple[tuple[Row, ...], ...] = ()
     logits: bool = False
 
     @property
     def order(self) -> tuple[Row, ...]:
-        """The row and its adapters' rows in execution order. The first rows of the adapters of
-        logits run before the chunks."""
+        """The row and its adapters' rows in execution order. All but the last rows of the adapters
+        of logits run before the chunks."""
         if not self.logits:
-            return (self, *(row for pair in self.adapters for row in pair))
-        downs, ups = zip(*self.adapters, strict=True) if self.adapters else ((), ())
-        return (*downs, self, *ups)
+            return (self, *(row for adapter in self.adapters for row in adapter))
+        downs = (row for adapter in self.adapters for row in adapter[:-1])
+        return (*downs, self, *(adapter[-1] for adapter in self.adapters))
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ _Rate = Annotated[float, Real(0.0, 1e3)]
 _Share = Annotated[float, Real(0.0, 0.999999999)]
 _Stairs = Annotated[int, Integer(0, 2**20)]
 _Ratio = Annotated[float, Real(0.0, 1.0)]
+_Dropout = Annotated[float, Real(0.0, 0.99)]
 _Size = Annotated[int, Integer(0, DIM)]
 _Factor = Annotated[float, Real(1e-9, 1e9)]
 _Device = Annotated[str, Choice("none", "cpu", "nvme")]
@@ -359,7 +360,7 @@ class Lora:
     """Adapters of low rank. Linears whose names end in one of `match` (None: the family's) get
     scale * B A beside their weight. Only the adapters are trained. rslora: the scale is alpha /
     sqrt(rank), in place of alpha / rank; base: format of the weights of blocks' linears (None: the
-    stored type)."""
+    stored type); dropout: probability with which an element of A's input is 0."""
 
     __pydantic_config__ = _KEYS
     rank: Count
@@ -369,6 +370,7 @@ class Lora:
     ] = None
     rslora: Flag = False
     base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
+    dropout: _Dropout = 0.0
 
     @property
     def scale(self) -> float:
@@ -412,7 +414,7 @@ class Train:
     offload_activations: Flag = False
     memory_budget: Bytes | None = None
     lora: Lora | None = None
-    dropout: Annotated[float, Real(0.0, 0.99)] = 0.0
+    dropout: _Dropout = 0.0
 
 
 @dataclass(frozen=True)
@@ -508,7 +510,8 @@ class Spec:
     @property
     def keyed(self) -> bool:
         """True if a step draws random numbers for each sample."""
-        return self.train.dropout > 0
+        lora = self.train.lora
+        return self.train.dropout > 0 or lora is not None and lora.dropout > 0
 
     @property
     def batch(self) -> Names:

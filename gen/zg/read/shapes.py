@@ -237,7 +237,7 @@ class Walk:
         outs: Sequence[int],
         pad: int = 1,
         inner: bool = True,
-    ) -> Iterator[tuple[Row, Row]]:
+    ) -> Iterator[tuple[Row, ...]]:
         """Yield the adapters of the linears that train.lora names. inner: they do not compute the
         logits."""
         wide, begin = ops.up(sum(outs), pad), 0
@@ -251,8 +251,8 @@ class Walk:
 
     def adapter(
         self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
-    ) -> tuple[Row, Row]:
-        """Return the rows of y += scale * B (A x), on this linear's columns of y."""
+    ) -> tuple[Row, ...]:
+        """Return the rows of y += scale * B (A dropout(x)), on this linear's columns of y."""
         r, n = lora.rank, up["n"]
         if r > min(x, n):
             raise fail(
@@ -265,7 +265,11 @@ class Walk:
         down = self.tensor(at, [f"{name}.lora_A"], "weight", [r], (r, x))
         back = self.tensor(at, [f"{name}.lora_B"], "weight", [n], (n, r))
         scaled = {**up, "K": r, "scale": lora.scale}
-        return _linear(r, x, True, {"w": down}), Row("lora", scaled, {"w": back})
+        return (
+            *self.dropped(at, x, lora.dropout, "lora_dropout"),
+            _linear(r, x, True, {"w": down}),
+            Row("lora", scaled, {"w": back}),
+        )
 
     # ---- ops
 
@@ -304,7 +308,7 @@ class Walk:
                 f"the branch's input is {x} wide and its output {y}",
                 "a branch whose output is as wide as its input",
             )
-        return Made(x, {}, self.dropped(at, x), inner)
+        return Made(x, {}, self.dropped(at, x, self.dropout), inner)
 
     def parallel(self, at: KeyPlace, keys: Sequence[Sequence[OpKeys]], x: int) -> Made:
         made, wrong = [], Mistakes()
@@ -322,12 +326,13 @@ class Walk:
         branches = [Op("branch", {}, done[1]) for done in made if done]
         return Made(widths[0], {}, (), tuple(branches))
 
-    def dropped(self, at: KeyPlace, x: int) -> tuple[Row, ...]:
-        """Return the dropout of a value, if there is any."""
-        if not self.dropout:
+    def dropped(
+        self, at: KeyPlace, x: int, p: float, name: str = "dropout"
+    ) -> tuple[Row, ...]:
+        """Return the row of a dropout of a value with probability p, if that is not 0."""
+        if not p:
             return ()
-        dims = {"n": self.sequence * self.width(at, x), "p": self.dropout}
-        return (Row("dropout", dims),)
+        return (Row(name, {"n": self.sequence * self.width(at, x), "p": p}),)
 
     def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
         words = {"w": "weight"} if a.weight else {}
@@ -615,7 +620,7 @@ class Walk:
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
         scaled = (_scale(e.scale),) if e.scale else ()
-        rows = (row, *scaled, *self.dropped(at, C))
+        rows = (row, *scaled, *self.dropped(at, C, self.dropout))
         return Op("embedding", _frozen(e.model_dump()), rows=rows)
 
 

@@ -119,6 +119,7 @@ LATER = {
     "embedding.scale": None,
     "train.lora": None,
     "train.lora.base": None,
+    "train.lora.dropout": 0.0,
     "train.lora.rslora": False,
     "train.products": "auto",
     "train.dropout": 0.0,

@@ -21,7 +21,7 @@ def config(spec: Spec, lora: Lora) -> str:
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.rank,
