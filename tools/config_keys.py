@@ -199,6 +199,10 @@ _TRAIN = {
     "QLoRA; default: `train.precision`; part of the recipe",
     "lora.dropout": "dropout probability of the input of each adapter's A, as PEFT's "
     "`lora_dropout`; part of the recipe",
+    "lora.groups[].match": "suffixes of the names of linears with other adapters; the first group "
+    "that matches a linear applies",
+    "lora.groups[].rank": "rank of their adapters; null: `train.lora.rank`",
+    "lora.groups[].alpha": "alpha of their adapters; null: `train.lora.alpha`",
     "accumulate": "order of micro-batches: one after the other through the whole model "
     "(micro_batches), or all through a layer before the next one, so that it is gathered once "
     "(layers)",

@@ -34,6 +34,11 @@ LORA = {
         "model.vocab=251",
         "model.units[2].head[1].linear.out=251",
     ),
+    "llama, groups": (
+        "train.lora={rank: 4, alpha: 6, match: all-linear, groups: ["
+        "{match: [q_proj, mlp.down_proj], rank: 2, alpha: 9}, "
+        "{match: [k_proj, q_proj], rank: 3}, {match: up_proj, alpha: 1}]}",
+    ),
     "llama, dropout": ("train.lora={rank: 4, alpha: 6, dropout: 0.25}",),
     "gpt, dropout of both kinds": (
         "train.lora={rank: 4, alpha: 6, match: all-linear, dropout: 0.5}",
@@ -233,6 +238,7 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
         ("head", "bf16"),
         ("head in chunks", "f32"),
         ("head in chunks", "bf16"),
+        ("llama, groups", "f32"),
         ("llama, dropout", "bf16"),
         ("gpt, dropout of both kinds", "f32"),
         ("head, dropout", "bf16"),

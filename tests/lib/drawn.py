@@ -369,6 +369,9 @@ BY_MODEL = (
     "train.global_batch",
     "train.sequence",
     "train.lora.match",
+    "train.lora.groups.match",
+    "train.lora.groups.rank",
+    "train.lora.groups.alpha",
     "train.optimizer.groups.match",
     *(f"train.optimizer.groups.{key}" for key in _GROUP),
 )
@@ -455,7 +458,10 @@ def whole_specs(draw) -> Mapping:
         given = {k: x for k, x in given.items() if not k.startswith("train.lora.")}
     words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
     if adapted and words:
-        given["train.lora.match"] = rng.sample(sorted(words), 1)
+        match = rng.sample(sorted(words), 1)
+        given["train.lora.match"] = match
+        if rng.random() < 0.5:
+            given["train.lora.groups"] = [{"match": match, "rank": rng.randint(1, 9)}]
     if rng.random() < 0.5:
         names = named(model["units"])
         given["train.optimizer.groups"] = [

@@ -192,6 +192,14 @@ def into(spec) -> tuple[str, ...]:
     return one.get(spec.model.names, ("q_proj", "k_proj", "v_proj"))
 
 
+def size_of(lora, name: str) -> tuple[int, float]:
+    """Return rank and alpha of a linear's adapter, by the first group that matches it."""
+    for group in lora.groups:
+        if any(f".{name}".endswith(f".{word}") for word in group.match):
+            return group.rank or lora.rank, group.alpha or lora.alpha
+    return lora.rank, lora.alpha
+
+
 def shapes(spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
@@ -201,8 +209,9 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
         found.update({name + ".bias": (N,)} if bias else {})
         lora = spec.train.lora
         if lora and name.rpartition(".")[2] in lora.match:
-            found[name + ".lora_A.weight"] = (lora.rank, K)
-            found[name + ".lora_B.weight"] = (N, lora.rank)
+            rank, _ = size_of(lora, name)
+            found[name + ".lora_A.weight"] = (rank, K)
+            found[name + ".lora_B.weight"] = (N, rank)
 
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
@@ -326,7 +335,8 @@ class Net:
             return None
         A, B = (self.p[n] for n in names)
         lora = self.spec.train.lora
-        scale = lora.alpha / (lora.rank**0.5 if lora.rslora else lora.rank)
+        rank, alpha = size_of(lora, name)
+        scale = alpha / (rank**0.5 if lora.rslora else rank)
         x, undropped = self.dropped(x, lambda dx: dx, lora.dropout)
         low = x @ A.T
 

@@ -353,6 +353,19 @@ class LossScale:
 
 
 ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
+_Words = Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)]
+_Alpha = Annotated[float, Real(1e-9, 1e9)]
+
+
+@dataclass(frozen=True)
+class LoraGroup:
+    """Rank and alpha of the adapters of linears whose names end in one of `match`. None: those of
+    all adapters."""
+
+    __pydantic_config__ = _KEYS
+    match: _Words
+    rank: Unsaid[Count] = None
+    alpha: Unsaid[_Alpha] = None
 
 
 @dataclass(frozen=True)
@@ -360,17 +373,17 @@ class Lora:
     """Adapters of low rank. Linears whose names end in one of `match` (None: the family's) get
     scale * B A beside their weight. Only the adapters are trained. rslora: the scale is alpha /
     sqrt(rank), in place of alpha / rank; base: format of the weights of blocks' linears (None: the
-    stored type); dropout: probability with which an element of A's input is 0."""
+    stored type); dropout: probability with which an element of A's input is 0; groups: the first
+    that matches a linear applies."""
 
     __pydantic_config__ = _KEYS
     rank: Count
-    alpha: Annotated[float, Real(1e-9, 1e9)]
-    match: Unsaid[
-        Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)]
-    ] = None
+    alpha: _Alpha
+    match: Unsaid[_Words] = None
     rslora: Flag = False
     base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
     dropout: _Dropout = 0.0
+    groups: tuple[LoraGroup, ...] = ()
 
     @property
     def scale(self) -> float:

@@ -154,6 +154,7 @@ class Walk:
     tensors: dict[str, None] = field(default_factory=dict)
     # linears that may have adapters, and whether they are others than that of the logits
     linears: dict[str, bool] = field(default_factory=dict)
+    adapted: set[str] = field(default_factory=set)  # linears with adapters
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
@@ -245,6 +246,7 @@ class Walk:
             self.linears[self.prefix + name] = inner
             every = inner and ALL_LINEAR in self.match
             if self.lora and (every or ends(name, self.match)):
+                self.adapted.add(name)
                 up = {"N": wide, "at": begin, "n": n}
                 yield self.adapter(at, self.lora, name, x, up)
             begin += n
@@ -253,11 +255,16 @@ class Walk:
         self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
     ) -> tuple[Row, ...]:
         """Return the rows of y += scale * B (A dropout(x)), on this linear's columns of y."""
+        group = group_of(lora, name)
+        path: Path = ("train", "lora")
+        if group is not None and lora.groups[group].rank:
+            path = (*path, "groups", group)
+        lora = sized(lora, group)
         r, n = lora.rank, up["n"]
         if r > min(x, n):
             raise fail(
                 at.root,
-                ("train", "lora", "rank"),
+                (*path, "rank"),
                 f"{r} is too large for {name}, which has {x} inputs and {n} outputs",
                 f"up to {min(x, n)}",
             )
@@ -641,6 +648,20 @@ _OPS: Mapping[str, Callable[..., Made]] = {
 def ends(name: str, words: Sequence[str]) -> bool:
     """Return whether a module's name is one of these or ends in one, like PEFT's target_modules."""
     return any(name == w or name.endswith(f".{w}") for w in words)
+
+
+def group_of(lora: Lora, name: str) -> int | None:
+    """Return the first group of adapters that matches a linear, None if none does."""
+    found = (i for i, group in enumerate(lora.groups) if ends(name, group.match))
+    return next(found, None)
+
+
+def sized(lora: Lora, group: int | None) -> Lora:
+    """Return the settings of the adapters of a group, with its rank and alpha."""
+    if group is None:
+        return lora
+    own = lora.groups[group]
+    return replace(lora, rank=own.rank or lora.rank, alpha=own.alpha or lora.alpha)
 
 
 def _plain(rope: Turning | None, D: int) -> bool:

@@ -17,6 +17,7 @@ from .schema import (
     ADAPTERS,
     Data,
     Lora,
+    LoraGroup,
     Model,
     OpKeys,
     ParamGroup,
@@ -146,6 +147,22 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
         wrong = _wrong(word, walk.linears, others)
         if wrong:
             raise (at / i).fail(f"'{word}' {wrong}", known)
+
+
+def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
+    """Require that every name in a group of adapters belongs to linears with adapters, and that a
+    group sets something."""
+    known = ", ".join(sorted({*map(_short, walk.adapted)}))
+    for i, group in enumerate(groups):
+        if group.rank is None and group.alpha is None:
+            raise (at / i).fail("sets nothing", "rank, alpha, or both")
+        for j, word in enumerate(group.match):
+            if any(ends(name, [word]) for name in walk.adapted):
+                continue
+            layer = any(part.isdigit() for part in word.split("."))
+            why = "; the layers of an entry of blocks have one rank and alpha" * layer
+            wrong = f"'{word}' is not the name of linears with adapters{why}"
+            raise (at / i / "match" / j).fail(wrong, known)
 
 
 def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) -> str:
@@ -286,8 +303,9 @@ def build(
     check(("train.sequence", "train.micro_batch"), _sizes, walk, root, train)
     if train.lora:
         logits = units[-1].ops[-1].args
-        match = root / "train" / "lora" / "match"
-        check(("train.lora",), _adapted, walk, match, logits)
+        lora = root / "train" / "lora"
+        check(("train.lora",), _adapted, walk, lora / "match", logits)
+        check(("train.lora",), _sized, walk, lora / "groups", train.lora.groups)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
         check(("zero.replicate",), _matched, walk, patterns / i, pattern)
