@@ -138,6 +138,7 @@ _SCHEDULE = {
     "steps": "step at which the decay reaches min_lr",
     "min_lr": "learning rate at the end",
     "decay": "steps of the decay of wsd",
+    "cycles": "cosines of cosine_with_restarts until `steps`, as transformers' num_cycles",
     "warmup_min_lr": "DeepSpeed's: learning rate at the start of the warmup",
     "warmup_max_lr": "DeepSpeed's: learning rate at its end; null: `train.optimizer.lr`",
     "warmup_num_steps": "DeepSpeed's: steps of the warmup; 0 and 1 mean 2",

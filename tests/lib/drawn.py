@@ -261,6 +261,7 @@ _SCHEDULE: dict[str, Sequence] = {
     "steps": range(10, 30),
     "min_lr": RATES,
     "decay": range(1, 10),
+    "cycles": range(1, 10),
     "warmup_min_lr": RATES,
     "warmup_max_lr": RATES,
     "warmup_num_steps": FEW,

@@ -226,7 +226,7 @@ def saved(rule: str, state: str) -> str:
 
 
 KINDS = {"tanh": 0, "erf": 1}
-CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
+CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3, "restarts": 4}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 # A part of a sum of products starts at a multiple: AVX512_BF16 takes 2 terms at a time, AMX 32.
 TERMS = {"f32": 1, "bf16": 32, "f16": 1}

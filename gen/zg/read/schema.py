@@ -277,8 +277,9 @@ class LrSchedule:
     """Schedule of the learning rate, in training steps that were applied.
 
     warmup: steps from 0 to lr; steps: step at which a decay reaches min_lr; decay: steps of wsd's
-    decay. The other keys are DeepSpeed's. None: the type does not take the key; warmup_max_lr None
-    is lr, and None for a cycle's second half means that it equals the first.
+    decay; cycles: cosines until `steps`, each of which starts at lr. The other keys are
+    DeepSpeed's. None: the type does not take the key; warmup_max_lr None is lr, and None for a
+    cycle's second half means that it equals the first.
     """
 
     __pydantic_config__ = _KEYS
@@ -287,6 +288,7 @@ class LrSchedule:
     steps: _Steps = UNSAID
     min_lr: _Rate = UNSAID
     decay: Annotated[int, Integer(1, 2**53)] = UNSAID
+    cycles: Annotated[int, Integer(1, 1000)] = UNSAID  # times 2^53 is below 2^63
     warmup_min_lr: _Rate = UNSAID
     warmup_max_lr: _Rate = UNSAID
     warmup_num_steps: _Size = UNSAID  # 0 and 1 mean 2
