@@ -71,6 +71,8 @@ def test_scale(rslora: str, scale: float) -> None:
         ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj, or all-linear"),
         ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' is not the name of a linear; allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' is not the name of a linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: all_linear}", f"{KEY}.match[0]: 'all_linear' is not the name of a linear; did you mean all-linear? allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: [q_proj, q_porj]}", f"{KEY}.match[1]: 'q_porj' is not the name of a linear; did you mean q_proj? allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
         ("llama", "{rank: 0, alpha: 1}", f"{KEY}.rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),

@@ -48,10 +48,10 @@ Turning = Mapping[
 RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
-def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
+def fail(root: Node, path: Path, wrong: str, allowed: str, hint: str = "") -> SpecError:
     """Return the error of a key, located at its nearest parent in the file."""
     return SpecError(
-        f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}"
+        f"{root.at(path).where}: {dotted(path)}: {wrong}; {hint}allowed: {allowed}"
     )
 
 
@@ -65,8 +65,8 @@ class KeyPlace:
     def __truediv__(self, key: str | int) -> KeyPlace:
         return KeyPlace(self.root, (*self.path, key))
 
-    def fail(self, wrong: str, allowed: str) -> SpecError:
-        return fail(self.root, self.path, wrong, allowed)
+    def fail(self, wrong: str, allowed: str, hint: str = "") -> SpecError:
+        return fail(self.root, self.path, wrong, allowed, hint)
 
 
 Section = TypeVar("Section", Optimizer, LrSchedule, Scaling)

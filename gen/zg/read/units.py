@@ -12,7 +12,7 @@ from typing import Any
 
 from ..facts.families import FAMILIES
 from .keytypes import ALL_LINEAR, DIM, ELEMS, LAYERS
-from .node import Mistakes, Names, Node, dotted
+from .node import Mistakes, Names, Node, dotted, meant
 from .schema import (
     ADAPTERS,
     Data,
@@ -140,13 +140,14 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    known = ", ".join(sorted({*map(_short, walk.linears)}))
-    if not _no_all(walk.linears):
-        known += f", or {ALL_LINEAR}"
+    names = sorted({*map(_short, walk.linears)})
+    every = [] if _no_all(walk.linears) else [ALL_LINEAR]
+    known = ", or ".join([", ".join(names), *every])
     for i, word in enumerate(walk.match):
         wrong = _wrong(word, walk.linears, others)
         if wrong:
-            raise (at / i).fail(f"'{word}' {wrong}", known)
+            hint = meant(word, [*every, *names], 0.82)
+            raise (at / i).fail(f"'{word}' {wrong}", known, hint)
 
 
 def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
