@@ -16,7 +16,9 @@ ZK_BOTH double step_phase(const zk_phase *p, int64_t step)
     int64_t n = step - p->origin;
     double x = (double)n / (double)p->span;
     if (p->stairs) x = (double)(n * p->stairs / p->span) / (double)p->stairs;
-    if (p->curve == ZK_COSINE) x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
+    if (p->curve == ZK_RESTARTS) x = (double)(n * p->stairs % p->span) / (double)p->span;
+    if (p->curve == ZK_COSINE || p->curve == ZK_RESTARTS)
+        x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
     if (p->curve == ZK_LOG) x = zk_log((double)n) / zk_log((double)p->span);
     if (p->curve == ZK_INVERSE) return p->from / (1 + p->to * x);
     return p->from + (p->to - p->from) * x;

@@ -38,7 +38,8 @@ enum { ZK_VOCAB = 8 };
 enum { ZK_HALVES = 0, ZK_ADJACENT = 1 }; /* pairs of a rotation: (i, i + W/2), (2i, 2i + 1) */
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_INT8 = 1, ZK_NF4 = 2 }; /* formats of quantized weights (quantized.h) */
-enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 }; /* curves of a zk_phase */
+/* curves of a zk_phase */
+enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3, ZK_RESTARTS = 4 };
 
 /* One launch on a GPU: blocks in x, y and z, threads per block, bytes of dynamic shared memory. */
 typedef struct zk_grid {
@@ -68,7 +69,8 @@ typedef struct zk_span {
 
 /* One phase of a schedule, for steps before `until` (0: for ever). The value goes from `from` to
  * `to` along a curve while x = (step - origin) / span goes from 0 to 1, in `stairs` equal stairs
- * (0: smoothly). A negative span makes x go from 1 to 0. */
+ * (0: smoothly). A negative span makes x go from 1 to 0. ZK_RESTARTS goes along `stairs` equal
+ * cosines, each from `from` to `to`. */
 typedef struct zk_phase {
     int64_t until, origin, span;
     double from, to;

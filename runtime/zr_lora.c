@@ -2,7 +2,7 @@
  * (--merge).
  *
  *   w += scale * B A, scale = alpha / rank, or alpha / sqrt(rank) if use_rslora; A [rank,in],
- *   B [out,rank]
+ *   B [out,rank]; rank and alpha by PEFT's patterns of names
  *
  * Invariants
  *  1. The products of each element are summed in ascending order in doubles and rounded once, so
@@ -14,8 +14,10 @@
 #include "zr_json.h"
 #include "zr_lora.h"
 #include "zr_safetensors.h"
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <regex.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -59,10 +61,9 @@ static int turned(const zr_program *p) { return !!strstr(p->adapter, "\"fan_in_f
 /* Return whether the scale is alpha / sqrt(rank). */
 static int has_root(const zr_program *p) { return !!strstr(p->adapter, "\"use_rslora\": true"); }
 
-/* Return the program's own lora_alpha. */
-static double alpha_of(const zr_program *p)
+/* Return a number of the program's own configuration. key: with quotes, colon and blank */
+static double own_number(const zr_program *p, const char *key)
 {
-    static const char key[] = "\"lora_alpha\": ";
     return strtod(strstr(p->adapter, key) + strlen(key), NULL);
 }
 
@@ -123,21 +124,25 @@ static int is_one(const char *key, const char *const *of, size_t n)
 }
 
 /* A linear, embedding or norm of the base, by PEFT's name. adapted: the program has an adapter for
- * it; named: target_modules and exclude_modules name it. */
+ * it; named: target_modules and exclude_modules name it; own: rank and alpha by the first pattern
+ * that matches it, -1 without one. */
 typedef struct module {
     char name[NAME];
     int adapted, named[2];
+    double own[2];
 } module;
 
-enum { TARGETS = 0, EXCLUDED = 1 };
+enum { TARGETS = 0, EXCLUDED = 1, RANK = 0, ALPHA = 1 };
 static const char *const lists[2] = {"target_modules", "exclude_modules"};
+static const char *const sizes[2] = {"r", "lora_alpha"};
+static const char *const patterns[2] = {"rank_pattern", "alpha_pattern"};
 
-/* Contents of a file. r and lora_alpha default to PEFT's own defaults. */
+/* Contents of a file. usual: rank and alpha without a pattern, PEFT's own defaults at first. */
 typedef struct given {
     const zr_program *p;
     const char *base; /* argument of --load, or NULL */
     int root;         /* use_rslora */
-    double r, alpha;
+    double usual[2];
     module *modules; /* [n] */
     int n;
     int is_list[2], is_pattern[2]; /* for each of `lists` */
@@ -181,8 +186,11 @@ static int find_modules(given *g)
     g->modules = calloc((size_t)most, sizeof *g->modules);
     if (!g->modules) return -1;
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
-        for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++)
-            module_name(g->modules[g->n++].name, g->p, t, i, weight);
+        for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++) {
+            module *m = g->modules + g->n++;
+            module_name(m->name, g->p, t, i, weight);
+            m->own[RANK] = m->own[ALPHA] = -1;
+        }
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
         if (ends_in(t->name, ends[0])) mark_adapted(g, t);
     return 0;
@@ -221,12 +229,12 @@ static int takes_pattern(given *g, int list, value v)
     return v.quoted || is_empty(v);
 }
 
-/* Return the index of a key among `lists`; -1: none of them. */
-static int list_of(const char *key)
+/* Return the index of a key among two; -1: none of them. */
+static int index_of(const char *key, const char *const *of)
 {
-    int list = 1;
-    while (list >= 0 && strcmp(key, lists[list])) list--;
-    return list;
+    int i = 1;
+    while (i >= 0 && strcmp(key, of[i])) i--;
+    return i;
 }
 
 /* Check that adapters are where the lists say. */
@@ -264,15 +272,15 @@ static void compare_base(given *g, value v)
 
 static int is_numeric(value v) { return !v.quoted && strchr("0123456789", *v.at); }
 
-/* Accept a dropout. It changes training, not the sum added to weights; the program's adapters
- * have none. */
+/* Accept a dropout. It changes training, not the sum added to weights. */
 static int takes_dropout(given *g, value v)
 {
     char is[NAME];
+    double own = own_number(g->p, "\"lora_dropout\": ");
     if (!is_numeric(v)) return is_empty(v);
-    snprintf(is, sizeof is, "is %.*s, which has no effect: the program's adapters have no dropout",
-             (int)zr_least((int64_t)v.n, 30), v.at);
-    if (strtod(v.at, NULL) != 0) add_note(g, "lora_dropout", is);
+    snprintf(is, sizeof is, "is %.*s; the program trains with %.9g (train.lora.dropout)",
+             (int)zr_least((int64_t)v.n, 30), v.at, own);
+    if (strtod(v.at, NULL) != own) add_note(g, "lora_dropout", is);
     return 1;
 }
 
@@ -280,8 +288,8 @@ static int takes_dropout(given *g, value v)
 static int takes(given *g, const char *key, value v, const char **allowed)
 {
     *allowed = "null, false or empty";
-    if (!strcmp(key, "r") || !strcmp(key, "lora_alpha")) {
-        *(*key == 'r' ? &g->r : &g->alpha) = strtod(v.at, NULL);
+    if (index_of(key, sizes) >= 0) {
+        g->usual[index_of(key, sizes)] = strtod(v.at, NULL);
         *allowed = "a number";
         return is_numeric(v);
     }
@@ -298,9 +306,9 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         *allowed = turned(g->p) ? "true" : "false";
         return is(v, *allowed);
     }
-    if (list_of(key) >= 0) {
+    if (index_of(key, lists) >= 0) {
         *allowed = "a list of names";
-        return takes_pattern(g, list_of(key), v);
+        return takes_pattern(g, index_of(key, lists), v);
     }
     if (!strcmp(key, "base_model_name_or_path")) {
         compare_base(g, v);
@@ -316,13 +324,55 @@ static int takes(given *g, const char *key, value v, const char **allowed)
     return is_empty(v) || is_one(key, harmless, sizeof harmless / sizeof *harmless);
 }
 
+/* Compile a pattern of names as PEFT does: it matches the end of a module's name, behind a dot or
+ * from the start. Refuse patterns that POSIX reads in another way. */
+static int compile(regex_t *to, const char *pattern)
+{
+    char text[2 * NAME];
+    for (const char *c = pattern; *c; c++) {
+        if (*c == '{' || (*c == '\\' && isalnum((unsigned char)c[1]))) return -1;
+        if (*c == '?' && c > pattern && strchr("(*+?", c[-1])) return -1;
+    }
+    int n = snprintf(text, sizeof text, "^(.*\\.)?(%s)$", pattern);
+    return n >= (int)sizeof text || regcomp(to, text, REG_EXTENDED | REG_NOSUB) ? -1 : 0;
+}
+
+/* Read rank_pattern or alpha_pattern. */
+static int read_patterns(given *g, zr_json *j, int size, const char *file, char *why)
+{
+    regex_t re;
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        const char *pattern = zr_json_key(j);
+        value v = read_value(j);
+        if (j->error) return 0; /* which read_config reports */
+        if (!is_numeric(v))
+            return zr_why(why, "%s: %s: %.100s: %.*s is not supported; allowed: a number", file,
+                          patterns[size], pattern, (int)zr_least((int64_t)v.n, 60), v.at);
+        if (compile(&re, pattern))
+            return zr_why(why,
+                          "%s: %s: \"%.100s\" is not supported; allowed: a name, or a pattern "
+                          "without \\d, {}, (?...) and *?",
+                          file, patterns[size], pattern);
+        for (module *m = g->modules; m < g->modules + g->n; m++)
+            if (m->own[size] < 0 && !regexec(&re, m->name, 0, NULL, 0))
+                m->own[size] = strtod(v.at, NULL);
+        regfree(&re);
+    }
+    return 0;
+}
+
 static int read_config(given *g, zr_json *j, const char *file, char *why)
 {
     const char *allowed, *text = j->at;
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         const char *key = zr_json_key(j);
-        if (key && list_of(key) >= 0 && zr_json_peek(j) == '[') {
-            read_modules(g, j, list_of(key));
+        char open = zr_json_peek(j);
+        if (open == '[' && index_of(key, lists) >= 0) {
+            read_modules(g, j, index_of(key, lists));
+            continue;
+        }
+        if (open == '{' && index_of(key, patterns) >= 0) {
+            if (read_patterns(g, j, index_of(key, patterns), file, why)) return -1;
             continue;
         }
         value v = read_value(j);
@@ -335,23 +385,38 @@ static int read_config(given *g, zr_json *j, const char *file, char *why)
     return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j->at - text), j->error);
 }
 
-/* Return the rank of the program's adapters. */
-static int64_t rank_of(const zr_program *p)
+/* Read the program's own configuration. */
+static int read_adapter(given *own, const zr_program *p, char *why)
 {
-    const zr_tensor *t = p->tensors;
-    while (!ends_in(t->name, ends[0])) t++;
-    return t->shape[0];
+    *own = (given){.p = p, .usual = {8, 8}};
+    char *text = strdup(p->adapter);
+    zr_json j = {text, text ? text + strlen(text) : NULL, NULL};
+    int bad = !text || find_modules(own) ? zr_why(why, "out of memory")
+                                         : read_config(own, &j, "adapter_config.json", why);
+    free(text);
+    return bad;
 }
 
-static int check_scale(const given *g, const char *file, char *why)
+static double adapter_size(const given *g, const module *m, int size)
 {
-    if (g->r != (double)rank_of(g->p))
-        return zr_why(why, "%s: r is %.9g; the program has %" PRId64, file, g->r, rank_of(g->p));
-    if (g->root != has_root(g->p))
-        return zr_why(why, "%s: has no use_rslora; the program has it", file);
-    double own = alpha_of(g->p);
-    if (g->alpha == own) return 0;
-    return zr_why(why, "%s: lora_alpha is %.9g; the program has %.9g", file, g->alpha, own);
+    return m->own[size] < 0 ? g->usual[size] : m->own[size];
+}
+
+/* Check that all adapters have the program's ranks and scales. */
+static int check_sizes(const given *g, const given *own, const char *file, char *why)
+{
+    if (g->root != own->root)
+        return zr_why(why, "%.300s: has no use_rslora; the program has it", file);
+    for (int size = RANK; size <= ALPHA; size++) {
+        for (int i = 0; i < g->n; i++) {
+            const module *m = g->modules + i;
+            double is = adapter_size(g, m, size), want = adapter_size(own, own->modules + i, size);
+            if (m->adapted && is != want)
+                return zr_why(why, "%.300s: %s is %.9g; the program has %.9g for %.100s", file,
+                              (m->own[size] < 0 ? sizes : patterns)[size], is, want, m->name);
+        }
+    }
+    return 0;
 }
 
 /* Report that a folder has no file of adapters, and the likely reason. */
@@ -371,7 +436,7 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
 {
     char file[ZR_FILE];
     int64_t n = 0;
-    given g = {.p = p, .base = base, .r = 8, .alpha = 8};
+    given own, g = {.p = p, .base = base, .usual = {8, 8}};
     for (int i = 1; i >= 0; i--) {
         const char *name = i ? ZR_ADAPTER_MODEL : ZR_ADAPTER_CONFIG;
         if (zr_path(file, dir, name, why)) return -1;
@@ -380,10 +445,12 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
     char *text = zr_file_text(file, &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    int bad = find_modules(&g) ? zr_why(why, "%s: out of memory", file)
-                               : read_config(&g, &j, file, why) || check_scale(&g, file, why) ||
-                                     check_lists(&g, file, why);
+    int bad = read_adapter(&own, p, why) ||
+              (find_modules(&g) ? zr_why(why, "%s: out of memory", file)
+                                : read_config(&g, &j, file, why)) ||
+              check_sizes(&g, &own, file, why) || check_lists(&g, file, why);
     if (!bad && *g.note) zr_why(note, "%.300s: %s", file, g.note);
+    free(own.modules);
     free(g.modules);
     free(text);
     return bad ? -1 : 0;
@@ -393,10 +460,12 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
 struct zr_merge {
     zr_table table; /* of the file of adapters */
     const zr_program *p;
+    given own; /* the program's configuration */
     int turned;
     float *of[2];          /* A [rank,in], B [out,rank] */
     int64_t room[2];       /* bytes allocated for each */
     int64_t rank, in, out; /* of the tensor taken last */
+    double scale;          /* of this tensor's adapter */
 };
 
 static int64_t most(const zr_program *p, const char *end)
@@ -409,14 +478,16 @@ static int64_t most(const zr_program *p, const char *end)
 
 zr_merge *zr_merge_new(const zr_program *p)
 {
+    char why[ZR_WHY];
     zr_merge *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->p = p;
+    int bad = read_adapter(&m->own, p, why);
     for (int i = 0; i < 2; i++) {
         m->room[i] = 4 * most(p, ends[i]);
         m->of[i] = malloc((size_t)m->room[i]);
     }
-    if (m->of[0] && m->of[1]) return m;
+    if (!bad && m->of[0] && m->of[1]) return m;
     zr_merge_close(m);
     return NULL;
 }
@@ -434,7 +505,22 @@ void zr_merge_close(zr_merge *m)
     if (!m) return;
     if (m->table.nfiles) zr_table_close(&m->table);
     for (int i = 0; i < 2; i++) free(m->of[i]);
+    free(m->own.modules);
     free(m);
+}
+
+/* Return the scale of a linear's adapter. name: of its weight, without the model's own part */
+static double scale_of(const given *own, const char *name)
+{
+    char full[NAME];
+    const char *lead = of_head(name) ? "" : own->p->lead + strlen(whole);
+    int bare = (int)(strlen(name) - strlen(weight));
+    snprintf(full, sizeof full, "%s%.*s", lead, bare, name);
+    const module *m = own->modules;
+    while (strcmp(m->name, full)) m++;
+    if (m->own[RANK] < 0 && m->own[ALPHA] < 0) return own->p->lora;
+    double rank = adapter_size(own, m, RANK);
+    return adapter_size(own, m, ALPHA) / (own->root ? __builtin_sqrt(rank) : rank);
 }
 
 int zr_merge_take(zr_merge *m, const char *name)
@@ -453,6 +539,7 @@ int zr_merge_take(zr_merge *m, const char *name)
         if (bytes > m->room[i] || zr_read_at(fd, m->of[i], bytes, e[i]->begin)) return -1;
     }
     m->turned = turned(m->p) && !of_head(name); /* the head is [V,C] in every family */
+    m->scale = scale_of(&m->own, name);
     m->rank = e[0]->shape[0];
     m->in = e[0]->shape[1];
     m->out = e[1]->shape[0];
@@ -468,6 +555,6 @@ void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n)
         double sum = 0;
         for (int64_t j = 0; j < m->rank; j++)
             sum += (double)m->of[1][out * m->rank + j] * m->of[0][j * m->in + in];
-        if (sum != 0) w[i] = (float)(w[i] + m->p->lora * sum); /* otherwise -0 would become 0 */
+        if (sum != 0) w[i] = (float)(w[i] + m->scale * sum); /* otherwise -0 would become 0 */
     }
 }

@@ -140,6 +140,7 @@ _SCHEDULE = {
     "steps": "step at which the decay reaches min_lr",
     "min_lr": "learning rate at the end",
     "decay": "steps of the decay of wsd",
+    "cycles": "cosines of cosine_with_restarts until `steps`, as transformers' num_cycles",
     "warmup_min_lr": "DeepSpeed's: learning rate at the start of the warmup",
     "warmup_max_lr": "DeepSpeed's: learning rate at its end; null: `train.optimizer.lr`",
     "warmup_num_steps": "DeepSpeed's: steps of the warmup; 0 and 1 mean 2",
@@ -204,6 +205,12 @@ _TRAIN = {
     "`fc2`), or the one linear of q, k and v",
     "lora.base": "format in which the weights of blocks' linears are stored and gathered, as in "
     "QLoRA; default: `train.precision`; part of the recipe",
+    "lora.dropout": "dropout probability of the input of each adapter's A, as PEFT's "
+    "`lora_dropout`; part of the recipe",
+    "lora.groups[].match": "suffixes of the names of linears with other adapters; the first group "
+    "that matches a linear applies",
+    "lora.groups[].rank": "rank of their adapters; null: `train.lora.rank`",
+    "lora.groups[].alpha": "alpha of their adapters; null: `train.lora.alpha`",
     "accumulate": "order of micro-batches: one after the other through the whole model "
     "(micro_batches), or all through a layer before the next one, so that it is gathered once "
     "(layers)",

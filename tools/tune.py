@@ -116,8 +116,11 @@ def generate(job: Job, steps: int, end: int | None) -> Command:
             "run tune: no token ends a document, so attention goes across conversations"
         )
     if args.lora is not None:
-        alpha = args.alpha or 2 * args.lora
-        keys["train.lora"] = f"{{rank: {args.lora}, alpha: {alpha}}}"
+        lora = {"rank": args.lora, "alpha": args.alpha or 2 * args.lora}
+        lora |= {"base": args.base} if args.base else {}
+        lora |= {"dropout": args.lora_dropout} if args.lora_dropout else {}
+        said = ", ".join(f"{key}: {value}" for key, value in lora.items())
+        keys["train.lora"] = f"{{{said}}}"
     found = words("gen/zgen", "--from", job.folder)
     for key, value in keys.items():
         found += words("--set", f"{key}={value}")
@@ -189,11 +192,18 @@ def steps_of(job: Job) -> tuple[int, int | None]:
 
 
 # Keys of tune.json, as messages name them.
-SAID = {"folder": "FOLDER", "data": "DATA", "sequence": "--sequence", "val": "--val"}
+SAID = {
+    "folder": "FOLDER",
+    "data": "DATA",
+    "sequence": "--sequence",
+    "val": "--val",
+    "base": "--base",
+}
+TRAINED = ("base",)  # those on which data/ does not depend
 
 
 def begun(job: Job) -> dict[str, Any]:
-    """Return the content of tune.json: everything that data/ depends on."""
+    """Return the content of tune.json: everything that data/ depends on, and the base's format."""
     files = [(ROOT / x).resolve() for x in job.files]
     stats = [file.stat() for file in files]
     return {
@@ -201,6 +211,7 @@ def begun(job: Job) -> dict[str, Any]:
         "data": list(map(str, files)),
         "sequence": job.sequence,
         "val": job.args.val,
+        "base": job.args.base,
         "bytes": [x.st_size for x in stats],
         "changed": [x.st_mtime_ns for x in stats],
     }
@@ -231,7 +242,7 @@ def same(job: Job) -> bool:
                 f"{job.out}: its checkpoints were trained with {how}; use another -o, or the same "
                 "options and files"
             )
-        return not differs and (folder / DONE).exists()
+        return {*differs} <= {*TRAINED} and (folder / DONE).exists()
     if folder.exists() and any(folder.iterdir()):
         raise Bad(f"{job.out}: already exists and is not a folder of ./run tune")
     return False
@@ -248,14 +259,15 @@ def tune(args: argparse.Namespace) -> int:
     job = checked(args)
     if Path.cwd() != ROOT:
         say(f"$ cd {shlex.quote(str(ROOT))}")
-    if not same(job):
-        if args.dry_run:
-            say(shlex.join(data(job)))
-            say("(the other commands need its result: the number of samples)")
-            return 0
+    ready = same(job)
+    if not ready and args.dry_run:
+        say(shlex.join(data(job)))
+        say("(the other commands need its result: the number of samples)")
+        return 0
+    if not args.dry_run:
         note(job)
-        if code := run(data(job)):
-            return code
+    if not ready and (code := run(data(job))):
+        return code
     steps, end = steps_of(job)
     commands = [
         generate(job, steps, end),
@@ -348,6 +360,15 @@ def rate(text: str) -> str:
     raise argparse.ArgumentTypeError("must be a number above 0")
 
 
+def share(text: str) -> str:
+    try:
+        if 0 <= float(text) <= 0.99:
+            return text
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError("must be a number from 0 to 0.99")
+
+
 def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="run tune",
@@ -371,6 +392,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
             "rank of the adapters, or `full`: train all parameters (16)",
         ),
         ("--alpha", rate, None, "alpha of the adapters (twice the rank)"),
+        ("--lora-dropout", share, None, "dropout of the adapters' inputs (0)"),
         ("--epochs", count, 3, "passes through the data (3)"),
         ("--lr", rate, None, "highest learning rate (2e-4; of all parameters 1e-5)"),
         ("--batch", count, 8, "samples in a step (8)"),
@@ -384,8 +406,14 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
         ("--val", str, None, "documents for validation: a share or a number (5%%)"),
         ("--patience", count, None, "stop after N validations that are not better"),
     ):
-        metavar = "RANK" if name == "--lora" else "X" if kind is rate else "N"
+        usually = "X" if kind is rate else "N"
+        metavar = {"--lora": "RANK", "--lora-dropout": "P"}.get(name, usually)
         parser.add_argument(name, type=kind, default=usual, metavar=metavar, help=told)
+    parser.add_argument(
+        "--base",
+        choices=("nf4", "int8"),
+        help="format of the frozen weights, as in QLoRA (train.precision)",
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -400,8 +428,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
         "--dry-run", action="store_true", help="print the commands only"
     )
     args = parser.parse_args(given)
-    if args.lora is None and (args.merge or args.alpha):
-        parser.error("--merge and --alpha: with --lora full there are no adapters")
+    for name in ("merge", "alpha", "base", "lora_dropout"):
+        if args.lora is None and getattr(args, name):
+            option = name.replace("_", "-")
+            parser.error(f"--{option}: with --lora full there are no adapters")
     if args.o.name in ("", ".."):
         parser.error("-o: must end with the name of a folder")
     return args

@@ -66,6 +66,11 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "data.shuffle=true",
         *law.PACKED,
     ),
+    "adapters, dropout": (
+        "llama",
+        BF16,
+        "train.lora={rank: 4, alpha: 6, dropout: 0.2}",
+    ),
 }
 STAGES, RANKS = (0, 1, 2, 3), (1, 2, 3, 4, 8)
 HOST = ("zero.offload_optimizer.device=cpu",)

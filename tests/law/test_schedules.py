@@ -80,6 +80,32 @@ def ours(
     return rate
 
 
+# ---- transformers' and PyTorch's
+
+
+def with_restarts(warmup: int, steps: int, cycles: int, low: float = 0.0) -> Callable:
+    """Return get_cosine_with_hard_restarts_schedule_with_warmup of transformers, between low and
+    LR."""
+
+    def rate(n: int) -> float:
+        if n < warmup:
+            return LR * n / max(1, warmup)
+        progress = (n - warmup) / max(1, steps - warmup)
+        if progress >= 1.0:
+            return low
+        share = 0.5 * (1.0 + math.cos(math.pi * ((cycles * progress) % 1.0)))
+        return low + (LR - low) * max(0.0, share)
+
+    return rate
+
+
+def warm_restarts(period: int, low: float) -> Callable:
+    """Return CosineAnnealingWarmRestarts(T_0=period, eta_min=low) of PyTorch."""
+    return lambda n: (
+        low + (LR - low) * (1 + math.cos(math.pi * (n % period) / period)) / 2
+    )
+
+
 # ---- DeepSpeed's, by its iteration b = n - 2
 
 
@@ -185,6 +211,19 @@ OURS = {
     for kind in ("constant", "linear", "cosine", "wsd")
     for w in (0, 1, 10, 70)
 }
+# Schedules whose restarts the float formula meets; see the test of those that it misses.
+RESTARTS = {
+    f"{{type: cosine_with_restarts, warmup: {w}, steps: {steps}, cycles: {c}, min_lr: {low}}}": (
+        with_restarts(w, steps, c, low)
+    )
+    for w, steps, c, low in (
+        (0, 100, 1, 0.0),
+        (0, 128, 4, 1e-4),
+        (10, 100, 3, 0.0),
+        (10, 260, 7, 1e-5),
+    )
+}
+OURS |= RESTARTS
 
 
 @pytest.mark.parametrize("schedule", [*OURS, *DEEPSPEED])
@@ -203,6 +242,26 @@ def test_closed_forms(target: str, schedule: str) -> None:
         or "stair" in schedule
         or "num_steps: 1}" in schedule
     )
+
+
+def test_restarts_are_at_whole_shares_of_the_steps(target: str) -> None:
+    """Each cosine starts at lr, also where the float formula of transformers misses a restart by a
+    rounding. With a cycle of T_0 steps the rates are those of PyTorch's
+    CosineAnnealingWarmRestarts."""
+    k, span, cycles = zk.Kernels(target), 98, 49
+    kind = "{type: cosine_with_restarts, steps: %d, cycles: %d, min_lr: %g}"
+    rates, _ = played(k, planned(kind % (span, cycles, 0.0)), span)
+    theirs = with_restarts(0, span, cycles)
+    first = np.float32(LR)
+    assert {rates[n - 1] for n in range(2, span, 2)} == {first}
+    missed = [n for n in range(2, span, 2) if theirs(n) < LR / 2]
+    assert missed
+    for period, count in ((30, 5), (64, 3)):
+        rates, _ = played(
+            k, planned(kind % (period * count, count, 1e-4)), period * count
+        )
+        want = [warm_restarts(period, 1e-4)(n) for n in range(1, period * count)]
+        assert np.all(np.abs(rates[:-1] - np.array(want)) <= U * LR + 2.0**-48 * LR)
 
 
 def test_llm_c_is_a_step_behind(target: str) -> None:
@@ -313,6 +372,19 @@ def test_a_broken_schedule_is_refused(change: Callable) -> None:
     broken = replace(base(), recipe=replace(base().recipe, rate=change(PHASES)))
     with pytest.raises(check.CheckError, match="schedule of rate"):
         check.check(broken)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"stairs": 0}, {"stairs": -2}, {"span": -90}, {"span": 2**62}, {"until": 102}],
+)
+def test_a_broken_restart_is_refused(change: dict[str, int]) -> None:
+    first, fall, last = planned(
+        "{type: cosine_with_restarts, warmup: 10, steps: 100, cycles: 3}"
+    ).rate
+    broken = replace(base().recipe, rate=(first, replace(fall, **change), last))
+    with pytest.raises(check.CheckError, match="schedule of rate"):
+        check.check(replace(base(), recipe=broken))
 
 
 def test_keys_that_constant_has_no_use_for_are_said() -> None:

@@ -267,6 +267,7 @@ _SCHEDULE: dict[str, Sequence] = {
     "steps": range(10, 30),
     "min_lr": RATES,
     "decay": range(1, 10),
+    "cycles": range(1, 10),
     "warmup_min_lr": RATES,
     "warmup_max_lr": RATES,
     "warmup_num_steps": FEW,
@@ -316,6 +317,7 @@ _TRAIN: dict[str, Sequence] = {
     "lora.alpha": (1, 6),
     "lora.rslora": FLAG,
     "lora.base": ("int8", "nf4"),
+    "lora.dropout": (0.0, 0.3),
     "dropout": (0.0, 0.3),
     "label_smoothing": (0.0, 0.1),
     "z_loss": (0.0, 1e-3),
@@ -376,6 +378,9 @@ BY_MODEL = (
     "train.global_batch",
     "train.sequence",
     "train.lora.match",
+    "train.lora.groups.match",
+    "train.lora.groups.rank",
+    "train.lora.groups.alpha",
     "train.optimizer.groups.match",
     *(f"train.optimizer.groups.{key}" for key in _GROUP),
 )
@@ -459,11 +464,13 @@ def whole_specs(draw) -> Mapping:
         if adapted:
             given[key] = rng.choice(KEYS[key])
     if not adapted:
-        given.pop("train.lora.base", None)
-        given.pop("train.lora.rslora", None)
+        given = {k: x for k, x in given.items() if not k.startswith("train.lora.")}
     words = {n.rpartition(".")[2] for n in named(model["units"], "linear")}
     if adapted and words:
-        given["train.lora.match"] = rng.sample(sorted(words), 1)
+        match = rng.sample(sorted(words), 1)
+        given["train.lora.match"] = match
+        if rng.random() < 0.5:
+            given["train.lora.groups"] = [{"match": match, "rank": rng.randint(1, 9)}]
     if rng.random() < 0.5:
         names = named(model["units"])
         given["train.optimizer.groups"] = [

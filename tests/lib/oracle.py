@@ -214,6 +214,14 @@ def behind(spec) -> str:
     return others.get(spec.model.names, "o_proj")
 
 
+def size_of(lora, name: str) -> tuple[int, float]:
+    """Return rank and alpha of a linear's adapter, by the first group that matches it."""
+    for group in lora.groups:
+        if any(f".{name}".endswith(f".{word}") for word in group.match):
+            return group.rank or lora.rank, group.alpha or lora.alpha
+    return lora.rank, lora.alpha
+
+
 def shapes(spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the weights' file, in the order of use."""
     found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
@@ -223,8 +231,9 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
         found.update({name + ".bias": (N,)} if bias else {})
         lora = spec.train.lora
         if lora and name.rpartition(".")[2] in lora.match:
-            found[name + ".lora_A.weight"] = (lora.rank, K)
-            found[name + ".lora_B.weight"] = (N, lora.rank)
+            rank, _ = size_of(lora, name)
+            found[name + ".lora_A.weight"] = (rank, K)
+            found[name + ".lora_B.weight"] = (N, rank)
 
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
@@ -337,14 +346,16 @@ class Net:
         return y, back
 
     def adapter(self, x: np.ndarray, name: str) -> tuple[np.ndarray, Back] | None:
-        """Return y = scale * (x A') B' if a linear has an adapter, else None; PEFT's A is
+        """Return y = scale * (dropout(x) A') B' if a linear has an adapter, else None; PEFT's A is
         [rank,in], B is [out,rank]."""
         names = [f"{name}.lora_{which}.weight" for which in "AB"]
         if names[0] not in self.p:
             return None
         A, B = (self.p[n] for n in names)
         lora = self.spec.train.lora
-        scale = lora.alpha / (lora.rank**0.5 if lora.rslora else lora.rank)
+        rank, alpha = size_of(lora, name)
+        scale = alpha / (rank**0.5 if lora.rslora else rank)
+        x, undropped = self.dropped(x, lambda dx: dx, lora.dropout)
         low = x @ A.T
 
         def back(dy: np.ndarray) -> np.ndarray:
@@ -356,7 +367,7 @@ class Net:
                     left.reshape(-1, left.shape[-1]).T
                     @ right.reshape(-1, right.shape[-1]),
                 )
-            return dlow @ A
+            return undropped(dlow @ A)
 
         return scale * (low @ B.T), back
 
@@ -484,10 +495,9 @@ class Net:
 
     # -- composition
 
-    def dropped(self, y: np.ndarray, back: Back) -> tuple[np.ndarray, Back]:
+    def dropped(self, y: np.ndarray, back: Back, p: float) -> tuple[np.ndarray, Back]:
         """Return y [B,T,C] / (1 - p) or 0, with separate random numbers for each place of the
         model."""
-        p = self.spec.train.dropout
         if not p or not self.keys:
             return y, back
         kept = chance.kept(self.keys, self.places, y[0].size, p)
@@ -496,14 +506,14 @@ class Net:
         return y * factor, lambda dy: back(dy * factor)
 
     def op(self, o, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
-        a = o.args
+        a, p = o.args, self.spec.train.dropout
         if o.kind == "residual":
-            y, back = self.dropped(*self.ops(o.ops, x, unit))
+            y, back = self.dropped(*self.ops(o.ops, x, unit), p)
             return x + y, lambda dy: dy + back(dy)
         if o.kind == "embedding":
             y, back = self.embedding(x, a)
             factor = a["scale"] or 1
-            return self.dropped(factor * y, lambda dy: back(factor * dy))
+            return self.dropped(factor * y, lambda dy: back(factor * dy), p)
         if o.kind == "scale":
             return a["factor"] * x, lambda dy: a["factor"] * dy
         if o.kind == "gelu":
@@ -727,8 +737,7 @@ def train(
     )
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
-        drawn = spec.train.dropout > 0
-        keys = chance.keys(spec.train.seed, step * G, G) if drawn else []
+        keys = chance.keys(spec.train.seed, step * G, G) if spec.keyed else []
         loss, _, grads = gradients(spec, params, *now, keys=keys)
         if spec.train.lora:
             grads = {n: g for n, g in grads.items() if ".lora_" in n}

@@ -1,5 +1,8 @@
-"""test_lora_keys.py -- tests train.lora: the linears tensor that it matches, the tensors that it freezes,
-and its refusals."""
+"""test_lora_keys.py -- tests train.lora: the linears that it matches, the tensors that it freezes,
+its groups in PEFT's words, and its refusals."""
+
+import json
+import re
 
 import pytest
 from zg.read import spec as reader
@@ -68,19 +71,81 @@ def test_scale(rslora: str, scale: float) -> None:
         ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj, or all-linear"),
         ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' is not the name of a linear; allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' is not the name of a linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: all_linear}", f"{KEY}.match[0]: 'all_linear' is not the name of a linear; did you mean all-linear? allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: [q_proj, q_porj]}", f"{KEY}.match[1]: 'q_porj' is not the name of a linear; did you mean q_proj? allowed: {LINEARS}"),
         ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
         ("llama", "{rank: 0, alpha: 1}", f"{KEY}.rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is not a key here; did you mean train.dropout? allowed: rank, alpha, match, rslora, base"),
+        ("llama", "{rank: 4, alpha: 1, lora_dropout: 0.1}", f"{KEY}.lora_dropout: is not a key here; did you mean dropout? allowed: rank, alpha, match, rslora, base, dropout, groups"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 1}", f"{KEY}.dropout: 1 is out of range; allowed: a number from 0 to 0.99"),
         ("llama", "{rank: 4, alpha: 1, base: int4}", f"{KEY}.base: 'int4' is not known; did you mean int8? allowed: int8 or nf4"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj}]}", f"{KEY}.groups[0]: sets nothing; allowed: rank, alpha, or both"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{rank: 2}]}", f"{KEY}.groups[0].match: is missing; allowed: a list of at least one"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj, rank: 0}]}", f"{KEY}.groups[0].rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj, alpha: 2}, {match: v_proj, rank: 33}]}", f"{KEY}.groups[1].rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
+        ("llama", "{rank: 33, alpha: 1, groups: [{match: q_proj, rank: 2}]}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: [q_proj, o_proj], rank: 2}]}", f"{KEY}.groups[0].match[1]: 'o_proj' is not the name of linears with adapters; allowed: q_proj, v_proj"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: layers.0.self_attn.q_proj, rank: 2}]}", f"{KEY}.groups[0].match[0]: 'layers.0.self_attn.q_proj' is not the name of linears with adapters; the layers of an entry of blocks have one rank and alpha; allowed: q_proj, v_proj"),
     ],
 )  # fmt: skip
 def test_refused(family: str, lora: str, said: str) -> None:
     with pytest.raises(reader.SpecError) as error:
         load(family, lora)
     assert str(error.value) == said
+
+
+def pefts(said: dict, module: str) -> tuple[int, float]:
+    """Return the rank and alpha that PEFT gives a module (its get_pattern_key)."""
+    found = []
+    for key, usual in (
+        ("rank_pattern", said["r"]),
+        ("alpha_pattern", said["lora_alpha"]),
+    ):
+        hits = [
+            x
+            for pattern, x in said.get(key, {}).items()
+            if re.match(rf"(.*\.)?({pattern})$", module)
+        ]
+        found.append(hits[0] if hits else usual)
+    return tuple(found)
+
+
+GROUPS = (
+    "{match: self_attn.q_proj, rank: 2}, {match: [q_proj, k_proj], alpha: 0.5}, "
+    "{match: [proj, up_proj, mlp.down_proj], rank: 8, alpha: 16}"
+)
+
+
+def test_groups_are_pefts_patterns() -> None:
+    """Each module has the rank and alpha that PEFT reads from the written patterns."""
+    given = f"{{rank: 4, alpha: 6, match: all-linear, groups: [{GROUPS}]}}"
+    with pytest.raises(reader.SpecError):  # no module's name ends in .proj
+        load("llama", given)
+    spec = load("llama", given.replace("proj, up", "up"))
+    said = json.loads(peft.config(spec, spec.train.lora))
+    (blocks,) = [unit for unit in spec.model.units if unit.kind == "blocks"]
+    names = {
+        "q_proj": (2, 6), "k_proj": (4, 0.5), "v_proj": (4, 6), "o_proj": (4, 6),
+        "gate_proj": (4, 6), "up_proj": (8, 16), "down_proj": (8, 16),
+    }  # fmt: skip
+    rows = [row for op in blocks.ops for inner in op.ops for row in inner.rows]
+    adapters = [adapter for row in rows for adapter in row.adapters]
+    found = {
+        down.weights["w"].name.split(".")[1]: (down.dims["N"], up.dims["scale"])
+        for down, up in adapters
+    }
+    assert found == {name: (r, alpha / r) for name, (r, alpha) in names.items()}
+    for name, size in names.items():
+        part = "mlp" if name[0] in "gud" else "self_attn"
+        assert pefts(said, f"model.layers.1.{part}.{name}") == size
+    assert "rank_pattern" not in peft.config(*plain_of("llama"))
+
+
+def plain_of(family: str) -> tuple[reader.Spec, object]:
+    spec = load(family, "{rank: 4, alpha: 6}")
+    return spec, spec.train.lora
 
 
 def test_a_group_trains_adapters_alone() -> None:

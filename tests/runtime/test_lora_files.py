@@ -6,6 +6,7 @@ Names and keys are those of PEFT 0.18: docs/source/developer_guides/checkpoint.m
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -206,7 +207,7 @@ def test_whole_weights_do_not_come_beside_adapters(
         (built("llama", "one"), adapted),
         (plain("llama"), given),
     ):
-        code, err = said(binary, *words)
+        code, err = program_said(binary, *words)
         assert code == 2
         assert f"--save {own}/adapter_config.json: a program that loads" in err
     assert {path.name: path.read_bytes() for path in own.iterdir()} == kept
@@ -270,7 +271,7 @@ def test_pefts_own_copy_of_the_head(
     tensors[f"{HEAD}lm_head.base_layer.weight"] = own + np.float32(change)
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama head", "three"), *given)
+    code, err = program_said(built("llama head", "three"), *given)
     assert code == (2 if change else 0)
     assert not change or "differs from --load's, or --load is missing" in err
 
@@ -289,7 +290,7 @@ def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
 # ---- refusals
 
 
-def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
+def program_said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
     done = program.run(binary, *words)
     return done.code, done.err
 
@@ -319,8 +320,8 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"use_rslora": True}, "use_rslora: true is not supported; allowed: false"),
         ({"use_rslora": "true"}, 'use_rslora: "true" is not supported; allowed: false'),
         ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
-        ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: {"),
+        ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern is 64; the program has 6 for model.layers.0"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is 8; the program has 4 for model.layers.0"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens: [1, 2] is"),
         ({"layer_replication": [[0, 1]]}, "layer_replication: [[0, 1]] is"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save: ["),
@@ -344,7 +345,7 @@ def test_another_adapter(
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama", "one"), *given)
+    code, err = program_said(built("llama", "one"), *given)
     assert code == 2 and "--adapter" in err and why in err
 
 
@@ -367,7 +368,7 @@ def test_another_adapter(
         ({"lora_dropout": 0}, ""),
         ({"lora_dropout": None}, ""),
         ({"lora_dropout": 0.05},
-         "lora_dropout is 0.05, which has no effect: the program's adapters have no dropout"),
+         "lora_dropout is 0.05; the program trains with 0 (train.lora.dropout)"),
     ],
 )  # fmt: skip
 def test_what_is_told_of_an_adapter(
@@ -383,7 +384,7 @@ def test_what_is_told_of_an_adapter(
     tensors = load_file(folder / "new" / "adapter_model.safetensors")
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama", "one"), *given)
+    code, err = program_said(built("llama", "one"), *given)
     assert code == 0 and why in err
     assert ("adapter_config.json: " in err) == bool(why)
 
@@ -401,7 +402,7 @@ def test_untrained_adapters_merged_are_the_base(
         x.reshape(-1)[::3] = -0.0
     save_file(tensors, base / "model.safetensors", {"format": "pt"})
     given = ("--load", base, "--steps", 0, "--save", tmp_path / "made")
-    assert said(built(folder.name, way), *given, "--merge")[0] == 0
+    assert program_said(built(folder.name, way), *given, "--merge")[0] == 0
     made = load_file(tmp_path / "made" / "model.safetensors")
     assert made.keys() == tensors.keys()
     for name, x in tensors.items():
@@ -427,7 +428,7 @@ def test_a_folder_without_adapters(
     for name in there:
         (tmp_path / name).write_bytes(b"")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama", "one"), *given)
+    code, err = program_said(built("llama", "one"), *given)
     assert code == 2 and why in err
 
 
@@ -454,7 +455,7 @@ def test_pointers_of_git_lfs(
     )
     given = ("--load", tmp_path / "base", "--adapter", tmp_path / "new")
     saved = ("--save", tmp_path / "made", "--merge", "--steps", 0)
-    code, err = said(built("llama", "one"), *given, *saved)
+    code, err = program_said(built("llama", "one"), *given, *saved)
     assert code == 2
     assert (
         f"{name}: is a Git LFS pointer, not the file itself; run git lfs pull there"
@@ -475,7 +476,7 @@ def test_names_of_adapters_in_memory(
     other = {n.replace(".weight", ".default.weight"): x for n, x in tensors.items()}
     save_file(other, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama", "one"), *given)
+    code, err = program_said(built("llama", "one"), *given)
     assert code == 2 and 'have "default.weight", which is PEFT\'s in' in err
 
 
@@ -523,13 +524,148 @@ def test_rslora(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     back = run(binary, folder, 0, "--adapter", tmp_path / "saved")
     assert back == run(built("llama", "one"), folder, 1)
     given = ("--load", folder / "base", "--steps", 0, "--adapter")
-    code, err = said(binary, *given, folder / "new")
+    code, err = program_said(binary, *given, folder / "new")
     assert code == 2 and "has no use_rslora; the program has it" in err
     (tmp_path / "saved" / "adapter_config.json").write_text(
         json.dumps({**new, "use_rslora": False})
     )
-    code, err = said(binary, *given, tmp_path / "saved")
+    code, err = program_said(binary, *given, tmp_path / "saved")
     assert code == 2 and "use_rslora: false is not supported; allowed: true" in err
+
+
+GROUPED = "train.lora={rank: 4, alpha: 6, groups: [{match: q_proj, rank: 2, alpha: 5}]}"
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return a folder with a `base`, and `new`, its trained adapters of two ranks and alphas."""
+    made = tmp_path_factory.mktemp("grouped")
+    trainer.write_tokens(made / "tokens", law.tokens(256, 40 * 8 * 4 + 1))
+    trainer.sh(plain("llama"), "--steps", 0, "--save", made / "base")
+    run(built("llama", "three", GROUPED), made, STEPS, "--save", made / "new")
+    return made
+
+
+def test_groups_out_in_and_merged(
+    grouped: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Adapters of two ranks and alphas are saved with PEFT's patterns, load again, and are merged
+    with a scale each."""
+    binary, given = built("llama", "one", GROUPED), ("--adapter", grouped / "new")
+    said = json.loads((grouped / "new" / "adapter_config.json").read_text())
+    assert (said["r"], said["lora_alpha"]) == (4, 6)
+    assert said["rank_pattern"] == {"q_proj": 2}
+    assert said["alpha_pattern"] == {"q_proj": 5}
+    after = run(binary, grouped, 0, *given, "--save", tmp_path / "again")
+    assert after == run(binary, grouped, STEPS)
+    new = load_file(grouped / "new" / "adapter_model.safetensors")
+    again = load_file(tmp_path / "again" / "adapter_model.safetensors")
+    assert all((again[name] == x).all() for name, x in new.items())
+    run(binary, grouped, 0, *given, "--save", tmp_path / "merged", "--merge")
+    base = load_file(grouped / "base" / "model.safetensors")
+    made = load_file(tmp_path / "merged" / "model.safetensors")
+    for name, scale, rank in (("q_proj", 5 / 2, 2), ("v_proj", 6 / 4, 4)):
+        for layer in range(LAYERS["llama"]):
+            full = f"model.layers.{layer}.self_attn.{name}."
+            A, B = (np.float64(new[f"{HEAD}{full}lora_{x}.weight"]) for x in "AB")
+            assert len(A) == rank
+            want = np.float32(np.float64(base[f"{full}weight"]) + scale * (B @ A))
+            # as in test_merged
+            off = np.abs(made[f"{full}weight"] - want)
+            assert off.max() <= np.spacing(np.abs(want).max())
+            assert (off > 0).mean() <= 1e-3
+
+
+def pefts(patterns: dict[str, float], usual: float, module: str) -> float:
+    """Return the number of a module, as PEFT finds it (get_pattern_key)."""
+    for pattern, x in patterns.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return x
+    return usual
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"q_proj": 2},
+        {"self_attn.q_proj": 2, "q_proj": 3},
+        {"q_proj": 3, "self_attn.q_proj": 2},
+        {"proj": 2},
+        {".*q_proj": 2},
+        {"model.layers.0.self_attn.q_proj": 2, "layers.1.self_attn.q_proj": 2},
+        {"model.layers.0.self_attn.q_proj": 2},
+        {"^q_proj": 2},
+        {r"^model\.layers\.[0-9]+\.self_attn\.q_proj$": 2},
+        {"(q|k)_proj": 2, "up_proj": 7},
+        {"[qk]_pro?j": 2},
+        {".*": 2},
+        {"v_proj": 4, ".*": 2},
+        {"_proj": 2},
+    ],
+)
+def test_patterns_are_read_as_peft_reads_them(
+    grouped: pathlib.Path, tmp_path: pathlib.Path, patterns: dict[str, float]
+) -> None:
+    """A folder is taken if PEFT's own reading of its patterns gives the program's ranks."""
+    said = json.loads((grouped / "new" / "adapter_config.json").read_text())
+    said = {**said, "rank_pattern": patterns}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(said))
+    shutil.copy(grouped / "new" / "adapter_model.safetensors", tmp_path)
+    given = ("--load", grouped / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = program_said(built("llama", "one", GROUPED), *given)
+    modules = [
+        (f"model.layers.{layer}.self_attn.{name}", rank)
+        for name, rank in (("q_proj", 2), ("v_proj", 4))
+        for layer in range(LAYERS["llama"])
+    ]
+    fits = all(pefts(patterns, 4, name) == rank for name, rank in modules)
+    assert code == (0 if fits else 2), err
+    assert fits or re.search(
+        r"(r|rank_pattern) is \d; the program has \d for model", err
+    )
+
+
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        ({"alpha_pattern": {"q_proj": 6}}, "alpha_pattern is 6; the program has 5 for model.layers.0.self_attn.q_proj"),
+        ({"alpha_pattern": {}}, "lora_alpha is 6; the program has 5 for model.layers.0.self_attn.q_proj"),
+        ({"rank_pattern": None}, "r is 4; the program has 2 for model.layers.0.self_attn.q_proj"),
+        ({"rank_pattern": {"q_proj": "2"}}, "rank_pattern: q_proj: 2 is not supported; allowed: a number"),
+        ({"rank_pattern": {r"layers\.\d+\.self_attn.q_proj": 2}}, 'is not supported; allowed: a name, or a pattern without'),
+        ({"rank_pattern": {"(?:q)_proj": 2}}, 'rank_pattern: "(?:q)_proj" is not supported; allowed: '),
+        ({"rank_pattern": {".*?q_proj": 2}}, 'rank_pattern: ".*?q_proj" is not supported; allowed: '),
+        ({"rank_pattern": {"q_pro{1}j": 2}}, 'rank_pattern: "q_pro{1}j" is not supported; allowed: '),
+        ({"rank_pattern": {"(q_proj": 2}}, 'rank_pattern: "(q_proj" is not supported; allowed: '),
+        ({"rank_pattern": {"q_proj" * 90: 2}}, 'is not supported; allowed: a name, or a pattern'),
+        ({"rank_pattern": ["q_proj"]}, 'rank_pattern: ["q_proj'),
+    ],
+)  # fmt: skip
+def test_patterns_that_do_not_fit(
+    grouped: pathlib.Path, tmp_path: pathlib.Path, change: dict[str, object], why: str
+) -> None:
+    said = json.loads((grouped / "new" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**said, **change}))
+    shutil.copy(grouped / "new" / "adapter_model.safetensors", tmp_path)
+    given = ("--load", grouped / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = program_said(built("llama", "one", GROUPED), *given)
+    assert code == 2 and "--adapter" in err and why in err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_dropout(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A saved configuration has the program's dropout. Another one is told, whatever it is."""
+    binary = built("llama", "one", "train.lora.dropout=0.05")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter")
+    code, err = program_said(
+        binary, *given, folder / "new", "--save", tmp_path / "saved"
+    )
+    why = "lora_dropout is 0.0; the program trains with 0.05 (train.lora.dropout)"
+    assert code == 0 and why in err
+    new = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())
+    assert new["lora_dropout"] == 0.05
+    code, err = program_said(binary, *given, tmp_path / "saved")
+    assert code == 0 and "lora_dropout" not in err
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
@@ -546,7 +682,7 @@ def test_other_tensors(
         tensors |= {name: x, name.replace("_proj", "_other"): x}
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
-    code, err = said(built("llama", "one"), *given)
+    code, err = program_said(built("llama", "one"), *given)
     wrong = (
         "does not belong to an adapter of this program (train.lora)"
         if more
@@ -558,7 +694,7 @@ def test_other_tensors(
 def test_options(tmp_path: pathlib.Path) -> None:
     none = "the program has no adapters; a spec with train.lora has"
     for words in (["--adapter", tmp_path], ["--save", tmp_path, "--merge"]):
-        code, err = said(plain("gpt"), "--steps", 0, *words)
+        code, err = program_said(plain("gpt"), "--steps", 0, *words)
         assert code == 2 and none in err
-    code, err = said(built("gpt", "one"), "--steps", 0, "--merge")
+    code, err = program_said(built("gpt", "one"), "--steps", 0, "--merge")
     assert code == 2 and "--merge needs --save DIR" in err

@@ -112,8 +112,9 @@ def test_what_is_printed_can_be_typed(inputs: list[Path], out: Path) -> None:
 @pytest.mark.slow
 def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
     """TERM to the command saves and exits with 75. The same command ends as one that was not
-    stopped, and once more changes nothing."""
-    words = (*OPTIONS, "--epochs", 6)
+    stopped, and once more changes nothing. With dropout over a base in 8 bits it is so, too; another
+    base is refused."""
+    words = (*OPTIONS, "--epochs", 6, "--base", "int8", "--lora-dropout", 0.1)
     running = subprocess.Popen(
         command(*inputs, "-o", out, *words),
         env=environment(),
@@ -133,6 +134,11 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
     again = run(*inputs, "-o", out, *words)
     assert again.returncode == 0 and "resumes from step" in again.stderr
     assert "./run data" not in again.stderr
+    assert "{rank: 4, alpha: 8, base: int8, dropout: 0.1}" in again.stderr
+    assert json.loads((out / "tune.json").read_text())["base"] == "int8"
+    other = run(*inputs, "-o", out, *words, "--base", "nf4")
+    assert other.returncode == 2
+    assert "with --base int8, and this command has nf4" in other.stderr
     first = adapter(out)
     last = run(*inputs, "-o", out, *words)
     assert last.returncode == 0 and "nothing to train" in last.stderr
@@ -152,7 +158,10 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
         (["--sequence", 1000], "--sequence 1000: the model has 64 positions"),
         (["--batch", 7, "--micro-batch", 2], "--batch 7: must be a multiple"),
         (["--lora", 0], "--lora: must be a whole number"),
-        (["--lora", "full", "--merge"], "--merge and --alpha: with --lora full"),
+        (["--lora", "full", "--merge"], "--merge: with --lora full there are no adap"),
+        (["--lora", "full", "--base", "nf4"], "--base: with --lora full there are no"),
+        (["--base", "int4"], "--base: invalid choice: 'int4'"),
+        (["--lora-dropout", 1], "--lora-dropout: must be a number from 0 to 0.99"),
         (["--lr", "nan"], "--lr: must be a number above 0"),
         (["--epochs", 0], "--epochs: must be a whole number"),
         (["--epoch", 1], "--epoch"),
@@ -201,6 +210,7 @@ def test_data_are_made_again_until_there_is_a_checkpoint(
     (out / "data").mkdir()
     (out / tune.DONE).write_text("{}")
     assert tune.same(first) and tune.same(job(inputs, out, "--epochs", 9))
+    assert tune.same(job(inputs, out, "--base", "nf4"))  # data are of any base
     other = job(inputs, out, "--sequence", 32)
     assert not tune.same(other)
     (out / "checkpoints" / "step-00000001").mkdir(parents=True)

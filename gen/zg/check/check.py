@@ -237,7 +237,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
             or x.curve not in ops.CURVES
             or not 0 <= x.begin <= most
             or x.stairs < 0
-            or (x.stairs and x.curve != "line")
+            or (x.stairs and x.curve not in ("line", "restarts"))
         ):
             raise CheckError(f"{where} has no curve")
         way = [(step - x.origin) / x.span for step in (begin, x.until - 1)]
@@ -245,6 +245,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
         good = {
             "line": inside or (x.begin == x.end and not x.stairs),
             "cosine": inside,
+            "restarts": inside and 0 < x.stairs * x.span < 2**63,
             "log": not last and x.span > 1 and begin > x.origin and max(way) <= 1,
             "inverse": x.end >= 0 and x.span > 0 and begin >= x.origin,
         }[x.curve]

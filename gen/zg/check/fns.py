@@ -203,9 +203,12 @@ def _drawn(b: Frame) -> None:
     (pick, _, (row, rows, *_)), *draws = b.ran[at:]
     b.ran = b.ran[:at]
     of = {row: rows}  # value of one row -> value of all rows
+    # An evaluation drops nothing.
+    kept = {(n, 0): is_[1] for c, n, is_ in b.ran if c.kernel == "zk_dropout_fwd"}
     for draw, number, is_ in draws:
         for c, made, its in reversed(b.ran):
-            if c.kernel == draw.kernel and _of_a_row(draw, is_, c, its, of):
+            every = [kept.get(x, x) if isinstance(x, tuple) else x for x in its]
+            if c.kernel == draw.kernel and _of_a_row(draw, is_, c, every, of):
                 of[number, 0] = made, 0
                 break
         else:

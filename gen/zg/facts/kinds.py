@@ -37,6 +37,7 @@ SCHEDULES: Rows = {
     "constant": _OURS,
     "linear": _OURS,
     "cosine": _OURS,
+    "cosine_with_restarts": {**_OURS, "cycles": 1},
     "wsd": {**_OURS, "decay": NEEDED},
     "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": None, **_WARMUP},
     "WarmupDecayLR": {

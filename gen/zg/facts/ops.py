@@ -164,6 +164,8 @@ _ROWS = (
     _op("geglu", "zk_geglu_fwd", "zk_geglu_bwd"),
     # y = x / (1 - p), or 0 with probability p
     _op("dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
+    # the same on the input of an adapter
+    _op("lora_dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
     # y = a + b
     _op("add", "zk_add", "pass da dy", "pass db dy"),
     # loss = cross entropy of x against target
@@ -202,6 +204,7 @@ WORDS = {
     "attention_local": "attention",
     "dropout": "residual",
     "lora": "linear",
+    "lora_dropout": "linear",
     "qknorm1": "qknorm",
     "qknorm_whole": "qknorm",
     "rmsnorm1": "rmsnorm",
@@ -209,6 +212,8 @@ WORDS = {
     "rope_part": "rope",
 }
 
+# Ops whose results are never saved: backward recomputes them from their inputs.
+AGAIN = ("lora_dropout",)
 
 # Optimizer states of an element.
 OPTIMIZERS: Mapping[str, Names] = {
@@ -237,7 +242,7 @@ def saved(rule: str, state: str) -> str:
 
 
 KINDS = {"tanh": 0, "erf": 1}
-CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
+CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3, "restarts": 4}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 # A part of a sum of products starts at a multiple: AVX512_BF16 takes 2 terms at a time, AMX 32.
 TERMS = {"f32": 1, "bf16": 32, "f16": 1}

@@ -96,14 +96,16 @@ class _Builder:
         """Append a row of the op table with its tensors and adapters. Return the name of its
         output."""
         low: list[str] = []
-        y = ""
+        y, into = "", x
         for one in row.order:
             if one is row:
                 y = self.one(row, (x,), std)
             elif one.name == "softcap":
                 y = self.one(one, (y,), 0.0)
+            elif one.name == "lora_dropout":
+                into = self.one(one, (x,), 0.0)
             elif one.name == "linear":
-                low.append(self.one(one, (x,), -1 / math.sqrt(one.dims["K"])))
+                low.append(self.one(one, (into,), -1 / math.sqrt(one.dims["K"])))
             else:
                 y = self.one(one, (y, low.pop()), 0.0)
         return y
@@ -384,9 +386,7 @@ def _middle(
     if not x and full and b.spec.train.precision != "f32":
         # The gradient of a tied weight is rounded once, when it is complete.
         bwd.round(*full)
-    kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(
-        b, fwd
-    ) | {x, y}
+    kept = (rewrite.values(fwd.calls) & _read(fwd, bwd)) - _dropped(b, fwd) | {x, y}
     # An op that is recomputed runs as a whole, so none of its values is saved.
     kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]
     bwd.calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
@@ -404,13 +404,21 @@ def _middle(
     )
 
 
+def _read(fwd: _Calls, bwd: _Calls) -> set[str]:
+    """Return the values that backward reads, with the inputs of those that it always
+    recomputes."""
+    read = rewrite.values(bwd.calls)
+    again = [f for f in fwd.made if f.op in ops.AGAIN and f.values & read]
+    return read | {v for made in again for v in rewrite.values(made.calls)}
+
+
 def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
-    """Return the values of the ops in train.recompute."""
+    """Return the values of the ops in train.recompute, and of those that are never saved."""
     return {
         v
         for made in fwd.made
         for v in made.values
-        if ops.WORDS.get(made.op) in b.spec.train.recompute
+        if made.op in ops.AGAIN or ops.WORDS.get(made.op) in b.spec.train.recompute
     }
 
 
@@ -425,7 +433,7 @@ def _head(
     *nodes, loss = b.nodes
     first = len(nodes) - 1 - len(row.adapters) - (row.cap > 0)
     before, wide = nodes[:first], nodes[first:]
-    low = before[first - len(row.adapters) :]
+    low = before[first - sum(len(adapter) - 1 for adapter in row.adapters) :]
     logits, m = loss.bind["x"], b.dims["M"] // rounds
     for node in wide:
         same = ("y", "x") if node.op.name == "softcap" else ("y", "base")
@@ -473,9 +481,11 @@ def _head(
 
 def _draw(calls: _Calls, low: Sequence[OpNode], wide: Sequence[OpNode]) -> None:
     """Append the calls for the logits of one row, from which a token is drawn. They are the same in
-    every plan."""
+    every plan. Nothing is dropped."""
     linear = wide[0]
     of = {linear.bind["x"]: "row", linear.bind["y"]: "drawn"}
+    of |= {node.bind["y"]: "row" for node in low if "place" in node.op.fwd.split()}
+    low = [node for node in low if node.bind["y"] not in of]
     of |= {node.bind["y"]: "low" for node in low}
     sizes = {"row": linear.dims["K"]}
     sizes |= {of[n.bind["y"]]: n.dims["N"] for n in (*low, linear)}
@@ -579,7 +589,7 @@ def build(spec: Spec) -> Graph:
         for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op)
         if unit.kind == "head":
-            *_, last = logits, *(up for _, up in logits.adapters)
+            *_, last = logits, *(adapter[-1] for adapter in logits.adapters)
             elems = last.dims.get("n", dims["R"]) * last.dims["K"]
             rounds = chunks.rounds(
                 spec, dims, 0 if tied else elems, "b" in logits.weights

@@ -70,14 +70,15 @@ def _constant(o: Optimizer, s: LrSchedule) -> list[Phase]:
 
 
 def _falling(o: Optimizer, s: LrSchedule) -> list[Phase]:
-    """Fall from lr after the warm-up to min_lr at `steps`, along a line or a cosine."""
-    curve = "line" if s.type == "linear" else s.type
+    """Fall from lr after the warm-up to min_lr at `steps`, along a line, a cosine, or one cosine
+    after the other (transformers' cosine_with_restarts)."""
+    curve = {"linear": "line", "cosine_with_restarts": "restarts"}.get(s.type, s.type)
     fall = Phase(
         until=s.steps,
         origin=s.warmup,
         span=s.steps - s.warmup,
         curve=curve,
-        stairs=0,
+        stairs=s.cycles or 0,
         begin=o.lr,
         end=s.min_lr,
     )
@@ -189,6 +190,7 @@ _RATES: Mapping[str, Callable[[Optimizer, LrSchedule], list[Phase]]] = {
     "constant": _constant,
     "linear": _falling,
     "cosine": _falling,
+    "cosine_with_restarts": _falling,
     "wsd": _wsd,
     "WarmupLR": _warmup,
     "WarmupDecayLR": _warmup,

@@ -82,9 +82,8 @@ def _inner(spec: Spec, ops: Sequence[Op], std: float) -> Iterator[Placed]:
 def _placed(row: Row, std: float) -> Iterator[Placed]:
     """Yield a row and its adapters. A LoRA adapter's A is uniform within 1 / sqrt(inputs), as in
     PEFT, which a negative deviation states."""
-    downs = [down for down, _ in row.adapters]
     for one in row.order:
-        low = -1 / math.sqrt(one.dims["K"]) if one in downs else STD
+        low = -1 / math.sqrt(one.dims["K"]) if one.name == "linear" else STD
         yield Placed(one, std if one is row else low)
 
 

@@ -11,8 +11,9 @@ class Phase:
     """One phase of a schedule, up to the step before `until` (0: without end).
 
     The value goes from `begin` to `end` while x = (step - origin) / span goes from 0 to 1, along a
-    curve (line | cosine | log | inverse: begin / (1 + end * x)), in `stairs` steps. In text its
-    fields are joined by colons.
+    curve (line | cosine | log | inverse: begin / (1 + end * x)), in `stairs` steps. Along restarts
+    it goes along `stairs` equal cosines, each from begin to end. In text its fields are joined by
+    colons.
     """
 
     until: int

@@ -83,8 +83,8 @@ class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
     words.
 
-    tied: the tensor of the embedding that is its w; adapters: of a linear, each a pair of rows,
-    from its input to a few columns and from these to the addend of its output; logits: it computes
+    tied: the tensor of the embedding that is its w; adapters: of a linear, each the rows from its
+    input to a few columns and, last, from these to the addend of its output; logits: it computes
     the logits, in chunks of rows; cap: of the logits, 0 for none.
     """
 
@@ -92,19 +92,19 @@ class Row:
     dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
-    adapters: tuple[tuple[Row, Row], ...] = ()
+    adapters: tuple[tuple[Row, ...], ...] = ()
     logits: bool = False
     cap: float = 0.0
 
     @property
     def order(self) -> tuple[Row, ...]:
-        """The row and its adapters' rows in execution order. The first rows of the adapters of
-        logits run before the chunks, and their cap comes last."""
+        """The row and its adapters' rows in execution order. All but the last rows of the adapters
+        of logits run before the chunks, and the cap comes last."""
         if not self.logits:
-            return (self, *(row for pair in self.adapters for row in pair))
-        downs, ups = zip(*self.adapters, strict=True) if self.adapters else ((), ())
+            return (self, *(row for adapter in self.adapters for row in adapter))
+        downs = (row for adapter in self.adapters for row in adapter[:-1])
         cap = [Row("softcap", {"cap": self.cap})] if self.cap else []
-        return (*downs, self, *ups, *cap)
+        return (*downs, self, *(adapter[-1] for adapter in self.adapters), *cap)
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ _Rate = Annotated[float, Real(0.0, 1e3)]
 _Share = Annotated[float, Real(0.0, 0.999999999)]
 _Stairs = Annotated[int, Integer(0, 2**20)]
 _Ratio = Annotated[float, Real(0.0, 1.0)]
+_Dropout = Annotated[float, Real(0.0, 0.99)]
 _Size = Annotated[int, Integer(0, DIM)]
 _Factor = Annotated[float, Real(1e-9, 1e9)]
 _Device = Annotated[str, Choice("none", "cpu", "nvme")]
@@ -279,8 +280,9 @@ class LrSchedule:
     """Schedule of the learning rate, in training steps that were applied.
 
     warmup: steps from 0 to lr; steps: step at which a decay reaches min_lr; decay: steps of wsd's
-    decay. The other keys are DeepSpeed's. None: the type does not take the key; warmup_max_lr None
-    is lr, and None for a cycle's second half means that it equals the first.
+    decay; cycles: cosines until `steps`, each of which starts at lr. The other keys are
+    DeepSpeed's. None: the type does not take the key; warmup_max_lr None is lr, and None for a
+    cycle's second half means that it equals the first.
     """
 
     __pydantic_config__ = _KEYS
@@ -289,6 +291,7 @@ class LrSchedule:
     steps: _Steps = UNSAID
     min_lr: _Rate = UNSAID
     decay: Annotated[int, Integer(1, 2**53)] = UNSAID
+    cycles: Annotated[int, Integer(1, 1000)] = UNSAID  # times 2^53 is below 2^63
     warmup_min_lr: _Rate = UNSAID
     warmup_max_lr: _Rate = UNSAID
     warmup_num_steps: _Size = UNSAID  # 0 and 1 mean 2
@@ -355,6 +358,19 @@ class LossScale:
 
 
 ADAPTERS = "*.lora_[AB].weight"  # pattern of their tensors
+_Words = Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)]
+_Alpha = Annotated[float, Real(1e-9, 1e9)]
+
+
+@dataclass(frozen=True)
+class LoraGroup:
+    """Rank and alpha of the adapters of linears whose names end in one of `match`. None: those of
+    all adapters."""
+
+    __pydantic_config__ = _KEYS
+    match: _Words
+    rank: Unsaid[Count] = None
+    alpha: Unsaid[_Alpha] = None
 
 
 @dataclass(frozen=True)
@@ -362,16 +378,17 @@ class Lora:
     """Adapters of low rank. Linears whose names end in one of `match` (None: the family's) get
     scale * B A beside their weight. Only the adapters are trained. rslora: the scale is alpha /
     sqrt(rank), in place of alpha / rank; base: format of the weights of blocks' linears (None: the
-    stored type)."""
+    stored type); dropout: probability with which an element of A's input is 0; groups: the first
+    that matches a linear applies."""
 
     __pydantic_config__ = _KEYS
     rank: Count
-    alpha: Annotated[float, Real(1e-9, 1e9)]
-    match: Unsaid[
-        Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)]
-    ] = None
+    alpha: _Alpha
+    match: Unsaid[_Words] = None
     rslora: Flag = False
     base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
+    dropout: _Dropout = 0.0
+    groups: tuple[LoraGroup, ...] = ()
 
     @property
     def scale(self) -> float:
@@ -415,7 +432,7 @@ class Train:
     offload_activations: Flag = False
     memory_budget: Bytes | None = None
     lora: Lora | None = None
-    dropout: Annotated[float, Real(0.0, 0.99)] = 0.0
+    dropout: _Dropout = 0.0
     label_smoothing: Annotated[float, Real(0.0, 0.99)] = 0.0
     z_loss: Annotated[float, Real(0.0, 1.0)] = 0.0
 
@@ -523,7 +540,8 @@ class Spec:
     @property
     def keyed(self) -> bool:
         """True if a step draws random numbers for each sample."""
-        return self.train.dropout > 0
+        lora = self.train.lora
+        return self.train.dropout > 0 or lora is not None and lora.dropout > 0
 
     @property
     def batch(self) -> Names:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from ..facts import kinds, ops
+from ..facts import ops
 from ..facts.families import FAMILIES
 from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
+from .keyplace import KeyPlace, fail, typed
 from .keytypes import ALL_LINEAR, DIM, ELEMS, Windows
-from .node import Ints, Mistakes, Node, Path, SpecError, dotted
+from .node import Ints, Mistakes, Path
 from .schema import (
-    TYPES,
     Attention,
     Bare,
     Embedding,
@@ -27,15 +27,12 @@ from .schema import (
     Linear,
     LocalRope,
     Lora,
-    LrSchedule,
     ModelKeys,
     Op,
     OpKeys,
-    Optimizer,
     RmsNorm,
     Rope,
     Row,
-    Scaling,
     Weight,
 )
 
@@ -46,56 +43,6 @@ Turning = Mapping[
 ]  # rotary positions of heads: the keys of a Rope or a LocalRope
 # Keys of a scaling, each below the other.
 RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
-
-
-def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
-    """Return the error of a key, located at its nearest parent in the file."""
-    return SpecError(
-        f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}"
-    )
-
-
-@dataclass(frozen=True)
-class KeyPlace:
-    """Location of a key; place / "name" is that of a key below it."""
-
-    root: Node
-    path: Path
-
-    def __truediv__(self, key: str | int) -> KeyPlace:
-        return KeyPlace(self.root, (*self.path, key))
-
-    def fail(self, wrong: str, allowed: str) -> SpecError:
-        return fail(self.root, self.path, wrong, allowed)
-
-
-Section = TypeVar("Section", Optimizer, LrSchedule, Scaling)
-
-
-def typed(found: Section, at: KeyPlace) -> Section:
-    """Return a section with the defaults of its type.
-
-    Raises SpecError for a missing key and for a key of another type.
-    """
-    rows = TYPES[type(found)]
-    defaults = rows[found.type]
-    others = {key for row in rows.values() for key in row} - set(defaults)
-    every = [f.name for f in fields(found)]
-    mistakes = Mistakes()
-    for key in every:
-        if key in others and getattr(found, key) is not None:
-            own = ", ".join(k for k in every if k not in others)
-            wrong = f"{found.type} has no {key}"
-            mistakes.add((at / key).fail(wrong, own))
-    lacking: dict[str, Any] = {
-        key: x for key, x in defaults.items() if getattr(found, key) is None
-    }
-    for key, usual in lacking.items():
-        if usual is kinds.NEEDED:
-            wrong = f"is missing; {found.type} requires it"
-            mistakes.add((at / key).fail(wrong, "a value for it"))
-    mistakes.end()
-    return replace(found, **lacking)
 
 
 class Heads(NamedTuple):
@@ -154,6 +101,7 @@ class Walk:
     tensors: dict[str, None] = field(default_factory=dict)
     # linears that may have adapters, and whether they are others than that of the logits
     linears: dict[str, bool] = field(default_factory=dict)
+    adapted: set[str] = field(default_factory=set)  # linears with adapters
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
@@ -237,7 +185,7 @@ class Walk:
         outs: Sequence[int],
         pad: int = 1,
         inner: bool = True,
-    ) -> Iterator[tuple[Row, Row]]:
+    ) -> Iterator[tuple[Row, ...]]:
         """Yield the adapters of the linears that train.lora names. inner: they do not compute the
         logits."""
         wide, begin = ops.up(sum(outs), pad), 0
@@ -245,19 +193,25 @@ class Walk:
             self.linears[self.prefix + name] = inner
             every = inner and ALL_LINEAR in self.match
             if self.lora and (every or ends(name, self.match)):
+                self.adapted.add(name)
                 up = {"N": wide, "at": begin, "n": n}
                 yield self.adapter(at, self.lora, name, x, up)
             begin += n
 
     def adapter(
         self, at: KeyPlace, lora: Lora, name: str, x: int, up: Mapping[str, int]
-    ) -> tuple[Row, Row]:
-        """Return the rows of y += scale * B (A x), on this linear's columns of y."""
+    ) -> tuple[Row, ...]:
+        """Return the rows of y += scale * B (A dropout(x)), on this linear's columns of y."""
+        group = group_of(lora, name)
+        path: Path = ("train", "lora")
+        if group is not None and lora.groups[group].rank:
+            path = (*path, "groups", group)
+        lora = sized(lora, group)
         r, n = lora.rank, up["n"]
         if r > min(x, n):
             raise fail(
                 at.root,
-                ("train", "lora", "rank"),
+                (*path, "rank"),
                 f"{r} is too large for {name}, which has {x} inputs and {n} outputs",
                 f"up to {min(x, n)}",
             )
@@ -265,7 +219,11 @@ class Walk:
         down = self.tensor(at, [f"{name}.lora_A"], "weight", [r], (r, x))
         back = self.tensor(at, [f"{name}.lora_B"], "weight", [n], (n, r))
         scaled = {**up, "K": r, "scale": lora.scale}
-        return _linear(r, x, True, {"w": down}), Row("lora", scaled, {"w": back})
+        return (
+            *self.dropped(at, x, lora.dropout, "lora_dropout"),
+            _linear(r, x, True, {"w": down}),
+            Row("lora", scaled, {"w": back}),
+        )
 
     # ---- ops
 
@@ -304,7 +262,7 @@ class Walk:
                 f"the branch's input is {x} wide and its output {y}",
                 "a branch whose output is as wide as its input",
             )
-        return Made(x, {}, self.dropped(at, x), inner)
+        return Made(x, {}, self.dropped(at, x, self.dropout), inner)
 
     def parallel(self, at: KeyPlace, keys: Sequence[Sequence[OpKeys]], x: int) -> Made:
         made, wrong = [], Mistakes()
@@ -322,12 +280,13 @@ class Walk:
         branches = [Op("branch", {}, done[1]) for done in made if done]
         return Made(widths[0], {}, (), tuple(branches))
 
-    def dropped(self, at: KeyPlace, x: int) -> tuple[Row, ...]:
-        """Return the dropout of a value, if there is any."""
-        if not self.dropout:
+    def dropped(
+        self, at: KeyPlace, x: int, p: float, name: str = "dropout"
+    ) -> tuple[Row, ...]:
+        """Return the row of a dropout of a value with probability p, if that is not 0."""
+        if not p:
             return ()
-        dims = {"n": self.sequence * self.width(at, x), "p": self.dropout}
-        return (Row("dropout", dims),)
+        return (Row(name, {"n": self.sequence * self.width(at, x), "p": p}),)
 
     def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
         words = {"w": "weight"} if a.weight else {}
@@ -629,7 +588,7 @@ class Walk:
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
         scaled = (_scale(e.scale),) if e.scale else ()
-        rows = (row, *scaled, *self.dropped(at, C))
+        rows = (row, *scaled, *self.dropped(at, C, self.dropout))
         return Op("embedding", _frozen(e.model_dump()), rows=rows)
 
 
@@ -650,6 +609,20 @@ _OPS: Mapping[str, Callable[..., Made]] = {
 def ends(name: str, words: Sequence[str]) -> bool:
     """Return whether a module's name is one of these or ends in one, like PEFT's target_modules."""
     return any(name == w or name.endswith(f".{w}") for w in words)
+
+
+def group_of(lora: Lora, name: str) -> int | None:
+    """Return the first group of adapters that matches a linear, None if none does."""
+    found = (i for i, group in enumerate(lora.groups) if ends(name, group.match))
+    return next(found, None)
+
+
+def sized(lora: Lora, group: int | None) -> Lora:
+    """Return the settings of the adapters of a group, with its rank and alpha."""
+    if group is None:
+        return lora
+    own = lora.groups[group]
+    return replace(lora, rank=own.rank or lora.rank, alpha=own.alpha or lora.alpha)
 
 
 def _plain(rope: Turning | None, D: int) -> bool:

@@ -24,6 +24,7 @@ from . import (
     usertext,
     yamltext,
 )
+from .keyplace import KeyPlace, fail, typed
 from .keytypes import TOKEN
 from .node import (
     Mistakes,
@@ -50,7 +51,6 @@ from .schema import (
     Unit,
     Zero,
 )
-from .shapes import KeyPlace, fail, typed
 from .units import alone, build, named
 
 __all__ = [
@@ -312,12 +312,20 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
 def _schedule(keys: SpecKeys, root: Node) -> LrSchedule:
     path = ("train", "schedule")
     s = typed(keys.train.schedule, KeyPlace(root, path))
-    if s.type in ("linear", "cosine") and s.steps <= s.warmup:
+    falls = ("linear", "cosine", "cosine_with_restarts")
+    if s.type in falls and s.steps <= s.warmup:
         raise fail(
             root,
             (*path, "steps"),
             f"{s.steps} steps leave none for the decay after a warmup of {s.warmup}",
             "steps > warmup",
+        )
+    if s.cycles and s.steps - s.warmup < s.cycles:
+        raise fail(
+            root,
+            (*path, "cycles"),
+            f"{s.cycles} cycles do not fit into the {s.steps - s.warmup} steps after the warmup",
+            f"1 to {s.steps - s.warmup}",
         )
     if s.type == "wsd" and s.steps < s.warmup + s.decay:
         raise fail(
@@ -349,7 +357,7 @@ def _schedule(keys: SpecKeys, root: Node) -> LrSchedule:
 def _beside(s: LrSchedule, o: Optimizer, root: Node) -> None:
     """Refuse settings of a schedule that contradict the optimizer."""
     path = ("train", "schedule")
-    if s.type in ("linear", "cosine", "wsd") and s.min_lr > o.lr:
+    if s.type != "constant" and (s.min_lr or 0.0) > o.lr:
         raise fail(
             root,
             (*path, "min_lr"),

@@ -11,12 +11,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..facts.families import FAMILIES
+from .keyplace import KeyPlace
 from .keytypes import ALL_LINEAR, DIM, ELEMS, LAYERS
-from .node import Mistakes, Names, Node, dotted
+from .node import Mistakes, Names, Node, dotted, meant
 from .schema import (
     ADAPTERS,
     Data,
     Lora,
+    LoraGroup,
     Model,
     OpKeys,
     ParamGroup,
@@ -25,7 +27,7 @@ from .schema import (
     Unit,
     UnitKeys,
 )
-from .shapes import KeyPlace, Walk, ends
+from .shapes import Walk, ends
 
 KINDS = ("embedding", "blocks", "head")
 
@@ -138,13 +140,30 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    known = ", ".join(sorted({*map(_short, walk.linears)}))
-    if not _no_all(walk.linears):
-        known += f", or {ALL_LINEAR}"
+    names = sorted({*map(_short, walk.linears)})
+    every = [] if _no_all(walk.linears) else [ALL_LINEAR]
+    known = ", or ".join([", ".join(names), *every])
     for i, word in enumerate(walk.match):
         wrong = _wrong(word, walk.linears, others)
         if wrong:
-            raise (at / i).fail(f"'{word}' {wrong}", known)
+            hint = meant(word, [*every, *names], 0.82)
+            raise (at / i).fail(f"'{word}' {wrong}", known, hint)
+
+
+def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
+    """Require that every name in a group of adapters belongs to linears with adapters, and that a
+    group sets something."""
+    known = ", ".join(sorted({*map(_short, walk.adapted)}))
+    for i, group in enumerate(groups):
+        if group.rank is None and group.alpha is None:
+            raise (at / i).fail("sets nothing", "rank, alpha, or both")
+        for j, word in enumerate(group.match):
+            if any(ends(name, [word]) for name in walk.adapted):
+                continue
+            layer = any(part.isdigit() for part in word.split("."))
+            why = "; the layers of an entry of blocks have one rank and alpha" * layer
+            wrong = f"'{word}' is not the name of linears with adapters{why}"
+            raise (at / i / "match" / j).fail(wrong, known)
 
 
 def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) -> str:
@@ -285,8 +304,9 @@ def build(
     check(("train.sequence", "train.micro_batch"), _sizes, walk, root, train)
     if train.lora:
         logits = units[-1].ops[-1].args
-        match = root / "train" / "lora" / "match"
-        check(("train.lora",), _adapted, walk, match, logits)
+        lora = root / "train" / "lora"
+        check(("train.lora",), _adapted, walk, lora / "match", logits)
+        check(("train.lora",), _sized, walk, lora / "groups", train.lora.groups)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
         check(("zero.replicate",), _matched, walk, patterns / i, pattern)

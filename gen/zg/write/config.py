@@ -121,6 +121,8 @@ LATER = {
     "embedding.scale": None,
     "train.lora": None,
     "train.lora.base": None,
+    "train.lora.dropout": 0.0,
+    "train.lora.groups": (),
     "train.lora.rslora": False,
     "train.products": "auto",
     "train.dropout": 0.0,

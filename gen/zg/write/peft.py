@@ -7,21 +7,21 @@ import json
 
 from ..facts.families import FAMILIES
 from ..read.schema import Lora, Spec
+from ..read.shapes import group_of, sized
 
 LEAD = "base_model.model."  # prefix of names in PEFT's files
 
 
 def config(spec: Spec, lora: Lora) -> str:
     """Return the text. The program fills in the path of the base model."""
-    alpha = lora.alpha
-    made = {
+    made: dict[str, object] = {
         "base_model_name_or_path": None,
         "bias": "none",
         "fan_in_fan_out": not FAMILIES[spec.model.names].out_in,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        "lora_dropout": 0.0,
+        "lora_alpha": _short(lora.alpha),
+        "lora_dropout": lora.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": lora.rank,
@@ -30,7 +30,24 @@ def config(spec: Spec, lora: Lora) -> str:
     }
     if lora.rslora:
         made["use_rslora"] = True
+    if lora.groups:
+        made |= _patterns(lora)
     return json.dumps(made, indent=2) + "\n"
+
+
+def _short(x: float) -> float:
+    return int(x) if x == int(x) else x
+
+
+def _patterns(lora: Lora) -> dict[str, object]:
+    """Return PEFT's rank_pattern and alpha_pattern. Both have every name of the groups: in PEFT the
+    first pattern that matches a module applies, for the rank and for alpha."""
+    names = dict.fromkeys(name for group in lora.groups for name in group.match)
+    of = {n.replace(".", r"\."): sized(lora, group_of(lora, n)) for n in names}
+    return {
+        "rank_pattern": {name: own.rank for name, own in of.items()},
+        "alpha_pattern": {name: _short(own.alpha) for name, own in of.items()},
+    }
 
 
 def lead(spec: Spec) -> str:
