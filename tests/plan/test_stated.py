@@ -56,6 +56,13 @@ PLANS = {
         "train.sequence=64",
         "train.head_chunk=32",
     ),
+    "llama in chunks, capped": (
+        "llama-tiny",
+        *HALVES,
+        "train.sequence=64",
+        "train.head_chunk=32",
+        "model.units[2].head[1].linear.softcap=2",
+    ),
     "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),
     "llama with adapters": ("llama-tiny", *HALVES, LORA),
     "llama over a base in 4 bits": (
@@ -129,6 +136,24 @@ def test_all_of_a_plan_is_proven() -> None:
         "without",
     }
     assert [m.what for m in sorts.values() if not mutants.refused(m.plan)] == []
+
+
+def without(p: Plan, kernel: str, *bodies: str) -> Plan:
+    """Return a plan whose functions of these bodies do not call a kernel."""
+    fns = [
+        replace(fn, calls=[c for c in fn.calls if c.kernel != kernel])
+        if fn.name.split(".")[0] in bodies
+        else fn
+        for fn in p.fns
+    ]
+    return replace(p, fns=tuple(fns))
+
+
+@pytest.mark.parametrize("bodies", [("train",), ("eval",), ("train", "eval")])
+def test_a_cap_is_not_left_out(bodies: tuple[str, ...]) -> None:
+    p = planned(*PLANS["llama in chunks, capped"])
+    assert proven(p)
+    assert not proven(without(p, "zk_softcap", *bodies))
 
 
 # ---- one number changed everywhere, as a wrong pass would do
