@@ -184,8 +184,10 @@ def cpu() -> str:
 
 
 def machine() -> dict[str, object]:
+    wide = "avx512f" in Path("/proc/cpuinfo").read_text().split()
+    used = "linear_avx512.o" if wide else "linear_avx2.o"
     commands = sh("ninja", "-t", "commands", "out/train").splitlines()
-    command = next(c for c in commands if "linear_avx512.o" in c)
+    command = next(c for c in commands if used in c)
     flags = re.sub(r".*?(-std.*?) -MMD.*", r"\1", command)
     compiler = os.environ.get("CC", "gcc")
     return {

@@ -44,6 +44,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "lora": (),
     "data": (),
     "tiles": (),
+    "predicted": (),
     "decisions": (),
     "gpu": (),
 }
