@@ -44,7 +44,13 @@ def own(job: pathlib.Path) -> torch.nn.Module:
     """Return the base with PEFT's adapters, saved and loaded again."""
     modules = ["q_proj", "v_proj", "down_proj"]
     config = LoraConfig(
-        r=4, lora_alpha=8, target_modules=modules, task_type="CAUSAL_LM"
+        r=4,
+        lora_alpha=8,
+        lora_dropout=0.1,
+        rank_pattern={"v_proj": 6},
+        alpha_pattern={"down_proj": 12},
+        target_modules=modules,
+        task_type="CAUSAL_LM",
     )
     model = get_peft_model(opened(job / "base"), config)
     with torch.no_grad():

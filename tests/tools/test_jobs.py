@@ -107,7 +107,10 @@ CHATML = """{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
 {%- endfor %}"""
 QWEN3 = trainer.ROOT / "tests" / "reference" / "hf" / "qwen3"
-LORA = "train.lora={rank: 4, alpha: 8, match: [q_proj, v_proj, down_proj]}"
+LORA = (
+    "train.lora={rank: 4, alpha: 8, match: [q_proj, v_proj, down_proj], dropout: 0.1, "
+    "groups: [{match: v_proj, rank: 6}, {match: down_proj, alpha: 12}]}"
+)
 
 
 def chat_model(folder: Path) -> Path:
