@@ -24,12 +24,7 @@ its defaults.
 - A key that this page lacks is an error with its name and line. The generator reports all errors of
   a file at once.
 - A value must have the type of transformers' default: `"32"` and `32.0` are refused for 32.
-- Null is a value of `attn_logit_softcapping`, `final_logit_softcapping`, `head_dim`,
-  `layer_types`,
-  `n_inner`, `no_rope_layers`, `num_key_value_heads`, `rope_parameters`, `rope_scaling`,
-  `rope_theta` and `sliding_window`. For another key of the model null means an absent key if the
-  default is null or false; otherwise it is refused. For keys outside the model null always means an
-  absent key. One note names all nulls without effect.
+NULLS
 - Rotary positions: `rope_theta` with `rope_scaling`, or `rope_parameters`. Scaling is `linear`,
   `llama3`, `yarn` or `longrope` with all of its keys; `mscale` and `mscale_all_dim` become
   `attention_factor`. Other types are refused. longrope takes `long_factor` if `train.sequence`
@@ -43,11 +38,16 @@ its defaults.
 - A window (`sliding_window`, unless `use_sliding_window` is false) applies to all layers, or to
   those that `layer_types` or `max_window_layers` select (Qwen2, Qwen3); in SmolLM3 to those without
   rotary positions; in OLMo 3 to all but every fourth, in Gemma 2 to every other; in Gemma 3
-  `sliding_window_pattern` says so.
-  Mistral, Phi-3 and StarCoder2 have it in all layers or none. After training from scratch `--save`
-  writes `layer_types`, and `max_window_layers` where that key can express the windows.
+  `sliding_window_pattern` says so. Mistral, Phi-3 and StarCoder2 have it in all layers or none.
+  After training from scratch `--save` writes `layer_types`, and `max_window_layers` where that key
+  can express the windows.
 - transformers gives the embedding of `pad_token_id` no gradient. Here it is a token like any other.
 """
+
+NULLS = f"""- Null is a value of {", ".join(f"`{key}`" for key in sorted(hfkeys.NULLS))}. For
+another key of the model null means an absent key if the default is null or false; otherwise it is
+refused. For keys outside the model null always means an absent key. One note names all nulls
+without effect."""
 
 Pairs = Iterator[tuple[str, str]]
 
@@ -122,7 +122,9 @@ def text() -> str:
     }
     return "\n\n".join(
         (
-            HEAD.rstrip(),
+            HEAD.rstrip().replace(
+                "NULLS", textwrap.fill(NULLS, 100, subsequent_indent="  ")
+            ),
             table(),
             textwrap.fill(one, 100, break_on_hyphens=False),
             named("Ignored, with a note", hfkeys.DROPOUTS),

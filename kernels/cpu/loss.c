@@ -4,12 +4,13 @@
  *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
  *   soft: loss += penalty * lse^2 - smoothing * mean(x - x[target]), lse = log(sum(exp(x)))
  *         dlogits = (p * (1 + 2 * penalty * lse) - (1 - smoothing) * [i = target] - smoothing / V)
- *                   * (1 - (x / cap)^2) * scale / rows, p = exp(x - top) / sum
+ *                   * max(1 - (x / cap)^2, 0) * scale / rows, p = exp(x - top) / sum
  *
  * Invariants
  *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, and
  *     sum16 folds them. The largest logit contributes 1, so a sum is at least 1 and a loss at least
  *     0.
+ *     A rounded x may exceed its cap. A target of -infinity has loss infinity, with smoothing NaN.
  *  2. An ignored row has loss 0 and gradient 0, whatever its logits; columns beyond V have gradient
  *     0.
  */
@@ -92,7 +93,7 @@ static void soft_slope(const entropy *a, int64_t at, float top, float sum, int32
         if (target - i >= 0 && target - i < LANES) d[target - i] -= 1 - a->smoothing;
         if (a->cap > 0) {
             lanes u = x / lanes_set(a->cap);
-            d *= lanes_fma(-u, u, lanes_set(1));
+            d *= lanes_max(lanes_set(0), lanes_fma(-u, u, lanes_set(1)));
         }
         lanes_put(a->d, at + i, a->dtype, d * each, a->V - i);
     }

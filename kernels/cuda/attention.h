@@ -52,7 +52,7 @@ __device__ inline int end_of_sight(const heads &a, int b, int start, int by, int
 /* Return whether a query `back` rows after a key does not see it. */
 __device__ inline bool beyond(int back, int reach) { return (unsigned)back > (unsigned)reach; }
 
-/* Return the tanh of a product of query and key whose cap times it is the score, with a cap. */
+/* Return tanh(scale * s / cap) of a product s of query and key; cap times it is the score. */
 __device__ inline float bent(const heads &a, float s)
 {
     return tangent(__fdiv_rn(s * a.scale, a.cap));

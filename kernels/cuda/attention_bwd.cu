@@ -456,21 +456,13 @@ template <class T> struct instance {
 };
 
 /* HELD is the largest value that spills registers on no target. keys_bwd at width 64 could have 3,
- * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. */
+ * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. With caps
+ * N = 32 would spill there. */
 template <class T, bool LOCAL, bool CAPPED> const instance<T> instances[] = {
     {64,
      0,
      {128, 128},
-     keys_bwd < T,
-     64,
-     64,
-     2,
-     4,
-     64,
-     CAPPED ? 16 : 32,
-     0,
-     LOCAL,
-     CAPPED >,
+     keys_bwd<T, 64, 64, 2, 4, 64, (CAPPED ? 16 : 32), 0, LOCAL, CAPPED>,
      queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL, CAPPED>},
     {128,
      0,

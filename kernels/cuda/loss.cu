@@ -4,7 +4,7 @@
  *   dlogits = (exp(x - top) / sum - [i = target]) * scale / rows
  *   soft: loss += penalty * lse^2 - smoothing * mean(x - x[target]), lse = log(sum(exp(x)))
  *         dlogits = (p * (1 + 2 * penalty * lse) - (1 - smoothing) * [i = target] - smoothing / V)
- *                   * (1 - (x / cap)^2) * scale / rows, p = exp(x - top) / sum
+ *                   * max(1 - (x / cap)^2, 0) * scale / rows, p = exp(x - top) / sum
  *
  * Invariants
  *  1. A block has one row and reads it twice, the second time backwards while its end is still
@@ -135,8 +135,8 @@ __device__ inline void soft_slope(T *d, const T *x, int C, int R, float top, flo
         for (int j = 0; j < V; j++) {
             float one = fmaf(exp_below(a[j] - top), share, -base);
             if (i + j == target) one -= 1.0f - s.smoothing;
-            float u = s.cap > 0 ? __fdiv_rn(a[j], s.cap) : 0.0f;
-            a[j] = i + j < C ? one * fmaf(-u, u, 1.0f) * each : 0.0f;
+            float u = s.cap > 0 ? __fdiv_rn(a[j], s.cap) : 0.0f, bend = fmaf(-u, u, 1.0f);
+            a[j] = i + j < C ? one * (bend < 0.0f ? 0.0f : bend) * each : 0.0f;
         }
         stow(d + i, a);
     }

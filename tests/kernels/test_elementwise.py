@@ -510,7 +510,7 @@ def soft(
     p[at] += valid
     one = grow[:, None] * p - smoothing / V * valid[:, None]
     one[at] -= (1 - smoothing) * valid
-    bend = 1 - (x / cap) ** 2 if cap else np.ones_like(x)
+    bend = np.maximum(1 - (x / cap) ** 2, 0) if cap else np.ones_like(x)
     # lse has the roundings of its sum and two of its own. The mean is a sum of parts: 1024 elements
     # in 16 lanes on a CPU, a thread's V / 512 on a GPU.
     lse_off = U * (depth(V, target) + 2 * np.abs(lse) + 2)
@@ -546,7 +546,12 @@ def test_soft_cross_entropy(
     hit = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
     hit[0] = V - 1
     loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
+    factor = np.array([2.0**10])
+    k.zk_soft_cross_entropy(loss, d, x, hit, factor, M, V, M, *how)
+    whole = zk.load(d)
     k.zk_soft_cross_entropy(loss, d, x, hit, None, M, V, M, *how)
+    small = np.abs(zk.load(d)) < 2.0**-13  # rounded as a subnormal of f16
+    assert np.all(small | (whole == 2.0**10 * zk.load(d)))
     want, slope, bound, slack = soft(exact, hit, target, *how)
     close(loss, want, bound)
     close(np.ascontiguousarray(d[:, :V]), slope, slack)
@@ -557,9 +562,38 @@ def test_soft_cross_entropy(
     k.zk_soft_cross_entropy(alone, None, x, hit, None, M, V, M, *how)
     k.zk_cross_entropy(plain, None, x, hit, None, M, V, M)
     assert alone.tobytes() == plain.tobytes()
+    first, d, loss = loss.tobytes(), zk.empty(dtype, *x.shape), zk.empty(zk.F32, M)
     for m in range(M):  # a part of the rows, as parts of all of them
         k.zk_soft_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], None, 1, V, M, *how)
-    assert inplace.tobytes() == d.tobytes()
+    assert inplace.tobytes() == d.tobytes() and loss.tobytes() == first
+
+
+def test_a_rounded_logit_may_exceed_its_cap(target: str, dtype: int) -> None:
+    """The gradient of a logit that is beyond its cap by rounding is 0 and never changes its
+    sign."""
+    k, cap = zk.Kernels(target, dtype), 4.99  # 5 in bf16
+    x = zk.store(np.array([[1e4, -1e4, 0, 0, 0, 0, 0, 0]]), dtype)
+    k.zk_softcap(x, x, 1, 8, cap)
+    loss, d, hit = zk.empty(zk.F32, 1), np.empty_like(x), np.array([2], np.int32)
+    k.zk_soft_cross_entropy(loss, d, x, hit, None, 1, 8, 1, 0.0, 0.0, cap)
+    assert np.all(zk.load(d)[0, [0, 1, 3, 4]] >= 0) and zk.load(d)[0, 2] < 0
+    # 1 - u^2 is below twice the rounding of u
+    assert zk.load(d)[0, 0] <= (0 if dtype == zk.BF16 else 2.0**-10)
+
+
+def test_soft_cross_entropy_of_infinities(target: str) -> None:
+    """NaN shows, an ignored row is 0, a target of -infinity has loss infinity."""
+    k, how = zk.Kernels(target), (0.0, 1e-3, 0.0)
+    x = np.full((4, 24), -np.inf, np.float32)
+    x[0, 4] = x[1, 4] = 0
+    x[2] = x[3] = np.nan
+    loss, d = np.empty(4, np.float32), np.empty_like(x)
+    hit = np.array([4, 5, -1, 3], np.int32)
+    k.zk_soft_cross_entropy(loss, d, x, hit, None, 4, 24, 4, *how)
+    assert loss[0] == 0 and not d[0].any() and loss[1] == np.inf
+    assert (
+        loss[2] == 0 and not d[2].any() and np.isnan(loss[3]) and np.isnan(d[3]).all()
+    )
 
 
 def test_the_soft_gradient_is_a_finite_difference() -> None:
@@ -776,10 +810,11 @@ def test_a_gpu_gives_the_bits_of_a_cpu(dtype: int) -> None:
 
 
 def test_caps_on_a_gpu_have_the_bits_of_a_cpu(dtype: int) -> None:
-    x, _ = drawn(19, dtype, 40, 80, scale=4)
+    x = wide(dtype)[0][:4960].reshape(-1, 80)
+    x[0, :3] = zk.store(np.array([np.inf, -np.inf, 1e-40]), dtype)
     found = [np.empty_like(x) for _ in range(2)]
     for y, target in zip(found, (zk.EMULATED, None), strict=True):
-        zk.Kernels(target, dtype).zk_softcap(y, x, 40, 80, 3.0)
+        zk.Kernels(target, dtype).zk_softcap(y, x, len(x), 80, 3.0)
     assert found[0].tobytes() == found[1].tobytes()
 
 

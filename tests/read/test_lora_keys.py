@@ -87,6 +87,8 @@ def test_scale(rslora: str, scale: float) -> None:
         ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj, alpha: 2}, {match: v_proj, rank: 33}]}", f"{KEY}.groups[1].rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 33, alpha: 1, groups: [{match: q_proj, rank: 2}]}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4, alpha: 1, groups: [{match: [q_proj, o_proj], rank: 2}]}", f"{KEY}.groups[0].match[1]: 'o_proj' is not the name of linears with adapters; allowed: q_proj, v_proj"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: q_prj, rank: 2}]}", f"{KEY}.groups[0].match[0]: 'q_prj' is not the name of linears with adapters; did you mean q_proj? allowed: q_proj, v_proj"),
+        ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj, rank: 2}, {match: q_proj, rank: 3}]}", f"{KEY}.groups[1].match: has no effect: earlier groups match all of its linears; allowed: linears that no earlier group matches"),
         ("llama", "{rank: 4, alpha: 1, groups: [{match: layers.0.self_attn.q_proj, rank: 2}]}", f"{KEY}.groups[0].match[0]: 'layers.0.self_attn.q_proj' is not the name of linears with adapters; the layers of an entry of blocks have one rank and alpha; allowed: q_proj, v_proj"),
     ],
 )  # fmt: skip

@@ -222,6 +222,35 @@ def _drawn(b: Frame) -> None:
     logits.used = True
 
 
+def _capped(b: Frame) -> list[Made]:
+    """Prove that each loss has the cap of its logits, and that no other call reads capped logits.
+    Return the values of the losses' logits."""
+    caps = {
+        number: c.args[KERNELS[c.kernel].at["cap"]]
+        for c, number, _ in b.ran
+        if c.kernel == "zk_softcap"
+    }
+    out = []
+    for c, _, is_ in b.ran:
+        row = KERNELS[c.kernel]
+        reads = [
+            what
+            for f, what in zip(row.formals, is_, strict=True)
+            if f.mode == "<" and isinstance(what, tuple)
+        ]
+        if c.kernel not in LOSSES and any(what[0] in caps for what in reads):
+            b.fail(c, "reads capped logits")
+        if c.kernel in LOSSES:
+            logits = is_[row.at["logits"]]
+            cap = c.args[row.at["cap"]] if "cap" in row.at else 0.0
+            if caps.get(logits[0], 0.0) != cap:
+                b.fail(
+                    c, f"cap is {cap}, that of its logits {caps.get(logits[0], 0.0)}"
+                )
+            out.append(logits)
+    return out
+
+
 def _of_a_row(
     draw: Call,
     is_: list[Any],
@@ -255,18 +284,20 @@ def _unit_bodies(
     x: set[Made] = {("x",)} if below else set()
     forward, backward = (_functions(fns, body, kind) for body in ("fwd", "bwd"))
     if not forward:
-        out = []
+        out, logits = [], []
         for body in ("train", "eval"):
             b = Frame(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
             run(b)
             if body == "eval":
                 _drawn(b)
             _end(b, "dx")
+            logits.append(_capped(b))
             out.append(b)
         if (
             not _wanted(out[0]) == _ran_backward(out[0]) == _wanted(out[1])
             or _ran_backward(out[1])
             or out[0].reads != out[1].reads
+            or logits[0] != logits[1]
             or not grads.adds_back(out[1], out[0])
         ):
             out[0].fail(None, "forward, backward and evaluation do not agree")

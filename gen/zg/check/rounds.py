@@ -17,10 +17,10 @@ def through(b: Frame, rounds: int, calls: list[Call]) -> Iterator[Call]:
     """Yield the calls of each round in turn."""
     made: set[Arg] = set()  # results of earlier calls of a round
     for c in calls:
-        if "c" not in c.args and not made & {*c.args} and not any(map(_moves, c.args)):
+        pairs = [*zip(KERNELS[c.kernel].formals, c.args, strict=False)]
+        read = {arg for f, arg in pairs if f.mode == "<"}
+        if "c" not in c.args and not made & read and not any(map(_moves, c.args)):
             b.fail(c, f"is called {rounds} times alike")
-        formals = KERNELS[c.kernel].formals
-        pairs = zip(formals, c.args, strict=False)
         made |= {arg for f, arg in pairs if f.mode == ">" and arg != NULL}
     moving = {arg for c in calls for arg in c.args if _moves(arg)}
     places = {

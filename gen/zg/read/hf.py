@@ -20,7 +20,7 @@ from typing import Any
 from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
-from .hfkeys import DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
+from .hfkeys import CAPS, DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
 from .hfmodels import FAMILIES
 from .hfrows import (
     EACH,
@@ -94,10 +94,10 @@ def _no_text(key: str, node: Node) -> Node:
     return node
 
 
-def _above_0(key: str, node: Node) -> None:
+def _above_0(key: str, node: Node, more: str = "") -> None:
     if type(node.value) not in (int, float) or not node.value >= 1e-9:
         wrong = f"{node.where}: {key}: is {shown(node.value)}"
-        raise SpecError(f"{wrong}; allowed: a number above 0")
+        raise SpecError(f"{wrong}; allowed: a number above 0{more}")
 
 
 class _Config:
@@ -191,6 +191,10 @@ class _Config:
     def known(self, key: str, node: Node) -> None:
         """Refuse a key that is unknown, or has an unknown value."""
         said = node.plain()
+        usual = (THETA, PARTIAL)
+        if key in usual and key not in self.family.rotary and said is not None:
+            wrong = f"is not a key of {self.family.type}"
+            raise self.fail(key, wrong, self.family.rotary[usual.index(key)])
         if key in self.usual:
             self.kind(key, said)
         elif key in REFUSED and said is not None and not self.adopted(key):
@@ -221,7 +225,7 @@ class _Config:
         if type(said) is want or said is None and null or want not in KINDS:
             return
         good = KINDS[want] + (", or null" if key in NULLS else "")
-        left = "" if said is not None else f", or leave it out: then {usual}"
+        left = "" if said is not None else f", or leave it out: then {shown(usual)}"
         raise self.fail(key, f"is {_shown(said)}", good + left)
 
     def notes(self) -> Names:
@@ -266,6 +270,8 @@ class _Config:
         if isinstance(key, Derived):
             _above_0(key, node)
             return Node(key.of(node.value), node.where)
+        if key in CAPS and node.value is not None:
+            _above_0(key, node, ", or null")
         if key in self.family.words:
             return self.word(key, node)
         if key in self.family.times and node.value is None:
@@ -390,7 +396,8 @@ class _Config:
         own = [*names, *MSCALES] if type_ == "yarn" else [*names]
         for name, value in said.items():
             if name not in own:
-                allowed = ", ".join(own) or "only rope_theta"
+                share = [PARTIAL] if family.rotary[1] in usual else []
+                allowed = ", ".join(own) or "only " + ", ".join([THETA, *share])
                 raise SpecError(
                     f"{value.where}: {key}.{name}: is not a key of {type_}; "
                     f"allowed: {allowed}"

@@ -180,9 +180,9 @@ DROPOUTS = (
     "residual_dropout",
 )
 # Keys with null as a value of its own; for any other key null means the default.
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 NULLS = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
+    *CAPS,
     "head_dim",
     "layer_types",
     "n_inner",

@@ -153,17 +153,28 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
 def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
     """Require that every name in a group of adapters belongs to linears with adapters, and that a
     group sets something."""
-    known = ", ".join(sorted({*map(_short, walk.adapted)}))
+    short = sorted({*map(_short, walk.adapted)})
+    known = ", ".join(short)
+    taken: set[str] = set()
     for i, group in enumerate(groups):
         if group.rank is None and group.alpha is None:
             raise (at / i).fail("sets nothing", "rank, alpha, or both")
+        mine = {name for name in walk.adapted if ends(name, group.match)}
         for j, word in enumerate(group.match):
-            if any(ends(name, [word]) for name in walk.adapted):
+            if any(ends(name, [word]) for name in mine):
                 continue
             layer = any(part.isdigit() for part in word.split("."))
             why = "; the layers of an entry of blocks have one rank and alpha" * layer
             wrong = f"'{word}' is not the name of linears with adapters{why}"
-            raise (at / i / "match" / j).fail(wrong, known)
+            plain = any(ends(name, [word]) for name in walk.linears)
+            hint = "" if plain else meant(word, short)
+            raise (at / i / "match" / j).fail(wrong, known, hint)
+        if mine <= taken:
+            wrong = "has no effect: earlier groups match all of its linears"
+            raise (at / i / "match").fail(
+                wrong, "linears that no earlier group matches"
+            )
+        taken |= mine
 
 
 def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) -> str:

@@ -158,4 +158,5 @@ def layout(spec: Spec) -> list[str]:
 
 
 def _origin(spec: Spec, key: str) -> str:
-    return spec.places.get(key) or ("derived" if key.endswith(DERIVED) else "default")
+    usual = "derived" if key.rpartition(".")[2] in DERIVED else "default"
+    return spec.places.get(key) or usual
