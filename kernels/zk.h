@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 20
+#define ZK_ABI 21
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
