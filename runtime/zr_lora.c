@@ -509,6 +509,14 @@ void zr_merge_close(zr_merge *m)
     free(m);
 }
 
+/* Return the root of a rank by Newton's method, without libm. */
+static double root_of(double x)
+{
+    double r = x;
+    for (int i = 0; i < 64; i++) r = (r + x / r) / 2;
+    return r;
+}
+
 /* Return the scale of a linear's adapter. name: of its weight, without the model's own part */
 static double scale_of(const given *own, const char *name)
 {
@@ -520,7 +528,7 @@ static double scale_of(const given *own, const char *name)
     while (strcmp(m->name, full)) m++;
     if (m->own[RANK] < 0 && m->own[ALPHA] < 0) return own->p->lora;
     double rank = adapter_size(own, m, RANK);
-    return adapter_size(own, m, ALPHA) / (own->root ? __builtin_sqrt(rank) : rank);
+    return adapter_size(own, m, ALPHA) / (own->root ? root_of(rank) : rank);
 }
 
 int zr_merge_take(zr_merge *m, const char *name)

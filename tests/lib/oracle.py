@@ -311,7 +311,6 @@ class Net:
         dropout."""
         self.spec, self.real, self.keys, self.places = spec, real, keys, 0
         self.layer = 0  # index in its entry of blocks
-        self.trains = False  # the loss is that of training
         self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
@@ -571,16 +570,14 @@ class Net:
     def forward(
         self, tokens: np.ndarray, targets: np.ndarray
     ) -> tuple[float, int, np.ndarray, list[Back]]:
-        """Return the mean loss, the number of valid targets, d(mean loss)/d(logits) and the
+        """Return training's mean loss, the number of valid targets, d(mean loss)/d(logits) and the
         backward functions. tokens, targets [B,T]."""
         x, backs = self.logits(tokens)
         t = self.spec.train
-        soft = (t.label_smoothing, t.z_loss) if self.trains else ()
-        return *cross_entropy(x, targets, *soft), backs
+        return *cross_entropy(x, targets, t.label_smoothing, t.z_loss), backs
 
     def run(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, int]:
         """Return the mean loss and the number of valid targets; set self.grads = d(mean loss)."""
-        self.trains = True
         loss, valid, d, backs = self.forward(tokens, targets)
         for back in reversed(backs):
             d = back(d)
@@ -622,17 +619,6 @@ def gradients(
         for name, g in net.grads.items():
             grads[name] = grads[name] + g * real(valid / n)
     return loss, int((targets >= 0).sum()), grads
-
-
-def mean_loss(spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray) -> float:
-    """Return the mean loss as `gradients` does."""
-    n = max(int((targets >= 0).sum()), 1)
-    loss = 0.0
-    for b, begin, end in documents(spec, tokens):
-        part = b, slice(begin, end)
-        mean, valid, *_ = Net(spec, params).forward(tokens[part], targets[part])
-        loss += mean * valid / n
-    return loss
 
 
 # ---- training

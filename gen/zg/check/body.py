@@ -162,12 +162,10 @@ class Frame:
             self.fail(call, f"carries on in round {self.round}")
         if out.get("carry"):
             self.goes_on(call, int(out["M"]))
-        if call.kernel in LOSSES:
-            if (out["V"], out["rows"]) != (
-                self.head.vocab,
-                self.head.rows,
-            ):
-                self.fail(call, f"V is {out['V']} of {out['rows']} rows")
+        if call.kernel in (*LOSSES, "zk_softcap"):
+            rows = out.get("rows", self.head.rows)
+            if (out["V"], rows) != (self.head.vocab, self.head.rows):
+                self.fail(call, f"V is {out['V']} of {rows} rows")
         return letters(out)
 
     def goes_on(self, call: Call, terms: int) -> None:

@@ -675,7 +675,7 @@ def _factor(said: Mapping[str, Any] | None) -> float:
 def _by_head(row: Row, H: int) -> Row:
     """Return a linear of q, k and v whose rows in files are by head, also those of adapters."""
     weights = {word: replace(w, heads=H) for word, w in row.weights.items()}
-    adapters = tuple((down, _by_head(up, H)) for down, up in row.adapters)
+    adapters = tuple((*down, _by_head(up, H)) for *down, up in row.adapters)
     return replace(row, weights=weights, adapters=adapters)
 
 
