@@ -24,7 +24,7 @@ typedef struct act {
     const real *x, *dy, *b;
     int64_t n, piece, F;
     int dtype, kind;
-    float scale;
+    float scale, cap;
 } act;
 
 ZK_INLINE lanes sigmoid(lanes x) { return lanes_set(1) / (lanes_set(1) + lanes_exp(-x)); }
@@ -171,7 +171,7 @@ static void softcap_task(void *arg, int64_t task, int thread)
 {
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
-    lanes cap = lanes_set(a->scale);
+    lanes cap = lanes_set(a->cap);
     (void)thread;
     for (int64_t i = task * a->piece; i < end; i += LANES) {
         lanes x = lanes_get(a->x, i, a->dtype, end - i);
@@ -187,7 +187,7 @@ void ZK(zk_softcap)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M
              .n = M * zk_pieces(V, ZK_VOCAB) * ZK_VOCAB,
              .piece = zk_tile(k, L, 0, PIECE),
              .dtype = k->dtype,
-             .scale = cap};
+             .cap = cap};
     zk_for(k, zk_pieces(a.n, a.piece), softcap_task, &a);
 }
 

@@ -10,9 +10,10 @@
  *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, and
  *     sum16 folds them. The largest logit contributes 1, so a sum is at least 1 and a loss at least
  *     0.
- *     A rounded x may exceed its cap. A target of -infinity has loss infinity, with smoothing NaN.
  *  2. An ignored row has loss 0 and gradient 0, whatever its logits; columns beyond V have gradient
  *     0.
+ *  3. A target of -infinity has loss infinity, with smoothing NaN. A logit may exceed its cap by
+ *     rounding; it has gradient 0.
  */
 #include "../draw.h"
 #include "../step.h"

@@ -55,6 +55,15 @@ __device__ inline exponentials together(const exponentials &mine)
     return e;
 }
 
+/* Return the row's largest logit and its sum of exponentials, in every thread. x [C] */
+template <class T, int V> __device__ inline exponentials of_row(const T *x, int C)
+{
+    exponentials e = {LOWEST, 0};
+    add_up<T, V>(e, x, C / V * V);
+    add_up<T, 1>(e, x + C / V * V, C % V);
+    return together(e);
+}
+
 /* d [R] = (exp(x - top) / sum - [i = target]) * each, and 0 from C on. hot: the target's logit. */
 template <class T, int V>
 __device__ inline void slope(T *d, const T *x, int C, int R, const exponentials &e, int target,
@@ -94,10 +103,7 @@ __global__ void __launch_bounds__(512, 3)
         if (hit >= 0) {
             const T *row = x + m * R;
             float hot = get(row[hit]);
-            exponentials e = {LOWEST, 0};
-            add_up<T, V>(e, row, C / V * V);
-            add_up<T, 1>(e, row + C / V * V, C % V);
-            e = together(e);
+            exponentials e = of_row<T, V>(row, C);
             result = (float)zk_log(e.sum) - (hot - e.top);
             if (d) slope<T, V>(d + m * R, row, C, R, e, hit, hot, each);
         } else if (d) {
@@ -142,7 +148,7 @@ __device__ inline void soft_slope(T *d, const T *x, int C, int R, float top, flo
     }
 }
 
-/* The same for the soft loss. */
+/* The same as entropy, of the soft loss. */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
     soft_entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale,
@@ -155,10 +161,7 @@ __global__ void __launch_bounds__(512, 3)
         if (hit >= 0) {
             const T *row = x + m * R;
             float hot = get(row[hit]);
-            exponentials e = {LOWEST, 0};
-            add_up<T, V>(e, row, C / V * V);
-            add_up<T, 1>(e, row + C / V * V, C % V);
-            e = together(e);
+            exponentials e = of_row<T, V>(row, C);
             float high = (float)zk_log(e.sum), lse = e.top + high;
             result = high - (hot - e.top);
             if (s.penalty > 0) result = fmaf(s.penalty * lse, lse, result);

@@ -594,6 +594,8 @@ def test_soft_cross_entropy_of_infinities(target: str) -> None:
     assert (
         loss[2] == 0 and not d[2].any() and np.isnan(loss[3]) and np.isnan(d[3]).all()
     )
+    k.zk_soft_cross_entropy(loss, d, x, hit, None, 4, 24, 4, 0.1, 0.0, 0.0)
+    assert loss[0] == np.inf and np.isnan(loss[1])  # the mean of logits is -infinity
 
 
 def test_the_soft_gradient_is_a_finite_difference() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..facts import ops
-from ..facts.kernels import ADD, NULL, ROUND, value
+from ..facts.kernels import ADD, KERNELS, NULL, ROUND, value
 from ..facts.rope import Rotation, frequencies
 from ..plan.operand import Index, Layers
 from ..read.schema import Row, Weight
@@ -436,8 +436,8 @@ def _head(
     low = before[first - sum(len(adapter) - 1 for adapter in row.adapters) :]
     logits, m = loss.bind["x"], b.dims["M"] // rounds
     for node in wide:
-        same = ("y", "x") if node.op.name == "softcap" else ("y", "base")
-        node.bind |= {w: logits for w in same if w in node.bind}
+        made = KERNELS[node.op.fwd.split()[0]].formals[0]
+        node.bind |= dict.fromkeys((made.name, *made.alias), logits)
     for node in (*wide, loss):
         node.dims["M"] = m
     b.values[logits] = Value(logits, "real", m * b.dims["R"])
@@ -484,8 +484,9 @@ def _draw(calls: _Calls, low: Sequence[OpNode], wide: Sequence[OpNode]) -> None:
     every plan. Nothing is dropped."""
     linear = wide[0]
     of = {linear.bind["x"]: "row", linear.bind["y"]: "drawn"}
-    of |= {node.bind["y"]: "row" for node in low if "place" in node.op.fwd.split()}
-    low = [node for node in low if node.bind["y"] not in of]
+    drops = [node for node in low if node.op.name == "lora_dropout"]
+    of |= {node.bind["y"]: "row" for node in drops}
+    low = [node for node in low if node not in drops]
     of |= {node.bind["y"]: "low" for node in low}
     sizes = {"row": linear.dims["K"]}
     sizes |= {of[n.bind["y"]]: n.dims["N"] for n in (*low, linear)}

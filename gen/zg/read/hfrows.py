@@ -499,7 +499,34 @@ _CAPPED = Op(
         "softcap": ConfigKey("final_logit_softcapping"),
     },
 )
-_BY_ROOT = Op("embedding", {**TOKENS.args, "scale": Root("hidden_size")})
+
+
+def _gemma(
+    cls: str,
+    type: str,
+    usual: Mapping[str, object],
+    about: Mapping[str, Any],
+    **more: Any,
+) -> HfFamily:
+    """Return a family like Gemma 2. usual, about: what is its own; more: of its attention."""
+    return _llama(
+        cls,
+        type,
+        {**_GEMMA, **usual},
+        gate="geglu",
+        norm=_rms1,
+        branch=_around,
+        norms=_NORMS_OF_GEMMA,
+        embedding=Op("embedding", {**TOKENS.args, "scale": Root("hidden_size")}),
+        about={"said": _GEMMA_SAID, **about},
+        bias=BIAS,
+        out_bias=BIAS,
+        window=_WINDOW,
+        scale=InverseRoot("query_pre_attn_scalar"),
+        **more,
+    )
+
+
 ROWS = (
     _GPT2,
     _llama(
@@ -668,61 +695,36 @@ ROWS = (
         out_bias=BIAS,
     ),
     _COHERE,
-    _llama(
+    _gemma(
         "Gemma2ForCausalLM",
         "gemma2",
         {
-            **_GEMMA,
             "vocab_size": 256000,
             "max_position_embeddings": 8192,
             "final_logit_softcapping": Number(30.0),
             "attn_logit_softcapping": Number(50.0),
             "hidden_act": "gelu_pytorch_tanh",  # of older versions; not read
         },
-        gate="geglu",
-        norm=_rms1,
-        branch=_around,
-        norms=_NORMS_OF_GEMMA,
-        embedding=_BY_ROOT,
-        about={
-            "said": _GEMMA_SAID,
-            "pattern": 2,
-            "head": _CAPPED,
-        },
-        bias=BIAS,
-        out_bias=BIAS,
-        window=_WINDOW,
-        scale=InverseRoot("query_pre_attn_scalar"),
+        {"pattern": 2, "head": _CAPPED},
         softcap=ConfigKey("attn_logit_softcapping"),
     ),
-    _llama(
+    _gemma(
         "Gemma3ForCausalLM",
         "gemma3_text",
         {
-            **_GEMMA,
             "vocab_size": 262208,
             "max_position_embeddings": 131072,
             "sliding_window_pattern": 6,
             "rope_local_base_freq": Number(10000.0),
         },
-        gate="geglu",
-        norm=_rms1,
-        branch=_around,
-        norms=_NORMS_OF_GEMMA,
-        embedding=_BY_ROOT,
-        about={
-            "said": _GEMMA_SAID,
+        {
             "theta": 1000000.0,
             "local": ("rope_local_base_freq", 10000.0),
             "pattern": ConfigKey("sliding_window_pattern"),
         },
-        bias=BIAS,
-        out_bias=BIAS,
-        window=_WINDOW,
         local_rope=ConfigKey("local_rope"),
         qk_norm=True,
         one_plus=True,
         eps=ConfigKey("rms_norm_eps"),
-        scale=InverseRoot("query_pre_attn_scalar"),
     ),
 )
