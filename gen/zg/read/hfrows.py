@@ -508,7 +508,8 @@ def _gemma(
     about: Mapping[str, Any],
     **more: Any,
 ) -> HfFamily:
-    """Return a family like Gemma 2. usual, about: what is its own; more: of its attention."""
+    """Return a family like Gemma 2. usual, about: its own keys and fields; more: of its
+    attention."""
     return _llama(
         cls,
         type,
