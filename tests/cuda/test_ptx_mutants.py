@@ -46,15 +46,23 @@ def layer_norm(k: zk.Kernels) -> list[np.ndarray]:
     return [y, stat]
 
 
-def cross_entropy(k: zk.Kernels) -> list[np.ndarray]:
+def cross_entropy(k: zk.Kernels, *soft: float) -> list[np.ndarray]:
     """Return losses and gradients of 3 rows. In the first the last lane of a warp has a number
-    far above all others."""
+    far above all others.
+
+    soft: smoothing, penalty and cap, if the loss is the soft one."""
     M, V = 3, 4999
     x = test_attention.drawn(1, k.dtype, M, V + 1)[0]
     x[0, 8 * 511] = zk.store(np.array([300.0]), k.dtype)[0]
     loss, d = zk.empty(zk.F32, M), zk.empty(k.dtype, M, V + 1)
-    k.zk_cross_entropy(loss, d, x, np.array([7, 4998, -1], np.int32), None, M, V, M)
+    of_loss = k.zk_soft_cross_entropy if soft else k.zk_cross_entropy
+    of_loss(loss, d, x, np.array([7, 4998, -1], np.int32), None, M, V, M, *soft)
     return [loss, d]
+
+
+def soft_cross_entropy(k: zk.Kernels) -> list[np.ndarray]:
+    """Return losses and gradients of the same rows by the soft loss."""
+    return cross_entropy(k, 0.1, 1e-3, 320.0)
 
 
 class Mutated(NamedTuple):
@@ -81,7 +89,8 @@ KERNELS = {
     "keys by groups": Mutated("attention_bwd", (*_GROUPS,), attention_bwd),
     "queries by groups": Mutated("attention_bwd", (*_GROUPS[::-1],), attention_bwd),
     "norm": Mutated("norm", (r"norm_fwdI4bf16Li8ELi4ELi1E\w*layout",), layer_norm),
-    "entropy": Mutated("loss", ("entropyI4bf16Li8E",), cross_entropy),
+    "entropy": Mutated("loss", ("7entropyI4bf16Li8E",), cross_entropy),
+    "soft entropy": Mutated("loss", ("12soft_entropyI4bf16Li8E",), soft_cross_entropy),
 }
 
 # One call, its kernels from a library of a test's own
@@ -141,7 +150,8 @@ class Mutant(NamedTuple):
     places: tuple[float, ...] = (0, 0.5, 1)
 
 
-ATTENTION, FOLDS = ("forward", "keys", "queries"), ("norm", "entropy")
+ATTENTION = ("forward", "keys", "queries")
+FOLDS = ("norm", "entropy", "soft entropy")
 GROUPS = tuple(f"{name} by groups" for name in ATTENTION)
 # a barrier before which shared memory is written and after which it is read
 _BARRIER = r"bar\.sync\s+0;(?=(?:(?!bar\.sync)[\s\S])*?(?:ld\.shared|ldmatrix))"
