@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..facts import kernels
@@ -113,6 +114,10 @@ class Body:
     calls: tuple[Call, ...]
     values: tuple[Value, ...]
 
+    @cached_property
+    def whole(self) -> BodyPart:
+        return BodyPart(self.calls)
+
 
 @dataclass(frozen=True)
 class BodyPart:
@@ -128,12 +133,25 @@ class BodyPart:
     slices: int = 1
     rows: int = 0
 
-    @property
+    @cached_property
     def ints(self) -> Names:
         """Numbers that it takes: the first row of a slice, the index of the unit in its kind."""
         words = (a for c in self.calls for _, a in c.args)
         numbered = any(isinstance(a, Index | Layers) for a in words)
         return ("at",) * (self.slices > 1) + ("l",) * numbered
+
+    @cached_property
+    def params(self) -> frozenset[str]:
+        """Tensors that it reads."""
+        return self._named("param")
+
+    @cached_property
+    def grads(self) -> frozenset[str]:
+        """Tensors whose gradients it writes."""
+        return self._named("grad")
+
+    def _named(self, kind: str) -> frozenset[str]:
+        return frozenset(str(a) for c in self.calls for k, a in c.args if k == kind)
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,7 @@ class UnitKind:
 
     def parts(self, body: str) -> tuple[BodyPart, ...]:
         """Return the parts of a body. A body that is not split is one part."""
-        return self.cuts.get(body) or (BodyPart(self.bodies[body].calls),)
+        return self.cuts.get(body) or (self.bodies[body].whole,)
 
     def slices(self, flat: str) -> int:
         """Return the number of slices of a flat's weight."""

@@ -111,13 +111,11 @@ class Operands:
 
     def reads(self, part: BodyPart) -> set[str]:
         """Return the flats whose parameters a function reads."""
-        names = {str(a) for c in part.calls for k, a in c.args if k == "param"}
-        return {self.shards.place[n][0] for n in names}
+        return {self.shards.place[n][0] for n in part.params}
 
     def writes(self, part: BodyPart) -> set[str]:
         """Return the flats whose gradients a function writes."""
-        names = {str(a) for c in part.calls for k, a in c.args if k == "grad"}
-        return {self.shards.place[n][0] for n in names}
+        return {self.shards.place[n][0] for n in part.grads}
 
     def instance(self, flat: str, u: Use) -> int:
         """Return the instance of a flat that a use reads."""

@@ -104,6 +104,16 @@ def _load(clock: Clock, step: Step, number: dict[Event, int]) -> _Load:
     )
 
 
+# Of each section's commands.
+_Loads = Sequence[Sequence[_Load]]
+
+
+def _loads(clock: Clock) -> _Loads:
+    """Return the use of each command of a training step."""
+    number: dict[Event, int] = {}
+    return [[_load(clock, s, number) for s in x.steps] for x in clock.p.step]
+
+
 @dataclass(slots=True)
 class _Job:
     """A command to play. after: jobs that it waits for, that before it in its queue among them;
@@ -119,12 +129,13 @@ class _Job:
 
 @dataclass
 class _Issue:
-    """Jobs of some training steps in order of issue, played. rest: seconds of each step's
-    micro-batches that are not played, before the last one; starts: the first job of each step;
-    rests: the job of each step that stands for them; last: the last job of each queue; done: of
-    each event, by its number."""
+    """Jobs of some training steps in order of issue, played. loads: of each section; rest:
+    seconds of each step's micro-batches that are not played, before the last one; starts: the first
+    job of each step; rests: the job of each step that stands for them; last: the last job of each
+    queue; done: of each event, by its number."""
 
     clock: Clock
+    loads: _Loads
     turns: int
     steps: int
     rest: float = 0.0
@@ -135,12 +146,9 @@ class _Issue:
     done: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        step = self.clock.p.step
-        number: dict[Event, int] = {}
-        loads = [[_load(self.clock, s, number) for s in x.steps] for x in step]
         for _ in range(self.steps):
             self.starts.append(len(self.jobs))
-            for section, some in zip(step, loads, strict=True):
+            for section, some in zip(self.clock.p.step, self.loads, strict=True):
                 turns = min(section.repeat, self.turns)
                 for turn in range(turns):
                     if self.rest and section.name == REPEATED and turn == turns - 1:
@@ -290,7 +298,7 @@ def _slower(clock: Clock, running: Sequence[_Load]) -> list[float]:
 def played(clock: Clock, turns: int, steps: int = 1) -> list[list[Bar]]:
     """Return the bars of some training steps that follow each other, of each at most `turns`
     micro-batches."""
-    return _Issue(clock, turns, steps).bars()
+    return _Issue(clock, _loads(clock), turns, steps).bars()
 
 
 Ends = dict[str, float]  # of each queue: the end of its last command
@@ -309,12 +317,12 @@ def _settled(ends: Sequence[Ends]) -> bool:
     return not behind and abs(before - long) <= SAME * long
 
 
-def _micro_batches(clock: Clock) -> tuple[int, float]:
+def _micro_batches(clock: Clock, loads: _Loads) -> tuple[int, float]:
     """Return how many micro-batches of a step are played, and the seconds of each further one."""
     repeat = clock.p.section(REPEATED).repeat
     turns = min(TURNS, repeat)
     while turns < repeat:
-        jobs = _Issue(clock, turns, 1).jobs
+        jobs = _Issue(clock, loads, turns, 1).jobs
         mine = [job for job in jobs if job.section == REPEATED]
         ends = [_ends(job for job in mine if job.turn == n) for n in range(turns)]
         if turns >= MOST_TURNS or _settled(ends):
@@ -326,11 +334,12 @@ def _micro_batches(clock: Clock) -> tuple[int, float]:
 def step(clock: Clock) -> Played:
     """Return a training step of a run that has settled, or of its first steps if that takes
     many."""
-    turns, period = _micro_batches(clock)
+    loads = _loads(clock)
+    turns, period = _micro_batches(clock, loads)
     more, steps = clock.p.section(REPEATED).repeat - turns, STEPS
     rest = more * period
     while True:
-        found = _Issue(clock, turns, steps, rest)
+        found = _Issue(clock, loads, turns, steps, rest)
         ends: list[Ends] = [
             {"main": 0.0},
             *(_ends(found.step(n)) for n in range(steps)),

@@ -21,12 +21,14 @@ from ..read.schema import Spec
 @dataclass(frozen=True)
 class Saved:
     """Consequences of a set of ops to recompute. tmp: bytes of temporary space; saved: for each
-    kind of unit, the number of units and the bytes that each saves; forward, backward: seconds of a
-    micro-batch's functions; again: FLOPs that they compute twice; cut: a unit has several functions
-    in place of one."""
+    kind of unit, the number of units and the bytes that each saves; params, trained: the model's
+    parameters, and those that are trained; forward, backward: seconds of a micro-batch's functions;
+    again: FLOPs that they compute twice; cut: a unit has several functions in place of one."""
 
     tmp: int
     saved: tuple[tuple[int, int], ...]
+    params: int
+    trained: int
     forward: float
     backward: float
     again: int
@@ -53,9 +55,12 @@ class Formulas:
         if key not in self._known:
             graph = slices.graph(spec)
             bodies = place.bodies(graph, ops.BYTES[t.precision])
+            every = [(t, k.count) for k in graph.kinds for t in k.tensors]
             self._known[key] = Saved(
                 ops.up(max(x.size for x in bodies.tmp.values()), place.PAGE),
                 tuple((k.count, bodies.save[k.name].size) for k in graph.kinds),
+                sum(n * min(t.params, t.elems) for t, n in every),
+                sum(n * t.params for t, n in every if not t.group[2]),
                 *self._functions(graph),
                 any(kind.cuts for kind in graph.kinds),
             )
@@ -72,10 +77,7 @@ class Formulas:
     def least(self, spec: Spec) -> int:
         """Return bytes of device memory that a plan needs at least: parameters, optimizer states
         and activations."""
-        z, W = spec.zero, spec.cluster.ranks
-        every = [(t, k.count) for k in slices.graph(spec).kinds for t in k.tensors]
-        params = sum(n * min(t.params, t.elems) for t, n in every)
-        trained = sum(n * t.params for t, n in every if not t.group[2])
+        z, W, model = spec.zero, spec.cluster.ranks, self.saved(spec)
         part = (
             1 - z.offload_optimizer.ratio
             if z.offload_optimizer.device != "none"
@@ -90,8 +92,8 @@ class Formulas:
         sharers = min(W, z.shared or W) if z.stage == 3 else 1
         here = z.offload_param.device == "none"
         return (
-            here * params * ops.BYTES[spec.train.precision] // sharers
-            + int(part * width * trained) // owners
+            here * model.params * ops.BYTES[spec.train.precision] // sharers
+            + int(part * width * model.trained) // owners
             + self.activations(spec)
         )
 
