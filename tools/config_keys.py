@@ -40,7 +40,7 @@ _MODEL = {
     f"{_OP}.attention.rope_layers": "whether each layer has rotary positions",
     f"{_OP}.attention.rope.scaling.type": "method of scaling RoPE to a longer context",
     f"{_OP}.attention.rope.scaling.factor": "divides the low frequencies; with linear, all of "
-    "them",
+    "them; with dynamic, grows theta with samples beyond the original context",
     f"{_OP}.attention.rope.scaling.low_freq_factor": "upper end of the low frequencies",
     f"{_OP}.attention.rope.scaling.high_freq_factor": "lower end of the high frequencies, which "
     "are not scaled",

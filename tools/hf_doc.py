@@ -26,12 +26,14 @@ its defaults.
 - A value must have the type of transformers' default: `"32"` and `32.0` are refused for 32.
 NULLS
 - Rotary positions: `rope_theta` with `rope_scaling`, or `rope_parameters`. Scaling is `linear`,
-  `llama3`, `yarn` or `longrope` with all of its keys; `mscale` and `mscale_all_dim` become
-  `attention_factor`. Other types are refused. longrope takes `long_factor` if `train.sequence`
-  exceeds the original context. `partial_rotary_factor` becomes `rope.width`, `no_rope_layers` (or
-  `no_rope_layer_interval`) `rope_layers`; OLMo 3 and Gemma 3 have positions for layers with a
-  window (`local_rope`) and for the others. GPT-NeoX has `rotary_emb_base` for `rope_theta` and
-  `rotary_pct` for `partial_rotary_factor`; in `rope_parameters` they have the usual names.
+  `dynamic`, `llama3`, `yarn` or `longrope` with all of its keys; `mscale` and `mscale_all_dim`
+  become `attention_factor`. Other types are refused. longrope takes `long_factor` if
+  `train.sequence` exceeds the original context, and dynamic grows theta by `train.sequence`, as
+  transformers do for a sample of that length; shorter prompts keep that theta.
+  `partial_rotary_factor` becomes `rope.width`, `no_rope_layers` (or `no_rope_layer_interval`)
+  `rope_layers`; OLMo 3 and Gemma 3 have positions for layers with a window (`local_rope`) and for
+  the others. GPT-NeoX has `rotary_emb_base` for `rope_theta` and `rotary_pct` for
+  `partial_rotary_factor`; in `rope_parameters` they have the usual names.
 - `use_parallel_residual` (GPT-NeoX, StableLM): attention and MLP add to one residual (`parallel`).
 - GELU's words are `gelu` and `gelu_python` (`erf`); `gelu_new`, `gelu_pytorch_tanh`, `gelu_fast`
   and `gelu_accurate` (`tanh`).

@@ -27,6 +27,7 @@ def ropes(draw, width: int) -> Mapping:
     context = {"original_context": draw(st.integers(4, 64))}
     scalings: dict[str, Mapping] = {
         "linear": {},
+        **({"dynamic": context} if width > 2 else {}),
         "llama3": {
             "low_freq_factor": 1,
             "high_freq_factor": draw(st.sampled_from([2, 4])),

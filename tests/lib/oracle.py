@@ -72,9 +72,13 @@ def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
 
 def rope_angles(rope: dict, T: int, D: int, length: int) -> np.ndarray:
     """Return angles [T, D/2]. llama3 and yarn slow waves that are long relative to the original
-    context. length: tokens of a sample, by which longrope chooses its factors."""
-    freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
-    scaling = rope.get("scaling")
+    context. length: tokens of a sample, by which longrope chooses its factors, and dynamic its
+    theta."""
+    theta, scaling = rope["theta"], rope.get("scaling")
+    if scaling and scaling["type"] == "dynamic":
+        factor, longer = scaling["factor"], length / scaling["original_context"]
+        theta *= max(factor * longer - (factor - 1), 1.0) ** (D / (D - 2))
+    freq = 1 / theta ** (np.arange(D // 2) * 2 / D)
     if scaling and scaling["type"] == "linear":
         freq /= scaling["factor"]
     if scaling and scaling["type"] == "longrope":

@@ -327,8 +327,18 @@ def test_more_positions_than_the_model_has_are_told(
         ({"tie_encoder_decoder": True}, "15: tie_encoder_decoder: is true"),
         ({"attention_dropout": "0.1"}, "15: attention_dropout: is '0.1'"),
         (
-            {"rope_scaling": {"type": "dynamic"}},
-            "15: rope_scaling: scaling 'dynamic'",
+            {"rope_scaling": {"type": "ntk"}},
+            "15: rope_scaling: scaling 'ntk'",
+        ),
+        (
+            {
+                "rope_scaling": {
+                    "type": "dynamic",
+                    "factor": 2.0,
+                    "original_max_position_embeddings": 8,
+                }
+            },
+            "18: rope_scaling.original_max_position_embeddings: is not a key of dynamic; ",
         ),
         ({"rope_parameters": {"beta": 1}}, "16: rope_parameters.beta: is no"),
         ({"rope_parameters": False}, "15: rope_parameters: is false; allowed"),

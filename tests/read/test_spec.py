@@ -839,8 +839,8 @@ WRONG = [
     (
         LLAMA,
         "type: llama3",
-        "type: dynamic",
-        r"@: .*scaling.type: 'dynamic' is not known; allowed: linear or llama3 or yarn or longrope",
+        "type: ntk",
+        r"@: .*scaling.type: 'ntk' is not known; allowed: linear or dynamic or llama3 or yarn or ",
     ),
     (
         LLAMA,

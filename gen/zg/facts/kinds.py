@@ -69,6 +69,7 @@ SCHEDULES: Rows = {
 }
 SCALINGS: Rows = {
     "linear": {},
+    "dynamic": {"original_context": NEEDED},
     "llama3": {
         "low_freq_factor": NEEDED,
         "high_freq_factor": NEEDED,

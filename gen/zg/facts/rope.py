@@ -13,10 +13,12 @@ from typing import Any
 
 from ..plan.operand import Names
 
-# Numbers of each scaling, in a plan's order. Their count identifies the scaling. Those of longrope
-# are 0, which no other begins with, and a divisor for each frequency.
+# Numbers of each scaling, in a plan's order. Their count identifies the scaling. Those of dynamic
+# are its two and the tokens of a sample; those of longrope are 0, which no other begins with, and a
+# divisor for each frequency.
 NUMBERS: Mapping[str, Names] = {
     "linear": ("factor",),
+    "dynamic": ("factor", "original_context"),
     "llama3": (
         "factor",
         "low_freq_factor",
@@ -31,6 +33,8 @@ NUMBERS: Mapping[str, Names] = {
         "truncate",
     ),
 }
+
+DYNAMIC = 3  # count of the numbers of dynamic
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,12 @@ def fields(scaling: Mapping[str, Any] | None, context: int) -> tuple[float, ...]
     if scaling["type"] == "longrope":
         long = context > scaling["original_context"]
         return (0.0, *scaling["long_factor" if long else "short_factor"])
-    return tuple(float(scaling[key]) for key in NUMBERS[scaling["type"]])
+    numbers = tuple(float(scaling[key]) for key in NUMBERS[scaling["type"]])
+    if scaling["type"] == "dynamic":
+        return (
+            (*numbers, float(context)) if context > scaling["original_context"] else ()
+        )
+    return numbers
 
 
 @functools.cache
@@ -61,6 +70,8 @@ def frequencies(
     scaling."""
     getcontext().prec = 40
     base = Decimal(str(theta))
+    if len(scaling) == DYNAMIC:
+        base, scaling = _larger(base, head, *scaling), ()
     powers = [
         float(base ** (Decimal(-2 * i) / Decimal(head))) for i in range(head // 2)
     ]
@@ -69,6 +80,14 @@ def frequencies(
     kept = _KEPT[len(scaling)](head, base, powers, *scaling[1:])
     factor = scaling[0] if scaling else 1.0
     return tuple(map(_scaled, powers, kept, itertools.repeat(factor)))
+
+
+def _larger(
+    base: Decimal, head: int, factor: float, original: float, context: float
+) -> Decimal:
+    """Return the theta of dynamic NTK scaling, as transformers compute it."""
+    times = Decimal(factor) * Decimal(context) / Decimal(original) - Decimal(factor - 1)
+    return base * times ** (Decimal(head) / Decimal(head - 2))
 
 
 def _scaled(f: float, kept: float, factor: float) -> float:

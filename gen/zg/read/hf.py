@@ -26,6 +26,7 @@ from .hfrows import (
     EACH,
     FIRST,
     FULL,
+    IMPLIED,
     NOPE,
     ORIGINAL,
     PARTIAL,
@@ -394,6 +395,7 @@ class _Config:
         type_ = family.scalings.get(type_, type_)
         names = scaling_keys(type_)
         own = [*names, *MSCALES] if type_ == "yarn" else [*names]
+        own = [k for k in own if k != ORIGINAL or type_ not in IMPLIED]
         for name, value in said.items():
             if name not in own:
                 share = [PARTIAL] if family.rotary[1] in usual else []

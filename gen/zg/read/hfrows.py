@@ -137,6 +137,8 @@ ORIGINAL = "original_max_position_embeddings"
 # first layers without one. layer_types gives the type of each layer instead.
 SWITCH, FIRST = "use_sliding_window", "max_window_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Scalings whose original context is the family's number of positions.
+IMPLIED = ("dynamic",)
 # Whether each layer has rotary positions, or the number n of a model in which each n-th has none.
 NOPE, EACH = "no_rope_layers", "no_rope_layer_interval"
 # transformers' words that no family writes -> ours.

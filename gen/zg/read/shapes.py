@@ -644,6 +644,8 @@ def _turned(at: KeyPlace, a: LocalRope, W: int) -> Turning:
         raise (at / "theta").fail(
             "with 1 all frequencies are equal", "above 1, with yarn"
         )
+    if found.type == "dynamic" and W < 4:
+        raise there.fail(f"rotates {W} elements of a head", "at least 4, with dynamic")
     held = {k: x for k, x in asdict(found).items() if x is not None}
     for low, high in RISING:
         if low in held and held[low] >= held[high]:

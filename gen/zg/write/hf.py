@@ -15,6 +15,7 @@ from ..read.hfrows import (
     EACH,
     FIRST,
     FULL,
+    IMPLIED,
     NOPE,
     ORIGINAL,
     SLIDING,
@@ -101,6 +102,8 @@ def _share(width: int, head: int) -> float:
 def _scaling(given: Mapping[str, Any]) -> dict[str, Any]:
     names = scaling_keys(given["type"])
     said = {theirs: given[ours] for theirs, ours in names.items()}
+    if given["type"] in IMPLIED:
+        said.pop(ORIGINAL)
     return {"rope_type": given["type"], **said}
 
 
@@ -123,6 +126,11 @@ def _rope(
         scaling = _scaling(given)
         reached = round(given["factor"] * scaling.get(ORIGINAL, 0))
         context = max(context, reached)
+    scalings = [x["scaling"] for x in (rope, local) if x and x["scaling"]]
+    if said := [x["original_context"] for x in scalings if x["type"] in IMPLIED]:
+        if len(scalings) > 1:
+            return None
+        (context,) = said
     out: dict[str, object] = {"max_position_embeddings": context}
     if f.local:
         return {**out, "rope_parameters": _by_window(rope, local or rope)}
