@@ -109,9 +109,12 @@ def test_a_bundle_builds_without_python(
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
     args = ("--data", tmp_path / "tokens", "--steps", 2, "--hash")
     here = trainer.build(trainer.generate(SPEC))
-    assert trainer.sh(folder / "out/train", "--version") == trainer.sh(
-        here, "--version"
-    )
+    # a program of another command's train.c may be here already
+    versions = [
+        re.sub(r"(?m)^train\.c .*\n", "", trainer.sh(program, "--version"))
+        for program in (folder / "out/train", here)
+    ]
+    assert versions[0] == versions[1] and "sources " in versions[0]
     weights = [
         trainer.sh(program, *args).splitlines()[-1]
         for program in (folder / "out/train", here)
