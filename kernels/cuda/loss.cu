@@ -216,8 +216,7 @@ __global__ void set_factor(double *factor, const int32_t *target, const double *
     int64_t valid = 0;
     for (int64_t m = threadIdx.x; m < M; m += blockDim.x) valid += target[m] >= 0;
     valid = block_sum(valid);
-    if (threadIdx.x == 0)
-        *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
+    if (threadIdx.x == 0) *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
 }
 
 }

@@ -8,8 +8,7 @@ from dataclasses import replace
 from ..facts.kernels import ADD, KERNELS, NULL, Formal, Kernel
 from ..facts.ops import LEAVES as COUNT
 from ..facts.ops import SCALE
-from ..plan.operand import Arg, Operand
-from ..plan.operand import base
+from ..plan.operand import Arg, Operand, base
 from ..plan.operand import whole as number
 from ..plan.plan import Call
 
