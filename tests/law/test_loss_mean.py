@@ -287,6 +287,11 @@ def test_the_recipe() -> None:
     }
 
 
+def test_another_word_is_refused() -> None:
+    with pytest.raises(reader.SpecError, match="train.loss_mean: .*tokens or micro_b"):
+        reader.load(str(law.path("gpt")), ["train.loss_mean=samples"])
+
+
 Calls = list[plan.Call]
 
 
