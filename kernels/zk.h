@@ -379,8 +379,8 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
  * micro-batch in sums[ZK_MEANS]. */
 void zk_loss_mean(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
                   const int32_t *target, int64_t M);
-/* *factor = M / valid tokens, 0 if none is valid, times *scale (NULL: 1): a loss with this scale has
- * the gradient of the mean over the micro-batch's valid tokens. */
+/* *factor = M / valid tokens, 0 if none is valid, times *scale (NULL: 1). A loss with this scale
+ * has the gradient of the mean over the micro-batch's valid tokens. */
 void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *target,
                     const double *scale, int64_t M);
 

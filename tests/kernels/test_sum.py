@@ -416,7 +416,7 @@ def test_the_factor_of_a_micro_batch(kernels: zk.Kernels, M: int) -> None:
 
 
 def test_the_loss_over_its_own_targets(kernels: zk.Kernels) -> None:
-    """With its factor a loss has the gradient of the mean over the valid rows: that of these rows
+    """A loss has the gradient of the mean over the valid rows by its factor: that of these rows
     alone, up to three roundings."""
     M, V = 24, 40
     target = np.arange(M, dtype=np.int32) - 7
