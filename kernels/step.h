@@ -1,7 +1,9 @@
 /* step.h -- the constants of an optimizer step, computed in f64 from the recipe and the exact sums.
  *
- *   loss = sum of losses / valid; norm = sqrt(sum of squares) * M / valid / scale
- *   factor = M / valid / scale, times clip / (norm + 1e-6) if norm > clip; it multiplies gradients
+ *   loss = sum of losses / valid; norm = sqrt(sum of squares) * weight / scale
+ *   weight = M / valid, as a micro-batch's gradient is that of its sum / M
+ *   means: loss = sum of micro-batches' means / means; weight = 1 / means
+ *   factor = weight / scale, times clip / (norm + 1e-6) if norm > clip; it multiplies gradients
  *   bias1 = 1 / (1 - beta1^applied); bias2 = 1 / (1 - beta2^applied)
  */
 #ifndef ZK_STEP_H
@@ -70,10 +72,12 @@ ZK_BOTH void step_begin(zk_ctl *ctl, const zk_recipe *r)
     ctl->leaves = 0;
 }
 
-/* Compute the mean loss over valid tokens, and their number, from the sums. */
+/* Compute the mean loss, over micro-batches if their means were added, else over valid tokens, and
+ * the number of valid tokens, from the sums. */
 ZK_BOTH void step_mean(const int64_t *sums, double *loss, double *valid)
 {
-    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);
+    int64_t terms = sums[ZK_MEANS] ? sums[ZK_MEANS] : sums[ZK_VALID];
+    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, terms);
     *loss = sums[ZK_LOST] ? __builtin_nan("") : mean;
     *valid = (double)sums[ZK_VALID];
 }
@@ -85,6 +89,7 @@ ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
     step_mean(sums, &ctl->loss, &valid);
     ctl->valid = sums[ZK_VALID];
     scale = ctl->valid ? (double)r->rows / valid : 0;
+    if (ctl->valid && sums[ZK_MEANS]) scale = 1.0 / (double)sums[ZK_MEANS];
     if (ctl->scale > 0) scale /= ctl->scale;
     ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
     ctl->skipped = step_skipped(ctl, finite, &r->scaler);

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 21
+#define ZK_ABI 22
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -110,7 +110,7 @@ typedef struct zk_ctl {
     int64_t step;      /* number of the step, from 1; zk_begin counts it */
     int64_t applied;   /* steps not skipped: schedules and bias corrections count these */
     double beta1;      /* beta1 in this step */
-    double loss, norm; /* last step: mean loss over valid tokens; gradient norm before clipping */
+    double loss, norm; /* last step: mean loss; gradient norm before clipping */
     int64_t valid;     /* valid tokens in the global batch */
     int64_t skipped;   /* last step: ZK_APPLIED ... */
     float lr, factor, bias1, bias2; /* learning rate, factor of gradients, bias corrections */
@@ -123,7 +123,8 @@ typedef struct zk_ctl {
 /* Layout of the exact sums. A sum of f64 is a fixed-point number of ZK_LIMBS 32-bit limbs, each in
  * an int64, so that adding over blocks, threads and ranks is exact in any order. ZK_NORM: the
  * squared gradient norm; ZK_LOSS: the loss; ZK_VALID: valid tokens; ZK_NONFINITE and ZK_LOST: flags
- * for a gradient and a loss that are not finite. */
+ * for a gradient and a loss that are not finite; ZK_MEANS: micro-batches whose mean loss was added,
+ * 0 if sums of losses were. */
 enum {
     ZK_LIMBS = 28,
     ZK_NORM = 0,
@@ -131,6 +132,7 @@ enum {
     ZK_VALID = 64,
     ZK_NONFINITE = 65,
     ZK_LOST = 66,
+    ZK_MEANS = 67,
     ZK_SUMS = 72
 };
 
@@ -373,6 +375,14 @@ void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *t
  * order) and its valid tokens to sums[ZK_VALID]. Sets sums[ZK_LOST] if the loss is not finite. */
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
+/* The same with the mean loss of the micro-batch's valid tokens, 0 if none is valid. Counts the
+ * micro-batch in sums[ZK_MEANS]. */
+void zk_loss_mean(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
+                  const int32_t *target, int64_t M);
+/* *factor = M / valid tokens, 0 if none is valid, times *scale (NULL: 1). A loss with this scale
+ * has the gradient of the mean over the micro-batch's valid tokens. */
+void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *target,
+                    const double *scale, int64_t M);
 
 /* ---- gradient sums, as a binary counter of pending nodes
  * Add gradients or sums of them ("leaves") lo .. lo+count-1 of `total`, n elements each, to a sum;

@@ -69,6 +69,18 @@ def losses(k: zk.Kernels) -> Arrays:
     return [loss, d, sums]
 
 
+def means(k: zk.Kernels) -> Arrays:
+    """Return the factor of 40 rows, the gradients that it scales, and the mean of their losses."""
+    M, V = 40, 4999
+    x, target = drawn(1, k.dtype, M, V + 1)[0], np.arange(M, dtype=np.int32) * 100 - 300
+    loss, d = zk.empty(zk.F32, M), zk.empty(k.dtype, M, V + 1)
+    sums, factor = np.zeros(zk.SUMS, np.int64), np.zeros(1)
+    k.zk_loss_factor(factor, target, np.array([0.75]), M)
+    k.zk_cross_entropy(loss, d, x, target, factor, M, V, M)
+    k.zk_loss_mean(sums, loss, target, M)
+    return [factor, d, sums]
+
+
 def soft(k: zk.Kernels) -> Arrays:
     """Return the soft loss of 40 rows of capped logits, their gradients, and the logits."""
     M, V, cap = 40, 4999, 5.0
@@ -189,6 +201,7 @@ SAMPLES: dict[str, Sample] = {
     "bias": bias,
     "losses": losses,
     "soft": soft,
+    "means": means,
 }
 # Samples of 16-bit types.
 NARROW: dict[str, Sample] = {"gates": gates} | {

@@ -190,6 +190,9 @@ _TRAIN = {
     "training; validation reports the plain loss; part of the recipe",
     "z_loss": "factor of the squared logsumexp of the logits, which is added to the loss in "
     "training; part of the recipe",
+    "loss_mean": "mean of a step's loss: over all tokens of the global batch that are not ignored "
+    "(tokens), or over those of each micro-batch and then over micro-batches (micro_batch); "
+    "validation reports the mean over tokens; part of the recipe",
     "recompute": "ops of a block whose activations backward recomputes, to save memory "
     "(activation checkpointing)",
     "products": "order in which a CPU sums bf16 products: as AVX512_BF16 does (pairs), as AMX "

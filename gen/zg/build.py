@@ -139,6 +139,7 @@ def _head(
         keyed=int(spec.keyed),
         local=spec.cluster.local if spec.cluster.ranks > 1 else 0,
         products=t.products,
+        loss_mean=t.loss_mean,
     )
 
 

@@ -180,16 +180,44 @@ void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits,
 }
 
 /* ---- sums and reports */
+static int64_t valid_of(const int32_t *target, int64_t M)
+{
+    int64_t valid = 0;
+    for (int64_t m = 0; m < M; m++) valid += target[m] >= 0;
+    return valid;
+}
+
+static double sum_of(const float *loss, int64_t M)
+{
+    double sum = 0;
+    for (int64_t m = 0; m < M; m++) sum += loss[m];
+    return sum;
+}
+
 void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
                      const int32_t *target, int64_t M)
 {
-    double sum = 0;
     (void)k, (void)L;
-    for (int64_t m = 0; m < M; m++) {
-        sum += loss[m];
-        sums[ZK_VALID] += target[m] >= 0;
-    }
-    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum);
+    sums[ZK_VALID] += valid_of(target, M);
+    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum_of(loss, M));
+}
+
+void ZK(zk_loss_mean)(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
+                      const int32_t *target, int64_t M)
+{
+    int64_t valid = valid_of(target, M);
+    (void)k, (void)L;
+    sums[ZK_MEANS]++;
+    sums[ZK_VALID] += valid;
+    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum_of(loss, M) / zk_most(1, valid));
+}
+
+void ZK(zk_loss_factor)(zk *k, const zk_launch *L, double *factor, const int32_t *target,
+                        const double *scale, int64_t M)
+{
+    int64_t valid = valid_of(target, M);
+    (void)k, (void)L;
+    *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
 }
 
 void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target,

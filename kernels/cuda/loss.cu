@@ -191,7 +191,8 @@ __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t
 
 /* Add the losses of a micro-batch in one block, as the terms are few and
  * their order must be fixed. */
-__global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M)
+__global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M,
+                           int mean)
 {
     double sum = 0;
     int64_t valid = 0;
@@ -202,9 +203,20 @@ __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *targ
     sum = block_sum(sum);
     valid = block_sum(valid);
     if (threadIdx.x == 0) {
+        sums[ZK_MEANS] += mean;
         sums[ZK_VALID] += valid;
+        if (mean) sum /= zk_most(1, valid);
         sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum);
     }
+}
+
+/* Set the factor in one block. */
+__global__ void set_factor(double *factor, const int32_t *target, const double *scale, int64_t M)
+{
+    int64_t valid = 0;
+    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) valid += target[m] >= 0;
+    valid = block_sum(valid);
+    if (threadIdx.x == 0) *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
 }
 
 }
@@ -243,6 +255,18 @@ void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *t
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M)
 {
-    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M);
+    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M, 0);
+}
+
+void zk_loss_mean(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
+                  const int32_t *target, int64_t M)
+{
+    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M, 1);
+}
+
+void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *target,
+                    const double *scale, int64_t M)
+{
+    ZK_LAUNCH(k, L, 0, set_factor, factor, target, scale, M);
 }
 }

@@ -63,7 +63,12 @@ PLANS = {
     ),
     "stage 2": ("gpt-tiny", "zero.stage=2", *PIECES),
     "stage 1, own micro-batches first": ("gpt-tiny", "zero.stage=1", *PIECES),
-    "stage 0": ("gpt-tiny", "zero.stage=0", *PIECES),
+    "stage 0": (
+        "gpt-tiny",
+        "zero.stage=0",
+        "train.loss_mean=micro_batch",
+        *PIECES,
+    ),
     "one queue": ("gpt-tiny", "zero.stage=3", "zero.overlap_comm=false"),
     "the optimizer on the host": (
         "gpt-tiny",

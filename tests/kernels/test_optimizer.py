@@ -142,6 +142,21 @@ def test_factor(target: str) -> None:
             assert math.sqrt(squares) * ctl.factor <= clip * (1 + 2 * U)
 
 
+def test_factor_of_means(target: str) -> None:
+    """Means of micro-batches are divided by their number, whatever the number of valid tokens. If
+    no token is valid the step is skipped."""
+    k, ctl, r = zk.Kernels(target), zk.Ctl(scale=4.0), recipe(clip=0)
+    for valid in (33, 1, 0):
+        sums = made(9.0, 3.5 * 8, valid)
+        sums[zk.MEANS] = 8
+        k.zk_factor(ctl, sums, r)
+        assert (
+            ctl.loss == 3.5 and ctl.valid == valid and bool(ctl.skipped) == (not valid)
+        )
+        if valid:
+            assert ctl.norm == 3 / 8 / 4 and ctl.factor == 1 / 8 / 4
+
+
 @pytest.mark.parametrize("sums", [made(1.0, 2.0, 0), made(1.0, 2.0, 66, bad=3), made()])
 def test_a_bad_step_is_skipped(target: str, sums: Array) -> None:
     k, ctl, r = zk.Kernels(target), zk.Ctl(), recipe()

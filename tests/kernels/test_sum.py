@@ -371,6 +371,69 @@ def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
     assert mean[0] == float(found) / valid  # float() of a Fraction rounds once
 
 
+def test_means_of_micro_batches(kernels: zk.Kernels) -> None:
+    """The mean of each micro-batch is its sum over its own valid tokens, in f64, and the mean of
+    several is over their number, with those that have none."""
+    rng = np.random.default_rng(11)
+    sums, want, valid, mean, count = (
+        np.zeros(zk.SUMS, np.int64),
+        Fraction(0),
+        0,
+        np.zeros(1),
+        np.zeros(1),
+    )
+    for n in range(20):
+        target = rng.integers(-1, 2, 33).astype(np.int32)
+        if n % 5 == 0:
+            target[:] = -1
+        loss = np.where(target < 0, 0, rng.exponential(size=33)).astype(np.float32)
+        one = np.zeros(zk.SUMS, np.int64)
+        kernels.zk_loss_sum(one, loss, target, 33)
+        kernels.zk_loss_mean(sums, loss, target, 33)
+        here = int((target >= 0).sum())
+        valid += here
+        want += Fraction(float(exact(one[32:60])) / max(here, 1))
+        assert sums[zk.MEANS] == n + 1 and one[zk.MEANS] == 0
+        assert exact(sums[32:60]) == want and sums[zk.VALID] == valid
+        kernels.zk_mean(sums, mean, count)
+        assert count[0] == valid and mean[0] == float(want) / (n + 1)
+    bad = np.array([1, np.inf], np.float32)
+    kernels.zk_loss_mean(sums, bad, np.zeros(2, np.int32), 2)
+    kernels.zk_mean(sums, mean, count)
+    assert math.isnan(mean[0])
+
+
+@pytest.mark.parametrize("M", [1, 33, 3000])
+def test_the_factor_of_a_micro_batch(kernels: zk.Kernels, M: int) -> None:
+    rng, factor = np.random.default_rng(12), np.full(1, np.nan)
+    for valid in {0, 1, M // 3, M}:
+        target = np.full(M, -1, np.int32)
+        target[rng.permutation(M)[:valid]] = rng.integers(0, 9, valid)
+        for scale in (None, np.array([2.0**16])):
+            kernels.zk_loss_factor(factor, target, scale, M)
+            times = 1 if scale is None else scale[0]
+            assert factor[0] == (M / valid * times if valid else 0)
+
+
+def test_the_loss_over_its_own_targets(kernels: zk.Kernels) -> None:
+    """A loss has the gradient of the mean over the valid rows by its factor: that of these rows
+    alone, up to three roundings."""
+    M, V = 24, 40
+    target = np.arange(M, dtype=np.int32) - 7
+    x, factor = drawn_logits(M, V), np.zeros(1)
+    kernels.zk_loss_factor(factor, target, None, M)
+    loss, d = np.empty(M, np.float32), np.empty((M, V), np.float32)
+    kernels.zk_cross_entropy(loss, d, x, target, factor, M, V, M)
+    few = np.empty(17, np.float32), np.empty((17, V), np.float32)
+    kernels.zk_cross_entropy(*few, x[7:], target[7:], None, 17, V, 17)
+    assert not d[:7].any()
+    np.testing.assert_allclose(d[7:], few[1], rtol=4 * 2.0**-24, atol=0)
+
+
+def drawn_logits(M: int, V: int) -> np.ndarray:
+    return np.random.default_rng(13).standard_normal((M, V)).astype(np.float32)
+
+
 def test_mean_of_nothing_and_of_a_bad_loss(kernels: zk.Kernels) -> None:
     sums, mean, count = np.zeros(zk.SUMS, np.int64), np.ones(1), np.ones(1)
     kernels.zk_mean(sums, mean, count)

@@ -229,6 +229,7 @@ def specs(draw) -> Mapping:
             "dropout": 0.0 if packed else draw(st.sampled_from([0.0, 0.3])),
             "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
             "z_loss": draw(st.sampled_from([0.0, 0.01])),
+            "loss_mean": draw(st.sampled_from(["tokens", "micro_batch"])),
         },
         "cluster": {"ranks": 1},
         "targets": ["cpu"],
@@ -322,6 +323,7 @@ _TRAIN: dict[str, Sequence] = {
     "dropout": (0.0, 0.3),
     "label_smoothing": (0.0, 0.1),
     "z_loss": (0.0, 1e-3),
+    "loss_mean": ("tokens", "micro_batch"),
 }
 _ZERO: dict[str, Sequence] = {
     "stage": (0, 1, 2, 3, 3, 3),

@@ -610,18 +610,21 @@ def gradients(
     real: type = np.float64,
     keys: Sequence[int] = (),
 ) -> tuple[float, int, Arrays]:
-    """Return the mean loss over the valid targets, their number, and its gradients, document by
-    document. With real = np.float32 all arithmetic is rounded to that type, which shows the effect
-    of rounding on this model at these weights."""
-    n = max(int((targets >= 0).sum()), 1)
+    """Return the mean loss by train.loss_mean, the number of valid targets, and its gradients,
+    document by document. With real = np.float32 all arithmetic is rounded to that type, which shows
+    the effect of rounding on this model at these weights."""
+    B = spec.train.micro_batch if spec.train.loss_mean == "micro_batch" else len(tokens)
+    means = [slice(first, first + B) for first in range(0, len(tokens), B)]
     loss, grads = 0.0, {name: 0 for name in params}
-    for b, begin, end in documents(spec, tokens):
-        net = Net(spec, params, real, keys)
-        part = b, slice(begin, end)
-        mean, valid = net.run(tokens[part], targets[part])
-        loss += mean * valid / n
-        for name, g in net.grads.items():
-            grads[name] = grads[name] + g * real(valid / n)
+    for rows in means:
+        n = max(int((targets[rows] >= 0).sum()), 1) * len(means)
+        for b, begin, end in documents(spec, tokens[rows]):
+            net = Net(spec, params, real, keys[rows])
+            part = b, slice(begin, end)
+            mean, valid = net.run(tokens[rows][part], targets[rows][part])
+            loss += mean * valid / n
+            for name, g in net.grads.items():
+                grads[name] = grads[name] + g * real(valid / n)
     return loss, int((targets >= 0).sum()), grads
 
 

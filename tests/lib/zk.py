@@ -43,7 +43,7 @@ PAIRS, TILED = 0, 1  # orders of products in bf16
 ORDERS = (PAIRS, TILED)
 GELU_TANH, GELU_ERF = 0, 1
 HALVES, ADJACENT = 0, 1
-VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
+VALID, NONFINITE, LOST, MEANS, SUMS = 64, 65, 66, 67, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
 
 ISAS = ("avx2", "avx512")

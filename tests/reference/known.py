@@ -9,6 +9,9 @@ import numpy as np
 SAMPLES = 100
 STEPS = 20
 HOLE = 10  # the case `ignored` replaces this token by a hole: input 0, no target
+# Models of means.npz with their label smoothing, the steps there, and samples of a micro-batch
+MEANS = {"gpt": 0.0, "llama": 0.1}
+MEANS_STEPS, MEANS_BATCH = 5, 2
 # Largest number of elements of a tensor that a digest keeps whole
 WHOLE = 2048
 # Digest of larger ones: so many elements, and dot products with random signs
@@ -70,6 +73,16 @@ def batch(
         sequence
     )
     return tokens[at], tokens[at + 1]
+
+
+def prompts(tokens: np.ndarray, sequence: int) -> np.ndarray:
+    """Return the stream with a prompt of another length in each sample, as HOLE. Samples 4 and 5 of
+    each 8 have no other target."""
+    found = tokens.copy()
+    for i in range((len(tokens) - 1) // sequence):
+        length = sequence if i % 8 in (4, 5) else 7 * i % sequence
+        found[i * sequence + 1 : i * sequence + 1 + length] = HOLE
+    return found
 
 
 def digest(name: str, x: np.ndarray) -> np.ndarray:

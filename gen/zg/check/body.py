@@ -12,6 +12,7 @@ from ..facts.kernels import (
     BACK,
     BY_LAYER,
     DEQUANTIZE,
+    FACTOR,
     LOSSES,
     NULL,
     ROUND,
@@ -27,7 +28,7 @@ from ..facts.ops import SCALE, TERMS
 from ..plan.operand import Arg, Index, Layers, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from ..plan.quantized import NUMBERS
-from .kernels import CLASSES, UNITS
+from .kernels import CLASSES, UNITS, kept
 from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
@@ -162,6 +163,8 @@ class Frame:
             self.fail(call, f"carries on in round {self.round}")
         if out.get("carry"):
             self.goes_on(call, int(out["M"]))
+        if call.kernel == FACTOR and out["M"] != self.head.rows:
+            self.fail(call, f"counts {out['M']} of {self.head.rows} rows")
         if call.kernel in (*LOSSES, "zk_softcap"):
             rows = out.get("rows", self.head.rows)
             if (out["V"], rows) != (self.head.vocab, self.head.rows):
@@ -408,7 +411,7 @@ class Frame:
                 is_[n] = self.weight(call, arg, elems, dims)
             elif f.mode == "^":
                 self.gradient(call, arg, f.type, dims, elems)
-            elif f.name in CLASSES:
+            elif kept(f, arg):
                 self.kept(call, arg, f, elems)
             else:
                 size = elems * self.bytes_of(f.type)

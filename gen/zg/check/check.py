@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 from ..facts import grids, ops
 from ..facts.grids import How
-from ..facts.kernels import PRODUCTS, TWINS, spent, total
+from ..facts.kernels import LOSS_SUMS, PRODUCTS, TWINS, spent, total
 from ..plan.garbage import unsearched
 from ..plan.mesh import members
 from ..plan.operand import base
@@ -143,6 +143,8 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     stores.prove(p, have)
     if not -1 <= p.head.end < p.head.vocab:
         raise CheckError(f"no token {p.head.end} ends a document")
+    if p.head.loss_mean not in LOSS_SUMS:
+        raise CheckError(f"there is no mean over {p.head.loss_mean}")
     if p.head.keyed not in (0, 1):
         raise CheckError(f"samples have {p.head.keyed} keys")
     arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1)

@@ -27,8 +27,10 @@ from typing import Any
 
 from ..facts.kernels import (
     BACK,
+    FACTOR,
     FORWARD,
     KERNELS,
+    LOSS_SUMS,
     LOSSES,
     NULL,
     ROUND,
@@ -41,7 +43,7 @@ from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
 from .body import Frame, Made, Ran, Written
-from .kernels import BODIES, CLASSES, UNITS, parts
+from .kernels import BODIES, SCALED, UNITS, kept, parts
 from .leaves import leaves
 from .order import CheckError, refusing
 from .rounds import through
@@ -87,7 +89,7 @@ def _apart(b: Frame, call: Call) -> None:
     for f, arg in zip(row.formals, call.args, strict=True):
         if f.mode not in "<>" and (f.mode, base(arg)) != ("@", "tmp"):
             continue
-        if arg == NULL or f.name in CLASSES:
+        if arg == NULL or kept(f, arg):
             continue
         size = value(f.elems, dims) * b.bytes_of(f.type)
         where, at = b.place(call, arg, size)
@@ -155,13 +157,7 @@ def _calls(b: Frame, calls: list[Call]) -> None:
 
 def _one(b: Frame, c: Call) -> None:
     """Check one call, and run it as the plain calls that it is made of."""
-    if c.kernel in LOSSES:
-        trains = c.args[1] != NULL
-        scaled = c.args[4] != NULL
-        if trains == b.fn.name.startswith("eval."):
-            b.fail(c, "training needs the gradient, evaluation does not")
-        if scaled != (trains and b.head.real == "f16"):
-            b.fail(c, "f16 needs a scale to train, nothing else does")
+    _averaged(b, c)
     _apart(b, c)
     if KERNELS[c.kernel].whole:
         slices.call(b, c)
@@ -170,6 +166,28 @@ def _one(b: Frame, c: Call) -> None:
     else:
         for part in parts(c):
             b.call(part)
+
+
+def _averaged(b: Frame, c: Call) -> None:
+    """Require that calls of the loss compute the mean that the head names. In f16 the loss scale is
+    in the factor of a micro-batch, if there is one. The only value that fits a scale is a factor
+    that this body has made."""
+    trains = not b.fn.name.startswith("eval.")
+    scaler = SCALED if b.head.real == "f16" else NULL
+    mean = b.head.loss_mean if trains else "tokens"
+    if c.kernel in LOSS_SUMS.values() and c.kernel != LOSS_SUMS[mean]:
+        b.fail(c, f"the mean is over {mean}")
+    if c.kernel == FACTOR and c.args[2] != scaler:
+        b.fail(c, "f16 needs a scale to train, nothing else does")
+    if c.kernel not in LOSSES:
+        return
+    if trains != (c.args[1] != NULL):
+        b.fail(c, "training needs the gradient, evaluation does not")
+    if mean == "micro_batch":
+        if base(c.args[4]) != "tmp":
+            b.fail(c, "needs the factor of its micro-batch")
+    elif c.args[4] != (scaler if trains else NULL):
+        b.fail(c, "f16 needs a scale to train, nothing else does")
 
 
 def _launched(b: Frame, calls: Sequence[Call]) -> None:

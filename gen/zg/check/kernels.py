@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..facts.kernels import ADD, KERNELS, NULL, Kernel
+from ..facts.kernels import ADD, KERNELS, NULL, Formal, Kernel
 from ..facts.ops import LEAVES as COUNT
 from ..facts.ops import SCALE
-from ..plan.operand import Arg, Operand
+from ..plan.operand import Arg, Operand, base
 from ..plan.operand import whole as number
 from ..plan.plan import Call
 
@@ -35,6 +35,11 @@ CLASSES = {
 }
 LEAVES, SCALED = Operand("ctl"), Operand("ctl", SCALE)
 CTL = {LEAVES: (COUNT, COUNT + 8), SCALED: (SCALE, SCALE + 8)}
+
+
+def kept(f: Formal, arg: Arg) -> bool:
+    """Return whether an operand lies in a class of its own. A scale may be a value, too."""
+    return f.name in CLASSES and (f.name != "scale" or base(arg) != "tmp")
 
 
 def parts(c: Call) -> list[Call]:

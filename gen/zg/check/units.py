@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..facts.kernels import LOSS_SUMS
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
 from .arrays import Computed, Key, Leaf, MicroBatch, RopeTable, State, Totals
@@ -11,8 +12,6 @@ from .memory import Extent
 from .order import Memory, told
 from .play import Action
 from .uses import UnitUse, Uses
-
-LOSS = "zk_loss_sum"
 
 
 class Units:
@@ -67,7 +66,7 @@ class Units:
                     ref,
                     Computed("x" if name == "y" else name, s.unit, micro_batch),
                 )
-        if any(c.kernel == LOSS for c in fn.calls):
+        if any(c.kernel in LOSS_SUMS.values() for c in fn.calls):
             self.loss(micro_batch)
 
     def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> UnitUse:

@@ -256,6 +256,10 @@ _ROWS = (
     _row("zk_pick", "y>real:C x<real:M*C target<i32:M M C", "run(Grid(1, 1, 1, 256, 0))"),
     _row("zk_loss_sum", "sums+i64:72 loss<f32:M target<i32:M M",
          "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
+    _row("zk_loss_mean", "sums+i64:72 loss<f32:M target<i32:M M",
+         "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
+    _row("zk_loss_factor", "factor>f64:1 target<i32:M scale<f64?:1 M",
+         "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
 
     # a thread takes 4 elements of a sum; a warp takes 1, 8 or 32 blocks of 1024 of a flat at once
     _row("zk_push", "node+f32 stride~ src<full count~ full~ n ctl<ctl? total~ mask~ block~",
@@ -280,6 +284,9 @@ PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(workspace=GEM
 
 # Kernels that compute the loss.
 LOSSES = ("zk_cross_entropy", "zk_soft_cross_entropy")
+# train.loss_mean -> the kernel that adds the losses of a micro-batch in training.
+LOSS_SUMS = {"tokens": "zk_loss_sum", "micro_batch": "zk_loss_mean"}
+FACTOR = "zk_loss_factor"  # a micro-batch's rows per valid token
 
 HOST = "zk_host_"  # prefix of a twin's name
 TWINS: Mapping[str, Kernel] = {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..plan.operand import Names
 from . import kinds
-from .kernels import KERNELS, NULL, Formal
+from .kernels import FACTOR, KERNELS, LOSS_SUMS, LOSSES, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
 # Operands of an op other than its values.
@@ -184,20 +184,26 @@ PASSES: Mapping[str, Names] = {
     if (passes := [line for line in op.bwd if line.startswith("pass ")])
 }
 
-# The head's losses in training: the gradient overwrites the logits. Both bodies end with the sum of
-# losses; evaluation then computes the logits of one row again, from which a token is drawn.
+# The head's losses in training, by train.loss_mean: the gradient overwrites the logits. Both bodies
+# end with the sum of losses; evaluation then computes the logits of one row again, from which a
+# token is drawn. Before losses that are averaged over their micro-batch, its tokens are counted.
+_SCALES = {"tokens": "scaler", "micro_batch": "factor"}
 TRAIN_LOSS = {
-    "loss": _call("zk_cross_entropy dlogits=x logits=x scale=scaler"),
-    "soft_loss": _call("zk_soft_cross_entropy dlogits=x logits=x scale=scaler"),
+    mean: {
+        name: _call(f"{kernel} dlogits=x logits=x scale={scale}")
+        for name, kernel in zip(("loss", "soft_loss"), LOSSES, strict=True)
+    }
+    for mean, scale in _SCALES.items()
 }
-LOSS_SUM = _call("zk_loss_sum M=rows")
+LOSS_FACTOR = _call(f"{FACTOR} scale=scaler M=rows")
+LOSS_SUM = {mean: _call(f"{kernel} M=rows") for mean, kernel in LOSS_SUMS.items()}
 PICK = _call("zk_pick y=row M=rows C=K")
 
 # Names of a block's ops in train.recompute.
 WORDS = {
     name: name
     for name in OPS
-    if name not in ("embed", "embed_packed", "softcap", *TRAIN_LOSS)
+    if name not in ("embed", "embed_packed", "softcap", "loss", "soft_loss")
 } | {
     "add": "residual",
     "attention_capped": "attention",

@@ -55,11 +55,11 @@ class Value:
     """An array that functions of a unit compute: an activation, a gradient or statistics."""
 
     name: str
-    dtype: str  # real | f32
+    dtype: str  # real | f32 | f64
     elems: int
 
     def bytes(self, real: int) -> int:
-        return self.elems * (real if self.dtype == "real" else 4)
+        return self.elems * kernels.WIDTHS.get(self.dtype, real)
 
 
 # An operand: its kind, and its name or number.

@@ -273,11 +273,10 @@ class _Calls:
 
     def growth(self, kind: str, name: object) -> int:
         """Return the bytes of an operand's rows in one round."""
-        if kind != "value" or name == self.part:
+        if kind != "value" or name in (self.part, "factor"):
             return 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
         v = self.values[str(name)]
-        width = ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
-        return width * v.elems // self.rounds
+        return v.bytes(ops.BYTES[self.b.spec.train.precision]) // self.rounds
 
     def forward(self, node: OpNode) -> None:
         first = len(self.calls)
@@ -441,21 +440,26 @@ def _head(
     for node in (*wide, loss):
         node.dims["M"] = m
     b.values[logits] = Value(logits, "real", m * b.dims["R"])
+    mean = b.spec.train.loss_mean
+    loss.bind["factor"] = "factor"
+    b.values["factor"] = Value("factor", "f64", 1)
     train, plain = _Calls(b, full), _Calls(b, full)
     for calls in (train, plain):
         for node in before:
             calls.forward(node)
+        if calls is train and mean == "micro_batch":
+            calls.line(loss, ops.LOSS_FACTOR)
         calls.rounds, calls.part = rounds, logits
         for node in wide:
             calls.forward(node)
-    train.line(loss, ops.TRAIN_LOSS[loss.op.name])
+    train.line(loss, ops.TRAIN_LOSS[mean][loss.op.name])
     plain.forward(loss)
     train.grads[logits] = logits
     for node in reversed(wide):
         train.backward(node)
     train.rounds = plain.rounds = 1
-    train.line(loss, ops.LOSS_SUM)
-    plain.line(loss, ops.LOSS_SUM)
+    train.line(loss, ops.LOSS_SUM[mean])
+    plain.line(loss, ops.LOSS_SUM["tokens"])
     if not tied and b.spec.train.precision != "f32":
         for weight in sorted(full):
             train.round(weight)

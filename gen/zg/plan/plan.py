@@ -88,6 +88,8 @@ class Head:
     local: int = 0  # ranks per host, numbered consecutively; 0: all
     # Order of products of bf16 on a CPU: auto | pairs | tiles.
     products: str = "auto"
+    # Mean of a step's loss: over tokens | over each micro_batch, then over micro-batches.
+    loss_mean: str = "tokens"
 
     @property
     def bytes(self) -> int:

@@ -75,7 +75,7 @@ _TOP = {
     "seq_parallel_communication_data_type": idle("there is no sequence parallelism", DTYPE),
     "prescale_gradients": idle(_SCALED, quiet=(False,)),
     "gradient_predivide_factor": idle(_SCALED, real(1e-30), quiet=(1,)),
-    "gradient_allreduce_op": no("the loss of a step is the mean over its tokens",
+    "gradient_allreduce_op": no("the loss of a step is a mean",
                                 word("mean", "sum"), ("mean",)),
     "sparse_gradients": no("gradients are dense"),
     "disable_allgather": idle("DeepSpeed does not use it", quiet=(False,)),

@@ -407,7 +407,8 @@ class Train:
     other (micro_batches), or all of them layer by layer (layers); offload_activations: activations
     that backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run,
     not counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU
-    that GEMMs leave to NCCL, which uses no more; 0 bounds neither.
+    that GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: the means that a
+    step's loss consists of.
     """
 
     __pydantic_config__ = _KEYS
@@ -435,6 +436,7 @@ class Train:
     dropout: _Dropout = 0.0
     label_smoothing: Annotated[float, Real(0.0, 0.99)] = 0.0
     z_loss: Annotated[float, Real(0.0, 1.0)] = 0.0
+    loss_mean: Annotated[str, Choice("tokens", "micro_batch")] = "tokens"
 
 
 @dataclass(frozen=True)

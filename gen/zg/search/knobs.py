@@ -131,10 +131,11 @@ def _ahead(spec: Spec) -> tuple[int | None, ...]:
 
 def _batches(spec: Spec) -> list[int]:
     """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
-    may not divide others."""
+    may not divide others. None if another micro-batch is another loss."""
     own = spec.train.global_batch // spec.cluster.ranks
     some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
-    return [] if spec.train.head_chunk else [*some]
+    held = spec.train.head_chunk or spec.train.loss_mean == "micro_batch"
+    return [] if held else [*some]
 
 
 def _words(spec: Spec) -> list[tuple[str, ...]]:
