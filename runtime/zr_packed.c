@@ -218,6 +218,7 @@ static int pack4(const place *at, zr_entry *w, zr_packed *q)
         return -1;
     if (hash_of(q->levels, sizeof q->levels) != types[type].levels)
         return wrong(at, "quant_map does not have the levels of its type");
+    if (!types[type].format) q->levels[8] = -0.0f; /* fp4's sign, as its kernels have it */
     if (s.nested &&
         (need(at, &q->scales, bare, ".nested_absmax", "F32", (blocks + s.nested - 1) / s.nested) ||
          read_map(at, bare, ".nested_quant_map", q->dynamic, 256)))

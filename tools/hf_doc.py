@@ -118,7 +118,8 @@ def text() -> str:
     fixed = ", ".join(f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items())
     one = f"Only this value or null is allowed: {fixed}."
     why = {
-        key: f"{wrong}; take {good}" for key, (wrong, good) in hfkeys.REFUSED.items()
+        key: f"{wrong.format(method='')}; take {good}"
+        for key, (wrong, good) in hfkeys.REFUSED.items()
     }
     return "\n\n".join(
         (
