@@ -41,6 +41,8 @@ NULLS
   `sliding_window_pattern` says so. Mistral, Phi-3 and StarCoder2 have it in all layers or none.
   After training from scratch `--save` writes `layer_types`, and `max_window_layers` where that key
   can express the windows.
+- `quantization_config` may be bitsandbytes', with one of `load_in_4bit` and `load_in_8bit`:
+  [Folders of bitsandbytes](data.md#folders-of-bitsandbytes).
 - transformers gives the embedding of `pad_token_id` no gradient. Here it is a token like any other.
 """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -434,3 +435,42 @@ def test_malformed_folders(
         assert done.code == 2 and told in done.err, done.err
         assert sum(": tensor " in line for line in done.err.splitlines()) == 1
         assert not out.exists() or not any(out.iterdir())
+
+
+def mutant(x: Tensors, rng: random.Random) -> None:
+    """Change the type, shape, size, bytes, name or JSON of a tensor beside a weight."""
+    name = rng.choice([n for n in x if ".layers." in n and "norm" not in n])
+    old, how = x[name], rng.randrange(5)
+    if how == 0 and old.data:
+        data = bytearray(old.data)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        x[name] = replace(old, data=bytes(data))
+    elif how == 1:
+        n = rng.choice((0, 1, 4, len(old.data) // 2, len(old.data) + 4))
+        x[name] = packed.Tensor("U8", (n,), (old.data * 2 + bytes(8))[:n])
+    elif how == 2:
+        x[f"{name}x"] = x.pop(name)
+    elif how == 3:
+        x.pop(name)
+    else:
+        name, state = packed.state_of(x, Q)
+        key = rng.choice([*state])
+        state[key] = rng.choice((0, 1, -1, 2**62, 64, [], [0, 0], "nf4", None, 1e300))
+        data = json.dumps(state).encode()[: rng.choice((9999, 9999, 20))]
+        x[name] = packed.Tensor("U8", (len(data),), data)
+
+
+@pytest.mark.slow
+def test_mutants(tmp_path: pathlib.Path) -> None:
+    """Mutants are loaded or refused, without an access out of bounds."""
+    rng, codes = random.Random(1), []
+    binary = built("nf4", *WAYS[1], lora("nf4"), kind=trainer.ASAN)
+    for _ in range(150):
+        tensors = packed.read(packed.DATA / "nf4")
+        mutant(tensors, rng)
+        packed.write(tmp_path / "in", tensors)
+        done = program.run(binary, "--load", tmp_path / "in", "--steps", 0)
+        assert done.code in (0, 2) and "Sanitizer" not in done.err, done.err
+        assert "runtime error" not in done.err, done.err
+        codes.append(done.code)
+    assert 15 < codes.count(0) < 135
