@@ -35,12 +35,10 @@ static const char *const beside4[] = {".absmax", ".quant_map", ".nested_absmax",
 static const char *const beside8[] = {".SCB", ".weight_format"};
 static const char weight[] = ".weight";
 
-/* Types of 4 bits: the FNV-1a hash of the levels' bytes, and the run's format. */
-static const struct {
-    const char *name;
-    uint64_t levels;
-    int format;
-} types[] = {{"nf4", 0x38e10558c37c2c71, ZR_NF4}, {"fp4", 0x34e98e13e945d335, 0}};
+/* Types of 4 bits, and the FNV-1a hashes of their levels' bytes. */
+enum { NF4, FP4, TYPES };
+static const char *const type_names[TYPES] = {"nf4", "fp4"};
+static const uint64_t level_hashes[TYPES] = {0x38e10558c37c2c71, 0x34e98e13e945d335};
 static const uint64_t dynamic_hash = 0xd677f22a96665bc4;
 
 static int is_one_of(const char *end, const char *const *ends, size_t n)
@@ -119,7 +117,7 @@ typedef struct state {
     int type, dtype; /* numbers; -1: none or unknown */
 } state;
 
-static int number_of(const char *text, const char *const *known, int n)
+static int nth_word(const char *text, const char *const *known, int n)
 {
     int i = 0;
     while (i < n && (!text || strcmp(text, known[i]))) i++;
@@ -127,12 +125,11 @@ static int number_of(const char *text, const char *const *known, int n)
 }
 
 /* Read a value of the JSON. */
-static void read_value(zr_json *j, const char *key, state *s)
+static void read_key(zr_json *j, const char *key, state *s)
 {
     static const char *const dtypes[] = {[F32] = "float32", [BF16] = "bfloat16", [F16] = "float16"};
-    static const char *const names[] = {"nf4", "fp4"};
-    if (!strcmp(key, "quant_type")) s->type = number_of(zr_json_text(j), names, 2);
-    else if (!strcmp(key, "dtype")) s->dtype = number_of(zr_json_text(j), dtypes, 3);
+    if (!strcmp(key, "quant_type")) s->type = nth_word(zr_json_text(j), type_names, TYPES);
+    else if (!strcmp(key, "dtype")) s->dtype = nth_word(zr_json_text(j), dtypes, 3);
     else if (!strcmp(key, "blocksize")) s->block = zr_json_count(j);
     else if (!strcmp(key, "nested_blocksize")) s->nested = zr_json_count(j);
     else if (!strcmp(key, "nested_offset")) {
@@ -159,7 +156,7 @@ static int read_state(const place *at, const zr_entry *e, state *s)
     zr_json j = {text, text + n, NULL};
     for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
         const char *key = zr_json_key(&j);
-        if (key) read_value(&j, key, s);
+        if (key) read_key(&j, key, s);
     }
     if (!zr_json_end(&j)) return 0;
     snprintf(what, sizeof what, "quant_state, byte %d: %s", (int)(j.at - text), j.error);
@@ -189,7 +186,7 @@ static int check_state(const place *at, const zr_entry *w, const state *s, int t
 }
 
 /* Read the map of a type, f32 numbers, from a tensor that must have n of them. */
-static int read_map(const place *at, int bare, const char *end, float *to, int64_t n)
+static int read_levels(const place *at, int bare, const char *end, float *to, int64_t n)
 {
     zr_entry e;
     if (need(at, &e, bare, end, "F32", n)) return -1;
@@ -200,10 +197,10 @@ static int pack4(const place *at, zr_entry *w, zr_packed *q)
 {
     char end[64];
     const zr_entry *e = NULL;
-    int bare = (int)strlen(at->name), type = 2;
+    int bare = (int)strlen(at->name), type = TYPES;
     state s;
     while (!e && type-- > 0) {
-        snprintf(end, sizeof end, STATE "bitsandbytes__%s", types[type].name);
+        snprintf(end, sizeof end, STATE "bitsandbytes__%s", type_names[type]);
         e = find(at, bare, end);
     }
     if (!e) return wrong(at, "quant_state.bitsandbytes__nf4 (or fp4) is missing beside it");
@@ -214,22 +211,21 @@ static int pack4(const place *at, zr_entry *w, zr_packed *q)
     if (!s.nested && find(at, bare, ".nested_absmax"))
         return wrong(at, "quant_state: nested_blocksize is missing");
     if (need(at, &q->factors, bare, ".absmax", s.nested ? "U8" : "F32", blocks) ||
-        read_map(at, bare, ".quant_map", q->levels, 16))
+        read_levels(at, bare, ".quant_map", q->levels, 16))
         return -1;
-    if (hash_of(q->levels, sizeof q->levels) != types[type].levels)
+    if (hash_of(q->levels, sizeof q->levels) != level_hashes[type])
         return wrong(at, "quant_map does not have the levels of its type");
-    if (!types[type].format) q->levels[8] = -0.0f; /* fp4's sign, as its kernels have it */
+    if (type == FP4) q->levels[8] = -0.0f; /* a sign and 0, as bitsandbytes' kernels have it */
     if (s.nested &&
         (need(at, &q->scales, bare, ".nested_absmax", "F32", (blocks + s.nested - 1) / s.nested) ||
-         read_map(at, bare, ".nested_quant_map", q->dynamic, 256)))
+         read_levels(at, bare, ".nested_quant_map", q->dynamic, 256)))
         return -1;
     int same = s.block == NF4_BLOCK && s.nested == NF4_NESTED &&
                hash_of(q->dynamic, sizeof q->dynamic) == dynamic_hash;
-    q->bits = 4;
     q->block = s.block;
     q->nested = s.nested;
     q->mean = (float)s.mean;
-    q->format = same ? types[type].format : 0;
+    q->format = same && type == NF4 ? ZR_NF4 : 0;
     w->dtype = s.dtype;
     w->ndim = 2;
     memcpy(w->shape, s.shape, sizeof w->shape);
@@ -249,7 +245,6 @@ static int pack8(const place *at, zr_entry *w, zr_packed *q)
         (need(at, &e, bare, ".weight_format", "U8", 1) || read_bytes(at->t, &e, &order, 1, 0)))
         return -1;
     if (order) return wrong(at, "weight_format must be 0, which is row by row");
-    q->bits = 8;
     q->block = w->shape[1];
     q->format = q->block % INT8_CHUNK ? 0 : ZR_INT8;
     w->dtype = F32;

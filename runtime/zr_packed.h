@@ -7,7 +7,7 @@
  *           NAME.nested_absmax, NAME.nested_quant_map: the factors are U8, and a factor is
  *             nested_quant_map[absmax] * nested_absmax[block / nested_blocksize] + nested_offset
  *           w = level * factor, rounded to dtype
- *   8 bits  NAME is I8 [rows, columns], beside it are SCB, F32 [rows], and weight_format, which is 0.
+ *   8 bits  NAME is I8 [rows, columns], beside it are SCB, F32 [rows], and weight_format, 0.
  *           w = q * SCB * (1 / 127)
  *
  * Invariants

@@ -1,5 +1,5 @@
-"""packed.py -- writes tests/data/packed: small Llamas whose linears bitsandbytes has quantized, and
-the weights to which it dequantizes them.
+"""packed.py -- writes tests/data/packed: small Llamas in few bits by bitsandbytes, and the weights
+to which it dequantizes them.
 
 A tool for developers; the tests read its folders and need none of this:
     python3 -m venv /tmp/bnb

@@ -464,8 +464,8 @@ def mutant(x: Tensors, rng: random.Random) -> None:
 def test_mutants(tmp_path: pathlib.Path) -> None:
     """Mutants are loaded or refused, without an access out of bounds."""
     rng, codes = random.Random(1), []
-    binary = built("nf4", *WAYS[1], lora("nf4"), kind=trainer.ASAN)
-    for _ in range(150):
+    binary = built("nf4", *WAYS[2], lora("nf4"), kind=trainer.ASAN)
+    for _ in range(80):
         tensors = packed.read(packed.DATA / "nf4")
         mutant(tensors, rng)
         packed.write(tmp_path / "in", tensors)
@@ -473,4 +473,4 @@ def test_mutants(tmp_path: pathlib.Path) -> None:
         assert done.code in (0, 2) and "Sanitizer" not in done.err, done.err
         assert "runtime error" not in done.err, done.err
         codes.append(done.code)
-    assert 15 < codes.count(0) < 135
+    assert 8 < codes.count(0) < 72

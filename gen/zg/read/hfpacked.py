@@ -6,9 +6,8 @@ files say how each tensor is stored; here only the method is checked.
 
 from __future__ import annotations
 
-from ..plan.operand import Names
 from .hfkeys import REFUSED
-from .node import Node, SpecError, shown
+from .node import Names, Node, SpecError, shown
 
 KEY = "quantization_config"
 METHOD = "bitsandbytes"
