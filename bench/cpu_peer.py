@@ -4,13 +4,13 @@ It runs in one process, or in several that torchrun starts, under DDP, FSDP2 or 
 
     cpu_peer.py SPEC.yaml --batch B --sequence T --data TOKENS --steps N --out OUT.json
                 [--precision f32|autocast|bf16] [--compile] [--spread ddp|fsdp2|zero0|zero3]
-                [--lora] [--blocks N]
+                [--lora] [--four-bit] [--blocks N]
 
 Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: everything,
 without masters, except under FSDP2 (f32 parameters and sums) and DeepSpeed (f32 masters). --lora: a
-frozen GPT-2 of transformers, with PEFT's adapters of rank 16 on `c_attn`. --blocks: layers, if not
-the spec's. Figures of rank 0: seconds of each step, losses, the host's clock when the first step
-began.
+frozen GPT-2 of transformers, with PEFT's adapters of rank 16 on `c_attn`. --four-bit: as --lora, on
+all linears of blocks, which bitsandbytes holds in NF4. --blocks: layers, if not the spec's. Figures
+of rank 0: seconds of each step, losses, the host's clock when the first step began.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,8 +126,25 @@ class Adapted(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
-def peft(spec: dict) -> nn.Module:
-    """Return a GPT-2 of a spec with PEFT's adapters."""
+def in_four_bits(model: nn.Module) -> nn.Module:
+    """Return a model of transformers as it is loaded in NF4."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    how = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=how, dtype=torch.float32
+        )
+
+
+def peft(spec: dict, four_bit: bool) -> nn.Module:
+    """Return a GPT-2 of a spec with PEFT's adapters. four_bit: its linears are in NF4."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -143,15 +161,21 @@ def peft(spec: dict) -> nn.Module:
         attn_pdrop=0,
     )
     adapters = LoraConfig(
-        r=16, lora_alpha=32, target_modules=["c_attn"], fan_in_fan_out=True
+        r=16,
+        lora_alpha=32,
+        target_modules="all-linear" if four_bit else ["c_attn"],
+        fan_in_fan_out=not four_bit,  # bitsandbytes stores [out,in]
     )
-    return Adapted(get_peft_model(GPT2LMHeadModel(config), adapters))
+    model: nn.Module = GPT2LMHeadModel(config)
+    if four_bit:
+        model = in_four_bits(model)
+    return Adapted(get_peft_model(model, adapters)).train()
 
 
 def made(given: argparse.Namespace, spec: dict) -> Step:
     recipe, spread = spec["train"], given.spread
-    if given.lora:
-        return plain(peft(spec), recipe, given.precision, None)
+    if given.lora or given.four_bit:
+        return plain(peft(spec, given.four_bit), recipe, given.precision, None)
     apart = spread in ("fsdp2", "zero0", "zero3")  # these keep f32 themselves
     whole = given.precision == "bf16" and not apart
     m = torch_peer.make(
@@ -211,6 +235,7 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--spread", choices=("ddp", "fsdp2", "zero0", "zero3"))
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--four-bit", action="store_true")
     parser.add_argument("--blocks", type=int, default=0)
     given = parser.parse_args()
     found = train(given)

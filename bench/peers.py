@@ -47,7 +47,10 @@ from zg.predict import cost
 PEERS = ROOT / "out" / "peers"
 VENV = PEERS / "venv" / "bin"
 CORES = min(os.cpu_count() or 1, 2)
-NEEDS = ("torch", "deepspeed", "transformers", "peft", "numpy", "pyyaml")
+NEEDS = (
+    *("torch", "deepspeed", "transformers", "peft", "bitsandbytes", "accelerate"),
+    *("numpy", "pyyaml"),
+)
 
 # PyTorch's bf16 product in a process of one thread: the best within a time, GFLOP/s.
 PRODUCT = """

@@ -162,7 +162,6 @@ static const struct {
     {"model.model.", "a model inside another: save the inner one"},
     {"language_model.", "a multimodal model's: save its text model"},
     {"qweight", "GPTQ's or AWQ's: use the weights before quantization"},
-    {"weight.absmax", "bitsandbytes': use the weights before quantization"},
     {"weight_scale", "of quantized weights: use the weights before quantization"},
     {"weight_scale_inv", "of quantized weights: use the weights before quantization"},
     {"tok_embeddings.", "Meta's format: use the folder in transformers' format"},

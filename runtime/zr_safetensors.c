@@ -519,6 +519,7 @@ void zr_table_close(zr_table *t)
     free(t->index);
     free(t->map);
     free(t->aliases);
+    free(t->packed);
     *t = (zr_table){0};
 }
 
@@ -530,7 +531,8 @@ int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_table *u, cons
 {
     char x[EQUAL], y[EQUAL];
     int64_t n = a->end - a->begin;
-    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape))
+    if (a->packed || b->packed || a->dtype != b->dtype || a->ndim != b->ndim ||
+        memcmp(a->shape, b->shape, sizeof a->shape))
         return 0;
     for (int64_t i = 0; i < n; i += EQUAL) {
         int64_t some = n - i < EQUAL ? n - i : EQUAL;

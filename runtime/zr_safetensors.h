@@ -13,6 +13,7 @@ typedef struct zr_entry {
     int64_t shape[ZR_DIMS];
     int64_t begin, end; /* offsets in the file */
     int32_t dtype, ndim, file, used;
+    const struct zr_packed *packed; /* zr_packed.h; NULL: the file has its elements as they are */
 } zr_entry;
 
 typedef struct zr_table {
@@ -36,6 +37,8 @@ typedef struct zr_table {
         int64_t file;
     } *aliases; /* [naliases] all of a file's __metadata__, which may have other entries */
     int64_t naliases;
+    struct zr_packed *packed; /* [npacked] */
+    int64_t npacked;
 } zr_table;
 
 /* Read and check the headers of all files. After a failure nothing is open. */
@@ -44,7 +47,7 @@ int zr_table_open(zr_table *t, const char *dir, char *why);
 int zr_table_open_file(zr_table *t, const char *dir, const char *name, char *why);
 void zr_table_close(zr_table *t);
 zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there */
-/* Return whether two entries are the same tensor. */
+/* Return whether two entries are the same tensor; packed ones never are. */
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_table *u, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
 /* ---- names in a folder of weights */

@@ -14,6 +14,7 @@
 #include "zr_file.h"
 #include "zr_json.h"
 #include "zr_lora.h"
+#include "zr_packed.h"
 #include "zr_safetensors.h"
 #include "zr_save.h"
 #include "zr_weights.h"
@@ -150,6 +151,41 @@ static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, i
     return NULL;
 }
 
+/* Remove a key and its value from text[*n]. copy: another copy to parse. Returns 1, or 0 if the key
+ * is not there or the text is not JSON. */
+static int cut(char *text, int64_t *n, char *copy, const char *key)
+{
+    zr_json j = {copy, copy + *n, NULL};
+    int64_t i = 0, from = 0, to = 0, found = 0;
+    while (zr_json_more(&j, '{', &i)) {
+        if (i == 1) from = j.at - copy;
+        if (found) to = j.at - copy; /* the first key's comma goes with it */
+        const char *name = found ? NULL : zr_json_key(&j);
+        if (found) break;
+        found = name && !strcmp(name, key) ? i : 0;
+        zr_json_skip(&j);
+        to = j.at - copy;
+        if (found > 1) break;
+        if (!found) from = to;
+    }
+    if (!found || j.error) return 0;
+    memmove(text + from, text + to, (size_t)(*n - to + 1));
+    *n -= to - from;
+    return 1;
+}
+
+/* Remove quantization_config from text[*n], as the weights are saved dequantized. Returns whether
+ * it was there. */
+static int unpacked(char *text, int64_t *n)
+{
+    char *copy = malloc((size_t)*n + 1);
+    if (!copy) return 0;
+    memcpy(copy, text, (size_t)*n + 1);
+    int was = cut(text, n, copy, "quantization_config");
+    free(copy);
+    return was;
+}
+
 /* Return the text with another type of the weights, and free the old one. NULL:
  * not JSON, or out of memory. */
 static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
@@ -180,6 +216,9 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
     if (from && zr_path(file, from, ZR_CONFIG, why)) return -1;
     if (from && !access(file, F_OK)) {
         h.text = zr_file_text(file, &h.n, why);
+        if (h.text && unpacked(h.text, &h.n))
+            zr_why(note, "%.200s gets the dequantized weights%s, and no quantization_config",
+                   s->dir, s->stored.merge ? " with the adapters added" : "");
         if (h.text && type >= 0) h.text = retyped(h.text, &h.n, type, file, why);
     } else if (s->p->config) {
         h.text = strdup(s->p->config);
@@ -346,7 +385,7 @@ int zr_save_part(zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
     if (s->added && s->p->formats) {
-        if (zr_table_open(&s->loaded, s->from, why)) return -1;
+        if (zr_folder_open(&s->loaded, s->from, why)) return -1;
         s->stored.loaded = &s->loaded;
     }
     int bad =

@@ -17,6 +17,7 @@
 #include "zr_lora.h"
 #include "zr_memory.h"
 #include "zr_names.h"
+#include "zr_packed.h"
 #include "zr_progress.h"
 #include "zr_quantized.h"
 #include "zr_rows.h"
@@ -281,8 +282,8 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
     return 0;
 }
 
-static int read_floats(int fd, zr_chunk *c, int type, int64_t at, zr_rows o, int64_t first,
-                       int64_t n);
+static int read_floats(const zr_table *table, const zr_entry *e, zr_chunk *c, zr_rows o,
+                       int64_t first, int64_t n);
 
 /* Write weights of --load's folder, where `e` is their entry, in place of a quantized piece: the
  * runs of CHUNK weights that begin in it, of n in the tensor. */
@@ -297,8 +298,7 @@ static int write_loaded(int fd, const zr_program *p, const zr_stored *f, const z
     for (; first < end; first += run) {
         run = zr_run_of(o, first, zr_least(CHUNK, end - first), &place);
         int64_t to = at + width_of(type) * place;
-        if (read_floats(f->loaded->files[e->file].fd, c, e->dtype, e->begin, o, first, run))
-            return -1;
+        if (read_floats(f->loaded, e, c, o, first, run)) return -1;
         if (merge) zr_merge_add(merge, c->whole, place, run);
         convert(c, ZR_F32, type, run);
         if (zr_write_at(fd, elements_of(c, type), width_of(type) * run, to)) return -1;
@@ -361,48 +361,12 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
 }
 
 /* ---- loading */
-/* for each type the bits of the smallest f32 that is not rounded to a finite number */
-static const uint32_t limits[] = {
-    [ZR_F32] = 0x7f800000,
-    [ZR_BF16] = 0x7f7f8000,
-    [ZR_F16] = 0x477ff000,
-};
-
-/* Return whether an element's magnitude, as bits, is at or above the limit:
- * one pass without branches. */
-static int any_beyond32(const char *from, int64_t n, uint32_t limit)
-{
-    uint32_t any = 0, x;
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&x, from + 4 * i, 4);
-        any |= (x & 0x7fffffff) + (0x80000000 - limit);
-    }
-    return any >> 31;
-}
-
-static int any_beyond16(const char *from, int64_t n, uint16_t limit)
-{
-    uint16_t any = 0, x;
-    for (int64_t i = 0; i < n; i++) {
-        memcpy(&x, from + 2 * i, 2);
-        any |= (uint16_t)((x & 0x7fff) + (0x8000 - limit));
-    }
-    return any >> 15;
-}
-
-static int any_beyond(const char *from, int type, int64_t n, uint32_t limit)
-{
-    if (type == ZR_F32) return any_beyond32(from, n, limit);
-    /* bf16 is the upper half of an f32; all finite f16 are below every limit */
-    return any_beyond16(from, n, type == ZR_F16 ? 0x7c00 : (uint16_t)((limit + 0xffff) >> 16));
-}
-
 /* Return -1 if one of n elements of a tensor, from `first` on, may not be loaded; c then has it. */
 static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, int64_t n)
 {
     int64_t i = 0, width = width_of(type);
-    if (!any_beyond(from, type, n, c->limit)) return 0;
-    while (!any_beyond(from + width * i, type, 1, c->limit)) i++;
+    if (!zr_any_beyond(from, type, n, c->limit)) return 0;
+    while (!zr_any_beyond(from + width * i, type, 1, c->limit)) i++;
     c->beyond = first + i;
     if (type == ZR_F32) memcpy(&c->value, from + width * i, 4);
     else zr_widen(&c->value, (const uint16_t *)(const void *)(from + width * i), 1, type);
@@ -410,22 +374,24 @@ static int check_finite(zr_chunk *c, const char *from, int type, int64_t first, 
     return -1;
 }
 
-/* Read a piece of a state from its tensor in the file, whose data begin at `at`, are of `type` and
- * in order o. It is read into the arena if it needs no conversion. own: the part of the piece that
- * this rank owns; sum: its checksum, see zr_sum.h. */
-static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_rows o,
-                      zr_chunk *c, piece own, uint64_t *sum)
+/* Read a piece of a state from its tensor in the file, which is in order o. It is read into the
+ * arena if it needs no conversion. own: the part of the piece that this rank owns; sum: its
+ * checksum, see zr_sum.h. */
+static int read_piece(const zr_table *table, const zr_entry *e, zr *z, const zr_state *s, piece q,
+                      zr_rows o, zr_chunk *c, piece own, uint64_t *sum)
 {
+    int type = e->dtype;
     int64_t width = width_of(type), some, place;
     char *lies = type == s->type ? zr_reach(z, s->queue, q.at) : NULL;
     /* read ahead from the disk while elements are converted */
-    if (q.n > 0 && !o.heads) /* a length of 0 would mean the whole file */
-        posix_fadvise(fd, at + width * q.skip, width * q.n, POSIX_FADV_WILLNEED);
+    if (q.n > 0 && !o.heads && !e->packed) /* a length of 0 would mean the whole file */
+        posix_fadvise(table->files[e->file].fd, e->begin + width * q.skip, width * q.n,
+                      POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += some) {
         int64_t first = q.skip + i;
         some = zr_run_of(o, first, zr_least(q.n - i, CHUNK), &place);
         char *to = lies ? lies + width * i : elements_of(c, type);
-        if (zr_read_at(fd, to, width * some, at + width * place)) return -1;
+        if (zr_elements(table, e, to, place, some)) return -1;
         if (c->limit && check_finite(c, to, type, place, some)) return -1;
         int64_t lo = own.skip > first ? own.skip - first : 0;
         int64_t hi = zr_least(own.skip + own.n - first, some);
@@ -437,35 +403,45 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-/* Read n weights of a tensor, from its element `first` on, into the chunk as floats. In the file,
- * where they begin at byte `at`, they have order o. */
-static int read_floats(int fd, zr_chunk *c, int type, int64_t at, zr_rows o, int64_t first,
-                       int64_t n)
+/* Read n weights of a tensor of the file, which is in order o, from its element `first` on, into
+ * the chunk as floats. */
+static int read_floats(const zr_table *table, const zr_entry *e, zr_chunk *c, zr_rows o,
+                       int64_t first, int64_t n)
 {
-    int64_t width = width_of(type), some, place;
-    char *to = elements_of(c, type);
+    int64_t width = width_of(e->dtype), some, place;
+    char *to = elements_of(c, e->dtype);
     for (int64_t i = 0; i < n; i += some) {
         some = zr_run_of(o, first + i, n - i, &place);
-        if (zr_read_at(fd, to + width * i, width * some, at + width * place)) return -1;
-        if (c->limit && check_finite(c, to + width * i, type, place, some)) return -1;
+        if (zr_elements(table, e, to + width * i, place, some)) return -1;
+        if (c->limit && check_finite(c, to + width * i, e->dtype, place, some)) return -1;
     }
-    convert(c, type, ZR_F32, n);
+    convert(c, e->dtype, ZR_F32, n);
     return 0;
 }
 
-/* Quantize n weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
- * the ends of the piece are made whole and written in part. */
-static int quantize_piece(int fd, zr *z, const zr_program *p, int type, const zr_state *s, piece q,
-                          int64_t at, zr_rows o, zr_chunk *c, int64_t n, int format)
+/* Return whether a quantized tensor has the numbers that bitsandbytes stored in the file. */
+static int is_kept(const zr_program *p, const zr_tensor *t, const zr_entry *e)
 {
-    int64_t width = zr_width(s), bytes = p->quantized(format, CHUNK);
-    int64_t lo = width * q.skip, hi = lo + width * q.n;
+    int format = zr_format(p, t);
+    return format && e->packed && e->packed->format == format && !zr_rows_of(p, t).heads;
+}
+
+/* Quantize the weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
+ * the ends of the piece are made whole and written in part. */
+static int quantize_piece(const zr_table *table, const zr_entry *e, zr *z, const zr_program *p,
+                          const zr_tensor *t, const zr_state *s, piece q, zr_chunk *c)
+{
+    int format = zr_format(p, t), kept = is_kept(p, t, e);
+    int64_t n = t->shape[0] * t->shape[1], width = zr_width(s);
+    int64_t lo = width * q.skip, hi = lo + width * q.n, bytes = p->quantized(format, CHUNK);
     uint8_t *made = (uint8_t *)c->half;
     for (int64_t begin = lo / bytes * bytes; q.n && begin < hi; begin += bytes) {
         int64_t first = begin / bytes * CHUNK, some = zr_least(CHUNK, n - first);
-        if (read_floats(fd, c, type, at, o, first, some)) return -1;
-        int64_t end = begin + p->quantize(made, c->whole, some, format);
-        int64_t from = lo > begin ? lo : begin, to = zr_least(hi, end);
+        if (read_floats(table, e, c, zr_rows_of(p, t), first, some)) return -1;
+        int64_t size = kept ? zr_packed_keep(table, e->packed, made, first, some, p->quantized)
+                            : p->quantize(made, c->whole, some, format);
+        int64_t end = begin + size, from = lo > begin ? lo : begin, to = zr_least(hi, end);
+        if (size < 0) return -1;
         zr_write(z, s->queue, q.at + from - lo, made + (from - begin), to - from);
     }
     return 0;
@@ -529,14 +505,12 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
                        const zr_entry *e, zr *z, const zr_tensor *t, int i, int rank, zr_chunk *c,
                        uint64_t *sum)
 {
-    int slice = 0, format = f->part ? zr_format(p, t) : 0;
+    int slice = 0, quantized = f->part && zr_format(p, t);
     zr_rows o = rows_of(p, f, t);
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
-        int fd = table->files[e->file].fd;
-        if (format ? quantize_piece(fd, z, p, e->dtype, s, q, e->begin, o, c,
-                                    t->shape[0] * t->shape[1], format)
-                   : read_piece(fd, z, e->dtype, s, q, e->begin, o, c, own, sum))
+        if (quantized ? quantize_piece(table, e, z, p, t, s, q, c)
+                      : read_piece(table, e, z, s, q, o, c, own, sum))
             return -1;
     }
     return 0;
@@ -570,7 +544,7 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     int bad = 0;
     zr_chunk *c = zr_chunk_new();
     if (!c) return zr_why(why, "%s: out of memory", dir);
-    if (!sums) c->limit = limits[p->type];
+    if (!sums) c->limit = zr_limits[p->type];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
             zr_entry *e = zr_locate_for(p, table, instance(name, p, f, &p->tensors[k], i));
@@ -621,14 +595,32 @@ static int judge_unused(const zr_program *p, const zr_table *t, const char *dir,
     return 0;
 }
 
+/* Add to the note that bitsandbytes has quantized some of the tensors, and how they are read. */
+static void tell_packed(const zr_program *p, const zr_table *table, const char *dir, char *note)
+{
+    char name[NAME], before[ZR_WHY];
+    int64_t kept = 0;
+    if (!table->npacked) return;
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; zr_format(p, &p->tensors[k]) && i < p->tensors[k].count; i++)
+            kept += is_kept(p, &p->tensors[k],
+                            zr_locate(table, instance(name, p, &zr_masters, &p->tensors[k], i)));
+    snprintf(before, sizeof before, "%s", note);
+    zr_why(note,
+           "%.150s: bitsandbytes has quantized %" PRId64 " of the tensors; %" PRId64
+           " keep their numbers, %" PRId64 " are dequantized%s%.500s",
+           dir, table->npacked, kept, table->npacked - kept, *before ? "; " : "", before);
+}
+
 int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why)
 {
     zr_table table;
     *note = 0;
-    if (zr_table_open(&table, dir, why)) return -1;
+    if (zr_folder_open(&table, dir, why)) return -1;
     int bad = match_all(p, &zr_masters, &table, dir, why) ||
               (rank == 0 && judge_unused(p, &table, dir, drop, note, why)) ||
               read_all(p, &zr_masters, &table, z, rank, dir, NULL, why);
+    if (!bad && rank == 0) tell_packed(p, &table, dir, note);
     zr_table_close(&table);
     return bad ? -1 : 0;
 }
@@ -638,7 +630,7 @@ static int is_base(const zr_table *t, const zr_entry *e, const char *base, char 
 {
     char name[NAME];
     zr_table own;
-    if (!base || !zr_adapter_base(name, e->name) || zr_table_open(&own, base, why)) return 0;
+    if (!base || !zr_adapter_base(name, e->name) || zr_folder_open(&own, base, why)) return 0;
     const zr_entry *w = zr_locate(&own, name);
     int same = w && zr_table_equal(t, e, &own, w);
     zr_table_close(&own);
@@ -707,7 +699,7 @@ int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, ui
                     char *why)
 {
     zr_table table;
-    if (zr_table_open(&table, dir, why)) return -1;
+    if (zr_folder_open(&table, dir, why)) return -1;
     int bad = 0;
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {

@@ -43,6 +43,8 @@ NULLS
   `sliding_window_pattern` says so. Mistral, Phi-3 and StarCoder2 have it in all layers or none.
   After training from scratch `--save` writes `layer_types`, and `max_window_layers` where that key
   can express the windows.
+- `quantization_config` may be bitsandbytes', with one of `load_in_4bit` and `load_in_8bit`:
+  [Folders of bitsandbytes](data.md#folders-of-bitsandbytes).
 - transformers gives the embedding of `pad_token_id` no gradient. Here it is a token like any other.
 """
 
@@ -120,7 +122,8 @@ def text() -> str:
     fixed = ", ".join(f"`{key}: {json.dumps(x)}`" for key, x in hfkeys.FIXED.items())
     one = f"Only this value or null is allowed: {fixed}."
     why = {
-        key: f"{wrong}; take {good}" for key, (wrong, good) in hfkeys.REFUSED.items()
+        key: f"{wrong.format(method='')}; take {good}"
+        for key, (wrong, good) in hfkeys.REFUSED.items()
     }
     return "\n\n".join(
         (

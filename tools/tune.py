@@ -35,6 +35,7 @@ from checkpoint import Bad, code_of, parsed, printable
 from pretrained import config
 from zg.commandline import Parser
 from zg.output import naming
+from zg.read import hfpacked
 
 ROOT = Path(__file__).resolve().parents[1]
 VALIDATIONS = 4  # in an epoch
@@ -42,6 +43,7 @@ WARMUP = 0.03  # share of the steps
 VAL = 0.05  # share of the documents for validation
 LONGEST = 1024  # tokens of a sample, unless --sequence says otherwise
 STOPPED = 75
+BASES = ("nf4", "int8")
 # Keys with an option here, on which the steps of the schedule depend.
 OWN = {
     "train.sequence": "--sequence",
@@ -97,6 +99,12 @@ def data(job: Job) -> Command:
     return found + words("-o", job.out / "data")
 
 
+def based(job: Job) -> str | None:
+    """Return the base of as many bits as bitsandbytes gave the folder's linears."""
+    said = config(ROOT / job.folder / "config.json").get(hfpacked.KEY)
+    return hfpacked.base(said)
+
+
 def generate(job: Job, steps: int, end: int | None) -> Command:
     args = job.args
     keys: dict[str, object] = {
@@ -117,7 +125,8 @@ def generate(job: Job, steps: int, end: int | None) -> Command:
         )
     if args.lora is not None:
         lora = {"rank": args.lora, "alpha": args.alpha or 2 * args.lora}
-        lora |= {"base": args.base} if args.base else {}
+        base = args.base or based(job)
+        lora |= {"base": base} if base in BASES else {}
         lora |= {"dropout": args.lora_dropout} if args.lora_dropout else {}
         said = ", ".join(f"{key}: {value}" for key, value in lora.items())
         keys["train.lora"] = f"{{{said}}}"
@@ -197,13 +206,11 @@ SAID = {
     "data": "DATA",
     "sequence": "--sequence",
     "val": "--val",
-    "base": "--base",
 }
-TRAINED = ("base",)  # those on which data/ does not depend
 
 
 def begun(job: Job) -> dict[str, Any]:
-    """Return the content of tune.json: everything that data/ depends on, and the base's format."""
+    """Return the content of tune.json: everything that data/ depends on."""
     files = [(ROOT / x).resolve() for x in job.files]
     stats = [file.stat() for file in files]
     return {
@@ -211,7 +218,6 @@ def begun(job: Job) -> dict[str, Any]:
         "data": list(map(str, files)),
         "sequence": job.sequence,
         "val": job.args.val,
-        "base": job.args.base,
         "bytes": [x.st_size for x in stats],
         "changed": [x.st_mtime_ns for x in stats],
     }
@@ -242,7 +248,7 @@ def same(job: Job) -> bool:
                 f"{job.out}: its checkpoints were trained with {how}; use another -o, or the same "
                 "options and files"
             )
-        return {*differs} <= {*TRAINED} and (folder / DONE).exists()
+        return not differs and (folder / DONE).exists()
     if folder.exists() and any(folder.iterdir()):
         raise Bad(f"{job.out}: already exists and is not a folder of ./run tune")
     return False
@@ -411,8 +417,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, type=kind, default=usual, metavar=metavar, help=told)
     parser.add_argument(
         "--base",
-        choices=("nf4", "int8"),
-        help="format of the frozen weights, as in QLoRA (train.precision)",
+        choices=(*BASES, "none"),
+        help="format of the frozen weights, as in QLoRA (train.precision; of a folder that"
+        " bitsandbytes quantized, its own)",
     )
     parser.add_argument(
         "--set",

@@ -120,8 +120,10 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
 }
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 FOLDERS = {
     "Llama-3.2-1B": LLAMA,
+    "Llama-3.2-1B-bnb-4bit": LLAMA | {"quantization_config": NF4},
     "Qwen3-0.6B": LLAMA | {"model_type": "qwen3", "head_dim": 16},
 }
 

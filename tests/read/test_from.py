@@ -313,7 +313,7 @@ def test_more_positions_than_the_model_has_are_told(
         ({"hidden_act": "gelu"}, "3: hidden_act: is 'gelu'; allowed: 'silu'"),
         (
             {"quantization_config": {}},
-            "15: quantization_config: the weights are",
+            "15: quantization_config: the weights are quantized; only those of bits",
         ),
         ({"quantization": {"bits": 4}}, "15: quantization: the weights are"),
         (

@@ -237,7 +237,6 @@ def test_names_of_wrapped_blocks(
     "name,told",
     [
         ("h.0.attn.c_attn.qweight", "GPTQ's or AWQ's"),
-        ("h.0.attn.c_attn.weight.absmax", "bitsandbytes'"),
         ("h.0.attn.c_attn.weight_scale", "of quantized weights"),
         ("tok_embeddings.weight", "Meta's format"),
         # No component of the name begins with it

@@ -135,10 +135,9 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
     assert again.returncode == 0 and "resumes from step" in again.stderr
     assert "./run data" not in again.stderr
     assert "{rank: 4, alpha: 8, base: int8, dropout: 0.1}" in again.stderr
-    assert json.loads((out / "tune.json").read_text())["base"] == "int8"
     other = run(*inputs, "-o", out, *words, "--base", "nf4")
-    assert other.returncode == 2
-    assert "with --base int8, and this command has nf4" in other.stderr
+    assert other.returncode == 4
+    assert 'had train.lora.base: "int8", but this program has' in other.stderr
     first = adapter(out)
     last = run(*inputs, "-o", out, *words)
     assert last.returncode == 0 and "nothing to train" in last.stderr
@@ -197,6 +196,32 @@ def job(inputs: list[Path], out: Path, *more: object) -> tune.Job:
 def test_each_folder_has_its_program(inputs: list[Path], tmp_path: Path) -> None:
     places = {job(inputs, tmp_path / x / "out").build for x in ("a", "b", "a/../b")}
     assert len(places) == 2
+
+
+@pytest.mark.parametrize(
+    "said, words, base",
+    [
+        ({"load_in_4bit": True}, (), ", base: nf4"),
+        ({"load_in_8bit": True, "load_in_4bit": False}, (), ", base: int8"),
+        ({"load_in_4bit": True}, ("--base", "int8"), ", base: int8"),
+        ({"load_in_4bit": True}, ("--base", "none"), ""),
+        ({"load_in_4bit": True}, ("--lora", "full"), None),
+        (None, (), ""),
+    ],
+)
+def test_a_quantized_folder_has_its_base(
+    inputs: list[Path], tmp_path: Path, said: object, words: tuple[str, ...], base: str
+) -> None:
+    """Adapters of a folder that bitsandbytes quantized have a base of as many bits."""
+    folder, talks = inputs
+    shutil.copytree(folder, tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    text = json.dumps(config | {"quantization_config": said})
+    (tmp_path / "base" / "config.json").write_text(text)
+    made = job([tmp_path / "base", talks], tmp_path / "out", *words)
+    found = [x for x in tune.generate(made, 9, 1) if x.startswith("train.lora=")]
+    lora = f"train.lora={{rank: 16, alpha: 32{base}}}"
+    assert found == ([] if base is None else [lora])
 
 
 def test_data_are_made_again_until_there_is_a_checkpoint(

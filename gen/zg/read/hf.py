@@ -17,9 +17,10 @@ from itertools import repeat
 from types import NoneType
 from typing import Any
 
+from ..facts.families import FAMILIES as NAMES
 from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
-from . import dsjson, usertext, yamltext
+from . import dsjson, hfpacked, usertext, yamltext
 from .hfkeys import CAPS, DROPOUTS, FIXED, FREE, NULLS, REFUSED, TOLD
 from .hfmodels import FAMILIES
 from .hfrows import (
@@ -60,12 +61,13 @@ WORDS = {**SYNONYMS} | {
 @dataclass(frozen=True)
 class Found:
     """Content of a folder. model: the model of a spec; context: number of positions; end: the token
-    that ends a text."""
+    that ends a text; packed: quantization_config and the format that it gives the linears."""
 
     folder: str
     model: Node
     context: int
     end: Node
+    packed: tuple[Node, str] | None
     notes: Names
 
 
@@ -198,18 +200,27 @@ class _Config:
             raise self.fail(key, wrong, self.family.rotary[usual.index(key)])
         if key in self.usual:
             self.kind(key, said)
+        elif key == hfpacked.KEY and said is not None:
+            self.packed()
         elif key in REFUSED and said is not None and not self.adopted(key):
             raise self.fail(key, *REFUSED[key])
         elif key in FIXED and said not in (FIXED[key], None):
             raise self.fail(key, f"is {_shown(said)}", _shown(FIXED[key]))
         elif key in DROPOUTS and type(said) not in (int, float, NoneType):
             raise self.fail(key, f"is {_shown(said)}", "a number, or null")
-        free = said is None or _told(key) or self.adopted(key)
+        free = said is None or _told(key) or self.adopted(key) or key in REFUSED
         if key not in self.allowed and not free:
             known = near(key, [*self.allowed])
             good = "leave it out if it has no effect"
             wrong = f"is not a known key of {self.family.type}"
             raise self.fail(key, wrong, f"{known}, or {good}" if known else good)
+
+    def packed(self) -> tuple[Node, str] | None:
+        """Return quantization_config and the format that it gives the linears."""
+        node = self.given.get(hfpacked.KEY)
+        if node is None or node.value is None:
+            return None
+        return node, hfpacked.format_of(node, NAMES[self.family.names].out_in)
 
     def adopted(self, key: str) -> bool:
         """Return whether a key names code that transformers has adopted."""
@@ -635,7 +646,7 @@ def load(folder: str) -> Found:
     notes = config.check()
     context = config.number(config.family.context)
     end = config.get("eos_token_id")
-    return Found(folder, config.model(), context, end, notes)
+    return Found(folder, config.model(), context, end, config.packed(), notes)
 
 
 def usually(folder: str) -> str:
@@ -692,12 +703,15 @@ def ends(root: Node, found: Found) -> None:
         data.value["end"] = found.end
 
 
-def longer(root: Node, found: Found) -> Names:
-    """Return a note if samples have more positions than the model was made for."""
+def unlike(root: Node, found: Found) -> Names:
+    """Return notes if the weights are quantized, and if samples have more positions than the model
+    was made for."""
     sequence = root.at(("train", "sequence"))
+    packed = hfpacked.note(*found.packed, root) if found.packed else ()
     if type(sequence.value) is not int or sequence.value <= found.context:
-        return ()
+        return packed
     return (
+        *packed,
         f"{sequence.where}: train.sequence: {sequence.value} exceeds the {found.context} "
         "positions in config.json",
     )

@@ -168,7 +168,10 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "compression_config": _QUANTISED,
     "quantization": _QUANTISED,
-    "quantization_config": _QUANTISED,
+    "quantization_config": (
+        "the weights are quantized{method}; only those of bitsandbytes are read",
+        _QUANTISED[1],
+    ),
 }
 DROPOUTS = (
     "attention_dropout",

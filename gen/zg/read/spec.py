@@ -651,7 +651,7 @@ def _effective(
         hf.ends(root, found)
         keys = [(dotted(key), node) for key, node in _all(root)]
         told = hf.taken(keys, found.folder)
-        notes = (*told, *notes, *hf.longer(root, found))
+        notes = (*told, *notes, *hf.unlike(root, found))
     return root, (*notes, *old.spelt(root))
 
 
