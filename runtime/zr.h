@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 24
+#define ZR_ABI 25
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -165,6 +165,11 @@ typedef struct zr_tensor {
         first;          /* layer of instance 0 */
 } zr_tensor;
 
+/* Marks of a tensor, a bit each. ZR_WHOLE: it is trained beside adapters, and their files have it.
+ * ZR_TIED: they have it once more, as the head. ZR_GROWN: it has a row by token, and --load adds
+ * the rows that a folder lacks. */
+enum { ZR_WHOLE = 1, ZR_TIED = 2, ZR_GROWN = 4 };
+
 /* A target of the plan: a column of its launch tables. */
 typedef struct zr_column {
     const char *name; /* "cpu", "sm_90" ... */
@@ -205,7 +210,8 @@ typedef struct zr_program {
     const char *memory,  /* one line for --version: where memory goes */
         *config;         /* Hugging Face's config.json, or NULL */
     const char *adapter, /* PEFT's adapter_config.json, or NULL */
-        *lead;           /* prefix of the names of an adapter's tensors */
+        *lead,           /* prefix of the names of an adapter's tensors */
+        *second;         /* adapters' second name of a ZR_TIED tensor, or NULL */
     const char *text,    /* the text of this train.c, for ranks to compare */
         *text_end;
     int64_t shared,        /* bytes at the start of an arena that peers read */
@@ -239,7 +245,8 @@ typedef struct zr_program {
     int64_t micro_batches, /* A: micro-batches of a rank in a step */
         batch,             /* B: sequences of a micro-batch */
         sequence,          /* T: tokens of a sequence */
-        vocab;             /* V: size of the vocabulary */
+        vocab,             /* V: size of the vocabulary */
+        vocab_from;        /* rows of a folder that --load grows to V; 0: it has V rows */
     int64_t ignore,        /* token that is never a target; -1: none */
         skips;             /* ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle,      /* 1: the order of samples is drawn anew for each epoch */
@@ -265,6 +272,7 @@ typedef struct zr_program {
     /* [ntensors] number of heads if the file's rows are [head][q, k, v] and here [q, k, v][head];
      * 0: rows have one order; NULL: all are 0 */
     const int32_t *heads;
+    const uint8_t *marks; /* [ntensors] ZR_WHOLE ..., or 0; NULL: all are 0 */
     int64_t (*quantized)(int format, int64_t n), /* zk_quantized, zk_host_quantize */
         (*quantize)(uint8_t *to, const float *from, int64_t n, int format);
     const zr_function *functions; /* functions for --profile */

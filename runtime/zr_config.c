@@ -25,7 +25,8 @@ static const char *const keys[] = {
     "hidden_size",         "n_embd",
     "intermediate_size",   "vocab_size",
 };
-enum { KEYS = sizeof keys / sizeof *keys, FACTOR = 1 }; /* without FACTOR rope is not scaled */
+/* without FACTOR rope is not scaled */
+enum { KEYS = sizeof keys / sizeof *keys, FACTOR = 1, VOCAB = KEYS - 1 };
 
 static void take_number(zr_json *j, const char *key, double found[KEYS])
 {
@@ -94,8 +95,12 @@ int zr_config_differs(const zr_program *p, const char *dir, char *note, char *wh
     int bad = !theirs || !ours || read_numbers(theirs, n, found[0], file, why) ||
               read_numbers(ours, (int64_t)strlen(ours), found[1], ZR_CONFIG, why);
     FILE *to = bad ? NULL : fmemopen(told, sizeof told, "w");
-    if (to) compare_numbers(found[0], found[1], to);
-    if (to) fclose(to);
+    if (to) {
+        int grows = found[0][VOCAB] == (double)p->vocab_from;
+        if (grows) found[0][VOCAB] = found[1][VOCAB];
+        compare_numbers(found[0], found[1], to);
+        fclose(to);
+    }
     free(ours);
     free(theirs);
     if (*told) zr_why(note, "%.200s: is of another model than the program: %s", file, told);

@@ -239,9 +239,8 @@ const char *zr_beyond(char to[ZR_BEYOND], int64_t id, int width, int64_t vocab)
     else
         snprintf(to + n, left,
                  "the model's embedding has no more rows. For a tokenizer with more tokens, "
-                 "including added "
-                 "ones, set model.vocab to its size; weights to load need these rows, too "
-                 "(transformers: resize_token_embeddings)");
+                 "including added ones, set model.vocab to its size; for weights to load use "
+                 "gen/zgen's --from DIR --vocab N, which adds their rows");
     return to;
 }
 

@@ -11,8 +11,11 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
+#include "zr_grow.h"
 #include "zr_json.h"
 #include "zr_lora.h"
+#include "zr_names.h"
+#include "zr_packed.h"
 #include "zr_safetensors.h"
 #include <ctype.h>
 #include <errno.h>
@@ -45,7 +48,9 @@ int zr_adapter_lead(const zr_program *p, const char *name)
     return (int)strlen(of_head(name) ? whole : p->lead);
 }
 
-int zr_adapter_base(char *to, const char *name)
+/* to[NAME] = the base's tensor that PEFT keeps beside an adapter of the head. Returns 0 if there is
+ * none. */
+static int base_of(char *to, const char *name)
 {
     size_t lead = strlen(whole);
     if (strncmp(name, whole, lead) || !ends_in(name, own)) return 0;
@@ -69,9 +74,9 @@ static double own_number(const zr_program *p, const char *key)
 
 /* Keys that do not change the sum added to weights. Other keys, except
  * those below, must be empty. */
-static const char *const harmless[] = {
-    "auto_mapping",  "ensure_weight_tying", "inference_mode",    "layers_pattern",
-    "megatron_core", "peft_version",        "qalora_group_size", "revision"};
+static const char *const harmless[] = {"auto_mapping",  "inference_mode", "layers_pattern",
+                                       "megatron_core", "peft_version",   "qalora_group_size",
+                                       "revision"};
 
 /* Keys that may have only these values. */
 static const struct {
@@ -124,29 +129,30 @@ static int is_one(const char *key, const char *const *of, size_t n)
 }
 
 /* A linear, embedding or norm of the base, by PEFT's name. adapted: the program has an adapter for
- * it; named: target_modules and exclude_modules name it; own: rank and alpha by the first pattern
- * that matches it, -1 without one. */
+ * it; mark: of its weight; named: by the lists; own: rank and alpha by the first pattern that
+ * matches it, -1 without one. */
 typedef struct module {
     char name[NAME];
-    int adapted, named[2];
+    int adapted, mark, named[3];
     double own[2];
 } module;
 
-enum { TARGETS = 0, EXCLUDED = 1, RANK = 0, ALPHA = 1 };
-static const char *const lists[2] = {"target_modules", "exclude_modules"};
+enum { TARGETS = 0, EXCLUDED = 1, SAVED = 2, LISTS = 3, RANK = 0, ALPHA = 1 };
+static const char *const lists[LISTS] = {"target_modules", "exclude_modules", "modules_to_save"};
 static const char *const sizes[2] = {"r", "lora_alpha"};
 static const char *const patterns[2] = {"rank_pattern", "alpha_pattern"};
 
-/* Contents of a file. usual: rank and alpha without a pattern, PEFT's own defaults at first. */
+/* Contents of a file. usual: rank and alpha without a pattern, PEFT's own defaults at first. tying:
+ * PEFT keeps a tied weight tied (ensure_weight_tying). */
 typedef struct given {
     const zr_program *p;
     const char *base; /* argument of --load, or NULL */
-    int root;         /* use_rslora */
+    int root, tying;  /* use_rslora */
     double usual[2];
     module *modules; /* [n] */
     int n;
-    int is_list[2], is_pattern[2]; /* for each of `lists` */
-    char note[ZR_WHY / 2];         /* differences that are reported, not refused */
+    int is_list[LISTS], is_pattern[LISTS];
+    char note[ZR_WHY / 2]; /* differences that are reported, not refused */
 } given;
 
 static void add_note(given *g, const char *what, const char *is)
@@ -177,27 +183,37 @@ static void mark_adapted(given *g, const zr_tensor *t)
     }
 }
 
-/* List all modules of the base that have a weight; -1: out of memory. */
+static module *add_module(given *g, int mark)
+{
+    module *m = g->modules + g->n++;
+    m->mark = mark;
+    m->own[RANK] = m->own[ALPHA] = -1;
+    return m;
+}
+
+/* List all modules of the base that have a weight, and the head of one that is tied and trained
+ * whole; -1: out of memory. */
 static int find_modules(given *g)
 {
     const zr_tensor *end = g->p->tensors + g->p->ntensors;
-    int most = 1;
+    int most = 2;
     for (const zr_tensor *t = g->p->tensors; t < end; t++) most += t->count;
     g->modules = calloc((size_t)most, sizeof *g->modules);
     if (!g->modules) return -1;
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
-        for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++) {
-            module *m = g->modules + g->n++;
-            module_name(m->name, g->p, t, i, weight);
-            m->own[RANK] = m->own[ALPHA] = -1;
-        }
+        for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++)
+            module_name(add_module(g, zr_mark(g->p, t))->name, g->p, t, i, weight);
+    if (g->p->second) {
+        zr_tensor head = {.name = g->p->second, .count = 1};
+        module_name(add_module(g, ZR_WHOLE | ZR_TIED)->name, g->p, &head, 0, weight);
+    }
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
         if (ends_in(t->name, ends[0])) mark_adapted(g, t);
     return 0;
 }
 
 /* Mark the modules that an entry of a list names. As in PEFT, their names are the entry or end with
- * a dot and the entry. */
+ * a dot and the entry; for modules_to_save the dot may be missing. */
 static void read_name(given *g, int list, const char *name)
 {
     size_t n = strlen(name);
@@ -205,11 +221,14 @@ static void read_name(given *g, int list, const char *name)
     for (module *m = g->modules; m < g->modules + g->n; m++) {
         size_t all = strlen(m->name);
         int same = !strcmp(m->name, name);
-        if (!same && (!ends_in(m->name, name) || m->name[all - n - 1] != '.')) continue;
+        if (!same && !ends_in(m->name, name)) continue;
+        if (!same && list != SAVED && m->name[all - n - 1] != '.') continue;
         m->named[list] = found = 1;
     }
     if (!found && list == TARGETS)
         add_note(g, "target_modules lists a name that is not in the model:", name);
+    if (!found && list == SAVED)
+        add_note(g, "modules_to_save lists a name that is not in the model:", name);
 }
 
 static void read_modules(given *g, zr_json *j, int list)
@@ -224,17 +243,40 @@ static void read_modules(given *g, zr_json *j, int list)
 /* Accept a value other than a list: a pattern, or nothing. */
 static int takes_pattern(given *g, int list, value v)
 {
+    if (list == SAVED) return is_empty(v);
     g->is_pattern[list] = v.quoted && v.n;
     if (g->is_pattern[list]) add_note(g, lists[list], "is a pattern, which is not checked");
     return v.quoted || is_empty(v);
 }
 
-/* Return the index of a key among two; -1: none of them. */
-static int index_of(const char *key, const char *const *of)
+/* Return the index of a key among n; -1: none of them. */
+static int index_among(const char *key, const char *const *of, int n)
 {
-    int i = 1;
-    while (i >= 0 && strcmp(key, of[i])) i--;
-    return i;
+    while (--n >= 0 && strcmp(key, of[n])) continue;
+    return n;
+}
+
+static int index_of(const char *key, const char *const of[2]) { return index_among(key, of, 2); }
+
+static int list_of(const char *key) { return index_among(key, lists, LISTS); }
+
+/* Check that the modules trained whole are those of modules_to_save. With ensure_weight_tying one
+ * name of a tied weight stands for both. */
+static int check_whole(given *g, const char *file, char *why)
+{
+    module *end = g->modules + g->n;
+    int one = 0;
+    for (const module *m = g->modules; m < end; m++) one |= m->mark & ZR_TIED && m->named[SAVED];
+    for (module *m = g->modules; m < end; m++) {
+        int tied = one && m->mark & ZR_TIED, trained = m->mark & ZR_WHOLE;
+        if (!trained == !(m->named[SAVED] || (tied && g->tying))) continue;
+        return zr_why(why, "%.300s: modules_to_save: %s %.100s, which the program %s whole (%s)",
+                      file, trained ? "does not list" : "lists", m->name,
+                      trained ? "trains" : "does not train",
+                      tied ? "without ensure_weight_tying PEFT trains a tied weight apart"
+                           : "train.lora.whole");
+    }
+    return 0;
 }
 
 /* Check that adapters are where the lists say. */
@@ -298,6 +340,10 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         g->root = is(v, "true");
         return is(v, *allowed) || (!has_root(g->p) && is_empty(v));
     }
+    if (!strcmp(key, "ensure_weight_tying")) {
+        g->tying = is(v, "true");
+        return 1;
+    }
     if (!strcmp(key, "lora_dropout")) {
         *allowed = "a number";
         return takes_dropout(g, v);
@@ -306,9 +352,9 @@ static int takes(given *g, const char *key, value v, const char **allowed)
         *allowed = turned(g->p) ? "true" : "false";
         return is(v, *allowed);
     }
-    if (index_of(key, lists) >= 0) {
+    if (list_of(key) >= 0) {
         *allowed = "a list of names";
-        return takes_pattern(g, index_of(key, lists), v);
+        return takes_pattern(g, list_of(key), v);
     }
     if (!strcmp(key, "base_model_name_or_path")) {
         compare_base(g, v);
@@ -367,8 +413,8 @@ static int read_config(given *g, zr_json *j, const char *file, char *why)
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         const char *key = zr_json_key(j);
         char open = zr_json_peek(j);
-        if (open == '[' && index_of(key, lists) >= 0) {
-            read_modules(g, j, index_of(key, lists));
+        if (open == '[' && list_of(key) >= 0) {
+            read_modules(g, j, list_of(key));
             continue;
         }
         if (open == '{' && index_of(key, patterns) >= 0) {
@@ -448,12 +494,59 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
     int bad = read_adapter(&own, p, why) ||
               (find_modules(&g) ? zr_why(why, "%s: out of memory", file)
                                 : read_config(&g, &j, file, why)) ||
-              check_sizes(&g, &own, file, why) || check_lists(&g, file, why);
+              check_sizes(&g, &own, file, why) || check_lists(&g, file, why) ||
+              check_whole(&g, file, why);
     if (!bad && *g.note) zr_why(note, "%.300s: %s", file, g.note);
     free(own.modules);
     free(g.modules);
     free(text);
     return bad ? -1 : 0;
+}
+
+/* ---- tensors */
+/* Return whether an entry is a weight of the base with the same bits as in the folder `base`. */
+static int is_base(const zr_table *t, const zr_entry *e, const char *base, char *why)
+{
+    char name[NAME];
+    zr_table own;
+    if (!base || !base_of(name, e->name) || zr_folder_open(&own, base, why)) return 0;
+    const zr_entry *w = zr_locate(&own, name);
+    int same = w && zr_table_equal(t, e, &own, w);
+    zr_table_close(&own);
+    return same;
+}
+
+/* Require that the two names of a tied weight have one value. */
+static int check_tied(const zr_program *p, const zr_table *table, const char *dir, char *why)
+{
+    char names[2][2 * NAME];
+    for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++) {
+        if (!(zr_mark(p, t) & ZR_TIED)) continue;
+        snprintf(names[0], sizeof *names, "%s%s", p->lead, t->name);
+        snprintf(names[1], sizeof *names, "%s%s", whole, p->second);
+        if (!zr_table_equal(table, zr_table_find(table, names[0]), table,
+                            zr_table_find(table, names[1])))
+            return zr_why(why,
+                          "%.300s/%s: tensors %.200s and %.200s differ; in the program they are "
+                          "one weight (tie_word_embeddings)",
+                          dir, ZR_ADAPTER_MODEL, names[0], names[1]);
+    }
+    return 0;
+}
+
+int zr_judge_adapters(const zr_program *p, const zr_table *t, const char *dir, const char *base,
+                      char *why)
+{
+    char bare[NAME];
+    for (int64_t i = 0; i < t->n; i++) {
+        const zr_entry *e = &t->entries[i];
+        if (!e->used && !is_base(t, e, base, why))
+            return zr_why(why, "%s/%s: tensor %.200s %s", dir, t->files[e->file].name, e->name,
+                          base_of(bare, e->name)
+                              ? "differs from --load's, or --load is missing"
+                              : "does not belong to an adapter of this program (train.lora)");
+    }
+    return check_tied(p, t, dir, why);
 }
 
 /* ---- merging */

@@ -7,14 +7,17 @@
 #include "zr_file.h"
 
 typedef struct zr_merge zr_merge;
+struct zr_table;
 
 int zr_is_adapter(const char *name);
 /* Return the bytes of p->lead before a tensor's name; the head's name
  * lacks the model's own part. */
 int zr_adapter_lead(const zr_program *p, const char *name);
-/* to[256] = the base's tensor that PEFT keeps beside an adapter of the head.
- * Returns 0 if there is none. */
-int zr_adapter_base(char *to, const char *name);
+/* Refuse tensors that are not of the program's adapters, because leaving one out would make another
+ * model, but for weights of the base that equal those in the folder `base`; and two values of a
+ * tied weight. t: dir's adapters, in which those of the program are marked as used. */
+int zr_judge_adapters(const zr_program *p, const struct zr_table *t, const char *dir,
+                      const char *base, char *why);
 /* Check that dir/adapter_config.json describes the program's adapters. base: the argument of
  * --load, or NULL. note[ZR_WHY]: differences without effect; unchanged if there are none. */
 int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char *note, char *why);

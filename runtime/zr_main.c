@@ -264,7 +264,9 @@ static void first_weights(zr *z)
     if (differs < 0) zr_fail(z, zr_code_of(errno), "--load %s", why);
     if (differs) zr_print(z, STDERR_FILENO, "--load %s\n", note);
     *note = 0;
-    zr_progress(z, "load", "tensor", tensors(z));
+    int64_t n = z->o->load ? zr_stored_names(z->p, &zr_masters, NULL, NULL) : 0;
+    n += z->o->adapter ? zr_stored_names(z->p, &zr_adapters, NULL, NULL) : 0;
+    zr_progress(z, "load", "tensor", n);
     errno = 0;
     if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, zr_code_of(errno), "--load %s", why);

@@ -215,9 +215,7 @@ static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
         fprintf(to,
                 "; there is one row per token: generate the program with model.vocab %" PRId64 "%s",
                 rows,
-                rows > wanted->shape[0] ? ""
-                                        : ", or add the missing rows with transformers' "
-                                          "resize_token_embeddings and save_pretrained");
+                rows > wanted->shape[0] ? "" : ", or with --from and --vocab, which adds the rows");
     else if (alike && !strcmp(zr_unprefixed(wanted->name), "wpe.weight"))
         fprintf(
             to,

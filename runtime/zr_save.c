@@ -127,25 +127,26 @@ static int add_adapter_config(zr_saving *s, const char *from)
 /* ---- config.json */
 static const char *const type_names[] = {"float32", "bfloat16", "float16"};
 
-/* Copy text[n], replacing the types of the weights that it names, or adding one. copy: another copy
- * to parse, as strings are decoded in place. Returns an error, or NULL. */
-static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, int type)
+/* Copy text[n] with a new value of its keys, or of the first of them if it has neither. copy:
+ * another copy to parse, as strings are decoded in place. Returns an error, or NULL. */
+static const char *put_value(FILE *to, const char *text, char *copy, int64_t n,
+                             const char *const keys[2], const char *value)
 {
     zr_json j = {copy, copy + n, NULL};
     int64_t at = 0, i = 0;
     while (zr_json_more(&j, '{', &i)) {
         const char *key = zr_json_key(&j);
         int64_t begin = j.at - copy;
-        int is = key && (!strcmp(key, "dtype") || !strcmp(key, "torch_dtype"));
+        int is = key && (!strcmp(key, keys[0]) || !strcmp(key, keys[1]));
         zr_json_skip(&j);
         if (!is || j.error) continue;
-        fprintf(to, "%.*s \"%s\"", (int)(begin - at), text + at, type_names[type]);
+        fprintf(to, "%.*s %s", (int)(begin - at), text + at, value);
         at = j.at - copy;
     }
     if (zr_json_end(&j)) return j.error;
     if (!at) {
         at = strchr(text, '{') + 1 - text;
-        fprintf(to, "{\n  \"torch_dtype\": \"%s\"%s", type_names[type], i ? "," : "");
+        fprintf(to, "{\n  \"%s\": %s%s", keys[0], value, i ? "," : "");
     }
     fprintf(to, "%s", text + at);
     return NULL;
@@ -186,9 +187,10 @@ static int unpacked(char *text, int64_t *n)
     return was;
 }
 
-/* Return the text with another type of the weights, and free the old one. NULL:
- * not JSON, or out of memory. */
-static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
+/* Return the text with a new value, see put_value, and free the old one. NULL: not JSON, or out of
+ * memory. */
+static char *revalued(char *text, int64_t *n, const char *const keys[2], const char *value,
+                      const char *file, char *why)
 {
     size_t length = 0;
     char *made = NULL, *copy = malloc((size_t)*n + 1);
@@ -196,7 +198,7 @@ static char *retyped(char *text, int64_t *n, int type, const char *file, char *w
     const char *error = "out of memory";
     if (to) {
         memcpy(copy, text, (size_t)*n + 1);
-        error = put_type(to, text, copy, *n, type);
+        error = put_value(to, text, copy, *n, keys, value);
         if (fclose(to)) error = "out of memory";
     }
     free(copy);
@@ -206,6 +208,22 @@ static char *retyped(char *text, int64_t *n, int type, const char *file, char *w
     free(made);
     zr_why(why, "%s: %s", file, error);
     return NULL;
+}
+
+static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
+{
+    static const char *const keys[2] = {"torch_dtype", "dtype"};
+    char value[16];
+    snprintf(value, sizeof value, "\"%s\"", type_names[type]);
+    return revalued(text, n, keys, value, file, why);
+}
+
+static char *regrown(char *text, int64_t *n, int64_t vocab, const char *file, char *why)
+{
+    static const char *const keys[2] = {"vocab_size", "vocab_size"};
+    char value[32];
+    snprintf(value, sizeof value, "%" PRId64, vocab);
+    return revalued(text, n, keys, value, file, why);
 }
 
 /* Add the config.json of the loaded folder, or else the program's own. note: there is none. */
@@ -220,6 +238,7 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
             zr_why(note, "%.200s gets the dequantized weights%s, and no quantization_config",
                    s->dir, s->stored.merge ? " with the adapters added" : "");
         if (h.text && type >= 0) h.text = retyped(h.text, &h.n, type, file, why);
+        if (h.text && s->p->vocab_from) h.text = regrown(h.text, &h.n, s->p->vocab, file, why);
     } else if (s->p->config) {
         h.text = strdup(s->p->config);
         h.n = (int64_t)strlen(s->p->config);
@@ -269,7 +288,7 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
     if (zr_save_temp(temp, s->dir, why) || (!alone && refuse_adapters(s, why))) return -1;
     if (alone ? add_adapters(s, &s->stored, ZR_ADAPTER_MODEL) : add_shards(s, most))
         return zr_why(why, "%s: out of memory for its header", temp);
-    if (s->stored.merge && add_adapters(s, &zr_adapters, ""))
+    if (s->stored.merge && add_adapters(s, &zr_low, ""))
         return zr_why(why, "%s: out of memory", s->dir);
     if (s->stored.merge) s->added = s->n - 1;
     if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: out of memory", s->dir);
@@ -378,7 +397,7 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why)
     const zr_header *h = &s->file[s->added].h;
     if (!s->added) return 0;
     if (temp_of(temp, s, s->added, why)) return -1;
-    return zr_stored_write(z, s->p, &zr_adapters, h, rank, temp, s->chunk, NULL, why);
+    return zr_stored_write(z, s->p, &zr_low, h, rank, temp, s->chunk, NULL, why);
 }
 
 int zr_save_part(zr_saving *s, zr *z, int rank, char *why)

@@ -299,9 +299,9 @@ static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *fil
     if (m->vocab > d->vocab)
         return zr_why(why,
                       "%s: its vocabulary has %" PRId64 " tokens, but the model's has %" PRId64
-                      ": set model.vocab to %" PRId64 "; weights to load need these rows, too "
-                      "(transformers: resize_token_embeddings)",
-                      file, m->vocab, d->vocab, m->vocab);
+                      ": set model.vocab to %" PRId64 "; for weights to load use gen/zgen's "
+                      "--from DIR --vocab %" PRId64,
+                      file, m->vocab, d->vocab, m->vocab, m->vocab);
     if (f->end >= 0 && m->end >= 0 && m->end != f->end)
         return zr_why(why,
                       "%s: end: documents end with token %" PRId64 ", but data.end is %" PRId64,

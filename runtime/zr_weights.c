@@ -11,9 +11,11 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
+#include "zr_finite.h"
 #include "zr_float.h"
 #include "zr_grace.h"
 #include "zr_groups.h"
+#include "zr_grow.h"
 #include "zr_lora.h"
 #include "zr_memory.h"
 #include "zr_names.h"
@@ -38,6 +40,7 @@ enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 
 const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE};
 const zr_stored zr_adapters = {.file = "adapter_model", .what = "master", .part = ZR_ADAPTERS};
+const zr_stored zr_low = {.file = "adapter_model", .what = "master", .part = ZR_LOW};
 
 /* ---- places of elements */
 /* states and files number types alike */
@@ -85,12 +88,14 @@ static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_ten
     return NULL;
 }
 
-/* Return whether a file has this tensor. */
-static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t)
+/* Return how often a file has this tensor: its instances, and once more under its second name. */
+static int times(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
-    int slice = 0;
-    if (f->part && (f->part == ZR_ADAPTERS) != zr_is_adapter(t->name)) return 0;
-    return row(p, f, t, NULL, &slice) != NULL;
+    int slice = 0, low = zr_is_adapter(t->name), mark = zr_mark(p, t);
+    if (f->part == ZR_BASE && low) return 0;
+    if (f->part > ZR_BASE && !low && (f->part == ZR_LOW || !(mark & ZR_WHOLE))) return 0;
+    if (!row(p, f, t, NULL, &slice)) return 0;
+    return t->count + (f->part == ZR_ADAPTERS && mark & ZR_TIED);
 }
 
 /* Return the part of a tensor instance in a row: with all = 1 the part in this rank's
@@ -99,6 +104,7 @@ static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t
 static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, int i, int slice,
                   int rank, int all)
 {
+    i %= t->count; /* the second name has the same elements */
     int64_t begin = t->offset + i * t->offset_step - slice * p->ranks * s->shard;
     int64_t end = begin + zr_stored_elements(p, t);
     int from = zr_first_part(p, s, rank), to = from + zr_parts(p, s) - 1; /* its shards */
@@ -116,13 +122,13 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
 /* Write the name of instance i in a file to to[NAME] and return it. */
 static char *instance(char *to, const zr_program *p, const zr_stored *f, const zr_tensor *t, int i)
 {
-    const char *lead = f->part == ZR_ADAPTERS ? p->lead : "";
-    int own = *lead ? zr_adapter_lead(p, t->name) : 0;
-    const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
-    int before = layer ? (int)(layer - t->name) : 0;
-    if (layer)
-        snprintf(to, NAME, "%.*s%.*s%d%s", own, lead, before, t->name, t->first + i, layer + 2);
-    else snprintf(to, NAME, "%.*s%s", own, lead, t->name);
+    const char *name = i < t->count ? t->name : p->second;
+    const char *lead = f->part > ZR_BASE ? p->lead : "";
+    int own = *lead ? zr_adapter_lead(p, name) : 0;
+    const char *layer = t->count > 1 ? strstr(name, "%d") : NULL;
+    int before = layer ? (int)(layer - name) : 0;
+    if (layer) snprintf(to, NAME, "%.*s%.*s%d%s", own, lead, before, name, t->first + i, layer + 2);
+    else snprintf(to, NAME, "%.*s%s", own, lead, name);
     return to;
 }
 
@@ -199,7 +205,7 @@ static void put_entries(FILE *to, zr_header *h, const zr_program *p, const zr_st
 {
     int64_t n = 0;
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
+        for (int i = 0; i < times(p, f, &p->tensors[k]); i++, n++)
             if (n >= h->first && !put_entry(to, h, p, f, n, &p->tensors[k], i, most)) return;
 }
 
@@ -336,7 +342,7 @@ static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, const zr
     int64_t n = 0, at = h->n;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; is_stored(p, f, t) && i < t->count; i++, n++) {
+        for (int i = 0; i < times(p, f, t); i++, n++) {
             int64_t nth = n - h->first;
             if (nth < 0 || nth >= h->tensors) continue;
             zr_progress_next(z);
@@ -455,10 +461,16 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
         form x = form_of(p, f, t);
-        for (int i = 0; is_stored(p, f, t) && i < t->count; i++)
+        for (int i = 0; i < times(p, f, t); i++)
             zr_extent_add(&all, instance(name, p, f, t, i), x.shape, x.ndim);
     }
     return all;
+}
+
+/* Return whether an entry lacks the rows that --load adds. */
+static int is_short(const zr_program *p, const zr_stored *f, const zr_tensor *t, const zr_entry *e)
+{
+    return f->part == ZR_BASE && zr_mark(p, t) & ZR_GROWN && e->shape[0] == p->vocab_from;
 }
 
 /* Return the entry of instance i; NULL and `why` if it is missing or has another shape or type. */
@@ -477,7 +489,8 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
     }
     const char *file = table->files[e->file].name;
     int same = e->ndim == x.ndim;
-    for (int k = 0; same && k < x.ndim; k++) same = e->shape[k] == x.shape[k];
+    for (int k = 0; same && k < x.ndim; k++)
+        same = e->shape[k] == x.shape[k] || (k == 0 && is_short(p, f, t, e));
     if (!same) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
         zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s", dir, file, name,
@@ -492,11 +505,37 @@ static int match_all(const zr_program *p, const zr_stored *f, const zr_table *ta
                      const char *dir, char *why)
 {
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+        for (int i = 0; i < times(p, f, &p->tensors[k]); i++) {
             zr_entry *e = match(p, f, table, &p->tensors[k], i, dir, why);
             if (!e) return -1;
             e->used = 1;
         }
+    return 0;
+}
+
+/* Return the elements of an entry. */
+static int64_t entry_elements(const zr_entry *e)
+{
+    return elements(&(form){{e->shape[0], e->shape[1]}, e->ndim});
+}
+
+/* Fill the part of a piece that the file lacks with the mean of the rows there. */
+static int fill_piece(const zr_table *table, const zr_entry *e, zr *z, const zr_state *s, piece q,
+                      zr_chunk *c)
+{
+    int64_t columns = e->ndim == 1 ? 1 : e->shape[1], end = q.skip + q.n, some;
+    int64_t begin = entry_elements(e) > q.skip ? entry_elements(e) : q.skip;
+    if (begin >= end) return 0;
+    float *mean = zr_mean_row(table, e, e->shape[0], columns);
+    if (!mean) return -1;
+    for (int64_t i = begin; i < end; i += some) {
+        some = zr_least(end - i, CHUNK);
+        for (int64_t k = 0; k < some; k++) c->whole[k] = mean[(i + k) % columns];
+        convert(c, ZR_F32, s->type, some);
+        int64_t at = q.at + zr_width(s) * (i - q.skip);
+        zr_write(z, s->queue, at, elements_of(c, s->type), zr_width(s) * some);
+    }
+    free(mean);
     return 0;
 }
 
@@ -509,8 +548,10 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
     zr_rows o = rows_of(p, f, t);
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
+        piece there = {q.at, q.skip, zr_least(q.n, entry_elements(e) - q.skip)};
         if (quantized ? quantize_piece(table, e, z, p, t, s, q, c)
-                      : read_piece(table, e, z, s, q, o, c, own, sum))
+                      : read_piece(table, e, z, s, there, o, c, own, sum) ||
+                            fill_piece(table, e, z, s, q, c))
             return -1;
     }
     return 0;
@@ -546,7 +587,7 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     if (!c) return zr_why(why, "%s: out of memory", dir);
     if (!sums) c->limit = zr_limits[p->type];
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+        for (int i = 0; !bad && i < times(p, f, &p->tensors[k]); i++) {
             zr_entry *e = zr_locate_for(p, table, instance(name, p, f, &p->tensors[k], i));
             zr_progress_next(z);
             bad = read_tensor(p, f, table, e, z, &p->tensors[k], i, rank, c, sums);
@@ -625,33 +666,6 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     return bad ? -1 : 0;
 }
 
-/* Return whether an entry is a weight of the base with the same bits as in the folder `base`. */
-static int is_base(const zr_table *t, const zr_entry *e, const char *base, char *why)
-{
-    char name[NAME];
-    zr_table own;
-    if (!base || !zr_adapter_base(name, e->name) || zr_folder_open(&own, base, why)) return 0;
-    const zr_entry *w = zr_locate(&own, name);
-    int same = w && zr_table_equal(t, e, &own, w);
-    zr_table_close(&own);
-    return same;
-}
-
-/* Refuse all other tensors: leaving out an adapter would make another model. */
-static int all_used(const zr_table *t, const char *dir, const char *base, char *why)
-{
-    char bare[NAME];
-    for (int64_t i = 0; i < t->n; i++) {
-        const zr_entry *e = &t->entries[i];
-        if (!e->used && !is_base(t, e, base, why))
-            return zr_why(why, "%s/%s: tensor %.200s %s", dir, t->files[e->file].name, e->name,
-                          zr_adapter_base(bare, e->name)
-                              ? "differs from --load's, or --load is missing"
-                              : "does not belong to an adapter of this program (train.lora)");
-    }
-    return 0;
-}
-
 int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
                      char *note, char *why)
 {
@@ -660,7 +674,8 @@ int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, cons
     if (zr_adapter_fits(p, dir, base, note, why) ||
         zr_table_open_file(&table, dir, ZR_ADAPTER_MODEL, why))
         return -1;
-    int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, base, why) ||
+    int bad = match_all(p, &zr_adapters, &table, dir, why) ||
+              zr_judge_adapters(p, &table, dir, base, why) ||
               read_all(p, &zr_adapters, &table, z, rank, dir, NULL, why);
     zr_table_close(&table);
     return bad ? -1 : 0;
@@ -702,7 +717,7 @@ int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, ui
     if (zr_folder_open(&table, dir, why)) return -1;
     int bad = 0;
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+        for (int i = 0; !bad && i < times(p, f, &p->tensors[k]); i++) {
             zr_entry *e = match(p, f, &table, &p->tensors[k], i, dir, why);
             bad = !e;
             if (e) *types++ = (uint8_t)e->dtype;
@@ -717,7 +732,7 @@ int zr_stored_names(const zr_program *p, const zr_stored *f,
     char name[NAME];
     int n = 0;
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
+        for (int i = 0; i < times(p, f, &p->tensors[k]); i++, n++)
             if (take) take(to, instance(name, p, f, &p->tensors[k], i));
     return n;
 }
@@ -726,6 +741,6 @@ void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to
 {
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++)
+        for (int i = 0; i < times(p, f, &p->tensors[k]); i++)
             if (n-- == 0) snprintf(to, size, "%s", instance(name, p, f, &p->tensors[k], i));
 }

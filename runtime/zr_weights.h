@@ -6,20 +6,21 @@
 #define ZR_WEIGHTS_H
 #include "zr_lora.h"
 
-enum { ZR_ALL = 0, ZR_BASE = 1, ZR_ADAPTERS = 2 };
+enum { ZR_ALL = 0, ZR_BASE = 1, ZR_ADAPTERS = 2, ZR_LOW = 3 };
 typedef struct zr_stored {
     const char *file;     /* name of the file: FILE.safetensors */
     const char *what;     /* the field `what` of zr_state */
     int32_t type;         /* type stored: ZR_F32, ZR_BF16, ZR_F16 */
     int32_t alone;        /* only tensors whose state is of this type */
     const uint8_t *types; /* type of each tensor, instead of `type`; or NULL */
-    /* ZR_BASE or ZR_ADAPTERS: only these; adapters' names begin with zr_program.lead */
+    /* ZR_BASE: without adapters; ZR_ADAPTERS: adapters and tensors trained whole, whose names begin
+     * with zr_program.lead; ZR_LOW: adapters alone */
     int32_t part;
     zr_merge *merge; /* adapters added while writing, or NULL */
     /* the folder of --load, which has the weights that the run holds quantized; or NULL */
     const struct zr_table *loaded;
 } zr_stored;
-extern const zr_stored zr_masters, zr_adapters; /* of the base model, of adapters */
+extern const zr_stored zr_masters, zr_adapters, zr_low; /* of each `part` but ZR_ALL */
 
 typedef struct zr_header {
     char *text;             /* [n] beginning of the file */

@@ -8,6 +8,8 @@ _OP = "model.units[].ops[]"
 _MODEL = {
     "name": "model name: shown in reports, `--version` and the plan",
     "model.vocab": "vocabulary size",
+    "model.vocab_from": "rows by token of a folder that `--load` grows to `model.vocab`: new rows "
+    "are the mean of the others; null: the folder has `model.vocab` rows",
     "model.width": "hidden size: the length of a token's vector between blocks",
     "model.names": "model family whose tensor names and layouts the weights' files use",
     "model.units[].embedding.tokens": "name of the token embedding",
@@ -210,6 +212,8 @@ _TRAIN = {
     "QLoRA; default: `train.precision`; part of the recipe",
     "lora.dropout": "dropout probability of the input of each adapter's A, as PEFT's "
     "`lora_dropout`; part of the recipe",
+    "lora.whole": "suffixes of the names of embeddings, norms and the head that are trained whole "
+    "beside the adapters, as PEFT's `modules_to_save`",
     "lora.groups[].match": "suffixes of the names of linears with other adapters; the first group "
     "that matches a linear applies",
     "lora.groups[].rank": "rank of their adapters; null: `train.lora.rank`",

@@ -434,8 +434,8 @@ def notes(
     size = vocabulary(made)
     if type(rows) is int and 0 < rows < size:
         yield (
-            f"{path}: {size} tokens, and config.json's model has {rows} rows (vocab_size): new"
-            f" tokens need rows, as by transformers' model.resize_token_embeddings({size})"
+            f"{path}: {size} tokens, and config.json's model has {rows} rows (vocab_size): the"
+            f" trainer adds rows with gen/zgen --from {path} --vocab {size}"
         )
 
 

@@ -77,6 +77,16 @@ class Job:
         return self.out / ("model" if self.args.lora is None else "adapter")
 
 
+@dataclass(frozen=True)
+class Made:
+    """Numbers of the data. steps: as --epochs computes them; end: the token that ends a document;
+    tokens: size of the tokenizer's vocabulary."""
+
+    steps: int
+    end: int | None
+    tokens: int
+
+
 # ---- the commands
 
 Command = list[str]
@@ -105,8 +115,8 @@ def based(job: Job) -> str | None:
     return hfpacked.base(said)
 
 
-def generate(job: Job, steps: int, end: int | None) -> Command:
-    args = job.args
+def generate(job: Job, made: Made) -> Command:
+    args, steps, end = job.args, made.steps, made.end
     keys: dict[str, object] = {
         "train.sequence": job.sequence,
         "train.global_batch": args.batch,
@@ -131,6 +141,8 @@ def generate(job: Job, steps: int, end: int | None) -> Command:
         said = ", ".join(f"{key}: {value}" for key, value in lora.items())
         keys["train.lora"] = f"{{{said}}}"
     found = words("gen/zgen", "--from", job.folder)
+    if rows := grown(job, made.tokens):
+        found += words("--vocab", rows)
     for key, value in keys.items():
         found += words("--set", f"{key}={value}")
     for setting in args.set:
@@ -187,17 +199,31 @@ def run(command: Command) -> int:
     return code if code >= 0 else 128 - code
 
 
-def steps_of(job: Job) -> tuple[int, int | None]:
-    """Return the number of steps, as --epochs computes it, and the token that ends a document."""
+def numbers(job: Job) -> Made:
+    """Return the numbers of the data that are made."""
     path = job.out / DONE
     with naming(path):
         found = parsed(path.read_bytes(), str(path))
     try:
-        tokens, end = found["files"]["train.bin"]["tokens"], found["end"]
+        length, end = found["files"]["train.bin"]["tokens"], found["end"]
+        tokens = int(found["vocab"])
     except (KeyError, TypeError):
         raise Bad(f"{path}: is not of ./run data") from None
-    samples = (int(tokens) - 1) // job.sequence
-    return -(-job.args.epochs * samples // job.args.batch), end
+    samples = (int(length) - 1) // job.sequence
+    return Made(-(-job.args.epochs * samples // job.args.batch), end, tokens)
+
+
+def grown(job: Job, tokens: int) -> int | None:
+    """Return the rows of a model that gets new ones: --vocab's, or those of a tokenizer with more
+    tokens than the model has. None: it keeps its own."""
+    rows = config(ROOT / job.folder / "config.json").get("vocab_size")
+    asked: int | None = job.args.vocab
+    if asked and asked < tokens:
+        raise Bad(f"--vocab {asked}: the tokenizer has {tokens} tokens")
+    if asked or type(rows) is not int or tokens <= rows:
+        return asked
+    say(f"run tune: {tokens} tokens, and the model has {rows} rows: it gets new rows")
+    return tokens
 
 
 # Keys of tune.json, as messages name them.
@@ -274,11 +300,11 @@ def tune(args: argparse.Namespace) -> int:
         note(job)
     if not ready and (code := run(data(job))):
         return code
-    steps, end = steps_of(job)
+    made = numbers(job)
     commands = [
-        generate(job, steps, end),
+        generate(job, made),
         words("ninja", job.program),
-        train(job, steps),
+        train(job, made.steps),
     ]
     if args.merge and args.lora is not None:
         commands.append(merge(job))
@@ -326,6 +352,9 @@ def checked(args: argparse.Namespace) -> Job:
     sequence = args.sequence or min(LONGEST, most if isinstance(most, int) else LONGEST)
     if isinstance(most, int) and sequence > most:
         raise Bad(f"--sequence {sequence}: the model has {most} positions")
+    rows = config(known).get("vocab_size")
+    if args.vocab and isinstance(rows, int) and args.vocab < rows:
+        raise Bad(f"--vocab {args.vocab}: the model has {rows} rows; {rows} or more")
     for file in args.data:
         documents.size_of(here / file)
     if args.batch % args.micro_batch:
@@ -408,6 +437,12 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
             count,
             None,
             f"tokens of a sample (the model's, at most {LONGEST})",
+        ),
+        (
+            "--vocab",
+            count,
+            None,
+            "rows of the model's embedding (the tokenizer's tokens, if it has fewer)",
         ),
         ("--val", str, None, "documents for validation: a share or a number (5%%)"),
         ("--patience", count, None, "stop after N validations that are not better"),

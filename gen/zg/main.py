@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
   gen/zgen model_specs/gpt2-124m-8gpu.yaml --fit --emit spec -o fast.yaml
   gen/zgen --from DIR --emit spec -o mine.yaml
+  gen/zgen --from DIR --vocab 32016 -o out/train.c
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
   gen/zgen model_specs/gpt2-124m.yaml --emit report -o report.html
@@ -50,14 +51,8 @@ exit codes:
 """
 
 
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    what = "Turns a model spec and a ZeRO config into one static C program."
-    p = Parser(
-        prog="zgen",
-        description=what,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def inputs(p: argparse.ArgumentParser) -> None:
+    """Add the arguments that give a spec."""
     p.add_argument("spec", nargs="?", help="YAML model spec (see model_specs/)")
     p.add_argument(
         "--from",
@@ -65,6 +60,13 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         dest="folder",
         help="a Hugging Face model folder: its config.json gives the model, and SPEC, if given, "
         "everything else",
+    )
+    p.add_argument(
+        "--vocab",
+        metavar="N",
+        type=int,
+        help="with --from: gives the model N rows by token, for new tokens; --load sets the rows "
+        "that DIR lacks to the mean of its rows",
     )
     p.add_argument(
         "--zero",
@@ -79,6 +81,17 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="sets a key of the spec, e.g. zero.stage=2 or, inside a list, "
         "model.units[1].blocks=3; takes precedence over --zero and SPEC; the last one wins",
     )
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    what = "Turns a model spec and a ZeRO config into one static C program."
+    p = Parser(
+        prog="zgen",
+        description=what,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    inputs(p)
     p.add_argument(
         "--emit",
         choices=(
@@ -128,6 +141,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     args = p.parse_args(argv)
     if args.spec is None and args.folder is None:
         p.error("SPEC or --from DIR is required")
+    if args.vocab is not None and args.folder is None:
+        p.error("--vocab needs --from DIR; a spec has model.vocab and model.vocab_from")
     return args
 
 
@@ -135,6 +150,7 @@ def origin(args: argparse.Namespace) -> str:
     """Return the command that a train.c comes from, without the folders of its files."""
     words = ["zgen", args.spec] if args.spec else ["zgen"]
     words += ["--from", os.path.normpath(args.folder)] if args.folder else []
+    words += ["--vocab", str(args.vocab)] if args.vocab else []
     words += ["--zero", args.zero] if args.zero else []
     words = [os.path.basename(word) for word in words]
     words += [word for value in args.set for word in ("--set", value)]
@@ -153,7 +169,7 @@ def text(args: argparse.Namespace) -> str:
     from .search import search
     from .write import config, explain, notes
 
-    read = spec.load(args.spec, args.set, args.zero, args.folder)
+    read = spec.load(args.spec, args.set, args.zero, args.folder, args.vocab)
     fitted, found = "", None
     if args.fit:
         from .search import fit
@@ -163,7 +179,7 @@ def text(args: argparse.Namespace) -> str:
         found.prove(check.check)
         fitted = fit.table(found)
         args.set = [*args.set, *found.best[0].way.settings]
-        read = spec.load(args.spec, args.set, args.zero, args.folder)
+        read = spec.load(args.spec, args.set, args.zero, args.folder, args.vocab)
     progress.doing("plans")
     built = search.find(read)
     progress.doing("checks the plan")
@@ -176,7 +192,7 @@ def text(args: argparse.Namespace) -> str:
     if fitted and args.emit != "explain":
         print(fitted, end="", file=sys.stderr)
     if args.emit == "spec":
-        return spec.text(args.spec, args.set, args.zero, args.folder)
+        return spec.text(args.spec, args.set, args.zero, args.folder, args.vocab)
     if args.emit == "config":
         return config.text(read)
     if args.emit == "plan":
@@ -204,9 +220,10 @@ def text(args: argparse.Namespace) -> str:
             explain.memory_line(built.plan),
             args.flat,
             config.recipe(read),
-            [("config", hf.config(read)), *peft.fields(read)],
+            [*hf.fields(read), *peft.fields(read)],
             origin(args),
             predicted_step,
+            hf.mark(read),
         )
     )
 

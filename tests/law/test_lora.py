@@ -11,6 +11,7 @@ from zg.check import check
 from zg.plan import plan
 from zg.plan.operand import Index
 from zg.read import spec as reader
+from zg.read import whole
 from zg.search import search
 from zg.write import peft
 
@@ -44,6 +45,11 @@ LORA = {
         "train.lora={rank: 4, alpha: 6, match: all-linear, dropout: 0.5}",
         "train.dropout=0.25",
     ),
+    "llama, whole": (
+        "train.lora={rank: 4, alpha: 6, whole: [embed_tokens, lm_head, input_layernorm]}",
+    ),
+    "qwen3, whole": ("train.lora={rank: 4, alpha: 6, whole: [lm_head, q_norm]}",),
+    "gpt, whole": ("train.lora={rank: 4, alpha: 6, whole: [wpe, h.1.ln_2]}",),
     "head, dropout": (
         "train.lora={rank: 4, alpha: 6, match: [o_proj, lm_head], dropout: 0.25}",
     ),
@@ -105,6 +111,18 @@ def is_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
+def is_trained(spec: reader.Spec, name: str) -> bool:
+    return is_adapter(name) or whole.is_whole(spec.train.lora, name)
+
+
+def second(spec: reader.Spec) -> tuple[str, str]:
+    """Return both names of a tied weight that is trained whole, in PEFT's files."""
+    embedding, head = whole.tied(spec.model) or ("", "")
+    if not (head and is_trained(spec, f"{embedding}.weight")):
+        return "", ""
+    return f"{peft.lead(spec)}{embedding}.weight", f"{peft.LEAD}{head}.weight"
+
+
 def written(
     spec: reader.Spec, folder: pathlib.Path, params: oracle.Arrays, tokens: np.ndarray
 ) -> tuple[object, ...]:
@@ -118,10 +136,10 @@ def written(
         {n: x for n, x in narrow.items() if not is_adapter(n)},
         base / "model.safetensors",
     )
-    save_file(
-        {lead + n: x for n, x in narrow.items() if is_adapter(n)},
-        old / "adapter_model.safetensors",
-    )
+    low = {lead + n: x for n, x in narrow.items() if is_trained(spec, n)}
+    own, other = second(spec)
+    low |= {other: low[own]} if other else {}
+    save_file(low, old / "adapter_model.safetensors")
     (old / "adapter_config.json").write_text(peft.config(spec, lora))
     trainer.write_tokens(folder / "tokens.bin", tokens)
     return "--data", folder / "tokens.bin", "--load", base, "--adapter", old
@@ -143,6 +161,9 @@ def trained(
         *(*given, "--steps", steps, "--save", new, "--log", folder / "log.jsonl"),
     )
     found = load_file(new / "adapter_model.safetensors")
+    own, other = second(spec)
+    if other:
+        assert (found.pop(other) == found[own]).all()
     return {n.removeprefix(peft.lead(spec)): x for n, x in found.items()}
 
 
@@ -158,14 +179,16 @@ def planned(name: str, *keys: str) -> plan.Plan:
 
 @pytest.mark.parametrize("name", LORA)
 def test_the_evaluators_gradients(name: str) -> None:
-    """The evaluator's gradients of adapters match differences of its own loss."""
+    """The evaluator's gradients of trained tensors match differences of its own loss."""
     path, params, tokens = setting(name)
     spec = reader.load(str(path), LORA[name])
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
     given = {"keys": drawn(spec, 2)}
     _, _, grads = oracle.gradients(spec, params, *batch, **given)
     rng, step = np.random.Generator(np.random.Philox(1)), 1e-6
-    way = {n: rng.uniform(-1, 1, x.shape) * is_adapter(n) for n, x in params.items()}
+    way = {
+        n: rng.uniform(-1, 1, x.shape) * is_trained(spec, n) for n, x in params.items()
+    }
     ends = [
         oracle.gradients(
             spec, {n: x + s * way[n] for n, x in params.items()}, *batch, **given
@@ -188,7 +211,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     spec = reader.load(str(path), LORA[name])
     G = spec.train.global_batch
     batch = oracle.batch(tokens, spec.train.sequence, 0, G)
-    assert after.keys() == {n for n in params if is_adapter(n)}
+    assert after.keys() == {n for n in params if is_trained(spec, n)}
     moved = {
         n: (params[n] - np.float64(x)) / test_reference.RATE for n, x in after.items()
     }
@@ -242,6 +265,9 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
         ("llama, dropout", "bf16"),
         ("gpt, dropout of both kinds", "f32"),
         ("head, dropout", "bf16"),
+        ("llama, whole", "bf16"),
+        ("qwen3, whole", "f32"),
+        ("gpt, whole", "f32"),
     ],
 )
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
@@ -344,12 +370,28 @@ def test_the_base_has_no_states(stage: int) -> None:
     assert sent and {step.unit.partition("[")[0] for step in sent} == {flat}
 
 
+@pytest.mark.parametrize("base", ["", ", base: nf4"])
+def test_a_whole_tensor_has_states(base: str) -> None:
+    """Modules trained whole have masters, moments and gradient sums; all other tensors of the base
+    have none, and keep their type."""
+    lora = f"train.lora={{rank: 4, alpha: 6, whole: [embed_tokens, lm_head]{base}}}"
+    keys = (lora, "zero.stage=3", WHOLE, "train.precision=bf16")
+    p = search.find(reader.load(str(path_of("llama")), keys)).plan
+    check.check(p)
+    moving = {t.name for t in p.tensors if not t.frozen and not is_adapter(t.name)}
+    assert moving == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert not any(t.quantized.format for t in p.tensors if t.name in moving)
+    of = {t.flat for t in p.tensors if not t.frozen}
+    assert {s.flat for s in p.stores if s.what != "params"} == of
+
+
 # ---- on a GPU
 
 SHORT = {
     "qwen3": ("train.sequence=12",),
     "head in chunks": (),
     "llama, dropout": ("train.sequence=12",),
+    "qwen3, whole": ("train.sequence=12",),
 }
 
 

@@ -381,6 +381,7 @@ BY_MODEL = (
     "train.global_batch",
     "train.sequence",
     "train.lora.match",
+    "train.lora.whole",
     "train.lora.groups.match",
     "train.lora.groups.rank",
     "train.lora.groups.alpha",
@@ -474,6 +475,8 @@ def whole_specs(draw) -> Mapping:
         given["train.lora.match"] = match
         if rng.random() < 0.5:
             given["train.lora.groups"] = [{"match": match, "rank": rng.randint(1, 9)}]
+    if adapted and rng.random() < 0.5:
+        given["train.lora.whole"] = rng.sample(["tokens", "positions", "out"], 1)
     if rng.random() < 0.5:
         names = named(model["units"])
         given["train.optimizer.groups"] = [

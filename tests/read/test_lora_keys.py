@@ -5,12 +5,14 @@ import json
 import re
 
 import pytest
+from zg.graph import moves
 from zg.read import spec as reader
 from zg.write import peft
 
 from tests.lib import law
 
 LINEARS = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj, or all-linear"
+MODULES = "embed_tokens, input_layernorm, lm_head, model.norm, post_attention_layernorm"
 KEY = "--set: train.lora"
 GROUP = "--set: train.optimizer.groups"
 
@@ -78,9 +80,15 @@ def test_scale(rslora: str, scale: float) -> None:
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: 33 is too large for self_attn.v_proj, which has 64 inputs and 32 outputs; allowed: up to 32"),
         ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
-        ("llama", "{rank: 4, alpha: 1, lora_dropout: 0.1}", f"{KEY}.lora_dropout: is not a key here; did you mean dropout? allowed: rank, alpha, match, rslora, base, dropout, groups"),
+        ("llama", "{rank: 4, alpha: 1, lora_dropout: 0.1}", f"{KEY}.lora_dropout: is not a key here; did you mean dropout? allowed: rank, alpha, match, rslora, base, dropout, groups, whole"),
         ("llama", "{rank: 4, alpha: 1, dropout: 1}", f"{KEY}.dropout: 1 is out of range; allowed: a number from 0 to 0.99"),
         ("llama", "{rank: 4, alpha: 1, base: int4}", f"{KEY}.base: 'int4' is not known; did you mean int8? allowed: int8 or nf4"),
+        ("llama", "{rank: 4, alpha: 1, whole: [embed_token]}", f"{KEY}.whole[0]: 'embed_token' is not the name of a module; did you mean embed_tokens? allowed: {MODULES}"),
+        ("llama", "{rank: 4, alpha: 1, whole: [lm_head, q_proj]}", f"{KEY}.whole[1]: 'q_proj' is a linear of blocks, which may have an adapter (train.lora.match); allowed: {MODULES}"),
+        ("llama", "{rank: 4, alpha: 1, match: lm_head, whole: lm_head}", f"{KEY}.whole[0]: 'lm_head' has an adapter (train.lora.match); allowed: {MODULES}"),
+        ("llama", "{rank: 4, alpha: 1, whole: norm}", f"{KEY}.whole[0]: 'norm' is also the end of model.layers.0.input_layernorm, which PEFT would train, too; allowed: {MODULES}"),
+        ("gpt", "{rank: 4, alpha: 1, whole: lora_A}", f"{KEY}.whole[0]: 'lora_A' is not the name of a module; allowed: lm_head, ln_1, ln_2, ln_f, wpe, wte"),
+        ("llama", "{rank: 4, alpha: 1, whole: 3}", f"{KEY}.whole[0]: 3 is not text; allowed: letters, digits, '_', '-' and single dots (in quotes where it looks like a number)"),
         ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj}]}", f"{KEY}.groups[0]: sets nothing; allowed: rank, alpha, or both"),
         ("llama", "{rank: 4, alpha: 1, groups: [{rank: 2}]}", f"{KEY}.groups[0].match: is missing; allowed: a list of at least one"),
         ("llama", "{rank: 4, alpha: 1, groups: [{match: q_proj, rank: 0}]}", f"{KEY}.groups[0].rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
@@ -167,8 +175,41 @@ def test_a_group_trains_adapters_alone() -> None:
         )
     assert str(error.value) == (
         f"{GROUP}[0].match[1]: '*norm*' matches model.layers.0.input_layernorm.weight, which "
-        "train.lora freezes; allowed: patterns that match only adapters, such as '*.lora_B.weight'"
+        "train.lora freezes; allowed: patterns that match only adapters, such as '*.lora_B.weight', "
+        "and modules of train.lora.whole"
     )
+
+
+@pytest.mark.parametrize("words", ["lm_head", "[embed_tokens]", "[wte, lm_head]"])
+def test_a_tied_weight_has_two_names(words: str) -> None:
+    """Either name of a tied weight stands for both, in the recipe and in PEFT's file, and a note
+    says so."""
+    family = "gpt" if "wte" in words else "qwen3"
+    name = "wte" if family == "gpt" else "embed_tokens"
+    made = load(family, f"{{rank: 4, alpha: 6, whole: {words}}}")
+    assert made.train.lora.whole == tuple(sorted([name, "lm_head"]))
+    (told,) = [note for note in made.notes if "whole" in note]
+    assert told.endswith(f"{name} and lm_head share one weight, which is trained whole")
+    said = json.loads(peft.config(made, made.train.lora))
+    assert said["modules_to_save"] == [*made.train.lora.whole]
+    assert said["ensure_weight_tying"] is True
+
+
+def test_whole_modules_of_a_layer_and_of_a_head() -> None:
+    """A name with a layer's number means that layer; a head of its own has one name, and its group
+    may have a rate of its own."""
+    given = "{rank: 4, alpha: 6, whole: [layers.1.input_layernorm, lm_head]}"
+    own = "train.optimizer.groups=[{match: ['lm_head.*'], lr_factor: 0.5}]"
+    made = load("llama", given, own)
+    assert made.train.lora.whole == ("layers.1.input_layernorm", "lm_head")
+    assert not [note for note in made.notes if "whole" in note]
+    names = ("model.layers.{}.input_layernorm.weight", "lm_head.weight")
+    found = [
+        moves.group(made, names[i].format(l), [(names[i].format(l), 1)], (1,), 0)
+        for i, l in ((0, 0), (0, 1), (1, 0))
+    ]
+    assert [(rate, frozen) for rate, _, frozen in found] == [(1, 1), (1, 0), (0.5, 0)]
+    assert "ensure_weight_tying" not in peft.config(made, made.train.lora)
 
 
 @pytest.mark.parametrize("names", ["h", "transformer.h"])

@@ -324,7 +324,7 @@ def program_said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern is 8; the program has 4 for model.layers.0"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens: [1, 2] is"),
         ({"layer_replication": [[0, 1]]}, "layer_replication: [[0, 1]] is"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save: ["),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: lists lm_head, which the program does not"),
         ({"layers_to_transform": [0]}, "layers_to_transform: [0] is"),
         ({"something_new": 1}, "something_new: 1 is not supported"),
         ({"bias": "all"}, 'bias: "all" is not supported; allowed: "none"'),

@@ -202,7 +202,7 @@ def test_more_tokens_than_rows_are_told(inner: bool, tmp_path: Path) -> None:
         assert len(told) == count
     few = notes(tmp_path, new | {"config.json": {"vocab_size": 259}})[1]
     assert "260 tokens, and config.json's model has 259 rows" in few
-    assert "resize_token_embeddings(260)" in few
+    assert "--vocab 260" in few
 
 
 def test_what_tokenizer_json_does_not_put_is_told(tmp_path: Path) -> None:

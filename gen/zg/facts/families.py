@@ -24,8 +24,8 @@ class Family:
     by_head: the rows of the one linear of q, k and v are by head in files: q, k and v of the first
     head, then of the second. Here they are the q of all heads, the k and the v.
 
-    base: prefix of the names of a whole model in transformers; lora: the linears with adapters if a
-    spec does not say which, as in PEFT.
+    base: prefix of the names of a whole model in transformers; head: its linear of the logits;
+    lora: the linears with adapters if a spec does not say which, as in PEFT.
     """
 
     qkv: Names
@@ -35,6 +35,7 @@ class Family:
     base: str
     lora: Names
     by_head: bool = False
+    head: str = "lm_head"
 
 
 _NORMS = ("q_norm", "k_norm")
@@ -71,6 +72,7 @@ FAMILIES: Mapping[str, Family] = {
         base="gpt_neox.",
         lora=("query_key_value",),
         by_head=True,
+        head="embed_out",
     ),
     "phi": Family(
         ("q_proj", "k_proj", "v_proj"),

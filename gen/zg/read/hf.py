@@ -108,6 +108,7 @@ class _Config:
         self.root = root
         self.given: dict[str, Node] = root.value
         self.family = self.row()
+        self.growth: dict[str, Node] = {}  # keys of a model with new rows
         usual = self.family.usual
         self.usual = {
             key: Node(float(x) if isinstance(x, Number) else x, root.where)
@@ -567,6 +568,19 @@ class _Config:
             last = Node({"linear": Node(logits, where)}, where)
         return Node([*map(self.op, f.last), last], where)
 
+    def grow(self, rows: int) -> None:
+        """Give the model this many rows by token."""
+        key, where = self.family.sizes[2], "--vocab"
+        had = self.number(key)
+        if rows < had:
+            raise SpecError(
+                f"{where}: {rows} is below the {had} rows of the model (config.json's {key}); "
+                f"allowed: {had} or more"
+            )
+        if rows > had:
+            self.growth = {"vocab_from": Node(had, where)}
+            self.given[key] = Node(rows, where)
+
     def model(self) -> Node:
         f, where = self.family, self.root.where
         layers, width, vocab = (self.get(key) for key in f.sizes)
@@ -582,6 +596,7 @@ class _Config:
         ]
         held = {
             "vocab": vocab,
+            **self.growth,
             "width": width,
             "names": Node(f.names, where),
             "units": Node(units, where),
@@ -622,8 +637,8 @@ cluster: {ranks: 1}
 """
 
 
-def load(folder: str) -> Found:
-    """Read a folder of Hugging Face.
+def load(folder: str, vocab: int | None = None) -> Found:
+    """Read a folder of Hugging Face. vocab: rows by token, more than the folder has.
 
     Raises SpecError if its config.json cannot be read or has an unknown key.
     """
@@ -644,6 +659,8 @@ def load(folder: str) -> Found:
     said = usertext.text(path, "a model's config.json", LONG)
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
+    if vocab is not None:
+        config.grow(vocab)
     context = config.number(config.family.context)
     end = config.get("eos_token_id")
     return Found(folder, config.model(), context, end, config.packed(), notes)

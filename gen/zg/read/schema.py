@@ -132,12 +132,21 @@ class Unit:
 
 @dataclass(frozen=True)
 class Model:
-    """The model of a spec. vocab: V; width: C; names: a family (facts/families.py)."""
+    """The model of a spec. vocab: V; width: C; names: a family (facts/families.py); vocab_from:
+    rows of a folder that --load grows to V, None if it has V."""
 
     vocab: int
     width: int
     names: str
     units: tuple[Unit, ...]
+    vocab_from: int | None = None
+
+    @property
+    def by_token(self) -> Names:
+        """The tensors of the embedding and of the logits that have a row by token."""
+        first, last = self.units[0].ops[0].rows[0], self.units[-1].ops[-1].rows[-1]
+        weights = (first.weights["wte"], *last.weights.values())
+        return tuple(name for weight in weights for name, _ in weight.parts)
 
 
 # Default of a key that the reader fills in, from the row of the section's type (kinds.py). In a
@@ -376,10 +385,10 @@ class LoraGroup:
 @dataclass(frozen=True)
 class Lora:
     """Adapters of low rank. Linears whose names end in one of `match` (None: the family's) get
-    scale * B A beside their weight. Only the adapters are trained. rslora: the scale is alpha /
-    sqrt(rank), in place of alpha / rank; base: format of the weights of blocks' linears (None: the
-    stored type); dropout: probability with which an element of A's input is 0; groups: the first
-    that matches a linear applies."""
+    scale * B A beside their weight. Only the adapters are trained, and the modules whose names end
+    in one of `whole`. rslora: the scale is alpha / sqrt(rank), in place of alpha / rank; base:
+    format of the weights of blocks' linears (None: the stored type); dropout: probability with
+    which an element of A's input is 0; groups: the first that matches a linear applies."""
 
     __pydantic_config__ = _KEYS
     rank: Count
@@ -389,6 +398,7 @@ class Lora:
     base: Unsaid[Annotated[str, Choice("int8", "nf4")]] = None
     dropout: _Dropout = 0.0
     groups: tuple[LoraGroup, ...] = ()
+    whole: Annotated[tuple[Name, ...], BeforeValidator(as_list)] = ()
 
     @property
     def scale(self) -> float:
@@ -677,6 +687,7 @@ class UnitKeys(_Keys):
 
 class ModelKeys(_Keys):
     vocab: Annotated[int, Integer(2, DIM)]
+    vocab_from: Unsaid[Annotated[int, Integer(1, DIM)]] = None
     width: Count
     names: Annotated[str, Choice(*FAMILIES)]
     units: tuple[UnitKeys, ...]

@@ -628,12 +628,13 @@ def _effective(
     sets: Sequence[str],
     zero: str | None,
     folder: str | None,
+    vocab: int | None,
     mistakes: Mistakes,
 ) -> tuple[Node, Names]:
     """Return the nodes of a spec, and notes. A file and a folder's model come first, then a
     DeepSpeed config, then KEY=VALUE texts; the last one wins."""
     notes: Names = ()
-    found = mistakes.of(hf.load, folder) if folder is not None else None
+    found = mistakes.of(hf.load, folder, vocab) if folder is not None else None
     if folder is not None and found is None:
         mistakes.bad |= {("model",), ("train", "sequence")}
     if path is not None:
@@ -660,10 +661,11 @@ def text(
     sets: Sequence[str] = (),
     zero: str | None = None,
     folder: str | None = None,
+    vocab: int | None = None,
 ) -> str:
     """Return the spec that `load` reads, as the text of one file."""
     mistakes = Mistakes()
-    root, _ = _effective(path, sets, zero, folder, mistakes)
+    root, _ = _effective(path, sets, zero, folder, vocab, mistakes)
     mistakes.end()
     return yamltext.text(root)
 
@@ -707,19 +709,21 @@ def load(
     sets: Sequence[str] = (),
     zero: str | None = None,
     folder: str | None = None,
+    vocab: int | None = None,
 ) -> Spec:
     """Return the spec of a file with its changes, or raise SpecError with every mistake. sets:
-    KEY=VALUE texts; zero: path of a ds_config.json; folder: a Hugging Face folder with the model.
-    At least one of path and folder is given."""
+    KEY=VALUE texts; zero: path of a ds_config.json; folder: a Hugging Face folder with the model;
+    vocab: its rows by token, if it grows. At least one of path and folder is given."""
     mistakes = Mistakes()
-    root, notes = _effective(path, sets, zero, folder, mistakes)
+    root, notes = _effective(path, sets, zero, folder, vocab, mistakes)
     keys = speckeys.read(root, mistakes)
     if keys is None:
         raise several(mistakes.lines)
     built = build(keys, root, mistakes)
     model, grouped, linears = built or (None, (), {})
+    lora = named(keys, model, linears)
+    keys = keys.model_copy(update={"train": replace(keys.train, lora=lora)})
     train, told = _checked(keys, root, model, mistakes)
-    train = replace(train, lora=named(keys, linears))
     data, m = keys.data, keys.model
     given = root.at(("data",)).value
     if not isinstance(given, dict) or "ignore" not in given:

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..facts.families import FAMILIES
+from . import whole
 from .keyplace import KeyPlace
 from .keytypes import ALL_LINEAR, DIM, ELEMS, LAYERS
 from .node import Mistakes, Names, Node, dotted, meant
@@ -28,6 +29,7 @@ from .schema import (
     UnitKeys,
 )
 from .shapes import Walk, ends
+from .whole import short
 
 KINDS = ("embedding", "blocks", "head")
 
@@ -140,7 +142,7 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
-    names = sorted({*map(_short, walk.linears)})
+    names = sorted({*map(short, walk.linears)})
     every = [] if _no_all(walk.linears) else [ALL_LINEAR]
     known = ", or ".join([", ".join(names), *every])
     for i, word in enumerate(walk.match):
@@ -153,8 +155,8 @@ def _adapted(walk: Walk, at: KeyPlace, logits: Mapping[str, Any]) -> None:
 def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
     """Require that every name in a group of adapters belongs to linears with adapters, and that a
     group sets something."""
-    short = sorted({*map(_short, walk.adapted)})
-    known = ", ".join(short)
+    names = sorted({*map(short, walk.adapted)})
+    known = ", ".join(names)
     taken: set[str] = set()
     for i, group in enumerate(groups):
         if group.rank is None and group.alpha is None:
@@ -167,7 +169,7 @@ def _sized(walk: Walk, at: KeyPlace, groups: Sequence[LoraGroup]) -> None:
             why = "; the layers of an entry of blocks have one rank and alpha" * layer
             wrong = f"'{word}' is not the name of linears with adapters{why}"
             plain = any(ends(name, [word]) for name in walk.linears)
-            hint = "" if plain else meant(word, short)
+            hint = "" if plain else meant(word, names)
             raise (at / i / "match" / j).fail(wrong, known, hint)
         if mine <= taken:
             wrong = "has no effect: earlier groups match all of its linears"
@@ -191,26 +193,23 @@ def _wrong(word: str, linears: Mapping[str, bool], others: Mapping[str, str]) ->
     return "is not the name of a linear"
 
 
-def _short(name: str) -> str:
-    """Return the last part of a module's name."""
-    return name.rpartition(".")[2]
-
-
 def _inner(linears: Mapping[str, bool]) -> set[str]:
     """Return the names for which `all-linear` stands."""
-    return {_short(name) for name, inner in linears.items() if inner}
+    return {short(name) for name, inner in linears.items() if inner}
 
 
 def _no_all(linears: Mapping[str, bool]) -> str:
     """Return why `all-linear` has no meaning, '' if it has one."""
     inner = _inner(linears)
     for name, inside in linears.items():
-        if not inside and _short(name) in inner:
+        if not inside and short(name) in inner:
             return f"leaves out {name}, but another linear has this name"
     return "" if inner else "finds no linear but that of the logits"
 
 
-def named(keys: SpecKeys, linears: Mapping[str, bool]) -> Lora | None:
+def named(
+    keys: SpecKeys, model: Model | None, linears: Mapping[str, bool]
+) -> Lora | None:
     """Return the adapters' settings, with the names for which a word stands, or the family's names
     if there are none. linears: as of Walk."""
     lora = keys.train.lora
@@ -219,25 +218,30 @@ def named(keys: SpecKeys, linears: Mapping[str, bool]) -> Lora | None:
     match = lora.match or FAMILIES[keys.model.names].lora
     if ALL_LINEAR in match:
         match = tuple(sorted(_inner(linears) | {*match} - {ALL_LINEAR}))
-    return replace(lora, match=match)
+    whole_ = whole.canonical(lora.whole, model) if model else lora.whole
+    return replace(lora, match=match, whole=whole_)
 
 
 def alone(lora: Lora | None) -> tuple[ParamGroup, ...]:
-    """Return groups that follow the user's: only adapters train."""
-    rest = ParamGroup((ADAPTERS,)), ParamGroup(("*",), frozen=True)
-    return rest if lora else ()
+    """Return groups that follow the user's: only adapters and whole modules train."""
+    if lora is None:
+        return ()
+    rest = ParamGroup(("*",), frozen=True)
+    return ParamGroup((ADAPTERS,)), *whole.patterns(lora), rest
 
 
-def _kept(walk: Walk, at: KeyPlace, groups: Sequence[ParamGroup]) -> None:
-    """Refuse groups that train anything besides adapters."""
+def _kept(walk: Walk, at: KeyPlace, lora: Lora, groups: Sequence[ParamGroup]) -> None:
+    """Refuse groups that train anything besides adapters and whole modules."""
     base = [n for n in walk.tensors if not fnmatchcase(n, ADAPTERS)]
+    base = [n for n in base if not whole.is_whole(lora, n)]
     for i, group in enumerate(groups):
         for j, pattern in enumerate(() if group.frozen else group.match):
             found = next((n for n in base if fnmatchcase(n, pattern)), None)
             if found:
                 raise (at / i / "match" / j).fail(
                     f"'{pattern}' matches {found}, which train.lora freezes",
-                    "patterns that match only adapters, such as '*.lora_B.weight'",
+                    "patterns that match only adapters, such as '*.lora_B.weight', and modules of "
+                    "train.lora.whole",
                 )
 
 
@@ -283,6 +287,12 @@ def _documents(at: KeyPlace, data: Data, vocab: int) -> None:
         )
 
 
+def _grown(at: KeyPlace, rows: int | None, vocab: int) -> None:
+    """Require fewer rows to grow than there will be."""
+    if rows is not None and rows >= vocab:
+        raise at.fail(f"{rows} is not below model.vocab {vocab}", f"1 to {vocab - 1}")
+
+
 def _units(walk: Walk, at: KeyPlace, units: Sequence[UnitKeys]) -> list[Unit]:
     """Return all units. Raises SpecError, which lists the mistakes of all of them."""
     _order(at, units)
@@ -307,17 +317,22 @@ def build(
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
     check, model, data = mistakes.check, ("model",), keys.data
     check(("data", *model), _documents, root / "data", data, m.vocab)
+    check(model, _grown, root / "model" / "vocab_from", m.vocab_from, m.vocab)
     at = root / "model" / "units"
     check(("train.sequence", *model), _positions, at, m.units, train.sequence)
     units = check(model, _units, walk, at, m.units)
     if units is None:
         return None
     check(("train.sequence", "train.micro_batch"), _sizes, walk, root, train)
-    if train.lora:
-        logits = units[-1].ops[-1].args
-        lora = root / "train" / "lora"
-        check(("train.lora",), _adapted, walk, lora / "match", logits)
-        check(("train.lora",), _sized, walk, lora / "groups", train.lora.groups)
+    made = Model(m.vocab, m.width, m.names, tuple(units), m.vocab_from)
+    told: list[str] = []
+    lora = named(keys, made, walk.linears)
+    if lora and train.lora:
+        here, words = root / "train" / "lora", train.lora.whole
+        check(("train.lora",), _adapted, walk, here / "match", units[-1].ops[-1].args)
+        check(("train.lora",), _sized, walk, here / "groups", lora.groups)
+        check(("train.lora",), whole.checked, walk, here / "whole", words, made)
+        told += whole.notes(here, lora, made)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
         check(("zero.replicate",), _matched, walk, patterns / i, pattern)
@@ -326,7 +341,7 @@ def build(
         train.optimizer.groups,
     )
     reads = ("train.optimizer.groups",)
-    if train.lora:
-        check((*reads, "train.lora"), _kept, walk, at, groups)
-    notes = check(reads, lambda: tuple(_grouped(walk, at, groups)))
-    return Model(m.vocab, m.width, m.names, tuple(units)), notes or (), walk.linears
+    if lora:
+        check((*reads, "train.lora"), _kept, walk, at, lora, groups)
+    told += check(reads, lambda: tuple(_grouped(walk, at, groups))) or ()
+    return made, tuple(told), walk.linears

@@ -7,7 +7,7 @@ family does not mention must be off.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..read.hfmodels import FAMILIES
@@ -27,6 +27,7 @@ from ..read.hfrows import (
     scaling_keys,
 )
 from ..read.schema import Op, Spec, Unit
+from ..read.whole import is_whole, tied
 
 
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
@@ -215,3 +216,25 @@ def config(spec: Spec) -> str:
     made = (_of(f, spec) for f in FAMILIES)
     first = next((c for c in made if c is not None), None)
     return json.dumps(first, indent=2) + "\n" if first else ""
+
+
+def fields(spec: Spec) -> list[tuple[str, object]]:
+    """Return the fields of zr_program for folders of transformers."""
+    grown = spec.model.vocab_from
+    return [("config", config(spec)), *([("vocab_from", grown)] if grown else [])]
+
+
+def mark(spec: Spec) -> Callable[[str], str]:
+    """Return a function from a tensor's name to its mark in C: ZR_WHOLE | ... of zr.h."""
+    lora, m = spec.train.lora, spec.model
+    grown = m.by_token if m.vocab_from else ()
+    shared = [f"{name}.weight" for name in tied(m)]
+
+    def of(name: str) -> str:
+        found = []
+        if lora and is_whole(lora, name):
+            found += ["ZR_WHOLE", *["ZR_TIED"] * (name in shared)]
+        found += ["ZR_GROWN"] if name in grown else []
+        return " | ".join(found) or "0"
+
+    return of

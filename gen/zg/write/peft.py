@@ -7,7 +7,8 @@ import json
 
 from ..facts.families import FAMILIES
 from ..read.schema import Lora, Spec
-from ..read.shapes import group_of, sized
+from ..read.shapes import ends, group_of, sized
+from ..read.whole import tied
 
 LEAD = "base_model.model."  # prefix of names in PEFT's files
 
@@ -22,12 +23,14 @@ def config(spec: Spec, lora: Lora) -> str:
         "init_lora_weights": True,
         "lora_alpha": _short(lora.alpha),
         "lora_dropout": lora.dropout,
-        "modules_to_save": None,
+        "modules_to_save": lora.whole or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": lora.match,
         "task_type": "CAUSAL_LM",
     }
+    if _second(spec):
+        made["ensure_weight_tying"] = True
     if lora.rslora:
         made["use_rslora"] = True
     if lora.groups:
@@ -50,6 +53,14 @@ def _patterns(lora: Lora) -> dict[str, object]:
     }
 
 
+def _second(spec: Spec) -> str:
+    """Return the name of the head's weight if it is the embedding's, which is trained whole: PEFT's
+    files have it under both names."""
+    lora, both = spec.train.lora, tied(spec.model)
+    whole = lora and both and ends(both[0], lora.whole)
+    return f"{both[1]}.weight" if whole else ""
+
+
 def lead(spec: Spec) -> str:
     """Return the prefix of the names, with the model's own part if the spec leaves that out."""
     base = FAMILIES[spec.model.names].base
@@ -66,4 +77,5 @@ def fields(spec: Spec) -> list[tuple[str, object]]:
         ("adapter", config(spec, lora)),
         ("lead", lead(spec)),
         ("lora", lora.scale),
+        ("second", _second(spec)),
     ]

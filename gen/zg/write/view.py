@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -94,6 +94,14 @@ def by_head(p: Plan) -> list[str]:
     any."""
     all_ = [t.heads for t in p.tensors for _ in t.parts]
     return by_tensor(".heads = (const int32_t[]){", map(str, all_)) if any(all_) else []
+
+
+def marks(p: Plan, of: Callable[[str], str]) -> list[str]:
+    """Return the field of zr_program for the marks of tensors, if there are any. of: the mark of a
+    tensor's name, in C."""
+    names = (part.split("=")[0] for t in p.tensors for part in t.parts)
+    all_ = [of(ops.layer(name, 0)) for name in names]
+    return by_tensor(".marks = (const uint8_t[]){", all_) if {*all_} > {"0"} else []
 
 
 def by_tensor(field: str, values: Iterable[str]) -> list[str]:
@@ -437,10 +445,11 @@ def view(
     fields: Sequence[tuple[str, object]] = (),
     origin: str = "",
     predicted: Mapping[str, float] = {},
+    mark: Callable[[str], str] = lambda name: "0",
 ) -> dict[str, object]:
     """Return everything that the templates need. recipe_lines: config.recipe of the spec; fields:
-    fields of zr_program that the plan lacks (hf.config, peft.fields); origin: the command line, for
-    the head; predicted: seconds of a step by target, where known."""
+    fields of zr_program that the plan lacks (hf.fields, peft.fields); origin: the command line, for
+    the head; predicted: seconds of a step by target, where known; mark: see marks."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -495,6 +504,7 @@ def view(
             *samples(p),
             *formats(p),
             *by_head(p),
+            *marks(p, mark),
             *itertools.chain(*(said(*field) for field in fields)),
         ],
         "files": files(p),
