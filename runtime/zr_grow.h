@@ -13,7 +13,7 @@ static inline int zr_mark(const zr_program *p, const zr_tensor *t)
     return p->marks ? p->marks[t - p->tensors] : 0;
 }
 
-/* Return the mean of the rows of a tensor of a folder, float[columns], to be freed: rows are added in
+/* Return the mean of the rows of a folder's tensor, float[columns], to be freed: rows are added in
  * their order in doubles, and each element is rounded once. Returns NULL and errno on failure. */
 float *zr_mean_row(const zr_table *t, const zr_entry *e, int64_t rows, int64_t columns);
 
