@@ -62,6 +62,7 @@ PLANS = {
         "train.sequence=64",
         "train.head_chunk=32",
         "model.units[2].head[1].linear.softcap=2",
+        "train.loss_mean=micro_batch",
     ),
     "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),
     "llama with adapters": ("llama-tiny", *HALVES, LORA),
