@@ -31,6 +31,7 @@ READERS = {  # program -> the files of its readers
     "run": [
         "zr_file.c",
         "zr_foreign.c",
+        "zr_grow.c",
         "zr_json.c",
         "zr_lora.c",
         "zr_names.c",
@@ -43,6 +44,7 @@ READERS = {  # program -> the files of its readers
     "weights": [
         "zr_file.c",
         "zr_foreign.c",
+        "zr_grow.c",
         "zr_json.c",
         "zr_lora.c",
         "zr_names.c",

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tune
 from checkpoint import Bad
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from tests.lib import trainer
@@ -148,6 +149,39 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
     assert adapter(whole) == first
 
 
+@pytest.mark.slow
+def test_a_model_without_rows_for_its_tokens(
+    inputs: list[Path], out: Path, tmp_path: Path
+) -> None:
+    """A model with fewer rows than its tokenizer has tokens, such as one of a chat template, gets
+    the rows, is trained whole beside the adapters, and talks."""
+    base, talks = inputs
+    few = tmp_path / "few"
+    shutil.copytree(base, few)
+    config = json.loads((few / "config.json").read_text())
+    tokens = config["vocab_size"]
+    (few / "config.json").write_text(json.dumps({**config, "vocab_size": tokens - 2}))
+    old = load_file(base / "model.safetensors")
+    cut = {n: x[: tokens - 2] if len(x) == tokens else x for n, x in old.items()}
+    save_file(cut, few / "model.safetensors")
+    words = (few, talks, "-o", out, *OPTIONS, "--epochs", 2, "--merge")
+    done = run(*words, "--set", "train.lora.whole=[embed_tokens, lm_head]")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert f"{tokens} tokens, and the model has {tokens - 2} rows" in done.stderr
+    assert f"--vocab {tokens} " in lines(done.stderr)[1]
+    made = load_file(out / "model" / "model.safetensors")
+    assert {n: x.shape for n, x in made.items()} == {n: x.shape for n, x in old.items()}
+    said = json.loads((out / "model" / "config.json").read_text())
+    assert said["vocab_size"] == tokens
+    for folder in ("model", "adapter"):
+        told = talk(out / folder, "--tokens", 3, said="One?\n")
+        assert told.returncode == 0, told.stderr
+    asked = ("--vocab", tokens - 1)
+    again = run(few, talks, "-o", out.with_name("other"), *OPTIONS, *asked)
+    assert again.returncode == 2
+    assert f"--vocab {tokens - 1}: the tokenizer has {tokens} tokens" in again.stderr
+
+
 # ---- wrong input
 
 
@@ -159,6 +193,7 @@ def test_the_same_command_goes_on(inputs: list[Path], out: Path) -> None:
         (["--lora", 0], "--lora: must be a whole number"),
         (["--lora", "full", "--merge"], "--merge: with --lora full there are no adap"),
         (["--lora", "full", "--base", "nf4"], "--base: with --lora full there are no"),
+        (["--vocab", 7], "--vocab 7: the model has"),
         (["--base", "int4"], "--base: invalid choice: 'int4'"),
         (["--lora-dropout", 1], "--lora-dropout: must be a number from 0 to 0.99"),
         (["--lr", "nan"], "--lr: must be a number above 0"),
