@@ -218,8 +218,8 @@ def named(
     match = lora.match or FAMILIES[keys.model.names].lora
     if ALL_LINEAR in match:
         match = tuple(sorted(_inner(linears) | {*match} - {ALL_LINEAR}))
-    whole_ = whole.canonical(lora.whole, model) if model else lora.whole
-    return replace(lora, match=match, whole=whole_)
+    words = whole.canonical(lora.whole, model) if model else lora.whole
+    return replace(lora, match=match, whole=words)
 
 
 def alone(lora: Lora | None) -> tuple[ParamGroup, ...]:

@@ -101,7 +101,7 @@ def marks(p: Plan, of: Callable[[str], str]) -> list[str]:
     tensor's name, in C."""
     names = (part.split("=")[0] for t in p.tensors for part in t.parts)
     all_ = [of(ops.layer(name, 0)) for name in names]
-    return by_tensor(".marks = (const uint8_t[]){", all_) if {*all_} > {"0"} else []
+    return by_tensor(".marks = (const uint8_t[]){", all_) if {*all_} - {"0"} else []
 
 
 def by_tensor(field: str, values: Iterable[str]) -> list[str]:
