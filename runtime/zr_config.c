@@ -23,7 +23,7 @@ static const char *const keys[] = {
     "num_key_value_heads", "n_head",
     "num_hidden_layers",   "n_layer",
     "hidden_size",         "n_embd",
-    "intermediate_size",   "vocab_size",
+    "intermediate_size",   "vocab_size", /* the last one, see VOCAB */
 };
 /* without FACTOR rope is not scaled */
 enum { KEYS = sizeof keys / sizeof *keys, FACTOR = 1, VOCAB = KEYS - 1 };

@@ -524,8 +524,8 @@ static int check_tied(const zr_program *p, const zr_table *table, const char *di
         if (!(zr_mark(p, t) & ZR_TIED)) continue;
         snprintf(names[0], sizeof *names, "%s%s", p->lead, t->name);
         snprintf(names[1], sizeof *names, "%s%s", whole, p->second);
-        if (!zr_table_equal(table, zr_table_find(table, names[0]), table,
-                            zr_table_find(table, names[1])))
+        if (!zr_table_equal(table, zr_locate_for(p, table, names[0]), table,
+                            zr_locate_for(p, table, names[1])))
             return zr_why(why,
                           "%.300s/%s: tensors %.200s and %.200s differ; in the program they are "
                           "one weight (tie_word_embeddings)",

@@ -7,6 +7,7 @@
 #include "zr_packed.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,10 +134,10 @@ static void read_key(zr_json *j, const char *key, state *s)
     else if (!strcmp(key, "blocksize")) s->block = zr_json_count(j);
     else if (!strcmp(key, "nested_blocksize")) s->nested = zr_json_count(j);
     else if (!strcmp(key, "nested_offset")) {
-        zr_json_peek(j);
+        char first = zr_json_peek(j);
         const char *from = j->at;
         zr_json_skip(j);
-        s->mean = strtod(from, NULL);
+        s->mean = first == '-' || (first >= '0' && first <= '9') ? strtod(from, NULL) : NAN;
     } else if (!strcmp(key, "shape")) {
         for (int64_t i = 0; zr_json_more(j, '[', &i); s->ndim = i) {
             int64_t n = zr_json_count(j);
@@ -152,7 +153,7 @@ static int read_state(const place *at, const zr_entry *e, state *s)
     if (n >= (int64_t)sizeof text) return wrong(at, "quant_state is too long for its JSON");
     if (read_bytes(at->t, e, text, n, 0)) return wrong(at, strerror(errno));
     text[n] = 0;
-    *s = (state){.type = -1, .dtype = -1};
+    *s = (state){.mean = NAN, .type = -1, .dtype = -1};
     zr_json j = {text, text + n, NULL};
     for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
         const char *key = zr_json_key(&j);
@@ -175,6 +176,8 @@ static int check_state(const place *at, const zr_entry *w, const state *s, int t
     if (s->dtype < 0) return wrong(at, "quant_state: dtype must be float32, bfloat16 or float16");
     if (!is_block(s->block) || (s->nested && !is_block(s->nested)))
         return wrong(at, "quant_state: a block must have 32, 64, 128 ... or 4096 elements");
+    if (s->nested && !isfinite((float)s->mean))
+        return wrong(at, "quant_state: nested_offset must be a number");
     if (s->ndim != 2 || __builtin_mul_overflow(s->shape[0], s->shape[1], &n))
         return wrong(at, "quant_state: shape must be [rows, columns]");
     if (has == n / 2 + n % 2) return 0;

@@ -127,64 +127,40 @@ static int add_adapter_config(zr_saving *s, const char *from)
 /* ---- config.json */
 static const char *const type_names[] = {"float32", "bfloat16", "float16"};
 
-/* Copy text[n] with a new value of its keys, or of the first of them if it has neither. copy:
- * another copy to parse, as strings are decoded in place. Returns an error, or NULL. */
+/* Copy text[n] with a new value of its keys, or of the first of them if it has neither; NULL leaves
+ * them out. copy: another copy to parse, as strings are decoded in place. Returns an error, or
+ * NULL. */
 static const char *put_value(FILE *to, const char *text, char *copy, int64_t n,
                              const char *const keys[2], const char *value)
 {
     zr_json j = {copy, copy + n, NULL};
-    int64_t at = 0, i = 0;
+    int64_t at = 0, i = 0, end = 0; /* end: of the last entry that stays, or of the brace */
+    int found = 0, stays = 0, comma = 0;
     while (zr_json_more(&j, '{', &i)) {
+        if (i == 1) end = j.at - copy;
+        if (comma) at = j.at - copy; /* that of the first entry goes with it */
+        comma = 0;
         const char *key = zr_json_key(&j);
         int64_t begin = j.at - copy;
         int is = key && (!strcmp(key, keys[0]) || !strcmp(key, keys[1]));
         zr_json_skip(&j);
-        if (!is || j.error) continue;
-        fprintf(to, "%.*s %s", (int)(begin - at), text + at, value);
-        at = j.at - copy;
+        if (j.error) break;
+        found |= is;
+        if (is) {
+            fprintf(to, "%.*s", (int)((value ? begin : end) - at), text + at);
+            if (value) fprintf(to, " %s", value);
+            at = j.at - copy;
+            comma = !value && !stays;
+        }
+        if (!is || value) stays = 1, end = j.at - copy;
     }
     if (zr_json_end(&j)) return j.error;
-    if (!at) {
+    if (!found && value) {
         at = strchr(text, '{') + 1 - text;
         fprintf(to, "{\n  \"%s\": %s%s", keys[0], value, i ? "," : "");
     }
     fprintf(to, "%s", text + at);
     return NULL;
-}
-
-/* Remove a key and its value from text[*n]. copy: another copy to parse. Returns 1, or 0 if the key
- * is not there or the text is not JSON. */
-static int cut(char *text, int64_t *n, char *copy, const char *key)
-{
-    zr_json j = {copy, copy + *n, NULL};
-    int64_t i = 0, from = 0, to = 0, found = 0;
-    while (zr_json_more(&j, '{', &i)) {
-        if (i == 1) from = j.at - copy;
-        if (found) to = j.at - copy; /* the first key's comma goes with it */
-        const char *name = found ? NULL : zr_json_key(&j);
-        if (found) break;
-        found = name && !strcmp(name, key) ? i : 0;
-        zr_json_skip(&j);
-        to = j.at - copy;
-        if (found > 1) break;
-        if (!found) from = to;
-    }
-    if (!found || j.error) return 0;
-    memmove(text + from, text + to, (size_t)(*n - to + 1));
-    *n -= to - from;
-    return 1;
-}
-
-/* Remove quantization_config from text[*n], as the weights are saved dequantized. Returns whether
- * it was there. */
-static int unpacked(char *text, int64_t *n)
-{
-    char *copy = malloc((size_t)*n + 1);
-    if (!copy) return 0;
-    memcpy(copy, text, (size_t)*n + 1);
-    int was = cut(text, n, copy, "quantization_config");
-    free(copy);
-    return was;
 }
 
 /* Return the text with a new value, see put_value, and free the old one. NULL: not JSON, or out of
@@ -226,6 +202,14 @@ static char *regrown(char *text, int64_t *n, int64_t vocab, const char *file, ch
     return revalued(text, n, keys, value, file, why);
 }
 
+/* The weights are saved dequantized. */
+#define QUANTIZED "quantization_config"
+static char *dequantized(char *text, int64_t *n, const char *file, char *why)
+{
+    static const char *const keys[2] = {QUANTIZED, QUANTIZED};
+    return revalued(text, n, keys, NULL, file, why);
+}
+
 /* Add the config.json of the loaded folder, or else the program's own. note: there is none. */
 static int add_config(zr_saving *s, const char *from, int type, char *note, char *why)
 {
@@ -234,9 +218,12 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
     if (from && zr_path(file, from, ZR_CONFIG, why)) return -1;
     if (from && !access(file, F_OK)) {
         h.text = zr_file_text(file, &h.n, why);
-        if (h.text && unpacked(h.text, &h.n))
-            zr_why(note, "%.200s gets the dequantized weights%s, and no quantization_config",
-                   s->dir, s->stored.merge ? " with the adapters added" : "");
+        int64_t had = h.n;
+        if (h.text && strstr(h.text, "\"" QUANTIZED "\""))
+            h.text = dequantized(h.text, &h.n, file, why);
+        if (h.text && h.n < had)
+            zr_why(note, "%.200s gets the dequantized weights%s, and no " QUANTIZED, s->dir,
+                   s->stored.merge ? " with the adapters added" : "");
         if (h.text && type >= 0) h.text = retyped(h.text, &h.n, type, file, why);
         if (h.text && s->p->vocab_from) h.text = regrown(h.text, &h.n, s->p->vocab, file, why);
     } else if (s->p->config) {

@@ -11,7 +11,6 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
-#include "zr_finite.h"
 #include "zr_float.h"
 #include "zr_grace.h"
 #include "zr_groups.h"
@@ -477,7 +476,7 @@ static int is_short(const zr_program *p, const zr_stored *f, const zr_tensor *t,
 static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
                        const zr_tensor *t, int i, const char *dir, char *why)
 {
-    char name[NAME], found[200], wanted[64], cause[ZR_WHY];
+    char name[NAME], found[200], wanted[64], more[80] = "", cause[ZR_WHY];
     zr_entry *e = zr_locate_for(p, table, instance(name, p, f, t, i));
     form x = form_of(p, f, t);
     zr_shape_text(wanted, sizeof wanted, x.shape, x.ndim);
@@ -493,8 +492,11 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
         same = e->shape[k] == x.shape[k] || (k == 0 && is_short(p, f, t, e));
     if (!same) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
-        zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s", dir, file, name,
-               zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted, cause);
+        if (f->part == ZR_BASE && zr_mark(p, t) & ZR_GROWN)
+            snprintf(more, sizeof more, ", of which a folder may lack the rows from %" PRId64 " on",
+                     p->vocab_from);
+        zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s%s", dir, file, name,
+               zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted, more, cause);
     } else if (e->dtype > F16)
         zr_why(why, "%s/%s: tensor %s is %s; only F32, BF16 and F16 can be read", dir, file, name,
                zr_dtype_name(e->dtype));
@@ -519,23 +521,23 @@ static int64_t entry_elements(const zr_entry *e)
     return elements(&(form){{e->shape[0], e->shape[1]}, e->ndim});
 }
 
-/* Fill the part of a piece that the file lacks with the mean of the rows there. */
+/* Fill the part of a piece that the file lacks with the mean of the rows there. *mean: that of an
+ * earlier call, or NULL */
 static int fill_piece(const zr_table *table, const zr_entry *e, zr *z, const zr_state *s, piece q,
-                      zr_chunk *c)
+                      zr_chunk *c, float **mean)
 {
     int64_t columns = e->ndim == 1 ? 1 : e->shape[1], end = q.skip + q.n, some;
     int64_t begin = entry_elements(e) > q.skip ? entry_elements(e) : q.skip;
     if (begin >= end) return 0;
-    float *mean = zr_mean_row(table, e, e->shape[0], columns);
-    if (!mean) return -1;
+    if (!*mean) *mean = zr_mean_row(table, e, e->shape[0], columns);
+    if (!*mean) return -1;
     for (int64_t i = begin; i < end; i += some) {
         some = zr_least(end - i, CHUNK);
-        for (int64_t k = 0; k < some; k++) c->whole[k] = mean[(i + k) % columns];
+        for (int64_t k = 0; k < some; k++) c->whole[k] = (*mean)[(i + k) % columns];
         convert(c, ZR_F32, s->type, some);
         int64_t at = q.at + zr_width(s) * (i - q.skip);
         zr_write(z, s->queue, at, elements_of(c, s->type), zr_width(s) * some);
     }
-    free(mean);
     return 0;
 }
 
@@ -544,17 +546,18 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
                        const zr_entry *e, zr *z, const zr_tensor *t, int i, int rank, zr_chunk *c,
                        uint64_t *sum)
 {
-    int slice = 0, quantized = f->part && zr_format(p, t);
+    int slice = 0, quantized = f->part && zr_format(p, t), bad = 0;
     zr_rows o = rows_of(p, f, t);
-    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
+    float *mean = NULL;
+    for (const zr_state *s = row(p, f, t, NULL, &slice); s && !bad; s = row(p, f, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
         piece there = {q.at, q.skip, zr_least(q.n, entry_elements(e) - q.skip)};
-        if (quantized ? quantize_piece(table, e, z, p, t, s, q, c)
-                      : read_piece(table, e, z, s, there, o, c, own, sum) ||
-                            fill_piece(table, e, z, s, q, c))
-            return -1;
+        bad = quantized ? quantize_piece(table, e, z, p, t, s, q, c)
+                        : read_piece(table, e, z, s, there, o, c, own, sum) ||
+                              fill_piece(table, e, z, s, q, c, &mean);
     }
-    return 0;
+    free(mean);
+    return bad ? -1 : 0;
 }
 
 /* Report why a tensor was not read. */

@@ -306,21 +306,26 @@ def test_a_part_within_a_chunk_stays() -> None:
 
 @pytest.mark.slow
 def test_under_emulation(tmp_path: pathlib.Path) -> None:
-    """The GPU's kernels have one hash, too, and the losses of a plain base with the same values."""
+    """The GPU's kernels have one hash, too, also by nvcc's PTX, and the losses of a plain base with
+    the same values."""
     plain(folder(tmp_path / "base"), "nf4", tmp_path / "plain")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
 
-    def run(base: str, format_: str, *way: str) -> law.Result:
+    def run(
+        base: str, format_: str, *way: str, kind: trainer.Kind = trainer.EMULATED
+    ) -> law.Result:
         way = ("train.precision=bf16", "train.global_batch=2", *way)
         source = trainer.generate(law.path("llama"), *keys(format_, *way))
         return law.run(
-            trainer.build(source, trainer.EMULATED),
+            trainer.build(source, kind),
             *("--data", tmp_path / "tokens", "--steps", 2),
             *("--load", tmp_path / base),
             log=tmp_path / "log",
+            ZR_EMULATE_CC="90",
         )
 
-    first, second = run("base", "nf4", *WAYS[0]), run("base", "nf4", *WAYS[3])
-    assert first == second
+    first = run("base", "nf4", *WAYS[0])
+    assert first == run("base", "nf4", *WAYS[3])
+    assert first == run("base", "nf4", *WAYS[3], kind=trainer.BY_PTX["sm_90"])
     assert first.steps == run("plain", "", *WAYS[0]).steps
     assert first.steps != run("base", "", *WAYS[0]).steps

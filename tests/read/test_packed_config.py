@@ -38,16 +38,19 @@ def told(tmp_path: pathlib.Path, said: object, *keys: str) -> str:
     ],
 )
 def test_notes(tmp_path: pathlib.Path, said: object, format_: str, base: str) -> None:
-    """A note says that the linears are quantized and, if adapters have a plain base, which base
-    keeps them so."""
-    begins = f"quantization_config: the linears are in bitsandbytes' {format_}: they are dequantized"
-    keeps = f"; train.lora.base: {base} keeps them quantized"
+    """A note says that the linears are quantized, and what a base of adapters does with them."""
+    begins = f"quantization_config: the linears are in bitsandbytes' {format_}: "
+    plain = f"{begins}the program dequantizes them when it loads them"
+    anew = "quantizes them anew"
+    kept = "keeps their numbers where the form is the same"
     note = told(tmp_path, said)
-    assert begins in note and note.endswith("and all parameters are trained")
+    assert note.endswith(f"{plain}, and all parameters are trained")
     note = told(tmp_path, said, LORA)
-    assert begins in note and note.endswith(keeps)
+    mine = kept if base == format_ else anew
+    assert note.endswith(f"{plain}; train.lora.base: {base} {mine}")
     note = told(tmp_path, said, BASED)
-    assert begins in note and note.endswith("when the program loads them")
+    mine = kept if format_ == "nf4" else anew
+    assert note.endswith(f"{begins}train.lora.base: nf4 {mine}")
 
 
 @pytest.mark.parametrize("name", packed.FOLDERS)
@@ -77,7 +80,7 @@ def test_the_model_is_the_plain_one(tmp_path: pathlib.Path, name: str) -> None:
         (FOUR | {"load_in_8bit": True}, "2 of load_in_8bit, load_in_4bit are true"),
         (
             FOUR | {"bnb_4bit_quant_type": "af4"},
-            "18: quantization_config.bnb_4bit_quant_type: is 'af4'; allowed: nf4, fp4",
+            "18: quantization_config.bnb_4bit_quant_type: is 'af4'; allowed: fp4, nf4",
         ),
     ],
 )

@@ -373,6 +373,10 @@ BAD = {
             "nested_absmax is F32 with 1 elements; F32 with 2",
         ),
         (says(nested_blocksize=None), f"{Q}: quant_state: nested_blocksize is missing"),
+        *(
+            (says(nested_offset=x), f"{Q}: quant_state: nested_offset must be a number")
+            for x in (None, "0.5", [3], True, 1e300)
+        ),
         (
             says(shape=[128, 129]),
             "shape [128, 129] has 16512 elements of 4 bits, but the tensor has 8192 bytes",

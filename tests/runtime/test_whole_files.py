@@ -250,8 +250,11 @@ def test_modules_to_save(
 def test_two_values_of_a_tied_weight(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """A tied weight whose two names have other values, or one of them none, is refused."""
+    """A tied weight whose two names have other values, or one of them none, is refused; a prefix of
+    a name is not."""
     head = tensors(folder / "new")[LOGITS]
+    renamed = {LOGITS: None, f"model.{LOGITS}": head.copy()}
+    assert said_of(folder, tmp_path, {}, renamed)[0] == 0
     head[3, 4] += 1
     code, err = said_of(folder, tmp_path, {}, {LOGITS: head})
     assert code == 2

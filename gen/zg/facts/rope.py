@@ -13,9 +13,9 @@ from typing import Any
 
 from ..plan.operand import Names
 
-# Numbers of each scaling, in a plan's order. Their count identifies the scaling. Those of dynamic
-# are its two and the tokens of a sample; those of longrope are 0, which no other begins with, and a
-# divisor for each frequency.
+# Numbers of each scaling, in a plan's order. Those of longrope are 0, which no other begins with,
+# and a divisor for each frequency; the count of the others identifies the scaling. Those of dynamic
+# are its two and the tokens of a sample.
 NUMBERS: Mapping[str, Names] = {
     "linear": ("factor",),
     "dynamic": ("factor", "original_context"),
@@ -69,13 +69,13 @@ def frequencies(
     """Return the [head/2] frequencies theta^(-2i/head), scaled if there are numbers of a
     scaling."""
     getcontext().prec = 40
-    base = Decimal(str(theta))
-    if len(scaling) == DYNAMIC:
+    base, divided = Decimal(str(theta)), scaling[:1] == (0.0,)
+    if len(scaling) == DYNAMIC and not divided:
         base, scaling = _larger(base, head, *scaling), ()
     powers = [
         float(base ** (Decimal(-2 * i) / Decimal(head))) for i in range(head // 2)
     ]
-    if scaling[:1] == (0.0,):
+    if divided:
         return tuple(f / by for f, by in zip(powers, scaling[1:], strict=True))
     kept = _KEPT[len(scaling)](head, base, powers, *scaling[1:])
     factor = scaling[0] if scaling else 1.0

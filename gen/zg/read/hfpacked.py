@@ -11,18 +11,18 @@ from .node import Names, Node, SpecError, shown
 
 KEY = "quantization_config"
 METHOD = "bitsandbytes"
-# key of config.json -> format of the linears; in 4 bits the type says which
-BITS = {"load_in_8bit": "int8", "load_in_4bit": ""}
-TYPE, TYPES = "bnb_4bit_quant_type", ("nf4", "fp4")
-USUAL = "fp4"  # the type that transformers takes if config.json has none
-FORMATS = ("int8", *TYPES)
+# key of config.json -> train.lora.base of as many bits, and the formats of the linears: in 4 bits
+# the type says which, and transformers take the first one if there is none
+BITS = {"load_in_8bit": ("int8", ("int8",)), "load_in_4bit": ("nf4", ("fp4", "nf4"))}
+TYPE = "bnb_4bit_quant_type"
 
 
 def base(said: object) -> str | None:
     """Return the train.lora.base with as many bits as quantization_config says."""
     keys = said if isinstance(said, dict) else {}
-    wanted = {"load_in_8bit": "int8", "load_in_4bit": "nf4"}
-    return next((wanted[key] for key in wanted if keys.get(key) is True), None)
+    return next(
+        (base for key, (base, _) in BITS.items() if keys.get(key) is True), None
+    )
 
 
 def format_of(node: Node, out_in: bool) -> str:
@@ -49,25 +49,26 @@ def format_of(node: Node, out_in: bool) -> str:
             f"{node.where}: {KEY}: {METHOD} stores this family's linears as [out,in], but its "
             f"tensors are [in,out]; allowed: {good}"
         )
-    found = BITS[on[0]] or keys.get(TYPE, USUAL)
-    if found not in FORMATS:
-        where = node.value[TYPE].where
-        raise SpecError(
-            f"{where}: {KEY}.{TYPE}: is {shown(found)}; allowed: {', '.join(TYPES)}"
-        )
+    _, formats = BITS[on[0]]
+    found = keys.get(TYPE, formats[0]) if len(formats) > 1 else formats[0]
+    if found not in formats:
+        where, good = node.value[TYPE].where, ", ".join(formats)
+        raise SpecError(f"{where}: {KEY}.{TYPE}: is {shown(found)}; allowed: {good}")
     return str(found)
 
 
 def note(node: Node, format_: str, root: Node) -> Names:
     """Return a note about a folder whose linears are in a format, for the spec at `root`."""
-    lora = root.at(("train", "lora")).value
-    adapters = isinstance(lora, dict) and "rank" in lora
-    plain = adapters and "base" not in lora
-    kept = (
-        f"; train.lora.base: {base(node.plain())} keeps them quantized" if plain else ""
+    lora = root.at(("train", "lora")).plain()
+    adapters = lora if isinstance(lora, dict) and "rank" in lora else {}
+    given, likely = adapters.get("base"), base(node.plain())
+    plain = "the program dequantizes them when it loads them"
+    kept = f"train.lora.base: {given or likely} " + (
+        "keeps their numbers where the form is the same"
+        if (given or likely) == format_
+        else "quantizes them anew"
     )
-    more = "" if adapters else ", and all parameters are trained"
-    return (
-        f"{node.where}: {KEY}: the linears are in {METHOD}' {format_}: they are dequantized when "
-        f"the program loads them{more}{kept}",
-    )
+    told = f"{plain}, and all parameters are trained"
+    if adapters:
+        told = kept if given else f"{plain}; {kept}"
+    return (f"{node.where}: {KEY}: the linears are in {METHOD}' {format_}: {told}",)

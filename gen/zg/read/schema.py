@@ -417,8 +417,8 @@ class Train:
     other (micro_batches), or all of them layer by layer (layers); offload_activations: activations
     that backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run,
     not counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU
-    that GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: the means that a
-    step's loss consists of.
+    that GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: tokens if a step's
+    loss is the mean over its tokens, micro_batch if it is the mean of its micro-batches' means.
     """
 
     __pydantic_config__ = _KEYS

@@ -131,7 +131,7 @@ def _ahead(spec: Spec) -> tuple[int | None, ...]:
 
 def _batches(spec: Spec) -> list[int]:
     """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
-    may not divide others. None if another micro-batch is another loss."""
+    may not divide others, and with loss_mean micro_batch others are another loss."""
     own = spec.train.global_batch // spec.cluster.ranks
     some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
     held = spec.train.head_chunk or spec.train.loss_mean == "micro_batch"
