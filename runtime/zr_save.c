@@ -147,7 +147,8 @@ static const char *put_value(FILE *to, const char *text, char *copy, int64_t n,
         if (j.error) break;
         found |= is;
         if (is) {
-            fprintf(to, "%.*s", (int)((value ? begin : end) - at), text + at);
+            int64_t until = value ? begin : end;
+            if (until > at) fprintf(to, "%.*s", (int)(until - at), text + at);
             if (value) fprintf(to, " %s", value);
             at = j.at - copy;
             comma = !value && !stays;

@@ -125,7 +125,7 @@ def test_types_of_a_save(tmp_path: pathlib.Path) -> None:
     }
 
 
-@pytest.mark.parametrize("place", ("first", "last", "only"))
+@pytest.mark.parametrize("place", ("first", "last", "only", "twice"))
 def test_config_without_the_key(tmp_path: pathlib.Path, place: str) -> None:
     """quantization_config is cut out of config.json wherever it is."""
     folder = tmp_path / "in"
@@ -136,8 +136,12 @@ def test_config_without_the_key(tmp_path: pathlib.Path, place: str) -> None:
         "first": {**key, **config},
         "last": {**config, **key},
         "only": key,
+        "twice": {**key, **config},
     }[place]
-    (folder / "config.json").write_text(json.dumps(whole, indent=1))
+    text = json.dumps(whole, indent=1)
+    if place == "twice":
+        text = f"{json.dumps(key)[:-1]}, {text[1:]}"
+    (folder / "config.json").write_text(text)
     out = tmp_path / "out"
     done = program.run(built("nf4"), "--load", folder, "--steps", 0, "--save", out)
     assert done.code == 0, done.err
