@@ -237,6 +237,7 @@ SMALL = tuple(
             (
                 "data.documents=mask",
                 "data.end=0",
+                "train.loss_mean=micro_batch",
                 "cluster.ranks=1",
                 "zero.stage=0",
             ),

@@ -8,6 +8,7 @@
 #include "zr_float.h"
 #include "zr_grow.h"
 #include "zr_packed.h"
+#include "zr_safetensors.h"
 #include <stdlib.h>
 
 enum { CHUNK = 65536 }; /* elements that are read at once */

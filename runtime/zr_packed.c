@@ -2,9 +2,11 @@
  *
  * The formulas are those of bitsandbytes 0.50; tests/reference/packed.py compares. */
 #define _GNU_SOURCE
+#include "zr_file.h"
 #include "zr_float.h"
 #include "zr_json.h"
 #include "zr_packed.h"
+#include "zr_safetensors.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

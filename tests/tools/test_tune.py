@@ -254,7 +254,8 @@ def test_a_quantized_folder_has_its_base(
     text = json.dumps(config | {"quantization_config": said})
     (tmp_path / "base" / "config.json").write_text(text)
     made = job([tmp_path / "base", talks], tmp_path / "out", *words)
-    found = [x for x in tune.generate(made, 9, 1) if x.startswith("train.lora=")]
+    commands = tune.generate(made, tune.Made(9, 1, 1))
+    found = [x for x in commands if x.startswith("train.lora=")]
     lora = f"train.lora={{rank: 16, alpha: 32{base}}}"
     assert found == ([] if base is None else [lora])
 
