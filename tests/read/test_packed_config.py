@@ -38,7 +38,7 @@ def told(tmp_path: pathlib.Path, said: object, *keys: str) -> str:
     ],
 )
 def test_notes(tmp_path: pathlib.Path, said: object, format_: str, base: str) -> None:
-    """A note says that the linears are quantized, and what a base of adapters does with them."""
+    """A note says that the linears are quantized, and how a base of adapters treats them."""
     begins = f"quantization_config: the linears are in bitsandbytes' {format_}: "
     plain = f"{begins}the program dequantizes them when it loads them"
     anew = "quantizes them anew"
