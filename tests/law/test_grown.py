@@ -211,6 +211,8 @@ def test_other_rows(folder: pathlib.Path) -> None:
         assert done.code == 2
         assert f"has shape [{FEW}, 48]; the model has [{MANY}, 48]" in done.err
         assert f"model.vocab {FEW}, or with --from and --vocab, which adds" in done.err
+        lacks = f"[{MANY}, 48], of which a folder may lack the rows from 200 on"
+        assert (lacks in done.err) == (binary is wrong)
     texts = [spec.text(None, (), None, str(folder), n) for n in (FEW, None)]
     assert texts[0] == texts[1]
 
