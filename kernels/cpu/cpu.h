@@ -15,7 +15,9 @@
 #define ZK_PASTE(a, b) ZK_PASTE_(a, b)
 #define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
 
-enum { ZK_SCRATCH = 5 << 19 }; /* bytes of packing space for each thread, aligned to 4096 */
+/* Bytes, aligned to 4096: of packing space for each thread; for the operands of a product by AMX,
+ * packed by all threads. */
+enum { ZK_SCRATCH = 5 << 19, ZK_PANELS = 1 << 24 };
 
 /* The list of kernels by plain name: X(zk_add) ... */
 #include "kernels.def"
@@ -42,13 +44,15 @@ int64_t zk_host_overhead(int threads);
 struct zk {
     int dtype, column, threads, products;
     struct zk_pool *pool; /* NULL when threads == 1 */
-    char *scratch;        /* threads * ZK_SCRATCH */
+    char *scratch;        /* threads * ZK_SCRATCH, then ZK_PANELS if the object is amx */
 };
 
 static inline void *zk_scratch(const zk *k, int thread)
 {
     return k->scratch + (int64_t)thread * ZK_SCRATCH;
 }
+
+static inline void *zk_panels(const zk *k) { return zk_scratch(k, k->threads); }
 
 /* Run f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads, and
  * return when all are done. Which thread runs a task is not fixed, so the result of f

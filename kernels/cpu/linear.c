@@ -16,11 +16,12 @@
  *     are packed as zeros, and their sums go through scratch.
  *  3. Panels hold words: one f32, or a pair of bf16 if an instruction multiplies pairs. A matrix
  *     whose words already lie along the chain is not packed, except its edge.
- *  4. The scratch of a thread holds an edge block [mr][nr], the B panel [depth][nr], the A panel
- *     [rows/mr][depth][mr] (for AMX in tiles of 1 KB), and, if sums are not kept in the output and
- *     the chain takes several depth blocks, the sums of the tile [rows][cols] in whole blocks.
+ *  4. The scratch of a thread holds an edge block [MR][NR], the B panel [depth][NR], the A panel
+ *     [rows/MR][depth][MR], and, if sums are not kept in the output and the chain takes several
+ *     depth blocks, the sums of the tile [rows][cols] in whole blocks. AMX packs into panels that
+ *     all threads share (tiles.h).
  */
-#include "pack.h"
+#include "tiles.h"
 
 /* Largest tiles. Tiles of halves are narrower, as their sums are in
  * scratch. Depths are in words. */
@@ -28,39 +29,8 @@ enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 /* Below these sizes tiles are not split to feed more threads. */
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };
 enum { PAIRS_DEPTH = 512, PLACE_DEPTH = 2048, PLACE_COLS = 384 };
-/* For AMX. Depth: up to 3072 elements at once, so that a block of sums leaves its registers once. A
- * panel: 1.25 MB, which stays in the second-level cache. */
-enum { TILES_DEPTH = 1536, TILES_PANEL = 5 << 16 };
-enum { ROOM = ZK_SCRATCH / 4 }; /* words of scratch per thread */
-enum { FLUSH = 0x8040 };        /* MXCSR: denormals are 0, as in AVX512_BF16 */
 _Static_assert(ROWS % MR == 0 && HALF_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
 _Static_assert(PLACE_COLS % NR == 0, "whole blocks");
-
-typedef struct product {
-    zk *k;
-    matrix a, b;      /* [M,K], [K,N] */
-    void *out;        /* [M,N] of `dtype`, rows `stride` apart; stride 0: N */
-    const real *bias; /* [N] of the context's dtype, or NULL */
-    int64_t M, N, K, stride;
-    int64_t rows, cols, depth; /* size of a tile; depth in elements of the chain */
-    int unit;                  /* elements of the chain that must stay together */
-    int dtype, carry;          /* carry: start from the old output */
-    int place;                 /* a is read in place: its words lie along the chain */
-    /* output = chain, scale * chain, or output + scale * chain */
-    enum { PLAIN, SCALED, ADDED } end;
-    float scale;
-} product;
-
-static inline int by_tiles(const product *g) { return TILES && paired(&g->a); }
-/* Rows and columns of the block of sums; they are constants except in the AMX object. */
-static inline int mr(const product *g) { return by_tiles(g) ? BLOCK : MR; }
-static inline int nr(const product *g) { return by_tiles(g) ? BLOCK : NR; }
-
-/* Finished sums that still must become output; rows are `stride` apart, from (i, j) of the tile. */
-typedef struct ready {
-    const float *sum;
-    int64_t stride, i, j, rows, cols;
-} ready;
 
 /* A tile being computed. */
 typedef struct tile {
@@ -69,7 +39,6 @@ typedef struct tile {
     float *sum;          /* [rows][cols], `stride` apart: the output or scratch; NULL: use edge */
     int64_t m, n, rows, cols, stride;
     int64_t placed; /* number of rows of a that are read in place */
-    ready ready;    /* for AMX: sums to store while the next block multiplies */
 } tile;
 
 /* ---- the block of sums in registers */
@@ -169,48 +138,6 @@ static __attribute__((noinline)) void multiply_groups(float *sum, int64_t stride
 }
 
 /* ---- a tile of the output */
-static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
-                 int64_t cols)
-{
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof(float));
-}
-
-/* Turn finished sums into output: rows and columns from (i, j) of the tile, sums `stride` apart. */
-static void finish_sums(const tile *t, const float *sum, int64_t stride, int64_t i, int64_t j,
-                        int64_t rows, int64_t cols)
-{
-    const product *g = t->g;
-    const matrix bias = {.p = g->bias, .dtype = g->k->dtype};
-    const matrix old = {.p = g->out, .dtype = g->dtype};
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < cols; c += LANES) {
-            int n = (int)zk_least(LANES, cols - c);
-            lanes y = lanes_get(sum, r * stride + c, ZK_F32, n);
-            int64_t to = (t->m + i + r) * g->stride + t->n + j + c;
-            if (g->bias) y += get(&bias, t->n + j + c, n);
-            if (g->end == SCALED) y *= lanes_set(g->scale);
-            if (g->end == ADDED) y = lanes_fma(lanes_set(g->scale), y, get(&old, to, n));
-            lanes_put(g->out, to, g->dtype, y, n);
-        }
-}
-
-/* Store the next rows of the finished sums. */
-static void store_ready(void *with, int64_t rows)
-{
-    tile *t = with;
-    ready *r = &t->ready;
-    int64_t n = zk_least(rows, r->rows);
-    if (!n) return;
-    finish_sums(t, r->sum, r->stride, r->i, r->j, n, r->cols);
-    r->sum += n * r->stride;
-    r->i += n;
-    r->rows -= n;
-}
-
-/* Return whether sums are accumulated in the output itself. */
-static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
-
 /* Return whether a chain takes several depth blocks. An end that is not a whole unit is packed even
  * if a is read in place. */
 static inline int in_blocks(const product *g)
@@ -227,9 +154,7 @@ static void carry_on(tile *t, float *sum, int64_t stride, int64_t i, int64_t k, 
     const float *packed = t->a + (i - t->placed) * n;
     int64_t at = (t->m + i) * g->a.row + k, size = element(&g->a);
     const char *place = (const char *)g->a.p + at * size;
-    if (by_tiles(g)) {
-        multiply_tiles(sum, stride, packed, t->b, n, first, store_ready, t);
-    } else if (i < t->placed) {
+    if (i < t->placed) {
         multiply_pairs(sum, stride, place, g->a.row * size, 4, t->b, n, first);
     } else if (paired(&g->a)) {
         multiply_pairs(sum, stride, (const char *)packed, 4, 4 * MR, t->b, n, first);
@@ -244,19 +169,18 @@ static void carry_on(tile *t, float *sum, int64_t stride, int64_t i, int64_t k, 
 static void block(tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
 {
     const product *g = t->g;
-    int64_t rows = zk_least(mr(g), t->rows - i), cols = zk_least(nr(g), t->cols - j);
+    int64_t rows = zk_least(MR, t->rows - i), cols = zk_least(NR, t->cols - j);
     int64_t stride = t->stride;
     float *sum = t->sum ? t->sum + i * stride + j : t->edge;
     int last = k + depth == g->K && (g->bias || !direct(g));
-    if (direct(g) && (rows < mr(g) || cols < nr(g))) {
-        copy(t->edge, nr(g), sum, stride, k || g->carry ? rows : 0, cols);
-        carry_on(t, t->edge, nr(g), i, k, depth);
-        copy(sum, stride, t->edge, nr(g), rows, cols);
+    if (direct(g) && (rows < MR || cols < NR)) {
+        copy(t->edge, NR, sum, stride, k || g->carry ? rows : 0, cols);
+        carry_on(t, t->edge, NR, i, k, depth);
+        copy(sum, stride, t->edge, NR, rows, cols);
     } else {
         carry_on(t, sum, stride, i, k, depth);
     }
-    if (last && by_tiles(g)) t->ready = (ready){sum, stride, i, j, rows, cols};
-    else if (last) finish_sums(t, sum, stride, i, j, rows, cols);
+    if (last) finish_sums(g, sum, stride, t->m + i, t->n + j, rows, cols);
 }
 
 static __attribute__((noinline)) void fill_tile(tile *t)
@@ -266,28 +190,26 @@ static __attribute__((noinline)) void fill_tile(tile *t)
         depth = zk_least(g->depth, g->K - k);
         int whole = g->place && depth >= g->unit;
         if (whole) depth -= depth % g->unit;
-        t->placed = whole ? t->rows / mr(g) * mr(g) : 0;
-        for (int64_t i = t->placed; i < t->rows; i += mr(g))
-            (by_tiles(g) ? pack_tiles : pack)(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
-                                              (t->m + i) * g->a.row + k * g->a.column, g->a.row,
-                                              g->a.column, zk_least(mr(g), t->rows - i), depth,
-                                              mr(g));
-        for (int64_t j = 0; j < t->cols; j += nr(g)) {
+        t->placed = whole ? t->rows / MR * MR : 0;
+        for (int64_t i = t->placed; i < t->rows; i += MR)
+            pack(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
+                 (t->m + i) * g->a.row + k * g->a.column, g->a.row, g->a.column,
+                 zk_least(MR, t->rows - i), depth, MR);
+        for (int64_t j = 0; j < t->cols; j += NR) {
             pack(t->b, &g->b, (t->n + j) * g->b.column + k * g->b.row, g->b.column, g->b.row,
-                 zk_least(nr(g), t->cols - j), depth, nr(g));
-            for (int64_t i = 0; i < t->rows; i += mr(g)) block(t, i, j, k, depth);
+                 zk_least(NR, t->cols - j), depth, NR);
+            for (int64_t i = 0; i < t->rows; i += MR) block(t, i, j, k, depth);
         }
     }
-    store_ready(t, BLOCK);
 }
 
 /* Return the words of the packed panels; a store may write up to LANES words past them. */
-static int64_t panel_b(const product *g) { return nr(g) * taken(&g->b, g->depth) + LANES; }
+static int64_t panel_b(const product *g) { return NR * taken(&g->b, g->depth) + LANES; }
 static int64_t panel_a(const product *g)
 {
-    int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, mr(g)) * mr(g);
+    int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, MR) * MR;
     int64_t end = g->K % g->unit ? taken(&g->a, 1) : 0; /* the end, which is packed whole */
-    return (g->place ? zk_most(mr(g) * n, rows * end) : rows * n) + LANES;
+    return (g->place ? zk_most(MR * n, rows * end) : rows * n) + LANES;
 }
 
 static int64_t sums(const product *g) { return in_blocks(g) && !direct(g) ? g->rows * g->cols : 0; }
@@ -299,9 +221,9 @@ static void tile_task(void *arg, int64_t task, int thread)
     float *scratch = zk_scratch(g->k, thread);
     tile t = {.g = g,
               .edge = scratch,
-              .b = scratch + mr(g) * nr(g),
-              .a = scratch + mr(g) * nr(g) + panel_b(g),
-              .stride = nr(g),
+              .b = scratch + MR * NR,
+              .a = scratch + MR * NR + panel_b(g),
+              .stride = NR,
               .m = task / across * g->rows,
               .n = task % across * g->cols};
     t.rows = zk_least(g->rows, g->M - t.m);
@@ -314,38 +236,14 @@ static void tile_task(void *arg, int64_t task, int thread)
         t.stride = g->cols;
     }
     if (g->a.dtype == ZK_BF16) _mm_setcsr(ZK_MXCSR | FLUSH);
-    if (by_tiles(g)) tiles_begin();
     fill_tile(&t);
-    if (by_tiles(g)) tiles_end();
     _mm_setcsr(ZK_MXCSR);
 }
 
 /* ---- choosing tiles */
-/* Return the size of equal pieces of n, each at most `most`, in whole units. */
-static int64_t even(int64_t n, int64_t most, int64_t unit)
-{
-    return zk_pieces(zk_pieces(n, zk_pieces(n, most)), unit) * unit;
-}
-
-static int64_t given(const product *g, const zk_launch *L, int i, int64_t most, int64_t unit)
-{
-    int64_t n = L ? L[g->k->column].tile[i] : 0;
-    return n > 0 ? zk_least(zk_pieces(n, unit) * unit, most) : 0;
-}
-
 static int64_t tasks(const product *g)
 {
     return zk_pieces(g->M, g->rows) * zk_pieces(g->N, g->cols);
-}
-
-/* Return half of n, in whole units. */
-static int64_t half(int64_t n, int64_t unit) { return zk_pieces(n / 2, unit) * unit; }
-
-/* Return the rows of an A panel for AMX, in whole blocks. */
-static int64_t tiles_rows(const product *g)
-{
-    int64_t blocks = TILES_PANEL / taken(&g->a, g->depth) / mr(g);
-    return zk_most(1, blocks) * mr(g);
 }
 
 static void multiply_all(product *g, const zk_launch *L)
@@ -353,28 +251,29 @@ static void multiply_all(product *g, const zk_launch *L)
     g->a.order = g->b.order = g->k->products;
     int pairs = paired(&g->a);
     g->unit = group(&g->a);
-    g->place = pairs && !TILES && g->a.column == 1;
-    int64_t words = by_tiles(g) ? TILES_DEPTH
-                    : g->place  ? PLACE_DEPTH
-                    : pairs     ? PAIRS_DEPTH
-                                : DEPTH;
+    g->stride = g->stride ? g->stride : g->N;
+    if (TILES && pairs) {
+        multiply_parts(g, L);
+        return;
+    }
+    g->place = pairs && g->a.column == 1;
+    int64_t words = g->place ? PLACE_DEPTH : pairs ? PAIRS_DEPTH : DEPTH;
     int64_t deepest = pairs ? 2 * words : words;
     int64_t depth = given(g, L, 2, deepest, g->unit);
     g->depth = depth ? depth : even(g->K, deepest, g->unit);
-    int64_t highest = g->place ? MR * PLACE_DEPTH : by_tiles(g) ? tiles_rows(g) : ROWS;
-    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : nr(g);
-    int64_t rows = given(g, L, 0, highest, mr(g)), cols = given(g, L, 1, most, nr(g));
-    g->rows = rows ? rows : even(g->M, highest, mr(g));
-    g->cols = cols ? cols : even(g->N, most, nr(g));
-    g->stride = g->stride ? g->stride : g->N;
+    int64_t highest = g->place ? MR * PLACE_DEPTH : ROWS;
+    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : NR;
+    int64_t rows = given(g, L, 0, highest, MR), cols = given(g, L, 1, most, NR);
+    g->rows = rows ? rows : even(g->M, highest, MR);
+    g->cols = cols ? cols : even(g->N, most, NR);
     int threads = g->k->threads;
     while (threads > 1 && !cols && tasks(g) < 3 * threads && g->cols > FEWEST_COLS)
-        g->cols = half(g->cols, nr(g));
+        g->cols = half(g->cols, NR);
     while (threads > 1 && !rows && tasks(g) < threads && g->rows > FEWEST_ROWS)
-        g->rows = half(g->rows, mr(g));
-    while (mr(g) * nr(g) + panel_b(g) + panel_a(g) + sums(g) > ROOM)
-        if (g->cols > nr(g)) g->cols = half(g->cols, nr(g));
-        else g->rows = half(g->rows, mr(g));
+        g->rows = half(g->rows, MR);
+    while (MR * NR + panel_b(g) + panel_a(g) + sums(g) > ROOM)
+        if (g->cols > NR) g->cols = half(g->cols, NR);
+        else g->rows = half(g->rows, MR);
     zk_for(g->k, tasks(g), tile_task, g);
 }
 

@@ -10,7 +10,6 @@
 #ifndef ZK_PACK_H
 #define ZK_PACK_H
 #include "part.h"
-#include "tiles.h"
 
 /* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B
  * panel for the first and second levels. */
@@ -59,7 +58,12 @@ static inline lanes lanes_high(lanes a, lanes b)
     return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 #endif
-enum { VECTORS = NR / LANES };
+enum { VECTORS = NR / LANES, GROUP = 32 }; /* GROUP: elements of a chain in the order ZK_TILES */
+#ifdef ZK_AMX
+enum { TILES = 1 };
+#else
+enum { TILES = 0 };
+#endif
 
 /* Order of products for which this object multiplies pairs; -1: none. */
 #ifdef __AVX512BF16__
@@ -228,35 +232,5 @@ static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t
     else if (paired(x)) pack_pairs(to, x, at, along, lines, n, width);
     else pack_across(to, x, at, along, lines, n, width);
 }
-
-#ifdef ZK_AMX
-/* Pack into to[words of n / 16][height / 16][16][16]. A tile holds 16 words of 16 lines, with the
- * words of a line side by side; missing lines and elements are 0. */
-static void pack_tiles(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
-                       int64_t lines, int64_t n, int height)
-{
-    _Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
-    for (int64_t i = 0; i < n; i += GROUP)
-        for (int v = 0; v < height; v += TILE, to += TILE * TILE) {
-            int64_t from = at + v * across + i * along, rows = lines - v;
-            if (along == 1) {
-                for (int j = 0; j < TILE; j++)
-                    lanes_store(to + j * TILE,
-                                get_words(x, from + j * across, j < rows ? n - i : 0));
-                continue;
-            }
-            lanes r[TILE];
-            pack_pairs((float *)r, x, from, along, rows, zk_least(GROUP, n - i), TILE);
-            transpose_lanes(r);
-            for (int j = 0; j < TILE; j++) lanes_store(to + j * TILE, r[j]);
-        }
-}
-#else
-static void pack_tiles(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
-                       int64_t lines, int64_t n, int height)
-{
-    (void)to, (void)x, (void)at, (void)across, (void)along, (void)lines, (void)n, (void)height;
-}
-#endif
 
 #endif

@@ -1,22 +1,23 @@
-/* tiles.h -- blocks of bf16 products by AMX, in the object that is compiled with ZK_AMX.
+/* tiles.h -- bf16 products by AMX, in the object that is compiled with ZK_AMX.
  *
  * An instruction multiplies 16 x 32 by 32 x 16 elements. Starting from 0 it sums the products of
  * even k and those of odd k, each as a chain of FMAs in ascending k, adds the two sums, and adds
  * the result to the block's sum. Denormals are 0 (tdpbf16ps in Intel's manual;
  * tests/kernels/pairs.c). Other objects do the same with FMAs (linear.c).
  *
+ * All threads pack a part of both operands into the panels of the context, then multiply it. There
+ * are a[rows / 32][depth / 32][2][16][16] and b[cols / 32][depth / 2][32] in words of two elements,
+ * then the sums [rows][cols] if they are not kept in the output and the chain takes several parts.
+ *
  * Invariants
- *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a panel
+ *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a part
  *     changes no bit.
  *  2. A thread has tiles configured only from tiles_begin to tiles_end; otherwise a switch to
  *     another thread would have to save 8 KB.
  */
 #ifndef ZK_TILES_H
 #define ZK_TILES_H
-#include "cpu.h"
-
-enum { GROUP = 32 };
-typedef void beside(void *with, int64_t rows);
+#include "product.h"
 
 #ifdef ZK_AMX
 #include <cpuid.h>
@@ -24,10 +25,14 @@ typedef void beside(void *with, int64_t rows);
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TILES = 1, TILE = 16, BLOCK = 2 * TILE };
+enum { TILE = 16, BLOCK = 2 * TILE };
 enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
+/* The chain: 3072 elements at once, so that a block of sums leaves its registers once. A task: b of
+ * at most 1.25 MB, which stays in the second-level cache, and 128 rows of a. */
+enum { DEEPEST = 3072, TASK_B = 5 << 16, TASK_ROWS = 4 * BLOCK, AHEAD = 256 };
+_Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
  * asked before any thread uses tiles. */
@@ -50,15 +55,68 @@ static void tiles_begin(void)
 
 static void tiles_end(void) { _tile_release(); }
 
-/* Continue the chains sum[BLOCK][BLOCK], rows `stride` apart, or start them if `first`, by a[depth
- * / TILE][2][TILE][TILE] and b[depth][BLOCK]. depth is in words, a multiple of TILE. A tile of a is
- * contiguous, 1 KB: rows an even number of cache lines apart load slower. Between instructions
- * f(with, rows) works on BLOCK rows of other data, which may overlap sum: they are complete before
+/* A part of a product. */
+typedef struct part {
+    const product *g;
+    float *a, *b; /* packed words */
+    float *sum;   /* of (m, n), rows `stride` apart; NULL: each block is finished */
+    int64_t stride;
+    int64_t m, n, k;           /* first row, column and element of the chain */
+    int64_t rows, cols, words; /* words of the chain */
+    int64_t blocks;            /* packed a: 0 if it is there from the part before */
+    int64_t height, width;     /* of a task */
+} part;
+
+/* The work of a thread beside the instructions of tiles: sums that still must become output, words
+ * of a that are needed next, and rows of the output. */
+typedef struct beside {
+    const product *g;
+    const float *sum;
+    int64_t stride, i, j, rows, cols;
+    const char *next;
+    int64_t lines; /* to prefetch at each step */
+    const char *out;
+    int64_t across, fetched; /* bytes from row to row; rows to prefetch */
+} beside;
+
+/* Turn rows of BLOCK finished sums into bf16, as finish_sums does. */
+static inline void finish_whole(const beside *r, int64_t rows)
+{
+    const product *g = r->g;
+    uint16_t *to = (uint16_t *)g->out + r->i * g->stride + r->j;
+    lanes low = {0}, high = {0};
+    if (g->bias) {
+        low = zk_get(g->bias, r->j, ZK_BF16, TILE);
+        high = zk_get(g->bias, r->j + TILE, ZK_BF16, TILE);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        const float *sum = r->sum + i * r->stride;
+        lanes x = lanes_load(sum), y = lanes_load(sum + TILE);
+        if (g->bias) x += low, y += high;
+        __m512i first = _mm512_castsi256_si512((__m256i)narrow16(x));
+        _mm512_storeu_si512(to + i * g->stride, _mm512_inserti64x4(first, (__m256i)narrow16(y), 1));
+    }
+}
+
+static inline void store_ready(beside *r, int64_t rows)
+{
+    int64_t n = zk_least(rows, r->rows);
+    if (!n) return;
+    if (r->cols == BLOCK && r->g->end == PLAIN && r->g->dtype == ZK_BF16) finish_whole(r, n);
+    else finish_sums(r->g, r->sum, r->stride, r->i, r->j, n, r->cols);
+    r->sum += n * r->stride;
+    r->i += n;
+    r->rows -= n;
+}
+
+/* Continue the chains sum[BLOCK][BLOCK], rows `stride` apart, or start them if `first`, by
+ * a[words / TILE][2][TILE][TILE] and b[words][BLOCK]. A tile of a is contiguous, 1 KB: rows an even
+ * number of cache lines apart load slower. Rows of r, which may overlap sum, are complete before
  * the block is stored. */
 static void multiply_tiles(float *sum, int64_t stride, const float *a, const float *b,
-                           int64_t depth, int first, beside *f, void *with)
+                           int64_t words, int first, beside *r)
 {
-    int64_t share = zk_pieces(BLOCK * TILE, depth);
+    int64_t share = zk_pieces(BLOCK * TILE, words);
     float *below = sum + TILE * stride;
     int64_t width = stride * 4, line = BLOCK * 4, row = TILE * 4;
     if (first) {
@@ -72,32 +130,250 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
         _tile_loadd(2, below, width);
         _tile_loadd(3, below + TILE, width);
     }
-    for (int64_t k = 0; k < depth; k += TILE, a += 2 * TILE * TILE, b += TILE * BLOCK) {
+    for (int64_t k = 0; k < words; k += TILE, a += 2 * TILE * TILE, b += TILE * BLOCK) {
         _tile_loadd(4, a, row);
-        _tile_loadd(5, a + TILE * TILE, row);
         _tile_loadd(6, b, line);
-        _tile_loadd(7, b + TILE, line);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + TILE * TILE, row);
         _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(7, b + TILE, line);
+        _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
-        f(with, share);
+        for (int64_t l = 0; l < r->lines; l++, r->next += 64) __builtin_prefetch(r->next, 0, 2);
+        int64_t rows = zk_least(share, r->fetched);
+        for (int64_t i = 0; i < rows; i++, r->out += r->across) {
+            __builtin_prefetch(r->out, 1);
+            __builtin_prefetch(r->out + 64, 1);
+        }
+        r->fetched -= rows;
+        store_ready(r, share);
     }
+    store_ready(r, BLOCK);
     _tile_stored(0, sum, width);
     _tile_stored(1, sum + TILE, width);
     _tile_stored(2, below, width);
     _tile_stored(3, below + TILE, width);
 }
 
-#else
-enum { TILES = 0, BLOCK = 0 };
-static void tiles_begin(void) {}
-static void tiles_end(void) {}
-static void multiply_tiles(float *sum, int64_t stride, const float *a, const float *b,
-                           int64_t depth, int first, beside *f, void *with)
+/* ---- packing */
+/* Load elements [v, v + 32) of row `from` of `lines` elements, with 0 past them; also if !there. */
+static inline __m512i row32(const matrix *x, int64_t from, int64_t v, int64_t lines, int there)
 {
-    (void)sum, (void)stride, (void)a, (void)b, (void)depth, (void)first, (void)f, (void)with;
+    const uint16_t *p = (const uint16_t *)x->p + from + v;
+    int64_t n = there ? lines - v : 0;
+    if (n >= BLOCK) return _mm512_loadu_si512(p);
+    return _mm512_maskz_loadu_epi16((1u << zk_most(n, 0)) - 1, p);
 }
+
+/* Set low and high to the words of 32 lines that lie side by side: elements i and i + 1 of n. */
+static inline void pair32(lanes *low, lanes *high, const matrix *x, int64_t at, int64_t step,
+                          int64_t i, int64_t n, int64_t v, int64_t lines)
+{
+    static const uint16_t mix[BLOCK] __attribute__((aligned(64))) = {
+        0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    __m512i index = _mm512_load_si512(mix), sixteen = _mm512_set1_epi16(TILE);
+    __m512i even = row32(x, at + i * step, v, lines, i < n);
+    __m512i odd = row32(x, at + (i + 1) * step, v, lines, i + 1 < n);
+    *low = (lanes)_mm512_permutex2var_epi16(even, index, odd);
+    *high = (lanes)_mm512_permutex2var_epi16(even, _mm512_add_epi16(index, sixteen), odd);
+}
+
+/* Pack elements [i, i + GROUP) of all lines of a, which lie side by side. */
+static void pack_across_a(const part *p, int64_t i)
+{
+    const matrix *a = &p->g->a;
+    int64_t at = p->m + (p->k + i) * a->column, n = p->g->K - p->k - i;
+    int64_t lines = zk_least(p->rows, p->g->M - p->m);
+    for (int64_t v = 0; v < p->rows; v += BLOCK) {
+        float *to = p->a + v * p->words + i / 2 * BLOCK;
+        lanes r[BLOCK];
+        for (int w = 0; w < TILE; w++)
+            pair32(&r[w], &r[TILE + w], a, at, a->column, 2 * w, n, v, lines);
+        transpose_lanes(r);
+        transpose_lanes(r + TILE);
+        for (int w = 0; w < BLOCK; w++) lanes_store(to + w * TILE, r[w]);
+    }
+}
+
+/* Pack BLOCK lines of a, from line v on, whose elements lie side by side. */
+static void pack_along_a(const part *p, int64_t v)
+{
+    const matrix *a = &p->g->a;
+    float *to = p->a + v * p->words;
+    int64_t rows = p->g->M - p->m - v, n = zk_least(2 * p->words, p->g->K - p->k);
+    for (int64_t i = 0; i < 2 * p->words; i += GROUP)
+        for (int j = 0; j < BLOCK; j++, to += TILE)
+            lanes_store(to, get_words(a, (p->m + v + j) * a->row + p->k + i, j < rows ? n - i : 0));
+}
+
+/* Pack elements [i, i + GROUP) of all lines of b, which lie side by side. */
+static void pack_across_b(const part *p, int64_t i)
+{
+    const matrix *b = &p->g->b;
+    int64_t at = p->n + (p->k + i) * b->row, n = p->g->K - p->k - i;
+    int64_t lines = zk_least(p->cols, p->g->N - p->n);
+    for (int w = 0; w < TILE; w++)
+        for (int64_t v = 0; v < p->cols; v += BLOCK) {
+            lanes low, high;
+            float *to = p->b + v * p->words + (i / 2 + w) * BLOCK;
+            pair32(&low, &high, b, at, b->row, 2 * w, n, v, lines);
+            lanes_store(to, low);
+            lanes_store(to + TILE, high);
+        }
+}
+
+/* Pack BLOCK lines of b, from line v on, whose elements lie side by side. */
+static void pack_along_b(const part *p, int64_t v)
+{
+    const matrix *b = &p->g->b;
+    float *to = p->b + v * p->words;
+    int64_t lines = p->g->N - p->n - v, n = zk_least(2 * p->words, p->g->K - p->k);
+    for (int64_t i = 0; i < 2 * p->words; i += GROUP, to += TILE * BLOCK)
+        for (int h = 0; h < BLOCK; h += TILE) {
+            int64_t at = (p->n + v + h) * b->column + p->k + i;
+            lanes r[TILE];
+            for (int j = 0; j < TILE; j++) {
+                __builtin_prefetch((const uint16_t *)b->p + at + j * b->column + AHEAD, 0, 2);
+                r[j] = get_words(b, at + j * b->column, h + j < lines ? n - i : 0);
+            }
+            transpose_lanes(r);
+            for (int j = 0; j < TILE; j++) lanes_store(to + j * BLOCK + h, r[j]);
+        }
+}
+
+static int64_t pieces_a(const part *p)
+{
+    return !p->blocks ? 0 : p->g->a.column == 1 ? p->rows / BLOCK : p->words / TILE;
+}
+
+static void pack_task(void *arg, int64_t task, int thread)
+{
+    const part *p = arg;
+    const matrix *b = &p->g->b;
+    int64_t there = pieces_a(p), v = (task - there) * BLOCK;
+    (void)thread;
+    if (task < there && p->g->a.column == 1) pack_along_a(p, task * BLOCK);
+    else if (task < there) pack_across_a(p, task * GROUP);
+    else if (b->column == 1) pack_across_b(p, (task - there) * GROUP);
+    else pack_along_b(p, v);
+}
+
+/* ---- multiplying */
+/* Compute the block at row i and column j of a part. */
+static void block_of_tiles(const part *p, float *edge, int64_t i, int64_t j, beside *r)
+{
+    const product *g = p->g;
+    int64_t rows = zk_least(BLOCK, g->M - p->m - i), cols = zk_least(BLOCK, g->N - p->n - j);
+    int64_t stride = p->sum ? p->stride : BLOCK;
+    float *sum = p->sum ? p->sum + i * stride + j : edge;
+    const float *a = p->a + i * p->words, *b = p->b + j * p->words;
+    int first = !p->k && !g->carry, last = p->k + 2 * p->words >= g->K;
+    if (direct(g) && (rows < BLOCK || cols < BLOCK)) {
+        copy(edge, BLOCK, sum, stride, first ? 0 : rows, cols);
+        multiply_tiles(edge, BLOCK, a, b, p->words, first, r);
+        copy(sum, stride, edge, BLOCK, rows, cols);
+    } else {
+        multiply_tiles(sum, stride, a, b, p->words, first, r);
+    }
+    if (!last || (direct(g) && !g->bias)) return;
+    r->sum = sum;
+    r->stride = stride;
+    r->i = p->m + i;
+    r->j = p->n + j;
+    r->rows = rows;
+    r->cols = cols;
+}
+
+static void multiply_task(void *arg, int64_t task, int thread)
+{
+    const part *p = arg;
+    int64_t down = zk_pieces(p->rows, p->height);
+    int64_t m = task % down * p->height, n = task / down * p->width;
+    int64_t rows = zk_least(p->height, p->rows - m), cols = zk_least(p->width, p->cols - n);
+    float *edge = zk_scratch(p->g->k, thread);
+    beside r = {.g = p->g, .lines = zk_pieces(2 * TILE * BLOCK, cols)};
+    _mm_setcsr(ZK_MXCSR | FLUSH);
+    tiles_begin();
+    for (int64_t i = m; i < m + rows; i += BLOCK) {
+        r.next = (const char *)(p->a + (i + BLOCK) * p->words);
+        for (int64_t j = n; j < n + cols; j += BLOCK) {
+            if (p->sum) {
+                int64_t more = j + BLOCK < n + cols;
+                r.out = (const char *)(p->sum + (i + !more * BLOCK) * p->stride +
+                                       (more ? j + BLOCK : n));
+                r.across = p->stride * 4;
+                r.fetched = BLOCK;
+            }
+            block_of_tiles(p, edge, i, j, &r);
+        }
+    }
+    store_ready(&r, BLOCK);
+    tiles_end();
+    _mm_setcsr(ZK_MXCSR);
+}
+
+static int64_t tasks_of(const part *p)
+{
+    return zk_pieces(p->rows, p->height) * zk_pieces(p->cols, p->width);
+}
+
+/* Choose the tasks of a part. */
+static void divide(part *p)
+{
+    int64_t threads = p->g->k->threads;
+    p->width = even(p->cols, zk_most(TASK_B / p->words, BLOCK), BLOCK);
+    p->height = zk_least(TASK_ROWS, p->rows);
+    while (threads > 1 && tasks_of(p) < 4 * threads && p->height > BLOCK)
+        p->height = half(p->height, BLOCK);
+    while (threads > 1 && tasks_of(p) < 2 * threads && p->width > BLOCK)
+        p->width = half(p->width, BLOCK);
+}
+
+static int64_t whole(int64_t n) { return zk_most(1, n / BLOCK) * BLOCK; }
+
+/* Choose the size of a part. */
+static void size_parts(product *g, const zk_launch *L)
+{
+    int64_t room = ZK_PANELS / 4;
+    int64_t depth = given(g, L, 2, DEEPEST, GROUP);
+    g->depth = depth ? depth : even(g->K, DEEPEST, GROUP);
+    int64_t words = g->depth / 2, rows = whole(room / 2 / words);
+    int64_t most = given(g, L, 0, rows, BLOCK);
+    g->rows = even(g->M, most ? most : rows, BLOCK);
+    int64_t cols = whole((room - g->rows * words) / (words + (g->depth < g->K ? g->rows : 0)));
+    most = given(g, L, 1, cols, BLOCK);
+    g->cols = even(g->N, most ? most : cols, BLOCK);
+}
+
+static void multiply_parts(product *g, const zk_launch *L)
+{
+    part p = {.g = g, .stride = g->stride};
+    size_parts(g, L);
+    p.a = zk_panels(g->k);
+    for (p.m = 0; p.m < g->M; p.m += g->rows)
+        for (p.n = 0; p.n < g->N; p.n += g->cols)
+            for (p.k = 0; p.k < g->K; p.k += g->depth) {
+                p.rows = zk_pieces(zk_least(g->rows, g->M - p.m), BLOCK) * BLOCK;
+                p.cols = zk_pieces(zk_least(g->cols, g->N - p.n), BLOCK) * BLOCK;
+                p.words = padded(&g->a, zk_least(g->depth, g->K - p.k)) / 2;
+                p.b = p.a + p.rows * p.words;
+                p.blocks = !p.n || g->depth < g->K;
+                if (direct(g)) {
+                    p.sum = (float *)g->out + p.m * g->stride + p.n;
+                } else if (g->depth < g->K) {
+                    p.sum = p.a + g->depth / 2 * (g->rows + g->cols);
+                    p.stride = p.cols;
+                }
+                divide(&p);
+                zk_for(g->k, pieces_a(&p) + (g->b.column == 1 ? p.words / TILE : p.cols / BLOCK),
+                       pack_task, &p);
+                zk_for(g->k, tasks_of(&p), multiply_task, &p);
+            }
+}
+
+#else
+static void multiply_parts(product *g, const zk_launch *L) { (void)g, (void)L; }
 #endif
 
 #endif
