@@ -22,6 +22,7 @@
 #ifdef ZK_AMX
 #include <cpuid.h>
 #include <immintrin.h>
+#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,9 +30,10 @@ enum { TILE = 16, BLOCK = 2 * TILE };
 enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
-/* The chain: 3072 elements at once, so that a block of sums leaves its registers once. A task: b of
- * at most 1.25 MB, which stays in the second-level cache, and 128 rows of a. */
-enum { DEEPEST = 3072, TASK_B = 5 << 16, TASK_ROWS = 4 * BLOCK, AHEAD = 256 };
+/* The chain: 3072 elements at once, so that a block of sums leaves its registers once. A task: 64
+ * rows and a range of columns, of which b takes at most 1.25 MB and stays in the second-level cache.
+ * Elements of a line to prefetch while packing: AHEAD. */
+enum { DEEPEST = 3072, TASK_B = 5 << 16, TASK_ROWS = 2 * BLOCK, MOST_RANGES = 64, AHEAD = 256 };
 _Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
@@ -61,10 +63,11 @@ typedef struct part {
     float *a, *b; /* packed words */
     float *sum;   /* of (m, n), rows `stride` apart; NULL: each block is finished */
     int64_t stride;
-    int64_t m, n, k;           /* first row, column and element of the chain */
-    int64_t rows, cols, words; /* words of the chain */
-    int64_t blocks;            /* packed a: 0 if it is there from the part before */
-    int64_t height, width;     /* of a task */
+    int64_t m, n, k;                    /* first row, column and element of the chain */
+    int64_t rows, cols, words;          /* words of the chain */
+    int packs_a;                        /* 0: a is there from the part before */
+    int64_t height, width;              /* of a task */
+    _Atomic int64_t taken[MOST_RANGES]; /* rows, for each range of `width` columns */
 } part;
 
 /* The work of a thread beside the instructions of tiles: sums that still must become output, words
@@ -244,7 +247,7 @@ static void pack_along_b(const part *p, int64_t v)
 
 static int64_t pieces_a(const part *p)
 {
-    return !p->blocks ? 0 : p->g->a.column == 1 ? p->rows / BLOCK : p->words / TILE;
+    return !p->packs_a ? 0 : p->g->a.column == 1 ? p->rows / BLOCK : p->words / TILE;
 }
 
 static void pack_task(void *arg, int64_t task, int thread)
@@ -285,16 +288,11 @@ static void block_of_tiles(const part *p, float *edge, int64_t i, int64_t j, bes
     r->cols = cols;
 }
 
-static void multiply_task(void *arg, int64_t task, int thread)
+/* Multiply rows [m, m + height) by columns [n, n + width) of a part. */
+static void multiply_range(const part *p, int64_t m, int64_t n, float *edge)
 {
-    const part *p = arg;
-    int64_t down = zk_pieces(p->rows, p->height);
-    int64_t m = task % down * p->height, n = task / down * p->width;
     int64_t rows = zk_least(p->height, p->rows - m), cols = zk_least(p->width, p->cols - n);
-    float *edge = zk_scratch(p->g->k, thread);
     beside r = {.g = p->g, .lines = zk_pieces(2 * TILE * BLOCK, cols)};
-    _mm_setcsr(ZK_MXCSR | FLUSH);
-    tiles_begin();
     for (int64_t i = m; i < m + rows; i += BLOCK) {
         r.next = (const char *)(p->a + (i + BLOCK) * p->words);
         for (int64_t j = n; j < n + cols; j += BLOCK) {
@@ -309,25 +307,36 @@ static void multiply_task(void *arg, int64_t task, int thread)
         }
     }
     store_ready(&r, BLOCK);
+}
+
+static int64_t ranges(const part *p) { return zk_pieces(p->cols, p->width); }
+
+/* Multiply ranges of columns, of which each thread first takes its own: b stays in its cache. */
+static void multiply_task(void *arg, int64_t task, int thread)
+{
+    part *p = arg;
+    int64_t all = ranges(p);
+    float *edge = zk_scratch(p->g->k, thread);
+    _mm_setcsr(ZK_MXCSR | FLUSH);
+    tiles_begin();
+    for (int64_t i = 0; i < all; i++) {
+        int64_t n = (task + i) % all;
+        for (int64_t m; (m = atomic_fetch_add(&p->taken[n], p->height)) < p->rows;)
+            multiply_range(p, m, n * p->width, edge);
+    }
     tiles_end();
     _mm_setcsr(ZK_MXCSR);
 }
 
-static int64_t tasks_of(const part *p)
-{
-    return zk_pieces(p->rows, p->height) * zk_pieces(p->cols, p->width);
-}
-
-/* Choose the tasks of a part. */
+/* Choose the tasks of a part. Outputs that hold the sums themselves are written by whole rows. */
 static void divide(part *p)
 {
-    int64_t threads = p->g->k->threads;
-    p->width = even(p->cols, zk_most(TASK_B / p->words, BLOCK), BLOCK);
-    p->height = zk_least(TASK_ROWS, p->rows);
-    while (threads > 1 && tasks_of(p) < 4 * threads && p->height > BLOCK)
-        p->height = half(p->height, BLOCK);
-    while (threads > 1 && tasks_of(p) < 2 * threads && p->width > BLOCK)
-        p->width = half(p->width, BLOCK);
+    int64_t most = TASK_B / p->words;
+    if (!direct(p->g)) most = zk_least(most, p->cols / p->g->k->threads);
+    most = zk_most(most, BLOCK);
+    p->width = even(p->cols, zk_most(most, zk_pieces(p->cols, MOST_RANGES)), BLOCK);
+    p->height = TASK_ROWS;
+    for (int64_t n = 0; n < ranges(p); n++) p->taken[n] = 0;
 }
 
 static int64_t whole(int64_t n) { return zk_most(1, n / BLOCK) * BLOCK; }
@@ -358,7 +367,7 @@ static void multiply_parts(product *g, const zk_launch *L)
                 p.cols = zk_pieces(zk_least(g->cols, g->N - p.n), BLOCK) * BLOCK;
                 p.words = padded(&g->a, zk_least(g->depth, g->K - p.k)) / 2;
                 p.b = p.a + p.rows * p.words;
-                p.blocks = !p.n || g->depth < g->K;
+                p.packs_a = !p.n || g->depth < g->K;
                 if (direct(g)) {
                     p.sum = (float *)g->out + p.m * g->stride + p.n;
                 } else if (g->depth < g->K) {
@@ -368,7 +377,7 @@ static void multiply_parts(product *g, const zk_launch *L)
                 divide(&p);
                 zk_for(g->k, pieces_a(&p) + (g->b.column == 1 ? p.words / TILE : p.cols / BLOCK),
                        pack_task, &p);
-                zk_for(g->k, tasks_of(&p), multiply_task, &p);
+                zk_for(g->k, g->k->threads, multiply_task, &p);
             }
 }
 
