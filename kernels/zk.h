@@ -143,13 +143,14 @@ enum {
 zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
             const char **why);
 void zk_close(zk *k);
-const char *zk_target(void);      /* "cpu", or the current device: "sm_80", "sm_90" ... */
-const char *zk_object(void);      /* must be equal on all ranks: "avx512", "sm_90, 132 SMs, ..." */
-int64_t zk_overhead(int threads); /* bytes that zk_open allocates outside the arena */
+const char *zk_target(void); /* "cpu", or the current device: "sm_80", "sm_90" ... */
+const char *zk_object(void); /* must be equal on all ranks: "avx512", "sm_90, 132 SMs, ..." */
+/* Return the bytes that zk_open and zk_products allocate outside the arena, at most. */
+int64_t zk_overhead(int threads);
 /* Set the order in which a context on a CPU sums products in bf16. ZK_PAIRS, the default: of
  * each pair of k the odd one first, as vdpbf16ps does. ZK_TILES: in groups of 32, as
  * tdpbf16ps does. Every kernel object has both. Below 0: leave the order unset. Returns the
- * order that is faster here. */
+ * order that is faster here, or -1: there is no memory for the operands. */
 enum { ZK_PAIRS = 0, ZK_TILES = 1 };
 int zk_products(zk *k, int order);
 /* Use or make a table of algorithms for a GPU's matrix products in file `path`, for the whole

@@ -52,5 +52,6 @@ void zr_settle_order(zr *z)
                 given              ? "leave --products out"
                 : past == ZR_PAIRS ? "generate with train.products pairs"
                                    : "generate with train.products tiles");
-    z->p->products(z->queue[ZR_MAIN].k, z->order);
+    if (z->p->products(z->queue[ZR_MAIN].k, z->order) < 0)
+        zr_fail(z, ZR_ENVIRONMENT, "no memory for the operands of products by AMX");
 }

@@ -50,7 +50,10 @@ void zk_probe(zk *k, real *y, const real *x, const real *w, int64_t n)
 
 int zk_products(zk *k, int order)
 {
-    if (order >= 0) k->products = order;
+    if (order >= 0) {
+        k->products = order;
+        if (!zk_host_panels(k)) return -1;
+    }
     return zk_host_products();
 }
 

@@ -15,8 +15,8 @@
 #define ZK_PASTE(a, b) ZK_PASTE_(a, b)
 #define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
 
-/* Bytes, aligned to 4096: of packing space for each thread; for the operands of a product by AMX,
- * packed by all threads. */
+/* Bytes: of packing space for each thread, aligned to 4096; of the panels that all threads pack for
+ * a product by AMX, whole huge pages. */
 enum { ZK_SCRATCH = 5 << 19, ZK_PANELS = 1 << 24 };
 
 /* The list of kernels by plain name: X(zk_add) ... */
@@ -30,6 +30,7 @@ ZK_KERNELS(ZK_SAME_TYPE)
 
 const char *zk_host_object(void); /* zk_object and zk_overhead of the host's processor */
 int zk_host_products(void);       /* order of bf16 products that is faster here */
+int zk_host_panels(zk *k);        /* make the panels that k needs; 0: there is no memory */
 int64_t zk_host_overhead(int threads);
 
 /* Define `name` as a jump through the pointer jump_NAME, which is set to
@@ -44,15 +45,14 @@ int64_t zk_host_overhead(int threads);
 struct zk {
     int dtype, column, threads, products;
     struct zk_pool *pool; /* NULL when threads == 1 */
-    char *scratch;        /* threads * ZK_SCRATCH, then ZK_PANELS if the object is amx */
+    char *scratch;        /* threads * ZK_SCRATCH */
+    char *panels;         /* ZK_PANELS; NULL: the context has no products by AMX */
 };
 
 static inline void *zk_scratch(const zk *k, int thread)
 {
     return k->scratch + (int64_t)thread * ZK_SCRATCH;
 }
-
-static inline void *zk_panels(const zk *k) { return zk_scratch(k, k->threads); }
 
 /* Run f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads, and
  * return when all are done. Which thread runs a task is not fixed, so the result of f

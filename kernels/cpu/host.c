@@ -2,8 +2,9 @@
  * zk_host_* of every target.
  *
  * Invariants
- *  1. A context is one mapping: zk, the pool, thread handles, then threads * ZK_SCRATCH and, if the
- *     object is amx, ZK_PANELS. Nothing is mapped or paged in after zk_host_open.
+ *  1. A context is one mapping: zk, the pool, thread handles, then threads * ZK_SCRATCH. Another
+ *     one holds the panels of products by AMX. Nothing is mapped or paged in after zk_host_open
+ *     and zk_host_panels.
  *  2. The object is chosen once per process, by cpuid and ZK_ISA; zk_host_open fails if this
  *     processor cannot run it.
  */
@@ -113,32 +114,30 @@ static int64_t head_bytes(int threads)
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
-static int64_t used(int threads, int tiles)
-{
-    int64_t bytes = head_bytes(threads) + (int64_t)threads * ZK_SCRATCH;
-    return bytes + (tiles && !strcmp(zk_host_object(), "amx") ? ZK_PANELS : 0);
-}
-
-/* Return whole huge pages. */
-static int64_t mapped(int threads) { return (used(threads, 1) + HUGE - 1) / HUGE * HUGE; }
-
-/* Map bytes, a multiple of HUGE, at a multiple of HUGE, in huge pages where the system has them:
- * panels are read across many pages. */
-static char *map_huge(int64_t bytes)
-{
-    char *at = mmap(NULL, (size_t)(bytes + HUGE), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) return NULL;
-    int64_t before = (int64_t)(-(uintptr_t)at % HUGE);
-    if (before) munmap(at, (size_t)before);
-    munmap(at + before + bytes, (size_t)(HUGE - before));
-    madvise(at + before, (size_t)bytes, MADV_HUGEPAGE);
-    return at + before;
-}
+static int64_t mapped(int threads) { return head_bytes(threads) + (int64_t)threads * ZK_SCRATCH; }
 
 int64_t zk_host_overhead(int threads)
 {
-    return mapped(threads) + (int64_t)(threads - 1) * ZK_STACK;
+    int64_t panels = runs_amx() ? ZK_PANELS : 0;
+    return mapped(threads) + panels + (int64_t)(threads - 1) * ZK_STACK;
+}
+
+/* Map the panels in huge pages where the system has them, since a product reads across many pages,
+ * and page them in. */
+int zk_host_panels(zk *k)
+{
+    if (k->panels || k->dtype != ZK_BF16 || k->products != ZK_TILES || !runs_amx()) return 1;
+    int64_t bytes = ZK_PANELS;
+    char *at = mmap(NULL, (size_t)(bytes + HUGE), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return 0;
+    int64_t before = (int64_t)(-(uintptr_t)at % HUGE);
+    if (before) munmap(at, (size_t)before);
+    munmap(at + before + bytes, (size_t)(HUGE - before));
+    k->panels = at + before;
+    madvise(k->panels, (size_t)bytes, MADV_HUGEPAGE);
+    for (int64_t i = 0; i < bytes; i += PAGE) k->panels[i] = 0;
+    return 1;
 }
 
 zk *zk_host_open(int dtype, int column, int threads, const char **why)
@@ -149,13 +148,13 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
     else if (dtype < ZK_F32 || dtype > ZK_F16) *why = "the kernels on a CPU store f32, bf16 or f16";
     else if (threads < 1 || threads > MOST_THREADS) *why = "threads must be 1 to 1024";
     if (*why) return NULL;
-    char *p = map_huge(mapped(threads));
-    if (!p) {
+    /* Page in everything now, so that a rank's memory does not grow in its first steps. */
+    char *p = mmap(NULL, (size_t)mapped(threads), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (p == MAP_FAILED) {
         *why = "no memory for the kernels' scratch space";
         return NULL;
     }
-    /* Page in now, so that a rank's memory does not grow in its first steps. */
-    for (int64_t i = 0; i < used(threads, dtype == ZK_BF16); i += PAGE) p[i] = 0;
     zk *k = (zk *)p;
     _Static_assert(sizeof(zk) <= 64, "the pool starts on the second cache line");
     *k = (zk){
@@ -174,6 +173,7 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
 void zk_host_close(zk *k)
 {
     if (k->pool) zk_pool_stop(k);
+    if (k->panels) munmap(k->panels, ZK_PANELS);
     munmap(k, (size_t)mapped(k->threads));
 }
 

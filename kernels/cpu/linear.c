@@ -12,8 +12,9 @@
  *     widened exactly; their sums are kept in f32 scratch. The bias is added to the finished chain,
  *     and the result is rounded once. A result that is scaled or added to the output is also kept
  *     in scratch: out + scale * chain is one FMA.
- *  2. A task is one tile of the output. No element outside the matrices is read or written: edges
- *     are packed as zeros, and their sums go through scratch.
+ *  2. A task is one tile of the output, or with AMX a part of a slab (tiles.h). No element outside
+ *     the matrices is read or written: edges are packed as zeros, and their sums go through
+ *     scratch.
  *  3. Panels hold words: one f32, or a pair of bf16 if an instruction multiplies pairs. A matrix
  *     whose words already lie along the chain is not packed, except its edge.
  *  4. The scratch of a thread holds an edge block [MR][NR], the B panel [depth][NR], the A panel
@@ -29,6 +30,7 @@ enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 /* Below these sizes tiles are not split to feed more threads. */
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };
 enum { PAIRS_DEPTH = 512, PLACE_DEPTH = 2048, PLACE_COLS = 384 };
+enum { ROOM = ZK_SCRATCH / 4 }; /* words of scratch per thread */
 _Static_assert(ROWS % MR == 0 && HALF_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
 _Static_assert(PLACE_COLS % NR == 0, "whole blocks");
 
@@ -172,7 +174,7 @@ static void block(tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
     int64_t rows = zk_least(MR, t->rows - i), cols = zk_least(NR, t->cols - j);
     int64_t stride = t->stride;
     float *sum = t->sum ? t->sum + i * stride + j : t->edge;
-    int last = k + depth == g->K && (g->bias || !direct(g));
+    int last = k + depth == g->K && unfinished(g);
     if (direct(g) && (rows < MR || cols < NR)) {
         copy(t->edge, NR, sum, stride, k || g->carry ? rows : 0, cols);
         carry_on(t, t->edge, NR, i, k, depth);
@@ -246,6 +248,9 @@ static int64_t tasks(const product *g)
     return zk_pieces(g->M, g->rows) * zk_pieces(g->N, g->cols);
 }
 
+/* Return half of n, in whole units. */
+static int64_t half(int64_t n, int64_t unit) { return zk_pieces(n / 2, unit) * unit; }
+
 static void multiply_all(product *g, const zk_launch *L)
 {
     g->a.order = g->b.order = g->k->products;
@@ -253,7 +258,7 @@ static void multiply_all(product *g, const zk_launch *L)
     g->unit = group(&g->a);
     g->stride = g->stride ? g->stride : g->N;
     if (TILES && pairs) {
-        multiply_parts(g, L);
+        multiply_slabs(g, L);
         return;
     }
     g->place = pairs && g->a.column == 1;

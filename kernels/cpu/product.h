@@ -3,8 +3,7 @@
 #define ZK_PRODUCT_H
 #include "pack.h"
 
-enum { ROOM = ZK_SCRATCH / 4 }; /* words of scratch per thread */
-enum { FLUSH = 0x8040 };        /* MXCSR: denormals are 0, as in AVX512_BF16 */
+enum { FLUSH = 0x8040 }; /* MXCSR: denormals are 0, as in AVX512_BF16 */
 
 typedef struct product {
     zk *k;
@@ -12,7 +11,7 @@ typedef struct product {
     void *out;        /* [M,N] of `dtype`, rows `stride` apart; stride 0: N */
     const real *bias; /* [N] of the context's dtype, or NULL */
     int64_t M, N, K, stride;
-    int64_t rows, cols, depth; /* size of a tile; depth in elements of the chain */
+    int64_t rows, cols, depth; /* of a tile or a slab; depth in elements of the chain */
     int unit;                  /* elements of the chain that must stay together */
     int dtype, carry;          /* carry: start from the old output */
     int place;                 /* a is read in place: its words lie along the chain */
@@ -23,6 +22,9 @@ typedef struct product {
 
 /* Return whether sums are accumulated in the output itself. */
 static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
+
+/* Return whether finished sums still must become output. */
+static inline int unfinished(const product *g) { return g->bias || !direct(g); }
 
 /* Turn finished sums, `stride` apart, into rows and columns of the output from (i, j) on. */
 static inline void finish_sums(const product *g, const float *sum, int64_t stride, int64_t i,
@@ -62,8 +64,5 @@ static inline int64_t given(const product *g, const zk_launch *L, int i, int64_t
     int64_t n = L ? L[g->k->column].tile[i] : 0;
     return n > 0 ? zk_least(zk_pieces(n, unit) * unit, most) : 0;
 }
-
-/* Return half of n, in whole units. */
-static inline int64_t half(int64_t n, int64_t unit) { return zk_pieces(n / 2, unit) * unit; }
 
 #endif

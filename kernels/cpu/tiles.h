@@ -5,12 +5,13 @@
  * the result to the block's sum. Denormals are 0 (tdpbf16ps in Intel's manual;
  * tests/kernels/pairs.c). Other objects do the same with FMAs (linear.c).
  *
- * All threads pack a part of both operands into the panels of the context, then multiply it. There
- * are a[rows / 32][depth / 32][2][16][16] and b[cols / 32][depth / 2][32] in words of two elements,
- * then the sums [rows][cols] if they are not kept in the output and the chain takes several parts.
+ * A product is computed in slabs of rows, columns and elements of the chain. All threads pack a
+ * slab's operands into the panels of the context, then multiply them. The panels hold, in words of
+ * two elements, a[rows / 32][depth / 32][2][16][16] and b[cols / 32][depth / 2][32], then the sums
+ * [rows][cols] if they are not kept in the output and the chain takes several slabs.
  *
  * Invariants
- *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a part
+ *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a slab
  *     changes no bit.
  *  2. A thread has tiles configured only from tiles_begin to tiles_end; otherwise a switch to
  *     another thread would have to save 8 KB.
@@ -30,10 +31,11 @@ enum { TILE = 16, BLOCK = 2 * TILE };
 enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
-/* The chain: 3072 elements at once, so that a block of sums leaves its registers once. A task: 64
- * rows and a range of columns, of which b takes at most 1.25 MB and stays in the second-level cache.
- * Elements of a line to prefetch while packing: AHEAD. */
-enum { DEEPEST = 3072, TASK_B = 5 << 16, TASK_ROWS = 2 * BLOCK, MOST_RANGES = 64, AHEAD = 256 };
+/* DEEPEST: elements of the chain at once, so that a block of sums leaves its registers once.
+ * RANGE_B: words of b for a range of columns, 1.25 MB, which stay in the second-level cache.
+ * AHEAD: how many elements ahead of the packing a line is prefetched. */
+enum { DEEPEST = 3072, RANGE_B = 5 << 16, ROWS_AT_ONCE = 2 * BLOCK, MOST_RANGES = 64 };
+enum { AHEAD = 256 };
 _Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
@@ -57,33 +59,32 @@ static void tiles_begin(void)
 
 static void tiles_end(void) { _tile_release(); }
 
-/* A part of a product. */
-typedef struct part {
+typedef struct slab {
     const product *g;
     float *a, *b; /* packed words */
     float *sum;   /* of (m, n), rows `stride` apart; NULL: each block is finished */
     int64_t stride;
-    int64_t m, n, k;                    /* first row, column and element of the chain */
-    int64_t rows, cols, words;          /* words of the chain */
-    int packs_a;                        /* 0: a is there from the part before */
-    int64_t height, width;              /* of a task */
-    _Atomic int64_t taken[MOST_RANGES]; /* rows, for each range of `width` columns */
-} part;
+    int64_t m, n, k;                       /* first row, column and element of the chain */
+    int64_t rows, cols, words;             /* words of the chain */
+    int packs_a;                           /* 0: a is there from the slab before */
+    int64_t width;                         /* columns of a range */
+    _Atomic int64_t next_row[MOST_RANGES]; /* of each range */
+} slab;
 
-/* The work of a thread beside the instructions of tiles: sums that still must become output, words
- * of a that are needed next, and rows of the output. */
-typedef struct beside {
+/* Work of a thread between the instructions of tiles: sums that still must become output, words of
+ * a and rows of sums that are needed next. */
+typedef struct pending {
     const product *g;
     const float *sum;
     int64_t stride, i, j, rows, cols;
     const char *next;
-    int64_t lines; /* to prefetch at each step */
+    int64_t lines; /* of a, to prefetch at each step */
     const char *out;
-    int64_t across, fetched; /* bytes from row to row; rows to prefetch */
-} beside;
+    int64_t across, fetched; /* bytes from row to row of sums; rows to prefetch */
+} pending;
 
 /* Turn rows of BLOCK finished sums into bf16, as finish_sums does. */
-static inline void finish_whole(const beside *r, int64_t rows)
+static inline void finish_whole(const pending *r, int64_t rows)
 {
     const product *g = r->g;
     uint16_t *to = (uint16_t *)g->out + r->i * g->stride + r->j;
@@ -101,7 +102,7 @@ static inline void finish_whole(const beside *r, int64_t rows)
     }
 }
 
-static inline void store_ready(beside *r, int64_t rows)
+static inline void store_ready(pending *r, int64_t rows)
 {
     int64_t n = zk_least(rows, r->rows);
     if (!n) return;
@@ -114,10 +115,10 @@ static inline void store_ready(beside *r, int64_t rows)
 
 /* Continue the chains sum[BLOCK][BLOCK], rows `stride` apart, or start them if `first`, by
  * a[words / TILE][2][TILE][TILE] and b[words][BLOCK]. A tile of a is contiguous, 1 KB: rows an even
- * number of cache lines apart load slower. Rows of r, which may overlap sum, are complete before
- * the block is stored. */
+ * number of cache lines apart load slower. At each step `share` rows of r are finished; all of
+ * them, which may overlap sum, before the block is stored. */
 static void multiply_tiles(float *sum, int64_t stride, const float *a, const float *b,
-                           int64_t words, int first, beside *r)
+                           int64_t words, int first, pending *r)
 {
     int64_t share = zk_pieces(BLOCK * TILE, words);
     float *below = sum + TILE * stride;
@@ -159,15 +160,6 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
 }
 
 /* ---- packing */
-/* Load elements [v, v + 32) of row `from` of `lines` elements, with 0 past them; also if !there. */
-static inline __m512i row32(const matrix *x, int64_t from, int64_t v, int64_t lines, int there)
-{
-    const uint16_t *p = (const uint16_t *)x->p + from + v;
-    int64_t n = there ? lines - v : 0;
-    if (n >= BLOCK) return _mm512_loadu_si512(p);
-    return _mm512_maskz_loadu_epi16((1u << zk_most(n, 0)) - 1, p);
-}
-
 /* Set low and high to the words of 32 lines that lie side by side: elements i and i + 1 of n. */
 static inline void pair32(lanes *low, lanes *high, const matrix *x, int64_t at, int64_t step,
                           int64_t i, int64_t n, int64_t v, int64_t lines)
@@ -176,14 +168,14 @@ static inline void pair32(lanes *low, lanes *high, const matrix *x, int64_t at, 
         0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     __m512i index = _mm512_load_si512(mix), sixteen = _mm512_set1_epi16(TILE);
-    __m512i even = row32(x, at + i * step, v, lines, i < n);
-    __m512i odd = row32(x, at + (i + 1) * step, v, lines, i + 1 < n);
+    __m512i even = (__m512i)get_words(x, at + i * step + v, i < n ? lines - v : 0);
+    __m512i odd = (__m512i)get_words(x, at + (i + 1) * step + v, i + 1 < n ? lines - v : 0);
     *low = (lanes)_mm512_permutex2var_epi16(even, index, odd);
     *high = (lanes)_mm512_permutex2var_epi16(even, _mm512_add_epi16(index, sixteen), odd);
 }
 
 /* Pack elements [i, i + GROUP) of all lines of a, which lie side by side. */
-static void pack_across_a(const part *p, int64_t i)
+static void pack_across_a(const slab *p, int64_t i)
 {
     const matrix *a = &p->g->a;
     int64_t at = p->m + (p->k + i) * a->column, n = p->g->K - p->k - i;
@@ -200,7 +192,7 @@ static void pack_across_a(const part *p, int64_t i)
 }
 
 /* Pack BLOCK lines of a, from line v on, whose elements lie side by side. */
-static void pack_along_a(const part *p, int64_t v)
+static void pack_along_a(const slab *p, int64_t v)
 {
     const matrix *a = &p->g->a;
     float *to = p->a + v * p->words;
@@ -211,7 +203,7 @@ static void pack_along_a(const part *p, int64_t v)
 }
 
 /* Pack elements [i, i + GROUP) of all lines of b, which lie side by side. */
-static void pack_across_b(const part *p, int64_t i)
+static void pack_across_b(const slab *p, int64_t i)
 {
     const matrix *b = &p->g->b;
     int64_t at = p->n + (p->k + i) * b->row, n = p->g->K - p->k - i;
@@ -227,7 +219,7 @@ static void pack_across_b(const part *p, int64_t i)
 }
 
 /* Pack BLOCK lines of b, from line v on, whose elements lie side by side. */
-static void pack_along_b(const part *p, int64_t v)
+static void pack_along_b(const slab *p, int64_t v)
 {
     const matrix *b = &p->g->b;
     float *to = p->b + v * p->words;
@@ -245,14 +237,14 @@ static void pack_along_b(const part *p, int64_t v)
         }
 }
 
-static int64_t pieces_a(const part *p)
+static int64_t pieces_a(const slab *p)
 {
     return !p->packs_a ? 0 : p->g->a.column == 1 ? p->rows / BLOCK : p->words / TILE;
 }
 
 static void pack_task(void *arg, int64_t task, int thread)
 {
-    const part *p = arg;
+    const slab *p = arg;
     const matrix *b = &p->g->b;
     int64_t there = pieces_a(p), v = (task - there) * BLOCK;
     (void)thread;
@@ -263,8 +255,8 @@ static void pack_task(void *arg, int64_t task, int thread)
 }
 
 /* ---- multiplying */
-/* Compute the block at row i and column j of a part. */
-static void block_of_tiles(const part *p, float *edge, int64_t i, int64_t j, beside *r)
+/* Compute the block at row i and column j of a slab. */
+static void block_of_tiles(const slab *p, float *edge, int64_t i, int64_t j, pending *r)
 {
     const product *g = p->g;
     int64_t rows = zk_least(BLOCK, g->M - p->m - i), cols = zk_least(BLOCK, g->N - p->n - j);
@@ -279,7 +271,7 @@ static void block_of_tiles(const part *p, float *edge, int64_t i, int64_t j, bes
     } else {
         multiply_tiles(sum, stride, a, b, p->words, first, r);
     }
-    if (!last || (direct(g) && !g->bias)) return;
+    if (!last || !unfinished(g)) return;
     r->sum = sum;
     r->stride = stride;
     r->i = p->m + i;
@@ -288,13 +280,14 @@ static void block_of_tiles(const part *p, float *edge, int64_t i, int64_t j, bes
     r->cols = cols;
 }
 
-/* Multiply rows [m, m + height) by columns [n, n + width) of a part. */
-static void multiply_range(const part *p, int64_t m, int64_t n, float *edge)
+/* Multiply rows from m on, ROWS_AT_ONCE at most, by the range of columns from n on. */
+static void multiply_rows(const slab *p, int64_t m, int64_t n, float *edge)
 {
-    int64_t rows = zk_least(p->height, p->rows - m), cols = zk_least(p->width, p->cols - n);
-    beside r = {.g = p->g, .lines = zk_pieces(2 * TILE * BLOCK, cols)};
-    for (int64_t i = m; i < m + rows; i += BLOCK) {
+    int64_t end = zk_least(m + ROWS_AT_ONCE, p->rows), cols = zk_least(p->width, p->cols - n);
+    pending r = {.g = p->g};
+    for (int64_t i = m; i < end; i += BLOCK) {
         r.next = (const char *)(p->a + (i + BLOCK) * p->words);
+        r.lines = i + BLOCK < end ? zk_pieces(2 * TILE * BLOCK, cols) : 0;
         for (int64_t j = n; j < n + cols; j += BLOCK) {
             if (p->sum) {
                 int64_t more = j + BLOCK < n + cols;
@@ -309,57 +302,56 @@ static void multiply_range(const part *p, int64_t m, int64_t n, float *edge)
     store_ready(&r, BLOCK);
 }
 
-static int64_t ranges(const part *p) { return zk_pieces(p->cols, p->width); }
+static int64_t ranges(const slab *p) { return zk_pieces(p->cols, p->width); }
 
 /* Multiply ranges of columns, of which each thread first takes its own: b stays in its cache. */
 static void multiply_task(void *arg, int64_t task, int thread)
 {
-    part *p = arg;
-    int64_t all = ranges(p);
+    slab *p = arg;
     float *edge = zk_scratch(p->g->k, thread);
     _mm_setcsr(ZK_MXCSR | FLUSH);
     tiles_begin();
-    for (int64_t i = 0; i < all; i++) {
-        int64_t n = (task + i) % all;
-        for (int64_t m; (m = atomic_fetch_add(&p->taken[n], p->height)) < p->rows;)
-            multiply_range(p, m, n * p->width, edge);
+    for (int64_t r = 0; r < ranges(p); r++) {
+        int64_t n = (task + r) % ranges(p);
+        for (int64_t m; (m = atomic_fetch_add(&p->next_row[n], ROWS_AT_ONCE)) < p->rows;)
+            multiply_rows(p, m, n * p->width, edge);
     }
     tiles_end();
     _mm_setcsr(ZK_MXCSR);
 }
 
-/* Choose the tasks of a part. Outputs that hold the sums themselves are written by whole rows. */
-static void divide(part *p)
+/* Choose the ranges of a slab: one for each thread at least, except in an output of many rows that
+ * holds the sums themselves, which is written in long runs of a row. */
+static void divide(slab *p)
 {
-    int64_t most = TASK_B / p->words;
-    if (!direct(p->g)) most = zk_least(most, p->cols / p->g->k->threads);
-    most = zk_most(most, BLOCK);
-    p->width = even(p->cols, zk_most(most, zk_pieces(p->cols, MOST_RANGES)), BLOCK);
-    p->height = TASK_ROWS;
-    for (int64_t n = 0; n < ranges(p); n++) p->taken[n] = 0;
+    int64_t threads = p->g->k->threads, most = RANGE_B / p->words;
+    if (!direct(p->g) || p->rows < threads * ROWS_AT_ONCE) most = zk_least(most, p->cols / threads);
+    most = zk_most(zk_most(most, BLOCK), zk_pieces(p->cols, MOST_RANGES));
+    p->width = even(p->cols, most, BLOCK);
+    for (int64_t n = 0; n < ranges(p); n++) p->next_row[n] = 0;
 }
 
 static int64_t whole(int64_t n) { return zk_most(1, n / BLOCK) * BLOCK; }
 
-/* Choose the size of a part. */
-static void size_parts(product *g, const zk_launch *L)
+/* Choose the size of a slab, so that its operands and sums fit into the panels. */
+static void size_slabs(product *g, const zk_launch *L)
 {
-    int64_t room = ZK_PANELS / 4;
-    int64_t depth = given(g, L, 2, DEEPEST, GROUP);
+    int64_t room = ZK_PANELS / 4, depth = given(g, L, 2, DEEPEST, GROUP);
     g->depth = depth ? depth : even(g->K, DEEPEST, GROUP);
-    int64_t words = g->depth / 2, rows = whole(room / 2 / words);
+    int64_t words = g->depth / 2, sums = g->depth < g->K && !direct(g);
+    int64_t rows = whole(zk_least(room / 2 / words, room / 4 / BLOCK));
     int64_t most = given(g, L, 0, rows, BLOCK);
     g->rows = even(g->M, most ? most : rows, BLOCK);
-    int64_t cols = whole((room - g->rows * words) / (words + (g->depth < g->K ? g->rows : 0)));
+    int64_t cols = whole((room - g->rows * words) / (words + sums * g->rows));
     most = given(g, L, 1, cols, BLOCK);
     g->cols = even(g->N, most ? most : cols, BLOCK);
 }
 
-static void multiply_parts(product *g, const zk_launch *L)
+static void multiply_slabs(product *g, const zk_launch *L)
 {
-    part p = {.g = g, .stride = g->stride};
-    size_parts(g, L);
-    p.a = zk_panels(g->k);
+    slab p = {.g = g, .stride = g->stride};
+    size_slabs(g, L);
+    p.a = (float *)g->k->panels;
     for (p.m = 0; p.m < g->M; p.m += g->rows)
         for (p.n = 0; p.n < g->N; p.n += g->cols)
             for (p.k = 0; p.k < g->K; p.k += g->depth) {
@@ -382,7 +374,7 @@ static void multiply_parts(product *g, const zk_launch *L)
 }
 
 #else
-static void multiply_parts(product *g, const zk_launch *L) { (void)g, (void)L; }
+static void multiply_slabs(product *g, const zk_launch *L) { (void)g, (void)L; }
 #endif
 
 #endif

@@ -64,9 +64,9 @@ static float amx_float(uint32_t bits)
     return x;
 }
 
-/* The 64 rows of sums that one instruction adds to. MXCSR flushes denormals meanwhile, because the
- * instruction does so whatever MXCSR says. A product of two bf16 that are no denormals is exact, or
- * is itself below the least normal number; fmaf rounds once. */
+/* Add the products of tiles a and b to the 16 rows of sums in tile c. MXCSR flushes denormals
+ * meanwhile, because the instruction does so whatever MXCSR says. A product of two bf16 that are no
+ * denormals is exact, or is itself below the least normal number; fmaf rounds once. */
 static void amx_multiply(int c, int a, int b)
 {
     amx *now = amx_whole(c);

@@ -172,9 +172,10 @@ def mapped() -> int:
 def test_overhead_is_what_open_maps(threads: int) -> None:
     lib, overhead = zk.library("gcc"), zk.library("gcc").zk_overhead(threads)
     # Use up stacks of closed contexts
-    kept = [zk.Kernels(threads=threads) for _ in range(8)]
+    settings = {"dtype": zk.BF16, "threads": threads, "order": zk.TILED}
+    kept = [zk.Kernels(**settings) for _ in range(8)]
     before = mapped()
-    kept += [zk.Kernels(threads=threads) for _ in range(8)]
+    kept += [zk.Kernels(**settings) for _ in range(8)]
     assert lib.zk_overhead(1) <= overhead
     # a stack has a guard page beside it; Python's own heap may grow by 1 MiB
     assert 0 <= mapped() - before - 8 * overhead <= 8 * threads * 4096 + 2**20
@@ -189,7 +190,8 @@ def taken():
         return next(int(line.split()[1]) for line in f if line.startswith("Pss_Anon:"))
 y, x = ((ctypes.c_float * 300000)(*[1] * 300000) for i in range(2))
 before = taken()
-k = lib.zk_open(None, None, None, 0, 0, 8, ctypes.byref(why))
+k = lib.zk_open(None, None, None, int(sys.argv[2]), 0, 8, ctypes.byref(why))
+lib.zk_products(ctypes.c_void_p(k), 1)
 opened = taken()
 size = ctypes.c_int64
 for i in range(100):
@@ -198,19 +200,22 @@ print(opened - before, taken() - before)
 """
 
 
-def test_scratch_is_taken_at_the_start() -> None:
-    """8 threads take their 20 MiB of scratch at the start; work takes at most a page of stack and
-    globals more."""
+@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16])
+def test_scratch_is_taken_at_the_start(dtype: int) -> None:
+    """8 threads take their 20 MiB of scratch at the start, and with AMX in bf16 16 MiB of panels;
+    work takes at most a page of stack and globals more."""
     zk.library("gcc")
     done = subprocess.run(
-        [sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
+        [sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"]), str(dtype)],
         capture_output=True,
         text=True,
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     opened, worked = map(int, done.stdout.split())
-    assert 8 * 2560 <= opened and worked - opened < 1024, (opened, worked)
+    panels = 16384 * (dtype == zk.BF16 and "amx_tile" in zk.features())
+    least = 8 * 2560 + panels
+    assert least <= opened < least + 4096 and worked - opened < 1024, (opened, worked)
 
 
 def test_no_kernel_runs_where_there_is_no_context() -> None:

@@ -199,14 +199,24 @@ def test_the_chain_ascends(isa: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("M,N,K", [(60, 100, 47), (896, 41, 64), (8, 3, 5)])
-def test_a_gradient_carries_on(isa: str, M: int, N: int, K: int, layout: int) -> None:
+@pytest.mark.parametrize(
+    "M,N,K,tile",
+    [
+        (60, 100, 47, (0, 0, 0)),
+        (896, 41, 64, (0, 0, 0)),
+        (896, 41, 64, (32, 64, 32)),
+        (8, 3, 5, (0, 0, 0)),
+    ],
+)
+def test_a_gradient_carries_on(
+    isa: str, M: int, N: int, K: int, tile: tuple[int, int, int], layout: int
+) -> None:
     """A gradient over four parts of the rows is one chain of sums with the bits of all rows at
     once. In bf16 parts of 15 rows cut its pairs, and parts may cut the groups of tiles, so the bits
     differ."""
     kinds = [(d, o) for d in zk.REALS.values() for o in zk.orders(d)]
     for dtype, order in kinds:
-        k = zk.Kernels(isa, dtype, 2, order=order)
+        k = zk.Kernels(isa, dtype, 2, tile=tile, order=order)
         x, w, _, dy = layers(dtype, M, N, K, layout)
         whole, parts = zk.empty(zk.F32, *w.shape), zk.empty(zk.F32, *w.shape)
         k.zk_linear_bwd_w(whole, dy, x, M, N, K, layout, 1, 0)
@@ -525,11 +535,16 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
     dtype: int, M: int, N: int, K: int, layout: int
 ) -> None:
     def made(*of: object, **more: object) -> set[tuple[int, str]]:
-        """Return the orders with their bits."""
+        """Return the orders with their bits; in one layout dw is f32."""
         return {
             (
                 order,
-                bits(products(zk.Kernels(*of, **more, order=order), M, N, K, layout)),
+                bits(
+                    products(
+                        *(zk.Kernels(*of, **more, order=order), M, N, K, layout),
+                        full=int(layout == zk.OUT_IN),
+                    )
+                ),
             )
             for order in zk.orders(dtype)
         }
@@ -545,6 +560,7 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
         (384, 1152, 384),
         (most, most, most),
         (0, 16, 0),
+        (32, 32, 0),
     ]
     for isa in zk.isas(zk.OBJECTS):
         for tile in tiles:
@@ -552,6 +568,32 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
     assert len(found) == len(zk.orders(dtype))
     if M > 100:
         assert len(found) == len({each for _, each in found})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("object_", zk.TILES)
+@pytest.mark.parametrize(
+    "M,N,K,tile",
+    [
+        (1345, 1, 3072, (0, 0, 0)),
+        (1, 2689, 3072, (0, 0, 0)),
+        (1345, 65, 6144, (0, 0, 0)),
+        (131072, 32, 33, (0, 0, 32)),
+    ],
+)
+def test_operands_that_exceed_the_panels_change_no_bit(
+    object_: str, M: int, N: int, K: int, tile: tuple[int, int, int]
+) -> None:
+    """Operands and sums that do not fit into the panels at once are multiplied in slabs."""
+    zk.need(object_)
+    found = set()
+    for isa in ("avx2", object_):
+        x, w, b, _ = layers(zk.BF16, M, N, K, zk.OUT_IN)
+        y = zk.empty(zk.BF16, M, N)
+        k = zk.Kernels(isa, zk.BF16, 2, tile=tile, order=zk.TILED)
+        k.zk_linear_fwd(y, x, w, b, M, N, K, zk.OUT_IN)
+        found.add(bits((y,)))
+    assert len(found) == 1
 
 
 KNOWN_BITS = {
