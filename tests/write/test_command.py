@@ -255,7 +255,7 @@ def test_version_of_a_program() -> None:
     assert done.line("plan ").split()[1] == hashlib.sha256(text.encode()).hexdigest()
     assert re.fullmatch("[0-9a-f]{64}", done.line("layout ").split()[1])
     assert done.out.splitlines()[0] == "gpt-tiny, 2 ranks"
-    assert re.fullmatch("kernels (avx2|avx512|avx512bf16)", done.line("kernels "))
+    assert re.fullmatch("kernels (avx2|avx512|avx512bf16|amx)", done.line("kernels "))
 
 
 @pytest.mark.parametrize(
