@@ -32,10 +32,8 @@ enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILED
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
 /* DEEPEST: elements of the chain at once, so that a block of sums leaves its registers once.
- * RANGE_B: words of b for a range of columns, 1.25 MB, which stay in the second-level cache.
- * AHEAD: how many elements ahead of the packing a line is prefetched. */
+ * RANGE_B: words of b for a range of columns, 1.25 MB, which stay in the second-level cache. */
 enum { DEEPEST = 3072, RANGE_B = 5 << 16, ROWS_AT_ONCE = 2 * BLOCK, MOST_RANGES = 64 };
-enum { AHEAD = 256 };
 _Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
@@ -228,10 +226,8 @@ static void pack_along_b(const slab *p, int64_t v)
         for (int h = 0; h < BLOCK; h += TILE) {
             int64_t at = (p->n + v + h) * b->column + p->k + i;
             lanes r[TILE];
-            for (int j = 0; j < TILE; j++) {
-                __builtin_prefetch((const uint16_t *)b->p + at + j * b->column + AHEAD, 0, 2);
+            for (int j = 0; j < TILE; j++)
                 r[j] = get_words(b, at + j * b->column, h + j < lines ? n - i : 0);
-            }
             transpose_lanes(r);
             for (int j = 0; j < TILE; j++) lanes_store(to + j * BLOCK + h, r[j]);
         }

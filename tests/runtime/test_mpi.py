@@ -500,6 +500,8 @@ def test_who_is_waited_for_is_told(
         lines.append(waiting_for_stopped(run, made, log))
         if re.search(rf"no command has finished.*: {told} on host \S+;", lines[-1]):
             return
+        norm = told.removesuffix(" of group hosts")
+        assert re.search(rf"no command has finished.*: {norm} on host \S+;", lines[-1])
     pytest.fail("".join(lines))
 
 
