@@ -69,14 +69,12 @@ typedef struct slab {
     _Atomic int64_t next_row[MOST_RANGES]; /* of each range */
 } slab;
 
-/* Work of a thread between the instructions of tiles: sums that still must become output, words of
- * a and rows of sums that are needed next. */
+/* Work of a thread between the instructions of tiles: sums that still must become output, and rows
+ * of sums that are needed next. */
 typedef struct pending {
     const product *g;
     const float *sum;
     int64_t stride, i, j, rows, cols;
-    const char *next;
-    int64_t lines; /* of a, to prefetch at each step */
     const char *out;
     int64_t across, fetched; /* bytes from row to row of sums; rows to prefetch */
 } pending;
@@ -141,7 +139,6 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
         _tile_loadd(7, b + TILE, line);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
-        for (int64_t l = 0; l < r->lines; l++, r->next += 64) __builtin_prefetch(r->next, 0, 2);
         int64_t rows = zk_least(share, r->fetched);
         for (int64_t i = 0; i < rows; i++, r->out += r->across) {
             __builtin_prefetch(r->out, 1);
@@ -281,9 +278,7 @@ static void multiply_rows(const slab *p, int64_t m, int64_t n, float *edge)
 {
     int64_t end = zk_least(m + ROWS_AT_ONCE, p->rows), cols = zk_least(p->width, p->cols - n);
     pending r = {.g = p->g};
-    for (int64_t i = m; i < end; i += BLOCK) {
-        r.next = (const char *)(p->a + (i + BLOCK) * p->words);
-        r.lines = i + BLOCK < end ? zk_pieces(2 * TILE * BLOCK, cols) : 0;
+    for (int64_t i = m; i < end; i += BLOCK)
         for (int64_t j = n; j < n + cols; j += BLOCK) {
             if (p->sum) {
                 int64_t more = j + BLOCK < n + cols;
@@ -294,7 +289,6 @@ static void multiply_rows(const slab *p, int64_t m, int64_t n, float *edge)
             }
             block_of_tiles(p, edge, i, j, &r);
         }
-    }
     store_ready(&r, BLOCK);
 }
 
