@@ -230,9 +230,17 @@ if [ $kind = cuda ]; then
         die 3 "no NVIDIA GPU is here; $json says so. --rehearse tries the script without one"
     fi
     ZR_BENCH_CARD=$((gib < 90 ? 80 : 140))
-    export ZR_BENCH_CARD ZR_TEST_DEVICE=sm_$code
+    column=$code                        # of the tables, which sm_100 and sm_103 share
+    [ "${code%?}" != 10 ] || column=100
+    export ZR_BENCH_CARD ZR_TEST_DEVICE=sm_$column
     [ "$code" != 90 ] || code=90a
     export ZR_GENCODE="-gencode arch=compute_$code,code=sm_$code"
+    mode=$(nvidia-smi --query-gpu=compute_mode --format=csv,noheader 2>/dev/null | head -n 1) || true
+    case ${mode:-Default} in
+    Default | *N/A*) ;;
+    *) say "compute mode $mode: losses, law, kernels and ranks need several processes on the GPU" \
+        "(nvidia-smi -c DEFAULT)" ;;
+    esac
     nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu \
         --format=csv,noheader -lms 1000 >"$work/clocks.csv" 2>/dev/null &
     others+=($!)

@@ -265,7 +265,12 @@ SMALL = tuple(
     Source(
         "small-dropout",
         "gpt-tiny",
-        ("train.dropout=0.1", "cluster.ranks=1", "zero.stage=0"),
+        (
+            "train.dropout=0.1",
+            "train.attention_dropout=0.1",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
     ),
     Source(
         "small-qknorm-whole",
@@ -370,13 +375,15 @@ def all_sources() -> Iterator[Source]:
 
 
 def origin() -> str:
-    """Return a hash of everything that generated programs depend on."""
+    """Return a hash of everything that programs depend on, generated or compiled."""
     found = hashlib.sha256()
     for folder, pattern in (
         ("gen/zg", "**/*.py"),
         ("templates", "*.j2"),
         ("model_specs", "*.yaml"),
         ("bench", "gpu_cases.py"),
+        ("kernels", "**/*.[ch]*"),
+        ("runtime", "**/*.*"),
     ):
         for path in sorted((ROOT / folder).glob(pattern)):
             found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())

@@ -51,6 +51,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "gen")]
 import numpy as np
 
 from tests.lib import trainer
+from zg.facts import reserve
 from zg.plan import text
 
 MADE = ROOT / "out" / "bench"
@@ -58,6 +59,7 @@ KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
 CPUS_LOSSES = ROOM / "losses.json"
 LIMIT = 60 if not REHEARSAL else 1000  # seconds of one run
+PART = float(os.environ.get("ZR_BENCH_LIMIT", LIMIT)) - 4  # seconds of a part's one run
 STEPS = 20 if not REHEARSAL else 12
 FALLS, FEW_TOKENS = 0.5, 16  # a loss falls by so much on so few different tokens
 FEW = STEPS if not REHEARSAL else 2  # steps of runs that are only compared
@@ -106,6 +108,24 @@ def program(source: Source, kind: trainer.Kind) -> Path:
     return ready if ready.exists() else trainer.build(source.read(".c"), kind)
 
 
+def ended(
+    command: list[object], limit: float = PART, **env: object
+) -> tuple[int, str, str]:
+    """Run a command. Return its exit code, -1 after `limit` seconds, its output and its errors."""
+    try:
+        done = subprocess.run(
+            [*map(str, command)],
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env=os.environ | {k: str(v) for k, v in env.items()},
+        )
+    except subprocess.TimeoutExpired as e:
+        told = (e.stderr or b"").decode(errors="replace")
+        return -1, "", f"not done in {limit:.0f} s\n{told}"
+    return done.returncode, done.stdout, done.stderr
+
+
 def run(
     source: Source,
     kind: trainer.Kind,
@@ -122,31 +142,8 @@ def run(
     name += "-cpu" if kind is trainer.GCC else ""
     log = MADE / f"{name}.jsonl"
     log.unlink(missing_ok=True)
-    try:
-        done = subprocess.run(
-            [
-                program(source, kind),
-                "--data",
-                data,
-                "--steps",
-                str(steps),
-                "--hash",
-                "--log",
-                log,
-                *map(str, options),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            env=os.environ | {k: str(v) for k, v in env.items()},
-        )
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as e:
-        code, out, err = (
-            -1,
-            "",
-            f"not done in {limit:.0f} s\n{(e.stderr or b'').decode()}",
-        )
+    command = [program(source, kind), "--data", data, "--steps", steps, "--hash"]
+    code, out, err = ended([*command, "--log", log, *options], limit, **env)
     lines = (
         [json.loads(line) for line in log.read_text().splitlines()]
         if log.exists()
@@ -375,15 +372,10 @@ def tune(case: Case, out: str) -> bool:
     vocab = text.parse(case.source.read(".plan")).head.vocab
     data = tokens(vocab, 2 * case.tokens + 1)
     command = [program(case.source, KIND), "--data", data]
-    done = subprocess.run(
-        [*command, "--gemms", table_of(case), "--tune"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT * 2,
-    )
-    right = done.returncode == 0 and table_of(case).exists()
+    code, output, error = ended([*command, "--gemms", table_of(case), "--tune"])
+    right = code == 0 and table_of(case).exists()
     table = table_of(case).read_text().splitlines() if right else []
-    said = (done.stdout + done.stderr)[-600:]
+    said = (output + error)[-600:]
     write(out, {"right": right, "said": said, "table": table})
     print(f"{case.name}: {len(table) - 1} products, {'right' if right else said}")
     return right
@@ -393,32 +385,14 @@ def profile(out: str) -> bool:
     """Profile one step of the first model, command by command."""
     case, traced = CASES[0], MADE / "profile.json"
     data = tokens(text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1)
-    done = subprocess.run(
-        [
-            program(case.source, KIND),
-            "--data",
-            data,
-            "--steps",
-            "4",
-            "--profile",
-            traced,
-            "--profile-steps",
-            "3-3",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
+    command = [program(case.source, KIND), "--data", data, "--steps", "4"]
+    code, output, error = ended(
+        [*command, "--profile", traced, "--profile-steps", "3-3"]
     )
-    write(
-        out,
-        {
-            "code": done.returncode,
-            "table": done.stdout.splitlines(),
-            "said": done.stderr[-600:],
-        },
-    )
-    print(done.stdout, done.stderr)
-    return done.returncode == 0 and traced.exists()
+    found = {"code": code, "table": output.splitlines(), "said": error[-600:]}
+    write(out, found)
+    print(output, error)
+    return code == 0 and traced.exists()
 
 
 # ---- the optimizer on the host
@@ -457,24 +431,26 @@ def offload(out: str) -> bool:
 
 def memory_of(said: str) -> dict[str, int]:
     """Return bytes: of the arena, of its allocation, of the libraries up to the end of the first
-    step, and lost after it."""
+    step, lost after it, and in use before the arena."""
     arena = re.search(
         r"device memory: arena (\d+) bytes \((\d+) taken\), libraries (-?\d+)",
         said,
     )
-    lost = re.search(r"device memory: (-?\d+) bytes fewer", said)
+    lost = re.search(r"device memory: (-?\d+) bytes less are free", said)
+    found = re.search(r"device memory: (\d+) bytes before the arena", said)
     numbers = [int(n) for n in arena.groups()] if arena else [0, 0, 0]
     return dict(zip(("arena", "taken", "libraries"), numbers, strict=True)) | {
-        "lost": int(lost[1]) if lost else 0
+        "lost": int(lost[1]) if lost else 0,
+        "found": int(found[1]) if found else 0,
     }
 
 
 def memory(out: str) -> bool:
     """Check device memory while nothing else runs on the device.
 
-    The arena must be the plan's. Libraries must take about the same for any number of layers,
-    though graphs keep their launches in device memory, 2 MiB at a time. Nothing may be allocated
-    after the first step.
+    The arena must be the plan's. The context and libraries must fit in their allowance, and
+    libraries take about the same for any number of layers, though graphs keep their launches in
+    device memory, 2 MiB at a time. Nothing may be allocated after the first step.
     """
     found, good = [], True
     for source in LAYERS:
@@ -484,6 +460,7 @@ def memory(out: str) -> bool:
             r.code == 0
             and 0 < f["arena"] <= f["taken"] < f["arena"] + PAGE
             and f["lost"] == 0
+            and 0 < f["found"] + f["libraries"] <= reserve.LIBRARIES
         )
         found.append(f | {"right": right})
         good &= right and abs(f["libraries"] - found[0]["libraries"]) <= GRAPHS

@@ -24,7 +24,13 @@ from pathlib import Path
 LINES = 60
 ROOT = Path(__file__).resolve().parent.parent
 STATUS = {"0": "ok", "124": "took too long", "137": "took too long"}
-KEPT = ("*.gemms", "profile.json", "nccl.*.txt", "*.ncu-rep")  # of out/bench
+KEPT = (
+    "*.gemms",
+    "profile.json",
+    "offload.json",
+    "nccl.*.txt",
+    "*.ncu-rep",
+)  # of out/bench
 
 
 def write(path: Path | str, found: object) -> None:

@@ -2,8 +2,11 @@
  *
  *   y = x / (1 - p) if word >= least, else 0; least = p * 2^32
  *
- * The word of element e of a sample is word e % 4 of Philox at counter (e / 4, place | ZK_PLACE), a
- * counter that no tensor uses.
+ * Words are those of Philox at counter (n, place | ZK_PLACE), which no tensor uses, with the
+ * sample's key. Element e of a sample has word e % 4 of counter n = e / 4. Four probabilities of
+ * attention share a counter, as a lane of a product on tensor cores has them: of head h, query q
+ * and key k it is n = (h T + q') T + k', where q' and k' are q and k without their bit of 8, and
+ * these bits choose the word: 2 * (q has it) + (k has it).
  */
 #ifndef ZK_DROP_H
 #define ZK_DROP_H

@@ -43,11 +43,12 @@ LOG2E = np.float32(1.44269504)  # of kernels/cuda/attention.h
 
 Arrays = list[np.ndarray]
 HEADS, GROUPS = 4, 2
+KEY = np.array([11], np.int64)
 
 
 def attention(k: zk.Kernels, D: int, *local: object) -> Arrays:
     """Return all results of attention of 2 heads on 1, forward and backward. local: positions, the
-    window, and a cap if there is one."""
+    window, and a cap, or key, place and rate of a dropout."""
     qkv, dy = (drawn(n, k.dtype, 1, 70, n, D)[0] for n in (4, 2))
     return [*test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125, *local)]
 
@@ -198,6 +199,7 @@ SAMPLES: dict[str, Sample] = {
     "attention": partial(attention, D=20),
     "local": lambda k: attention(k, 20, documents(1, 70, 25), 17),
     "capped": lambda k: attention(k, 20, documents(1, 70, 25), 17, 0.75),
+    "dropped": lambda k: attention(k, 20, documents(1, 70, 25), 17, KEY, 3, 0.25),
     "bias": bias,
     "losses": losses,
     "soft": soft,

@@ -188,6 +188,8 @@ _TRAIN = {
     "shape; must divide a micro-batch's tokens, and in bf16 be a multiple of 32 or all of them",
     "dropout": "dropout probability of the embedding's output and of each residual branch, like "
     "GPT-2's embd_pdrop and resid_pdrop; part of the recipe",
+    "attention_dropout": "dropout probability of attention's probabilities, like GPT-2's "
+    "attn_pdrop; part of the recipe",
     "label_smoothing": "share of a target that is spread over all tokens of the vocabulary, in "
     "training; validation reports the plain loss; part of the recipe",
     "z_loss": "factor of the squared logsumexp of the logits, which is added to the loss in "

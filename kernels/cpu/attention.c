@@ -5,6 +5,7 @@
  *   capped: s = cap * tanh(s / cap), and ds *= 1 - tanh(s / cap)^2
  *   dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot) * scale
  *   dq = ds . k; dk = ds^T . q; dv = p^T . dy
+ *   dropped: y = (p * f) . v, dv = (p * f)^T . dy, dp = f * (dy . v^T); f: 0 or 1 / (1 - share)
  *
  * Invariants
  *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order. Forward:
@@ -18,12 +19,14 @@
  *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end; pad is D rounded up
  *     to a multiple of 16. The scratch of a thread holds D <= 1024.
  */
+#include "../drop.h"
 #include "part.h"
+#include "philox.h"
 #include <float.h>
 
 enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks per side of a backward task */
 enum { WIDEST = 1024 };          /* largest head size, which zgen enforces */
-_Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
+_Static_assert(4 * BLOCK * (9 * WIDEST + 3 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
 enum { ROWS = LANES / 2 }; /* a register tile of a product is ROWS x 2 vectors */
 
 typedef struct attention {
@@ -31,11 +34,13 @@ typedef struct attention {
     real *out;                /* y [M, H*D] or dqkv [M, stride] */
     const real *qkv, *y, *dy; /* [M, stride], [M, H*D], [M, H*D] */
     const int32_t *position;  /* [B,T], or NULL: each sample is one document */
+    const int64_t *key;       /* [B], or NULL: no probability is dropped */
     float *lse, *dot;         /* [B,H,T]; dot: row sums of dy * y */
     float *sum;               /* gradient of qkv before rounding, [M, stride] */
     /* apart: distance of regions, see backward_task */
     int64_t B, T, H, G, D, window, stride, pad, blocks, apart;
     float scale, cap; /* cap: of scores, 0 for none */
+    drop d;           /* of probabilities, with `key` */
 } attention;
 
 /* A strided matrix: element (i, k) is at p[i * row + k * column]. */
@@ -186,10 +191,34 @@ ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, 
     return s.reach ? hide(x, s, j, c) : x;
 }
 
+/* ---- dropout of probabilities, as drop.h says */
+/* Fill factor [64 keys][64 queries] for query block i and key block j of head h. Return it, or NULL
+ * if the sample drops nothing. */
+static const float *drop_factors(const attention *a, float *factor, int64_t b, int64_t h, int64_t i,
+                                 int64_t j)
+{
+    if (!a->key || !a->key[b]) return NULL;
+    const v8u lane = {0, 1, 2, 3, 4, 5, 6, 7}, least = (v8u){0} + a->d.least;
+    for (int64_t q = 0; q < BLOCK; q += 16)
+        for (int64_t n = 0; n < BLOCK / 2; n++) {
+            int64_t to = n / 8 * 16 + n % 8, key = j * BLOCK + to;
+            uint64_t row = (uint64_t)(h * a->T + i * BLOCK + q);
+            v8u at = (row + lane) * (uint64_t)a->T + (uint64_t)key;
+            v8u word[4] = {at, at >> 32, (v8u){0} + a->d.place, (v8u){0} + (a->d.place >> 32)};
+            philox(word, (uint64_t)a->key[b]);
+            for (int w = 0; w < 4; w++) {
+                float *line = factor + (to + w % 2 * 8) * BLOCK + q + w / 2 * 8;
+                v8u kept = (v8u)((word[w] & UINT32_MAX) >= least);
+                for (int l = 0; l < 8; l++) line[l] = kept[l] ? a->d.scale : 0;
+            }
+        }
+    return factor;
+}
+
 /* ---- forward */
 typedef struct forward {
     float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
-    float *p;                              /* [64 keys][64 queries] */
+    float *p, *factor;                     /* [64 keys][64 queries] */
     float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor for the old sums */
     int32_t *reach;                        /* [64] */
 } forward;
@@ -197,22 +226,24 @@ typedef struct forward {
 static forward forward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
-    float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + BLOCK * BLOCK;
+    float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + 2 * BLOCK * BLOCK;
     return (forward){.q = s,
                      .turned = s + block,
                      .key = s + 2 * block,
                      .value = s + 3 * block,
                      .sum = s + 4 * block,
                      .p = p,
+                     .factor = p + BLOCK * BLOCK,
                      .top = lines,
                      .total = lines + BLOCK,
                      .shrink = lines + 2 * BLOCK,
                      .reach = (int32_t *)(lines + 3 * BLOCK)};
 }
 
-/* Replace the products of `keys` keys and queries c .. c+LANES-1 by exp(score - top), and update
- * top and the sums. top is finite. */
-static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
+/* Replace the products of `keys` keys and queries c .. c+LANES-1 by exp(score - top), times factor
+ * if that is not NULL, and update top and the sums. top is finite. */
+static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s,
+                  const float *factor)
 {
     lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0), bent = total;
     const float cap = a->cap;
@@ -225,6 +256,7 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
     for (int64_t j = 0; j < keys; j++) {
         lanes p = lanes_exp(lanes_load(f->p + j * BLOCK + c) - top);
         total += p;
+        if (factor) p *= lanes_load(factor + j * BLOCK + c);
         lanes_store(f->p + j * BLOCK + c, p);
     }
     lanes_store(f->top + c, top);
@@ -277,11 +309,12 @@ static void forward_task(void *arg, int64_t task, int thread)
     }
     for (int64_t j = first; j <= i; j++) {
         sight s = sight_of(a, f.reach, b, i, j);
+        const float *factor = drop_factors(a, f.factor, b, h, i, j);
         int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
         load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
         load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
         multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
-        for (int64_t c = 0; c < padded; c += LANES) weigh(a, &f, c, keys, s);
+        for (int64_t c = 0; c < padded; c += LANES) weigh(a, &f, c, keys, s, factor);
         if (j > first) scale_rows(a, f.sum, f.shrink, rows);
         multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys,
                  j > first);
@@ -307,16 +340,32 @@ static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int
                        .cap = cap};
 }
 
+static void attend(attention a, real *y, float *lse, const real *qkv)
+{
+    a.out = y;
+    a.lse = lse;
+    a.qkv = qkv;
+    zk_for(a.k, a.B * a.H * a.blocks, forward_task, &a);
+}
+
 void ZK(zk_attention_capped_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                                  const int32_t *position, int64_t B, int64_t T, int64_t H,
                                  int64_t G, int64_t D, int64_t window, float scale, float cap)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale, cap);
     (void)L;
-    a.out = y;
-    a.lse = lse;
-    a.qkv = qkv;
-    zk_for(k, B * H * a.blocks, forward_task, &a);
+    attend(shape(k, position, B, T, H, G, D, window, scale, cap), y, lse, qkv);
+}
+
+void ZK(zk_attention_dropped_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                                  const int32_t *position, const int64_t *key, int64_t B, int64_t T,
+                                  int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
+                                  float scale, float p)
+{
+    attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
+    (void)L;
+    a.key = key;
+    a.d = drop_of(place, p);
+    attend(a, y, lse, qkv);
 }
 
 void ZK(zk_attention_local_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -336,7 +385,7 @@ void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const 
 typedef struct backward {
     float *q, *dy, *key, *value, *dq, *dkey, *dvalue; /* [64][pad] */
     float *turned, *turned_dy;                        /* [pad][64] */
-    float *p, *ds;                                    /* [64 keys][64 queries] */
+    float *p, *ds, *factor;                           /* [64 keys][64 queries] */
     float *lse, *dot;                                 /* [64] */
     int32_t *reach;                                   /* [64] */
 } backward;
@@ -344,7 +393,7 @@ typedef struct backward {
 static backward backward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
-    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
+    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 3 * BLOCK * BLOCK;
     return (backward){.q = s,
                       .dy = s + block,
                       .key = s + 2 * block,
@@ -356,21 +405,26 @@ static backward backward_space(const attention *a, int thread)
                       .turned_dy = s + 8 * block,
                       .p = p,
                       .ds = p + BLOCK * BLOCK,
+                      .factor = p + 2 * BLOCK * BLOCK,
                       .lse = lines,
                       .dot = lines + BLOCK,
                       .reach = (int32_t *)(lines + 2 * BLOCK)};
 }
 
-/* Compute p = exp(score - lse) and ds = p * (dp - dot) * scale in place of
- * the products q.k and dy.v. */
-static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
+/* Compute p = exp(score - lse) and ds = p * (dp - dot) * scale in place of the products q.k and
+ * dy.v. With a factor, dp and then p are multiplied by it. */
+static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen,
+                        const float *factor)
 {
     lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c), bent = dot;
     const float cap = a->cap;
     for (int64_t j = 0; j < keys; j++) {
         lanes p = lanes_exp(score(a, s->p, j, c, seen, cap, &bent) - lse);
-        lanes ds = p * (lanes_load(s->ds + j * BLOCK + c) - dot) * lanes_set(a->scale);
+        lanes dp = lanes_load(s->ds + j * BLOCK + c);
+        if (factor) dp *= lanes_load(factor + j * BLOCK + c);
+        lanes ds = p * (dp - dot) * lanes_set(a->scale);
         if (cap > 0) ds *= lanes_fma(-bent, bent, lanes_set(1));
+        if (factor) p *= lanes_load(factor + j * BLOCK + c);
         lanes_store(s->p + j * BLOCK + c, p);
         lanes_store(s->ds + j * BLOCK + c, ds);
     }
@@ -387,6 +441,7 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
     int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
     sight seen = sight_of(a, s->reach, b, i, j);
+    const float *factor = drop_factors(a, s->factor, b, h, i, j);
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
     load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
     load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
@@ -396,7 +451,7 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     transpose(a, s->turned_dy, s->dy);
     multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
     multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
-    for (int64_t c = 0; c < padded; c += LANES) weigh_again(a, s, c, keys, seen);
+    for (int64_t c = 0; c < padded; c += LANES) weigh_again(a, s, c, keys, seen, factor);
     multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
     multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
     multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
@@ -468,24 +523,45 @@ static void round_row(void *arg, int64_t m, int thread)
     }
 }
 
-void ZK(zk_attention_capped_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
-                                 const real *y, const real *qkv, const float *lse, float *scratch,
-                                 const int32_t *position, int64_t B, int64_t T, int64_t H,
-                                 int64_t G, int64_t D, int64_t window, float scale, float cap)
+/* scratch: as zk.h says of zk_attention_bwd */
+static void attend_back(attention a, real *dqkv, const real *dy, const real *y, const real *qkv,
+                        const float *lse, float *scratch)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale, cap);
-    (void)L;
+    const int dtype = a.k->dtype;
     a.out = dqkv;
     a.qkv = qkv;
     a.y = y;
     a.dy = dy;
     a.lse = (float *)lse;
     a.dot = scratch;
-    a.sum = k->dtype == ZK_F32 ? dqkv : scratch + B * H * T;
-    zk_for(k, B * T, dot_task, &a);
+    a.sum = dtype == ZK_F32 ? dqkv : scratch + a.B * a.H * a.T;
+    zk_for(a.k, a.B * a.T, dot_task, &a);
     for (a.apart = 0; a.apart < regions(&a); a.apart++)
-        zk_for(k, B * G * (regions(&a) - a.apart), backward_task, &a);
-    if (k->dtype != ZK_F32) zk_for(k, B * T, round_row, &a);
+        zk_for(a.k, a.B * a.G * (regions(&a) - a.apart), backward_task, &a);
+    if (dtype != ZK_F32) zk_for(a.k, a.B * a.T, round_row, &a);
+}
+
+void ZK(zk_attention_capped_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                 const real *y, const real *qkv, const float *lse, float *scratch,
+                                 const int32_t *position, int64_t B, int64_t T, int64_t H,
+                                 int64_t G, int64_t D, int64_t window, float scale, float cap)
+{
+    (void)L;
+    attend_back(shape(k, position, B, T, H, G, D, window, scale, cap), dqkv, dy, y, qkv, lse,
+                scratch);
+}
+
+void ZK(zk_attention_dropped_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                  const real *y, const real *qkv, const float *lse, float *scratch,
+                                  const int32_t *position, const int64_t *key, int64_t B, int64_t T,
+                                  int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
+                                  float scale, float p)
+{
+    attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
+    (void)L;
+    a.key = key;
+    a.d = drop_of(place, p);
+    attend_back(a, dqkv, dy, y, qkv, lse, scratch);
 }
 
 void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,

@@ -3,7 +3,7 @@
  *
  *   s = scale * q . k^T; top = running max(s); p = exp(s - top)
  *   y = sum(p * v) / sum(p); lse = top + log(sum(p)); old sums *= exp(old top - top)
- *   CAPPED: s = cap * tanh(s / cap)
+ *   CAPPED: s = cap * tanh(s / cap); DROPPED: y = sum(p * f * v) / sum(p), f as in drop.h
  *
  * Invariants
  *  1. A block has ROWS queries of one head, a warp 16 * M of them, or 16 of each half. Keys come in
@@ -79,6 +79,28 @@ template <int M, int N> __device__ inline void cap(float (&s)[M][N / 8][4], cons
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[m][n][i] = a.cap * bent(a, s[m][n][i]);
+}
+
+/* Multiply probabilities by their factors (drop.h). key, query: as of hide; seed: the sample's key,
+ * 0 if it drops nothing. */
+template <int M, int N>
+__device__ inline void drop_some(float (&s)[M][N / 8][4], const heads &a, int64_t seed, int h,
+                                 int key, int query)
+{
+    if (!seed) return;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n += 2)
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++) {
+                uint32_t c[4];
+                words_of(c, a, seed, h, query + 16 * m + lane_of() / 4,
+                         key + 8 * n + lane_of() % 4 * 2 + odd);
+#pragma unroll
+                for (int w = 0; w < 4; w++)
+                    s[m][n + w % 2][w / 2 * 2 + odd] *= c[w] >= a.d.least ? a.d.scale : 0;
+            }
 }
 
 /* Update the running maxima with the tile's scores. shrink: factor for sums made with the old
@@ -162,7 +184,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 }
 
 /* Grid: blocks of queries (from the last, which has the most keys), H, B. */
-template <class T, int D, int M, int WARPS, int N, bool LOCAL, bool CAPPED = false>
+template <class T, int D, int M, int WARPS, int N, bool LOCAL, int KIND = USUAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
 {
@@ -204,16 +226,18 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
-        if (CAPPED) cap<M, N>(s, a);
+        if (KIND == CAPPED) cap<M, N>(s, a);
         if (LOCAL) hide_far<M, N>(s, j * N, query, see);
         else if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
-        weigh<LOCAL, M, N, D>(s, sum, &w, (CAPPED ? 1.0f : a.scale) * LOG2E);
+        weigh<LOCAL, M, N, D>(s, sum, &w, (KIND == CAPPED ? 1.0f : a.scale) * LOG2E);
+        if (KIND == DROPPED) drop_some<M, N>(s, a, a.key[block_z()], block_y(), j * N, query);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
     }
     int query = first + warp_of() * 16 * M;
     place own = q + (place)(warp_of() * 16 * M * D * 2);
     h = block_y();
-    finish<M, D>(sum, line_at(lse, a, b, query, h), &w, a.T - query, CAPPED ? 1.0f : a.scale);
+    finish<M, D>(sum, line_at(lse, a, b, query, h), &w, a.T - query,
+                 KIND == CAPPED ? 1.0f : a.scale);
     store_tile<D, D, M>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own, sum);
 }
 
@@ -313,9 +337,15 @@ template <class T> const instance<T> local[] = {
 };
 
 template <class T> const instance<T> capped[] = {
-    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, true, true>},
-    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, true, true>},
-    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true, true>},
+    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, true, CAPPED>},
+    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, true, CAPPED>},
+    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true, CAPPED>},
+};
+
+template <class T> const instance<T> dropped[] = {
+    {64, 64, 0, 128, forward<T, 64, 2, 4, 64, true, DROPPED>},
+    {128, 32, 0, 128, forward<T, 128, 2, 4, 32, true, DROPPED>},
+    {256, 32, 0, 256, forward<T, 256, 1, 8, 32, true, DROPPED>},
 };
 
 template <class T, int N>
@@ -371,6 +401,20 @@ void zk_attention_capped_fwd(zk *k, const zk_launch *L, real *y, float *lse, con
     if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
     if (k->dtype == ZK_BF16) return launch(capped<bf16>, k, L, y, lse, qkv, a);
     if (k->dtype == ZK_F16) return launch(capped<f16>, k, L, y, lse, qkv, a);
+    no_attention(l, a);
+}
+
+void zk_attention_dropped_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                              const int32_t *position, const int64_t *key, int64_t B, int64_t T,
+                              int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
+                              float scale, float p)
+{
+    const zk_launch *l = &L[k->column];
+    heads a = dropped_heads(heads_of(T, H, G, D, scale, position, window, 0), key, place, p);
+    (void)B;
+    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch(dropped<bf16>, k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch(dropped<f16>, k, L, y, lse, qkv, a);
     no_attention(l, a);
 }
 }

@@ -9,22 +9,38 @@
 #ifndef ZK_ATTENTION_H
 #define ZK_ATTENTION_H
 #include "functions.h"
+#include "philox.h"
+#include "../drop.h"
+
+/* Kinds of attention: with capped scores, and with dropout of probabilities. */
+enum { USUAL, CAPPED, DROPPED };
 
 /* Shapes of a call. Query head h reads key and value head h / each. A row of qkv has H query, G key
  * and G value heads of D elements. position: [B,T], or NULL: each sample is one document. Without a
- * window, `window` is T. cap: of scores, 0 for none. */
+ * window, `window` is T. cap: of CAPPED scores, else 0; key: [B], else NULL, and d: of DROPPED
+ * probabilities. */
 struct heads {
     int T, H, G, D, each;
     float scale;
     const int32_t *position;
     int window;
     float cap;
+    const int64_t *key;
+    drop d;
 };
 
 static inline heads heads_of(int64_t T, int64_t H, int64_t G, int64_t D, float scale,
                              const int32_t *position, int64_t window, float cap)
 {
-    return {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale, position, (int)window, cap};
+    return {(int)T,      (int)H, (int)G, (int)D, (int)(H / G), scale, position,
+            (int)window, cap,    NULL,   {}};
+}
+
+static inline heads dropped_heads(heads a, const int64_t *key, int64_t place, float p)
+{
+    a.key = key;
+    a.d = drop_of(place, p);
+    return a;
 }
 
 /* Return the reach of row t: it sees the keys of rows t - reach .. t. Rows past the end are treated
@@ -56,6 +72,19 @@ __device__ inline bool beyond(int back, int reach) { return (unsigned)back > (un
 __device__ inline float bent(const heads &a, float s)
 {
     return tangent(__fdiv_rn(s * a.scale, a.cap));
+}
+
+/* Set c to the words of the probabilities of queries q, q + 8 and keys k, k + 8 (drop.h); bit 3 of
+ * q and of k is 0. key: the sample's. */
+__device__ inline void words_of(uint32_t (&c)[4], const heads &a, int64_t key, int h, int q, int k)
+{
+    words(c, (uint64_t)key, a.d.place, ((uint64_t)h * a.T + q) * a.T + k);
+}
+
+/* Return the factor of a probability by bit 0 of `kept`. */
+__device__ inline float factor(uint32_t kept, const heads &a, int64_t seed)
+{
+    return kept & 1 ? seed ? a.d.scale : 1 : 0;
 }
 
 __device__ inline int qkv_stride(const heads &a) { return (a.H + 2 * a.G) * a.D; }

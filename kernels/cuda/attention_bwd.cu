@@ -3,6 +3,7 @@
  *   p = exp(scale * q . k^T - lse); dp = dy . v^T; dot = sum(dy * y); ds = p * (dp - dot)
  *   dv = p^T . dy; dk = scale * ds^T . q; dq = scale * ds . k
  *   CAPPED: p = exp(s - lse) and ds *= 1 - t^2, where s = cap * t, t = tanh(scale * q . k^T / cap)
+ *   DROPPED: dp = f * (dy . v^T), dv = (p * f)^T . dy, f as in drop.h
  *
  * Invariants
  *  1. Two kernels recompute p from scores and lse. `keys_bwd` sums dk and dv over the heads of the
@@ -43,6 +44,33 @@ __device__ inline void capped_gradient(float *s, float *dp, float lse2, float do
     *dp = *s * (*dp - dot) * fmaf(-t, t, 1.0f);
 }
 
+/* Draw which probabilities are kept: bit 4n + i of kept[m] is that of s[m][n][i]. KEYS: rows of s
+ * are keys; row, column: the first of the warp. seed: the sample's key; 0 keeps all. */
+template <bool KEYS, int M, int N>
+__device__ inline void draw(uint32_t (&kept)[M], const heads &a, int64_t seed, int h, int row,
+                            int column)
+{
+    static_assert(N <= 64, "bits");
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        kept[m] = seed ? 0 : ~0u;
+        if (!seed) continue;
+#pragma unroll
+        for (int n = 0; n < N / 8; n += 2)
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++) {
+                uint32_t c[4];
+                int r = row + 16 * m + lane_of() / 4, to = column + 8 * n + lane_of() % 4 * 2 + odd;
+                words_of(c, a, seed, h, KEYS ? to : r, KEYS ? r : to);
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    int right = KEYS ? w / 2 : w % 2, below = KEYS ? w % 2 : w / 2;
+                    if (c[w] >= a.d.least) kept[m] |= 1u << (4 * (n + right) + 2 * below + odd);
+                }
+            }
+    }
+}
+
 template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], float factor)
 {
 #pragma unroll
@@ -55,10 +83,13 @@ template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], fl
 
 /* ---- dk and dv */
 /* Replace s = k . q and dp = v . dy of a warp's 16 * M keys and N queries by p and ds. */
-template <bool LOCAL, bool CAPPED, int M, int N>
+template <bool LOCAL, int KIND, int M, int N>
 __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4], place dots,
-                                     place lse2s, place reaches, int key, int query, const heads &a)
+                                     place lse2s, place reaches, int key, int query, const heads &a,
+                                     int64_t seed, int h)
 {
+    uint32_t kept[M];
+    if (KIND == DROPPED) draw<true, M, N>(kept, a, seed, h, key, query);
     int row = key + lane_of() / 4, column = lane_of() % 4 * 2;
     bool edge = key + 16 * M - 1 > query;
 #pragma unroll
@@ -73,9 +104,15 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
                 int q = query + column + 8 * n + i % 2, k = row + 16 * m + i / 2 * 8;
                 bool hidden = LOCAL ? beyond(q - k, __float_as_int(i % 2 ? reach.y : reach.x))
                                     : edge && k > q;
-                float line = i % 2 ? lse2.y : lse2.x, own = i % 2 ? dot.y : dot.x;
-                if (CAPPED) capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
+                float line = i % 2 ? lse2.y : lse2.x, own = i % 2 ? dot.y : dot.x, f = 1;
+                if (KIND == DROPPED) {
+                    f = factor(kept[m] >> (4 * n + i), a, seed);
+                    dp[m][n][i] *= f;
+                }
+                if (KIND == CAPPED)
+                    capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
                 else gradient(&s[m][n][i], &dp[m][n][i], line, own, a.scale * LOG2E, hidden);
+                if (KIND == DROPPED) s[m][n][i] *= f;
             }
     }
 }
@@ -124,7 +161,7 @@ template <int D, int R> struct round_of {
 };
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of the D columns, from `part` on. */
-template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL, bool CAPPED>
+template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL, int KIND>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -166,21 +203,22 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         wait_copies();
         __syncthreads();
         round_of<D, R> now(rounds + (place)(slot * round_of<D, R>::BYTES));
-        int at = i * R;
+        int at = i * R, head = h;
         if (++i == end) {
             i = start;
             h++;
         }
         if (h < a.each) copy_queries(h, i, slot ^ 1);
+        int64_t seed = KIND == DROPPED ? a.key[block_z()] : 0;
         for (int n = 0; n < R; n += N) {
             if (at + n + N <= key) continue;
             place down = (place)(n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, keys, now.q + down + lane_of_columns<D>());
             dot_rows<T>(dp, values, now.dy + down + lane_of_columns<D>());
-            key_gradients<LOCAL, CAPPED, M, N>(s, dp, now.dot + (place)(4 * n),
-                                               now.lse2 + (place)(4 * n),
-                                               now.reach + (place)(4 * n), key, at + n, a);
+            key_gradients<LOCAL, KIND, M, N>(s, dp, now.dot + (place)(4 * n),
+                                             now.lse2 + (place)(4 * n), now.reach + (place)(4 * n),
+                                             key, at + n, a, seed, group() * a.each + head);
             add_product<T, D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
             add_product<T, D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
         }
@@ -275,11 +313,14 @@ __global__ void __launch_bounds__(2 * ZK_GROUP, 1)
 }
 
 /* ---- dq */
-template <bool LOCAL, bool CAPPED, int M, int N>
+template <bool LOCAL, int KIND, int M, int N>
 __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4],
                                        const float (&dot)[M][2], const float (&lse2)[M][2],
-                                       const int (&reach)[M][2], int key, int query, const heads &a)
+                                       const int (&reach)[M][2], int key, int query, const heads &a,
+                                       int64_t seed, int h)
 {
+    uint32_t kept[M];
+    if (KIND == DROPPED) draw<false, M, N>(kept, a, seed, h, query, key);
     int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
     bool edge = key + N - 1 > query;
 #pragma unroll
@@ -291,7 +332,9 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
                 int back = row + 16 * m + i / 2 * 8 - (column + 8 * n + i % 2);
                 bool hidden = LOCAL ? beyond(back, reach[m][i / 2]) : edge && back < 0;
                 float line = lse2[m][i / 2], own = dot[m][i / 2];
-                if (CAPPED) capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
+                if (KIND == DROPPED) dp[m][n][i] *= factor(kept[m] >> (4 * n + i), a, seed);
+                if (KIND == CAPPED)
+                    capped_gradient(&s[m][n][i], &dp[m][n][i], line, own, a, hidden);
                 else gradient(&s[m][n][i], &dp[m][n][i], line, own, a.scale * LOG2E, hidden);
             }
 }
@@ -324,7 +367,7 @@ __device__ inline void query_slopes(const float (&s)[1][N / 8][4], float (&dp)[1
 }
 
 /* Grid: blocks of queries from the last, H, B. */
-template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL, bool CAPPED>
+template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL, int KIND>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -372,7 +415,8 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, mine, keys + now + lane_of_columns<D>());
             dot_rows<T>(dp, grads, values + now + lane_of_columns<D>());
-            query_gradients<LOCAL, CAPPED, M, N>(s, dp, dot, lse2, reach, key, query, a);
+            query_gradients<LOCAL, KIND, M, N>(s, dp, dot, lse2, reach, key, query, a,
+                                               KIND == DROPPED ? a.key[block_z()] : 0, block_y());
             add_product<T, D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
         }
     }
@@ -457,23 +501,23 @@ template <class T> struct instance {
 
 /* HELD is the largest value that spills registers on no target. keys_bwd at width 64 could have 3,
  * with N = 16 to make space for it; that saves a sixth of the reads but spills on sm_100. With caps
- * N = 32 would spill there. */
-template <class T, bool LOCAL, bool CAPPED> const instance<T> instances[] = {
+ * N = 32 would spill there, as it would with dropout in queries_bwd at width 128. */
+template <class T, bool LOCAL, int KIND> const instance<T> instances[] = {
     {64,
      0,
      {128, 128},
-     keys_bwd<T, 64, 64, 2, 4, 64, (CAPPED ? 16 : 32), 0, LOCAL, CAPPED>,
-     queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL, CAPPED>},
+     keys_bwd<T, 64, 64, 2, 4, 64, (KIND == USUAL ? 32 : 16), 0, LOCAL, KIND>,
+     queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL, KIND>},
     {128,
      0,
      {256, 128},
-     keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL, CAPPED>,
-     queries_bwd<T, 128, 2, 4, 32, 32, 0, LOCAL, CAPPED>},
+     keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL, KIND>,
+     queries_bwd<T, 128, 2, 4, 32, (KIND == DROPPED ? 16 : 32), 0, LOCAL, KIND>},
     {256,
      0,
      {128, 128},
-     keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL, CAPPED>,
-     queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL, CAPPED>},
+     keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL, KIND>,
+     queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL, KIND>},
 };
 
 template <class T> const instance<T> by_groups[] = {
@@ -497,16 +541,16 @@ void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *dqkv
     no_attention(l, a);
 }
 
-template <class T, bool LOCAL, bool CAPPED>
+template <class T, bool LOCAL, int KIND>
 void launch_any(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                 const float *lines, int64_t line, const heads &a)
 {
     if (!LOCAL && L[k->column].tile[2])
         return launch(by_groups<T>, k, L, dqkv, dy, qkv, lines, line, a);
-    launch(instances<T, LOCAL, CAPPED>, k, L, dqkv, dy, qkv, lines, line, a);
+    launch(instances<T, LOCAL, KIND>, k, L, dqkv, dy, qkv, lines, line, a);
 }
 
-template <bool LOCAL, bool CAPPED>
+template <bool LOCAL, int KIND>
 void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
                    const real *qkv, const float *lse, float *scratch, int64_t B, const heads &a)
 {
@@ -514,8 +558,8 @@ void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const 
     int64_t line = B * a.H * a.T;
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0) return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    auto run = k->dtype == ZK_BF16  ? launch_any<bf16, LOCAL, CAPPED>
-               : k->dtype == ZK_F16 ? launch_any<f16, LOCAL, CAPPED>
+    auto run = k->dtype == ZK_BF16  ? launch_any<bf16, LOCAL, KIND>
+               : k->dtype == ZK_F16 ? launch_any<f16, LOCAL, KIND>
                                     : NULL;
     if (run) return run(k, L, dqkv, dy, qkv, scratch, line, a);
     no_attention(l, a);
@@ -529,7 +573,7 @@ void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, con
                       const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
                       int64_t H, int64_t G, int64_t D, float scale)
 {
-    attention_bwd<false, false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+    attention_bwd<false, USUAL>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
                                 heads_of(T, H, G, D, scale, NULL, T, 0));
 }
 
@@ -538,7 +582,7 @@ void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *d
                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                             int64_t D, int64_t window, float scale)
 {
-    attention_bwd<true, false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+    attention_bwd<true, USUAL>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
                                heads_of(T, H, G, D, scale, position, window, 0));
 }
 
@@ -547,7 +591,18 @@ void zk_attention_capped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *
                              const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                              int64_t D, int64_t window, float scale, float cap)
 {
-    attention_bwd<true, true>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
-                              heads_of(T, H, G, D, scale, position, window, cap));
+    attention_bwd<true, CAPPED>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                                heads_of(T, H, G, D, scale, position, window, cap));
+}
+
+void zk_attention_dropped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                              const real *qkv, const float *lse, float *scratch,
+                              const int32_t *position, const int64_t *key, int64_t B, int64_t T,
+                              int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
+                              float scale, float p)
+{
+    heads a = heads_of(T, H, G, D, scale, position, window, 0);
+    attention_bwd<true, DROPPED>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                                 dropped_heads(a, key, place, p));
 }
 }

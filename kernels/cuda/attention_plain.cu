@@ -125,27 +125,44 @@ __device__ inline float row_sum(float x)
     return x;
 }
 
+/* Draw which of a thread's probabilities are kept: bit 4i + j is that of query q + 16i and key
+ * k + 16j of head h. seed: the sample's key; 0 keeps all. */
+__device__ inline uint32_t draw(const heads &a, int64_t seed, int h, int q, int k)
+{
+    if (!seed) return ~0u;
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (int n = 0; n < 16; n++) {
+        uint32_t c[4];
+        words_of(c, a, seed, h, (q & ~8) + n / 4 * SPLIT, (k & ~8) + n % 4 * SPLIT);
+        kept |= (uint32_t)((q & 8 ? k & 8 ? c[3] : c[2] : k & 8 ? c[1] : c[0]) >= a.d.least) << n;
+    }
+    return kept;
+}
+
 /* ---- forward */
-/* Write p = exp(score - top) to w.p for the products s of q and k, and rescale the old sums. top is
- * finite. back: rows from the tile's first key to its first query. */
-template <int C, bool CAPPED>
+/* Write p = exp(score - top), times its factor if DROPPED, to w.p for the products s of q and k, and
+ * rescale the old sums. top is finite. back: rows from the tile's first key to its first query;
+ * kept, seed: of factor. */
+template <int C, int KIND>
 __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4][C / SPLIT],
                              float (&top)[4], float (&total)[4], const heads &a, int back,
-                             const int (&reach)[4])
+                             const int (&reach)[4], uint32_t kept, int64_t seed)
 {
     for (int i = 0; i < 4; i++) {
         float high = top[i], part = 0;
         for (int j = 0; j < 4; j++) {
             bool hidden = beyond(back + w.ty + SPLIT * i - w.tx - SPLIT * j, reach[i]);
-            float x = CAPPED ? a.cap * bent(a, s[i][j]) : s[i][j] * a.scale;
+            float x = KIND == CAPPED ? a.cap * bent(a, s[i][j]) : s[i][j] * a.scale;
             s[i][j] = hidden ? -INFINITY : x;
             high = fmaxf(high, s[i][j]);
         }
         high = row_max(high);
         for (int j = 0; j < 4; j++) {
             float p = exponential(s[i][j] - high);
-            w.p[(w.ty + SPLIT * i) * LINE + w.tx + SPLIT * j] = p;
             part += p;
+            if (KIND == DROPPED) p *= factor(kept >> (4 * i + j), a, seed);
+            w.p[(w.ty + SPLIT * i) * LINE + w.tx + SPLIT * j] = p;
         }
         float shrink = exponential(top[i] - high);
         top[i] = high;
@@ -155,7 +172,7 @@ __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4
 }
 
 /* Grid: blocks of queries from the last; parts of D times H; B. */
-template <class R, int C, bool CAPPED>
+template <class R, int C, int KIND>
 __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R *qkv, heads a)
 {
     ZK_SHARED(float, shared);
@@ -165,6 +182,7 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
     int first = (int)(gridDim.x - 1 - blockIdx.x) * SIDE, left = a.T - first;
     float top[4], total[4] = {}, sum[4][C / SPLIT] = {};
     int reach[4], start = first_key(a, b, first) / SIDE * SIDE;
+    int64_t seed = KIND == DROPPED ? a.key[b] : 0;
     for (int i = 0; i < 4; i++) {
         top[i] = -FLT_MAX;
         reach[i] = reach_of(a, b, first + w.ty + SPLIT * i);
@@ -172,8 +190,9 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
     for (int j = start; j <= first; j += SIDE) {
         float s[4][4];
         const R *k = qkv_at(qkv, a, b, j, kv);
+        uint32_t kept = KIND == DROPPED ? draw(a, seed, h, first + w.ty, j + w.tx) : 0;
         head_dots<C>(w, s, qkv_at(qkv, a, b, first, h), stride, left, k, stride, a.T - j, a.D);
-        weigh<C, CAPPED>(w, s, sum, top, total, a, first - j, reach);
+        weigh<C, KIND>(w, s, sum, top, total, a, first - j, reach, kept, seed);
         __syncthreads();
         w.copy(w.b, k + a.G * a.D + column, stride, a.T - j, a.D - column);
         __syncthreads();
@@ -192,19 +211,21 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
 /* Return element i of a line, or 0 past the end. */
 __device__ inline float line_or_0(const float *line, int i, int n) { return i < n ? line[i] : 0; }
 
-/* Compute p and ds / scale of a query (dot, lse) and a key from q . k and dy . v. */
-template <bool CAPPED>
+/* Compute p and ds / scale of a query (dot, lse) and a key from q . k and dy . v. f: the factor of
+ * a DROPPED p, with which p is returned. */
+template <int KIND>
 __device__ inline void gradient(float *p, float *ds, float s, float dp, float dot, float lse,
-                                const heads &a, bool hidden)
+                                float f, const heads &a, bool hidden)
 {
-    float t = CAPPED ? bent(a, s) : 0;
-    *p = hidden ? 0 : exponential((CAPPED ? a.cap * t : s * a.scale) - lse);
-    *ds = *p * (dp - dot);
-    if (CAPPED) *ds *= fmaf(-t, t, 1.0f);
+    float t = KIND == CAPPED ? bent(a, s) : 0;
+    *p = hidden ? 0 : exponential((KIND == CAPPED ? a.cap * t : s * a.scale) - lse);
+    *ds = *p * ((KIND == DROPPED ? f * dp : dp) - dot);
+    if (KIND == CAPPED) *ds *= fmaf(-t, t, 1.0f);
+    if (KIND == DROPPED) *p *= f;
 }
 
 /* Grid: blocks of keys; parts of D times G; B. */
-template <class R, int C, bool CAPPED>
+template <class R, int C, int KIND>
 __global__ void __launch_bounds__(BLOCK)
     plain_keys_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse, heads a)
 {
@@ -216,6 +237,7 @@ __global__ void __launch_bounds__(BLOCK)
     const R *k = qkv_at(qkv, a, b, first, a.H + group), *v = k + a.G * a.D;
     float dk[4][C / SPLIT] = {}, dv[4][C / SPLIT] = {};
     int end = min(a.T, end_of_sight(a, b, first, SIDE, first + SIDE));
+    int64_t seed = KIND == DROPPED ? a.key[b] : 0;
     for (int h = group * each; h < (group + 1) * each; h++)
         for (int i = first; i < end; i += SIDE) {
             float s[4][4], dp[4][4];
@@ -225,12 +247,14 @@ __global__ void __launch_bounds__(BLOCK)
             const float *dot = line_at(dots, a, b, i, h), *top = line_at(lse, a, b, i, h);
             head_dots<C>(w, s, k, stride, left, q, stride, rows, a.D);
             head_dots<C>(w, dp, v, stride, left, g, y_stride, rows, a.D);
+            uint32_t kept = KIND == DROPPED ? draw(a, seed, h, i + w.tx, first + w.ty) : 0;
             for (int m = 0; m < 4; m++)
                 for (int n = 0; n < 4; n++) {
                     int key = w.ty + SPLIT * m, query = w.tx + SPLIT * n, at = key * LINE + query;
-                    gradient<CAPPED>(w.p + at, w.ds + at, s[m][n], dp[m][n],
-                                     line_or_0(dot, query, rows), line_or_0(top, query, rows), a,
-                                     beyond(i + query - first - key, reach[n]) || query >= rows);
+                    float f = KIND == DROPPED ? factor(kept >> (4 * n + m), a, seed) : 1;
+                    gradient<KIND>(w.p + at, w.ds + at, s[m][n], dp[m][n],
+                                   line_or_0(dot, query, rows), line_or_0(top, query, rows), f, a,
+                                   beyond(i + query - first - key, reach[n]) || query >= rows);
                 }
             __syncthreads();
             w.copy(w.a, q + column, stride, rows, a.D - column);
@@ -246,7 +270,7 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 /* Grid: blocks of queries from the last; parts of D times H; B. */
-template <class R, int C, bool CAPPED>
+template <class R, int C, int KIND>
 __global__ void __launch_bounds__(BLOCK)
     plain_queries_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse,
                       heads a)
@@ -260,18 +284,21 @@ __global__ void __launch_bounds__(BLOCK)
     const float *dot = line_at(dots, a, b, first, h), *top = line_at(lse, a, b, first, h);
     float dq[4][C / SPLIT] = {};
     int reach[4], start = first_key(a, b, first) / SIDE * SIDE;
+    int64_t seed = KIND == DROPPED ? a.key[b] : 0;
     for (int m = 0; m < 4; m++) reach[m] = reach_of(a, b, first + w.ty + SPLIT * m);
     for (int j = start; j <= first; j += SIDE) {
         float s[4][4], dp[4][4], p;
         const R *k = qkv_at(qkv, a, b, j, kv);
         head_dots<C>(w, s, q, stride, left, k, stride, a.T - j, a.D);
         head_dots<C>(w, dp, g, y_stride, left, k + a.G * a.D, stride, a.T - j, a.D);
+        uint32_t kept = KIND == DROPPED ? draw(a, seed, h, first + w.ty, j + w.tx) : 0;
         for (int m = 0; m < 4; m++)
             for (int n = 0; n < 4; n++) {
                 int query = w.ty + SPLIT * m, key = w.tx + SPLIT * n;
-                gradient<CAPPED>(&p, w.ds + query * LINE + key, s[m][n], dp[m][n],
-                                 line_or_0(dot, query, left), line_or_0(top, query, left), a,
-                                 beyond(first + query - j - key, reach[m]) || query >= left);
+                float f = KIND == DROPPED ? factor(kept >> (4 * m + n), a, seed) : 1;
+                gradient<KIND>(&p, w.ds + query * LINE + key, s[m][n], dp[m][n],
+                               line_or_0(dot, query, left), line_or_0(top, query, left), f, a,
+                               beyond(first + query - j - key, reach[m]) || query >= left);
             }
         __syncthreads();
         w.copy(w.b, k + column, stride, a.T - j, a.D - column);
@@ -313,8 +340,9 @@ __global__ void query_lines(float *lines, const R *dy, const R *y, const float *
 template <class R, int C>
 static void forward(zk *k, const zk_launch *L, R *y, float *lse, const R *qkv, const heads &a)
 {
-    if (a.cap > 0) ZK_LAUNCH(k, L, 0, (plain_forward<R, C, true>), y, lse, qkv, a);
-    else ZK_LAUNCH(k, L, 0, (plain_forward<R, C, false>), y, lse, qkv, a);
+    if (a.cap > 0) ZK_LAUNCH(k, L, 0, (plain_forward<R, C, CAPPED>), y, lse, qkv, a);
+    else if (a.key) ZK_LAUNCH(k, L, 0, (plain_forward<R, C, DROPPED>), y, lse, qkv, a);
+    else ZK_LAUNCH(k, L, 0, (plain_forward<R, C, USUAL>), y, lse, qkv, a);
 }
 
 void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -328,19 +356,21 @@ void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const r
     else no_attention(l, a);
 }
 
-template <class R, int C, bool CAPPED>
+template <class R, int C, int KIND>
 static void backward_as(zk *k, const zk_launch *L, R *dqkv, const R *dy, const R *qkv,
                         const float *lse, const float *dots, const heads &a)
 {
-    ZK_LAUNCH(k, L, 1, (plain_keys_bwd<R, C, CAPPED>), dqkv, dy, qkv, dots, lse, a);
-    ZK_LAUNCH(k, L, 2, (plain_queries_bwd<R, C, CAPPED>), dqkv, dy, qkv, dots, lse, a);
+    ZK_LAUNCH(k, L, 1, (plain_keys_bwd<R, C, KIND>), dqkv, dy, qkv, dots, lse, a);
+    ZK_LAUNCH(k, L, 2, (plain_queries_bwd<R, C, KIND>), dqkv, dy, qkv, dots, lse, a);
 }
 
 template <class R, int C>
 static void backward(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
                      const float *lse, const float *dots, const heads &a)
 {
-    auto run = a.cap > 0 ? backward_as<R, C, true> : backward_as<R, C, false>;
+    auto run = a.cap > 0 ? backward_as<R, C, CAPPED>
+               : a.key   ? backward_as<R, C, DROPPED>
+                         : backward_as<R, C, USUAL>;
     run(k, L, (R *)dqkv, (const R *)dy, (const R *)qkv, lse, dots, a);
 }
 

@@ -184,7 +184,7 @@ void zr_part(zr *z)
         if (z->t->handle[i])
             must(z, queue, group, ncclCommDeregister(z->t->comm[i], z->t->handle[i]), "parting");
         must(z, queue, group, ncclCommFinalize(z->t->comm[i]), "parting");
-        ncclCommDestroy(z->t->comm[i]);
+        (void)ncclCommDestroy(z->t->comm[i]); /* nothing is left to lose */
     }
 }
 

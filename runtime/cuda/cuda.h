@@ -75,8 +75,9 @@ struct zr_target {
     unsigned behind;              /* queues (bits) that do not wait for the last graph yet */
     double launch_seconds;        /* of the host, in cudaGraphLaunch */
     int64_t launches;
-    /* free bytes of device memory: before and after the arena, after the first step */
-    int64_t before, after, first;
+    /* bytes of device memory: in use before the arena; free before and after it, and after the
+     * first step */
+    int64_t found, before, after, first;
     int64_t nccl_took; /* bytes that NCCL took when its communicators were made */
     double begun;      /* zr_now() at the start of the step */
     /* --profile: events 2n and 2n + 1 of note n; for each step an event and the host's time */

@@ -98,10 +98,27 @@ static void tell_taken(zr *z)
                      names[i], getenv(names[i]));
 }
 
+/* Fail if variables give products of f32 other bits than cuBLASLt's f32. */
+static void check_products(zr *z)
+{
+    static const char *const names[] = {
+        "NVIDIA_TF32_OVERRIDE",
+        "CUBLAS_EMULATE_SINGLE_PRECISION",
+        "CUBLAS_EMULATION_STRATEGY",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value && *value && strcmp(value, "0"))
+            zr_fail(z, ZR_USER, "%s=%s is set, which changes the bits of products; unset it",
+                    names[i], value);
+    }
+}
+
 /* Set the variables that libraries read when they start. Variables that the user has set stay. */
 static void set_up_libraries(zr *z, int shared)
 {
     char host[16], channels[16];
+    check_products(z);
     tell_taken(z);
     /* A kernel that is loaded at its first launch waits for the device, where a collective may be
      * waiting for a peer that waits likewise. Graphs are captured before anything waits. */
@@ -244,6 +261,7 @@ static void take_arenas(zr *z)
     int64_t all, need = z->p->columns[z->column].arena, nccl = z->p->columns[z->column].nccl;
     void *at = NULL, *host = NULL;
     t->before = free_bytes(z, &all);
+    t->found = all - t->before;
     if (need + nccl > t->before || !take(z, &at, (size_t)need))
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of contiguous device memory, and NCCL up to %.3f GiB more; "
@@ -415,6 +433,9 @@ void zr_epilogue(zr *z)
              "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), libraries %" PRId64 "\n",
              z->p->columns[z->column].arena, t->before - t->after,
              t->after - (t->first ? t->first : now));
+    zr_print(z, STDOUT_FILENO,
+             "device memory: %" PRId64 " bytes before the arena (the context; other programs)\n",
+             t->found);
     if (z->ranks > 1)
         zr_print(z, STDOUT_FILENO,
                  "NCCL %d\ndevice memory: NCCL's communicators %" PRId64

@@ -400,3 +400,29 @@ def test_fast_sums_need_the_ring(
             "algorithm and simple protocol; unset it, .*\n",
             done.stderr,
         )
+
+
+@pytest.mark.parametrize(
+    "name,value,refused",
+    [
+        ("NVIDIA_TF32_OVERRIDE", "1", True),
+        ("NVIDIA_TF32_OVERRIDE", "0", False),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "1", True),
+        ("CUBLAS_EMULATION_STRATEGY", "performant", True),
+    ],
+)
+def test_products_are_of_f32(
+    tokens: pathlib.Path, name: str, value: str, refused: bool
+) -> None:
+    """Variables that give products other bits are refused by name."""
+    done = subprocess.run(
+        [built(1), "--data", tokens, "--steps", "1"],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        env=os.environ | {name: value},
+    )
+    assert done.returncode == (2 if refused else 0), done.stderr
+    assert (
+        f": {name}={value} is set, which changes the bits" in done.stderr
+    ) == refused

@@ -346,23 +346,27 @@ def test_hashes_of_targets(tmp_path: pathlib.Path, family: str, precision: str) 
 def test_one_hash_of_many_ways(
     tmp_path: pathlib.Path, family: str, precision: str
 ) -> None:
-    """Programs by PTX have one hash for ways to spread a recipe over ranks, queues and graphs."""
+    """Programs by PTX have one hash for ways to spread a recipe over ranks, queues, graphs and the
+    places of states and parameters, also when another way goes on."""
     tokens = law.tokens(256, 21 * 8 * 40)
     for name in ("tokens", "val"):
         trainer.write_tokens(tmp_path / name, tokens)
-    rows = [x for x in law.covering(test_emulated.WAYS, 1) if x["family"] == family]
-    found = {
-        test_emulated.run(
-            tmp_path,
-            row,
-            2,
-            *["--no-graph"] * (not row["graph"]),
-            kind=trainer.BY_PTX["sm_90"],
-            recipe=test_emulated.recipe(precision),
-        )
-        for row in rows
-    }
-    assert len(rows) > 5 and len(found) == 1
+    ways = test_emulated.WAYS, test_emulated.OFFLOADED
+    every = [row for some in ways for row in law.covering(some, 1)]
+    rows = [x for x in every if x["family"] == family]
+
+    def run(row: law.Way, steps: int, *options: object) -> law.Result:
+        graph = ["--no-graph"] * (not row["graph"])
+        recipe = test_emulated.recipe(precision)
+        kind = trainer.BY_PTX["sm_90"]
+        given = (*graph, *options)
+        return test_emulated.run(tmp_path, row, steps, *given, kind=kind, recipe=recipe)
+
+    (one,) = {run(row, 2) for row in rows}
+    assert len(rows) > 10
+    kept = ("--checkpoints", tmp_path / "kept", "--save-every", 1)
+    run(rows[0], 1, *kept)
+    assert run(rows[-1], 2, *kept).weights == one.weights
 
 
 # ---- instructions and mistakes, by kernels of a few lines

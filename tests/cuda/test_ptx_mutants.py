@@ -21,18 +21,26 @@ from tests.lib import trainer, zk
 OTHER = "other bits"
 
 
-def attention_fwd(k: zk.Kernels) -> list[np.ndarray]:
-    """Return y of one head of 64 elements, 150 tokens."""
-    qkv, y = test_attention.drawn(1, k.dtype, 150, 3, 64)[0], zk.empty(k.dtype, 150, 64)
+def attention_fwd(k: zk.Kernels, D: int = 64) -> list[np.ndarray]:
+    """Return y of one head of D elements, 150 tokens."""
+    qkv, y = test_attention.drawn(1, k.dtype, 150, 3, D)[0], zk.empty(k.dtype, 150, D)
     lse = zk.empty(zk.F32, 150)
-    k.zk_attention_fwd(y, lse, qkv, 1, 150, 1, 1, 64, 0.125)
+    k.zk_attention_fwd(y, lse, qkv, 1, 150, 1, 1, D, 0.125)
     return [y]
 
 
-def attention_bwd(k: zk.Kernels) -> list[np.ndarray]:
-    """Return gradients of 2 heads of 64 elements on 1, 150 tokens."""
-    qkv, dy = (test_attention.drawn(n, k.dtype, 1, 150, n, 64)[0] for n in (4, 2))
+def attention_bwd(k: zk.Kernels, D: int = 64) -> list[np.ndarray]:
+    """Return gradients of 2 heads of D elements on 1, 150 tokens."""
+    qkv, dy = (test_attention.drawn(n, k.dtype, 1, 150, n, D)[0] for n in (4, 2))
     return [test_attention.attention(k, k.dtype, qkv, dy, 1, 0.125)[2]]
+
+
+def wide_fwd(k: zk.Kernels) -> list[np.ndarray]:
+    return attention_fwd(k, 128)
+
+
+def wide_bwd(k: zk.Kernels) -> list[np.ndarray]:
+    return attention_bwd(k, 128)
 
 
 def layer_norm(k: zk.Kernels) -> list[np.ndarray]:
@@ -75,11 +83,12 @@ class Mutated(NamedTuple):
     target: str = "sm_90"
 
 
-_KEYS, _QUERIES = (f"{x}_bwdI4bf16Li64E.*ELb0ELb0E" for x in ("keys", "queries"))
+_KEYS, _QUERIES = (f"{x}_bwdI4bf16Li64E.*ELb0ELi0E" for x in ("keys", "queries"))
 _GROUPS = [f"{x}_groupI4bf16Li64E" for x in ("keys", "queries")]
+_WIDE = [f"{x}_groupI4bf16Li128E" for x in ("keys", "queries")]
 KERNELS = {
     "forward": Mutated(
-        "attention", ("forwardI4bf16Li64E.*ELb0ELb0E",), attention_fwd, "sm_80"
+        "attention", ("forwardI4bf16Li64E.*ELb0ELi0E",), attention_fwd, "sm_80"
     ),
     "keys": Mutated("attention_bwd", (_KEYS, _QUERIES), attention_bwd, "sm_80"),
     "queries": Mutated("attention_bwd", (_QUERIES, _KEYS), attention_bwd, "sm_80"),
@@ -88,6 +97,11 @@ KERNELS = {
     ),
     "keys by groups": Mutated("attention_bwd", (*_GROUPS,), attention_bwd),
     "queries by groups": Mutated("attention_bwd", (*_GROUPS[::-1],), attention_bwd),
+    "forward by wide groups": Mutated(
+        "attention", ("forward_groupI4bf16Li128E",), wide_fwd
+    ),
+    "keys by wide groups": Mutated("attention_bwd", (*_WIDE,), wide_bwd),
+    "queries by wide groups": Mutated("attention_bwd", (*_WIDE[::-1],), wide_bwd),
     "norm": Mutated("norm", (r"norm_fwdI4bf16Li8ELi4ELi1E\w*layout",), layer_norm),
     "entropy": Mutated("loss", ("7entropyI4bf16Li8E",), cross_entropy),
     "soft entropy": Mutated("loss", ("12soft_entropyI4bf16Li8E",), soft_cross_entropy),
@@ -153,6 +167,7 @@ class Mutant(NamedTuple):
 ATTENTION = ("forward", "keys", "queries")
 FOLDS = ("norm", "entropy", "soft entropy")
 GROUPS = tuple(f"{name} by groups" for name in ATTENTION)
+WIDE = tuple(f"{name} by wide groups" for name in ATTENTION)
 # a barrier before which shared memory is written and after which it is read
 _BARRIER = r"bar\.sync\s+0;(?=(?:(?!bar\.sync)[\s\S])*?(?:ld\.shared|ldmatrix))"
 # descriptor of the second 16 columns of a tile, without its address: swizzle, strides, 32 bytes
@@ -178,6 +193,10 @@ MUTANTS = {
     "no barrier": Mutant(ATTENTION + FOLDS, _BARRIER, "", "hazard at byte"),
     "no barrier of groups": Mutant(
         GROUPS, r"(fence\.proxy\S+\s[^;]*)bar\.sync\s+0;", r"\1", "hazard at byte"
+    ),
+    # at width 64 each warp stores over its own rows
+    "no barrier at the end of groups": Mutant(
+        WIDE, r"bar\.sync\s+0;", "", "hazard at byte", (1,)
     ),
     "one block's place for all": Mutant(
         GROUPS + FOLDS,

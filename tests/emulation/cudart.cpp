@@ -246,14 +246,6 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
     return cudaSuccess;
 }
 
-cudaError_t cudaRuntimeGetVersion(int *version)
-{
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
-
 cudaError_t cudaDeviceSynchronize(void)
 {
     locked hold(queue_lock);
@@ -290,7 +282,6 @@ cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
     if (slow) sleep((unsigned)atoi(slow));
     return take(PINNED, p, n);
 }
-cudaError_t cudaFreeHost(void *p) { return give(PINNED, p); }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
 {
@@ -370,20 +361,11 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
     return *s ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, 0); }
-
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
 {
     cudaError_t e = cudaStreamCreateWithFlags(s, flags);
     if (e == cudaSuccess) (*s)->priority = priority;
     return e;
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    *least = 0;
-    *greatest = -5;
-    return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s)
@@ -435,23 +417,18 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return queue_record(s, e); }
 
-static cudaError_t seen(cudaEvent_t e, bool wait)
+cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     locked hold(queue_lock);
     record_ref r = e->newest;
     if (r && r->in) return queue_error(cudaErrorCapturedEvent);
     cudaError_t error = forbidden(nullptr);
     if (error != cudaSuccess || !r) return error;
-    if (wait) error = queue_drive(r->where, [r] { return r->done; });
-    else queue_nudge(r->where);
+    error = queue_drive(r->where, [r] { return r->done; });
     if (error != cudaSuccess || !r->done) return error == cudaSuccess ? cudaErrorNotReady : error;
     race_join(race_now[race_self], r->after);
     return cudaSuccess;
 }
-
-cudaError_t cudaEventSynchronize(cudaEvent_t e) { return seen(e, true); }
-
-cudaError_t cudaEventQuery(cudaEvent_t e) { return seen(e, false); }
 
 /* ZR_EMULATE_SLOW=X: everything takes X times as long. */
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)

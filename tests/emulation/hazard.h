@@ -10,7 +10,7 @@
  *  4. Memory of the host that hazard_spans names is watched as the device's is.
  *  5. Of launches of a kernel with the same grid, the same integers and the same pattern of equal
  *     pointers only the first since hazard_spans is watched: threads of the others touch the same
- *     places.
+ *     places, except those that find them by tokens (embed.cu), whose tests call hazard_spans anew.
  */
 #ifndef SHIM_HAZARD_H
 #define SHIM_HAZARD_H

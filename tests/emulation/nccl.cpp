@@ -97,7 +97,7 @@ struct ncclComm {
     ncclComm_t root = this;
     std::vector<int> member = {}; /* [ranks] their numbers in the root */
     int color = 0;                /* of the split that made it */
-    bool connected = false, aborted = false;
+    bool connected = false;
     uint64_t issued = 0, done = 0;               /* tickets */
     ncclComm_t *child = nullptr, made = nullptr; /* a split in progress: its result */
     /* A share for each piece of work in a graph. */
@@ -269,7 +269,6 @@ progress go_on(transfer *t)
 {
     ncclComm_t c = t->comm;
     bool moved = false, all = true;
-    if (c->aborted) return BROKEN;
     if (c->done != t->ticket) return NOT_YET;
     present = c->w;
     if (!t->begun) begin(t);
@@ -466,11 +465,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     return asked_until_done(c);
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank)
-{
-    return ncclCommInitRankConfig(comm, ranks, id, rank, nullptr);
-}
-
 /* the word that a rank has posted for its split: 0, or not yet */
 static uint64_t posted(ncclComm_t c, int rank) { return wire_posted(c->w, c->made->lane, rank); }
 
@@ -585,9 +579,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
     while (endless("end")) pause();
     locked hold(queue_lock);
-    if (c->registered && !c->aborted)
+    if (c->registered)
         shim_fail("NCCL: rank %d ends a communicator with registered memory", c->root->rank);
-    if (c->named.use_count() > 1 && !c->aborted)
+    if (c->named.use_count() > 1)
         shim_fail("NCCL: rank %d ends a communicator that a graph names", c->rank);
     return ncclSuccess;
 }
@@ -608,17 +602,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     locked hold(queue_lock);
     (void)ncclCommFinalize(c);
-    if (c->done != c->issued && !c->aborted)
+    if (c->done != c->issued)
         queue_drive(nullptr, [c] { return c->done == c->issued || c->state != ncclSuccess; });
     return drop(c);
-}
-
-/* The rest of its work never ends. The communicator stays, because that work names it. */
-ncclResult_t ncclCommAbort(ncclComm_t c)
-{
-    locked hold(queue_lock);
-    c->aborted = true;
-    return ncclSuccess;
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t c, int *n)
@@ -674,6 +660,10 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t 
                            cudaStream_t s)
 {
     size_t bytes = n * size_of(type);
+    const char *own = (char *)to + (size_t)c->rank * bytes, *end = (char *)to + c->ranks * bytes;
+    if (from != own && (char *)from < end && (char *)from + bytes > (char *)to)
+        shim_fail("NCCL: rank %d gathers from memory that it gathers to, but not in place",
+                  c->root->rank);
     transfer t = plain("ncclAllGather", c, s);
     for (int r = 0; r < c->ranks; r++) {
         t.sends.push_back({r, (char *)from, bytes, 0});

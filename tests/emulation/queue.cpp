@@ -89,18 +89,17 @@ lane *hurried(lane *l)
 }
 
 /* Runs one round over all lanes that have work, until `most` have moved. */
-void round_of(bool *moved, bool *broken, unsigned most)
+void round_of(bool *moved, unsigned most)
 {
     std::vector<lane *> lanes = busy();
     std::vector<unsigned> order(lanes.size());
-    *moved = *broken = false;
+    *moved = false;
     if (order_now() == ORDER_SHUFFLED) order_of(order.data(), (unsigned)order.size());
     else
         for (unsigned i = 0; i < order.size(); i++) order[i] = i;
     for (unsigned i : order) {
         if (lanes[i]->ops.empty()) continue;
         progress p = step(lanes[i]);
-        *broken |= p == BROKEN;
         *moved |= p <= MOVED;
         if (p <= MOVED && !--most) return;
     }
@@ -130,14 +129,14 @@ void give_way(void)
 /* Runs everything that can run without other processes. */
 void run_all(void)
 {
-    for (bool moved = true, broken; moved; give_way()) round_of(&moved, &broken, 1);
+    for (bool moved = true; moved; give_way()) round_of(&moved, 1);
     close_memory();
 }
 
 void run_some(void)
 {
-    bool moved = true, broken;
-    for (unsigned n = order_choice(BURST); n && moved; n--) round_of(&moved, &broken, 1);
+    bool moved = true;
+    for (unsigned n = order_choice(BURST); n && moved; n--) round_of(&moved, 1);
     close_memory();
 }
 
@@ -237,11 +236,10 @@ cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
     no_function_calls("waiting");
     drives++;
     while (!enough()) {
-        bool moved = false, broken = false;
+        bool moved = false;
         if (order_now() == ORDER_LATE && target && !target->ops.empty())
             moved = step(hurried(target)) <= MOVED;
-        if (!moved) round_of(&moved, &broken, order_now() == ORDER_EAGER ? ~0u : 1);
-        if (broken && !moved) return queue_error(cudaErrorLaunchFailure);
+        if (!moved) round_of(&moved, order_now() == ORDER_EAGER ? ~0u : 1);
         if (moved) give_way();
         else let_go(queue_pause);
     }
@@ -251,11 +249,10 @@ cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
 
 void queue_nudge(lane *target)
 {
-    bool moved = true, broken;
+    bool moved = true;
     drives++;
     if (order_now() == ORDER_EAGER) run_all();
-    else if (target && !target->ops.empty() && step(hurried(target)) > MOVED)
-        round_of(&moved, &broken, 1);
+    else if (target && !target->ops.empty() && step(hurried(target)) > MOVED) round_of(&moved, 1);
     if (!moved) let_go(queue_pause);
     close_memory();
 }

@@ -19,8 +19,8 @@
 #include <mutex>
 #include <vector>
 
-/* MOVED: a part is done; BROKEN: it never will be */
-enum progress { DONE, MOVED, NOT_YET, BROKEN };
+/* MOVED: a part is done */
+enum progress { DONE, MOVED, NOT_YET };
 typedef std::function<progress()> work; /* called until it returns DONE */
 typedef std::function<work()> maker;    /* called at issue: once, or by each launch of a graph */
 

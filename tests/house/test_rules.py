@@ -396,6 +396,7 @@ WHOLE = ("model.units[1].ops[0].residual[1].attention.qk_norm=whole",)
 SQUARED = (
     "model.units[1].ops[1].residual[2]={relu2: {}}",
     "train.dropout=0.1",
+    "train.attention_dropout=0.1",
     "train.loss_mean=micro_batch",
 )
 

@@ -18,7 +18,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.lib import zk
+from tests.lib import chance, zk
 from tests.lib.covering import covering
 from tests.lib.patience import LIMIT
 
@@ -107,12 +107,13 @@ def head(
     inner: float,
     seen: Array,
     cap: float = 0,
+    factor: Array | float = 1.0,
 ) -> tuple[tuple[Array, Array], ...]:
     """Return (value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy are [T, D].
 
     y is stored with unit roundoff `stored`, scores are computed with unit roundoff `unit`, p and ds
     enter products with `inner`. seen [T, T]: the keys that a query sees; cap: of scores, 0 for
-    none.
+    none; factor [T, T]: of probabilities, after the softmax.
     """
     T, D = q.shape
     x = scale * q @ k.T
@@ -121,8 +122,8 @@ def head(
     lse = np.logaddexp.reduce(x, axis=1)
     cut = CUT if inner else 1
     p = np.exp(x - lse[:, None])
-    y = p @ v
-    dp = dy @ v.T
+    y = (p * factor) @ v
+    dp = factor * (dy @ v.T)
     dot = (dy * y).sum(1)
     ds = scale * p * (dp - dot[:, None]) * slope
     # A score errs by D + 1 roundings of its sum of absolute products, and so does every later
@@ -135,14 +136,15 @@ def head(
     # relative, of every p of a row
     p_off = 2 * (x_off + 2 * F32 * top) + ((1 + cut) * T + 16) * F32
     lse_off = p_off + F32 * np.abs(lse)
-    P, V, K, Q, DY = p, np.abs(v), np.abs(k), np.abs(q), np.abs(dy)
+    # with a factor, one rounding more of p and of dp
+    P, V, K, Q, DY = p * factor, np.abs(v), np.abs(k), np.abs(q), np.abs(dy)
     y_off = (p_off[:, None] + inner) * (P @ V)
     # backward recomputes p from the rounded lse
     again = (lse_off + x_off + F32 * (top + np.abs(lse)) + 8 * F32)[:, None]
     dot_off = (DY * (y_off + stored * np.abs(y))).sum(1) + (D + 1) * F32 * (
         DY * np.abs(y)
     ).sum(1)
-    dp_off = cut * (D + 1) * F32 * DY @ V.T
+    dp_off = factor * (cut * (D + 2) * F32 * DY @ V.T)
     both = np.abs(dp) + np.abs(dot)[:, None]
     ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * both) * slope
     if cap:  # 1 - t^2 errs by twice the error of t
@@ -154,7 +156,10 @@ def head(
         (lse, lse_off),
         (ds @ k, ds_off @ K + (cut * (T + 1) * F32 + inner) * dS @ K),
         (ds.T @ q, ds_off.T @ Q + (cut * (T + 1) * F32 + inner) * dS.T @ Q),
-        (p.T @ dy, (again * P).T @ DY + (cut * (T + 1) * F32 + inner) * P.T @ DY),
+        (
+            (p * factor).T @ dy,
+            (again * P).T @ DY + (cut * (T + 1) * F32 + inner) * P.T @ DY,
+        ),
     )
 
 
@@ -169,9 +174,10 @@ def exact(
     inner: float = 0,
     seen: Array | None = None,
     cap: float = 0,
+    factor: Array | None = None,
 ) -> Exact:
     """Return attention of qkv [B, T, H + 2 G, D] and dy [B, T, H, D]. seen [B, T, T]: visible keys;
-    None: all keys up to a query."""
+    None: all keys up to a query; factor [B, H, T, T]: of probabilities."""
     B, T = qkv.shape[:2]
     sight = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     sight = sight if seen is None else sight & seen
@@ -189,6 +195,7 @@ def exact(
             inner,
             sight[b],
             cap,
+            1.0 if factor is None else factor[b, h],
         )
         e.y[b, :, h], e.y_off[b, :, h] = y
         e.lse[b, h], e.lse_off[b, h] = lse
@@ -209,15 +216,16 @@ def attention(
     *local: object,
 ) -> tuple[Array, ...]:
     """Return y, lse, dqkv of the kernels; all buffers start as NaN. local: positions (or None), the
-    window, and the cap if there is one."""
+    window, and the cap if there is one, or key, place and rate of a dropout."""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
     y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
     lse = zk.empty(zk.F32, B, H, T)
     scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
     if local:
-        position, window, *cap = local
-        sizes = position, B, T, H, G, D, window, scale, *cap
-        name = "capped" if cap else "local"
+        position, window, *more = local
+        name = ("local", "capped", "", "dropped")[len(more)]
+        key, place, last = ([], [], more) if name != "dropped" else ([x] for x in more)
+        sizes = position, *key, B, T, H, G, D, window, *place, scale, *last
         getattr(k, f"zk_attention_{name}_fwd")(y, lse, qkv, *sizes)
         backward = getattr(k, f"zk_attention_{name}_bwd")
         backward(dqkv, dy, y, qkv, lse, scratch, *sizes)
@@ -234,21 +242,21 @@ def compare(found: tuple[Array, ...], e: Exact, dtype: int) -> None:
     close(dqkv, e.dqkv, e.dqkv_off, dtype)
 
 
-@pytest.mark.parametrize("cap", [0, 0.7])
-def test_formulas_against_finite_differences(cap: float) -> None:
+@pytest.mark.parametrize("cap,dropped", [(0, False), (0.7, False), (0, True)])
+def test_formulas_against_finite_differences(cap: float, dropped: bool) -> None:
     r = np.random.default_rng(0)
     H, G, scale = 4, 2, 0.7
     qkv, dy = (
         r.standard_normal((1, 4, H + 2 * G, 3)),
         r.standard_normal((1, 4, H, 3)),
     )
-    found = exact(qkv, dy, H, G, scale, 0, cap=cap).dqkv
+    factor = 1.5 * (r.random((1, H, 4, 4)) < 0.7) if dropped else None
+    more = {"cap": cap, "factor": factor}
+    found = exact(qkv, dy, H, G, scale, 0, **more).dqkv
     for i in np.ndindex(qkv.shape):
         step = np.zeros_like(qkv)
         step[i] = 1e-6  # truncation about 1e-12, rounding about 1e-9
-        up, down = (
-            exact(qkv + s, dy, H, G, scale, 0, cap=cap).y for s in (step, -step)
-        )
+        up, down = (exact(qkv + s, dy, H, G, scale, 0, **more).y for s in (step, -step))
         assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
 
 
@@ -592,9 +600,54 @@ def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
     assert y.tobytes() != first[0].tobytes()
 
 
-@pytest.mark.parametrize("cap", [(), (0.75,)], ids=["plain", "capped"])
+@pytest.mark.parametrize("local_,isa,dtype", TURNS)
+def test_dropped(
+    local_: tuple[tuple[int, ...], int, int], isa: str | None, dtype: int
+) -> None:
+    """Attention with dropout matches float64 under its mask, and a sample without a key that
+    without dropout. With another head's or another place's mask it is far off."""
+    shape, mean, window = local_
+    B, T, H, G, D = shape
+    (qkv, QKV), (dy, DY) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    scale, p, place = float(np.float32(D**-0.5)), 0.3, 6
+    position, window = local(shape, mean, window)
+    keys = [0x0123456789ABCDEF, *[0, 5][: B - 1]]
+    way = np.array(keys, np.int64), place, p
+    found = attention(
+        zk.Kernels(isa, dtype), dtype, qkv, dy, G, scale, position, window, *way
+    )
+
+    def expected(place: int, keys: list[int]) -> Exact:
+        kept = chance.seen(keys, place, H, T, p)
+        factor = np.where(kept, 1 / (1 - float(np.float32(p))), 0)
+        factor[np.array(keys) == 0] = 1
+        return exact(
+            *(QKV, DY, H, G, scale, UNIT[dtype]),
+            inner=inner(isa, dtype, D),
+            seen=sight(position, B, T, window),
+            factor=factor,
+        )
+
+    compare(found, expected(place, keys), dtype)
+    if T > 8 and window > 1 and mean != 1:
+        for other in (place + 1, keys), (place, [keys[0] ^ 1, *keys[1:]]):
+            with pytest.raises(AssertionError):
+                compare(found, expected(*other), dtype)
+
+
+WAYS = {
+    "plain": (),
+    "capped": (0.75,),
+    "dropped": (np.array([7], np.int64), 3, 0.1),
+}
+
+
+@pytest.mark.parametrize("cap", WAYS.values(), ids=[*WAYS])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_of_local(dtype: int, cap: tuple[float, ...]) -> None:
+def test_bits_of_local(dtype: int, cap: tuple[object, ...]) -> None:
     """The bits are the same for every kernel object, compiler and number of threads."""
     B, T, H, G, D = 1, 601, 2, 1, 40
     (qkv, _), (dy, _) = (

@@ -1,4 +1,4 @@
-"""test_dropout.py -- tests train.dropout: losses and gradients against float64 under the same mask,
+"""test_dropout.py -- tests train.dropout and train.attention_dropout together: losses and gradients against float64 under the same mask,
 one hash however the work is spread, and no dropout outside training."""
 
 import dataclasses
@@ -17,7 +17,7 @@ from zg.search import search
 from tests.law import test_reference
 from tests.lib import chance, law, oracle, trainer
 
-DROP = "train.dropout=0.25"
+DROP = ("train.dropout=0.25", "train.attention_dropout=0.2")
 WHOLE = "zero.stage3_param_persistence_threshold=0"
 WAYS = (
     ("cluster.ranks=1", "zero.stage=0"),
@@ -54,7 +54,7 @@ def keyed(spec) -> list[int]:
 def test_the_evaluators_gradients(name: str) -> None:
     """The evaluator's gradients match differences of its own loss under one mask."""
     _, params, tokens, _ = test_reference.setting(name)
-    spec = reader.load(str(law.path(name)), [DROP])
+    spec = reader.load(str(law.path(name)), DROP)
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
     given = [1, 2]
     _, _, grads = oracle.gradients(spec, params, *batch, keys=given)
@@ -79,7 +79,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     """Gradients of the first step are within f32's bound for whole models. Without the mask, or
     with other samples' masks, they are far off."""
     path, params, tokens, _ = test_reference.setting(name)
-    keys = (*test_reference.SHOW, DROP)
+    keys = (*test_reference.SHOW, *DROP)
     after = trainer.train(path, tmp_path, params, tokens, 1, *keys)
     spec = reader.load(str(path), keys)
     G = spec.train.global_batch
@@ -122,13 +122,18 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
         )
 
     ways = WAYS if name == "gpt" else WAYS[1::3]
-    found = {run(DROP, *way) for way in ways}
-    others = [run(*keys, *WAYS[1]) for keys in ((), ("train.dropout=0.26",))]
+    found = {run(*DROP, *way) for way in ways}
+    other = (
+        (),
+        (DROP[0], "train.attention_dropout=0.21"),
+        ("train.dropout=0.26", DROP[1]),
+    )
+    others = [run(*keys, *WAYS[1]) for keys in other]
     assert len(found) == 1
-    assert others[0].steps != others[1].steps
+    assert len({r.steps for r in others}) == 3
     (one,) = found
     assert one.weights not in {r.weights for r in others}
-    packed = {run(DROP, *law.PACKED, *way) for way in ways[:2]}
+    packed = {run(*DROP, *law.PACKED, *way) for way in ways[:2]}
     assert len(packed) == 1 and packed != found
 
 
@@ -139,6 +144,7 @@ def test_law_of_what_is_rounded(tmp_path: pathlib.Path) -> None:
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
     keys = (
         "train.dropout=0.9",
+        "train.attention_dropout=0.9",
         "train.precision=bf16",
         "train.optimizer.masters=false",
         "train.sum=tree",
@@ -171,7 +177,7 @@ def test_only_training_drops(tmp_path: pathlib.Path) -> None:
             log=tmp_path / "log",
         )
 
-    plain, dropped = run(), run(DROP)
+    plain, dropped = run(), run(*DROP)
     assert plain.val and plain.val == dropped.val
     assert plain.steps != dropped.steps
 
@@ -188,7 +194,7 @@ def test_under_emulation(tmp_path: pathlib.Path) -> None:
     )
 
     def run(kind: trainer.Kind, *keys: str) -> law.Result:
-        source = trainer.generate(law.path("gpt"), DROP, *short, *keys)
+        source = trainer.generate(law.path("gpt"), *DROP, *short, *keys)
         return law.run(
             trainer.build(source, kind),
             *("--data", tmp_path / "tokens", "--steps", 2),
@@ -209,7 +215,7 @@ def test_under_emulation(tmp_path: pathlib.Path) -> None:
 
 
 def changed(p: plan.Plan, name: str, at: dict[int, Index]) -> plan.Plan:
-    """Return the plan with other places for some dropout calls of a function."""
+    """Return the plan with other places for some calls with dropout of a function."""
     fns = []
     for fn in p.fns:
         n, calls = 0, []
@@ -227,13 +233,15 @@ def changed(p: plan.Plan, name: str, at: dict[int, Index]) -> plan.Plan:
 def test_places_are_checked() -> None:
     """Each dropout call has a place of its own, in the order of the model's calls, and backward
     uses that of forward."""
-    p = search.find(reader.load(str(law.path("gpt")), [DROP])).plan
-    one, two = Index(2, 0, 1), Index(2, 0, 2)
-    check.check(changed(p, "fwd.block", {0: one, 1: two}))
-    check.check(changed(p, "bwd.block", {0: two, 1: one}))
+    p = search.find(reader.load(str(law.path("gpt")), DROP)).plan
+    one, two, three = (Index(3, 0, n) for n in (1, 2, 3))
+    check.check(changed(p, "fwd.block", {0: one, 1: two, 2: three}))
+    check.check(changed(p, "bwd.block", {0: three, 1: two, 2: one}))
     for name, at in (
-        ("bwd.block", {0: one, 1: two}),
+        ("bwd.block", {0: two, 1: three}),
+        ("bwd.block", {1: one, 2: two}),
         ("fwd.block", {0: two, 1: one}),
+        ("fwd.block", {1: three, 2: two}),
         ("fwd.block", {0: Index(1, 0, 1)}),
         ("fwd.embed", {0: Index(1, 0, 1)}),
     ):

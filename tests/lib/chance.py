@@ -1,5 +1,5 @@
 """chance.py -- computes the kernels' random numbers in numpy: words of Philox 4x32-10, and the
-elements that dropout keeps."""
+elements and probabilities that dropout keeps."""
 
 import numpy as np
 
@@ -41,4 +41,17 @@ def kept(keys: list[int], place: int, n: int, p: float) -> np.ndarray:
     at = np.full(len(counter), place | PLACE, np.uint64)
     least = int(float(np.float32(p)) * 2**32)
     drawn = [philox(counter, at, key).reshape(-1)[elem] for key in keys]
+    return np.stack(drawn) >= least
+
+
+def seen(keys: list[int], place: int, heads: int, T: int, p: float) -> np.ndarray:
+    """Return bool [len(keys), heads, T, T]: the probabilities of attention, by query and key, that
+    dropout keeps at a place of the model (drop.h)."""
+    h, q, k = np.meshgrid(*map(np.arange, (heads, T, T)), indexing="ij")
+    counter = ((h * T + (q & ~8)) * T + (k & ~8)).reshape(-1).astype(np.uint64)
+    word = (2 * (q >> 3 & 1) + (k >> 3 & 1)).reshape(-1)
+    at = np.full(len(counter), place | PLACE, np.uint64)
+    least = int(float(np.float32(p)) * 2**32)
+    rows = np.arange(len(counter))
+    drawn = [philox(counter, at, key)[rows, word].reshape(h.shape) for key in keys]
     return np.stack(drawn) >= least

@@ -227,6 +227,9 @@ def specs(draw) -> Mapping:
             "schedule": schedule,
             "seed": 1,
             "dropout": 0.0 if packed else draw(st.sampled_from([0.0, 0.3])),
+            "attention_dropout": 0.0
+            if packed or "softcap" in str(model["units"])
+            else draw(st.sampled_from([0.0, 0.3])),
             "label_smoothing": draw(st.sampled_from([0.0, 0.1])),
             "z_loss": draw(st.sampled_from([0.0, 0.01])),
             "loss_mean": draw(st.sampled_from(["tokens", "micro_batch"])),
@@ -321,6 +324,7 @@ _TRAIN: dict[str, Sequence] = {
     "lora.base": ("int8", "nf4"),
     "lora.dropout": (0.0, 0.3),
     "dropout": (0.0, 0.3),
+    "attention_dropout": (0.0, 0.3),
     "label_smoothing": (0.0, 0.1),
     "z_loss": (0.0, 1e-3),
     "loss_mean": ("tokens", "micro_batch"),

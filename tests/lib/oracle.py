@@ -144,10 +144,11 @@ def causal(
     window: int | None = None,
     scale: float | None = None,
     cap: float | None = None,
+    factor: np.ndarray | None = None,
 ) -> tuple[np.ndarray, Callable]:
     """Return causal attention of q [B,H,T,D], k and v [B,G,T,D]. Head h reads k and v of head h /
     (H/G); a row sees the last `window` rows, including itself. scale: of scores, usually 1 /
-    sqrt(D); cap: of scores."""
+    sqrt(D); cap: of scores; factor [B,H,T,T]: of probabilities, after the softmax."""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     scale = scale or 1 / math.sqrt(D)
@@ -158,17 +159,18 @@ def causal(
     score = np.where(seen, score, -np.inf)
     p = np.exp(score - score.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
+    f = np.float64(1) if factor is None else factor
 
     def back(dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        dp = dy @ v.swapaxes(2, 3)
+        dp = f * (dy @ v.swapaxes(2, 3))
         ds = bend(p * (dp - (dp * p).sum(-1, keepdims=True))) * scale
         dk, dv = (
             (m.swapaxes(2, 3) @ d).reshape(B, G, H // G, T, D).sum(2)
-            for m, d in ((ds, q), (p, dy))
+            for m, d in ((ds, q), (p * f, dy))
         )
         return ds @ k, dk, dv
 
-    return p @ v, back
+    return (p * f) @ v, back
 
 
 def cross_entropy(
@@ -451,7 +453,8 @@ class Net:
             W, near = a["rope"]["width"] or D, a["rope"]["interleaved"]
             angle = rope_angles(rope, T, W, self.spec.train.sequence)
             q, k = (turn(x, angle, rope, near) for x in (q, k))
-        y, back_y = causal(q, k, v, self.window(a), a["scale"], a["softcap"])
+        said = self.window(a), a["scale"], a["softcap"]
+        y, back_y = causal(q, k, v, *said, self.factors(H, T))
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = f"{name}.{behind(self.spec)}"
         out, back_out = self.linear(joined, last, a["out_bias"])
@@ -507,6 +510,16 @@ class Net:
         self.places += 1
         factor = kept.reshape(y.shape) / (1 - float(np.float32(p)))
         return y * factor, lambda dy: back(dy * factor)
+
+    def factors(self, heads: int, T: int) -> np.ndarray | None:
+        """Return the factors [B,heads,T,T] of attention's probabilities, or None without
+        dropout."""
+        p = self.spec.train.attention_dropout
+        if not p or not self.keys:
+            return None
+        kept = chance.seen(self.keys, self.places, heads, T, p)
+        self.places += 1
+        return kept / (1 - float(np.float32(p)))
 
     def op(self, o, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
         a, p = o.args, self.spec.train.dropout

@@ -214,6 +214,13 @@ BY_HAND = {
         {},
         {2: 0, 3: 2, 4: 1, 6: 3},
     ),
+    "zk_attention_dropped_bwd": (
+        "zk_attention_dropped_fwd",
+        1,
+        2,
+        {},
+        {2: 0, 3: 2, 4: 1, 6: 3, 7: 4},
+    ),
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
     "zk_scale_bwd": ("zk_scale_fwd", 1, 1, {}, {}),

@@ -48,6 +48,7 @@ PLANS = {
         *HALVES,
         SQUARED,
         "train.dropout=0.1",
+        "train.attention_dropout=0.1",
     ),
     "llama in slices": ("llama-tiny", *HALVES, *SLICED),
     "llama in chunks": (

@@ -284,7 +284,7 @@ def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
     there = folder(tmp_path, {**GPT2, "resid_pdrop": 0.1})
     notes = spec.load(None, (), None, there).notes
     for said in (
-        "attn_pdrop: 0.1 is ignored: attention dropout is not supported",
+        "attn_pdrop: 0.1 is ignored: train.attention_dropout sets it",
         "resid_pdrop: 0.1 is ignored: train.dropout sets it",
     ):
         assert any(note.endswith(said) for note in notes)

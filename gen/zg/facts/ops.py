@@ -153,6 +153,12 @@ _ROWS = (
         "zk_attention_capped_fwd qkv=x",
         "zk_attention_capped_bwd dqkv=dx qkv=x",
     ),
+    # within documents and the window, with dropout of probabilities
+    _op(
+        "attention_dropped",
+        "zk_attention_dropped_fwd qkv=x",
+        "zk_attention_dropped_bwd dqkv=dx qkv=x",
+    ),
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
@@ -207,6 +213,7 @@ WORDS = {
 } | {
     "add": "residual",
     "attention_capped": "attention",
+    "attention_dropped": "attention",
     "attention_local": "attention",
     "dropout": "residual",
     "lora": "linear",

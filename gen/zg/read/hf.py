@@ -255,13 +255,9 @@ class _Config:
         told = [f"{file}: without effect on training: {named}"] if idle else []
         for key in DROPOUTS:
             node = self.get(key)
-            why = (
-                "attention dropout is not supported"
-                if "att" in key
-                else "train.dropout sets it"
-            )
+            own = "attention_dropout" if "att" in key else "dropout"
             if node.value:
-                said = f"{shown(node.value)} is ignored: {why}"
+                said = f"{shown(node.value)} is ignored: train.{own} sets it"
                 told.append(f"{node.where}: {key}: {said}")
         return tuple(told)
 

@@ -444,6 +444,7 @@ class Train:
     memory_budget: Bytes | None = None
     lora: Lora | None = None
     dropout: _Dropout = 0.0
+    attention_dropout: _Dropout = 0.0
     label_smoothing: Annotated[float, Real(0.0, 0.99)] = 0.0
     z_loss: Annotated[float, Real(0.0, 1.0)] = 0.0
     loss_mean: Annotated[str, Choice("tokens", "micro_batch")] = "tokens"
@@ -552,8 +553,9 @@ class Spec:
     @property
     def keyed(self) -> bool:
         """True if a step draws random numbers for each sample."""
-        lora = self.train.lora
-        return self.train.dropout > 0 or lora is not None and lora.dropout > 0
+        train, lora = self.train, self.train.lora
+        own = train.dropout > 0 or train.attention_dropout > 0
+        return own or lora is not None and lora.dropout > 0
 
     @property
     def batch(self) -> Names:

@@ -93,6 +93,7 @@ class Walk:
     packed: bool  # documents end, and positions start anew
     lora: Lora | None = None
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     prefix: str = ""  # prefix of the unit's tensors
     repeat: int = 1
     last: Path = ()  # path of the op that computes the logits
@@ -346,7 +347,7 @@ class Walk:
             rows.append(self.normed(at, a, heads, dims))
         if a.rope and any(each):
             rows.append(self.turn(a.rope, dims, each, plain))
-        rows.append(self.seen(window, a.softcap, dims))
+        rows.append(self.seen(at / "softcap", window, a.softcap, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -469,17 +470,29 @@ class Walk:
         return said if len({*said}) > 1 else said[0]
 
     def seen(
-        self, said: int | Windows | None, cap: float | None, dims: Mapping[str, Any]
+        self,
+        at: KeyPlace,
+        said: int | Windows | None,
+        cap: float | None,
+        dims: Mapping[str, Any],
     ) -> Row:
-        """Return the row of attention: capped, or local if a window or documents limit it."""
-        T = self.sequence
+        """Return the row of attention: capped, with dropout, or local if a window or documents
+        limit it. at: the key of the cap."""
+        T, p = self.sequence, self.attention_dropout
         some = said if isinstance(said, tuple) else (said,)
         each = tuple(min(n or T, T) for n in some)
-        if {*each} == {T} and not self.packed and not cap:
+        if {*each} == {T} and not self.packed and not cap and not p:
             return Row("attention", dims)
         local = {**dims, "window": each if len({*each}) > 1 else each[0]}
+        if cap and p:
+            raise at.fail(
+                f"{cap:g} caps scores whose probabilities train.attention_dropout drops",
+                "one of the two; `train.attention_dropout: 0` or no softcap",
+            )
         if cap:
             return Row("attention_capped", {**local, "cap": cap})
+        if p:
+            return Row("attention_dropped", {**local, "p": p})
         return Row("attention_local", local)
 
     def heads(self, at: KeyPlace, a: Attention) -> Heads:

@@ -314,7 +314,8 @@ def build(
     """Return the model of a spec whose keys are valid one by one, notes about groups of its
     tensors, and its linears (as of Walk). None if the model is wrong; `mistakes` has the errors."""
     m, train, root = keys.model, keys.train, KeyPlace(file, ())
-    walk = Walk(m, train.sequence, keys.data.packed, train.lora, train.dropout)
+    dropouts = train.dropout, train.attention_dropout
+    walk = Walk(m, train.sequence, keys.data.packed, train.lora, *dropouts)
     check, model, data = mistakes.check, ("model",), keys.data
     check(("data", *model), _documents, root / "data", data, m.vocab)
     check(model, _grown, root / "model" / "vocab_from", m.vocab_from, m.vocab)

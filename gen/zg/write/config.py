@@ -128,6 +128,7 @@ LATER = {
     "train.lora.rslora": False,
     "train.products": "auto",
     "train.dropout": 0.0,
+    "train.attention_dropout": 0.0,
     "train.label_smoothing": 0.0,
     "train.z_loss": 0.0,
     "train.loss_mean": "tokens",
