@@ -304,3 +304,42 @@ def test_mutants_of_calls(name: str) -> None:
             except check.CheckError:
                 pass
         assert len(made) > 100 and not open_
+
+
+TWINS = [
+    [
+        {
+            "layernorm": {
+                "name": f"{name}.norm",
+                "eps": 1e-5,
+                "weight": False,
+                "bias": False,
+            }
+        },
+        {"linear": {"name": f"{name}.up", "out": 24}},
+        {"gelu": "tanh"},
+        {"linear": {"name": f"{name}.down", "out": 32}},
+    ]
+    for name in ("first", "second", "third")
+]
+
+
+@pytest.mark.parametrize("again", ["none", "full", "[layernorm]", "[gelu]"])
+def test_branches_that_begin_alike(tmp_path: pathlib.Path, again: str) -> None:
+    """Branches may begin with equal norms of one value, each with a gradient of its own; without
+    one of them the plan is refused."""
+    keys = yaml.safe_load((trainer.ROOT / "model_specs" / "gpt-tiny.yaml").read_text())
+    width = keys["model"]["width"]
+    for branch in TWINS:
+        branch[-1]["linear"]["out"] = width
+    keys["model"]["units"][1]["ops"] = [{"residual": [{"parallel": TWINS}]}]
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    p = search.find(spec.load(str(path), [f"train.recompute={again}"])).plan
+    check.check(p)
+    (fn,) = (f for f in p.fns if f.name == "bwd.block")
+    at = [n for n, c in enumerate(fn.calls) if c.kernel == "zk_layernorm_bwd"]
+    assert len(at) == len(TWINS)
+    wrong = replace(fn, calls=tuple(c for n, c in enumerate(fn.calls) if n != at[1]))
+    with pytest.raises(check.CheckError):
+        check.check(replace(p, fns=tuple(wrong if f is fn else f for f in p.fns)))

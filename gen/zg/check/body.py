@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -83,6 +84,11 @@ class Frame:
     held: dict[str, list[Written]] = field(default_factory=dict)
     # (kernel, operands) of a call -> its number
     known: dict[Made, int] = field(default_factory=dict)
+    # False: equal calls compute one value, as the head's do when it recomputes
+    apart: bool = True
+    # calls of each key of `known`, here and in forward
+    times: Counter[Made] = field(default_factory=Counter)
+    twins: Counter[Made] = field(default_factory=Counter)
     # tensors read, in order
     reads: dict[str, None] = field(default_factory=dict)
     # (tensor or acc, whether it is added to)
@@ -421,7 +427,7 @@ class Frame:
                 if f.mode == ">":
                     writes.append((n, size, f))
                     is_[n] = None
-        number = self.known.setdefault((call.kernel, *is_), len(self.known))
+        number = self.number((call.kernel, *is_))
         if any(map(self.moves, is_)):
             self.alive |= {(number, n) for n, _, _ in writes}
         if call.kernel in BACK and self.needless(BACK[call.kernel], is_):
@@ -432,6 +438,15 @@ class Frame:
                 self.plain[is_[n]] = is_[1]
             self.write(call, call.args[n], size, f.type, is_[n], f.spare)
         self.ran.append((call, number, is_))
+
+    def number(self, key: Made) -> int:
+        """Return the number of a call. Two equal calls of forward compute two values, whose
+        gradients are apart; backward recomputes the last one first."""
+        n = self.times[key] if self.apart else 0
+        self.times[key] += 1
+        if self.again:
+            n = max(self.twins[key] - 1 - n, 0)
+        return self.known.setdefault((*key, "again", n) if n else key, len(self.known))
 
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """Check an operand that lies in a class of its own."""

@@ -304,7 +304,8 @@ def _unit_bodies(
     if not forward:
         out, logits = [], []
         for body in ("train", "eval"):
-            b = Frame(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
+            function = [fns[f"{body}.{kind}"]]
+            b = Frame(p, function, {"x": value("x")}, known, apart=False, alive=x)
             run(b)
             if body == "eval":
                 _drawn(b)
@@ -339,6 +340,7 @@ def _unit_bodies(
         {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
         known,
         again=frozenset(n for _, n, _ in fwd.ran),
+        twins=fwd.times,
         alive=fwd.alive,
     )
     for name in ("x", "y", "dy", "s"):
