@@ -64,7 +64,7 @@ SLOW = {
     "update": (
         {"update": 1e6},
         keys("gpt-tiny", "stage 2, the optimizer on the host"),
-        ("optimizer",),
+        ("optimizer", "gradient norm", "reduce-scatter"),
     ),
 }
 
@@ -76,7 +76,7 @@ def test_what_is_slow_is_exposed(what: str) -> None:
     slower, more, parts = SLOW[what]
     p = planned("gpt-tiny", "targets=[sm_90]", *more)
     fast, slow = times.times(clock(p)), times.times(clock(p, **slower))
-    assert all(slow.exposed[part] > 0.1 * slow.seconds for part in parts)
+    assert all(slow.exposed[part] > 0.05 * slow.seconds for part in parts)
     lost = sum(slow.exposed[part] - fast.exposed.get(part, 0.0) for part in parts)
     assert slow.seconds > 5 * fast.seconds
     assert lost == pytest.approx(slow.seconds - fast.seconds, rel=0.05)
@@ -85,17 +85,20 @@ def test_what_is_slow_is_exposed(what: str) -> None:
     assert f"{wait.waiting} waits for {wait.cause}" in text
 
 
+BESIDE = "gather", "up", "fetch"
+
+
 def test_a_wait_names_what_runs_meanwhile() -> None:
-    """Where queue main waits for a gather that waits for a copy from a slow disk, the copy has the
-    time, and the two waits together are as long as the one."""
+    """Where queue main waits for a gather that waits for copies from a slow disk, each has its own
+    time, and together they are as long as the wait."""
     p = planned("gpt-tiny", "targets=[sm_90]", *keys("gpt-tiny", FILE))
     x = play.step(clock(p, read=Link(1e6)))
-    waits = [b for b in x.bars if len(b.path) > 1]
-    assert any(
-        [c.step.op for c, _ in b.path[:2]] == ["gather", "copy"]
-        and b.path[1][1] > b.path[0][1]
-        for b in waits
-    )
+    ways = [
+        b.path for b in x.bars if [c.step.queue for c, _ in b.path[:3]] == [*BESIDE]
+    ]
+    assert ways
+    for (gather, short), _, (_, long), *_ in ways:
+        assert short == gather.end - gather.begin < 0.01 * long
     free = x.begin
     for b in (b for b in x.bars if b.step.queue == "main"):
         assert sum(s for _, s in b.path) == pytest.approx(b.begin - free, abs=1e-12)
