@@ -439,7 +439,7 @@ def links(folder: Path, cores: int) -> dict[str, object]:
 def written(device: dict[str, object]) -> str:
     """Return the text of a device's file."""
     network = (
-        "round numbers, not measured: no MPI here"
+        "round numbers, not measured: MPI between namespaces did not run here"
         if device["network"] == ROUND
         else "MPI between namespaces of this machine, faster than most networks"
     )
@@ -462,7 +462,9 @@ def written(device: dict[str, object]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     p = argparse.ArgumentParser(
-        prog="./run calibrate", description=__doc__.split("\n\n")[0]
+        prog="./run calibrate",
+        description="Measures this processor and writes a device's file, by which zgen predicts "
+        "step times (cluster.device).",
     )
     p.add_argument(
         "-o", metavar="FILE", default="device.yaml", help="default: device.yaml"

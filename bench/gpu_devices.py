@@ -46,6 +46,8 @@ SMALL = {
     "products": ((1e8, 0.1 / 0.95), (1e9, 0.6 / 0.95), (1.6e10, 0.9 / 0.95)),
     "others": ((1e5, 0.3 / 0.9), (1e6, 0.6 / 0.9), (1e7, 0.75 / 0.9)),
 }
+# Sizes from which calls have the whole rate (calculon).
+LARGE = {"products": 1.28e11, "others": 1e8}
 # The size of attention is that of one head, of which a call has about a hundred.
 SMALL["attention"] = tuple((w / 100, part) for w, part in SMALL["products"])
 
@@ -73,7 +75,6 @@ class Gpu:
 HOPPER = {
     "target": "sm_90",
     "peak": (989e12, 67e12),
-    "products": (1.0, "measured"),
     "old": (0.0, ""),
     "network": (
         3.23e11,
@@ -103,6 +104,7 @@ GPUS = (
         name="h200",
         about="NVIDIA H200 SXM 141 GB",
         memory=141e9,
+        products=(1.0, "measured"),
         others=(1.0, "measured"),
         peers=(3.61e11, "NCCL's all-gather, stas00/ml-engineering"),
         **HOPPER,
@@ -111,6 +113,7 @@ GPUS = (
         name="h100",
         about="NVIDIA H100 SXM5 80 GB",
         memory=80e9,
+        products=(1.0, "H200's, unchanged"),
         others=(3350 / 4800, "memory of 3350 and 4800 GB/s"),
         peers=(3.6e11, "NCCL's all-gather, github.com/NVIDIA/nccl-tests/issues/326"),
         **HOPPER,
@@ -317,12 +320,14 @@ def text(g: Gpu) -> str:
     f32 = {
         "products": (
             *((w, part * top) for w, part in SMALL["products"]),
-            (1.28e11, top),
+            (LARGE["products"], top),
         ),
         "others": rates["others"],
     }
-    new = (1.0, "measured, new kernels")
-    attention = (g.old[0], "old kernels; " + g.old[1]) if g.old[0] else new
+    new = g.products[1]
+    if g.name == "h200":
+        new = "the old kernels', scaled by profiled times of old and new (results/gpu.yaml)"
+    attention = (g.old[0], "old kernels; " + g.old[1]) if g.old[0] else (1.0, new)
     return FILE.format(
         g=g,
         head=HEAD.format(g=g, attention=attention),

@@ -10,8 +10,9 @@ The yardstick (yardstick.py) is timed before and after each program. Where it ta
 long as in the calibration, the machine has become that much slower. `error` compares the prediction
 with the measured time as it is; `at its speed` compares it times that factor.
 
-WORD: only programs whose names contain one. --profile: seconds of each kind of command, of the rank
-that took the least time: predicted as if it ran alone, and measured beside the others.
+WORD: only programs whose names contain one. --profile: another run of each program, with a profile;
+seconds of each kind of command in it, of the rank that took the least time, beside those of the
+predicted step. In both, commands share the cores with others that run at that time.
 Namespaces need root, or unshare -r.
 """
 
@@ -46,7 +47,7 @@ from zg.read import spec
 from zg.read.schema import Spec
 from zg.search import search
 from zg.write import times
-from zg.write.timeline import WORDS
+from zg.write.timeline import OTHER, WORDS, kind_of
 
 STEPS = 6
 YARDSTICK = 0.5  # seconds of passes before and after a program
@@ -199,15 +200,15 @@ def clock_of(read: Spec, p: Plan, count: int) -> Clock:
 
 def kind(queue: str, name: str) -> str:
     """Return the kind of a command: its part of the step and its queue."""
-    first = re.split(r"[_. ]", name)[0]
-    part = WORDS.get(first, ("other",))[0]
+    first = kind_of(name)
+    part = WORDS.get(first, (OTHER,))[0]
     return f"{part} ({first} on {queue})"
 
 
 def predicted_parts(t: times.Times) -> Counter[str]:
     found: Counter[str] = Counter()
-    for b in t.played.bars:
-        found[kind(b.step.queue, b.step.op)] += (b.end - b.begin) * t.played.times(b)
+    for b, n in t.played.counted():
+        found[kind(b.step.queue, b.step.op)] += (b.end - b.begin) * n
     return found
 
 
@@ -223,44 +224,40 @@ class Programs:
         numbers = np.random.default_rng(1).integers(0, 30000, 1 << 17)
         trainer.write_tokens(folder / "tokens", numbers)
 
-    def words(self) -> list[object]:
+    def run(self, c: Case, code: str, *more: object) -> None:
+        """Run a program, with options."""
         (self.folder / "log").unlink(missing_ok=True)
-        said = ["--data", self.folder / "tokens", "--tokens", "uint16"]
+        said = ["--data", self.folder / "tokens", "--tokens", "uint16", *more]
         said += ["--steps", STEPS, "--log", self.folder / "log"]
-        if self.profile:
-            said += [
-                "--profile",
-                self.folder / "trace",
-                "--profile-steps",
-                f"3-{STEPS}",
-            ]
-        return said
-
-    def measured(self, c: Case, code: str) -> float:
-        """Return the seconds of a step."""
         if c.rate:
             program = trainer.build(code, trainer.MPI)
             with hosts.network(2) as two:
                 for host in two:
                     host.slow_down(c.rate)
-                words = (*self.words(), "--threads", 1)
+                words = (*said, "--threads", 1)
                 run = hosts.mpirun(program, 4, *words, hosts=two, folder=self.folder)
                 done = hosts.ended(run)
         else:
-            words = [trainer.build(code), *self.words()]
+            words = [trainer.build(code), *said]
             done = subprocess.run(
                 [*map(str, words)], capture_output=True, text=True, check=False
             )
         if done.returncode:
             sys.exit(f"{c.name}: {done.stderr}")
+
+    def measured(self, c: Case, code: str) -> float:
+        """Return the seconds of a step."""
+        self.run(c, code)
         lines = map(json.loads, (self.folder / "log").read_text().splitlines())
         steps = [x["seconds"] for x in lines if "step" in x and "seconds" in x]
         return statistics.median(steps[1:])
 
-    def parts(self) -> Counter[str]:
-        """Return the seconds of a step's commands by kind."""
+    def parts(self, c: Case, code: str) -> Counter[str]:
+        """Return the seconds of a step's commands by kind, of a run with a profile."""
+        path = self.folder / "trace"
+        self.run(c, code, "--profile", path, "--profile-steps", f"3-{STEPS}")
         found: Counter[str] = Counter()
-        trace = calibrate.profile(self.folder / "trace")
+        trace = calibrate.profile(path)
         for (queue, name), calls in trace.commands.items():
             found[kind(queue, name)] += sum(s for _, s in calls.values()) / (STEPS - 2)
         return found
@@ -281,7 +278,7 @@ class Programs:
         now = (before + self.yardstick.seconds(YARDSTICK)) / 2
         parts = {}
         if self.profile:
-            ours, theirs = predicted_parts(told), self.parts()
+            ours, theirs = predicted_parts(told), self.parts(c, code)
             parts = {
                 x: (ours[x], theirs[x])
                 for x in sorted({*ours, *theirs}, key=lambda x: -theirs[x])

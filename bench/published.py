@@ -15,6 +15,7 @@ logarithms. Constants that are not fitted are in FILE, with their sources.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ import numpy as np
 import results
 import yaml
 from bench import ROOT
+from gpu_devices import LARGE, SMALL
 from zg import build
 from zg.plan.plan import Plan, Step
 from zg.predict import device, play, seconds
@@ -35,11 +37,8 @@ FSDP = DATA / "h100-fsdp.yaml"
 # Where a fit begins: FLOP/s of large products, bytes/s of large other kernels, the share that a
 # collective takes of arithmetic.
 START = {"products": 6e14, "others": 1.5e12, "takes": 0.2}
-# Shares of the rate of large calls, by FLOPs and by bytes (calculon).
-SHARES = {
-    "products": ((1e9, 0.6 / 0.95), (1.6e10, 0.9 / 0.95), (1.28e11, 1.0)),
-    "others": ((1e6, 0.6 / 0.9), (1e7, 0.75 / 0.9), (1e8, 1.0)),
-}
+# Lines of h100.yaml that the device file of llm-foundry's runs has, too.
+SAME = "target memory peak launch copy update peers network host read write".split()
 FILE = """\
 # h100-fsdp.yaml -- NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP; written by
 # bench/published.py fit.
@@ -50,17 +49,7 @@ FILE = """\
 # small calls: the shares of large calls' rates of calculon, systems/h100_80g_nvl8.json
 # the rest: gen/zg/devices/h100.yaml
 about: NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP, fitted
-target: sm_90
-memory: 80000000000
-peak: {{bf16: 9.89e+14}}
-launch: 2.0e-6
-copy: 9.42e+11
-update: 7.6e+10
-peers: {{bandwidth: 3.6e+11, latency: 8.4e-6, hop: 3.4e-6, takes: {takes}}}
-network: {{bandwidth: 3.23e+11, latency: 8.4e-6, hop: 4.7e-6, takes: {takes}}}
-host: {{bandwidth: 5.5e+10, latency: 1.0e-5}}
-read: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
-write: {{bandwidth: 7.0e+9, latency: 1.0e-4}}
+{same}
 rates:
 - precision: bf16
   cold:
@@ -193,12 +182,14 @@ def written(x: dict[str, float]) -> str:
     x = {name: float(f"{value:.3g}") for name, value in x.items()}
 
     def curve(name: str) -> str:
-        points = ((work, part * x[name]) for work, part in SHARES[name])
+        shares = (*SMALL[name], (LARGE[name], 1.0))
+        points = ((work, part * x[name]) for work, part in shares)
         return ", ".join(f"[{w:.2e}, {r:.4e}]" for w, r in points)
 
-    return FILE.format(
-        takes=min(0.9, x["takes"]), products=curve("products"), others=curve("others")
-    )
+    lines = (device.FOLDER / "h100.yaml").read_text().splitlines()
+    same = "\n".join(line for line in lines if line.split(":")[0] in SAME)
+    same = re.sub(r"takes: [\d.]+", f"takes: {min(0.9, x['takes'])}", same)
+    return FILE.format(same=same, products=curve("products"), others=curve("others"))
 
 
 def misses(some: Sequence[Row], x: dict[str, float]) -> np.ndarray:

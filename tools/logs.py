@@ -96,13 +96,17 @@ def before(steps: Steps, end: int) -> Steps:
 
 def named(paths: Sequence[Path]) -> list[str]:
     """Return the name of each log: its file's stem if these are unique, else its path from the
-    common folder."""
+    common folder, with a number where a path comes again."""
     stems = [p.stem if p.stem.strip(".") else p.name for p in paths]
     if len(set(stems)) == len(stems):
         return stems
     whole = [Path(os.path.abspath(path)) for path in paths]
     above = os.path.commonpath([path.parent for path in whole])
-    return [str(path.relative_to(above)) for path in whole]
+    names = [str(path.relative_to(above)) for path in whole]
+    again = [names[:n].count(name) for n, name in enumerate(names)]
+    return [
+        f"{name} ({n + 1})" if n else name for name, n in zip(names, again, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ run_report.py LOG... [--plan FILE] -o FILE
 
 The page has losses, rates, pauses, restarts and the slowest steps; several logs share its charts.
 --plan compares steps with a prediction, the output of zgen --emit time.json. If a run wrote a trace
-with --profile, parts of a step are compared, too.
+with --profile, parts of a step are compared, too, and its slowest ranks are listed.
 
 A line that is no record is reported by its number and skipped.
 
@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,15 @@ from checkpoint import Bad, code_of, command, printable
 from curve import COLOURS, write
 from logs import Log, Record, is_number, named
 from zg.commandline import Parser
+from zg.facts.commands import COMMANDS
 from zg.output import FOLDERS, is_one_of, naming, nowhere
 from zg.read.node import shown
 from zg.write import emit, page
 from zg.write.page import Chart, Curve, Page, Section, Table, Track, table
-from zg.write.timeline import FAR, OTHER, WORDS
+from zg.write.timeline import FAR, OTHER, WORDS, kind_of
 
 UNREAD = 5  # most lines of a log that are reported
+SLOWEST = 8  # ranks of a trace that are listed
 MOST = 1e30  # largest number that is drawn
 # Fields of a run's record that are shown.
 FIELDS = (
@@ -192,7 +195,9 @@ def chart(logs: Sequence[Log], names: Sequence[str]) -> Iterator[Chart]:
 
 
 def is_times(x: object) -> bool:
-    return isinstance(x, dict) and all(is_number(y) and y >= 0 for y in x.values())
+    return isinstance(x, dict) and all(
+        is_number(y) and 0 <= y < MOST for y in x.values()
+    )
 
 
 def prediction(path: Path) -> Record:
@@ -211,6 +216,8 @@ def prediction(path: Path) -> Record:
             raise Bad(
                 f"{path}: {key}: {told} is not a positive number; allowed: {PLAN}"
             )
+    if not isinstance(found.get("plan"), str):
+        raise Bad(f"{path}: plan: is no hash of a plan; allowed: {PLAN}")
     if not is_times(found.get("busy")):
         raise Bad(f"{path}: busy: is not a mapping to numbers; allowed: {PLAN}")
     return found
@@ -227,30 +234,74 @@ def option(run: Record, name: str) -> str:
     return ""
 
 
-def traced(log: Log, name: str) -> Times | None:
-    """Return rank 0's seconds in a step by part, from the trace that a run's --profile names, or
-    from the file of that name beside the log; None if neither is a trace."""
+@dataclass(frozen=True)
+class Trace:
+    """Seconds in a step of a run's trace. parts: of rank 0, by part; ranks: of each rank's queue
+    main in its own kernels, which wait for no peer."""
+
+    parts: Times
+    ranks: dict[int, float]
+
+
+def traced(log: Log, name: str) -> Trace | None:
+    """Return what the trace says that a run's --profile names, or the file of that name beside the
+    log; None if neither is a trace."""
     path = Path(name)
     if not path.is_file():  # a pipe would wait for a writer
         path = log.path.parent / path.name
     try:
-        if not path.is_file():
-            return None
-        events = json.loads(path.read_bytes())
-        took: Counter[str] = Counter()
-        steps = set()
-        for e in events:
-            said = e.get("args", {})
-            if e["ph"] != "X" or e["pid"] != 0 or "step" not in said:
-                continue
-            steps.add(said["step"])
-            if "for" not in said:
-                first = e["name"].partition(" ")[0].partition("_")[0]
-                part = WORDS.get(first, (OTHER, ""))[0]
-                took[part] += e["dur"] / 1e6
+        return summed(json.loads(path.read_bytes())) if path.is_file() else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return {part: x / len(steps) for part, x in took.items()} if steps else None
+
+
+def summed(events: list[Any]) -> Trace | None:
+    """Return a trace's seconds, None if it has no steps."""
+    mains = {
+        (e["pid"], e["tid"])
+        for e in events
+        if e["name"] == "thread_name" and e["args"]["name"] == "main"
+    }
+    parts: Counter[str] = Counter()
+    ranks: Counter[int] = Counter()
+    steps = set()
+    for e in events:
+        said = e.get("args", {})
+        if e["ph"] != "X" or "step" not in said:
+            continue
+        steps.add(said["step"])
+        if "for" in said:
+            continue
+        kind, took = kind_of(e["name"]), e["dur"] / 1e6
+        if e["pid"] == 0:
+            parts[WORDS.get(kind, (OTHER, ""))[0]] += took
+        if (e["pid"], e["tid"]) in mains and not (
+            kind in COMMANDS and COMMANDS[kind].meets
+        ):
+            ranks[e["pid"]] += took
+    if not steps:
+        return None
+    each = len(steps)
+    return Trace(
+        {part: x / each for part, x in parts.items()},
+        {rank: x / each for rank, x in ranks.items()},
+    )
+
+
+def by_rank(took: Trace, name: str) -> Iterator[Table]:
+    """Yield a table of the ranks that work longest, if the trace has several ranks."""
+    middle = statistics.median([*took.ranks.values()] or [0.0])
+    rows = [
+        (rank, number(x), share(x / middle) if middle else "-")
+        for rank, x in sorted(took.ranks.items(), key=lambda row: -row[1])
+    ]
+    if len(rows) > 1:
+        title = f"{name}: seconds in a step of queue main's kernels, the slowest ranks first"
+        yield table(title, "rank|seconds|times the median", rows[:SLOWEST])
+
+
+def share(x: float) -> str:
+    return f"{x:.3f}" if x >= 0.1 else f"{x:.3g}"
 
 
 def ratio(predicted: float, measured: float) -> tuple[str, str, str]:
@@ -258,7 +309,7 @@ def ratio(predicted: float, measured: float) -> tuple[str, str, str]:
     return (
         number(predicted),
         number(measured),
-        f"{measured / predicted:.3f}" if both else "-",
+        share(measured / predicted) if both else "-",
     )
 
 
@@ -275,12 +326,8 @@ def compared(plan: Record, log: Log, name: str) -> tuple[list[str], list[Table]]
         rows.append(("share of peak", *ratio(plan["mfu"], statistics.median(shares))))
     tables = [table(f"{name}: a step", heads.format("rate"), rows)]
     notes = []
-    flops: Any = log.run.get("flops_per_step")
-    if is_number(flops) and not math.isclose(flops, plan["flops"], rel_tol=1e-6):
-        notes.append(
-            f"{name}: a step has {flops:.6g} FLOPs, the predicted one {plan['flops']:.6g}: "
-            "they are of different programs."
-        )
+    if log.run.get("plan", plan["plan"]) != plan["plan"]:
+        notes.append(f"{name}: the run's plan is not the predicted one.")
     trace = option(log.run, "--profile")
     took = traced(log, trace) if trace else None
     if trace and took is None:
@@ -290,14 +337,15 @@ def compared(plan: Record, log: Log, name: str) -> tuple[list[str], list[Table]]
         near = {far: part for part, far in FAR.items()}
         for part, x in plan["busy"].items():
             predicted[near.get(part, part)] += x
-        parts = dict.fromkeys([*predicted, *took])
+        parts = dict.fromkeys([*predicted, *took.parts])
         tables.append(
             table(
                 f"{name}: seconds of rank 0 in a step by part, over all queues",
                 heads.format("part"),
-                [(p, *ratio(predicted[p], took.get(p, 0.0))) for p in parts],
+                [(p, *ratio(predicted[p], took.parts.get(p, 0.0))) for p in parts],
             )
         )
+        tables += by_rank(took, name)
     return notes, tables
 
 

@@ -244,9 +244,9 @@ def predicted(
     if args.emit == "timeline":
         return timeline.text(timed)
     if args.emit == "time":
-        return times.table(timed)
+        return times.table(timed, times.scheduled(read))
     if args.emit == "time.json":
-        return times.data(timed)
+        return times.data(timed, times.scheduled(read))
     front = None
     if found:
         from .search import fit

@@ -12,18 +12,14 @@ from zg.predict import cost, device, play
 from zg.predict.seconds import Clock
 from zg.write import timeline
 
+from tests.lib.law import PACKED
 from tests.lib.pictures import SVG, boxes, hidden, meet
-from tests.lib.plans import WAYS, keys, planned
+from tests.lib.plans import NAMES, WAYS, keys, planned
 
 
 def clock(p: Plan) -> Clock:
     """Return the plan's clock on the usual device of its first target."""
     return Clock(p, device.load(device.DEFAULT[p.head.targets[0]]))
-
-
-def played(p: Plan) -> list[play.Bar]:
-    (found,) = play.played(clock(p), timeline.DRAWN)
-    return found
 
 
 def bars(p: Plan) -> list[ET.Element]:
@@ -65,11 +61,9 @@ def test_a_picture_keeps_the_plan(name: str, way: str) -> None:
             begin, free[s.queue] = ends(bar)
             assert bar.get("class") == s.queue
             assert begin >= after - 0.002, bar[0].text
-            name = s.op.partition(".")[0]
             far = s.group != "" and cost.far(p, s.group) > 0
             known = play.Bar("", 0, s, 0, 0, None, far)
             assert timeline.words(known)[1] in bar[0].text
-            assert name in timeline.WORDS or s.op in bar[0].text
             if s.unit != "-":
                 assert s.unit in bar[0].text
         done |= dict.fromkeys(s.recs, free[s.queue])
@@ -115,7 +109,7 @@ def test_labels_and_lines_have_their_own_places(name: str) -> None:
 def test_names_of_parts_keep_clear_of_each_other(begin: float) -> None:
     """Names of parts do not overlap, wherever the second micro-batch and the optimizer's step
     begin, and lines lie below names."""
-    found = played(planned("gpt-tiny"))
+    found = timeline.drawn(clock(planned("gpt-tiny")))
     (one, *_), (two, *_), (last, *_) = (
         [b for b in found if (b.section, b.turn) == of]
         for of in (("micro_batch", 0), ("micro_batch", 1), ("update", 0))
@@ -153,4 +147,40 @@ def test_levels_are_drawn_by_their_links() -> None:
     text = timeline.text(clock(p))
     for part in timeline.FAR.values():
         assert timeline.COLOURS[part] in text and part in text
-    assert {b.far for b in played(p) if b.step.op == "gather"} == {True, False}
+    drawn = timeline.drawn(clock(p))
+    assert {b.far for b in drawn if b.step.op == "gather"} == {True, False}
+
+
+LEVELS = ("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1")
+MORE = {
+    "levels": LEVELS,
+    "levels, one sum": (*LEVELS, "train.reduction=fast", "targets=[sm_90]"),
+    "sets of two ranks": (*LEVELS, "zero.stage=3", "zero.shard_size=2"),
+    "packed documents": PACKED,
+    "a scaled loss": ("train.precision=f16", "train.loss_mean=micro_batch"),
+    "adapters": ("train.lora={rank: 2, alpha: 4, base: nf4}", "train.precision=bf16"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_words(name: str) -> None:
+    """Commands of plans and of their programs' traces, where an op's point is an underscore."""
+    ways = [keys(name, way) for way in WAYS] if "tiny" in name else [()]
+    ways += MORE.values() if name == "llama-tiny" else ()
+    for way in ways:
+        for s in (s for x in planned(name, *way).step for s in x.steps):
+            if s.op != "mark":
+                kind = timeline.kind_of(s.op)
+                assert kind in timeline.WORDS, s.op
+                assert timeline.kind_of(s.op.replace(".", "_") + " 3") == kind
+
+
+def test_a_settled_step_is_drawn() -> None:
+    """The step that is drawn begins with the waits that the one before left, as in the report; in a
+    run's first step there are none."""
+    p = planned("gpt-tiny", *keys("gpt-tiny", "stage 2, the optimizer on the host"))
+    bars, x = timeline.drawn(clock(p)), play.step(clock(p))
+    assert min(b.begin for b in bars) >= 0
+    main = [b for b in bars if b.step.queue == "main"]
+    first = next(b for b in x.bars if b.step.queue == "main")
+    assert main[0].begin == pytest.approx(first.begin - x.begin) and main[0].begin > 0

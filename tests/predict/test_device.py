@@ -43,7 +43,8 @@ def changed(**more: object) -> str:
     return json.dumps(GOOD | more, indent=1)
 
 
-POINTS = "a list of [size, rate] with positive numbers, sizes ascending"
+POINTS = "a list of [size, rate], sizes ascending"
+RATE = "a number from 1 to 1e+18"
 WRONG = (
     {
         "a device: {": ("line", "broken syntax"),
@@ -75,15 +76,22 @@ WRONG = (
         ): ("hot", "others is missing"),
     }
     | {
-        changed(peak=peak): ("peak", "FLOP/s from 1 to 1e18")
-        for peak in ({"f32": -5}, {"f32": "5"}, {"f64": 1e12}, {"f32": 1e-300}, 5)
+        changed(peak=peak): ("peak", RATE)
+        for peak in ({"f32": -5}, {"f32": "x"}, {"f32": True}, {"f32": 1e-300})
     }
+    | {changed(peak=peak): ("peak", "to FLOP/s") for peak in ({"f64": 1e12}, 5)}
     | {
         changed(rates=[{"precision": "f32", "cold": {"others": points}}]): (
             "cold",
-            POINTS,
+            said,
         )
-        for points in ([], [[2, 1], [1, 1]], [[1, 0]], [[1]], 5, [["1", 2]])
+        for points, said in (
+            *((x, POINTS) for x in ([], [[2, 1], [1, 1]], [[1]], 5, [[1, 1], 2])),
+            *(
+                ([x], RATE)
+                for x in ([1, 0], [1, 1e-20], [True, 1], [1, True], ["x", 2])
+            ),
+        )
     }
 )
 

@@ -8,8 +8,8 @@ from zg.facts.commands import COLLECTIVES
 from zg.facts.queues import QUEUES
 from zg.plan.plan import Plan, Step
 from zg.predict import cost, play
-from zg.predict.device import Device, Link, Rates
-from zg.predict.seconds import Clock
+from zg.predict.device import Device, Link, Rates, class_of
+from zg.predict.seconds import Clock, operands
 
 from tests.lib.law import PACKED
 from tests.lib.plans import WAYS, keys, planned
@@ -65,6 +65,20 @@ def test_times_are_worked_out_by_hand() -> None:
     late = Clock(p, made("sm_90", peers=Link(1e10, latency=1e-3, hop=1e-4)))
     assert late.seconds(gather) == clock.seconds(gather) + 1e-3 + 1e-4
     assert Clock(p, made("sm_90", launch=1e-6)).seconds(first(p, "count")) == 1e-6
+
+
+def test_no_product_is_faster_than_its_bytes() -> None:
+    """A thin product takes its operands' bytes at the rate at which a copy reads and writes."""
+    fast = replace(FLAT, cold={"products": ((1.0, 1e30),), "others": ((1.0, 1e30),)})
+    lora = ("train.lora={rank: 4, alpha: 8}", "targets=[sm_90]")
+    p = planned("llama-tiny", *lora)
+    clock = Clock(p, made("sm_90", rates=(fast,), copy=5e9))
+    step = first(p, "fwd.block")
+    calls = next(f.calls for f in p.fns if f.name == step.op)
+    thin = [c for c in calls if class_of(c.kernel) != "others"]
+    bytes_ = sum(o.bytes for c in thin for o in operands(p, step, c))
+    assert clock.seconds(step) == pytest.approx(bytes_ / 1e10)
+    assert Clock(p, made("sm_90", rates=(fast,), copy=1e18)).seconds(step) < 1e-9
 
 
 def test_hops_follow_the_algorithm() -> None:
@@ -298,4 +312,4 @@ def test_many_micro_batches_take_as_long_as_their_last() -> None:
     whole, again = play.played(clock, 1 << 20, steps=2)
     real = ends(again) - ends(whole)
     assert x.seconds == pytest.approx(real, rel=1e-6)
-    assert sum(x.times(b) for b in x.bars) == len(again)
+    assert sum(n for _, n in x.counted()) == len(again)

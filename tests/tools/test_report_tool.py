@@ -4,6 +4,7 @@ prediction and a trace, and is drawn in a browser."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,6 +26,7 @@ PLAN = {
     "step": 1.0,
     "tokens_per_second": 100.0,
     "flops": 600,
+    "plan": "abc",
     "mfu": 0.5,
     "busy": {"forward": 0.25, "all-gather": 0.5, "all-gather between hosts": 0.25},
 }
@@ -135,14 +137,17 @@ def test_predicted_and_measured(log: Path, tmp_path: Path) -> None:
         event("fwd_block 1", 2e5, step=2),
         event("gather", 3e6, step=2),
         event("wait", 7e6, step=2, **{"for": "gather"}),
-        event("gather", 9e6, step=2) | {"pid": 1},
-        {
-            "name": "thread_name",
-            "ph": "M",
-            "pid": 0,
-            "tid": 0,
-            "args": {"name": "main"},
-        },
+        event("near_update_block 1", 2e5, step=2) | {"tid": 1},
+        *(
+            event("bwd_block 0", x, step=2) | {"pid": n}
+            for n, x in ((1, 1e6), (2, 3e5))
+        ),
+        event("allreduce", 9e6, step=2) | {"pid": 1},
+        event("update_block", 9e6, step=2) | {"pid": 1, "tid": 1},
+        *(
+            event("thread_name", 0) | {"ph": "M", "pid": n, "args": {"name": "main"}}
+            for n in range(3)
+        ),
     ]
     (tmp_path / "trace").write_text(json.dumps(events))
     root = page(*words)
@@ -150,14 +155,23 @@ def test_predicted_and_measured(log: Path, tmp_path: Path) -> None:
     assert root.table(title) == {
         "forward": ["0.25", "0.15", "0.600"],
         "all-gather": ["0.75", "1.5", "2.000"],
+        "optimizer": ["0", "0.1", "-"],
     }
-    assert "different programs" not in root.section("predicted").whole()
+    title = "one: seconds in a step of queue main's kernels, the slowest ranks first"
+    assert root.table(title) == {
+        "1": ["0.5", "3.333"],
+        "0": ["0.15", "1.000"],
+        "2": ["0.15", "1.000"],
+    }
+    assert "not the predicted one" not in root.section("predicted").whole()
     os.mkfifo(tmp_path / "pipe")  # the trace is then looked for beside the log
     for name, there in (("elsewhere/trace", True), (str(tmp_path / "pipe"), False)):
         put(log, run("a", "--profile", name), step(7, 1.0))
         assert ("by part" in page(*words).section("predicted").whole()) == there
-    put(log, run("a") | {"flops_per_step": 700}, step(8, 1.0))
-    assert "different programs" in page(*words).section("predicted").whole()
+    for said, other in (("abc", False), ("abd", True)):
+        put(log, run("a") | {"plan": said}, step(8, 1.0))
+        whole = page(*words).section("predicted").whole()
+        assert ("not the predicted one" in whole) == other
 
 
 @pytest.mark.parametrize(
@@ -170,6 +184,8 @@ def test_predicted_and_measured(log: Path, tmp_path: Path) -> None:
         (json.dumps(PLAN | {"step": 0}), "step: 0 is not a positive number"),
         (json.dumps(PLAN | {"flops": "x"}), "flops: 'x' is not a positive number"),
         (json.dumps(PLAN | {"busy": {"forward": "x"}}), "busy: is not a mapping"),
+        (json.dumps(PLAN | {"busy": {"forward": math.inf}}), "busy: is not a mapping"),
+        (json.dumps(PLAN | {"plan": None}), "plan: is no hash of a plan"),
     ],
 )
 def test_a_plan_that_is_none(
@@ -181,6 +197,19 @@ def test_a_plan_that_is_none(
     done = made(log, "--plan", plan, "-o", out)
     assert done.returncode == 2 and told in done.stderr and str(plan) in done.stderr
     assert len(done.stderr.splitlines()) == 1 and not out.exists()
+
+
+def test_a_log_twice_has_two_names(log: Path, tmp_path: Path) -> None:
+    (chart,) = page(log, log, "-o", tmp_path / "r.html").charts()
+    assert [s[0] for s in chart["series"]] == ["one.jsonl", "one.jsonl (2)"]
+
+
+def test_small_ratios_have_digits() -> None:
+    assert [report.ratio(1e9, x)[2] for x in (2e9, 1e8, 123.4)] == [
+        "2.000",
+        "0.100",
+        "1.23e-07",
+    ]
 
 
 def test_a_log_without_arguments() -> None:
@@ -241,7 +270,9 @@ def test_a_run_of_a_program(tmp_path: Path) -> None:
     took = statistics.median(x for n, x in found.points("seconds") if n > 1)
     rows = root.table("log: a step")
     assert rows["seconds of a step"][1] == report.number(took)
-    assert "different programs" not in root.section("predicted").whole()
+    assert "not the predicted one" not in root.section("predicted").whole()
+    title = "log: seconds in a step of queue main's kernels, the slowest ranks first"
+    assert {*root.table(title)} == {"0", "1"}
     parts = root.table("log: seconds of rank 0 in a step by part, over all queues")
     for part in ("forward", "backward", "all-gather", "reduce-scatter", "optimizer"):
         predicted, measured, ratio = map(float, parts[part])

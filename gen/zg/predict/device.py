@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from ..facts.kernels import KERNELS, kernel
-from ..read.keytypes import TARGETS, Choice, Integer, Real, refuse
+from ..read.keytypes import TARGETS, Choice, Integer, Real, real, refuse
 from ..read.node import Node, SpecError, dotted, meant, printable, several, shown
 from ..read.yamltext import Reader
 
@@ -43,7 +43,8 @@ CLASSES = ("products", "attention", "others")
 
 _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 _Time = Annotated[float, Real(0.0, 1e3)]
-_Rate = Annotated[float, Real(1.0, 1e18)]
+_RATES = (1.0, 1e18)
+_Rate = Annotated[float, Real(*_RATES)]
 _Share = Annotated[float, Real(0.0, 0.9)]
 _Size = Annotated[int, Integer(0, 2**50)]
 
@@ -56,19 +57,14 @@ def class_of(name: str) -> str:
 
 
 def _curve(value: object) -> Curve:
-    allowed = "a list of [size, rate] with positive numbers, sizes ascending"
     points = value if isinstance(value, (list, tuple)) else ()
-    good = [
-        p
-        for p in points
-        if isinstance(p, (list, tuple))
-        and len(p) == 2
-        and all(isinstance(x, (int, float)) and 0 < x < 1e30 for x in p)
-    ]
-    works = [p[0] for p in good]
-    if not good or len(good) < len(points) or works != sorted({*works}):
+    good = [p for p in points if isinstance(p, (list, tuple)) and len(p) == 2]
+    found = tuple((real(size, *_RATES), real(rate, *_RATES)) for size, rate in good)
+    sizes = [size for size, _ in found]
+    if not good or len(good) < len(points) or sizes != sorted({*sizes}):
+        allowed = "a list of [size, rate], sizes ascending"
         raise refuse(f"{shown(value)} is no curve", allowed)
-    return tuple((float(w), float(r)) for w, r in good)
+    return found
 
 
 def _curves(value: object) -> dict[str, Curve]:
@@ -85,16 +81,10 @@ def _curves(value: object) -> dict[str, Curve]:
 
 
 def _peaks(value: object) -> dict[str, float]:
-    allowed = "a mapping from f32, bf16 or f16 to FLOP/s from 1 to 1e18"
-    good = isinstance(value, dict) and all(
-        name in ("f32", "bf16", "f16")
-        and isinstance(x, (int, float))
-        and 1 <= x <= 1e18
-        for name, x in value.items()
-    )
-    if not isinstance(value, dict) or not good:
+    if not isinstance(value, dict) or not value.keys() <= {"f32", "bf16", "f16"}:
+        allowed = "a mapping from f32, bf16 or f16 to FLOP/s"
         raise refuse(f"{shown(value)} has no peaks of types", allowed)
-    return {name: float(x) for name, x in value.items()}
+    return {name: real(x, *_RATES) for name, x in value.items()}
 
 
 def _about(value: object) -> str:

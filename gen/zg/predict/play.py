@@ -13,7 +13,7 @@ only after the commands of main before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,8 +33,10 @@ REPEATED = "micro_batch"  # the section that is played several times a step
 
 @dataclass(frozen=True)
 class Bar:
-    """A command in one turn of a section, with its start and end in seconds. cause: the bar whose
-    end it waits for after its queue is free, if any. far: ranks of several hosts meet in it."""
+    """A command in one turn of a section, with its start and end in seconds. cause: the bar of
+    another queue for whose end it waits, if any; far: ranks of several hosts meet in it; path: what
+    queue main waits for before it, the bars that follow each other up to its start, with the
+    seconds of each."""
 
     section: str
     turn: int
@@ -43,13 +45,14 @@ class Bar:
     end: float
     cause: Bar | None = field(compare=False, repr=False)
     far: bool = False
+    path: tuple[tuple[Bar, float], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """A training step that another one precedes. begin, end: the end of queue main's work in the
-    step before, and in this one; more: micro-batches that are not played, each of which takes as
-    long as the last one that is; last: number of that one; period: its seconds."""
+    """A training step after another one. begin, end: the ends of queue main's work in both; more:
+    micro-batches that are not played; last: the number of the last one that is; period: seconds
+    of each that is not played."""
 
     begin: float
     end: float
@@ -57,6 +60,7 @@ class Played:
     last: int
     period: float
     _issue: _Issue = field(repr=False)
+    _alone: _Issue | None = field(repr=False)
 
     @property
     def seconds(self) -> float:
@@ -67,10 +71,13 @@ class Played:
         """The step's commands in order of issue."""
         return tuple(self._issue.bars()[-1])
 
-    def times(self, bar: Bar) -> int:
-        """Return how often a bar occurs in a step, counting micro-batches that are not played."""
-        last = bar.section == REPEATED and bar.turn == self.last
-        return 1 + self.more * last
+    def counted(self) -> Iterator[tuple[Bar, int]]:
+        """Yield bars, and how often each occurs in a step. A micro-batch of a step without others
+        before it stands for those that are not played."""
+        yield from ((b, 1) for b in self.bars)
+        for b in self._alone.bars()[-1] if self._alone else ():
+            if b.section == REPEATED and b.turn == self.last:
+                yield b, self.more
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class _Load:
     kernel: bool
     takes: float
     rests: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it takes no time: a mark."""
+        return self.step.op == "mark" and not self.rests
 
 
 def _load(clock: Clock, step: Step, number: dict[Event, int]) -> _Load:
@@ -198,28 +210,54 @@ class _Issue:
     def bars(self) -> list[list[Bar]]:
         """Return the jobs that do something as bars, by training step. The rest of a step is cut
         out of its times."""
-        p = self.clock.p
         found: list[list[Bar]] = []
-        at: list[Bar | None] = []  # its bar, or the bar that a mark waited for
-        # of each queue: its end, and its last bar
-        free: dict[str, tuple[float, Bar | None]] = {}
+        before: list[int] = []  # of each job: the command at whose end it begins, or -1
+        made: dict[int, Bar] = {}
+        free = 0.0  # the end of main's last command
         for n, job in enumerate(self.jobs):
             if len(found) < len(self.starts) and n == self.starts[len(found)]:
                 found.append([])
-            step = job.load.step
-            end, mine = free.get(step.queue, (0.0, None))
-            latest = max(job.after, key=lambda m: self.jobs[m].end, default=None)
-            waited = latest is not None and self.jobs[latest].end > end
-            cause = at[latest] if waited and latest is not None else None
-            bar = cause if waited else mine
-            if step.op != "mark":
-                far = step.op in COLLECTIVES and cost.far(p, step.group) > 0
+            before.append(self._before(n, before))
+            if job.load.idle:
+                continue
+            step, main = job.load.step, job.load.step.queue == "main"
+            if not job.load.rests:
                 begin, end = (self.cut(len(found) - 1, t) for t in (job.begin, job.end))
-                bar = Bar(job.section, job.turn, step, begin, end, cause, far)
-                found[-1].append(bar)
-            at.append(bar)
-            free[step.queue] = job.end, bar
+                cause = made.get(before[n])
+                if cause and cause.step.queue == step.queue:
+                    cause = None
+                far = step.op in COLLECTIVES and cost.far(self.clock.p, step.group) > 0
+                path = [(made[m], s) for m, s in self._path(n, before, free) if main]
+                made[n] = Bar(
+                    job.section, job.turn, step, begin, end, cause, far, tuple(path)
+                )
+                found[-1].append(made[n])
+            if main:
+                free = job.end
         return found
+
+    def _before(self, n: int, before: Sequence[int]) -> int:
+        """Return the command at whose end a job begins, that of its own queue if several end then,
+        or -1. A mark stands for the command that it waits for."""
+        jobs, queue = self.jobs, self.jobs[n].load.step.queue
+
+        def latest(m: int) -> tuple[float, bool]:
+            return jobs[m].end, jobs[m].load.step.queue == queue
+
+        last = max(jobs[n].after, key=latest, default=-1)
+        return before[last] if last >= 0 and jobs[last].load.idle else last
+
+    def _path(
+        self, n: int, before: Sequence[int], since: float
+    ) -> Iterator[tuple[int, float]]:
+        """Yield the commands that run one after the other from a time to the begin of a job, the
+        last one first, and the seconds of each after that time."""
+        end = self.jobs[n].begin
+        while end > since and before[n] >= 0:
+            n = before[n]
+            begin = max(since, self.jobs[n].begin)
+            yield n, end - begin
+            end = begin
 
 
 def _play(clock: Clock, jobs: Sequence[_Job]) -> None:
@@ -317,25 +355,26 @@ def _settled(ends: Sequence[Ends]) -> bool:
     return not behind and abs(before - long) <= SAME * long
 
 
-def _micro_batches(clock: Clock, loads: _Loads) -> tuple[int, float]:
-    """Return how many micro-batches of a step are played, and the seconds of each further one."""
+def _micro_batches(clock: Clock, loads: _Loads) -> tuple[int, float, _Issue | None]:
+    """Return how many micro-batches of a step are played, the seconds of each further one, and the
+    step in which they were found."""
     repeat = clock.p.section(REPEATED).repeat
     turns = min(TURNS, repeat)
     while turns < repeat:
-        jobs = _Issue(clock, loads, turns, 1).jobs
-        mine = [job for job in jobs if job.section == REPEATED]
+        found = _Issue(clock, loads, turns, 1)
+        mine = [job for job in found.jobs if job.section == REPEATED]
         ends = [_ends(job for job in mine if job.turn == n) for n in range(turns)]
         if turns >= MOST_TURNS or _settled(ends):
-            return turns, ends[-1]["main"] - ends[-2]["main"]
+            return turns, ends[-1]["main"] - ends[-2]["main"], found
         turns = min(2 * turns, repeat, MOST_TURNS)
-    return turns, 0.0
+    return turns, 0.0, None
 
 
 def step(clock: Clock) -> Played:
     """Return a training step of a run that has settled, or of its first steps if that takes
     many."""
     loads = _loads(clock)
-    turns, period = _micro_batches(clock, loads)
+    turns, period, alone = _micro_batches(clock, loads)
     more, steps = clock.p.section(REPEATED).repeat - turns, STEPS
     rest = more * period
     while True:
@@ -348,4 +387,4 @@ def step(clock: Clock) -> Played:
             break
         steps *= 2
     begin, end = ends[-2]["main"], found.cut(steps - 1, ends[-1]["main"])
-    return Played(begin, end, more, turns - 1, period, found)
+    return Played(begin, end, more, turns - 1, period, found, alone)

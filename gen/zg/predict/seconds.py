@@ -1,9 +1,10 @@
 """seconds.py -- predicts how long each command of a plan takes on a device.
 
-A kernel takes its work at the rate of that kernel for a call of that size. An operand comes
-from the cache if the function touched it a moment ago, with fewer bytes in between than the cache
-holds, or if the whole arena fits into the cache. A collective takes its latency, the bytes of peers
-and of other hosts at the bandwidth of each link, and a copy of the rank's own piece.
+A kernel takes its work at the rate of that kernel for a call of that size, and at least as long as
+its operands take from memory at the rate of a copy, which reads and writes. An operand comes from
+the cache if the function touched it a moment ago, with fewer bytes in between than the cache holds,
+or if the whole arena fits into the cache. A collective takes its latency, the bytes of peers and of
+other hosts at the bandwidth of each link, and a copy of the rank's own piece.
 """
 
 from __future__ import annotations
@@ -146,23 +147,26 @@ class Clock:
 
     # ---- a function
 
-    def _rates(self, queue: str) -> Rates:
-        """Return the rates of a queue's kernels: on a CPU queue `sum` has one thread."""
-        return self.rates if queue in ("main", "host") else self.one
+    def _threads(self, queue: str) -> int:
+        """Return the threads of a queue's kernels on a CPU, 1 on a GPU."""
+        return self.threads if queue in ("main", "host") else 1
 
     def _function(self, step: Step) -> float:
         there = QUEUES[step.queue].reads == "host" and self.device.target != "cpu"
-        rates, total = self._rates(step.queue), 0.0
+        threads, total = self._threads(step.queue), 0.0
+        rates = self.rates if threads == self.threads else self.one
+        memory = 2 * self.device.copy * threads  # bytes per second
         cache = _Cache(self.cache, self.warm)
         for call in self.fns[step.op].calls:
             touched = operands(self.p, step, call)
             todo, cold = work(self.p, step, call, touched), cache.cold(touched)
-            once = (
-                todo.bytes / self.device.update
-                if there
-                else rates.seconds(call.kernel, todo.amount, todo.size, cold)
-            )
-            total += call.rounds * max(once, 0.0 if there else self.device.launch)
+            if there:
+                total += call.rounds * todo.bytes / self.device.update
+                continue
+            once = rates.seconds(call.kernel, todo.amount, todo.size, cold)
+            if class_of(call.kernel) != "others":
+                once = max(once, cold * todo.bytes / memory)
+            total += call.rounds * max(once, self.device.launch)
         return total
 
     # ---- bytes
@@ -242,4 +246,4 @@ class Clock:
         apart = step.op in COLLECTIVES and cost.far(self.p, step.group)
         if "file" in (row.reads, row.writes) or apart:
             return 0
-        return self.threads if step.queue in ("main", "host") else 1
+        return self._threads(step.queue)

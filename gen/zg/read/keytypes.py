@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import GetCoreSchemaHandler, PlainValidator
@@ -101,16 +102,17 @@ def Auto(low: int, high: int) -> PlainValidator:
     return PlainValidator(check)
 
 
-def Real(low: float, high: float) -> PlainValidator:
+def real(value: object, low: float, high: float) -> float:
+    """Return a value as a number of a range."""
     allowed = f"a number from {low:g} to {high:.9g}"
+    found = _numeric(value, "a number", allowed)
+    if not low <= found <= high:
+        raise refuse(f"{shown(value)} is out of range", allowed)
+    return float(found)
 
-    def check(value: object) -> float:
-        found = _numeric(value, "a number", allowed)
-        if not low <= found <= high:
-            raise refuse(f"{shown(value)} is out of range", allowed)
-        return float(found)
 
-    return PlainValidator(check)
+def Real(low: float, high: float) -> PlainValidator:
+    return PlainValidator(partial(real, low=low, high=high))
 
 
 def Choice(*words: str) -> PlainValidator:

@@ -26,6 +26,11 @@ def size(n: int) -> str:
     return f"{n:,}"
 
 
+def counted(n: int, noun: str, end: str = "s") -> str:
+    """Return a number of things, which are several unless it is 1."""
+    return f"{n:,} {noun}{end * (n != 1)}"
+
+
 def memory_line(p: Plan) -> str:
     """Return a line for --version: exact bytes of arenas, and an allowance for memory beside
     them."""
@@ -42,7 +47,7 @@ def _targets(p: Plan) -> list[str]:
     def row(*texts: str) -> str:
         return "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
 
-    title = f"{p.head.spec}: device memory of each of {p.head.ranks} ranks"
+    title = f"{p.head.spec}: device memory of each of {counted(p.head.ranks, 'rank')}"
     lines = [title, "", row("target", "arena", "beside it, about", "together")]
     for t in p.head.targets:
         arena, all_ = p.arena(t), reserve.device(p, t)
@@ -194,6 +199,11 @@ def _hosts(p: Plan) -> list[str]:
     return lines + [f"  {name:<{wide}}{n:>20,.0f} bytes" for name, n in cost.schemes(p)]
 
 
+def _received(w: cost.Wire) -> str:
+    what = "collective " if w.messages == 1 else "collectives"
+    return f"{w.messages:>8} {what}{w.bytes:>20,} bytes"
+
+
 def collectives(p: Plan) -> Iterator[tuple[str, str, cost.Wire]]:
     """Yield each section and command with its collectives and their bytes."""
     for s in p.step:
@@ -246,12 +256,10 @@ def explain(p: Plan) -> str:
         ]
     lines += ["", "on the wire, received by each rank in a training step"]
     for name, op, got in collectives(p):
-        lines.append(
-            f"  {name:<12} {op:<13}{got.messages:>8} collectives{got.bytes:>20,} bytes"
-        )
+        lines.append(f"  {name:<12} {op:<13}{_received(got)}")
     paper, ideal = cost.paper(p), cost.ideal(p)
     lines += [
-        f"  {'total':<26}{w.messages:>8} collectives{w.bytes:>20,} bytes",
+        f"  {'total':<26}{_received(w)}",
         f"  the ZeRO papers' {paper}P (W-1)/W for a micro-batch, P the bytes of the parameters: "
         f"{ideal:,.0f} bytes; here {w.bytes / ideal / h.micro_batches:.3f} times that"
         if ideal

@@ -17,7 +17,7 @@ from ..predict.seconds import Clock
 from ..read.schema import Spec
 from . import config, emit, explain, page, timeline, view
 from .page import Bar, Chart, Curve, Page, Section, Series, Table, Track, table
-from .times import LEAST, Times, long, times
+from .times import LEAST, Times, long, one_host, scheduled, times
 
 # Colours of contents of memory, by the groups of cost.GROUPS.
 KINDS = {
@@ -127,7 +127,7 @@ def _time(clock: Clock, x: Played, t: Times) -> Section:
         ("tokens/s of a rank", f"{t.rate / h.ranks:,.0f}"),
         ("FLOP/s of a rank", f"{t.flops / t.seconds / h.ranks:.4g}"),
         ("MFU", f"{mfu:.1%}" if mfu else "the device's file states no peak"),
-        ("1e9 tokens", long(1e9 / t.rate)),
+        *((what, long(seconds)) for what, seconds in t.spans()),
     ]
     parts = [
         (
@@ -143,6 +143,7 @@ def _time(clock: Clock, x: Played, t: Times) -> Section:
         for w in t.waits
         if w.seconds >= LEAST * t.seconds
     ]
+    note = one_host(clock)
     more = (
         f"{x.last + 1} micro-batches are drawn; {x.more} more take {x.period:.4g} s each.",
     ) * (x.more > 0)
@@ -153,8 +154,10 @@ def _time(clock: Clock, x: Played, t: Times) -> Section:
         (
             f"Predicted, not measured, for {clock.device.about}",
             "A rank's queues run beside each other. Exposed time is that in which queue main works "
-            "on a part or waits for it; exposed times add up to the step.",
+            "on a part, or waits while it runs on the way to main's next command; exposed times "
+            "add up to the step.",
             *more,
+            *[f"Note: {note}"] * bool(note),
         ),
         (Chart("Timeline by queue", series, tracks, *_span(x, tracks)),),
         (
@@ -446,7 +449,7 @@ def text(
     front: Front | None = None,
 ) -> str:
     """Return the report as HTML. origin: the command that made it."""
-    p, t = clock.p, times(clock)
+    p, t = clock.p, times(clock, scheduled(spec))
     h, x = p.head, t.played
     sections = [
         _model(p),
@@ -460,7 +463,7 @@ def text(
     if notes:
         sections.append(Section("notes", "Notes", tuple(map(page.clean, notes))))
     lead = (
-        f"{h.params:,} parameters, ZeRO {h.zero}, {h.ranks} ranks, {h.real}; a step of "
-        f"{t.tokens:,} tokens is predicted to take {t.seconds:.4g} s. {origin}"
+        f"{h.params:,} parameters, ZeRO {h.zero}, {explain.counted(h.ranks, 'rank')}, {h.real}; "
+        f"a step of {t.tokens:,} tokens is predicted to take {t.seconds:.4g} s. {origin}"
     )
     return emit.page(Page(page.clean(h.spec), page.clean(lead), tuple(sections)))

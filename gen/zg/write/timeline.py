@@ -1,13 +1,14 @@
 """timeline.py -- draws a training step: the queues of a rank as rows, its commands as bars.
 
-Times are predicted for a device (predict/play.py). Micro-batches after the second look like it and
-are left out.
+Times are predicted for a device (predict/play.py). The step is the second one of a run.
+Micro-batches after the second look like it and are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..facts.queues import QUEUES, Queue
 from ..plan.plan import Plan
@@ -15,6 +16,7 @@ from ..predict import play
 from ..predict.play import Bar
 from ..predict.seconds import Clock
 from . import svg
+from .explain import counted
 
 DRAWN = 2  # drawn micro-batches at most
 
@@ -41,7 +43,7 @@ COLOURS = {
     COPY: "#6dc8ec",
     OTHER: "#9aa0a6",
 }
-# For each first word of a command's name: its part of the step, and its own name.
+# For each kind of command: its part of the step, and its name.
 WORDS = {
     "fwd": (FORWARD, "forward"),
     "train": (HEAD, "forward and backward"),
@@ -58,12 +60,13 @@ WORDS = {
     "allreduce": (NORM, "all-reduce of the norm and the loss"),
     "factor": (NORM, "gradient clipping"),
     "update": (OPTIMIZER, "update"),
+    "near_update": (OPTIMIZER, "update on the device"),
     "copy": (COPY, "copy"),
-    "next": (OTHER, "constants of the step"),
-    "batch": (OTHER, "tokens"),
-    "count": (OTHER, "count of gradients that are summed"),
-    "recount": (OTHER, "count of gradients that are summed"),
-    "done": (OTHER, "all ranks have read the gradients"),
+    "next": (OTHER, "start of the step"),
+    "batch": (OTHER, "batch of tokens"),
+    "count": (OTHER, "count of summed gradients"),
+    "recount": (OTHER, "count of summed gradients"),
+    "done": (OTHER, "barrier after reading gradients"),
 }
 PALE = {NORM, COPY}  # parts with dark labels
 ROWS = {
@@ -75,11 +78,19 @@ ROWS = {
 }
 
 
+def kind_of(name: str) -> str:
+    """Return the kind of a command by its name in a plan or a trace, such as `fwd.block`,
+    `fwd_block 3`, `near_update.block`; the name if it is no kind of WORDS."""
+    found = re.match(rf"({'|'.join(WORDS)})(?![a-z])", name)
+    return found[1] if found else name
+
+
 def words(bar: Bar) -> tuple[str, str]:
     """Return the part of the step that a command belongs to, and its name."""
     step = bar.step
-    first = step.op.partition(".")[0]
-    part, name = WORDS.get(first, (OTHER, step.op))
+    part, name = WORDS.get(kind_of(step.op), (OTHER, step.op))
+    if part == COPY:
+        name = f"copy from {QUEUES[step.queue].reads} to {QUEUES[step.queue].writes}"
     if bar.far and part in FAR:
         part, name = FAR[part], f"{name} between hosts"
     return part, f"{name}, {step.unit}" if step.unit else name
@@ -158,18 +169,16 @@ def _causes(bars: Sequence[Bar], at: dict[str, int], scale: float) -> Iterator[s
     for b in bars:
         if b.cause is None:
             continue
-        from_ = b.cause
-        rows = from_.step.queue, b.step.queue
+        rows = b.cause.step.queue, b.step.queue
         y1, y2 = (at[queue] for queue in rows)
         if y1 < y2:
             y1 += HEIGHT
         else:
             y2 += HEIGHT
-        x1 = LEFT + from_.end * scale
-        x2 = LEFT + b.begin * scale
-        if x2 - last.get(rows, -APART) >= APART:
-            last[rows] = x2
-            yield f'<path d="M{x1:.3f} {y1}L{x2:.3f} {y2}"/>'
+        x = LEFT + b.begin * scale
+        if x - last.get(rows, -APART) >= APART:
+            last[rows] = x
+            yield f'<path d="M{x:.3f} {y1}L{x:.3f} {y2}"/>'
 
 
 @dataclass(frozen=True)
@@ -240,14 +249,13 @@ def _legend(bars: Sequence[Bar], top: float) -> tuple[list[str], int]:
 def _titles(p: Plan, device: str) -> tuple[str, str, str]:
     """Return the titles: the spec, the recipe, and a note on the times."""
     h, repeat = p.head, p.section("micro_batch").repeat
-    drawn = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
-    many = "es" * (h.micro_batches > 1)
-    rank = f": one training step of one of {h.ranks} ranks"
+    shown = f", {DRAWN} of them drawn" if repeat > DRAWN else ""
+    rank = f": one training step of one of {counted(h.ranks, 'rank')}"
     room = LEFT + WIDTH + RIGHT - 2 * EDGE - svg.width(rank, 15)
     return (
         svg.fitted(h.spec, 15, room) + rank,
-        f"ZeRO {h.zero}, {h.real}, {h.micro_batches} micro-batch{many} of "
-        f"{h.batch} x {h.sequence} tokens{drawn}",
+        f"ZeRO {h.zero}, {h.real}, {counted(h.micro_batches, 'micro-batch', 'es')} of "
+        f"{h.batch} x {h.sequence} tokens{shown}",
         f"Times are predicted for {device}, not measured. Lines join commands to those that they "
         "waited for.",
     )
@@ -281,10 +289,27 @@ def _axis(end: float, top: float, bottom: float) -> Iterator[str]:
         yield svg.text(x, bottom + 16, told, LABEL, ' text-anchor="middle"')
 
 
+def drawn(clock: Clock) -> list[Bar]:
+    """Return the commands of a step that another one precedes. Time 0 is the end of queue main's
+    work in that one, or the first command if it begins before."""
+    before, bars = play.played(clock, DRAWN, 2)
+    since = min(b.begin for b in bars)
+    since = min(since, max(b.end for b in before if b.step.queue == "main"))
+    mine = {id(b) for b in bars}
+    return [
+        replace(
+            b,
+            begin=b.begin - since,
+            end=b.end - since,
+            cause=b.cause if id(b.cause) in mine else None,
+        )
+        for b in bars
+    ]
+
+
 def text(clock: Clock) -> str:
     """Return the picture as SVG."""
-    p = clock.p
-    (bars,) = play.played(clock, DRAWN)
+    p, bars = clock.p, drawn(clock)
     end = max(b.end for b in bars)
     scale = WIDTH / end
     used = [q for q in QUEUES.values() if any(b.step.queue == q.name for b in bars)]

@@ -2,30 +2,37 @@
 (`--emit time.json`).
 
 A second of the step belongs to the part that queue main works on or, where main waits, to the part
-that it waits for: that much of a collective is exposed. So the parts add up to the step.
+that runs meanwhile for its sake: the command that it waits for, or one that this command waited for
+in turn. That much of a part is exposed, at most as much as it is busy, and the parts add up to the
+step.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..facts import ops
+from ..plan.text import digest
 from ..predict import cost, play
 from ..predict.play import Played
 from ..predict.seconds import Clock
-from .timeline import COLOURS, OTHER, words
+from ..read.schema import Spec
+from .explain import counted
+from .timeline import COLOURS, words
 
 WAITS = 8  # waits that are printed
 LEAST = 1e-3  # smallest share of a step for which a wait is printed
 DAY = 86400
+GPUS = 8  # of most hosts
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait of queue main. seconds: in a step, over all its times; waiting, cause: the commands
-    that wait and are waited for; part: of the step that cause belongs to."""
+    """A wait of queue main. seconds: in a step, over all its times; waiting: the command of main;
+    cause: the command that runs meanwhile on the way to it; part: of the step that cause belongs
+    to."""
 
     seconds: float
     waiting: str
@@ -38,7 +45,7 @@ class Wait:
 class Times:
     """A predicted step. busy: seconds by part, over all queues; exposed: seconds by part in which
     main works on it or waits for it; flops: of the model, by all ranks; tokens: of all ranks;
-    played: the step's commands."""
+    steps: of the schedule, 0 if it has no end; played: the step's commands."""
 
     seconds: float
     busy: dict[str, float]
@@ -46,12 +53,19 @@ class Times:
     waits: tuple[Wait, ...]
     flops: int
     tokens: int
+    steps: int
     played: Played
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+    def spans(self) -> Iterator[tuple[str, float]]:
+        """Yield seconds of training, for a number of tokens and for the schedule."""
+        yield "1e9 tokens", 1e9 / self.rate
+        if self.steps:
+            yield counted(self.steps, "step"), self.steps * self.seconds
 
     def mfu(self, clock: Clock) -> float | None:
         """Return the share of the ranks' peak, None if the device states no peak."""
@@ -60,33 +74,28 @@ class Times:
 
 
 def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
-    """Return the waits of queue main, the longest first, and its seconds by part."""
+    """Return what queue main waits for, the longest first, and its seconds by part."""
     exposed: dict[str, float] = dict.fromkeys(COLOURS, 0.0)
     found: dict[tuple[str, str, str], list[float]] = {}
-    free = x.begin
-    for b in x.bars:
+    for b, times in x.counted():
         if b.step.queue != "main":
             continue
-        times, gap = x.times(b), max(0.0, b.begin - free)
-        if gap and b.cause is not None:
-            part, name = words(b.cause)
-            exposed[part] += gap * times
-            kind = words(b)[1], name, part
-            found.setdefault(kind, []).extend([gap] * times)
-        else:
-            exposed[OTHER] += gap * times
         exposed[words(b)[0]] += (b.end - b.begin) * times
-        free = b.end
-    waits = [Wait(sum(gaps), *kind, len(gaps)) for kind, gaps in found.items()]
+        for cause, seconds in b.path:
+            part, name = words(cause)
+            exposed[part] += seconds * times
+            kind = words(b)[1], name, part
+            found.setdefault(kind, []).extend([seconds] * times)
+    waits = [Wait(sum(some), *kind, len(some)) for kind, some in found.items()]
     return sorted(waits, key=lambda w: -w.seconds), exposed
 
 
-def times(clock: Clock) -> Times:
-    """Return the predicted times of a plan on a device."""
+def times(clock: Clock, steps: int = 0) -> Times:
+    """Return the predicted times of a plan on a device. steps: of its schedule."""
     p, x = clock.p, play.step(clock)
     busy: Counter[str] = Counter()
-    for b in x.bars:
-        busy[words(b)[0]] += (b.end - b.begin) * x.times(b)  # type: ignore[assignment]
+    for b, n in x.counted():
+        busy[words(b)[0]] += (b.end - b.begin) * n  # type: ignore[assignment]
     waits, exposed = _waits(x)
     head = p.head
     return Times(
@@ -96,8 +105,15 @@ def times(clock: Clock) -> Times:
         waits=tuple(waits),
         flops=cost.flops(p),
         tokens=head.batch * head.sequence * head.micro_batches * head.ranks,
+        steps=steps,
         played=x,
     )
+
+
+def scheduled(spec: Spec) -> int:
+    """Return the steps of a spec's schedule, 0 if it has no end."""
+    schedule = spec.train.schedule
+    return schedule.steps or schedule.total_num_steps or 0
 
 
 def long(t: float) -> str:
@@ -108,24 +124,31 @@ def long(t: float) -> str:
     return f"{t:.4g} s"
 
 
-def table(clock: Clock) -> str:
+def one_host(clock: Clock) -> str:
+    """Return a note if more ranks than GPUs of a host count as one host, else ''."""
+    h = clock.p.head
+    if clock.device.target == "cpu" or h.local or h.ranks <= GPUS:
+        return ""
+    return f"all {h.ranks:,} ranks count as one host: set cluster.local"
+
+
+def table(clock: Clock, steps: int = 0) -> str:
     """Return the prediction as a table for people."""
-    p, t = clock.p, times(clock)
-    h = p.head
-    many = "" if clock.threads == 1 else "s"
+    t, h = times(clock, steps), clock.p.head
     cpu = clock.device.target == "cpu"
-    threads = f", {clock.threads} thread{many} a rank" if cpu else ""
-    mfu = t.mfu(clock)
+    threads = f", {counted(clock.threads, 'thread')} a rank" if cpu else ""
+    mfu, note = t.mfu(clock), one_host(clock)
     lines = [
         f"{h.spec}: predicted, not measured, for {clock.device.about}",
-        f"ZeRO {h.zero}, {h.ranks} ranks{threads}, {h.real}, {h.micro_batches} micro-batches of "
-        f"{h.batch} x {h.sequence} tokens",
+        f"ZeRO {h.zero}, {counted(h.ranks, 'rank')}{threads}, {h.real}, "
+        f"{counted(h.micro_batches, 'micro-batch', 'es')} of {h.batch} x {h.sequence} tokens",
+        *[f"note: {note}"] * bool(note),
         "",
-        f"a step      {t.seconds:.4g} s",
-        f"tokens/s    {t.rate:,.0f}, {t.rate / h.ranks:,.0f} a rank",
-        f"FLOP/s      {t.flops / t.seconds / h.ranks:.4g} a rank"
+        f"{'a step':<14}{t.seconds:.4g} s",
+        f"{'tokens/s':<14}{t.rate:,.0f}, {t.rate / h.ranks:,.0f} a rank",
+        f"{'FLOP/s':<14}{t.flops / t.seconds / h.ranks:.4g} a rank"
         + (f", MFU {mfu:.1%}" if mfu else ""),
-        f"1e9 tokens  {long(1e9 / t.rate)}",
+        *(f"{what:<14}{long(seconds)}" for what, seconds in t.spans()),
         "",
         f"{'part of a step':<30}{'busy':>12}{'of the step':>14}{'':>8}",
     ]
@@ -137,7 +160,9 @@ def table(clock: Clock) -> str:
     most = [w for w in t.waits if w.seconds >= LEAST * t.seconds][:WAITS]
     lines += [
         "",
-        "longest waits of queue main" if most else "queue main waits for nothing",
+        "longest waits of queue main, by what runs meanwhile on the way to its next command"
+        if most
+        else "queue main waits for nothing",
     ]
     for w in most:
         lines.append(
@@ -147,20 +172,24 @@ def table(clock: Clock) -> str:
     return "\n".join(lines) + "\n"
 
 
-def data(clock: Clock) -> str:
+def data(clock: Clock, steps: int = 0) -> str:
     """Return the prediction as JSON. Times are in seconds."""
-    p, t = clock.p, times(clock)
+    p, t = clock.p, times(clock, steps)
+    days = [seconds / DAY for _, seconds in t.spans()]
     return (
         json.dumps(
             {
                 "device": clock.device.about,
+                "plan": digest(p),
+                "ranks": p.head.ranks,
+                "tokens": t.tokens,
                 "step": t.seconds,
                 "tokens_per_second": t.rate,
                 "flops": t.flops,
                 "mfu": t.mfu(clock),
-                "threads": clock.threads,
-                "precision": p.head.real,
-                "bytes": ops.BYTES[p.head.real],
+                "days_of_1e9_tokens": days[0],
+                "schedule_steps": steps,
+                "days_of_schedule": days[1] if steps else None,
                 "busy": t.busy,
                 "exposed": t.exposed,
                 "waits": [vars(w) for w in t.waits],
