@@ -70,11 +70,12 @@ def _held(found: Search, memory: str, rows: list[Row]) -> list[Row]:
     held = [row for row in rows if limit is None or row.needs[memory] <= limit]
     if not held:
         assert limit is not None
+        need = min(row.needs[memory] for row in rows)
         raise found.spec.wrong(
             f"cluster.memory.{memory}",
             f"no plan's {memory} arena fits in {fits.size(limit)}",
-            fits.least(min(row.needs[memory] for row in rows)),
-            fits.unit(limit),
+            fits.least(need),
+            fits.unit(limit, need),
         )
     return held
 
@@ -112,7 +113,7 @@ def choose(spec: Spec, limit: int) -> tuple[Row, Search]:
         f"no plan fits in {fits.size(limit)}{needy(p)}; the smallest one, "
         f"with the other keys of the spec unchanged, has {smallest.way.words}",
         f"{fits.least(smallest.device)}{out}{more}",
-        fits.unit(limit),
+        fits.unit(limit, smallest.device),
     )
 
 

@@ -3,9 +3,9 @@
 
 The search begins with the spec and changes one key at a time, or two if one alone contradicts the
 others. It goes on from every row of the Pareto front of time and memory until no change of a row
-improves the front. Formulas drop candidates that need too much memory before they are planned, and
-those that are beaten before they are played. All other memory is that of a plan, and all time is
-predicted by playing the plan (predict/play.py).
+improves the front. Rows that do not fit are part of it, because a change of theirs may fit.
+Formulas drop candidates that are beaten before they are planned or played. All other memory is that
+of a plan, and all time is predicted by playing the plan (predict/play.py).
 
 Keys of the recipe come last, so rows with the same bits are complete before others are tried. Keys
 that the command line sets stay as they are.
@@ -13,7 +13,9 @@ that the command line sets stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -33,6 +35,7 @@ from .knobs import BITS, SHARED, VALUES, Setting, Way
 
 MOST = 300  # candidates with the same bits after which no further row is changed
 LEVELS = 100  # of time between t and e * t, so steps of 1 %
+EQUAL = 0.001  # share of the shortest time that decides less than a change
 
 
 # ---- rows
@@ -43,10 +46,9 @@ class Row:
     """A candidate.
 
     way: its spec with the settings that differ from the first spec; needs: bytes by memory; same:
-    whether its weights have the bits of the first spec; seconds: of a step, infinite if it does not
-    fit or is beaten; wire: bytes that a rank receives in a step;
-    again: FLOPs that are computed twice, as a share of the model's; guessed: its time follows from
-    that of another row by formulas.
+    whether its weights have the bits of the first spec; seconds: of a step, infinite if it is not
+    played; wire: bytes that a rank receives in a step; again: FLOPs that are computed twice, as a
+    share of the model's; guessed: its time follows from that of another row by formulas.
     """
 
     way: Way
@@ -81,6 +83,11 @@ class Row:
         return self.seconds, self.device, self.plain
 
     @property
+    def simple(self) -> tuple[object, ...]:
+        """Sorts rows that are equally fast: the one with the fewest changes first."""
+        return not self.same, len(self.way.settings), self.device, self.speed
+
+    @property
     def level(self) -> tuple[object, ...]:
         """Sorts rows by level of time, of a level the one with the least memory first."""
         return _level(self.seconds), self.device, self.plain
@@ -90,11 +97,16 @@ def _level(seconds: float) -> int:
     return round(LEVELS * math.log(seconds))
 
 
-def front(rows: Iterable[Row]) -> list[Row]:
-    """Return the fastest row, then those that need less memory than every faster one."""
-    fit = [row for row in rows if row.played]
-    out = [min(fit, key=attrgetter("speed"))] if fit else []
-    for row in sorted(fit, key=attrgetter("level")):
+def front(rows: Iterable[Row], equal: float = 0.0) -> list[Row]:
+    """Return the fastest row, then those that need less memory than every faster one. equal: share
+    of the shortest time by which the first one may be slower, if it has fewer changes."""
+    played = sorted((row for row in rows if row.played), key=attrgetter("speed"))
+    if not played:
+        return []
+    most = (1 + equal) * played[0].seconds
+    fast = [row for row in played if row.seconds <= most]
+    out = [min(fast, key=attrgetter("simple")) if equal else played[0]]
+    for row in sorted(played, key=attrgetter("level")):
         if row.device < out[-1].device:
             out.append(row)
     return out
@@ -109,14 +121,15 @@ def _cut(p: Plan) -> list[tuple[str, int]]:
 class Search:
     """The candidates of a spec so far.
 
-    limits: bytes by memory, None without a limit; rows: by name, those that were planned; dropped:
-    names of those that cannot be planned, do not fit or are beaten, by formulas; capped: the search
-    ended before it was complete.
+    limits: bytes by memory, None without a limit; equal: of the front; rows: by name, those that
+    were planned; dropped: names of those that cannot be planned, do not fit or are beaten, by
+    formulas; capped: the search ended before it was complete.
     """
 
     spec: Spec
     device: Device
     limits: dict[str, int | None]
+    equal: float = 0.0
     rows: dict[str, Row] = field(default_factory=dict)
     planned: int = 0
     dropped: set[str] = field(default_factory=set)
@@ -137,17 +150,19 @@ class Search:
 
     @property
     def fitting(self) -> list[Row]:
-        return [row for row in self.rows.values() if row.played]
+        return [
+            row for row in self.rows.values() if row.played and not self.over(row.needs)
+        ]
 
     @property
     def best(self) -> list[Row]:
         """The front of the rows with the same bits."""
-        return front(row for row in self.rows.values() if row.same)
+        return front((row for row in self.fitting if row.same), self.equal)
 
     @property
     def other(self) -> list[Row]:
         """The rows with other bits that no row with the same bits matches."""
-        return [row for row in front(self.rows.values()) if not row.same]
+        return [row for row in front(self.fitting, self.equal) if not row.same]
 
     def prove(self, check: Callable[[Plan], None]) -> None:
         """Check the plans of all rows that are printed, which the search itself does not prove."""
@@ -159,13 +174,15 @@ class Search:
     def over(self, needs: dict[str, int]) -> float:
         """Return by how much a plan exceeds the memories, as a share of their limits."""
         shares = (
-            needs[name] / limit - 1 for name, limit in self.limits.items() if limit
+            needs.get(name, 0) / limit - 1
+            for name, limit in self.limits.items()
+            if limit
         )
         return sum(max(0.0, share) for share in shares)
 
     def hopeless(self, spec: Spec, beside: Row) -> bool:
-        """Return whether formulas show that a candidate does not fit or is beaten. beside: the row
-        that it differs from."""
+        """Return whether formulas show that a candidate is beaten, or does not fit and leads to no
+        other. beside: the row that it differs from."""
         f, old = self.formulas, beside.way.spec
         least = f.least(spec)
         if (
@@ -174,20 +191,22 @@ class Search:
         ):
             # Recomputation changes saved values and temporary space alone.
             least = beside.device + f.activations(spec) - f.activations(old)
-        limit = self.limits["device"]
-        return (
-            limit is not None and least > limit or self.beaten(f.soonest(spec), least)
-        )
+        apart = self.over({"device": least}) and not self.kept(spec)
+        return apart or self.beaten(f.soonest(spec), least)
 
     def beaten(self, soonest: float, least: int) -> bool:
         """Return whether a candidate that takes at least this time and memory is neither the
-        fastest nor in the front."""
-        rows = [row for row in self.fitting if row.same]
-        if not soonest or not rows or soonest < min(row.seconds for row in rows):
+        fastest that fits nor in the front. Rows that fit but for the device count, since one that
+        needs less than the candidate fits where it does."""
+        if not soonest:
+            return False
+        shortest = min((row.seconds for row in self.best), default=math.inf)
+        if soonest <= (1 + self.equal) * shortest and not self.over({"device": least}):
             return False
         return any(
             row.device <= least and _level(row.seconds) <= _level(soonest)
-            for row in rows
+            for row in self.rows.values()
+            if row.same and row.played and not self.over(row.needs | {"device": 0})
         )
 
     def way(self, spec: Spec) -> Way:
@@ -204,18 +223,21 @@ class Search:
         """Plan a candidate, and predict its time if it fits."""
         return Row(self.way(spec), **self.numbers(spec))
 
-    def numbers(self, spec: Spec, prunes: bool = False) -> dict[str, Any]:
-        """Return the fields of a candidate's row but `way`. prunes: do not predict the time if its
-        memory and the formulas show that it is beaten."""
+    def kept(self, spec: Spec) -> bool:
+        """Return whether a candidate has the recipe of the first spec."""
+        return not any(s.key in BITS for s in self.way(spec).picked)
+
+    def numbers(self, spec: Spec, climbs: bool = False) -> dict[str, Any]:
+        """Return the fields of a candidate's row but `way`. climbs: predict the time unless it is
+        beaten, even if it does not fit, for the search may go on from it."""
         p = self.formulas.p if spec is self.spec else build.build(spec).plan
         needs = fits.needs(p)
         gpu = set(p.head.targets) != {"cpu"}
-        same = not any(s.key in BITS for s in self.way(spec).picked) and not (
-            gpu and _cut(p) != self._cuts
-        )
+        same = self.kept(spec) and not (gpu and _cut(p) != self._cuts)
         found = {"needs": needs, "same": same}
-        soonest = self.formulas.soonest(spec) if prunes else 0.0
-        if self.over(needs) or self.beaten(soonest, needs["device"]):
+        if self.over(needs) and not (climbs and same):
+            return found
+        if climbs and self.beaten(self.formulas.soonest(spec), needs["device"]):
             return found
         return found | {
             "seconds": play.step(Clock(p, self.device)).seconds,
@@ -225,8 +247,8 @@ class Search:
 
     def add(self, specs: Iterable[Spec], beside: Row | None = None) -> None:
         """Plan candidates. Those that cannot be planned, and those of which formulas show that they
-        are not better than the rows, are dropped. beside: a row that fits, and that they differ
-        from. None of them is compared with another, so they may be planned at the same time."""
+        are not better than the rows, are dropped. beside: a row that they differ from. None of
+        them is compared with another, so they may be planned at the same time."""
         known = {*self.rows} | self.dropped
         new = {name: x for x in specs if (name := _name(x)) not in known}
         some = {
@@ -237,7 +259,7 @@ class Search:
 
         def numbers(spec: Spec) -> dict[str, Any] | None:
             try:
-                return self.numbers(spec, prunes=beside is not None)
+                return self.numbers(spec, climbs=beside is not None)
             except SpecError:
                 return None
 
@@ -287,28 +309,30 @@ class Search:
     # ---- the search
 
     def climb(self, some: Sequence[Setting]) -> None:
-        """Change rows of the front until that improves nothing, or at least MOST candidates are
-        planned."""
+        """Change rows until that improves no front, or at least MOST candidates are planned."""
         done: set[str] = set()
-        while True:
-            best = self.best
-            ahead = [
-                row for row in best or self._tight() if _name(row.way.spec) not in done
-            ]
-            if not ahead:
-                return
-            done.add(_name(ahead[0].way.spec))
+        while ahead := [
+            row for row in self._ahead() if _name(row.way.spec) not in done
+        ]:
+            row = ahead[0]
+            done.add(_name(row.way.spec))
             if self.planned >= MOST:
                 self.capped = True
                 return
             progress.doing(f"--fit: has planned {self.planned} settings; plans")
-            self.add(knobs.steps(ahead[0].way.spec, some), ahead[0] if best else None)
+            steps = knobs.steps(row.way.spec, some)
+            self.add((knobs.plain(x, self.spec) for x in steps), row)
 
-    def _tight(self) -> list[Row]:
-        """Return the candidates while none fits, the nearest to the limits first."""
-        return sorted(
-            self.rows.values(), key=lambda row: (self.over(row.needs), row.speed)
-        )
+    def _ahead(self) -> list[Row]:
+        """Return the rows to change, in this order: the best, or the nearest to the limits if none
+        fits, then the others of the fronts with and without limits, from the device's limit on."""
+        rows = [row for row in self.rows.values() if row.same]
+        best, limit = self.best, self.limits["device"]
+        nearest = min(rows, key=lambda row: (self.over(row.needs), row.speed))
+        others = [*best, *front(rows)]
+        if limit is not None:
+            others.sort(key=lambda row: abs(row.device - limit))
+        return [*(best[:1] or [nearest]), *others]
 
 
 def _name(spec: Spec) -> str:
@@ -343,7 +367,8 @@ def find(spec: Spec) -> Search:
         "host": memory.host,
         "file": memory.file,
     }
-    found, some = Search(spec, device, limits), settings(spec)
+    found, some = Search(spec, device, limits, EQUAL), settings(spec)
+    _require(found, some)
     found.add([spec])
     found.climb([s for s in some if s.key not in BITS])
     for row in found.best or [found.first]:
@@ -354,9 +379,22 @@ def find(spec: Spec) -> Search:
     return found
 
 
+def _require(found: Search, some: Sequence[Setting]) -> None:
+    """Raise SpecError if formulas show that no settings fit the device."""
+
+    def states(spec: Spec) -> int:
+        with contextlib.suppress(SpecError):
+            return found.formulas.states(spec)
+        return sys.maxsize
+
+    places = [s for s in some if s.key in knobs.STATES]
+    least = max(fits.PAGE, min(map(states, knobs.combinations(found.spec, places))))
+    if found.over({"device": least}):
+        raise _refused(found, "device", "", f"more than {fits.size(least)}", least)
+
+
 def _nothing(found: Search) -> SpecError:
     """Return the error of a search in which nothing with the same bits fits."""
-    spec = found.spec
     rows = [row for row in found.rows.values() if row.same]
     tight = min(rows, key=lambda row: (found.over(row.needs), row.speed))
     name, limit = next(
@@ -365,15 +403,27 @@ def _nothing(found: Search) -> SpecError:
         if limit is not None and tight.needs[name] > limit
     )
     other = [" ".join(row.way.settings) for row in found.other[:1]]
+    least = f"{fits.least(tight.needs[name])}, the least found"
+    early = " before the search stopped" * found.capped
     hint = f"; or, with other bits, {other[0]}" if other else ""
-    given = getattr(spec.cluster.memory, name) is not None
-    raise spec.wrong(
-        f"cluster.memory.{name}",
+    near = f"; nearest is {tight.way.words}"
+    return _refused(found, name, near, least + early + hint, tight.needs[name])
+
+
+def _refused(
+    found: Search, memory: str, nearest: str, allowed: str, least: int
+) -> SpecError:
+    """Return the error of a memory that is too small. least: bytes that are needed."""
+    limit, memories = found.limits[memory], found.spec.cluster.memory
+    assert limit is not None
+    given = getattr(memories, memory) is not None
+    return found.spec.wrong(
+        f"cluster.memory.{memory}",
         f"--fit finds no settings that fit in {fits.size(limit)}"
         + ("" if given else f", the memory of {found.device.about}")
-        + f"; nearest is {tight.way.words}",
-        f"{fits.least(tight.needs[name])}{hint}",
-        fits.unit(limit),
+        + nearest,
+        allowed,
+        fits.unit(limit, least),
     )
 
 
@@ -383,7 +433,7 @@ def _nothing(found: Search) -> SpecError:
 def _short(n: int) -> str:
     """Return bytes for a column."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if n >= 2**power:
+        if abs(n) >= 2**power:
             return f"{n / 2**power:,.2f} {unit}"
     return f"{n} B"
 
@@ -393,6 +443,7 @@ HEADS = {
     "a step": 10,
     "longer": 9,
     "device": 14,
+    "saves": 14,
     "host": 14,
     "a rank gets": 14,
     "twice": 8,
@@ -405,10 +456,11 @@ def cells(row: Row, best: Row) -> list[str]:
     took, longer, wire, again = "-", "", "", ""
     if row.played:
         took = f"{row.seconds:.4g} s"
-        longer = f"{row.seconds / best.seconds - 1:+.1%}"
+        longer = f"{row.seconds / best.seconds - 1:+z.1%}"
         wire = _short(row.wire)
         again = f"{row.again:.1%}"
-    memory = [_short(row.needs[name]) for name in ("device", "host")]
+    saves = best.device - row.device
+    memory = [_short(n) for n in (row.device, saves, row.needs["host"])]
     return [took, longer, *memory, wire, again]
 
 
@@ -429,8 +481,8 @@ def about(found: Search, said: str = "--fit") -> list[str]:
         f"{said}: predicted, not measured, for {found.device.about}{''.join(limits)}",
         f"{found.planned} candidates were planned, and {len(found.dropped)} dropped"
         + ("; the search stopped there and may have missed better ones" * found.capped),
-        "Each row needs less device memory than the one above it, and gives up what the columns "
-        "say" + "; the last one is the spec as it is" * first,
+        "Each row needs less device memory than the one above it; the other columns show what that "
+        "costs" + "; the last row is the spec as it is" * first,
     ]
 
 

@@ -32,7 +32,7 @@ def gib(n: int, digits: Callable[[float], float] = round) -> str:
 
 def size(n: int) -> str:
     """Return bytes for a message."""
-    return f"{n:,} bytes{gib(n)}"
+    return f"{n:,} byte{'s' * (n != 1)}{gib(n)}"
 
 
 def least(n: int) -> str:
@@ -50,9 +50,11 @@ def over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
     ]
 
 
-def unit(limit: int) -> str:
-    """Return a hint for an error if a limit is too small to be meant in bytes."""
-    return f"did you mean {limit}GiB? " if limit < PAGE else ""
+def unit(limit: int, need: int) -> str:
+    """Return a hint for an error if a limit is too small to be meant in bytes and would be enough
+    in GiB."""
+    meant = limit < PAGE and limit << 30 >= need
+    return f"did you mean {limit}GiB? " if meant else ""
 
 
 def other_bits(spec: Spec, fits: Callable[[Spec], bool]) -> str:

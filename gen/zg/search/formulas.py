@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..facts import ops
+from ..facts import ops, reserve
 from ..facts.kernels import total
 from ..graph.graph import Graph, UnitKind
 from ..passes import operands, place, shard, slices
@@ -75,8 +75,12 @@ class Formulas:
         )
 
     def least(self, spec: Spec) -> int:
-        """Return bytes of device memory that a plan needs at least: parameters, optimizer states
-        and activations."""
+        """Return bytes of device memory that a plan needs at least."""
+        return self.states(spec) + self.activations(spec)
+
+    def states(self, spec: Spec) -> int:
+        """Return bytes of device memory that a plan needs at least besides its activations: for
+        parameters, optimizer states and the libraries of a GPU."""
         z, W, model = spec.zero, spec.cluster.ranks, self.saved(spec)
         part = (
             1 - z.offload_optimizer.ratio
@@ -94,7 +98,7 @@ class Formulas:
         return (
             here * model.params * ops.BYTES[spec.train.precision] // sharers
             + int(part * width * model.trained) // owners
-            + self.activations(spec)
+            + reserve.LIBRARIES * (self.p.head.targets != ("cpu",))
         )
 
     def far(self, spec: Spec, page: int = 1) -> int:

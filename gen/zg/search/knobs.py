@@ -129,6 +129,21 @@ def _ahead(spec: Spec) -> tuple[int | None, ...]:
     return 0, None, 3 * max(units)
 
 
+def _buckets(spec: Spec, own: int, *sizes: int) -> list[int]:
+    """Return bucket sizes with different effects, one of them the spec's own. All that hold every
+    parameter, with padding, have the same effect."""
+    graph = slices.graph(spec)
+    most = 2 * sum(t.elems * k.count for k in graph.kinds for t in k.tensors)
+    return [*{min(n, most): n for n in (*sizes, own)}.values()]
+
+
+def _thresholds(spec: Spec) -> list[int]:
+    """Return thresholds of persistence with different effects, one of them the spec's own."""
+    have = [t.params for k in slices.graph(spec).kinds for t in k.tensors]
+    some = 10**6, 10**5, 0, spec.zero.stage3_param_persistence_threshold
+    return [*{sum(size <= n for size in have): n for n in some}.values()]
+
+
 def _batches(spec: Spec) -> list[int]:
     """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
     may not divide others, and with loss_mean micro_batch others are another loss."""
@@ -160,9 +175,13 @@ VALUES: Values = {
     "zero.offload_optimizer.device": _devices,
     "zero.offload_param.device": _devices,
     "zero.stage3_prefetch_bucket_size": _ahead,
-    "zero.allgather_bucket_size": lambda spec: (5 * 10**8, 2 * 10**9),
-    "zero.reduce_bucket_size": lambda spec: (10**8, 5 * 10**8, 2 * 10**9),
-    "zero.stage3_param_persistence_threshold": lambda spec: (0, 10**5, 10**6),
+    "zero.allgather_bucket_size": lambda spec: _buckets(
+        spec, spec.zero.allgather_bucket_size, 2 * 10**9, 5 * 10**8
+    ),
+    "zero.reduce_bucket_size": lambda spec: _buckets(
+        spec, spec.zero.reduce_bucket_size, 2 * 10**9, 5 * 10**8, 10**8
+    ),
+    "zero.stage3_param_persistence_threshold": _thresholds,
     "train.accumulate": lambda spec: ("micro_batches", "layers"),
     "train.recompute": _words,
     "train.offload_activations": lambda spec: (False, True),
@@ -173,6 +192,14 @@ BITS = ("train.micro_batch", "train.sum")  # keys of the recipe
 # Rules of summation, from the one that needs the most memory.
 RULES = tuple(Setting("train.sum", typed(rule), rule) for rule in SUMS)
 
+# Keys that decide where parameters and optimizer states are.
+STATES = (
+    "zero.stage",
+    *SHARED,
+    "zero.states",
+    "zero.offload_optimizer.device",
+    "zero.offload_param.device",
+)
 OFFLOADING = (
     "zero.offload_optimizer.device",
     "zero.offload_param.device",
@@ -249,18 +276,26 @@ def steps(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
     for s in new:
         made = s.change(spec)
         if agrees(made):
-            if not _idle(s, made):
-                yield made
+            yield made
             continue
         pairs = (t.change(made) for t in new if t.key != s.key)
         yield from filter(agrees, pairs)
 
 
-def _idle(s: Setting, made: Spec) -> bool:
-    """Return whether a setting has no effect on a spec."""
-    return (
-        s.key.startswith("zero.stage3_")
-        and made.zero.stage < 3
-        or s.key in SHARED
-        and grid.idle(made)
-    )
+def plain(spec: Spec, first: Spec) -> Spec:
+    """Return a spec with the first one's values of the keys that have no effect on it."""
+
+    def like(made: Spec, keys: Iterable[str]) -> Spec:
+        for key in keys:
+            made = _put(made, key, attrgetter(key)(first))
+        return made
+
+    if spec.zero.stage < 3:
+        spec = like(spec, (key for key in VALUES if key.startswith("zero.stage3_")))
+    made = like(spec, SHARED)
+    return made if agrees(made) and _ranks(made) == _ranks(spec) else spec
+
+
+def _ranks(spec: Spec) -> tuple[grid.RankGrid, bool]:
+    """Return which ranks share parameters, and whether these also share states."""
+    return grid.grid(spec), spec.zero.replicates

@@ -86,7 +86,7 @@ def _require(spec: Spec, built: Built) -> None:
         (", or ".join(good) or none)
         + fits.other_bits(spec, lambda s: not fits.over(spec, _budgeted(s).plan))
         + (_processors(p, there) if name == "device" else ""),
-        fits.unit(there),
+        fits.unit(there, need),
     )
 
 
