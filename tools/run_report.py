@@ -244,7 +244,7 @@ class Trace:
 
 
 def traced(log: Log, name: str) -> Trace | None:
-    """Return what the trace says that a run's --profile names, or the file of that name beside the
+    """Return the trace that a run's --profile names, or the file of that name beside the
     log; None if neither is a trace."""
     path = Path(name)
     if not path.is_file():  # a pipe would wait for a writer

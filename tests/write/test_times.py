@@ -41,7 +41,7 @@ def test_parts_add_up_to_the_step(target: str, way: str, batch: int) -> None:
 
 HOSTS = ("cluster.ranks=8", "cluster.local=4", "train.micro_batch=1")
 FILE = "stage 3, all in a file"
-# What is slow, the keys of a plan, and the parts that get nearly all of the time that it costs.
+# A slow link, disk or host; keys of a plan; the parts that get nearly all of the time that it costs
 SLOW = {
     "peers": ({"peers": Link(1e7)}, (), ("all-gather", "reduce-scatter")),
     "peers, own sums": (
@@ -71,8 +71,9 @@ SLOW = {
 
 @pytest.mark.parametrize("what", SLOW)
 def test_what_is_slow_is_exposed(what: str) -> None:
-    """Each part of a slow link, disk or host has a share of the step, and together they have what
-    the step takes longer, though queue main waits for few of their commands directly."""
+    """Each part of a slow link, disk or host has a share of the step, and together they have the
+    seconds that the step takes longer, though queue main waits for few of their commands
+    directly."""
     slower, more, parts = SLOW[what]
     p = planned("gpt-tiny", "targets=[sm_90]", *more)
     fast, slow = times.times(clock(p)), times.times(clock(p, **slower))
@@ -89,7 +90,7 @@ BESIDE = "gather", "up", "fetch"
 
 
 def test_a_wait_names_what_runs_meanwhile() -> None:
-    """Where queue main waits for a gather that waits for copies from a slow disk, each has its own
+    """If queue main waits for a gather that waits for copies from a slow disk, each has its own
     time, and together they are as long as the wait."""
     p = planned("gpt-tiny", "targets=[sm_90]", *keys("gpt-tiny", FILE))
     x = play.step(clock(p, read=Link(1e6)))

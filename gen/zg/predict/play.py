@@ -34,9 +34,8 @@ REPEATED = "micro_batch"  # the section that is played several times a step
 @dataclass(frozen=True)
 class Bar:
     """A command in one turn of a section, with its start and end in seconds. cause: the bar of
-    another queue for whose end it waits, if any; far: ranks of several hosts meet in it; path: what
-    queue main waits for before it, the bars that follow each other up to its start, with the
-    seconds of each."""
+    another queue for whose end it waits, if any; far: ranks of several hosts meet in it; path: the
+    bars that follow each other up to its start while queue main waits, with the seconds of each."""
 
     section: str
     turn: int

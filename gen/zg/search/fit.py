@@ -481,8 +481,8 @@ def about(found: Search, said: str = "--fit") -> list[str]:
         f"{said}: predicted, not measured, for {found.device.about}{''.join(limits)}",
         f"{found.planned} candidates were planned, and {len(found.dropped)} dropped"
         + ("; the search stopped there and may have missed better ones" * found.capped),
-        "Each row needs less device memory than the one above it; the other columns show what that "
-        "costs" + "; the last row is the spec as it is" * first,
+        "Each row needs less device memory than the one above it; the other columns show its "
+        "price" + "; the last row is the spec as it is" * first,
     ]
 
 

@@ -74,7 +74,7 @@ class Times:
 
 
 def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
-    """Return what queue main waits for, the longest first, and its seconds by part."""
+    """Return the commands that queue main waits for, the longest first, with seconds by part."""
     exposed: dict[str, float] = dict.fromkeys(COLOURS, 0.0)
     found: dict[tuple[str, str, str], list[float]] = {}
     for b, times in x.counted():
@@ -160,7 +160,7 @@ def table(clock: Clock, steps: int = 0) -> str:
     most = [w for w in t.waits if w.seconds >= LEAST * t.seconds][:WAITS]
     lines += [
         "",
-        "longest waits of queue main, by what runs meanwhile on the way to its next command"
+        "longest waits of queue main, by the parts that run on the way to its next command"
         if most
         else "queue main waits for nothing",
     ]
