@@ -90,8 +90,8 @@ BESIDE = "gather", "up", "fetch"
 
 
 def test_a_wait_names_what_runs_meanwhile() -> None:
-    """If queue main waits for a gather that waits for copies from a slow disk, each has its own
-    time, and together they are as long as the wait."""
+    """Gathers and the copies from a slow disk that they wait for have times of their own, which
+    together are as long as queue main's wait."""
     p = planned("gpt-tiny", "targets=[sm_90]", *keys("gpt-tiny", FILE))
     x = play.step(clock(p, read=Link(1e6)))
     ways = [
