@@ -34,18 +34,18 @@ from zg.read import spec
 
 DATA = ROOT / "tests" / "data"
 FSDP = DATA / "h100-fsdp.yaml"
-# Where a fit begins: FLOP/s of large products, bytes/s of large other kernels, the share that a
-# collective takes of arithmetic.
-START = {"products": 6e14, "others": 1.5e12, "takes": 0.2}
+# Where a fit begins: FLOP/s of large products and of attention, bytes/s of large other kernels, the
+# share that a collective takes of arithmetic.
+START = {"products": 6e14, "attention": 3e14, "others": 1.5e12, "takes": 0.2}
+USUAL = 0.02  # size of an error up to which a fit squares it
 # Lines of h100.yaml that the device file of llm-foundry's runs has, too.
 SAME = "target memory peak launch copy update peers network host read write".split()
 FILE = """\
 # h100-fsdp.yaml -- NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP; written by
 # bench/published.py fit.
-# Fitted to every second row of llm-foundry's table (published.yaml): the rates of large products
-# and of large other kernels, and takes. FSDP copies in and out of each collective; takes has that
-# time, too. With one sequence length the rates of attention and of other kernels cannot be told
-# apart: FlashAttention-2's is the 335 TFLOP/s of its paper (arXiv:2307.08691).
+# Fitted to every second row of llm-foundry's table (published.yaml): the rates of large products,
+# of attention and of large other kernels, and takes. FSDP copies in and out of each collective;
+# takes has that time, too.
 # small calls: the shares of large calls' rates of calculon, systems/h100_80g_nvl8.json
 # the rest: gen/zg/devices/h100.yaml
 about: NVIDIA H100 SXM5 80 GB with PyTorch 2.1's FSDP, fitted
@@ -54,7 +54,7 @@ rates:
 - precision: bf16
   cold:
     products: [{products}]
-    attention: [[1.0e+9, 3.35e+14]]
+    attention: [[1.0e+9, {attention}]]
     others: [{others}]
 """
 SPEC = """\
@@ -102,6 +102,7 @@ class Row:
     table: str
     device: str
     model: str
+    sequence: int
     ranks: int
     micro_batch: int
     micro_batches: int
@@ -136,7 +137,7 @@ def rows() -> tuple[Row, ...]:
             row = dict(zip(said["columns"], cells, strict=True))
             layers, width, heads = said["models"][row["model"]]
             text = SPEC.format(
-                **{k: table[k] for k in ("sequence", "vocab", "gelu")},
+                **{k: table[k] for k in ("vocab", "gelu")},
                 **{k: row[k] for k in row if k not in ("reduced", "rate")},
                 **{"layers": layers, "width": width, "heads": heads},
                 hidden=4 * width,
@@ -189,13 +190,21 @@ def written(x: dict[str, float]) -> str:
     lines = (device.FOLDER / "h100.yaml").read_text().splitlines()
     same = "\n".join(line for line in lines if line.split(":")[0] in SAME)
     same = re.sub(r"takes: [\d.]+", f"takes: {min(0.9, x['takes'])}", same)
-    return FILE.format(same=same, products=curve("products"), others=curve("others"))
+    curves = {name: curve(name) for name in ("products", "others")}
+    return FILE.format(same=same, attention=f"{x['attention']:.4e}", **curves)
 
 
 def misses(some: Sequence[Row], x: dict[str, float]) -> np.ndarray:
     """Return the logarithms of predicted over published rates."""
     on = device.read(written(x), FSDP.name)
     return np.log([1 + error(row, on) for row in some])
+
+
+def loss(e: np.ndarray) -> float:
+    """Return the sum that a fit makes least: squares of errors, and beyond USUAL their sizes, so
+    that one odd row does not move all others (Huber)."""
+    far = np.maximum(np.abs(e) - USUAL, 0)
+    return float(np.sum(e**2 - far**2))
 
 
 def fitted(some: Sequence[Row], rounds: int = 8, damping: float = 1e-3) -> str:
@@ -207,12 +216,13 @@ def fitted(some: Sequence[Row], rounds: int = 8, damping: float = 1e-3) -> str:
     x = np.log(list(START.values()))
     for _ in range(rounds):
         e = errors(x)
-        print("rms error", np.sqrt(np.mean(e**2)), np.exp(x), file=sys.stderr)
+        print("loss", loss(e), np.exp(x), file=sys.stderr)
         slope = np.stack(
             [(errors(x + 0.1 * one) - e) / 0.1 for one in np.eye(len(x))], axis=1
         )
-        normal = slope.T @ slope + damping * np.eye(len(x))
-        x = x - np.clip(np.linalg.solve(normal, slope.T @ e), -0.7, 0.7)
+        weighed = slope.T * np.minimum(1, USUAL / np.abs(e))
+        normal = weighed @ slope + damping * np.eye(len(x))
+        x = x - np.clip(np.linalg.solve(normal, weighed @ e), -0.7, 0.7)
     return written(dict(zip(START, np.exp(x), strict=True)))
 
 
@@ -234,8 +244,8 @@ def table() -> list[results.Block]:
     """Return the rows with their predictions, and the errors of each table and half."""
     every = errors()
     cells = [
-        f"{r.table} | {r.model} | {r.ranks} | {r.micro_batches} x {r.micro_batch} | {r.stage} | "
-        f"{r.recompute} | {r.half} | {r.rate:,.0f} | {r.rate * (1 + e):,.0f} | {e:+.1%}"
+        f"{r.table} | {r.model} | {r.sequence:,} | {r.ranks} | {r.micro_batches} x "
+        f"{r.micro_batch} | {r.stage} | {r.recompute} | {r.half} | {r.rate:,.0f} | {r.rate * (1 + e):,.0f} | {e:+.1%}"
         for r, e in every
     ]
     kinds = dict.fromkeys((r.table, r.half) for r, _ in every)
@@ -245,7 +255,7 @@ def table() -> list[results.Block]:
         for name, half in kinds
     ]
     columns = (
-        "source | model | GPUs | micro-batches | stage | recompute | half | published | "
+        "source | model | tokens | GPUs | micro-batches | stage | recompute | half | published | "
         "predicted | error"
     )
     return ["Errors: " + "; ".join(said) + ".", results.table(columns, cells)]

@@ -340,6 +340,14 @@ static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int
                        .cap = cap};
 }
 
+/* Drop probabilities, each with probability p, as drop.h says. */
+static attention dropping(attention a, const int64_t *key, int64_t place, float p)
+{
+    a.key = key;
+    a.d = drop_of(place, p);
+    return a;
+}
+
 static void attend(attention a, real *y, float *lse, const real *qkv)
 {
     a.out = y;
@@ -363,9 +371,7 @@ void ZK(zk_attention_dropped_fwd)(zk *k, const zk_launch *L, real *y, float *lse
 {
     attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
-    a.key = key;
-    a.d = drop_of(place, p);
-    attend(a, y, lse, qkv);
+    attend(dropping(a, key, place, p), y, lse, qkv);
 }
 
 void ZK(zk_attention_local_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -559,9 +565,7 @@ void ZK(zk_attention_dropped_bwd)(zk *k, const zk_launch *L, real *dqkv, const r
 {
     attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
-    a.key = key;
-    a.d = drop_of(place, p);
-    attend_back(a, dqkv, dy, y, qkv, lse, scratch);
+    attend_back(dropping(a, key, place, p), dqkv, dy, y, qkv, lse, scratch);
 }
 
 void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,

@@ -140,7 +140,10 @@ def test_the_front_is_that_of_all_settings(
     whole = exhaustive(s, found)
     assert len(whole.rows) > 10
     fitting = [row for row in whole.rows.values() if row.seconds < math.inf]
-    assert len(fitting) < len(whole.rows) or limit is None or limit > 0.5
+    needs = [row.device for row in whole.rows.values()]
+    least = math.inf if limit is None else most
+    assert len(fitting) == sum(need <= least for need in needs)
+    assert limit is None or limit > 0.5 or len(fitting) < len(needs)
     assert found.best[0].seconds == whole.best[0].seconds
     assert levels(found.best) == levels(whole.best)
     assert found.planned <= whole.planned

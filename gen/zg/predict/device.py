@@ -57,14 +57,20 @@ def class_of(name: str) -> str:
 
 
 def _curve(value: object) -> Curve:
-    points = value if isinstance(value, (list, tuple)) else ()
-    good = [p for p in points if isinstance(p, (list, tuple)) and len(p) == 2]
-    found = tuple((real(size, *_RATES), real(rate, *_RATES)) for size, rate in good)
-    sizes = [size for size, _ in found]
-    if not good or len(good) < len(points) or sizes != sorted({*sizes}):
-        allowed = "a list of [size, rate], sizes ascending"
-        raise refuse(f"{shown(value)} is no curve", allowed)
-    return found
+    wrong = refuse(
+        f"{shown(value)} is no curve", "a list of [size, rate], sizes ascending"
+    )
+    if not isinstance(value, (list, tuple)) or not value:
+        raise wrong
+    found: list[tuple[float, float]] = []
+    for point in value:
+        if not isinstance(point, (list, tuple)) or len(point) != 2:
+            raise wrong
+        size, rate = (real(x, *_RATES) for x in point)
+        if found and size <= found[-1][0]:
+            raise wrong
+        found.append((size, rate))
+    return tuple(found)
 
 
 def _curves(value: object) -> dict[str, Curve]:

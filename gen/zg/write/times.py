@@ -74,7 +74,7 @@ class Times:
 
 
 def _waits(x: Played) -> tuple[list[Wait], dict[str, float]]:
-    """Return the commands that queue main waits for, the longest first, with seconds by part."""
+    """Return the waits of queue main, the longest first, and the step's seconds by part."""
     exposed: dict[str, float] = dict.fromkeys(COLOURS, 0.0)
     found: dict[tuple[str, str, str], list[float]] = {}
     for b, times in x.counted():
