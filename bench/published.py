@@ -245,7 +245,8 @@ def table() -> list[results.Block]:
     every = errors()
     cells = [
         f"{r.table} | {r.model} | {r.sequence:,} | {r.ranks} | {r.micro_batches} x "
-        f"{r.micro_batch} | {r.stage} | {r.recompute} | {r.half} | {r.rate:,.0f} | {r.rate * (1 + e):,.0f} | {e:+.1%}"
+        f"{r.micro_batch} | {r.stage} | {r.recompute} | {r.half} | {r.rate:,.0f} | "
+        f"{r.rate * (1 + e):,.0f} | {e:+.1%}"
         for r, e in every
     ]
     kinds = dict.fromkeys((r.table, r.half) for r, _ in every)

@@ -533,6 +533,7 @@ def test_collectives_move_what_they_should(case: str, ranks: str, order: str) ->
         ("registered_twice", "registers memory twice"),
         ("registered_left", "ends a communicator with registered memory"),
         ("deregistered_other", "deregisters memory that is not registered"),
+        ("not_in_place", "rank 1 gathers from memory that it gathers to, but not in"),
     ],
 )
 def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:

@@ -79,6 +79,7 @@ def taken(
     )
     seen = memory_of(done.stdout)
     assert {name: seen[name] for name in found} == found
+    assert f"\ndevice memory: {seen['found']} bytes before the arena (" in done.stdout
     assert seen["lost"] == sum(map(int, lost))
     return found | {
         "plan": plans.planned(str(spec), *KEYS).arena("sm_90"),

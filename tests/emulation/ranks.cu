@@ -87,6 +87,9 @@ void all_to_all(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
     nccl(c, ncclGroupEnd());
 }
 
+/* Rank 0's piece is in its place, the others' are in rank 0's. */
+void not_in_place(void) { gather(w.big, w.big, w.a, w.one); }
+
 void gathers(void)
 {
     set(w.from, 1);
@@ -327,7 +330,7 @@ void deregistered_other(void)
     X(gathers) X(exchanges) X(sums) X(both) X(graphs) X(graph_left) X(race) X(changed)             \
     X(different) X(other_size) X(gone) X(unlike_orders) X(groups) X(wrong_key) X(wrong_color)      \
     X(unlike_groups) X(registers) X(registered_host) X(registered_more) X(registered_twice)        \
-    X(registered_left) X(deregistered_other)
+    X(registered_left) X(deregistered_other) X(not_in_place)
 // clang-format on
 
 void open_world(ncclUniqueId id)
