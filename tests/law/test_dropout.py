@@ -4,6 +4,7 @@ one hash however the work is spread, and no dropout outside training."""
 import dataclasses
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -247,3 +248,12 @@ def test_places_are_checked() -> None:
     ):
         with pytest.raises(check.CheckError):
             check.check(changed(p, name, at))
+
+
+def test_capped_scores_have_no_dropout() -> None:
+    """Attention with a cap and with dropout is refused by the key of the dropout."""
+    cap = "model.units[1].ops[0].residual[1].attention.softcap"
+    said = rf"train.attention_dropout: 0.2 drops .* {re.escape(cap)} caps; allowed: 0"
+    with pytest.raises(reader.SpecError, match=said):
+        reader.load(str(law.path("gpt")), [*DROP, f"{cap}=2"])
+    reader.load(str(law.path("gpt")), [DROP[0], f"{cap}=2"])

@@ -18,7 +18,7 @@ from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
 from .keyplace import KeyPlace, fail, typed
 from .keytypes import ALL_LINEAR, DIM, ELEMS, Windows
-from .node import Ints, Mistakes, Path
+from .node import Ints, Mistakes, Path, dotted
 from .schema import (
     Attention,
     Bare,
@@ -485,9 +485,9 @@ class Walk:
             return Row("attention", dims)
         local = {**dims, "window": each if len({*each}) > 1 else each[0]}
         if cap and p:
-            raise at.fail(
-                f"{cap:g} caps scores whose probabilities train.attention_dropout drops",
-                "one of the two; `train.attention_dropout: 0` or no softcap",
+            raise KeyPlace(at.root, ("train", "attention_dropout")).fail(
+                f"{p:g} drops probabilities of scores that {dotted(at.path)} caps",
+                "0, or attention without softcap",
             )
         if cap:
             return Row("attention_capped", {**local, "cap": cap})
