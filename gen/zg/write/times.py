@@ -138,17 +138,24 @@ def table(clock: Clock, steps: int = 0) -> str:
     cpu = clock.device.target == "cpu"
     threads = f", {counted(clock.threads, 'thread')} a rank" if cpu else ""
     mfu, note = t.mfu(clock), one_host(clock)
+    rows = [
+        ("a step", f"{t.seconds:.4g} s"),
+        ("tokens/s", f"{t.rate:,.0f}, {t.rate / h.ranks:,.0f} a rank"),
+        (
+            "FLOP/s",
+            f"{t.flops / t.seconds / h.ranks:.4g} a rank"
+            + (f", MFU {mfu:.1%}" if mfu else ""),
+        ),
+        *((what, long(seconds)) for what, seconds in t.spans()),
+    ]
+    wide = max(len(what) for what, _ in rows)
     lines = [
         f"{h.spec}: predicted, not measured, for {clock.device.about}",
         f"ZeRO {h.zero}, {counted(h.ranks, 'rank')}{threads}, {h.real}, "
         f"{counted(h.micro_batches, 'micro-batch', 'es')} of {h.batch} x {h.sequence} tokens",
         *[f"note: {note}"] * bool(note),
         "",
-        f"{'a step':<14}{t.seconds:.4g} s",
-        f"{'tokens/s':<14}{t.rate:,.0f}, {t.rate / h.ranks:,.0f} a rank",
-        f"{'FLOP/s':<14}{t.flops / t.seconds / h.ranks:.4g} a rank"
-        + (f", MFU {mfu:.1%}" if mfu else ""),
-        *(f"{what:<14}{long(seconds)}" for what, seconds in t.spans()),
+        *(f"{what:<{wide}}  {said}" for what, said in rows),
         "",
         f"{'part of a step':<30}{'busy':>12}{'of the step':>14}{'':>8}",
     ]
