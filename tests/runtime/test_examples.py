@@ -66,7 +66,8 @@ def home(tmp_path: Path) -> Path:
     for name in ("bin", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "out" / "train-cuda").symlink_to(built())
+    for folder in ("bin", "out"):  # of Dockerfile.cuda's path, and of a checkout
+        (tmp_path / folder / "train-cuda").symlink_to(built())
     for name in ("srun", "scontrol", "torchrun", "nvidia-smi"):
         stand_in = ROOT / "tests" / "lib" / "launchers.py"
         (tmp_path / "bin" / name).symlink_to(stand_in)
