@@ -57,8 +57,7 @@ int zr_plane_late(const zr *z) { return z->net->until > 0 && zr_now() > z->net->
 static void idle(zr *z, int rank, int out)
 {
     zr_count_wait(z, ZR_MAIN);
-    atomic_store(&z->shared->seat[z->rank].group, 0);
-    atomic_store(&z->shared->seat[z->rank].awaits, rank + 1);
+    zr_awaits(z, 0, rank);
     if (!out && !z->rank) zr_plane_look(z);
 }
 
@@ -121,7 +120,7 @@ void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
     zr_lives(z, life);
     if (out) send_word(z, rank, at, n);
     else take_word(z, rank, at, n, life);
-    atomic_store(&seat->awaits, 0);
+    zr_awaits(z, 0, -1);
     zr_lives(z, was);
 }
 

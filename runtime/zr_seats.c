@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "zr_fail.h"
 #include "zr_net.h"
+#include "zr_queue.h"
 #include "zr_rank.h"
 #include "zr_seats.h"
 #include "zr_shared.h"
@@ -28,7 +29,14 @@ void zr_set(_Atomic uint32_t *word, uint32_t n)
     zr_wake(word);
 }
 
-void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
+void zr_awaits(zr *z, int group, int rank)
+{
+    zr_seat *seat = &z->shared->seat[z->rank];
+    atomic_store_explicit(&seat->group, group, memory_order_relaxed);
+    atomic_store_explicit(&seat->awaits, rank + 1, memory_order_relaxed);
+}
+
+void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n)
 {
     const struct timespec slice = {0, 100000000};
     for (;;) {
@@ -36,6 +44,7 @@ void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
         if ((int32_t)(seen - n) >= 0) return;
         zr_leave_if_stopped(z);
         zr_count_wait(z, queue);
+        if (z->far) zr_awaits(z, z->queue[queue].group, rank);
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     }
 }
@@ -43,7 +52,7 @@ void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
 void zr_all_arrived(zr *z, int queue, uint32_t turn)
 {
     for (int r = 0; r < z->ranks; r++)
-        if (z->seat[r]) zr_until(z, queue, &z->seat[r]->turn[queue].arrived, turn);
+        if (z->seat[r]) zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, turn);
 }
 
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn)

@@ -12,8 +12,11 @@ static inline void zr_count_wait(zr *z, int queue)
     zr_pulse *p = &z->shared->seat[z->rank].pulse[queue];
     atomic_fetch_add_explicit(&p->waited, 1, memory_order_relaxed);
 }
-/* Wait until *word, which a peer sets, reaches n. */
-void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
+/* Note the rank that this one waits for, and in which group, for the parent's report of a run that
+ * hangs; rank -1: none. */
+void zr_awaits(zr *z, int group, int rank);
+/* Wait until *word, which this rank sets, reaches n. */
+void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n);
 /* Begin the next turn and return its number. */
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);
 void zr_all_arrived(zr *z, int queue, uint32_t turn);

@@ -35,8 +35,8 @@ static void all_arrived(zr *z, int queue, int group, uint32_t n)
 {
     const zr_members *of = z->group + group;
     for (int m = 0; m < of->ranks; m++) {
-        zr_seat *seat = z->seat[of->rank[m]];
-        if (seat) zr_until(z, queue, &seat->turn[queue].arrived, n);
+        int r = of->rank[m];
+        if (z->seat[r]) zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, n);
     }
 }
 
@@ -47,8 +47,8 @@ static void all_read(zr *z, int queue, int group, uint32_t n)
     zr_set(&z->seat[z->rank]->turn[queue].read, n);
     const zr_members *of = z->group + group;
     for (int m = 0; m < of->ranks; m++) {
-        zr_seat *seat = z->seat[of->rank[m]];
-        if (seat) zr_until(z, queue, &seat->turn[queue].read, n);
+        int r = of->rank[m];
+        if (z->seat[r]) zr_until(z, queue, r, &z->seat[r]->turn[queue].read, n);
     }
 }
 
@@ -148,7 +148,7 @@ static void run_gather(zr *z, int queue, const zr_command *c)
         int m = (mine + i) % ranks, r = z->group[group].rank[m];
         if (!z->t->peer[r]) continue;
         char *there = z->t->peer[r] + from + m * from_step, *here = a + to + m * to_step;
-        zr_until(z, queue, &z->seat[r]->turn[queue].arrived, n);
+        zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, n);
         if (here != there) copy_piece(here, there, bytes);
     }
     readable(z, -1);
@@ -213,6 +213,7 @@ static void run_done(zr *z, int queue, const zr_command *c)
     const void **sources = sources_in(z, "done", c->i[0]);
     readable(z, -1);
     for (int r = 0; r < z->ranks; r++) sources[r] = NULL;
+    z->queue[queue].group = (int)c->i[1];
     all_arrived(z, queue, (int)c->i[1], arrive(z, queue));
 }
 
@@ -245,7 +246,7 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
     readable(z, +1);
     for (int r = 0; r < z->ranks; r++) {
         if (!z->t->peer[r]) continue;
-        zr_until(z, queue, &z->seat[r]->turn[queue].arrived, turn);
+        zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, turn);
         add_ints(sum, z->t->peer[r] + from, n);
     }
     readable(z, -1);

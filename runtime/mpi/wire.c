@@ -14,6 +14,7 @@
 #include "../zr_net.h"
 #include "../zr_queue.h"
 #include "../zr_rank.h"
+#include "../zr_seats.h"
 #include "../zr_shared.h"
 #include <ifaddrs.h>
 #include <inttypes.h>
@@ -21,7 +22,6 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,9 +201,7 @@ static int test_pieces(zr *z, int queue)
     must(z, error, "exchanging pieces");
     while (at < used && request[at] == MPI_REQUEST_NULL) at++;
     int all = at == used;
-    zr_seat *seat = &z->shared->seat[z->rank];
-    atomic_store_explicit(&seat->group, z->queue[queue].group, memory_order_relaxed);
-    atomic_store_explicit(&seat->awaits, all ? 0 : m->of[queue].peer[at] + 1, memory_order_relaxed);
+    zr_awaits(z, z->queue[queue].group, all ? -1 : m->of[queue].peer[at]);
     m->of[queue].at = all ? 0 : at;
     if (all) m->of[queue].used = 0;
     return all;
