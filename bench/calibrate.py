@@ -2,6 +2,7 @@
 predicts step times (`cluster.device`).
 
     ./run calibrate [-o FILE]
+    ./run calibrate --gpu [-o FILE]       this machine's GPUs instead: calibrate_gpu.py
 
 Each kernel of some small plans is timed alone, on all cores and on one core of a rank while the
 other cores do the same: with operands from memory (cold: many sets of them in turn) and from the
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,7 @@ train:
   precision: {real}
   optimizer: {{type: AdamW, lr: 1.0e-3}}
 cluster: {{ranks: 1}}
-targets: [cpu]
+targets: [{target}]
 """
 # (model, width, samples, tokens of a sample): no model that bench/predict.py predicts
 SIZES = (
@@ -116,7 +117,11 @@ SIZES = (
 )
 
 
-def text(model: str, width: int, batch: int, tokens: int, real: str) -> str:
+Size = tuple[str, int, int, int]
+
+
+def text(size: Size, real: str, target: str = "cpu") -> str:
+    model, width, batch, tokens = size
     heads = width // 64 or 1
     return (model + REST).format(
         vocab=12 * width,
@@ -127,6 +132,7 @@ def text(model: str, width: int, batch: int, tokens: int, real: str) -> str:
         inner=3 * width if model is LLAMA else 4 * width,
         batch=batch,
         real=real,
+        target=target,
     )
 
 
@@ -191,12 +197,17 @@ def chosen(threads: int, real: str) -> zk.Kernels:
     return zk.Kernels(isa, zk.REALS[real], threads, order=order)
 
 
-def kernels(threads: int, real: str) -> Iterator[tuple[float, list[Timed]]]:
-    """Yield the yardstick's seconds and all kernels, for each plan."""
+Names = tuple[str, ...]
+
+
+def kernels(
+    threads: int, real: str, only: Names = ()
+) -> Iterator[tuple[float, list[Timed]]]:
+    """Yield the yardstick's seconds and the kernels, for each plan. only: names; (): all."""
     objects = chosen(threads, real)
     yardstick = Yardstick(threads)
     for size in SIZES:
-        p = planned(text(*size, real))
+        p = planned(text(size, real))
         amount, listed = work(p), timing.kernels(p)
         most = max(timing.need(k, timing.dims(p, k)) for k in listed)
         operands = timing.Operands(Memory(), "cpu", real, max(most, COLD))
@@ -204,7 +215,7 @@ def kernels(threads: int, real: str) -> Iterator[tuple[float, list[Timed]]]:
         before = yardstick.seconds(YARDSTICK)
         for k in listed:
             todo = amount[k.launch.name]
-            if not todo.amount:
+            if not todo.amount or (only and k.launch.kernel not in only):
                 continue
             run = getattr(objects, k.launch.kernel)
             need = timing.need(k, timing.dims(p, k))
@@ -228,9 +239,11 @@ def kernels(threads: int, real: str) -> Iterator[tuple[float, list[Timed]]]:
         yield (before + yardstick.seconds(YARDSTICK)) / 2, found
 
 
-def _one(threads: int, real: str, cores: Sequence[int], send: object) -> None:
+def _one(
+    threads: int, real: str, only: Names, cores: Sequence[int], send: object
+) -> None:
     os.sched_setaffinity(0, cores)
-    send.send([*kernels(threads, real)])
+    send.send([*kernels(threads, real, only)])
 
 
 Curves = dict[
@@ -238,7 +251,7 @@ Curves = dict[
 ]  # cold and hot -> kernel -> points
 
 
-def measured(threads: int, real: str) -> tuple[Curves, list[float]]:
+def measured(threads: int, real: str, only: Names = ()) -> tuple[Curves, list[float]]:
     """Return each kernel's points while every core is busy, and the yardstick's seconds beside each
     plan. A point's rate is the work that a kernel does in a pass of the yardstick."""
     allowed = sorted(os.sched_getaffinity(0))
@@ -246,7 +259,9 @@ def measured(threads: int, real: str) -> tuple[Curves, list[float]]:
     for n in range(len(allowed) // threads):
         get, send = multiprocessing.Pipe(False)
         cores = allowed[n * threads : (n + 1) * threads]
-        child = multiprocessing.Process(target=_one, args=(threads, real, cores, send))
+        child = multiprocessing.Process(
+            target=_one, args=(threads, real, only, cores, send)
+        )
         child.start()
         send.close()  # so that the end of a child ends its pipe
         runs.append((child, get))
@@ -362,14 +377,15 @@ def link(moved: Moved, whole: float = 1.0) -> dict[str, float]:
 
 
 class Programs:
-    """Programs of one model whose profiles tell the links."""
+    """Programs of one model whose profiles tell the links. words: its spec, of one block."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
-        self.folder, self.ranks = folder, ranks
+    def __init__(
+        self, folder: Path, ranks: int, words: str, kind: trainer.Kind = trainer.GCC
+    ) -> None:
+        self.folder, self.ranks, self.kind = folder, ranks, kind
         self.spec, self.tokens = folder / "moves.yaml", folder / "tokens"
-        words = text(*SIZES[2], "f32").replace("blocks: 1", "blocks: 2")
-        self.spec.write_text(words)
-        numbers = np.random.default_rng(1).integers(0, 7000, 1 << 16)
+        self.spec.write_text(words.replace("blocks: 1", "blocks: 2"))
+        numbers = np.random.default_rng(1).integers(0, 1000, 1 << 16)
         trainer.write_tokens(self.tokens, numbers)
         self.words = ("--data", self.tokens, "--steps", 4, "--profile-steps", "2-4")
 
@@ -379,9 +395,14 @@ class Programs:
 
     def near(self, *keys: str) -> Profile:
         """Return the profile of ranks on this host."""
-        program, trace = trainer.build(self.source(self.ranks, *keys)), self._trace()
+        source = self.source(self.ranks, *keys)
+        program, trace = trainer.build(source, self.kind), self._trace()
         words = [program, *self.words, "--profile", trace]
-        subprocess.run([*map(str, words)], check=True, capture_output=True)
+        done = subprocess.run([*map(str, words)], capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(
+                f"calibrate: a program ended with {done.returncode}: {done.stderr[-500:]}"
+            )
         return profile(trace)
 
     def far(self) -> Profile | None:
@@ -414,7 +435,7 @@ def links(folder: Path, cores: int) -> dict[str, object]:
     """Return the numbers of a device's links."""
     ranks = max(2, cores)  # one core has no peers to copy from: two ranks share it
     own = ranks / (ranks - 1)  # a gather copies a rank's own piece, too
-    programs = Programs(folder, ranks)
+    programs = Programs(folder, ranks, text(SIZES[2], "f32"))
     gathers = programs.near("zero.overlap_comm=false")
     offloads = programs.near(
         "zero.offload_optimizer.device=nvme",
@@ -427,6 +448,13 @@ def links(folder: Path, cores: int) -> dict[str, object]:
         "copy": peers["bandwidth"],
         "peers": peers,
         "network": link(far.moved("main", "gather")) if far else ROUND,
+        **tiers(offloads),
+    }
+
+
+def tiers(offloads: Profile) -> dict[str, object]:
+    """Return the links to the host and to files, by the profile of an optimizer in a file."""
+    return {
         "host": link(offloads.moved("up", "copy") + offloads.moved("down", "copy")),
         "read": link(offloads.moved("load", "copy")),
         "write": link(offloads.moved("store", "copy")),
@@ -436,16 +464,12 @@ def links(folder: Path, cores: int) -> dict[str, object]:
 # ---- the file
 
 
-def written(device: dict[str, object]) -> str:
-    """Return the text of a device's file."""
-    network = (
-        "round numbers, not measured: MPI between namespaces did not run here"
-        if device["network"] == ROUND
-        else "MPI between namespaces of this machine, faster than most networks"
-    )
+def written(device: dict[str, object], notes: Mapping[str, str]) -> str:
+    """Return the text of a device's file. notes: where numbers come from that were not measured, by
+    their keys."""
     lines = [
         "# Written by ./run calibrate; docs/prediction.md tells what each number is.",
-        f"# network: {network}",
+        *(f"# {key}: {note}" for key, note in notes.items()),
         "# all others: measured",
     ]
     for key, value in device.items():
@@ -453,8 +477,9 @@ def written(device: dict[str, object]) -> str:
             lines.append(f"{key}: {json.dumps(value)}")
     lines.append("rates:")
     for r in device["rates"]:
-        lines.append(f"- precision: {r['precision']}\n  threads: {r['threads']}")
-        for name in ("cold", "hot"):
+        lines.append(f"- precision: {r['precision']}")
+        lines += [f"  threads: {r['threads']}"] if "threads" in r else []
+        for name in (n for n in ("cold", "hot") if n in r):
             lines.append(f"  {name}:")
             lines += [f"    {k}: {json.dumps(points)}" for k, points in r[name].items()]
     return "\n".join(lines) + "\n"
@@ -469,14 +494,18 @@ def main(argv: Sequence[str]) -> int:
     p.add_argument(
         "-o", metavar="FILE", default="device.yaml", help="default: device.yaml"
     )
+    p.add_argument(
+        "--gpu",
+        action="store_true",
+        help="measure this machine's GPUs instead, by programs that nvcc compiles",
+    )
     args = p.parse_args(argv)
     if missing := output.nowhere(args.o):
         p.error(f"-o {args.o}: there is no folder {missing}; allowed: {output.FOLDERS}")
-    cores, begun = len(os.sched_getaffinity(0)), time.monotonic()
-
-    def tell(part: str) -> None:
-        print(f"{time.monotonic() - begun:4.0f} s: {part}", file=sys.stderr, flush=True)
-
+    if args.gpu:  # in a process of its own: tests/lib/zk.py settles the device when it is imported
+        gpu = [sys.executable, str(ROOT / "bench" / "calibrate_gpu.py"), args.o]
+        return subprocess.run(gpu).returncode
+    cores = len(os.sched_getaffinity(0))
     found, passes = [], []
     for real in ("f32", "bf16"):
         for threads in sorted({1, cores}):
@@ -503,12 +532,24 @@ def main(argv: Sequence[str]) -> int:
         **linked,
         "rates": rows,
     }
-    output.write(written(device), args.o)
+    network = (
+        "round numbers, not measured: MPI between namespaces did not run here"
+        if device["network"] == ROUND
+        else "MPI between namespaces of this machine, faster than most networks"
+    )
+    output.write(written(device, {"network": network}), args.o)
     tell(
         f"{args.o} written; the yardstick took {1e3 * min(passes):.1f} to "
         f"{1e3 * max(passes):.1f} ms"
     )
     return 0
+
+
+BEGUN = time.monotonic()
+
+
+def tell(part: str) -> None:
+    print(f"{time.monotonic() - BEGUN:4.0f} s: {part}", file=sys.stderr, flush=True)
 
 
 def cache() -> int:

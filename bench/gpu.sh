@@ -201,38 +201,19 @@ one() {
     esac
 }
 
-# ---- the machine: its processor and its memory in GiB
-device() {
-    "$python" - <<'END'
-import ctypes, sys
-try:
-    cuda = ctypes.CDLL('libcuda.so.1')
-except OSError:
-    sys.exit(1)
-n, major, minor, size = *(ctypes.c_int() for _ in range(3)), ctypes.c_size_t()
-if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(n)) or n.value == 0:
-    sys.exit(1)
-for attribute, to in ((75, major), (76, minor)):
-    cuda.cuDeviceGetAttribute(ctypes.byref(to), attribute, 0)
-cuda.cuDeviceTotalMem_v2(ctypes.byref(size), 0)
-print(f'{major.value}{minor.value} {size.value >> 30}')
-END
-}
-
+# ---- the machine
 driver=/usr/local/nvidia/lib64          # where containers may have the driver's libraries
 [ ! -d $driver ] || export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$driver
 tool facts 20 facts
 if [ $kind = cuda ]; then
-    if ! read -r code gib < <(device); then
+    if ! read -r code column bytes _ < <("$python" bench/gpu_found.py); then
         quiet
         report 'no GPU' "CUDA's driver shows no NVIDIA GPU; --rehearse needs none" >&2 || exit 1
         rm -r "$work"
         die 3 "no NVIDIA GPU is here; $json says so. --rehearse tries the script without one"
     fi
-    ZR_BENCH_CARD=$((gib < 90 ? 80 : 140))
-    column=$code                        # of the tables, which sm_100 and sm_103 share
-    [ "${code%?}" != 10 ] || column=100
-    export ZR_BENCH_CARD ZR_TEST_DEVICE=sm_$column
+    ZR_BENCH_CARD=$((bytes >> 30 < 90 ? 80 : 140))
+    export ZR_BENCH_CARD ZR_TEST_DEVICE=$column
     [ "$code" != 90 ] || code=90a
     export ZR_GENCODE="-gencode arch=compute_$code,code=sm_$code"
     mode=$(nvidia-smi --query-gpu=compute_mode --format=csv,noheader 2>/dev/null | head -n 1) || true

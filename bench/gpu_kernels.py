@@ -395,15 +395,20 @@ def work(k: Kernel, d: dict[str, int]) -> tuple[int, int]:
     return bytes_, flops
 
 
-def timed(
-    b: Bench, p: plan.Plan, k: Kernel, peaks: dict[str, float]
-) -> dict[str, object]:
+def seconds_of(b: Bench, p: plan.Plan, k: Kernel) -> float:
+    """Return the seconds of a kernel whose operands come from memory."""
     d = dims(p, k)
     sets = max(1, min(8, -(-CACHE // need(k, d)), b.size // need(k, d)))
     b.used = 0
     # The last kernel left its results there.
     b.fill(b.room, min(b.size, sets * need(k, d)))
-    seconds = b.seconds([words_of(b, p, k, b.take) for _ in range(sets)])
+    return b.seconds([words_of(b, p, k, b.take) for _ in range(sets)])
+
+
+def timed(
+    b: Bench, p: plan.Plan, k: Kernel, peaks: dict[str, float]
+) -> dict[str, object]:
+    d, seconds = dims(p, k), seconds_of(b, p, k)
     bytes_, flops = work(k, d)
     floor = max(bytes_ / peaks["copy"], flops / peaks[p.head.real])
     return {

@@ -17,6 +17,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from zg.predict.device import load as load_device
 from zg.read.spec import load
 from zg.search import search
 
@@ -53,6 +54,8 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
         "peers",
         "lora",
         "calibrate",
+        "calibrate_gpu",
+        "gpu_found",
         "predict",
     ],
 )
@@ -718,6 +721,56 @@ def test_a_link_is_what_its_transfers_tell() -> None:
     assert found["bandwidth"] == pytest.approx(2e9, rel=1e-3)
     assert found["latency"] == pytest.approx(1e-4, rel=0.01)
     assert calibrate.link(moved, 2.0)["bandwidth"] == pytest.approx(4e9, rel=1e-3)
+
+
+def test_a_gpu_has_a_column() -> None:
+    """B200 and B300 share the tables of sm_100."""
+    import gpu_found
+
+    columns = {code: gpu_found.Gpu(code, 0, "").column for code in (80, 90, 100, 103)}
+    assert columns == {80: "sm_80", 90: "sm_90", 100: "sm_100", 103: "sm_100"}
+
+
+def calibrated_gpu(path: pathlib.Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "bench" / "calibrate.py", "--gpu", "-o", path],
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+@pytest.mark.slow
+def test_gpus_are_calibrated(tmp_path: pathlib.Path) -> None:
+    """The file is whole in the emulation: zgen reads it, every kernel of its plans has a curve, and
+    its head names the numbers that were not measured."""
+    path = tmp_path / "gpu.yaml"
+    done = calibrated_gpu(path, ZR_BENCH_KIND="emulated")
+    assert done.returncode == 0, done.stderr
+    made, usual = load_device(str(path)), load_device("h100")
+    head = [x for x in path.read_text().splitlines() if x.startswith("#")]
+    assert [x.split(":")[0] for x in head[1:-1]] == ["# peak", "# network"]
+    assert made.target == "sm_90" and made.peak == usual.peak
+    assert made.network == usual.network and made.peers != usual.peers
+    assert [r.precision for r in made.rates] == ["bf16", "f32"]
+    for rates in made.rates:
+        assert {
+            "zk_linear_fwd",
+            "zk_attention_bwd",
+            "zk_update",
+            "zk_rope",
+        } <= rates.cold.keys()
+
+
+def test_without_gpus_none_is_calibrated(tmp_path: pathlib.Path) -> None:
+    import gpu_found
+
+    if gpu_found.gpus():
+        pytest.skip("this machine has a GPU")
+    done = calibrated_gpu(tmp_path / "gpu.yaml")
+    assert done.returncode == 3 and "shows no GPU" in done.stderr
+    assert not (tmp_path / "gpu.yaml").exists()
 
 
 def test_a_profile_is_of_the_rank_that_took_least(tmp_path: pathlib.Path) -> None:

@@ -439,7 +439,7 @@ def test_who_was_sent_a_signal_says_so(
 def waiting_for_stopped(
     run: subprocess.Popen[str], made: pathlib.Path, log: pathlib.Path
 ) -> str:
-    """Stop rank 1 in a step; return the lines that say who waits for whom."""
+    """Stop rank 1 in a step; return the lines that name waiting ranks."""
     until(lambda: log.exists() and '"step": 2' in log.read_text())
     time.sleep(0.2)
     own = b"OMPI_COMM_WORLD_RANK=1"
