@@ -17,8 +17,9 @@ each = $(filter-out $(once),$(notdir $(basename $(wildcard kernels/cpu/*.c))))
 host = $(patsubst runtime/%.c,$o/%.o,$(wildcard runtime/*.c))
 cpu = $(patsubst runtime/cpu/%.c,$o/cpu_%.o,$(wildcard runtime/cpu/*.c))
 products = linear
+tiled = linear attention
 kernels = $(once:%=$o/%.o) $(each:%=$o/%_avx2.o) $(each:%=$o/%_avx512.o) \
-    $(products:%=$o/%_avx512bf16.o) $(products:%=$o/%_amx.o)
+    $(products:%=$o/%_avx512bf16.o) $(tiled:%=$o/%_amx.o)
 
 out/train: $o/train.o $(host) $(cpu) $o/digest.o $(kernels)
 	$(CC) -pthread $^ -o $@

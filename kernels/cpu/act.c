@@ -268,7 +268,7 @@ void ZK(zk_geglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const
     gated(k, L, gated_bwd_task, dx, dy, x, M, F, ZK_GELU_TANH);
 }
 
-/* ---- dropout. A task has elements of one sample and starts at a multiple of GROUP. */
+/* ---- dropout. A task has elements of one sample and starts at a multiple of DRAWN. */
 typedef struct dropout {
     real *y;
     const real *x;
@@ -283,16 +283,16 @@ static void dropout_task(void *arg, int64_t task, int thread)
     const dropout *a = arg;
     int64_t pieces = zk_pieces(a->n, a->piece), b = task / pieces, from = task % pieces * a->piece;
     int64_t end = zk_least(from + a->piece, a->n);
-    uint32_t drawn[GROUP];
+    uint32_t drawn[DRAWN];
     (void)thread;
     for (int64_t i = from; i < end; i += LANES) {
         int64_t at = b * a->n + i;
         lanes x = lanes_get(a->x, at, a->dtype, end - i);
         if (a->key[b]) {
             lanes_bits word;
-            if (i % GROUP == 0)
+            if (i % DRAWN == 0)
                 words(drawn, 4, 1, (uint64_t)a->key[b], a->d.place, (uint64_t)i / 4);
-            memcpy(&word, drawn + i % GROUP, sizeof word);
+            memcpy(&word, drawn + i % DRAWN, sizeof word);
             lanes_mask kept = (lanes_mask)(word >= a->d.least);
             x = lanes_select(kept, x * lanes_set(a->d.scale), lanes_set(0));
         }
@@ -303,7 +303,7 @@ static void dropout_task(void *arg, int64_t task, int thread)
 void ZK(zk_dropout_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,
                         int64_t B, int64_t n, int64_t place, float p)
 {
-    int64_t piece = zk_pieces(zk_tile(k, L, 0, PIECE), GROUP) * GROUP;
+    int64_t piece = zk_pieces(zk_tile(k, L, 0, PIECE), DRAWN) * DRAWN;
     dropout a = {y, x, key, n, piece, drop_of(place, p), k->dtype};
     zk_for(k, B * zk_pieces(n, piece), dropout_task, &a);
 }

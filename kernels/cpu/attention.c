@@ -8,26 +8,25 @@
  *   dropped: y = (p * f) . v, dv = (p * f)^T . dy, dp = f * (dy . v^T); f: 0 or 1 / (1 - share)
  *
  * Invariants
- *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order. Forward:
- *     keys ascending. dq: regions (256 keys) descending, keys ascending within a region. dk and dv:
- *     query blocks ascending, then heads of the group, then queries. The widths of tiles have no
- *     effect.
+ *  1. Every sum over keys, queries or head elements has a fixed order of terms, added as blocks.h
+ *     says. Forward: keys ascending. dq: regions (256 keys) descending, keys ascending within a
+ *     region. dk and dv: query blocks ascending, then heads of the group, then queries. The widths
+ *     of tiles have no effect. In the order of tiles p * f and ds are rounded to bf16.
  *  2. A score is rounded to f32 after scaling and capping, in backward as in forward, so p <= 1 up
  *     to the rounding of lse.
  *  3. Scores are stored transposed, [key][query]. A register holds queries, so maxima and sums over
- *     keys need no sum across lanes, and only queries are transposed, never keys or values.
- *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end; pad is D rounded up
- *     to a multiple of 16. The scratch of a thread holds D <= 1024.
+ *     keys need no sum across lanes.
+ *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end. The scratch of a
+ *     thread holds D <= 1024.
  */
 #include "../drop.h"
-#include "part.h"
+#include "blocks.h"
 #include "philox.h"
 #include <float.h>
 
-enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks per side of a backward task */
-enum { WIDEST = 1024 };          /* largest head size, which zgen enforces */
-_Static_assert(4 * BLOCK * (9 * WIDEST + 3 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
-enum { ROWS = LANES / 2 }; /* a register tile of a product is ROWS x 2 vectors */
+enum { REGION = 4 };    /* blocks per side of a backward task */
+enum { WIDEST = 1024 }; /* largest head size, which zgen enforces */
+_Static_assert(4 * BLOCK * (9 * WIDEST + 4 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
 
 typedef struct attention {
     zk *k;
@@ -38,100 +37,20 @@ typedef struct attention {
     float *lse, *dot;         /* [B,H,T]; dot: row sums of dy * y */
     float *sum;               /* gradient of qkv before rounding, [M, stride] */
     /* apart: distance of regions, see backward_task */
-    int64_t B, T, H, G, D, window, stride, pad, blocks, apart;
+    int64_t B, T, H, G, D, window, stride, blocks, apart;
+    shape s;          /* of a head */
     float scale, cap; /* cap: of scores, 0 for none */
     drop d;           /* of probabilities, with `key` */
 } attention;
 
-/* A strided matrix: element (i, k) is at p[i * row + k * column]. */
-typedef struct view {
-    const float *p;
-    int64_t row, column;
-} view;
-
-/* ---- products */
-ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add,
-                    const int vectors)
-{
-    lanes sum[ROWS][2];
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            sum[i][v] = add ? lanes_load(c + i * ldc + v * LANES) : lanes_set(0);
-    for (int64_t n = 0; n < K; n++) {
-        const float *from = a.p + n * a.column;
-        lanes row[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) row[v] = lanes_load(b + n * ldb + v * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                sum[i][v] = lanes_fma(lanes_set(from[i * a.row]), row[v], sum[i][v]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) lanes_store(c + i * ldc + v * LANES, sum[i][v]);
-}
-
-/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]. M is rounded up to ROWS, N is a multiple of 16, and
- * rows of c and b are ldc and ldb apart. */
-static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
-                     int64_t N, int64_t K, int add)
-{
-    for (int64_t n = 0; n < N; n += 2 * LANES)
-        for (int64_t m = 0; m < M; m += ROWS) {
-            view rows = {a.p + m * a.row, a.row, a.column};
-            if (n + 2 * LANES <= N) tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2);
-            else tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1);
-        }
-}
-
 /* ---- blocks of rows */
-/* Load block [64][pad] from `rows` rows of D elements, `stride` apart,
- * the first at element `at`. */
-static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at,
-                      int64_t stride, int64_t rows)
-{
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->pad; d += LANES)
-            lanes_store(block + i * a->pad + d, lanes_get(p, at + i * stride + d, dtype, a->D - d));
-    memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
-}
-
 static void store_rows(const attention *a, const float *block, real *p, int dtype, int64_t at,
                        int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->D; d += LANES)
-            lanes_put(p, at + i * stride + d, dtype, lanes_load(block + i * a->pad + d), a->D - d);
-}
-
-typedef float v8 __attribute__((vector_size(32)));
-
-/* Transpose 8 x 8 elements by three rounds that interleave row i with row i + 4. */
-static inline void turn8(float *to, const float *from, int64_t pad)
-{
-    v8 x[8], z[8];
-    for (int i = 0; i < 8; i++) memcpy(&x[i], from + i * pad, sizeof x[i]);
-    for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 4; i++) {
-            z[2 * i] = __builtin_shufflevector(x[i], x[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            z[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-        }
-        memcpy(x, z, sizeof x);
-    }
-    for (int i = 0; i < 8; i++) memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
-}
-
-/* Transpose a block [64][pad] into to[pad][64]. */
-static void transpose(const attention *a, float *to, const float *block)
-{
-    for (int64_t d = 0; d < a->pad; d += 8)
-        for (int64_t i = 0; i < BLOCK; i += 8)
-            turn8(to + d * BLOCK + i, block + i * a->pad + d, a->pad);
+            lanes_put(p, at + i * stride + d, dtype, lanes_load(block + i * a->s.pad + d),
+                      a->D - d);
 }
 
 /* Fill to[64] with n floats and zeros. */
@@ -191,6 +110,14 @@ ZK_INLINE lanes score(const attention *a, const float *p, int64_t j, int64_t c, 
     return s.reach ? hide(x, s, j, c) : x;
 }
 
+/* Compute p[keys][queries], the products of rows of two blocks. */
+static void scores(const attention *a, float *p, const block *keys, const block *queries,
+                   int64_t nkeys, int64_t nqueries)
+{
+    multiply(&a->s, p, BLOCK, rows_of(&a->s, keys), queries->turned, BLOCK, terms(&a->s, nkeys),
+             nqueries, terms(&a->s, a->D), 0);
+}
+
 /* ---- dropout of probabilities, as drop.h says */
 /* Fill factor [64 keys][64 queries] for query block i and key block j of head h. Return it, or NULL
  * if the sample drops nothing. */
@@ -217,23 +144,24 @@ static const float *drop_factors(const attention *a, float *factor, int64_t b, i
 
 /* ---- forward */
 typedef struct forward {
-    float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
-    float *p, *factor;                     /* [64 keys][64 queries] */
-    float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor for the old sums */
-    int32_t *reach;                        /* [64] */
+    block q, key, value;
+    float *sum;                  /* [64][pad] */
+    float *p, *factor, *words;   /* [64 keys][64 queries]; of p */
+    float *top, *total, *shrink; /* [64]: maximum, sum of exp, factor for the old sums */
+    int32_t *reach;              /* [64] */
 } forward;
 
 static forward forward_space(const attention *a, int thread)
 {
-    int64_t block = BLOCK * a->pad;
-    float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + 2 * BLOCK * BLOCK;
-    return (forward){.q = s,
-                     .turned = s + block,
-                     .key = s + 2 * block,
-                     .value = s + 3 * block,
+    int64_t block = BLOCK * a->s.pad;
+    float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + 3 * BLOCK * BLOCK;
+    return (forward){.q = block_at(&a->s, s),
+                     .key = block_at(&a->s, s + 2 * block),
+                     .value = block_at(&a->s, s + 3 * block),
                      .sum = s + 4 * block,
                      .p = p,
                      .factor = p + BLOCK * BLOCK,
+                     .words = p + 2 * BLOCK * BLOCK,
                      .top = lines,
                      .total = lines + BLOCK,
                      .shrink = lines + 2 * BLOCK,
@@ -257,7 +185,7 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
         lanes p = lanes_exp(lanes_load(f->p + j * BLOCK + c) - top);
         total += p;
         if (factor) p *= lanes_load(factor + j * BLOCK + c);
-        lanes_store(f->p + j * BLOCK + c, p);
+        lanes_store(f->p + j * BLOCK + c, taken_as(&a->s, p));
     }
     lanes_store(f->top + c, top);
     lanes_store(f->total + c, lanes_fma(lanes_load(f->total + c), shrink, total));
@@ -268,9 +196,9 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
 static void scale_rows(const attention *a, float *block, const float *factor, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->pad; d += LANES)
-            lanes_store(block + i * a->pad + d,
-                        lanes_load(block + i * a->pad + d) * lanes_set(factor[i]));
+        for (int64_t d = 0; d < a->s.pad; d += LANES)
+            lanes_store(block + i * a->s.pad + d,
+                        lanes_load(block + i * a->s.pad + d) * lanes_set(factor[i]));
 }
 
 /* Write y and lse of head h, queries from .. from+rows-1 of sequence b,
@@ -297,12 +225,12 @@ static void forward_task(void *arg, int64_t task, int thread)
     const attention *a = arg;
     int64_t i = a->blocks - 1 - task % a->blocks;
     int64_t h = task / a->blocks % a->H, b = task / a->blocks / a->H;
-    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = rounded_up(&a->s, rows);
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     int64_t first = first_key(a, b, from) / BLOCK;
     forward f = forward_space(a, thread);
-    load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
-    transpose(a, f.turned, f.q);
+    tiles_begin_for(&a->s);
+    load_block(&a->s, &f.q, TURNED, a->qkv, start + from * a->stride + h * a->D, a->stride, rows);
     for (int64_t c = 0; c < BLOCK; c += LANES) {
         lanes_store(f.top + c, lanes_set(-FLT_MAX));
         lanes_store(f.total + c, lanes_set(0));
@@ -311,19 +239,20 @@ static void forward_task(void *arg, int64_t task, int thread)
         sight s = sight_of(a, f.reach, b, i, j);
         const float *factor = drop_factors(a, f.factor, b, h, i, j);
         int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
-        load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
-        load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
-        multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
+        load_block(&a->s, &f.key, LEFT, a->qkv, at, a->stride, keys);
+        load_block(&a->s, &f.value, RIGHT, a->qkv, at + a->G * a->D, a->stride, keys);
+        scores(a, f.p, &f.key, &f.q, keys, padded);
         for (int64_t c = 0; c < padded; c += LANES) weigh(a, &f, c, keys, s, factor);
         if (j > first) scale_rows(a, f.sum, f.shrink, rows);
-        multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys,
-                 j > first);
+        multiply(&a->s, f.sum, a->s.pad, columns_of_square(&a->s, f.p, f.words), f.value.right,
+                 a->s.pad, rows, a->s.pad, terms(&a->s, keys), j > first);
     }
     finish(a, &f, b, h, from, rows);
+    tiles_end_for(&a->s);
 }
 
-static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
-                       int64_t D, int64_t window, float scale, float cap)
+static attention attention_of(zk *k, const int32_t *position, int64_t B, int64_t T, int64_t H,
+                              int64_t G, int64_t D, int64_t window, float scale, float cap)
 {
     return (attention){.k = k,
                        .B = B,
@@ -334,7 +263,7 @@ static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int
                        .position = position,
                        .window = window,
                        .stride = (H + 2 * G) * D,
-                       .pad = (D + 15) / 16 * 16,
+                       .s = shape_of(k, D),
                        .blocks = (T + BLOCK - 1) / BLOCK,
                        .scale = scale,
                        .cap = cap};
@@ -361,7 +290,7 @@ void ZK(zk_attention_capped_fwd)(zk *k, const zk_launch *L, real *y, float *lse,
                                  int64_t G, int64_t D, int64_t window, float scale, float cap)
 {
     (void)L;
-    attend(shape(k, position, B, T, H, G, D, window, scale, cap), y, lse, qkv);
+    attend(attention_of(k, position, B, T, H, G, D, window, scale, cap), y, lse, qkv);
 }
 
 void ZK(zk_attention_dropped_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -369,7 +298,7 @@ void ZK(zk_attention_dropped_fwd)(zk *k, const zk_launch *L, real *y, float *lse
                                   int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
                                   float scale, float p)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
+    attention a = attention_of(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
     attend(dropping(a, key, place, p), y, lse, qkv);
 }
@@ -389,29 +318,28 @@ void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const 
 
 /* ---- backward */
 typedef struct backward {
-    float *q, *dy, *key, *value, *dq, *dkey, *dvalue; /* [64][pad] */
-    float *turned, *turned_dy;                        /* [pad][64] */
-    float *p, *ds, *factor;                           /* [64 keys][64 queries] */
-    float *lse, *dot;                                 /* [64] */
-    int32_t *reach;                                   /* [64] */
+    block q, dy, key, value;
+    float *dq, *dkey, *dvalue;      /* [64][pad] */
+    float *p, *ds, *factor, *words; /* [64 keys][64 queries]; of p or ds */
+    float *lse, *dot;               /* [64] */
+    int32_t *reach;                 /* [64] */
 } backward;
 
 static backward backward_space(const attention *a, int thread)
 {
-    int64_t block = BLOCK * a->pad;
-    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 3 * BLOCK * BLOCK;
-    return (backward){.q = s,
-                      .dy = s + block,
-                      .key = s + 2 * block,
-                      .value = s + 3 * block,
-                      .dq = s + 4 * block,
-                      .dkey = s + 5 * block,
-                      .dvalue = s + 6 * block,
-                      .turned = s + 7 * block,
-                      .turned_dy = s + 8 * block,
+    int64_t block = BLOCK * a->s.pad;
+    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 4 * BLOCK * BLOCK;
+    return (backward){.q = block_at(&a->s, s),
+                      .dy = block_at(&a->s, s + 2 * block),
+                      .key = block_at(&a->s, s + 4 * block),
+                      .value = block_at(&a->s, s + 5 * block),
+                      .dq = s + 6 * block,
+                      .dkey = s + 7 * block,
+                      .dvalue = s + 8 * block,
                       .p = p,
                       .ds = p + BLOCK * BLOCK,
                       .factor = p + 2 * BLOCK * BLOCK,
+                      .words = p + 3 * BLOCK * BLOCK,
                       .lse = lines,
                       .dot = lines + BLOCK,
                       .reach = (int32_t *)(lines + 2 * BLOCK)};
@@ -431,8 +359,8 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
         lanes ds = p * (dp - dot) * lanes_set(a->scale);
         if (cap > 0) ds *= lanes_fma(-bent, bent, lanes_set(1));
         if (factor) p *= lanes_load(factor + j * BLOCK + c);
-        lanes_store(s->p + j * BLOCK + c, p);
-        lanes_store(s->ds + j * BLOCK + c, ds);
+        lanes_store(s->p + j * BLOCK + c, taken_as(&a->s, p));
+        lanes_store(s->ds + j * BLOCK + c, taken_as(&a->s, ds));
     }
 }
 
@@ -443,24 +371,26 @@ static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / R
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
                           int64_t j, int first)
 {
-    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = rounded_up(&a->s, rows);
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
-    int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
+    int64_t m = b * a->T + from, at = m * a->stride + h * a->D, pad = a->s.pad;
+    const shape *of = &a->s;
     sight seen = sight_of(a, s->reach, b, i, j);
     const float *factor = drop_factors(a, s->factor, b, h, i, j);
-    load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
-    load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
-    load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
+    load_block(of, &s->q, TURNED | RIGHT, a->qkv, at, a->stride, rows);
+    load_block(of, &s->dy, TURNED | RIGHT, a->dy, (m * a->H + h) * a->D, a->H * a->D, rows);
+    load_rows(of, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
     load_line(s->lse, a->lse + line, rows);
     load_line(s->dot, a->dot + line, rows);
-    transpose(a, s->turned, s->q);
-    transpose(a, s->turned_dy, s->dy);
-    multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
-    multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
+    scores(a, s->p, &s->key, &s->q, keys, padded);
+    scores(a, s->ds, &s->value, &s->dy, keys, padded);
     for (int64_t c = 0; c < padded; c += LANES) weigh_again(a, s, c, keys, seen, factor);
-    multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
-    multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
-    multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
+    multiply(of, s->dvalue, pad, rows_of_square(of, s->p, s->words), s->dy.right, pad, keys, pad,
+             terms(of, rows), 1);
+    multiply(of, s->dkey, pad, rows_of_square(of, s->ds, s->words), s->q.right, pad, keys, pad,
+             terms(of, rows), 1);
+    multiply(of, s->dq, pad, columns_of_square(of, s->ds, s->words), s->key.right, pad, rows, pad,
+             terms(of, keys), 1);
     store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
 }
 
@@ -477,10 +407,10 @@ static void backward_key(const attention *a, const backward *s, int64_t b, int64
 {
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
     int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
-    load_rows(a, s->key, a->qkv, a->k->dtype, key, a->stride, keys);
-    load_rows(a, s->value, a->qkv, a->k->dtype, value, a->stride, keys);
-    load_rows(a, s->dkey, a->sum, ZK_F32, key, a->stride, first ? 0 : keys);
-    load_rows(a, s->dvalue, a->sum, ZK_F32, value, a->stride, first ? 0 : keys);
+    load_block(&a->s, &s->key, LEFT | RIGHT, a->qkv, key, a->stride, keys);
+    load_block(&a->s, &s->value, LEFT, a->qkv, value, a->stride, keys);
+    load_rows(&a->s, s->dkey, a->sum, ZK_F32, key, a->stride, first ? 0 : keys);
+    load_rows(&a->s, s->dvalue, a->sum, ZK_F32, value, a->stride, first ? 0 : keys);
     for (; i < end; i++)
         for (int64_t h = g * heads; h < (g + 1) * heads; h++)
             backward_head(a, s, b, h, i, j, first && j % REGION == 0);
@@ -496,11 +426,13 @@ static void backward_task(void *arg, int64_t task, int thread)
     int64_t n = regions(a) - a->apart, j = task % n * REGION, i = j + a->apart * REGION;
     int64_t g = task / n % a->G, b = task / n / a->G, end = zk_least(i + REGION, a->blocks);
     backward s = backward_space(a, thread);
+    tiles_begin_for(&a->s);
     for (int64_t last = j + REGION; j < last && j < end; j++) {
         /* on the diagonal take all blocks: the first block of a query starts its dq */
         int64_t from = i > j ? i : j, to = a->apart ? end_of_sight(a, b, from, end, j) : end;
         if (from < to) backward_key(a, &s, b, g, from, to, j, a->apart == 0);
     }
+    tiles_end_for(&a->s);
 }
 
 /* Compute dot for all heads of one row. */
@@ -553,7 +485,7 @@ void ZK(zk_attention_capped_bwd)(zk *k, const zk_launch *L, real *dqkv, const re
                                  int64_t G, int64_t D, int64_t window, float scale, float cap)
 {
     (void)L;
-    attend_back(shape(k, position, B, T, H, G, D, window, scale, cap), dqkv, dy, y, qkv, lse,
+    attend_back(attention_of(k, position, B, T, H, G, D, window, scale, cap), dqkv, dy, y, qkv, lse,
                 scratch);
 }
 
@@ -563,7 +495,7 @@ void ZK(zk_attention_dropped_bwd)(zk *k, const zk_launch *L, real *dqkv, const r
                                   int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
                                   float scale, float p)
 {
-    attention a = shape(k, position, B, T, H, G, D, window, scale, 0);
+    attention a = attention_of(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
     attend_back(dropping(a, key, place, p), dqkv, dy, y, qkv, lse, scratch);
 }

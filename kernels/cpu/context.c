@@ -11,10 +11,11 @@
 #define PLAIN_POINTER(name) ZK_POINTER(name, name)
 ZK_KERNELS(PLAIN_POINTER)
 
-#define OF_PAIRS(name)                                                                             \
-    void name##_avx512bf16(void);                                                                  \
-    void name##_amx(void);
+#define OF_PAIRS(name) void name##_avx512bf16(void);
+#define OF_TILES(name) void name##_amx(void);
 ZK_PRODUCTS(OF_PAIRS)
+ZK_PRODUCTS(OF_TILES)
+ZK_TILED(OF_TILES)
 
 static void choose(void)
 {
@@ -22,9 +23,12 @@ static void choose(void)
     int narrow = !strcmp(object, "avx2"), pairs = !strcmp(object, "avx512bf16");
     int tiles = !strcmp(object, "amx");
 #define SET(name) jump_##name = narrow ? name##_avx2 : name##_avx512;
-#define SET_PAIRS(name) jump_##name = tiles ? name##_amx : pairs ? name##_avx512bf16 : jump_##name;
+#define SET_PAIRS(name) jump_##name = pairs ? name##_avx512bf16 : jump_##name;
+#define SET_TILES(name) jump_##name = tiles ? name##_amx : jump_##name;
     ZK_KERNELS(SET)
     ZK_PRODUCTS(SET_PAIRS)
+    ZK_PRODUCTS(SET_TILES)
+    ZK_TILED(SET_TILES)
 }
 
 const char *zk_target(void) { return "cpu"; }

@@ -2,7 +2,7 @@
  * ISA.
  *
  * Every file here except context.c, host.c and threads.c is compiled once per ISA with ZK_SUFFIX
- * set (_avx2, _avx512; the files that multiply matrices also _avx512bf16 and _amx). Define a kernel
+ * set (_avx2, _avx512; linear.c also _avx512bf16 and _amx, attention.c also _amx). Define a kernel
  * as `void ZK(zk_add)(zk *k, ...)`. context.c defines the plain names and host.c those that begin
  * with zk_host_; both jump to the best object that cpuid allows. The environment variable ZK_ISA
  * selects a lower one.

@@ -103,16 +103,21 @@ ZK_INLINE lanes lanes_rise(lanes r)
     return lanes_fma(p * r, r, r);
 }
 
-/* exp(x) = 2^n * e^r. Below -104 the result rounds to 0, above 89 to infinity. Without an
- * instruction for it 2^n is applied in two steps, so that subnormals are rounded once. */
+/* exp(x) = 2^n * e^r. Below -104 the result is 0, which it would round to, and is not computed: a
+ * result that underflows takes an AVX-512 processor some 25 times as long. Above 89 it is infinity.
+ * Without an instruction for it 2^n is applied in two steps, so that subnormals are rounded once. */
 ZK_INLINE lanes lanes_exp(lanes x)
 {
+    lanes_mask vanishes = x < -104.0f;
     x = lanes_max(lanes_set(-104.0f), lanes_min(lanes_set(89.0f), x));
     lanes r, shifted = lanes_split(x, &r), p = lanes_rise(r) + 1.0f;
 #ifdef __AVX512F__
-    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)(shifted - lanes_set(EXP_SHIFT)));
+    __mmask16 there = (__mmask16)~_mm512_movepi32_mask((__m512i)vanishes);
+    return (lanes)_mm512_maskz_scalef_ps(there, (__m512)p,
+                                         (__m512)(shifted - lanes_set(EXP_SHIFT)));
 #else
     lanes_mask e = (lanes_mask)shifted - (lanes_mask)lanes_set(EXP_SHIFT), half = e >> 1;
+    p = lanes_select(vanishes, lanes_set(0), p);
     return p * (lanes)((half + 127) << 23) * (lanes)((e - half + 127) << 23);
 #endif
 }

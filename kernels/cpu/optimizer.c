@@ -82,7 +82,7 @@ ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
 }
 
 /* Draw the words of elements i .. i + 63 of a part. second: ZK_SECOND or 0. */
-ZK_INLINE void draw_words(uint32_t out[GROUP], const flat_update *a, const zk_part *part, int64_t i,
+ZK_INLINE void draw_words(uint32_t out[DRAWN], const flat_update *a, const zk_part *part, int64_t i,
                           uint64_t second)
 {
     words(out, 4, 1, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4 | second);
@@ -91,7 +91,7 @@ ZK_INLINE void draw_words(uint32_t out[GROUP], const flat_update *a, const zk_pa
 /* Update elements i .. i + n - 1 of a part, n <= LANES. chance: first and second words of the 64
  * elements from i / 64 * 64; they are drawn when i is the first of these. */
 ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pull *own, int moments,
-                            int64_t i, int n, uint32_t chance[2][GROUP])
+                            int64_t i, int n, uint32_t chance[2][DRAWN])
 {
     int64_t at = part->at + i;
     lanes m = a->m ? lanes_get(a->m, at, moments, n) : lanes_set(0);
@@ -99,13 +99,13 @@ ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pul
     lanes p = a->p ? lanes_get(a->p, at, ZK_F32, n) : lanes_get(a->w, at, ZK_BF16, n);
     p = update(&a->s, own, p, &m, &v, lanes_get(a->g, at, ZK_F32, n));
     if (moments == ZK_BF16) {
-        if (i % GROUP == 0) draw_words(chance[0], a, part, i, 0);
-        m = by_chance(m, chance[0] + i % GROUP, 0);
-        v = by_chance(v, chance[0] + i % GROUP, 16);
+        if (i % DRAWN == 0) draw_words(chance[0], a, part, i, 0);
+        m = by_chance(m, chance[0] + i % DRAWN, 0);
+        v = by_chance(v, chance[0] + i % DRAWN, 16);
     }
     if (!a->p) {
-        if (i % GROUP == 0) draw_words(chance[1], a, part, i, ZK_SECOND);
-        p = by_chance(p, chance[1] + i % GROUP, 0);
+        if (i % DRAWN == 0) draw_words(chance[1], a, part, i, ZK_SECOND);
+        p = by_chance(p, chance[1] + i % DRAWN, 0);
     }
     if (a->m) lanes_put(a->m, at, moments, m, n);
     if (a->v) lanes_put(a->v, at, moments, v, n);
@@ -116,7 +116,7 @@ ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pul
 ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moments)
 {
     pull own = pull_of(a->ctl, part->span);
-    uint32_t chance[2][GROUP];
+    uint32_t chance[2][DRAWN];
     int64_t i = 0;
     for (; i + LANES <= part->n; i += LANES) update_lanes(a, part, &own, moments, i, LANES, chance);
     if (i < part->n) update_lanes(a, part, &own, moments, i, (int)(part->n - i), chance);
@@ -176,9 +176,9 @@ static void init_part(void *arg, const zk_part *part)
 {
     const initial *a = arg;
     v16 mean = set16(part->span->mean), std = set16(part->span->std);
-    for (int64_t i = 0; i < part->n; i += GROUP) {
+    for (int64_t i = 0; i < part->n; i += DRAWN) {
         v16u word[4];
-        uint32_t drawn[GROUP];
+        uint32_t drawn[DRAWN];
         v16 z[4] = {set16(0), set16(0), set16(0), set16(0)};
         if (part->span->std != 0) {
             words(drawn, 1, 16, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4);

@@ -29,7 +29,14 @@ static inline void zk_put(real *p, int64_t i, int dtype, v16 x, int64_t n)
     store16rn(p, i, dtype, x, (int)zk_least(n, 16));
 }
 
-/* The same for up to LANES elements. */
+/* narrow16 for lanes: the 16 bits of each bf16 in the upper half. */
+ZK_INLINE lanes_bits lanes_narrow(lanes x)
+{
+    lanes_bits u = (lanes_bits)x, even = u + 0x7fff + ((u >> 16) & 1);
+    return (lanes_bits)lanes_select(x != x, (lanes)(u | 0x400000), (lanes)even);
+}
+
+/* zk_get and zk_put for up to LANES elements. */
 #ifdef __AVX512F__
 ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int64_t n)
 {
@@ -41,13 +48,6 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int64_t n)
     zk_put(p, i, dtype, x, n);
 }
 #else
-/* narrow16 for lanes: the 16 bits of each bf16 in the upper half. */
-ZK_INLINE lanes_bits lanes_narrow(lanes x)
-{
-    lanes_bits u = (lanes_bits)x, even = u + 0x7fff + ((u >> 16) & 1);
-    return (lanes_bits)lanes_select(x != x, (lanes)(u | 0x400000), (lanes)even);
-}
-
 ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int64_t n)
 {
     uint16_t part[LANES] = {0};

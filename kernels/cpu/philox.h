@@ -39,11 +39,11 @@ static inline void philox(v8u c[4], uint64_t key)
 }
 
 /* ---- random words for 64 elements */
-enum { GROUP = 64 };
+enum { DRAWN = 64 };
 
 /* Write word i of counter first + lane, for 16 lanes, to out[lane * by_lane + i * by_word]. */
 static inline __attribute__((always_inline)) void
-words(uint32_t out[GROUP], int by_lane, int by_word, uint64_t seed, uint64_t key, uint64_t first)
+words(uint32_t out[DRAWN], int by_lane, int by_word, uint64_t seed, uint64_t key, uint64_t first)
 {
     for (int half = 0; half < 2; half++) {
         v8u at = first + 8 * half + (v8u){0, 1, 2, 3, 4, 5, 6, 7};

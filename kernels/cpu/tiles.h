@@ -1,9 +1,4 @@
-/* tiles.h -- bf16 products by AMX, in the object that is compiled with ZK_AMX.
- *
- * An instruction multiplies 16 x 32 by 32 x 16 elements. Starting from 0 it sums the products of
- * even k and those of odd k, each as a chain of FMAs in ascending k, adds the two sums, and adds
- * the result to the block's sum. Denormals are 0 (tdpbf16ps in Intel's manual;
- * tests/kernels/pairs.c). Other objects do the same with FMAs (linear.c).
+/* tiles.h -- bf16 products of a linear layer by AMX (amx.h).
  *
  * A product is computed in slabs of rows, columns and elements of the chain. All threads pack a
  * slab's operands into the panels of the context, then multiply them. The panels hold, in words of
@@ -13,12 +8,10 @@
  * Invariants
  *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a slab
  *     changes no bit.
- *  2. A thread has tiles configured only from tiles_begin to tiles_end; otherwise a switch to
- *     another thread would have to save 8 KB.
  */
 #ifndef ZK_TILES_H
 #define ZK_TILES_H
-#include "product.h"
+#include "amx.h"
 
 #ifdef ZK_AMX
 #include <cpuid.h>
@@ -27,14 +20,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TILE = 16, BLOCK = 2 * TILE };
+enum { BLOCK = 2 * TILE };
 enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
 /* DEEPEST: elements of the chain at once, so that a block of sums leaves its registers once.
  * RANGE_B: words of b for a range of columns, 1.25 MB, which stay in the second-level cache. */
 enum { DEEPEST = 3072, RANGE_B = 5 << 16, ROWS_AT_ONCE = 2 * BLOCK, MOST_RANGES = 64 };
-_Static_assert((int)LANES == (int)TILE, "a row of a tile is a register");
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
  * asked before any thread uses tiles. */
@@ -44,18 +36,6 @@ int ZK(zk_tiles)(void)
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & HAS_TILES && d & HAS_BF16 &&
            !syscall(SYS_arch_prctl, GRANT, TILE_DATA);
 }
-
-static void tiles_begin(void)
-{
-    static const struct {
-        uint8_t palette, start, zero[14];
-        uint16_t bytes[16]; /* bytes of a row */
-        uint8_t rows[16];
-    } eight = {.palette = 1, .bytes = {[0 ... 7] = 4 * TILE}, .rows = {[0 ... 7] = TILE}};
-    _tile_loadconfig(&eight);
-}
-
-static void tiles_end(void) { _tile_release(); }
 
 typedef struct slab {
     const product *g;
@@ -155,20 +135,6 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
 }
 
 /* ---- packing */
-/* Set low and high to the words of 32 lines that lie side by side: elements i and i + 1 of n. */
-static inline void pair32(lanes *low, lanes *high, const matrix *x, int64_t at, int64_t step,
-                          int64_t i, int64_t n, int64_t v, int64_t lines)
-{
-    static const uint16_t mix[BLOCK] __attribute__((aligned(64))) = {
-        0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-        8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    __m512i index = _mm512_load_si512(mix), sixteen = _mm512_set1_epi16(TILE);
-    __m512i even = (__m512i)get_words(x, at + i * step + v, i < n ? lines - v : 0);
-    __m512i odd = (__m512i)get_words(x, at + (i + 1) * step + v, i + 1 < n ? lines - v : 0);
-    *low = (lanes)_mm512_permutex2var_epi16(even, index, odd);
-    *high = (lanes)_mm512_permutex2var_epi16(even, _mm512_add_epi16(index, sixteen), odd);
-}
-
 /* Pack elements [i, i + GROUP) of all lines of a, which lie side by side. */
 static void pack_across_a(const slab *p, int64_t i)
 {

@@ -305,11 +305,12 @@ def need(isa: str) -> None:
 
 
 @functools.cache
-def products() -> set[str]:
+def products(isa: str) -> set[str]:
     """Return the kernels that an object of products has; the others come from avx512."""
     text = (ROOT / "kernels/cpu/kernels.def").read_text()
-    listed = re.search(r"#define ZK_PRODUCTS.*?\n\n", text, re.S)
-    return set(re.findall(r"X\((zk_\w+)\)", listed[0] if listed else ""))
+    lists = ("ZK_PRODUCTS", "ZK_TILED")[: 2 if isa in TILES else 1]
+    listed = [re.search(rf"#define {x}\(X\).*?\n\n", text, re.S)[0] for x in lists]
+    return set(re.findall(r"X\((zk_\w+)\)", "".join(listed)))
 
 
 @functools.cache
@@ -503,7 +504,7 @@ class Kernels:
         result, types, launch = prototypes()[name]
         emulated = self.isa in GPUS
         isa = self.isa
-        if isa not in ISAS and name not in products():
+        if isa not in ISAS and name not in products(isa):
             isa = "avx512"
         isa = "amx" if isa == "tiles" else isa
         call = getattr(self.library, name if emulated else f"{name}_{isa}")
