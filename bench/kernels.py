@@ -27,10 +27,10 @@ Array = np.ndarray
 CALLS = 200
 
 
-def least(*calls: Callable[[], object]) -> list[float]:
+def least(*calls: Callable[[], object], times: int = CALLS) -> list[float]:
     """Return the least milliseconds of each call."""
     found = [float("inf")] * len(calls)
-    for _ in range(CALLS):
+    for _ in range(times):
         for i, call in enumerate(calls):
             begun = time.thread_time_ns()
             call()
@@ -85,6 +85,27 @@ def ordered(isa: str, compiler: str, order: int) -> list[float]:
     return least(*calls)
 
 
+def attention(isa: str, compiler: str, B: int, T: int) -> list[float]:
+    """Return the times of GPT-2's attention, forward and backward, in bf16 by tiles and in f32."""
+    H, D = 12, 64
+    r = np.random.default_rng(1)
+    lse = zk.empty(zk.F32, B, H, T)
+    scratch = zk.empty(zk.F32, B * H * T + B * T * 3 * H * D)
+    calls = []
+    for dtype in zk.BF16, zk.F32:
+        k = zk.Kernels(isa, dtype, compiler=compiler, order=zk.TILED)
+        qkv, dy = (zk.store(r.normal(size=(B, T, n * H, D)), dtype) for n in (3, 1))
+        y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
+
+        def both(k=k, qkv=qkv, dy=dy, y=y, dqkv=dqkv) -> None:
+            sizes = B, T, H, H, D, D**-0.5
+            k.zk_attention_fwd(y, lse, qkv, *sizes)
+            k.zk_attention_bwd(dqkv, dy, y, qkv, lse, scratch, *sizes)
+
+        calls.append(both)
+    return least(*calls, times=CALLS // 10)
+
+
 def beside_linear(
     isa: str, compiler: str, work: Callable[[zk.Kernels, Array, Array], object]
 ) -> list[float]:
@@ -115,6 +136,8 @@ ROWS = {
     "squares beside a sum": squares,
     "pairs in bf16 beside f32": partial(ordered, order=zk.PAIRS),
     "tiles in bf16 beside f32": partial(ordered, order=zk.TILED),
+    "attention by tiles, T 256": partial(attention, B=4, T=256),
+    "attention by tiles, 1024": partial(attention, B=1, T=1024),
     "bwd_w in bf16 beside f32": lambda isa, compiler: weights(isa, compiler, zk.BF16),
     "bwd_w in f16 beside f32": lambda isa, compiler: weights(isa, compiler, zk.F16),
 }

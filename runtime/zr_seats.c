@@ -39,14 +39,16 @@ void zr_awaits(zr *z, int group, int rank)
 void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n)
 {
     const struct timespec slice = {0, 100000000};
-    for (;;) {
-        uint32_t seen = atomic_load(word);
-        if ((int32_t)(seen - n) >= 0) return;
+    uint32_t seen;
+    int waited = 0;
+    while ((int32_t)((seen = atomic_load(word)) - n) < 0) {
         zr_leave_if_stopped(z);
         zr_count_wait(z, queue);
-        if (z->far) zr_awaits(z, z->queue[queue].group, rank);
+        waited = z->far != NULL;
+        if (waited) zr_awaits(z, z->queue[queue].group, rank);
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     }
+    if (waited) zr_awaits(z, 0, -1);
 }
 
 void zr_all_arrived(zr *z, int queue, uint32_t turn)
