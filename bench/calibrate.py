@@ -504,7 +504,7 @@ def main(argv: Sequence[str]) -> int:
         p.error(f"-o {args.o}: there is no folder {missing}; allowed: {output.FOLDERS}")
     if args.gpu:  # in a process of its own: tests/lib/zk.py settles the device when it is imported
         gpu = [sys.executable, str(ROOT / "bench" / "calibrate_gpu.py"), args.o]
-        return subprocess.run(gpu).returncode
+        return subprocess.run(gpu, env=with_driver()).returncode
     cores = len(os.sched_getaffinity(0))
     found, passes = [], []
     for real in ("f32", "bf16"):
@@ -543,6 +543,12 @@ def main(argv: Sequence[str]) -> int:
         f"{1e3 * max(passes):.1f} ms"
     )
     return 0
+
+
+def with_driver() -> dict[str, str]:
+    """Return the environment, with the folder in which containers may have the driver."""
+    paths = [os.environ.get("LD_LIBRARY_PATH", ""), "/usr/local/nvidia/lib64"]
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(p for p in paths if p)}
 
 
 BEGUN = time.monotonic()

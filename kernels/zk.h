@@ -149,7 +149,8 @@ const char *zk_object(void); /* must be equal on all ranks: "avx512", "sm_90, 13
 int64_t zk_overhead(int threads);
 /* Set the order in which a context on a CPU sums products in bf16. ZK_PAIRS, the default: of
  * each pair of k the odd one first, as vdpbf16ps does. ZK_TILES: in groups of 32, as
- * tdpbf16ps does. Every kernel object has both. Below 0: leave the order unset. Returns the
+ * tdpbf16ps does, also in attention, for which p and ds are rounded to bf16. Every kernel
+ * object has both. Below 0: leave the order unset. Returns the
  * order that is faster here, or -1: there is no memory for the operands. */
 enum { ZK_PAIRS = 0, ZK_TILES = 1 };
 int zk_products(zk *k, int order);

@@ -20,6 +20,7 @@
 #include "zr_products.h"
 #include "zr_progress.h"
 #include "zr_rank.h"
+#include "zr_seats.h"
 #include "zr_shared.h"
 #include <inttypes.h>
 #include <poll.h>
@@ -343,8 +344,8 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     double since = now - atomic_load(&t->since);
     double done = zr_rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
     zr_seat *seat = &z->shared->seat[0];
-    int in_step = !strcmp(what, "step");
-    int awaits = atomic_load(&seat->life) == ZR_STEPS ? 0 : atomic_load(&seat->awaits) - 1;
+    int in_step = !strcmp(what, "step"), group;
+    int awaits = atomic_load(&seat->life) == ZR_STEPS ? -1 : zr_awaited(seat, &group);
     snprintf(name, sizeof name, "%s", what);
     if (in_step)
         snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64, atomic_load(&seat->step),

@@ -31,9 +31,8 @@ void zr_set(_Atomic uint32_t *word, uint32_t n)
 
 void zr_awaits(zr *z, int group, int rank)
 {
-    zr_seat *seat = &z->shared->seat[z->rank];
-    atomic_store_explicit(&seat->group, group, memory_order_relaxed);
-    atomic_store_explicit(&seat->awaits, rank + 1, memory_order_relaxed);
+    int64_t both = rank < 0 ? 0 : (int64_t)group << 32 | (rank + 1);
+    atomic_store_explicit(&z->shared->seat[z->rank].awaits, both, memory_order_relaxed);
 }
 
 void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n)

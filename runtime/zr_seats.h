@@ -15,7 +15,14 @@ static inline void zr_count_wait(zr *z, int queue)
 /* Note the rank that this one waits for, and in which group, for the parent's report of a run that
  * hangs; rank -1: none. */
 void zr_awaits(zr *z, int group, int rank);
-/* Wait until *word, which this rank sets, reaches n. */
+/* Return the rank that a seat's rank waits for, and set *group; -1: none. */
+static inline int zr_awaited(const zr_seat *seat, int *group)
+{
+    int64_t both = atomic_load_explicit(&seat->awaits, memory_order_relaxed);
+    *group = (int)(both >> 32);
+    return (int)(both & INT32_MAX) - 1;
+}
+/* Wait until *word, which `rank` sets, reaches n. */
 void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n);
 /* Begin the next turn and return its number. */
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);

@@ -24,12 +24,11 @@ typedef struct zr_seat {
     struct {
         _Atomic uint32_t arrived, read;
     } turn[ZR_QUEUES + 1];
-    uint64_t part[2];      /* its term of the sum of zr_total */
-    _Atomic int64_t step;  /* current or last training step, from 1 */
-    _Atomic int life;      /* ZR_SILENT ... */
-    _Atomic int awaits;    /* 1 + the launcher's rank that it waits for; 0: none */
-    _Atomic int group;     /* group in which it waits for that rank */
-    char host[ZR_ADDRESS]; /* host of a launcher's rank; "": not known */
+    uint64_t part[2];       /* its term of the sum of zr_total */
+    _Atomic int64_t step;   /* current or last training step, from 1 */
+    _Atomic int life;       /* ZR_SILENT ... */
+    _Atomic int64_t awaits; /* the launcher's rank that it waits for and the group, by zr_awaits */
+    char host[ZR_ADDRESS];  /* host of a launcher's rank; "": not known */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 

@@ -21,6 +21,7 @@
 #include "zr_memory.h"
 #include "zr_range.h"
 #include "zr_rank.h"
+#include "zr_seats.h"
 #include "zr_shared.h"
 #include "zr_stall.h"
 #include "zr_watch.h"
@@ -107,17 +108,15 @@ static int works(const zr_stall *s, int r, double half)
     return cpu_of(s->rank[r].pid) - s->rank[r].cpu > 0.1 * (s->quiet - half);
 }
 
-/* Describe ranks of this host that wait, most likely for ranks of another, by one of them. */
+/* Describe ranks that this parent started and that wait for others, by one of them. */
 static void describe_far(zr *z, const zr_stall *s, char *why)
 {
-    int r = z->here - 1, awaits = 0;
+    int r = z->here - 1, awaited, group;
     char who[ZR_HOST_NAME], whom[3 * ZR_ADDRESS] = "ranks of other hosts";
-    while (!(awaits = atomic_load(&seat_of(z, r)->awaits)) && r > 0) r--;
-    int group = atomic_load(&seat_of(z, r)->group);
-    if (awaits)
-        snprintf(whom, sizeof whom, "rank %d%s%.40s on host %s", awaits - 1,
-                 group ? " of group " : "", group ? z->p->groups[group].name : "",
-                 z->shared->seat[awaits - 1].host);
+    while ((awaited = zr_awaited(seat_of(z, r), &group)) < 0 && r > 0) r--;
+    if (awaited >= 0)
+        snprintf(whom, sizeof whom, "rank %d%s%.40s on host %s", awaited, group ? " of group " : "",
+                 group ? z->p->groups[group].name : "", z->shared->seat[awaited].host);
     zr_why(why,
            "no command has finished for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
            " for %s; all ranks of this host are stopped; check for a host, a network or a process "

@@ -16,8 +16,7 @@
  *     to the rounding of lse.
  *  3. Scores are stored transposed, [key][query]. A register holds queries, so maxima and sums over
  *     keys need no sum across lanes.
- *  4. Scratch arrays are [64][pad], with 0 in rows and elements past the end. The scratch of a
- *     thread holds D <= 1024.
+ *  4. The scratch of a thread holds D <= 1024.
  */
 #include "../drop.h"
 #include "blocks.h"

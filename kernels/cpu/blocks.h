@@ -59,10 +59,13 @@ static int64_t rounded_up(const shape *s, int64_t n)
 /* Return the terms of a sum over n rows. */
 static int64_t terms(const shape *s, int64_t n) { return s->tiled ? rounded_up(s, n) : n; }
 
-/* Return p or ds as a product takes it; words round it when they are packed. */
+/* Return p or ds as a product takes it; packing into words rounds it. A denormal is 0 of its sign
+ * before it is rounded, as for vcvtneps2bf16: the largest ones would become a normal number. */
 ZK_INLINE lanes taken_as(const shape *s, lanes x)
 {
-    return s->tiled && !s->words ? (lanes)(lanes_narrow(x) & 0xffff0000) : x;
+    if (!s->tiled || s->words) return x;
+    lanes_mask normal = ((lanes_mask)x & 0x7f800000) != 0;
+    return (lanes)(lanes_narrow(x) & 0xffff0000 & ((lanes_bits)normal | 0x80000000));
 }
 
 /* ---- f32: products */
@@ -201,8 +204,7 @@ static void pack_block(const shape *s, const block *to, int forms, const real *p
     }
 }
 
-/* Return the elements of low, then those of high, in bf16. The instruction takes denormals as 0, and
- * so do products. */
+/* Return the elements of low, then those of high, in bf16: denormals are 0. */
 ZK_INLINE __m512i narrow32(lanes low, lanes high)
 {
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
@@ -288,12 +290,13 @@ static void multiply_by_tiles(float *c, int64_t ldc, const float *a, const float
 #endif
 
 /* ---- both */
-/* Around a task's products. */
+/* Configure tiles for the products of a task. */
 static void tiles_begin_for(const shape *s)
 {
     if (s->words) tiles_begin();
 }
 
+/* Release them at its end. */
 static void tiles_end_for(const shape *s)
 {
     if (s->words) tiles_end();
@@ -321,7 +324,7 @@ static void load_block(const shape *s, const block *to, int forms, const real *p
 
 static view rows_of(const shape *s, const block *b) { return (view){b->left, s->pad, 1}; }
 
-/* Return the rows of p[64][64], whose elements a product can take. words: [2][64][16], for them */
+/* Return p[64][64] as the left operand of a product. words: [2][64][16], space for it */
 static view rows_of_square(const shape *s, const float *p, float *words)
 {
     if (!s->words) return (view){p, BLOCK, 1};
@@ -329,6 +332,7 @@ static view rows_of_square(const shape *s, const float *p, float *words)
     return (view){.p = words};
 }
 
+/* The same for the transposed p. */
 static view columns_of_square(const shape *s, const float *p, float *words)
 {
     if (!s->words) return (view){p, 1, BLOCK};

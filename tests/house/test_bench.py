@@ -144,7 +144,7 @@ def stand_ins(root: pathlib.Path, waits: str = "", fails: str = "") -> dict[str,
     toolkit = root / "runtime" / "cuda" / "toolkit"
     toolkit.write_text("#!/bin/sh\n")
     toolkit.chmod(0o755)
-    for name in ("gpu.sh", "gpu_parts.sh", "gpu_report.py"):
+    for name in ("gpu.sh", "gpu_parts.sh", "gpu_report.py", "gpu_found.py"):
         shutil.copy(ROOT / "bench" / name, root / "bench")
     (root / "bench" / "gpu_cases.py").write_text(CASES)
     made = STAND_IN % {"waits": waits, "fails": fails}
@@ -200,6 +200,7 @@ DRIVER = """
 int cuInit(unsigned flags) { return flags; }
 int cuDeviceGetCount(int *n) { return *n = 1, 0; }
 int cuDeviceGetAttribute(int *x, int what, int n) { return *x = what == 75 ? 9 : n, 0; }
+int cuDeviceGetName(char *name, int size, int n) { return name[0] = 'G', name[1] = 0, n * size; }
 int cuDeviceTotalMem_v2(unsigned long *size, int n) { return *size = %sull << 30, n; }
 """
 
@@ -750,9 +751,10 @@ def test_gpus_are_calibrated(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 0, done.stderr
     made, usual = load_device(str(path)), load_device("h100")
     head = [x for x in path.read_text().splitlines() if x.startswith("#")]
-    assert [x.split(":")[0] for x in head[1:-1]] == ["# peak", "# network"]
+    assert [x.split(":")[0] for x in head[1:-1]] == ["# peak", "# network", "# peers"]
     assert made.target == "sm_90" and made.peak == usual.peak
-    assert made.network == usual.network and made.peers != usual.peers
+    assert made.network == usual.network and made.peers.hop == usual.peers.hop
+    assert made.peers.bandwidth != usual.peers.bandwidth
     assert [r.precision for r in made.rates] == ["bf16", "f32"]
     for rates in made.rates:
         assert {

@@ -67,17 +67,22 @@ OBJECTS = [
     None,
     zk.EMULATED,
 ]
-BY_TILES = "by tiles"  # the best object, in the order of tiles, which only bf16 has
+BY_TILES = "by tiles"  # AMX, emulated where it is not, in an order that only bf16 has
 ON = [
     *((None, dtype, *shape) for shape in SHAPES for dtype in DTYPES),
     *((zk.EMULATED, dtype, *shape) for shape in TILES for dtype in DTYPES),
     *((BY_TILES, zk.BF16, *shape) for shape in SHAPES),
 ]
 
+EACH = [*itertools.product(OBJECTS, DTYPES), (BY_TILES, zk.BF16)]
+
 
 def kernels(isa: str | None, dtype: int) -> zk.Kernels:
+    """Return the kernels of an object, or of BY_TILES."""
     if isa == BY_TILES:
-        return zk.Kernels(None, dtype, order=zk.TILED)
+        return zk.Kernels(
+            zk.isas((*zk.ISAS, "tiles", "amx"))[-1], dtype, order=zk.TILED
+        )
     return zk.Kernels(isa, dtype)
 
 
@@ -122,19 +127,19 @@ def head(
     seen: Array,
     cap: float = 0,
     factor: Array | float = 1.0,
+    cut: float = 1.0,
 ) -> tuple[tuple[Array, Array], ...]:
     """Return (value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy are [T, D].
 
     y is stored with unit roundoff `stored`, scores are computed with unit roundoff `unit`, p and ds
     enter products with `inner`. seen [T, T]: the keys that a query sees; cap: of scores, 0 for
-    none; factor [T, T]: of probabilities, after the softmax.
+    none; factor [T, T]: of probabilities, after the softmax; cut: roundings of a term of a sum.
     """
     T, D = q.shape
     x = scale * q @ k.T
     slope = 1 - np.tanh(x / cap) ** 2 if cap else np.ones_like(x)
     x = np.where(seen, cap * np.tanh(x / cap) if cap else x, -np.inf)
     lse = np.logaddexp.reduce(x, axis=1)
-    cut = CUT if inner else 1
     p = np.exp(x - lse[:, None])
     y = (p * factor) @ v
     dp = factor * (dy @ v.T)
@@ -189,6 +194,7 @@ def exact(
     seen: Array | None = None,
     cap: float = 0,
     factor: Array | None = None,
+    cut: float = 1.0,
 ) -> Exact:
     """Return attention of qkv [B, T, H + 2 G, D] and dy [B, T, H, D]. seen [B, T, T]: visible keys;
     None: all keys up to a query; factor [B, H, T, T]: of probabilities."""
@@ -210,6 +216,7 @@ def exact(
             sight[b],
             cap,
             1.0 if factor is None else factor[b, h],
+            cut,
         )
         e.y[b, :, h], e.y_off[b, :, h] = y
         e.lse[b, h], e.lse_off[b, h] = lse
@@ -274,11 +281,12 @@ def test_formulas_against_finite_differences(cap: float, dropped: bool) -> None:
         assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
 
 
-def inner(isa: str | None, dtype: int, D: int) -> float:
-    """Return the unit roundoff of p and ds on tensor cores, and in the order of tiles."""
+def roundings(isa: str | None, dtype: int, D: int) -> dict[str, float]:
+    """Return the unit roundoff of p and ds on tensor cores and in the order of tiles, and the cut
+    of tensor cores."""
     if isa == zk.EMULATED and dtype != zk.F32 and D % 8 == 0 and D <= 256:
-        return UNIT[dtype]
-    return UNIT[dtype] if isa == BY_TILES else 0
+        return {"inner": UNIT[dtype], "cut": CUT}
+    return {"inner": UNIT[dtype] if isa == BY_TILES else 0}
 
 
 @pytest.mark.parametrize("isa,dtype,B,T,H,G,D", ON)
@@ -293,7 +301,7 @@ def test_attention(
     found = attention(kernels(isa, dtype), dtype, qkv, dy, G, scale)
     compare(
         found,
-        exact(QKV, DY, H, G, scale, UNIT[dtype], inner=inner(isa, dtype, D)),
+        exact(QKV, DY, H, G, scale, UNIT[dtype], **roundings(isa, dtype, D)),
         dtype,
     )
 
@@ -362,9 +370,7 @@ def test_not_a_number_shows(isa: str | None, dtype: int) -> None:
     assert np.all(np.isfinite(y[0, :70])) and np.all(np.isfinite(lse[0, 0, :70]))
 
 
-@pytest.mark.parametrize(
-    "isa,dtype", [*itertools.product(OBJECTS, DTYPES), (BY_TILES, zk.BF16)]
-)
+@pytest.mark.parametrize("isa,dtype", EACH)
 def test_later_tokens_do_not_matter(isa: str | None, dtype: int) -> None:
     """The result of a query has the same bits whatever tokens come after it."""
     T, D = 150, 24
@@ -396,8 +402,7 @@ def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
 def one_result(dtype: int, order: int, *given: object) -> bytes:
     """Return the bits of attention, which all objects, compilers and numbers of threads share."""
     found = {}
-    objects = (*zk.ISAS, *(zk.TILES if order == zk.TILED else ()))
-    for isa, compiler, threads in zk.variants(objects):
+    for isa, compiler, threads in zk.variants((*zk.ISAS, *zk.TILES)):
         k = zk.Kernels(isa, dtype, threads, compiler, order=order)
         bits = b"".join(x.tobytes() for x in attention(k, dtype, *given))
         found.setdefault(bits, (isa, compiler, threads))
@@ -405,16 +410,45 @@ def one_result(dtype: int, order: int, *given: object) -> bytes:
     return next(iter(found))
 
 
-@pytest.mark.parametrize("size", [1.0, 2.0**-66])
-@pytest.mark.parametrize("B,T,H,G,D", [(2, 33, 3, 3, 20), (1, 331, 4, 2, 40)])
-def test_bits_by_tiles(B: int, T: int, H: int, G: int, D: int, size: float) -> None:
-    """AMX, its emulation and FMAs have the same bits, also where scores and outputs are denormals
-    or 0. The other order has others, so the test can fail."""
+# Sizes of q, k, v and of dy: common ones; products that are denormals or 0; ds around the smallest
+# normal number; scores so far apart that p is.
+SIZES = [(1.0, 1.0), (2.0**-66, 2.0**-66), (1.0, 2.0**-118), (4.0, 1.0), (8.0, 1.0)]
+
+
+@pytest.mark.parametrize("size,size_dy", SIZES)
+@pytest.mark.parametrize(
+    "B,T,H,G,D",
+    [
+        (2, 33, 3, 3, 20),
+        (1, 331, 4, 2, 40),
+        (1, 156, 1, 1, 96),
+        (1, 184, 1, 1, 128),
+        (1, 70, 1, 1, 1024),
+    ],
+)
+def test_bits_by_tiles(
+    B: int, T: int, H: int, G: int, D: int, size: float, size_dy: float
+) -> None:
+    """AMX, its emulation and FMAs have the same bits. The other order has others, so the test can
+    fail."""
     qkv, _ = drawn(1, zk.BF16, B, T, H + 2 * G, D, size=size)
-    dy, _ = drawn(2, zk.BF16, B, T, H, D, size=size)
+    dy, _ = drawn(2, zk.BF16, B, T, H, D, size=size_dy)
     tiled = one_result(zk.BF16, zk.TILED, qkv, dy, G, 0.2)
     other = attention(zk.Kernels(dtype=zk.BF16), zk.BF16, qkv, dy, G, 0.2)
     assert tiled != b"".join(x.tobytes() for x in other)
+
+
+def test_a_probability_below_the_normal_numbers_is_none() -> None:
+    """A probability between the largest denormal of bf16 and 2^-126 is 0 in every object, though it
+    is nearer to 2^-126."""
+    qkv, dy = np.zeros((1, 2, 3, 8)), np.zeros((1, 2, 1, 8))
+    qkv[0, 1, 0, :2] = 1
+    qkv[0, 0, 1, :2] = -87, -173 / 512
+    qkv[0, 0, 2], dy[0, 1, 0] = 1, 2
+    given = (*(zk.store(x, zk.BF16) for x in (qkv, dy)), 1, 1.0)
+    one_result(zk.BF16, zk.TILED, *given)
+    y, _, dqkv = attention(kernels(BY_TILES, zk.BF16), zk.BF16, *given)
+    assert not zk.load(y)[0, 1].any() and not zk.load(dqkv)[0, 0, 2].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -539,8 +573,8 @@ def test_local(
     found = attention(kernels(isa, dtype), dtype, qkv, dy, G, scale, position, window)
 
     def expected(seen: Array) -> Exact:
-        one = inner(isa, dtype, D)
-        return exact(QKV, DY, H, G, scale, UNIT[dtype], inner=one, seen=seen)
+        one = roundings(isa, dtype, D)
+        return exact(QKV, DY, H, G, scale, UNIT[dtype], seen=seen, **one)
 
     seen = sight(position, B, T, window)
     compare(found, expected(seen), dtype)
@@ -572,7 +606,7 @@ def test_capped(
     )
     seen = sight(position, B, T, window)
     given = QKV, DY, H, G, scale, UNIT[dtype]
-    ways = {"inner": inner(isa, dtype, D), "seen": seen}
+    ways = {"seen": seen, **roundings(isa, dtype, D)}
     compare(found, exact(*given, **ways, cap=cap), dtype)
     if window > 1 and mean != 1:
         with pytest.raises(AssertionError):
@@ -591,8 +625,7 @@ def test_a_cap_far_beyond_the_scores(isa: str | None) -> None:
     compare(found, exact(QKV, DY, 2, 1, 0.2, F32, cap=cap), zk.F32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("isa", OBJECTS)
+@pytest.mark.parametrize("isa,dtype", EACH)
 def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
     """A window of all rows, and a sample of one document, have the bits of plain attention."""
     B, T, G, D = 2, 150, 1, 24
@@ -600,7 +633,7 @@ def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
         drawn(1, dtype, B, T, 4, D),
         drawn(2, dtype, B, T, 2, D),
     )
-    k = zk.Kernels(isa, dtype)
+    k = kernels(isa, dtype)
     plain = [x.tobytes() for x in attention(k, dtype, qkv, dy, G, 0.2)]
     one = documents(B, T, 10**9)
     for given in ((None, T), (one, T), (one, T + 9)):
@@ -608,8 +641,7 @@ def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
         assert [x.tobytes() for x in found] == plain
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("isa", OBJECTS)
+@pytest.mark.parametrize("isa,dtype", EACH)
 def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
     """A document's result and gradient have the same bits whatever lies before and after it."""
     T, D = 210, 24
@@ -620,7 +652,7 @@ def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
     others = [drawn(seed, dtype, 1, T, n, D)[0] for seed, n in ((3, 4), (4, 2))]
     position = np.concatenate([np.arange(n) for n in (75, 60, 75)])
     position = position.astype(np.int32)[None]
-    k = zk.Kernels(isa, dtype)
+    k = kernels(isa, dtype)
     first = attention(k, dtype, qkv, dy, 1, 0.2, position, T)
     mine = slice(75, 135)
     for x, other in zip((qkv, dy), others, strict=True):
@@ -658,7 +690,7 @@ def test_dropped(
         factor[np.array(keys) == 0] = 1
         return exact(
             *(QKV, DY, H, G, scale, UNIT[dtype]),
-            inner=inner(isa, dtype, D),
+            **roundings(isa, dtype, D),
             seen=sight(position, B, T, window),
             factor=factor,
         )

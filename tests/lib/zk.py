@@ -47,7 +47,7 @@ VALID, NONFINITE, LOST, MEANS, SUMS = 64, 65, 66, 67, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
 
 ISAS = ("avx2", "avx512")
-# Objects that only multiply: the best plain one, AMX, and AMX of tests/emulation/amx.h.
+# Objects of products: by pairs; by AMX and by AMX of tests/emulation/amx.h, also of attention.
 BEST, TILES = "avx512bf16", ("amx", "tiles")
 OBJECTS = (*ISAS, BEST, *TILES)
 # classes of processors: each has the features of the one before it

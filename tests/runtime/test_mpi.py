@@ -478,10 +478,11 @@ def test_who_is_waited_for_is_told(
     waits: tuple[str, str, str],
 ) -> None:
     """Every report names the rank that is waited for when rank 1 is stopped in a step. A stop outside
-    a gather is tried again, as ranks then wait for the norm in no group. So is a stop after which
-    mpirun ends the run at the report of a rank that waits for another that waits."""
+    a gather is tried again, as ranks then wait for the norm in no group. So is a stop that mpirun
+    answers so fast that rank 2 alone reports, which waits for one of the ranks that wait."""
     _, made = programs("gpt", *way, "zero.stage=3")
     ranks = 2 * local
+    true = {("0", "1"), ("3", "1"), ("2", "0"), ("2", "3")}
     lines = []
     for attempt in range(6):
         log = tmp_path / f"log{attempt}"
@@ -494,7 +495,7 @@ def test_who_is_waited_for_is_told(
             lines[-1],
         )
         assert found and len(found) == lines[-1].count("\n"), lines[-1]
-        assert all(who not in ("1", whom) for who, whom, _ in found)
+        assert {(who, whom) for who, whom, _ in found} <= true
         if waits in found:
             return
     pytest.fail("".join(lines))
