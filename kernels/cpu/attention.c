@@ -174,6 +174,7 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
 {
     lanes old = lanes_load(f->top + c), top = old, total = lanes_set(0), bent = total;
     const float cap = a->cap;
+    const int rounding = rounds(&a->s); /* here, as a store might change *a */
     for (int64_t j = 0; j < keys; j++) {
         lanes x = score(a, f->p, j, c, s, cap, &bent);
         lanes_store(f->p + j * BLOCK + c, x);
@@ -184,7 +185,7 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
         lanes p = lanes_exp(lanes_load(f->p + j * BLOCK + c) - top);
         total += p;
         if (factor) p *= lanes_load(factor + j * BLOCK + c);
-        lanes_store(f->p + j * BLOCK + c, taken_as(&a->s, p));
+        lanes_store(f->p + j * BLOCK + c, rounding ? rounded(p) : p);
     }
     lanes_store(f->top + c, top);
     lanes_store(f->total + c, lanes_fma(lanes_load(f->total + c), shrink, total));
@@ -351,6 +352,7 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
 {
     lanes lse = lanes_load(s->lse + c), dot = lanes_load(s->dot + c), bent = dot;
     const float cap = a->cap;
+    const int rounding = rounds(&a->s);
     for (int64_t j = 0; j < keys; j++) {
         lanes p = lanes_exp(score(a, s->p, j, c, seen, cap, &bent) - lse);
         lanes dp = lanes_load(s->ds + j * BLOCK + c);
@@ -358,8 +360,8 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
         lanes ds = p * (dp - dot) * lanes_set(a->scale);
         if (cap > 0) ds *= lanes_fma(-bent, bent, lanes_set(1));
         if (factor) p *= lanes_load(factor + j * BLOCK + c);
-        lanes_store(s->p + j * BLOCK + c, taken_as(&a->s, p));
-        lanes_store(s->ds + j * BLOCK + c, taken_as(&a->s, ds));
+        lanes_store(s->p + j * BLOCK + c, rounding ? rounded(p) : p);
+        lanes_store(s->ds + j * BLOCK + c, rounding ? rounded(ds) : ds);
     }
 }
 

@@ -59,11 +59,13 @@ static int64_t rounded_up(const shape *s, int64_t n)
 /* Return the terms of a sum over n rows. */
 static int64_t terms(const shape *s, int64_t n) { return s->tiled ? rounded_up(s, n) : n; }
 
-/* Return p or ds as a product takes it; packing into words rounds it. A denormal is 0 of its sign
- * before it is rounded, as for vcvtneps2bf16: the largest ones would become a normal number. */
-ZK_INLINE lanes taken_as(const shape *s, lanes x)
+/* Return whether p and ds are rounded to bf16 apart; packing into words does it by itself. */
+static int rounds(const shape *s) { return s->tiled && !s->words; }
+
+/* Return x in bf16, as vcvtneps2bf16 does it. A denormal is 0 of its sign before it is rounded: the
+ * largest ones would become a normal number. */
+ZK_INLINE lanes rounded(lanes x)
 {
-    if (!s->tiled || s->words) return x;
     lanes_mask normal = ((lanes_mask)x & 0x7f800000) != 0;
     return (lanes)(lanes_narrow(x) & 0xffff0000 & ((lanes_bits)normal | 0x80000000));
 }
