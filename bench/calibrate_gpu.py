@@ -84,8 +84,7 @@ def links(folder: Path, target: str) -> dict[str, object]:
     found = calibrate.tiers(offloads)
     if len(GPUS) > 1:
         gathers = programs.near("zero.overlap_comm=false")
-        usual = dataclasses.asdict(load(DEFAULT[target]).peers)
-        found["peers"] = usual | calibrate.link(gathers.moved("main", "gather"))
+        found["peers"] = calibrate.link(gathers.moved("main", "gather"))
     return found
 
 
@@ -123,6 +122,7 @@ def main(path: str) -> int:
     calibrate.tell("links")
     with tempfile.TemporaryDirectory(dir=ROOT / "out") as folder:
         linked = links(Path(folder), target)
+    peers = linked.pop("peers", {})
     calibrate.tell("the optimizer on the host")
     device: dict[str, object] = {
         "about": f"{gpu.name}, one of {len(GPUS)}",
@@ -132,7 +132,7 @@ def main(path: str) -> int:
         "launch": float(f"{min(launches):.2g}"),
         "copy": float(f"{copy:.4g}"),
         "update": update(),
-        "peers": dataclasses.asdict(usual.peers),
+        "peers": dataclasses.asdict(usual.peers) | peers,
         "network": dataclasses.asdict(usual.network),
         **linked,
         "rates": [
@@ -141,8 +141,8 @@ def main(path: str) -> int:
         ],
     }
     notes = {key: f"not measured, of {DEFAULT[target]}" for key in ("peak", "network")}
-    peers = "hop and takes" if "peers" in linked else "one GPU:"
-    notes["peers"] = f"{peers} not measured, of {DEFAULT[target]}"
+    part = "hop and takes" if peers else "one GPU:"
+    notes["peers"] = f"{part} not measured, of {DEFAULT[target]}"
     output.write(calibrate.written(device, notes), path)
     calibrate.tell(f"{path} written")
     return 0

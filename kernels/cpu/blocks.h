@@ -39,21 +39,20 @@ typedef struct view {
     int64_t row, column;
 } view;
 
-static shape shape_of(const zk *k, int64_t D)
-{
-    shape s = {.dtype = k->dtype, .D = D};
-    s.tiled = s.dtype == ZK_BF16 && k->products == ZK_TILES;
-    s.words = s.tiled && TILES;
-    int64_t unit = s.tiled ? GROUP : 16;
-    s.pad = zk_pieces(D, unit) * unit;
-    return s;
-}
-
 /* Return n rows or columns up to the end of a vector, in the order of tiles of a group. */
 static int64_t rounded_up(const shape *s, int64_t n)
 {
     int64_t unit = s->tiled ? GROUP : 16;
     return zk_pieces(n, unit) * unit;
+}
+
+static shape shape_of(const zk *k, int64_t D)
+{
+    shape s = {.dtype = k->dtype, .D = D};
+    s.tiled = s.dtype == ZK_BF16 && k->products == ZK_TILES;
+    s.words = s.tiled && TILES;
+    s.pad = rounded_up(&s, D);
+    return s;
 }
 
 /* Return the terms of a sum over n rows. */
