@@ -103,9 +103,9 @@ ZK_INLINE lanes lanes_rise(lanes r)
     return lanes_fma(p * r, r, r);
 }
 
-/* exp(x) = 2^n * e^r. Below -104 it rounds to 0 and is not computed: it took 25 times as long where
- * the instruction underflowed. Above 89 it is infinity. Without an instruction for it 2^n is applied
- * in two steps, so that subnormals are rounded once. */
+/* exp(x) = 2^n * e^r. Below -104 it rounds to 0 and is not computed: where the instruction
+ * underflowed it took 25 times as long. Above 89 it is infinity. Without an instruction for it 2^n
+ * is applied in two steps, so that subnormals are rounded once. */
 ZK_INLINE lanes lanes_exp(lanes x)
 {
     lanes_mask vanishes = x < -104.0f;
