@@ -2,8 +2,8 @@
  *
  * A product is computed in slabs of rows, columns and elements of the chain. All threads pack a
  * slab's operands into the panels of the context, then multiply them. The panels hold, in words of
- * two elements, a[rows / 32][depth / 32][2][16][16] and b[cols / 32][depth / 2][32], then the sums
- * [rows][cols] if they are not kept in the output and the chain takes several slabs.
+ * two elements, a[rows / 32][depth / 32][2][16][16] and b[cols / 32][depth / 32][2][16][16], then
+ * the sums [rows][cols] if they are not kept in the output and the chain takes several slabs.
  *
  * Invariants
  *  1. Groups of 32 elements are counted from the start of the chain, so the depth of a slab
@@ -25,8 +25,8 @@ enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILED
 /* Bits of cpuid leaf 7; compilers name them differently. */
 enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 };
 /* DEEPEST: elements of the chain at once, so that a block of sums leaves its registers once.
- * RANGE_B: words of b for a range of columns, 1.25 MB, which stay in the second-level cache. */
-enum { DEEPEST = 3072, RANGE_B = 5 << 16, ROWS_AT_ONCE = 2 * BLOCK, MOST_RANGES = 64 };
+ * RANGE_B: words of b for a range of columns, 768 KB, which stay in the second-level cache. */
+enum { DEEPEST = 3072, RANGE_B = 3 << 16, ROWS_AT_ONCE = 2 * BLOCK, MOST_RANGES = 64 };
 
 /* Return whether the processor has AMX and the system lets this process use it. The system must be
  * asked before any thread uses tiles. */
@@ -90,7 +90,7 @@ static inline void store_ready(pending *r, int64_t rows)
 }
 
 /* Continue the chains sum[BLOCK][BLOCK], rows `stride` apart, or start them if `first`, by
- * a[words / TILE][2][TILE][TILE] and b[words][BLOCK]. A tile of a is contiguous, 1 KB: rows an even
+ * a[words / TILE][2][TILE][TILE] and b of the same shape. A tile is contiguous, 1 KB: rows an even
  * number of cache lines apart load slower. At each step `share` rows of r are finished; all of
  * them, which may overlap sum, before the block is stored. */
 static void multiply_tiles(float *sum, int64_t stride, const float *a, const float *b,
@@ -98,7 +98,7 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
 {
     int64_t share = zk_pieces(BLOCK * TILE, words);
     float *below = sum + TILE * stride;
-    int64_t width = stride * 4, line = BLOCK * 4, row = TILE * 4;
+    int64_t width = stride * 4, row = TILE * 4;
     if (first) {
         _tile_zero(0);
         _tile_zero(1);
@@ -112,11 +112,11 @@ static void multiply_tiles(float *sum, int64_t stride, const float *a, const flo
     }
     for (int64_t k = 0; k < words; k += TILE, a += 2 * TILE * TILE, b += TILE * BLOCK) {
         _tile_loadd(4, a, row);
-        _tile_loadd(6, b, line);
+        _tile_loadd(6, b, row);
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, a + TILE * TILE, row);
         _tile_dpbf16ps(2, 5, 6);
-        _tile_loadd(7, b + TILE, line);
+        _tile_loadd(7, b + TILE * TILE, row);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(3, 5, 7);
         int64_t rows = zk_least(share, r->fetched);
@@ -172,10 +172,10 @@ static void pack_across_b(const slab *p, int64_t i)
     for (int w = 0; w < TILE; w++)
         for (int64_t v = 0; v < p->cols; v += BLOCK) {
             lanes low, high;
-            float *to = p->b + v * p->words + (i / 2 + w) * BLOCK;
+            float *to = p->b + v * p->words + i / 2 * BLOCK + w * TILE;
             pair32(&low, &high, b, at, b->row, 2 * w, n, v, lines);
             lanes_store(to, low);
-            lanes_store(to + TILE, high);
+            lanes_store(to + TILE * TILE, high);
         }
 }
 
@@ -192,7 +192,7 @@ static void pack_along_b(const slab *p, int64_t v)
             for (int j = 0; j < TILE; j++)
                 r[j] = get_words(b, at + j * b->column, h + j < lines ? n - i : 0);
             transpose_lanes(r);
-            for (int j = 0; j < TILE; j++) lanes_store(to + j * BLOCK + h, r[j]);
+            for (int j = 0; j < TILE; j++) lanes_store(to + (h + j) * TILE, r[j]);
         }
 }
 
