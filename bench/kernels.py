@@ -46,7 +46,7 @@ def squares(isa: str, compiler: str) -> list[float]:
         np.zeros(zk.SUMS, np.int64),
         zk.spans([dict(at=0, elems=n, count=1)]),
     )
-    return least(lambda: k.zk_square_sum(sums, g, spans, 1, 0, n), lambda: g.sum())
+    return least(lambda: k.zk_square_sum(sums, g, spans, 1, 0, n, 1), lambda: g.sum())
 
 
 def weights(isa: str, compiler: str, half: int) -> list[float]:

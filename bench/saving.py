@@ -110,7 +110,7 @@ def update(threads: int, rounds: int) -> dict[str, object]:
 
     def seconds() -> float:
         t = time.perf_counter()
-        k.zk_update(ctl, r, None, p, m, v, g, span, 1, 0, ELEMENTS)
+        k.zk_update(ctl, r, None, p, m, v, g, span, 1, 0, ELEMENTS, 1)
         return time.perf_counter() - t
 
     ours, there = [], []

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 23
+#define ZK_ABI 24
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -425,19 +425,21 @@ void zk_clear(zk *k, int64_t *sums);
  * step, set leaves = 0 and clear sums[ZK_SUMS]. */
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r);
 /* Add the squares of g to sums[ZK_NORM..], in blocks of 1024 elements of a tensor, each summed in
- * f64 with 16 lanes. Sets sums[ZK_NONFINITE] if a square is not finite. */
-void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
-                   int64_t nspans, int64_t first, int64_t n);
+ * f64 with 16 lanes. Sets sums[ZK_NONFINITE] if a square is not finite. full: g is float, else
+ * real. */
+void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const void *g, const zk_span *spans,
+                   int64_t nspans, int64_t first, int64_t n, int full);
 /* Set loss, norm, valid, skipped and factor = M / valid / scale * clip from
  * the sums over all ranks. */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* Update parameters by one step of the optimizer r->rule. p: float masters; w: their copy in real,
  * or NULL. p NULL: w, which is bf16, is updated itself. m, v: moments of type r->moments, NULL if
  * the rule has none. States stored in bf16 are rounded stochastically by Philox 4x32-10, keyed by
- * (seed, step, key of the tensor, element in it). Nothing changes if ctl->skipped. */
+ * (seed, step, key of the tensor, element in it). full: g is float, else real. Nothing changes if
+ * ctl->skipped. */
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-               void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
-               int64_t first, int64_t n);
+               void *m, void *v, const void *g, const zk_span *spans, int64_t nspans, int64_t first,
+               int64_t n, int full);
 /* Set p to its initial values by Philox 4x32-10, keyed by (seed, key of the tensor, element in it),
  * and to 0 between tensors. full: p is float, else real. */
 void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,

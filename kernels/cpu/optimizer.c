@@ -62,11 +62,11 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
 
 /* ---- the update */
 typedef struct flat_update {
-    real *w;        /* [n], or NULL */
-    float *p;       /* [n]; NULL: w is updated itself */
-    void *m, *v;    /* [n]; NULL if the rule has none */
-    const float *g; /* [n] */
-    int dtype, moments;
+    real *w;       /* [n], or NULL */
+    float *p;      /* [n]; NULL: w is updated itself */
+    void *m, *v;   /* [n]; NULL if the rule has none */
+    const void *g; /* [n] */
+    int dtype, moments, grads;
     uint64_t seed; /* of stochastic rounding */
     step s;
     const zk_ctl *ctl;
@@ -97,7 +97,7 @@ ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pul
     lanes m = a->m ? lanes_get(a->m, at, moments, n) : lanes_set(0);
     lanes v = a->v ? lanes_get(a->v, at, moments, n) : lanes_set(0);
     lanes p = a->p ? lanes_get(a->p, at, ZK_F32, n) : lanes_get(a->w, at, ZK_BF16, n);
-    p = update(&a->s, own, p, &m, &v, lanes_get(a->g, at, ZK_F32, n));
+    p = update(&a->s, own, p, &m, &v, lanes_get(a->g, at, a->grads, n));
     if (moments == ZK_BF16) {
         if (i % DRAWN == 0) draw_words(chance[0], a, part, i, 0);
         m = by_chance(m, chance[0] + i % DRAWN, 0);
@@ -130,13 +130,20 @@ static void update_part(void *arg, const zk_part *part)
 }
 
 void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
-                   float *p, void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
-                   int64_t first, int64_t n)
+                   float *p, void *m, void *v, const void *g, const zk_span *spans, int64_t nspans,
+                   int64_t first, int64_t n, int full)
 {
-    // clang-format off
-    flat_update a = {w, p, m, v, g, k->dtype, r->moments, update_seed(ctl, r), step_of(ctl, r),
-                     ctl};
-    // clang-format on
+    flat_update a = {.w = w,
+                     .p = p,
+                     .m = m,
+                     .v = v,
+                     .g = g,
+                     .dtype = k->dtype,
+                     .moments = r->moments,
+                     .grads = full ? ZK_F32 : k->dtype,
+                     .seed = update_seed(ctl, r),
+                     .s = step_of(ctl, r),
+                     .ctl = ctl};
     if (!ctl->skipped) each(k, L, spans, nspans, first, n, update_part, &a);
 }
 

@@ -151,46 +151,64 @@ void ZK(zk_count)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
 /* ---- squares, in 16 lanes of doubles */
 #ifdef __AVX512F__
 typedef __m512d doubles;
-static inline doubles widen_floats(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+static inline doubles low_half(lanes x)
+{
+    return _mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
+}
+static inline doubles high_half(lanes x)
+{
+    return _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1));
+}
 #else
 typedef __m256d doubles;
-static inline doubles widen_floats(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+static inline doubles low_half(lanes x)
+{
+    return _mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x));
+}
+static inline doubles high_half(lanes x)
+{
+    return _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1));
+}
 #endif
 enum { DOUBLES = sizeof(doubles) / sizeof(double), REGISTERS = 16 / DOUBLES };
 
 typedef struct squares {
-    const float *g;       /* [n] */
+    addend g;             /* [n] */
     const zk_span *spans; /* [nspans] */
     int64_t *sums;        /* [ZK_SUMS] */
     int64_t nspans, first, n, piece;
 } squares;
 
 typedef struct piece {
-    const float *g;
+    addend g;
     int64_t limb[ZK_LIMBS], bad;
 } piece;
 
-/* Add the squares of g[16] to lane[16]. */
-static inline void add_squares(doubles *lane, const float *g)
+/* Add the squares of x[LANES] to lanes from v on. */
+ZK_INLINE void add_squares(doubles lane[REGISTERS], int v, lanes x)
 {
-    for (int v = 0; v < REGISTERS; v++) {
-        doubles x = widen_floats(g + v * DOUBLES);
-        lane[v] += x * x;
-    }
+    doubles low = low_half(x), high = high_half(x);
+    lane[v / DOUBLES] += low * low;
+    lane[v / DOUBLES + 1] += high * high;
 }
 
-/* Return the sum of the squares of a block g[n], n <= ZK_BLOCK. */
-static double square_block(const float *g, int64_t n)
+/* Bytes to prefetch ahead: a thread reads one stream, which the processor prefetches too late. */
+enum { AHEAD = 2048 };
+
+/* Return the sum of the squares of a block of g from `at` on, of n <= ZK_BLOCK elements. */
+ZK_INLINE double square_block(const real *g, int64_t at, int64_t n, const int dtype)
 {
     doubles lane[REGISTERS] = {0};
     double sum[16];
-    float last[16];
-    int64_t whole = n / 16 * 16;
-    for (int64_t i = 0; i < whole; i += 16) add_squares(lane, g + i);
-    if (whole < n) {
-        store16(last, load16n(g + whole, (int)(n - whole)));
-        add_squares(lane, last);
+    int64_t whole = n / 16 * 16, width = dtype == ZK_F32 ? 4 : 2;
+    for (int64_t i = 0; i < whole; i += 16) {
+        __builtin_prefetch((const char *)g + (at + i) * width + AHEAD);
+#pragma GCC unroll 2
+        for (int v = 0; v < 16; v += LANES)
+            add_squares(lane, v, lanes_get(g, at + i + v, dtype, LANES));
     }
+    for (int v = 0; v < 16; v += LANES)
+        add_squares(lane, v, lanes_get(g, at + whole + v, dtype, zk_most(0, n - whole - v)));
     memcpy(sum, lane, sizeof sum);
     for (int w = 8; w; w /= 2)
         for (int i = 0; i < w; i++) sum[i] += sum[i + w];
@@ -201,7 +219,10 @@ static void square_part(void *arg, const zk_part *part)
 {
     piece *a = arg;
     for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
-        double sum = square_block(a->g + part->at + i, zk_least(ZK_BLOCK, part->n - i));
+        int64_t n = zk_least(ZK_BLOCK, part->n - i), at = part->at + i;
+        double sum = a->g.dtype == ZK_F32    ? square_block(a->g.p, at, n, ZK_F32)
+                     : a->g.dtype == ZK_BF16 ? square_block(a->g.p, at, n, ZK_BF16)
+                                             : square_block(a->g.p, at, n, ZK_F16);
         a->bad += !limbs_add(a->limb, sum);
     }
 }
@@ -218,9 +239,10 @@ static void square_task(void *arg, int64_t task, int thread)
     if (own.bad) __atomic_fetch_add(a->sums + ZK_NONFINITE, own.bad, __ATOMIC_RELAXED);
 }
 
-void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *g,
-                       const zk_span *spans, int64_t nspans, int64_t first, int64_t n)
+void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const void *g,
+                       const zk_span *spans, int64_t nspans, int64_t first, int64_t n, int full)
 {
-    squares a = {g, spans, sums, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
+    squares a = {{g, full ? ZK_F32 : k->dtype},      spans, sums, nspans, first, n,
+                 ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
     zk_for(k, zk_pieces(n, a.piece), square_task, &a);
 }

@@ -169,14 +169,15 @@ static void pack_across_b(const slab *p, int64_t i)
     const matrix *b = &p->g->b;
     int64_t at = p->n + (p->k + i) * b->row, n = p->g->K - p->k - i;
     int64_t lines = zk_least(p->cols, p->g->N - p->n);
-    for (int w = 0; w < TILE; w++)
-        for (int64_t v = 0; v < p->cols; v += BLOCK) {
+    for (int64_t v = 0; v < p->cols; v += BLOCK) {
+        float *to = p->b + v * p->words + i / 2 * BLOCK;
+        for (int w = 0; w < TILE; w++, to += TILE) {
             lanes low, high;
-            float *to = p->b + v * p->words + i / 2 * BLOCK + w * TILE;
             pair32(&low, &high, b, at, b->row, 2 * w, n, v, lines);
             lanes_store(to, low);
             lanes_store(to + TILE * TILE, high);
         }
+    }
 }
 
 /* Pack BLOCK lines of b, from line v on, whose elements lie side by side. */

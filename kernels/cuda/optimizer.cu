@@ -63,10 +63,11 @@ static __device__ float dither(float x, uint32_t chance)
 
 /* ---- the update */
 struct flat_update {
-    float *p;       /* [n]; NULL: w is updated itself */
-    void *m, *v;    /* [n]; NULL if the rule has none */
-    const float *g; /* [n] */
+    float *p;      /* [n]; NULL: w is updated itself */
+    void *m, *v;   /* [n]; NULL if the rule has none */
+    const void *g; /* [n] */
     zk_recipe r;
+    int full; /* g is float, else T */
 };
 
 /* Update elements i .. i + 3, of which `left` exist. key, elem: of the first one. S: type of the
@@ -80,7 +81,8 @@ static __device__ void update_pack(const flat_update &a, T *w, const step &s, co
     else fetch(p, w + i, left);
     if (a.m) fetch(m, (const S *)a.m + i, left);
     if (a.v) fetch(v, (const S *)a.v + i, left);
-    fetch(g, a.g + i, left);
+    if (a.full) fetch(g, (const float *)a.g + i, left);
+    else fetch(g, (const T *)a.g + i, left);
     for (int j = 0; j < PACK; j++) p[j] = update(&s, &own, p[j], m + j, v + j, g[j]);
     if constexpr (sizeof(S) < sizeof(float)) {
         uint32_t word[PACK];
@@ -133,10 +135,10 @@ static void update_all(zk *k, const zk_launch *L, const zk_ctl *ctl, const flat_
 }
 
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-               void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
-               int64_t first, int64_t n)
+               void *m, void *v, const void *g, const zk_span *spans, int64_t nspans, int64_t first,
+               int64_t n, int full)
 {
-    flat_update a = {p, m, v, g, *r};
+    flat_update a = {p, m, v, g, *r, full};
     int narrow = r->moments == ZK_BF16;
     if (!p)
         (narrow ? update_all<bf16, bf16, bf16>

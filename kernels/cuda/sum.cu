@@ -214,7 +214,7 @@ enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
 
 /* Return the sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads, of which this
  * is number `quarter`. */
-static __device__ double square_block(const float *g, int n, int quarter)
+template <class T> static __device__ double square_block(const T *g, int n, int quarter)
 {
     double lane[FOUR] = {0, 0, 0, 0};
 #pragma unroll 4
@@ -241,8 +241,9 @@ static __device__ void add_limbs(unsigned long long *limb, double s)
         if (digit[i]) atomicAdd(limb + at + i, (unsigned long long)digit[i]);
 }
 
+template <class T>
 static __global__ void __launch_bounds__(128)
-    squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
+    squares(int64_t *sums, const T *g, span_list spans, int64_t first, int64_t n)
 {
     __shared__ unsigned long long limb[ZK_LIMBS + 1];
     int lane = lane_here(), group = lane / FOUR;
@@ -251,7 +252,7 @@ static __global__ void __launch_bounds__(128)
     __syncthreads();
     int64_t step = EIGHT * ZK_BLOCK;
     for (int64_t at = warp_here() * step; at < n; at += warps_here() * step) {
-        const float *mine = g + at + group * ZK_BLOCK;
+        const T *mine = g + at + group * ZK_BLOCK;
         int have = 0;
         for (int i = 0; i < EIGHT && at + i * ZK_BLOCK < n; i++) {
             block_part part;
@@ -268,9 +269,17 @@ static __global__ void __launch_bounds__(128)
                       limb[i]);
 }
 
-void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
-                   int64_t nspans, int64_t first, int64_t n)
+template <class T>
+static void square_all(zk *k, const zk_launch *L, int64_t *sums, const T *g, const zk_span *spans,
+                       int64_t nspans, int64_t first, int64_t n)
 {
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
-        ZK_LAUNCH(k, L, 0, squares, sums, g, some_spans(spans + i, nspans - i), first, n);
+        ZK_LAUNCH(k, L, 0, squares<T>, sums, g, some_spans(spans + i, nspans - i), first, n);
+}
+
+void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const void *g, const zk_span *spans,
+                   int64_t nspans, int64_t first, int64_t n, int full)
+{
+    if (full) square_all(k, L, sums, (const float *)g, spans, nspans, first, n);
+    else ZK_REAL(k, T, square_all(k, L, sums, (const T *)g, spans, nspans, first, n));
 }

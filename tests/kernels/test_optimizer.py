@@ -164,7 +164,7 @@ def test_a_bad_step_is_skipped(target: str, sums: Array) -> None:
     k.zk_factor(ctl, sums, r)
     assert ctl.skipped == 1 and ctl.applied == 1
     state = [np.ones(1024, np.float32) for _ in range(4)]
-    k.zk_update(ctl, r, None, *state, zk.spans(SPANS[:1]), 1, 0, 1024)
+    k.zk_update(ctl, r, None, *state, zk.spans(SPANS[:1]), 1, 0, 1024, 1)
     assert all((a == 1).all() for a in state)
     k.zk_factor(ctl, made(1.0, 1.0, 66), r)
     assert ctl.skipped == 0 and ctl.applied == 2
@@ -220,9 +220,11 @@ def train(
     steps: int,
     dtype: int = zk.F32,
     name: str = "AdamW",
+    stored: str = "f32",
 ) -> tuple[list[Array], list[Array], list[zk.Ctl]]:
     """Run `steps` steps in pieces. Return p, w and the states after them, p after each step, and
-    the constants of each."""
+    the constants of each. stored: the type of gradients: f32, f32 with values of `dtype` (rounded),
+    or `dtype` (real)."""
     r, ctl, history, constants = (
         recipe(rule=RULES.index(name)),
         zk.Ctl(),
@@ -235,9 +237,12 @@ def train(
     table = zk.spans(SPANS)
     for step in range(steps):
         sums, g = np.zeros(zk.SUMS, np.int64), drawn(step + 1)
+        g = g if stored == "f32" else zk.store(g, dtype)
+        g = zk.load(g).astype(np.float32) if stored == "rounded" else g
+        full = int(stored != "real")
         k.zk_begin(ctl, sums, r)
         for lo, hi in itertools.pairwise(cuts):
-            k.zk_square_sum(sums, g[lo:hi], table, len(SPANS), lo, hi - lo)
+            k.zk_square_sum(sums, g[lo:hi], table, len(SPANS), lo, hi - lo, full)
         sums[zk.VALID] = 60
         k.zk_factor(ctl, sums, r)
         for lo, hi in itertools.pairwise(cuts):
@@ -254,6 +259,7 @@ def train(
                 len(SPANS),
                 lo,
                 hi - lo,
+                full,
             )
         history.append(p.copy())
         constants.append(zk.Ctl.from_buffer_copy(ctl))
@@ -379,6 +385,18 @@ def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
     assert w[used()].tobytes() == zk.store(p[used()].astype(float), dtype).tobytes()
 
 
+@pytest.mark.parametrize("dtype", [zk.BF16, zk.F16], ids=["bf16", "f16"])
+def test_gradients_of_the_stored_type(target: str, dtype: int) -> None:
+    """A gradient in half precision gives the norm and the update of the same numbers in f32."""
+    k = zk.Kernels(target, dtype)
+    for cuts in CUTS:
+        half, _, norms = train(k, cuts, 3, dtype, stored="real")
+        full, _, same = train(k, cuts, 3, dtype, stored="rounded")
+        assert [a.tobytes() for a in half] == [a.tobytes() for a in full]
+        assert [x.norm for x in norms] == [x.norm for x in same]
+        assert norms[0].norm > 0
+
+
 def test_every_rule_has_its_row() -> None:
     """Every rule has its row in gen/zg/facts/ops.py, in the order of update.h."""
     text = (ROOT / "kernels" / "update.h").read_text()
@@ -411,6 +429,7 @@ def test_no_gradient(target: str, name: str) -> None:
         1,
         0,
         1024,
+        1,
     )
     assert p.tobytes() == q.tobytes() and ctl.lr > 0
 
@@ -432,7 +451,7 @@ def test_a_tensor_with_a_rate_of_its_own(target: str, name: str) -> None:
         for _ in range(3):
             k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
             k.zk_factor(ctl, made(0.0, 1.0, 66), r)
-            k.zk_update(ctl, r, None, p, m, v, g, zk.spans([row]), 1, 0, n)
+            k.zk_update(ctl, r, None, p, m, v, g, zk.spans([row]), 1, 0, n, 1)
         found.append(p.tobytes() + states.tobytes())
     # a quarter of a float is exact, and so is that of 1e-3 up to its own rounding
     assert (
@@ -447,7 +466,7 @@ def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
     ctl, zeros = zk.Ctl(), np.zeros((3, FLAT), np.float32)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, made(0.0, 1.0, 66), r)
-    k.zk_update(ctl, r, None, p, *zeros, zk.spans(SPANS), len(SPANS), 0, FLAT)
+    k.zk_update(ctl, r, None, p, *zeros, zk.spans(SPANS), len(SPANS), 0, FLAT, 1)
     want = np.where(used() & (decays() > 0), np.float32(1 - 1e-3 * 0.1), np.float32(1))
     assert np.array_equal(p, want)
 
@@ -749,10 +768,10 @@ def whole_run(k: zk.Kernels) -> list[bytes]:
     k.zk_init(p, table, 70, 0, n, 5, 1)
     k.zk_hash(total, p, table, 70, 0, n, 1)
     k.zk_begin(ctl, sums, r)
-    k.zk_square_sum(sums, g, table, 70, 0, n)
+    k.zk_square_sum(sums, g, table, 70, 0, n, 1)
     sums[zk.VALID] = 60
     k.zk_factor(ctl, sums, r)
-    k.zk_update(ctl, r, w, p, m, v, g, table, 70, 0, n)
+    k.zk_update(ctl, r, w, p, m, v, g, table, 70, 0, n, 1)
     return [bytes(a) for a in (sums, total, p, m, v, w, ctl)]
 
 

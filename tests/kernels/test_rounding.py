@@ -58,11 +58,13 @@ def step(
     w: Array | None,
     state: dict[str, Array],
 ) -> None:
-    """Do the n-th update of p or w and the states, in place."""
+    """Do the n-th update of p or w and the states, in place. Gradients are stored like moments, with
+    the values of bf16."""
     r = one.recipe(
         rule=one.RULES.index(name), moments=moments, seed=SEED, rate=one.HELD
     )
-    ctl, g = zk.Ctl(step=n - 1, applied=n), one.drawn(n)
+    ctl, g = zk.Ctl(step=n - 1, applied=n), zk.to_bf16(one.drawn(n))
+    g = g if moments == zk.BF16 else zk.from_bf16(g)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, one.made(1.0, 1.0, 66), r)
     for lo, hi in itertools.pairwise(cuts):
@@ -79,6 +81,7 @@ def step(
             len(one.SPANS),
             lo,
             hi - lo,
+            int(moments != zk.BF16),
         )
 
 
@@ -143,7 +146,7 @@ def test_what_is_not_finite_stays(target: str) -> None:
     g[3::4] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
     bad[3::4] = np.nan
     span = zk.spans([dict(at=0, elems=300, count=1, key=1)])
-    k.zk_update(zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300)
+    k.zk_update(zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300, 1)
     assert np.array_equal(
         zk.from_bf16(v), zk.from_bf16(zk.to_bf16(bad)), equal_nan=True
     )
@@ -179,6 +182,7 @@ def test_small_steps_add_up(target: str) -> None:
             1,
             0,
             n,
+            1,
         )
         want = want * (1 - 2**-10) + 4 * 2**-10
     found = zk.from_bf16(v).astype(float)

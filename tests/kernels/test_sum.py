@@ -282,7 +282,7 @@ def squares(k: zk.Kernels, g: np.ndarray, spans: list, cuts: list[int]) -> np.nd
     sums = np.zeros(zk.SUMS, np.int64)
     table = zk.spans(spans)
     for lo, hi in itertools.pairwise(cuts):
-        k.zk_square_sum(sums, g[lo:hi], table, len(spans), lo, hi - lo)
+        k.zk_square_sum(sums, g[lo:hi], table, len(spans), lo, hi - lo, 1)
     return sums
 
 

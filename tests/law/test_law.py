@@ -462,12 +462,25 @@ def test_one_hash_in_brief(
     agree({str(way): b.run(way, *keys) for way in some})
 
 
-@pytest.mark.parametrize("family", law.FAMILIES)
-def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
-    """The only gradient of a step in f32 is used as the sum, except where the host sums. It has the
-    bits of a sum made by zk_push."""
+@pytest.mark.parametrize(
+    "family,more",
+    [
+        *((family, ()) for family in law.FAMILIES),
+        ("gpt", ("train.precision=bf16",)),
+        (
+            "llama",
+            ("train.precision=bf16", "train.optimizer.moments=bf16"),
+        ),
+        ("qwen3", ("train.precision=f16",)),
+    ],
+)
+def test_a_step_of_one_leaf(
+    tmp_path: pathlib.Path, family: str, more: tuple[str, ...]
+) -> None:
+    """The only gradient of a step is used as the sum, except where the host sums or updates in half
+    precision. It has the bits of a sum made by zk_push."""
     b = bench(tmp_path, stream(family, 1, 5), law.uneven(family, tmp_path), 5)
-    keys = *UNEVEN, "train.global_batch=1"
+    keys = *UNEVEN, "train.global_batch=1", *more
     some = [
         {"family": family, **PLAIN, **way}
         for way in (
@@ -482,7 +495,7 @@ def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
         "_push(" in trainer.generate(law.path(family), *keys, *law.keys(way))
         for way in some
     ]
-    assert pushes == [False, False, False, False, True]
+    assert pushes == [False, False, False, bool(more), True]
     agree({str(way): b.run(way, *keys) for way in some})
 
 

@@ -14,7 +14,7 @@ from .constants import (
     set_totals,
     totals,
 )
-from .operands import Number, part_of
+from .operands import Number, part_of, width_of
 from .order import Memory, Place
 from .sums import WholeSums
 
@@ -42,19 +42,26 @@ class Once:
         set_control(ctl, now._replace(leaves=now.leaves + leaves.n))
 
     def square_sum(
-        self, sums: Place, g: Place, spans: str, first: Number, n: Number
+        self,
+        sums: Place,
+        g: Place,
+        spans: str,
+        first: Number,
+        n: Number,
+        full: Number,
     ) -> None:
         """Add a part's squared norm to the step's sums."""
         m = self.m
         part = part_of(m, spans, first, n)
         now = totals(m, sums, True)
-        self.sums.holds(g, part)
+        width = width_of(m, full)
+        self.sums.holds(g, part, width)
         (store,) = m.p.stored("sum", part.flat)
         over = m.groups.get(store.over)
         group = g.group
         each = m.flats[part.flat].shard * m.p.parts(store)
         begin = over.times(each) if over else ()
-        own = plus(begin, group.times(g.by_rank // 4))
+        own = plus(begin, group.times(g.by_rank // width))
         if g.buffer.cls != store.cls or m.W > 1 and own != part.by_rank:
             m.fail(f"the sum of {part.flat} lies in {store.cls}, over {store.over}")
         norms = now.norms

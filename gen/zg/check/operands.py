@@ -45,6 +45,13 @@ class Sources(NamedTuple):
 Operand = Place | Number | Sources | str
 
 
+def width_of(m: Memory, full: Number) -> int:
+    """Return the bytes of an element: of an f32, or of the stored type if `full` is 0."""
+    if full.n not in (0, 1) or not full.n and m.real == 4:
+        m.fail(f"full is {full.n}")
+    return 4 if full.n else m.real
+
+
 def part_of(m: Memory, spans: str, first: Number, n: Number) -> Range:
     """Return the elements that a kernel works on: n elements of a flat from `first` on."""
     kind, _, name = spans.partition(".")

@@ -53,8 +53,10 @@ def _flat(p: Plan, f: Flat) -> None:
 
 def _types(p: Plan, f: Flat) -> None:
     """Require that each state has the type of its kind."""
-    types = {"params": p.head.real, "sum": "f32", "master": "f32"}
+    types = {"params": {p.head.real}, "sum": {"f32"}, "master": {"f32"}}
+    if p.head.ranks * p.head.micro_batches == 1:  # the only gradient may be its sum
+        types["sum"].add(p.head.real)
     for s in p.stores:
-        dtype = types.get(s.what, p.recipe.moments)
-        if s.flat == f.name and s.dtype != dtype:
+        allowed = types.get(s.what, {p.recipe.moments})
+        if s.flat == f.name and s.dtype not in allowed:
             raise CheckError(f"flat {f.name}: {s.what} is of another type")

@@ -27,10 +27,11 @@ class WholeSums:
             return Sum(array.flat, array.l, array.micro_batch, 1, 1, True)
         self.m.fail(f"sums {told(run)}")
 
-    def holds(self, where: Place, part: Range) -> None:
-        """Require the sum of this step's gradients over all micro-batches of all ranks."""
+    def holds(self, where: Place, part: Range, width: int) -> None:
+        """Require the sum of this step's gradients over all micro-batches of all ranks, of `width`
+        bytes an element."""
         m = self.m
-        run = m.reads(where, part.n * 4)
+        run = m.reads(where, part.n * width)
         micro_batches = m.head.micro_batches * m.W
         if run and micro_batches == 1 and isinstance(run.array, Leaf):
             if self.uses.complete(run.array):  # the only micro-batch
@@ -45,7 +46,7 @@ class WholeSums:
         want = Extent(
             Sum(part.flat, part.l, micro_batch, micro_batches, leaves, True),
             part.first,
-            4,
+            width,
             part.by_rank,
         )
         if run != want:

@@ -8,7 +8,7 @@ from ..facts import ops
 from .arrays import RopeTable, State
 from .constants import constants
 from .memory import Extent
-from .operands import BLOCK, Number, Operand, Range, part_of
+from .operands import BLOCK, Number, Operand, Range, part_of, width_of
 from .order import Memory, Place, told
 from .sums import WholeSums
 
@@ -36,7 +36,7 @@ class Updates:
         part = part_of(m, spans, first, n)
         if seed.n != m.head.seed:
             m.fail("draws from another seed")
-        width = self.width(full)
+        width = width_of(m, full)
         m.makes(p, part.n * width, part.run("p", -1, width))
 
     def round(self, w: Place, p: Place, n: Number) -> None:
@@ -65,6 +65,7 @@ class Updates:
         spans: str,
         first: Number,
         n: Number,
+        full_sum: Number,
     ) -> None:
         """Update a part's states from the sum of its gradients, with the known factor."""
         part = part_of(self.m, spans, first, n)
@@ -73,7 +74,7 @@ class Updates:
             self.m.fail(
                 f"before the factor of step {self.m.now} is known: {ctl} holds {now}"
             )
-        self.sums.holds(g, part)
+        self.sums.holds(g, part, width_of(self.m, full_sum))
         full = p != "null"
         states = {"p": p if full else w, "m": m, "v": v}
         places = {
@@ -120,17 +121,10 @@ class Updates:
         recorded."""
         m = self.m
         part = part_of(m, spans, first, n)
-        width = self.width(full)
+        width = width_of(m, full)
         step = m.now if (part.flat, part.l) in m.moving else 0
         want = part.run("p", step, width)
         run = p.look(part.n * width)
         if run != want or out != "out":
             m.fail(f"{p} holds {told(run)}, not {told(want)}")
         self.hashed = part
-
-    def width(self, full: Number) -> int:
-        """Return the bytes of a parameter: of a full one, or of the stored type."""
-        real = self.m.real
-        if full.n not in (0, 1) or not full.n and real == 4:
-            self.m.fail(f"full is {full.n}")
-        return 4 if full.n else real

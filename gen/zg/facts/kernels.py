@@ -274,10 +274,10 @@ _ROWS = (
     _row("zk_count", "ctl+ctl leaves~", "run(Grid(1, 1, 1, 32, 0))", host=True),
     _row("zk_begin", "ctl+ctl sums>i64 r<recipe", "run(Grid(1, 1, 1, 96, 0))"),
     _row("zk_factor", "ctl+ctl sums<i64 r<recipe", "run(Grid(1, 1, 1, 32, 0))"),
-    _row("zk_square_sum", "sums+i64 g<f32 spans<span first~ n",
+    _row("zk_square_sum", "sums+i64 g<full spans<span first~ n full~",
          "run(flat(n, 128, each=8*1024//32))", host=True),
-    _row("zk_update", "ctl<ctl r<recipe w>real? p+f32? m+moments? v+moments? g<f32 spans<span "
-         "first~ n", "run(flat(n, each=1024//32))", host=True),
+    _row("zk_update", "ctl<ctl r<recipe w>real? p+f32? m+moments? v+moments? g<full "
+         "spans<span first~ n full~", "run(flat(n, each=1024//32))", host=True),
     _row("zk_init", "p>full spans<span first~ n seed~ full~", "run(flat(n, each=1024//32))",
          host=True),
     _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",

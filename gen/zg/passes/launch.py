@@ -235,13 +235,19 @@ class _FnBuilder:
             ("g",),
             (),
             ("l",),
-            (kernel, sums, self.own_sum("g", f, self.grid.depth), *part),
+            (kernel, sums, self.own_sum("g", f, self.grid.depth), *part, self.full_sum),
             shape=(f.shard,),
         )
 
     def own_sum(self, name: str, f: Flat, depth: int) -> Operand:
         """Return the operand of a rank's own part at `depth` within its gradient sum."""
-        return self.part(name, f, self.shards.sums.depth, depth, 4)
+        width = ops.BYTES[self.shards.sums.dtype]
+        return self.part(name, f, self.shards.sums.depth, depth, width)
+
+    @property
+    def full_sum(self) -> int:
+        """1 if gradient sums are f32, 0 if they have the stored type."""
+        return int(self.shards.sums.dtype == "f32")
 
     def phase(self, f: Flat, x: Addition) -> None:
         """Add the function of a phase. It counts no leaves if the host adds micro-batches."""
@@ -346,6 +352,7 @@ class _FnBuilder:
                 Operand("g"),
                 spans,
                 *tile,
+                self.full_sum,
             )
             self.add_fn(
                 f"update.{f.name}",
@@ -390,6 +397,7 @@ class _FnBuilder:
             spans,
             first,
             n,
+            self.full_sum,
         )
         has_master = "master" in states
         width, master_depth = (4, depth) if has_master else (self.real, f.depth)

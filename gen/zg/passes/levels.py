@@ -50,6 +50,7 @@ class Sums:
     host: bool  # sums are on the host
     # A rank adds its own micro-batches in class `pending`, one unit at a time, before it reduces.
     pending: bool
+    dtype: str  # of a rank's sums
     block: int  # addends of a tree over micro-batches
     nodes: int  # pending sums of such a tree
     mask: int  # a bit for each pending sum
@@ -263,7 +264,8 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     sources = W if exact else 1
     host, host_notes = _on_host(spec, own_first, sources)
     found = _levels(spec, grid, own_first, host)
-    trivial = W == A == 1 and spec.train.precision == "f32" and not host
+    narrow, off = spec.train.precision != "f32", z.offload_optimizer.device
+    only = W == A == 1 and not host and (off == "none" or not narrow)
     whole = (
         z.stage == 0
         or found.step == 0
@@ -272,7 +274,7 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     )
     pending = own_first and W > 1 and not whole
     on_host = host and not pending
-    phases = () if trivial else _phases(spec, grid, found)
+    phases = () if only else _phases(spec, grid, found)
     counted = next((x for x in phases if x.counted), None)
     each, inner = (counted.sources, counted.inner) if counted else (1, 1)
     block = spec.block // inner
@@ -290,6 +292,7 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
         depth=depth,
         host=host,
         pending=pending,
+        dtype=spec.train.precision if only else "f32",
         block=block,
         nodes=nodes,
         mask=mask,

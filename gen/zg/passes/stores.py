@@ -140,7 +140,7 @@ def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[Located]:
             Located(
                 what="sum",
                 flat=f.name,
-                dtype="f32",
+                dtype=shards.sums.dtype,
                 first=0,
                 n=f.shard,
                 cls=f"sum.{f.name}",

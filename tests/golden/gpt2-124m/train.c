@@ -13,7 +13,7 @@
  *            GPUs
  * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
  * From       zgen 0.2.0: zgen gpt2-124m.yaml --set zero.stage=3 --set cluster.ranks=2
- * Plan       e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230, the SHA-256 of the
+ * Plan       cf97c6481218e0e3a0bd8ebe1421262d57e545f119e304b0e659b0801840a3e8, the SHA-256 of the
  *            plan that `--emit plan` writes
  */
 #include <stddef.h>
@@ -21,7 +21,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 23 || ZR_ABI != 25
+#if ZK_ABI != 24 || ZR_ABI != 25
 #error "generated for another version of the runtime or of the kernels: regenerate it"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -562,7 +562,7 @@ FN(norm_embed)
     void *g = AT(0), *sums = a + SUMS(0);
     int64_t l = i[1];
     zk_square_sum(k, L_square_sum_0, sums, g, spans_embed, LEN(spans_embed),
-        l * FLAT_EMBED + RANK * SHARD_EMBED, SHARD_EMBED);
+        l * FLAT_EMBED + RANK * SHARD_EMBED, SHARD_EMBED, 1 /* full */);
 }
 
 /* optimizer step of embed: g -> p, m, v; SHARD_EMBED elements */
@@ -571,7 +571,7 @@ FN(update_embed)
     void *g = AT(0), *p = AT(1), *m = AT(2), *v = AT(3), *ctl = a + CTL(0);
     int64_t l = i[4];
     zk_update(k, L_update_0, ctl, &recipe, NULL, p, m, v, g, spans_embed, LEN(spans_embed),
-        l * FLAT_EMBED + RANK * SHARD_EMBED, SHARD_EMBED);
+        l * FLAT_EMBED + RANK * SHARD_EMBED, SHARD_EMBED, 1 /* full */);
 }
 
 /* initial values of embed -> p; SHARD_EMBED elements */
@@ -608,7 +608,7 @@ FN(norm_block)
     void *g = AT(0), *sums = a + SUMS(0);
     int64_t l = i[1];
     zk_square_sum(k, L_square_sum_1, sums, g, spans_block, LEN(spans_block),
-        l * FLAT_BLOCK + RANK * SHARD_BLOCK, SHARD_BLOCK);
+        l * FLAT_BLOCK + RANK * SHARD_BLOCK, SHARD_BLOCK, 1 /* full */);
 }
 
 /* optimizer step of block: g -> p, m, v; SHARD_BLOCK elements */
@@ -617,7 +617,7 @@ FN(update_block)
     void *g = AT(0), *p = AT(1), *m = AT(2), *v = AT(3), *ctl = a + CTL(0);
     int64_t l = i[4];
     zk_update(k, L_update_1, ctl, &recipe, NULL, p, m, v, g, spans_block, LEN(spans_block),
-        l * FLAT_BLOCK + RANK * SHARD_BLOCK, SHARD_BLOCK);
+        l * FLAT_BLOCK + RANK * SHARD_BLOCK, SHARD_BLOCK, 1 /* full */);
 }
 
 /* initial values of block -> p; SHARD_BLOCK elements */
@@ -654,7 +654,7 @@ FN(norm_persistent)
     void *g = AT(0), *sums = a + SUMS(0);
     int64_t l = i[1];
     zk_square_sum(k, L_square_sum_2, sums, g, spans_persistent, LEN(spans_persistent),
-        l * FLAT_PERSISTENT + RANK * SHARD_PERSISTENT, SHARD_PERSISTENT);
+        l * FLAT_PERSISTENT + RANK * SHARD_PERSISTENT, SHARD_PERSISTENT, 1 /* full */);
 }
 
 /* optimizer step of persistent: g -> p, m, v; SHARD_PERSISTENT elements */
@@ -664,7 +664,7 @@ FN(update_persistent)
     int64_t l = i[4];
     zk_update(k, L_update_2, ctl, &recipe, NULL, p + RANK * 4 * SHARD_PERSISTENT, m, v, g,
         spans_persistent, LEN(spans_persistent), l * FLAT_PERSISTENT + RANK * SHARD_PERSISTENT,
-        SHARD_PERSISTENT);
+        SHARD_PERSISTENT, 1 /* full */);
 }
 
 /* initial values of persistent -> p; SHARD_PERSISTENT elements */
@@ -1110,7 +1110,7 @@ ZR_OWN_TEXT;
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
     .summary = "ZeRO 3, ranks 2, micro-batches 1 of 2 x 256 tokens, f32, prefetch 1",
-    .plan = "e3063d4f6f38df8a4272066e1020e68879d72070267d0ace00fe6adb1e8f7230",
+    .plan = "cf97c6481218e0e3a0bd8ebe1421262d57e545f119e304b0e659b0801840a3e8",
     .layout = "24bd998e08e374d9231eb50c3347eeabeb54bdb447c8f0650bb4f59965c451cf",
     .text = zr_text, .text_end = zr_text_end,
     .memory =
