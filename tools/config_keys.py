@@ -177,7 +177,8 @@ _TRAIN = {
     "global_batch / (micro_batch x ranks)",
     "sequence": "tokens in a sample",
     **{f"optimizer.{key}": does for key, does in _OPTIMIZER.items()},
-    "precision": "type of parameters, activations and gradients; sums are f32",
+    "precision": "type of parameters, activations and gradients; sums are f32, but a "
+    "step's only gradient keeps its type",
     **{f"loss_scale.{key}": does for key, does in _SCALE.items()},
     "max_skips": "the run ends after this many skipped steps in a row; steps that lower the loss "
     "scale do not count",
@@ -186,6 +187,9 @@ _TRAIN = {
     "sum": "order in which the gradients of micro-batches are added; part of the recipe",
     "head_chunk": "tokens whose logits are in memory at once; null or `auto`: derived from the "
     "shape; must divide a micro-batch's tokens, and in bf16 be a multiple of 32 or all of them",
+    "mlp_chunk": "tokens that go through a block's MLP at once; null or `auto`: all; other chunks "
+    "need less memory, and backward computes the MLP again; part of the recipe, though on a CPU it "
+    "changes no bit; must divide as head_chunk does",
     "dropout": "dropout probability of the embedding's output and of each residual branch, like "
     "GPT-2's embd_pdrop and resid_pdrop; part of the recipe",
     "attention_dropout": "dropout probability of attention's probabilities, like GPT-2's "

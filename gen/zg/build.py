@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .facts import ops
-from .graph import quantize
+from .graph import mlps, quantize
 from .graph.graph import Graph
 from .passes import (
     buffers,
@@ -182,6 +182,7 @@ def _built(spec: Spec) -> Built:
             *spec.notes,
             *_idle(spec, graph),
             *slices.notes(spec, graph),
+            *mlps.notes(spec),
             *quantize.notes(spec, graph.kinds),
             *shards.notes,
         ),

@@ -242,7 +242,12 @@ static void square_task(void *arg, int64_t task, int thread)
 void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const void *g,
                        const zk_span *spans, int64_t nspans, int64_t first, int64_t n, int full)
 {
-    squares a = {{g, full ? ZK_F32 : k->dtype},      spans, sums, nspans, first, n,
-                 ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
+    squares a = {.g = {g, full ? ZK_F32 : k->dtype},
+                 .spans = spans,
+                 .sums = sums,
+                 .nspans = nspans,
+                 .first = first,
+                 .n = n,
+                 .piece = ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
     zk_for(k, zk_pieces(n, a.piece), square_task, &a);
 }

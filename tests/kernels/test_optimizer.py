@@ -223,8 +223,8 @@ def train(
     stored: str = "f32",
 ) -> tuple[list[Array], list[Array], list[zk.Ctl]]:
     """Run `steps` steps in pieces. Return p, w and the states after them, p after each step, and
-    the constants of each. stored: the type of gradients: f32, f32 with values of `dtype` (rounded),
-    or `dtype` (real)."""
+    the constants of each. stored: how gradients are stored: 'f32'; 'rounded', f32 with values of
+    `dtype`; 'real', `dtype` itself."""
     r, ctl, history, constants = (
         recipe(rule=RULES.index(name)),
         zk.Ctl(),

@@ -57,14 +57,17 @@ def step(
     p: Array | None,
     w: Array | None,
     state: dict[str, Array],
+    narrow: bool,
 ) -> None:
-    """Do the n-th update of p or w and the states, in place. Gradients are stored like moments, with
-    the values of bf16."""
+    """Do the n-th update of p or w and the states, in place. narrow: gradients have the values of
+    bf16, and are stored in it if moments are."""
     r = one.recipe(
         rule=one.RULES.index(name), moments=moments, seed=SEED, rate=one.HELD
     )
-    ctl, g = zk.Ctl(step=n - 1, applied=n), zk.to_bf16(one.drawn(n))
-    g = g if moments == zk.BF16 else zk.from_bf16(g)
+    ctl, g = zk.Ctl(step=n - 1, applied=n), one.drawn(n)
+    half = narrow and moments == zk.BF16
+    if narrow:
+        g = zk.to_bf16(g) if half else zk.from_bf16(zk.to_bf16(g))
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, one.made(1.0, 1.0, 66), r)
     for lo, hi in itertools.pairwise(cuts):
@@ -81,7 +84,7 @@ def step(
             len(one.SPANS),
             lo,
             hi - lo,
-            int(moments != zk.BF16),
+            int(not half),
         )
 
 
@@ -93,8 +96,11 @@ def first() -> Array:
 
 @pytest.mark.parametrize("cuts", one.CUTS[:2], ids=["whole", "pieces"])
 @pytest.mark.parametrize("masters", [True, False], ids=["masters", "none"])
+@pytest.mark.parametrize("half", [True, False], ids=["bf16", "f32"])
 @pytest.mark.parametrize("name", one.RULES)
-def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
+def test_bits(
+    target: str, name: str, half: bool, masters: bool, cuts: list[int]
+) -> None:
     """Moments, and parameters without masters, are those of f32 after three steps, rounded by words
     of (seed, step, key, element)."""
     k, inside = zk.Kernels(target, zk.BF16), one.used()
@@ -103,8 +109,8 @@ def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
     for n in (1, 2, 3):
         wide = {s: zk.from_bf16(a) for s, a in narrow.items()}
         q = p.copy() if masters else zk.from_bf16(w)
-        step(k, n, one.CUTS[0], name, zk.F32, q, None, wide)
-        step(k, n, cuts, name, zk.BF16, p, w, narrow)
+        step(k, n, one.CUTS[0], name, zk.F32, q, None, wide, half)
+        step(k, n, cuts, name, zk.BF16, p, w, narrow, half)
         chance = words(n)
         for s, shift in (("m", 0), ("v", 16)):
             if s in narrow:

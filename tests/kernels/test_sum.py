@@ -294,6 +294,32 @@ SPANS = [
 FLAT = 9216 + 6144
 
 
+@pytest.mark.parametrize("dtype", [zk.BF16, zk.F16], ids=["bf16", "f16"])
+def test_squares_of_halves(target: str, dtype: int) -> None:
+    """Squares of a tensor in half precision are those of the same numbers in f32, with any number
+    of elements. Numbers that are not finite are counted."""
+    k = zk.Kernels(target, dtype)
+
+    def summed(x: np.ndarray, n: int, full: int) -> np.ndarray:
+        sums, table = (
+            np.zeros(zk.SUMS, np.int64),
+            zk.spans([dict(at=0, elems=n, count=1)]),
+        )
+        k.zk_square_sum(sums, x, table, 1, 0, len(x), full)
+        return sums
+
+    for n in (1, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 1023, 1024, 1025, 2047):
+        x = np.full(-(-n // 1024) * 1024, np.nan)
+        x[:n] = np.random.default_rng(n).normal(size=n)
+        half = zk.store(x, dtype)
+        found = summed(half, n, 0)
+        assert (found == summed(zk.load(half).astype(np.float32), n, 1)).all()
+        assert found.any() and not found[zk.NONFINITE]
+        for last in (np.inf, np.nan):
+            x[n - 1] = last
+            assert summed(zk.store(x, dtype), n, 0)[zk.NONFINITE] == 1
+
+
 def test_squares_are_exact(kernels: zk.Kernels) -> None:
     rng = np.random.default_rng(8)
     g = (rng.normal(size=FLAT) * 10.0 ** rng.uniform(-30, 18, FLAT)).astype(np.float32)

@@ -471,7 +471,17 @@ def test_one_hash_in_brief(
             "llama",
             ("train.precision=bf16", "train.optimizer.moments=bf16"),
         ),
-        ("qwen3", ("train.precision=f16",)),
+        (
+            "qwen3",
+            ("train.precision=f16", "train.loss_scale={initial_scale_power: 3}"),
+        ),
+        (
+            "llama",
+            (
+                "train.precision=bf16",
+                "train.lora={rank: 4, alpha: 4, match: all-linear}",
+            ),
+        ),
     ],
 )
 def test_a_step_of_one_leaf(
@@ -496,7 +506,10 @@ def test_a_step_of_one_leaf(
         for way in some
     ]
     assert pushes == [False, False, False, bool(more), True]
-    agree({str(way): b.run(way, *keys) for way in some})
+    results = {str(way): b.run(way, *keys) for way in some}
+    agree(results)
+    steps = map(json.loads, results[str(some[0])].steps)
+    assert sum(not step["skipped"] for step in steps) >= 2
 
 
 @pytest.mark.slow

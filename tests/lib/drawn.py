@@ -306,6 +306,7 @@ _TRAIN: dict[str, Sequence] = {
     "seed": (0, 1, 2**64 - 1),
     "sum": ("tree", "fold", *({"block": 2**n} for n in range(6))),
     "head_chunk": ("auto", 1, 5, 32, 64),
+    "mlp_chunk": ("auto", 5, 32, 64),
     "recompute": (
         "none",
         "full",

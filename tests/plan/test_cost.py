@@ -78,6 +78,12 @@ def test_what_an_update_moves(bytes_: int, sets: tuple[str, ...], ranks: int) ->
     assert told in explain.explain(p)
 
 
+def test_what_an_update_of_the_only_gradient_moves() -> None:
+    keys = "cluster.ranks=1", "train.global_batch=4", "train.micro_batch=4"
+    p = planned("gpt2-124m", *keys, "train.precision=bf16")
+    assert cost.update(p) == (2 + 8 + 2 + 16) * sum(f.count * f.shard for f in p.flats)
+
+
 def test_an_update_of_replicas_moves_more() -> None:
     """A rank updates half of all states if sets of two ranks share them, however many sets there
     are."""

@@ -54,6 +54,24 @@ class Written:
     spare: bool = False
 
 
+def joined(made: Any) -> bool:
+    """Return whether a value was made by calls in rounds, a part by each: its identity is those of
+    its parts."""
+    return isinstance(made, tuple) and all(isinstance(x, tuple) for x in made)
+
+
+def part_of(made: Made, n: int, rounds: int) -> Made:
+    """Return the identity of the n-th part of a value that calls in rounds go through."""
+    if joined(made) and len(made) == rounds:
+        return tuple(made[n])
+    return (*made, "part", n, rounds)
+
+
+def makers(made: Made) -> set[object]:
+    """Return the numbers of the calls that made a value, or the name of an input."""
+    return {x for part in made for x in makers(part)} if joined(made) else {made[0]}
+
+
 def met(values: list[Written], lo: int, hi: int) -> slice:
     """Return the slice of `values` that overlaps bytes [lo, hi). Values are sorted and disjoint."""
     return slice(
@@ -93,6 +111,8 @@ class Frame:
     reads: dict[str, None] = field(default_factory=dict)
     # (tensor or acc, whether it is added to)
     grads: list[tuple[str, bool]] = field(default_factory=list)
+    # tensor -> the launch of the call that began its gradient
+    goes: dict[str, str] = field(default_factory=dict)
     acc: set[int] = field(default_factory=set)  # element counts of the f32 sum
     ran: list[Ran] = field(default_factory=list)  # calls that ran
     # forward calls; recomputing one is allowed only if its result is read
@@ -250,7 +270,7 @@ class Frame:
                 continue
             v.used = True
             if where == "tmp":
-                self.of.add(v.made[0])
+                self.of |= makers(v.made)
             return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
@@ -272,13 +292,15 @@ class Frame:
 
     def done(self, v: Written) -> bool:
         """Return whether a value may be overwritten: it was read or is a by-product."""
-        return v.used or v.spare or v.made[0] in self.again or v.made in self.idle
+        return v.used or v.spare or makers(v.made) <= self.again or v.made in self.idle
 
     def moves(self, what: object) -> bool:
         """Return whether an operand is a trainable tensor, or a value or part of one that depends
         on it."""
         if isinstance(what, tuple) and what[-3:-2] == ("part",):
             what = what[:-3]
+        if isinstance(what, tuple) and joined(what):
+            return any(map(self.moves, what))
         return what in self.moving or what in self.alive
 
     def write(
@@ -314,7 +336,7 @@ class Frame:
                         v,
                         lo=at + r * by,
                         hi=at + r * by + by,
-                        made=(*v.made, "part", r, rounds),
+                        made=part_of(v.made, r, rounds),
                     )
                     for r in range(rounds)
                 ]
@@ -335,7 +357,7 @@ class Frame:
             self.fail(None, f"{where}+{at} is not whole after {rounds} rounds")
         made = tuple(v.made for v in mine)
         if old:
-            of_old = [(*old.made, "part", r, rounds) for r in range(rounds)]
+            of_old = [part_of(old.made, r, rounds) for r in range(rounds)]
             if made == tuple(of_old):
                 made = old.made
         values[there] = [
@@ -378,8 +400,23 @@ class Frame:
                 self.fail(call, f"{arg} is no f32")
         if not dims.get("carry"):
             self.grads.append((name, added))
-        elif self.grads[-1:] != [(name, False)]:
+            self.goes[name] = call.launch
+        elif self.goes.get(name) != call.launch:
             self.fail(call, f"{arg} carries on what is another gradient")
+
+    def total(self, call: Call, arg: Arg, dims: Numbers, elems: int) -> Made:
+        """Begin or continue the f32 sum of a gradient over rounds. Return its identity."""
+        where, at = self.place(call, arg, elems * 4)
+        if self.real == 4 or dims.get("full") != 1:
+            self.fail(call, f"{arg} is not written in f32")
+        if not dims["carry"]:
+            made = "total", call.launch, at
+            self.write(call, arg, elems * 4, "f32", made)
+            return made
+        for v in self.held[where][met(self.held[where], at, at + elems * 4)]:
+            if v.made == ("total", call.launch, at) and not v.used:
+                return v.made
+        self.fail(call, f"{arg} carries on what is another sum")
 
     # ---- calls
 
@@ -415,6 +452,8 @@ class Frame:
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
                 is_[n] = self.weight(call, arg, elems, dims)
+            elif f.mode == "^" and base(arg) == "tmp":
+                is_[n] = self.total(call, arg, dims, elems)
             elif f.mode == "^":
                 self.gradient(call, arg, f.type, dims, elems)
             elif kept(f, arg):

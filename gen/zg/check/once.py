@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..facts import ops
 from ..plan.mesh import plus
 from .arrays import EVERY, Control, Key, Totals
 from .constants import (
@@ -57,6 +58,8 @@ class Once:
         width = width_of(m, full)
         self.sums.holds(g, part, width)
         (store,) = m.p.stored("sum", part.flat)
+        if ops.BYTES[store.dtype] != width:
+            m.fail(f"the sum of {part.flat} is {store.dtype}, not of {width} bytes")
         over = m.groups.get(store.over)
         group = g.group
         each = m.flats[part.flat].shard * m.p.parts(store)

@@ -21,7 +21,7 @@ from ..plan.operand import Index, Layers
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
-from . import chunks, moves, quantize, rewrite
+from . import chunks, mlps, moves, quantize, rewrite
 from .graph import (
     Body,
     Call,
@@ -210,11 +210,13 @@ class _Calls:
         self.grads: dict[str, str] = {}
         # gradients that the inputs of a line had before it
         self.had: dict[str, str | None] = {}
-        # rounds of the next calls, and the value that holds the rows of one round
-        self.rounds, self.part = (
-            1,
-            "",
-        )
+        # rounds of the next calls, and the values that hold the rows of one round
+        self.rounds = 1
+        self.parts: set[str] = set()
+        self.sums: dict[
+            str, str
+        ] = {}  # weight -> the f32 sum of its gradient over rounds
+        self.later: list[Call] = []  # calls that follow the rounds
 
     def operand(self, node: OpNode, word: str) -> Word:
         """Return the operand of a word of the op table."""
@@ -237,7 +239,7 @@ class _Calls:
             return ("int", self.b.place(node))
         if word == "full":
             weight = node.bind.get("w") or node.bind.get("wte", "")
-            return ("number", int(weight in self.full))
+            return ("number", int(weight in (self.full | self.sums.keys())))
         if word == "carry":
             return ("number", 0) if self.rounds == 1 else ("round", "c")
         if word in node.op.params:
@@ -248,6 +250,8 @@ class _Calls:
             name = node.bind.get(word[1:])
             name = name if name in self.alive else None
             wide = name in self.full and self.b.spec.train.precision != "f32"
+            if name in self.sums:
+                return ("value", self.sums[name])
             return (
                 ("fixed", "acc")
                 if wide
@@ -273,7 +277,7 @@ class _Calls:
 
     def growth(self, kind: str, name: object) -> int:
         """Return the bytes of an operand's rows in one round."""
-        if kind != "value" or name in (self.part, "factor"):
+        if kind != "value" or name == "factor" or name in self.parts:
             return 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
         v = self.values[str(name)]
         return v.bytes(ops.BYTES[self.b.spec.train.precision]) // self.rounds
@@ -289,6 +293,8 @@ class _Calls:
         fresh = f"d{name}" + "'" * sum(v.startswith(f"d{name}") for v in self.values)
         self.values[fresh] = Value(fresh, "real", self.values[name].elems)
         self.grads[name] = fresh
+        if name in self.parts:
+            self.parts.add(fresh)
 
     def backward(self, node: OpNode) -> None:
         """Append a node's backward calls that compute needed gradients."""
@@ -323,7 +329,8 @@ class _Calls:
             return
         self.gradient(name, node)
         n = self.values[more].elems
-        self.calls.append(
+        calls = self.later if self.rounds > 1 else self.calls
+        calls.append(
             Call(
                 ADD,
                 (
@@ -335,12 +342,35 @@ class _Calls:
             )
         )
 
-    def round(self, name: str) -> None:
+    def round(self, name: str, total: Word = ("fixed", "acc")) -> None:
         """Round a whole gradient from its f32 sum to the stored type."""
         elems = next(t.elems for t in self.b.tensors if t.name == name)
-        self.calls.append(
-            Call(ROUND, (("grad", name), ("fixed", "acc"), ("number", elems)))
-        )
+        self.calls.append(Call(ROUND, (("grad", name), total, ("number", elems))))
+
+    def begin(self, rounds: int) -> None:
+        """Set the rounds of the next calls. After the last one append the calls that
+        follow the rounds."""
+        if rounds == self.rounds:
+            return
+        self.rounds = rounds
+        self.calls += self.later
+        self.later = []
+        for weight, total in self.sums.items() if rounds == 1 else ():
+            self.round(weight, ("value", total))
+        self.sums = {}
+
+    def sum_in_f32(self, node: OpNode) -> None:
+        """Give a weight whose gradient is summed over rounds a sum in f32, if it is stored in
+        another type."""
+        weight = node.bind.get("w", "")
+        if self.rounds == 1 or weight not in self.alive & self.params:
+            return
+        if self.b.spec.train.precision != "f32":
+            total = mlps.total(weight)
+            elems = next(t.elems for t in self.b.tensors if t.name == weight)
+            self.values[total] = Value(total, "f32", elems)
+            self.sums[weight] = total
+            self.parts.add(total)
 
     def body(self) -> Body:
         calls = rewrite.fused(self.calls)
@@ -363,8 +393,12 @@ def _middle(
     b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
 ) -> UnitKind:
     """Build an embedding or a block: fwd and, if its output has a gradient, bwd from dy to dx."""
+    wide = mlps.cut(b.spec, b.nodes, b.values) if x else {}
     fwd, bwd = _Calls(b, full), _Calls(b, full)
-    for node in b.nodes:
+    fwd.parts |= mlps.parts(wide)
+    bwd.parts |= mlps.parts(wide)
+    for n, node in enumerate(b.nodes):
+        fwd.begin(wide[n].rounds if n in wide else 1)
         fwd.forward(node)
     names = {x: "x", y: "y"}
     names.pop("", None)
@@ -380,12 +414,17 @@ def _middle(
         )
     bwd.values["dy"] = Value("dy", "real", b.values[y].elems)
     bwd.grads[y] = "dy"
-    for node in reversed(b.nodes):
+    for n, node in reversed([*enumerate(b.nodes)]):
+        bwd.begin(wide[n].rounds if n in wide else 1)
+        bwd.sum_in_f32(node)
         bwd.backward(node)
+    bwd.begin(1)
     if not x and full and b.spec.train.precision != "f32":
         # The gradient of a tied weight is rounded once, when it is complete.
-        bwd.round(*full)
+        for weight in full:
+            bwd.round(weight)
     kept = (rewrite.values(fwd.calls) & _read(fwd, bwd)) - _dropped(b, fwd) | {x, y}
+    kept -= mlps.parts(wide)
     # An op that is recomputed runs as a whole, so none of its values is saved.
     kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]
     bwd.calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
@@ -449,7 +488,7 @@ def _head(
             calls.forward(node)
         if calls is train and mean == "micro_batch":
             calls.line(loss, ops.LOSS_FACTOR)
-        calls.rounds, calls.part = rounds, logits
+        calls.rounds, calls.parts = rounds, {logits}
         for node in wide:
             calls.forward(node)
     train.line(loss, ops.TRAIN_LOSS[mean][loss.op.name])

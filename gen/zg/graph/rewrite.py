@@ -19,10 +19,12 @@ def again(
 ) -> tuple[list[Call], set[str]]:
     """Insert recomputation before backward's calls. Return the calls and the recomputed values.
 
-    A value that is read and not kept is recomputed by forward's calls, as late as possible.
+    A value that is read and not kept is recomputed by forward's calls, as late as possible, but not
+    between calls in rounds.
     """
     made_again: set[str] = set()
     out: list[Call] = []
+    begin = 0  # of the rounds that the last call is one of
     for call in bwd:
         want = values([call])
         before: list[Call] = []
@@ -31,7 +33,13 @@ def again(
                 want |= values(calls)
                 made_again |= made
                 before[:0] = calls
-        out += [*before, call]
+        if call.rounds == 1 or not out or out[-1].rounds != call.rounds:
+            begin = len(out)
+        # calls on all rows precede the rounds
+        whole = [c for c in before if c.rounds != call.rounds]
+        out[begin:begin] = whole
+        begin += len(whole)
+        out += [*(c for c in before if c.rounds == call.rounds), call]
     return out, made_again
 
 

@@ -264,8 +264,9 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     sources = W if exact else 1
     host, host_notes = _on_host(spec, own_first, sources)
     found = _levels(spec, grid, own_first, host)
-    narrow, off = spec.train.precision != "f32", z.offload_optimizer.device
-    only = W == A == 1 and not host and (off == "none" or not narrow)
+    # The only gradient is its sum. Tiles of a host's optimizer take f32.
+    suits = spec.train.precision == "f32" or z.offload_optimizer.device == "none"
+    only = W == A == 1 and not host and suits
     whole = (
         z.stage == 0
         or found.step == 0

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from ..facts.kernels import DEQUANTIZE, KERNELS, Formal
-from ..graph import quantize
+from ..graph import mlps, quantize
 from ..graph.graph import Call, UnitKind
 
 ENDS = {"weight": "_w", "bias": "_b"}
@@ -140,4 +140,4 @@ def values(kind: UnitKind) -> dict[str, str]:
         number = f"_{times}" if times > 1 else ""
         of = out.get(plain[1:])
         out[name] = f"d_{of}{number}" if of else re.sub(r"\W+", "_", name)
-    return out
+    return out | {mlps.total(t): f"d_{name}_sum" for t, name in tensors(kind).items()}

@@ -413,7 +413,8 @@ class Train:
     values backward recomputes; memory_budget: bytes of device memory on each target, for which the
     generator may recompute and offload more; sum: rule of the sum of gradients: one tree, a fold,
     or a fold of trees of consecutive ones; head_chunk: tokens of a chunk of the head and the loss,
-    None to derive it from the shape; accumulate: a rank's micro-batches of a step run one after the
+    None to derive it from the shape; mlp_chunk: tokens that go through a block's MLP at a time,
+    None for all; accumulate: a rank's micro-batches of a step run one after the
     other (micro_batches), or all of them layer by layer (layers); offload_activations: activations
     that backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run,
     not counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU
@@ -435,6 +436,7 @@ class Train:
         default_factory=lambda: {"block": 16}
     )
     head_chunk: Annotated[int | None, Auto(1, DIM)] = None
+    mlp_chunk: Annotated[int | None, Auto(1, DIM)] = None
     recompute: Annotated[Names, PlainValidator(again)] = ()
     products: Annotated[str, Choice("auto", "pairs", "tiles")] = "auto"
     reduction: Annotated[str, Choice("exact", "fast")] = "exact"

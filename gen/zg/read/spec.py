@@ -247,15 +247,9 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     )
 
 
-def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
-    """Require that head_chunk divides a micro-batch and allows the head's gradients to be
-    summed."""
-    m, rows = (
-        keys.train.head_chunk,
-        keys.train.micro_batch * keys.train.sequence,
-    )
-    path = ("train", "head_chunk")
-    terms = ops.TERMS[keys.train.precision]
+def _divides(root: Node, key: str, m: int | None, rows: int, precision: str) -> None:
+    """Require at most CHUNKS chunks of m tokens in `rows`, each of whole terms of a sum."""
+    path, terms = ("train", key), ops.TERMS[precision]
 
     def fits(m: int) -> bool:
         return rows % m == 0 and (m == rows or m % terms == 0)
@@ -268,7 +262,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
             f"{m} does not divide the {rows} tokens of a micro-batch"
             if rows % m
             else f"{m} is not a multiple of {terms}, the number of terms that "
-            f"{keys.train.precision} sums at once",
+            f"{precision} sums at once",
             f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
         )
     if m and rows // m > CHUNKS:
@@ -280,10 +274,18 @@ def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
             f"{rows // m} chunks, more than {CHUNKS}",
             f"auto, or at least {rows // n}",
         )
+
+
+def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
+    """Require that chunks divide a micro-batch and allow the head's gradients to be summed."""
+    t, rows = keys.train, keys.train.micro_batch * keys.train.sequence
+    m = t.head_chunk
+    for key, chunk in (("head_chunk", m), ("mlp_chunk", t.mlp_chunk)):
+        _divides(root, key, chunk, rows, t.precision)
     if model and m and m < rows and model.units[-1].ops[-1].args["bias"]:
         raise fail(
             root,
-            path,
+            ("train", "head_chunk"),
             "the head's linear has a bias, and its gradient cannot be summed in chunks",
             f"auto, {rows}, or a head without bias",
         )
@@ -685,7 +687,8 @@ def _checked(
     check(reads, _batch, keys, root)
     told = [check(at, _listed, part, keys, root) for part, at in NOTED]
     reads = ("train.micro_batch", "train.sequence", "train.precision")
-    check((*reads, "train.head_chunk"), _chunk, keys, root, model)
+    chunks = ("train.head_chunk", "train.mlp_chunk")
+    check((*reads, *chunks), _chunk, keys, root, model)
     check(("train.products", "train.precision", "targets"), _products, keys, root)
     check(("train.reduction", "targets"), _reduction, keys, root)
     words = ("type", "momentum", "nesterov", "groups")

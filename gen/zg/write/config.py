@@ -127,6 +127,7 @@ LATER = {
     "train.lora.groups": (),
     "train.lora.rslora": False,
     "train.products": "auto",
+    "train.mlp_chunk": None,
     "train.dropout": 0.0,
     "train.attention_dropout": 0.0,
     "train.label_smoothing": 0.0,

@@ -1,0 +1,56 @@
+"""test_sums.py -- tests that the checker knows the type of gradient sums: the stored type if a step
+has one gradient, else f32, and read as it is."""
+
+from dataclasses import replace
+
+import pytest
+from zg.check import check
+from zg.check.order import CheckError
+from zg.plan.plan import Plan
+
+from tests.lib.plans import planned
+
+ONE = "cluster.ranks=1", "train.global_batch=2"
+HOST = "zero.offload_optimizer.device=cpu", "zero.sub_group_size=20000"
+READERS = "zk_square_sum", "zk_update", "zk_host_square_sum", "zk_host_update"
+PLANS = {
+    "the only gradient": (*ONE, "zero.stage=3"),
+    "without masters": (*ONE, "train.optimizer.masters=false"),
+    "two micro-batches": ("cluster.ranks=1", "train.global_batch=4"),
+    "two ranks": ("cluster.ranks=2", "train.global_batch=4", "zero.stage=2"),
+    "on the host": (*ONE, *HOST, "zero.stage=2"),
+    "on both": (*ONE, *HOST, "zero.stage=2", "zero.offload_optimizer.ratio=0.5"),
+}
+NARROW = ("the only gradient", "without masters")
+
+
+def stored(p: Plan, dtype: str) -> Plan:
+    sums = (replace(s, dtype=dtype) if s.what == "sum" else s for s in p.stores)
+    return replace(p, stores=tuple(sums))
+
+
+def read(p: Plan, full: int, *kernels: str) -> Plan:
+    """Return a plan whose calls of some kernels take sums for f32, or for the stored type."""
+    fns = []
+    for f in p.fns:
+        calls = (
+            replace(c, args=(*c.args[:-1], full)) if c.kernel in kernels else c
+            for c in f.calls
+        )
+        fns.append(replace(f, calls=tuple(calls)))
+    return replace(p, fns=tuple(fns))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_sum_is_read_as_it_is(name: str) -> None:
+    p = planned("gpt-tiny", "train.precision=bf16", "train.micro_batch=2", *PLANS[name])
+    check.check(p)
+    is_ = "bf16" if name in NARROW else "f32"
+    assert {s.dtype for s in p.stores if s.what == "sum"} == {is_}
+    other, full = ("f32", 1) if name in NARROW else ("bf16", 0)
+    lies = [stored(p, other), read(p, full, *READERS), read(p, 2, *READERS)]
+    lies += [read(p, full, *READERS[n::2]) for n in range(2)]
+    lies.append(read(stored(p, other), full, *READERS))
+    for lie in lies:
+        with pytest.raises(CheckError):
+            check.check(lie)
