@@ -242,8 +242,8 @@ static void begin_save(zr *z)
     if (zr_save_begin(z->saving, why)) zr_fail(z, zr_code_of(errno), "--save %s", why);
 }
 
-/* Set the masters: resume, or initialise, load weights and load adapters. --load reads all masters,
- * so it needs no initialisation of the zeroed arena. */
+/* Set the masters: resume, or initialise, load weights and load adapters. --load without rows to
+ * draw reads all masters, so it needs no initialisation of the zeroed arena. */
 static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
@@ -251,7 +251,7 @@ static void first_weights(zr *z)
         zr_checkpoint_load(z);
         return;
     }
-    if (!z->o->load || z->p->adapter) { /* adapters start from initial values */
+    if (!z->o->load || z->p->adapter || z->p->vocab_drawn) { /* adapters have initial values */
         z->p->init(z);
         zr_drain(z);
     }

@@ -554,7 +554,7 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
         piece there = {q.at, q.skip, zr_least(q.n, entry_elements(e) - q.skip)};
         bad = quantized ? quantize_piece(table, e, z, p, t, s, q, c)
                         : read_piece(table, e, z, s, there, o, c, own, sum) ||
-                              fill_piece(table, e, z, s, q, c, &mean);
+                              (!p->vocab_drawn && fill_piece(table, e, z, s, q, c, &mean));
     }
     free(mean);
     return bad ? -1 : 0;
