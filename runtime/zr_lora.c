@@ -11,9 +11,9 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
-#include "zr_grow.h"
 #include "zr_json.h"
 #include "zr_lora.h"
+#include "zr_marks.h"
 #include "zr_names.h"
 #include "zr_packed.h"
 #include "zr_safetensors.h"
@@ -202,7 +202,7 @@ static int find_modules(given *g)
     if (!g->modules) return -1;
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
         for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++)
-            module_name(add_module(g, zr_mark(g->p, t))->name, g->p, t, i, weight);
+            module_name(add_module(g, zr_marks_of(g->p, t))->name, g->p, t, i, weight);
     if (g->p->second) {
         zr_tensor head = {.name = g->p->second, .count = 1};
         module_name(add_module(g, ZR_WHOLE | ZR_TIED)->name, g->p, &head, 0, weight);
@@ -521,7 +521,7 @@ static int check_tied(const zr_program *p, const zr_table *table, const char *di
 {
     char names[2][2 * NAME];
     for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++) {
-        if (!(zr_mark(p, t) & ZR_TIED)) continue;
+        if (!(zr_marks_of(p, t) & ZR_TIED)) continue;
         snprintf(names[0], sizeof *names, "%s%s", p->lead, t->name);
         snprintf(names[1], sizeof *names, "%s%s", whole, p->second);
         if (!zr_table_equal(table, zr_locate_for(p, table, names[0]), table,

@@ -213,15 +213,16 @@ static int64_t tensors(const zr *z)
     return n;
 }
 
-/* Return the type of each tensor in --load, unless --save-dtype gives another; else NULL. */
+/* Check the tensors in --load, which a resumed run reads at its end, if at all. Return the type of
+ * each, unless --save-dtype gives another; else NULL. */
 static const uint8_t *loaded_types(zr *z)
 {
     char why[ZR_WHY];
-    if (!z->o->load || z->o->save_type >= 0) return NULL;
+    if (!z->o->load) return NULL;
     uint8_t *types = zr_get(z, tensors(z), 1);
     if (zr_stored_types(z->p, &zr_masters, z->o->load, types, why))
         zr_fail(z, ZR_USER, "--load %s", why);
-    return types;
+    return z->o->save_type >= 0 ? NULL : types;
 }
 
 /* Create the files of --save with all their space, so that training does not
