@@ -248,6 +248,38 @@ def test_adapters_of_a_grown_model(
     assert f"has shape [{FEW}, 48]; the model has [{MANY}, 48]" in done.err
 
 
+def test_adapters_of_a_model_that_peft_resized(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """PEFT 0.21.2 saves the embedding and the head of a resized model beside its adapters. They are
+    accepted if --load's are the same, and the error otherwise names the resized model."""
+    binary = build(folder, "train.lora={rank: 2, alpha: 4}", *WAYS[2], vocab=MANY)
+    grown, adapter = tmp_path / "grown", tmp_path / "adapter"
+    plain = build(folder, *WAYS[0], vocab=MANY)
+    trainer.sh(plain, "--load", folder, "--steps", 0, "--save", grown)
+    after = run(binary, folder, 2, "--save", adapter)
+    low = load_file(adapter / "adapter_model.safetensors")
+    new = weights_of(grown)
+    first, *others = BY_TOKEN[folder.name]
+    new |= {"lm_head.weight": new[first]} if not others else {}
+    for name in {first, "lm_head.weight", *others}:
+        low[f"base_model.model.{name}"] = new[name]
+    save_file(low, adapter / "adapter_model.safetensors")
+    given = ("--data", folder / "tokens", "--steps", 0, "--adapter", adapter)
+    again = law.run(binary, *given, "--load", grown, log=tmp_path / "log")
+    assert again.weights == after.weights
+    few = program.run(binary, *given, "--load", folder)
+    low["base_model.model.lm_head.weight"] = new["lm_head.weight"] + np.float32(1)
+    save_file(low, adapter / "adapter_model.safetensors")
+    other = program.run(binary, *given, "--load", grown)
+    for done in (few, other):
+        assert done.code == 2
+        assert (
+            "differs from --load's, or --load is missing; PEFT saves it if the embedding "
+            "was resized: save that model, too, and --load it"
+        ) in done.err
+
+
 # ---- bad input
 
 
