@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 25
+#define ZR_ABI 26
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -246,7 +246,8 @@ typedef struct zr_program {
         batch,             /* B: sequences of a micro-batch */
         sequence,          /* T: tokens of a sequence */
         vocab,             /* V: size of the vocabulary */
-        vocab_from;        /* rows of a folder that --load grows to V; 0: it has V rows */
+        vocab_from,        /* rows of a folder that --load grows to V; 0: it has V rows */
+        vocab_drawn;       /* 1: the rows that it lacks have initial values; 0: its rows' mean */
     int64_t ignore,        /* token that is never a target; -1: none */
         skips;             /* ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle,      /* 1: the order of samples is drawn anew for each epoch */

@@ -1,17 +1,10 @@
-/* zr_grow.h -- marks of tensors; rows by token that a loaded folder lacks.
+/* zr_grow.h -- rows by token that a loaded folder lacks.
  *
  * The invariants are those of zr_file.h.
  */
 #ifndef ZR_GROW_H
 #define ZR_GROW_H
-#include "zr.h"
 #include "zr_safetensors.h"
-
-/* Return ZR_WHOLE | ..., or 0. */
-static inline int zr_mark(const zr_program *p, const zr_tensor *t)
-{
-    return p->marks ? p->marks[t - p->tensors] : 0;
-}
 
 /* Return the mean of the rows of a folder's tensor, float[columns], to be freed: rows are added in
  * their order in doubles, and each element is rounded once. Returns NULL and errno on failure. */

@@ -11,9 +11,9 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
-#include "zr_grow.h"
 #include "zr_json.h"
 #include "zr_lora.h"
+#include "zr_marks.h"
 #include "zr_names.h"
 #include "zr_packed.h"
 #include "zr_safetensors.h"
@@ -48,13 +48,22 @@ int zr_adapter_lead(const zr_program *p, const char *name)
     return (int)strlen(of_head(name) ? whole : p->lead);
 }
 
-/* to[NAME] = the base's tensor that PEFT keeps beside an adapter of the head. Returns 0 if there is
- * none. */
+/* Return whether a tensor of the base has a row by token. */
+static int is_by_token(const char *name)
+{
+    const char *dot = of_head(name) ? strchr(name, '.') : NULL;
+    return zr_is_embedding(name) || (dot && !strchr(dot + 1, '.'));
+}
+
+/* to[NAME] = the base's tensor that PEFT keeps: a head's weight beside its adapter, or, of a model
+ * that was resized, the embedding and the head. Returns 0 if there is none. */
 static int base_of(char *to, const char *name)
 {
     size_t lead = strlen(whole);
-    if (strncmp(name, whole, lead) || !ends_in(name, own)) return 0;
-    int bare = (int)(strlen(name) - lead - strlen(own));
+    if (strncmp(name, whole, lead)) return 0;
+    int layer = ends_in(name, own), bare = (int)strlen(name + lead);
+    if (!layer) return is_by_token(name + lead) && snprintf(to, NAME, "%s", name + lead) < NAME;
+    bare -= (int)strlen(own);
     return snprintf(to, NAME, "%.*s%s", bare, name + lead, weight) < NAME;
 }
 
@@ -202,7 +211,7 @@ static int find_modules(given *g)
     if (!g->modules) return -1;
     for (const zr_tensor *t = g->p->tensors; t < end; t++)
         for (int i = 0; !zr_is_adapter(t->name) && ends_in(t->name, weight) && i < t->count; i++)
-            module_name(add_module(g, zr_mark(g->p, t))->name, g->p, t, i, weight);
+            module_name(add_module(g, zr_marks_of(g->p, t))->name, g->p, t, i, weight);
     if (g->p->second) {
         zr_tensor head = {.name = g->p->second, .count = 1};
         module_name(add_module(g, ZR_WHOLE | ZR_TIED)->name, g->p, &head, 0, weight);
@@ -505,12 +514,13 @@ int zr_adapter_fits(const zr_program *p, const char *dir, const char *base, char
 
 /* ---- tensors */
 /* Return whether an entry is a weight of the base with the same bits as in the folder `base`. */
-static int is_base(const zr_table *t, const zr_entry *e, const char *base, char *why)
+static int is_base(const zr_program *p, const zr_table *t, const zr_entry *e, const char *base,
+                   char *why)
 {
     char name[NAME];
     zr_table own;
     if (!base || !base_of(name, e->name) || zr_folder_open(&own, base, why)) return 0;
-    const zr_entry *w = zr_locate(&own, name);
+    const zr_entry *w = zr_locate_for(p, &own, name);
     int same = w && zr_table_equal(t, e, &own, w);
     zr_table_close(&own);
     return same;
@@ -521,7 +531,7 @@ static int check_tied(const zr_program *p, const zr_table *table, const char *di
 {
     char names[2][2 * NAME];
     for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++) {
-        if (!(zr_mark(p, t) & ZR_TIED)) continue;
+        if (!(zr_marks_of(p, t) & ZR_TIED)) continue;
         snprintf(names[0], sizeof *names, "%s%s", p->lead, t->name);
         snprintf(names[1], sizeof *names, "%s%s", whole, p->second);
         if (!zr_table_equal(table, zr_locate_for(p, table, names[0]), table,
@@ -534,17 +544,24 @@ static int check_tied(const zr_program *p, const zr_table *table, const char *di
     return 0;
 }
 
+/* Return why a tensor is not read. */
+static const char *foreign(const char *name)
+{
+    char bare[NAME];
+    if (!base_of(bare, name)) return "does not belong to an adapter of this program (train.lora)";
+    if (ends_in(name, own)) return "differs from --load's, or --load is missing";
+    return "differs from --load's, or --load is missing; PEFT saves it if the embedding "
+           "was resized: save that model, too, and --load it";
+}
+
 int zr_judge_adapters(const zr_program *p, const zr_table *t, const char *dir, const char *base,
                       char *why)
 {
-    char bare[NAME];
     for (int64_t i = 0; i < t->n; i++) {
         const zr_entry *e = &t->entries[i];
-        if (!e->used && !is_base(t, e, base, why))
+        if (!e->used && !is_base(p, t, e, base, why))
             return zr_why(why, "%s/%s: tensor %.200s %s", dir, t->files[e->file].name, e->name,
-                          base_of(bare, e->name)
-                              ? "differs from --load's, or --load is missing"
-                              : "does not belong to an adapter of this program (train.lora)");
+                          foreign(e->name));
     }
     return check_tied(p, t, dir, why);
 }

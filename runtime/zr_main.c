@@ -213,15 +213,16 @@ static int64_t tensors(const zr *z)
     return n;
 }
 
-/* Return the type of each tensor in --load, unless --save-dtype gives another; else NULL. */
+/* Check the tensors in --load, which a resumed run reads at its end, if at all. Return the type of
+ * each, unless --save-dtype gives another; else NULL. */
 static const uint8_t *loaded_types(zr *z)
 {
     char why[ZR_WHY];
-    if (!z->o->load || z->o->save_type >= 0) return NULL;
+    if (!z->o->load) return NULL;
     uint8_t *types = zr_get(z, tensors(z), 1);
     if (zr_stored_types(z->p, &zr_masters, z->o->load, types, why))
         zr_fail(z, ZR_USER, "--load %s", why);
-    return types;
+    return z->o->save_type >= 0 ? NULL : types;
 }
 
 /* Create the files of --save with all their space, so that training does not
@@ -242,8 +243,8 @@ static void begin_save(zr *z)
     if (zr_save_begin(z->saving, why)) zr_fail(z, zr_code_of(errno), "--save %s", why);
 }
 
-/* Set the masters: resume, or initialise, load weights and load adapters. --load reads all masters,
- * so it needs no initialisation of the zeroed arena. */
+/* Set the masters: resume, or initialise, load weights and load adapters. --load without rows to
+ * draw reads all masters, so it needs no initialisation of the zeroed arena. */
 static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
@@ -251,7 +252,7 @@ static void first_weights(zr *z)
         zr_checkpoint_load(z);
         return;
     }
-    if (!z->o->load || z->p->adapter) { /* adapters start from initial values */
+    if (!z->o->load || z->p->adapter || z->p->vocab_drawn) { /* adapters have initial values */
         z->p->init(z);
         zr_drain(z);
     }

@@ -53,7 +53,7 @@ static int is_known(const char *name, const char *const *known)
 
 static int is_head(const char *name) { return is_known(name, heads); }
 
-static int is_embedding(const char *name) { return is_known(name, embeddings); }
+int zr_is_embedding(const char *name) { return is_known(name, embeddings); }
 
 /* Return whether the program has a head of its own. */
 static int has_head(const zr_program *p)
@@ -73,7 +73,9 @@ static zr_entry *locate_one(const zr_table *t, const char *const *known)
 zr_entry *zr_locate_for(const zr_program *p, const zr_table *t, const char *name)
 {
     zr_entry *e = zr_locate(t, name);
-    return e || !is_embedding(name) || has_head(p) ? e : locate_one(t, heads);
+    if (e || has_head(p)) return e;
+    if (zr_is_embedding(name)) return locate_one(t, heads);
+    return is_head(name) ? locate_one(t, embeddings) : NULL;
 }
 
 int zr_is_buffer(const char *name)
@@ -193,7 +195,7 @@ static int put_mark(FILE *to, const zr_table *t, const char *wanted)
 static int is_tied_there(const zr_program *p, const zr_table *t, const char *missing)
 {
     return has_head(p) && ((is_head(missing) && locate_one(t, embeddings)) ||
-                           (is_embedding(missing) && locate_one(t, heads)));
+                           (zr_is_embedding(missing) && locate_one(t, heads)));
 }
 
 static void put_missing(FILE *to, const zr_program *p, zr_extent ours, const zr_table *t,
@@ -211,7 +213,7 @@ static void put_shape(FILE *to, const zr_program *p, zr_extent ours, const zr_ta
 {
     int64_t rows = e->shape[0];
     int alike = wanted->ndim == 2 && e->ndim == 2 && e->shape[1] == wanted->shape[1];
-    if (alike && (is_embedding(wanted->name) || is_head(wanted->name)))
+    if (alike && (zr_is_embedding(wanted->name) || is_head(wanted->name)))
         fprintf(to,
                 "; there is one row per token: generate the program with model.vocab %" PRId64 "%s",
                 rows,

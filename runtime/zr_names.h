@@ -7,8 +7,9 @@
 const char *zr_unprefixed(const char *name);
 /* Find a tensor by its name, or else with a prefix removed or added; NULL: not there. */
 zr_entry *zr_locate(const zr_table *t, const char *name);
-/* The same for a program's tensor: the embedding of a tied model may be stored only as its head. */
+/* The same for a program's tensor: the embedding and the head of a tied model are one. */
 zr_entry *zr_locate_for(const zr_program *p, const zr_table *t, const char *name);
+int zr_is_embedding(const char *name); /* is it the name of an embedding of tokens? */
 /* Return whether it is a mask or the frequencies of attention, which older files contain. */
 int zr_is_buffer(const char *name);
 /* Return whether it is the head of a tied model whose embedding is there. */

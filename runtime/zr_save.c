@@ -289,13 +289,18 @@ int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, c
                  int merge, int type, const uint8_t *types, int64_t most, char *note, char *why)
 {
     int alone = p->adapter && !merge;
-    *s = (zr_saving){.p = p, .dir = dir, .from = from, .stored = alone ? zr_adapters : zr_masters};
+    *s = (zr_saving){.p = p, .dir = dir, .stored = alone ? zr_adapters : zr_masters};
     if (merge && p->formats && !from)
         return zr_why(why,
                       "%.300s: --merge needs --load DIR: adapters are added to the weights "
                       "there, as those of the run are quantized",
                       dir);
     if (merge && !(s->stored.merge = zr_merge_new(p))) return zr_why(why, "out of memory");
+    if (merge && p->formats && zr_folder_open(&s->loaded, from, why)) {
+        zr_save_close(s);
+        return -1;
+    }
+    if (merge && p->formats) s->stored.loaded = &s->loaded;
     s->stored.types = alone ? NULL : types;
     if (type >= 0) s->stored.type = type;
     *note = 0;
@@ -391,10 +396,6 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why)
 int zr_save_part(zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
-    if (s->added && s->p->formats) {
-        if (zr_folder_open(&s->loaded, s->from, why)) return -1;
-        s->stored.loaded = &s->loaded;
-    }
     int bad =
         s->added && (temp_of(temp, s, s->added, why) || zr_merge_open(s->stored.merge, temp, why));
     for (int i = 0; !bad && i < s->n; i++) {

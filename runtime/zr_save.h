@@ -19,13 +19,14 @@ typedef struct zr_saving {
     zr_stored stored;
     struct zr_saved {
         char name[48];
-        zr_header h;  /* tensors 0: the header is the whole file */
-    } *file;          /* [n]; the first is renamed last: model.safetensors, or the index */
-    int n, shards;    /* number of files; number of files with tensors */
-    int added;        /* index of the file of adapters to merge; 0: none */
-    const char *from; /* folder that was loaded, or NULL */
-    zr_table loaded;  /* its tensors, if weights of the program are quantized */
-    zr_chunk *chunk;  /* made at the start, so that saving needs no memory at the end */
+        zr_header h; /* tensors 0: the header is the whole file */
+    } *file;         /* [n]; the first is renamed last: model.safetensors, or the index */
+    int n, shards;   /* number of files; number of files with tensors */
+    int added;       /* index of the file of adapters to merge; 0: none */
+    /* Made at the start, so that a save at the end needs little memory. loaded: the folder of
+     * --load, if --merge reads weights there that the program has quantized */
+    zr_table loaded;
+    zr_chunk *chunk;
 } zr_saving;
 
 /* Open a save. merge: merge the adapters. from: the folder that was loaded, or NULL. type: of all

@@ -16,6 +16,7 @@
 #include "zr_groups.h"
 #include "zr_grow.h"
 #include "zr_lora.h"
+#include "zr_marks.h"
 #include "zr_memory.h"
 #include "zr_names.h"
 #include "zr_packed.h"
@@ -90,7 +91,7 @@ static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_ten
 /* Return how often a file has this tensor: its instances, and once more under its second name. */
 static int times(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
-    int slice = 0, low = zr_is_adapter(t->name), mark = zr_mark(p, t);
+    int slice = 0, low = zr_is_adapter(t->name), mark = zr_marks_of(p, t);
     if (f->part == ZR_BASE && low) return 0;
     if (f->part > ZR_BASE && !low && (f->part == ZR_LOW || !(mark & ZR_WHOLE))) return 0;
     if (!row(p, f, t, NULL, &slice)) return 0;
@@ -469,7 +470,7 @@ static zr_extent extent_of(const zr_program *p, const zr_stored *f)
 /* Return whether an entry lacks the rows that --load adds. */
 static int is_short(const zr_program *p, const zr_stored *f, const zr_tensor *t, const zr_entry *e)
 {
-    return f->part == ZR_BASE && zr_mark(p, t) & ZR_GROWN && e->shape[0] == p->vocab_from;
+    return f->part == ZR_BASE && zr_marks_of(p, t) & ZR_GROWN && e->shape[0] == p->vocab_from;
 }
 
 /* Return the entry of instance i; NULL and `why` if it is missing or has another shape or type. */
@@ -492,7 +493,7 @@ static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *
         same = e->shape[k] == x.shape[k] || (k == 0 && is_short(p, f, t, e));
     if (!same) {
         zr_tell_misfit(cause, p, extent_of(p, f), table, t, name, e);
-        if (f->part == ZR_BASE && zr_mark(p, t) & ZR_GROWN)
+        if (f->part == ZR_BASE && zr_marks_of(p, t) & ZR_GROWN)
             snprintf(more, sizeof more, ", of which a folder may lack the rows from %" PRId64 " on",
                      p->vocab_from);
         zr_why(why, "%.200s/%s: tensor %s has shape %s; the model has %s%s%s", dir, file, name,
@@ -554,7 +555,7 @@ static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *
         piece there = {q.at, q.skip, zr_least(q.n, entry_elements(e) - q.skip)};
         bad = quantized ? quantize_piece(table, e, z, p, t, s, q, c)
                         : read_piece(table, e, z, s, there, o, c, own, sum) ||
-                              fill_piece(table, e, z, s, q, c, &mean);
+                              (!p->vocab_drawn && fill_piece(table, e, z, s, q, c, &mean));
     }
     free(mean);
     return bad ? -1 : 0;

@@ -8,8 +8,10 @@ _OP = "model.units[].ops[]"
 _MODEL = {
     "name": "model name: shown in reports, `--version` and the plan",
     "model.vocab": "vocabulary size",
-    "model.vocab_from": "rows by token of a folder that `--load` grows to `model.vocab`: new rows "
-    "are the mean of the others; null: the folder has `model.vocab` rows",
+    "model.vocab_from": "rows by token of a folder that `--load` grows to `model.vocab`; null: the "
+    "folder has `model.vocab` rows",
+    "model.vocab_rows": "first values of the new rows of `model.vocab_from`: the mean of the "
+    "folder's rows, or the initial values of a new model; part of the recipe",
     "model.width": "hidden size: the length of a token's vector between blocks",
     "model.names": "model family whose tensor names and layouts the weights' files use",
     "model.units[].embedding.tokens": "name of the token embedding",

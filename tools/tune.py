@@ -35,7 +35,8 @@ from checkpoint import Bad, code_of, parsed, printable
 from pretrained import config
 from zg.commandline import Parser
 from zg.output import naming
-from zg.read import hfpacked
+from zg.read import hf, hfpacked
+from zg.read.node import SpecError
 
 ROOT = Path(__file__).resolve().parents[1]
 VALIDATIONS = 4  # in an epoch
@@ -67,6 +68,7 @@ class Job:
     out: Path
     build: Path
     sequence: int
+    rows: int  # by token, that the model has
 
     @property
     def program(self) -> Path:
@@ -216,13 +218,14 @@ def numbers(job: Job) -> Made:
 def grown(job: Job, tokens: int) -> int | None:
     """Return the rows of a model that gets new ones: --vocab's, or those of a tokenizer with more
     tokens than the model has. None: it keeps its own."""
-    rows = config(ROOT / job.folder / "config.json").get("vocab_size")
     asked: int | None = job.args.vocab
     if asked and asked < tokens:
         raise Bad(f"--vocab {asked}: the tokenizer has {tokens} tokens")
-    if asked or type(rows) is not int or tokens <= rows:
+    if asked or tokens <= job.rows:
         return asked
-    say(f"run tune: {tokens} tokens, and the model has {rows} rows: it gets new rows")
+    say(
+        f"run tune: {tokens} tokens, and the model has {job.rows} rows: it gets new rows"
+    )
     return tokens
 
 
@@ -340,20 +343,27 @@ def typed(path: Path, here: Path) -> Path:
     return path if here == ROOT else whole
 
 
+def model(folder: Path) -> tuple[int, int]:
+    """Return a model's rows by token and its positions, as gen/zgen reads them: config.json may
+    leave out those of its family."""
+    try:
+        found = hf.load(str(folder))
+    except SpecError as wrong:
+        raise Bad(str(wrong)) from None
+    return int(found.model.value["vocab"].value), found.context
+
+
 def checked(args: argparse.Namespace) -> Job:
     """Check folder and data."""
     here = Path.cwd()
     known = here / args.folder / "config.json"
     if not known.exists():
         raise Bad(f"{args.folder}: has no config.json: a Hugging Face folder is needed")
-    most = config(known).get("max_position_embeddings") or config(known).get(
-        "n_positions"
-    )
-    sequence = args.sequence or min(LONGEST, most if isinstance(most, int) else LONGEST)
-    if isinstance(most, int) and sequence > most:
+    rows, most = model(here / args.folder)
+    sequence = args.sequence or min(LONGEST, most)
+    if sequence > most:
         raise Bad(f"--sequence {sequence}: the model has {most} positions")
-    rows = config(known).get("vocab_size")
-    if args.vocab and isinstance(rows, int) and args.vocab < rows:
+    if args.vocab and args.vocab < rows:
         raise Bad(f"--vocab {args.vocab}: the model has {rows} rows; {rows} or more")
     for file in args.data:
         documents.size_of(here / file)
@@ -373,6 +383,7 @@ def checked(args: argparse.Namespace) -> Job:
         out=typed(args.o, here),
         build=Path("build") / f"tune-{name}",
         sequence=sequence,
+        rows=rows,
     )
 
 

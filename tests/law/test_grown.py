@@ -3,6 +3,7 @@ spread, saved folders, adapters over a grown model, and bad input."""
 
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Mapping
 
@@ -147,6 +148,58 @@ def test_in_halves(tmp_path: pathlib.Path, precision: str) -> None:
         assert len(found) == 1
 
 
+@pytest.mark.parametrize("keys", [(), ("train.lora={rank: 2, alpha: 4}",)])
+def test_initial_rows(
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    keys: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """New rows of model.vocab_rows=init keep the values of a run without --load, also in a frozen
+    base, and all other numbers are the folder's. Ways have one hash, which is not that of the
+    mean."""
+    drawn, merged = "model.vocab_rows=init", ["--merge"] * len(keys)
+    binary = build(folder, *keys, *WAYS[2], drawn, vocab=MANY)
+    assert ("are frozen at their initial values" in capsys.readouterr().err) == bool(
+        keys
+    )
+    run(binary, folder, 0, "--save", tmp_path / "new", *merged)
+    fresh = build(folder, *keys, *WAYS[0], drawn, vocab=MANY)
+    trainer.sh(fresh, "--steps", 0, "--save", tmp_path / "fresh", *merged)
+    old, new = weights_of(folder), weights_of(tmp_path / "new")
+    first = weights_of(tmp_path / "fresh")
+    assert new.keys() == old.keys() == first.keys()
+    for name, x in old.items():
+        assert (new[name][: len(x)] == x).all()
+        if name in BY_TOKEN[folder.name]:
+            assert len(new[name]) == MANY
+            assert (new[name][FEW:] == first[name][FEW:]).all()
+            assert (new[name][FEW:] != 0).any() == (x.ndim == 2)
+    shutil.copy(folder / "tokens", tmp_path / "new")
+    assert run(binary, tmp_path / "new", 0).weights == run(binary, folder, 0).weights
+    ways = [build(folder, *keys, *way, drawn, vocab=MANY) for way in WAYS[:3]]
+    (one,) = {run(way, folder, 2) for way in ways}
+    mean = run(build(folder, *keys, *WAYS[0], vocab=MANY), folder, 2)
+    assert one.weights != mean.weights
+
+
+def test_a_recipe_has_first_values(folder: pathlib.Path) -> None:
+    """The recipe names first values that are not the mean, and the emitted spec gives the same
+    program."""
+    drawn = "model.vocab_rows=init"
+    made = source(folder, drawn, vocab=MANY)
+    assert 'model.vocab_rows: \\"init\\"' in made
+    assert "vocab_rows" not in source(folder, vocab=MANY)
+    words = ["--from", str(folder), "--vocab", str(MANY), "--set", drawn]
+    said = main.text(main.arguments([*words, "--emit", "config"]))
+    assert re.search(r'^model.vocab_rows: "init" +# --set', said, re.M)
+    text = main.text(main.arguments([*words, "--emit", "spec"]))
+    spec = folder.parent / "drawn.yaml"
+    spec.write_text(text)
+    (line,) = re.findall(r"\.vocab_drawn = .+", made)
+    assert line in trainer.generate(spec, *KEYS)
+
+
 def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A run of a grown model resumes on another layout with the bits of one that never stopped."""
     one, three = (build(folder, *WAYS[i], vocab=MANY) for i in (0, 2))
@@ -195,6 +248,38 @@ def test_adapters_of_a_grown_model(
     assert f"has shape [{FEW}, 48]; the model has [{MANY}, 48]" in done.err
 
 
+def test_adapters_of_a_model_that_peft_resized(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """PEFT 0.21.2 saves the embedding and the head of a resized model beside its adapters. They are
+    accepted if --load's are the same, and the error otherwise names the resized model."""
+    binary = build(folder, "train.lora={rank: 2, alpha: 4}", *WAYS[2], vocab=MANY)
+    grown, adapter = tmp_path / "grown", tmp_path / "adapter"
+    plain = build(folder, *WAYS[0], vocab=MANY)
+    trainer.sh(plain, "--load", folder, "--steps", 0, "--save", grown)
+    after = run(binary, folder, 2, "--save", adapter)
+    low = load_file(adapter / "adapter_model.safetensors")
+    new = weights_of(grown)
+    first, *others = BY_TOKEN[folder.name]
+    new |= {"lm_head.weight": new[first]} if not others else {}
+    for name in {first, "lm_head.weight", *others}:
+        low[f"base_model.model.{name}"] = new[name]
+    save_file(low, adapter / "adapter_model.safetensors")
+    given = ("--data", folder / "tokens", "--steps", 0, "--adapter", adapter)
+    again = law.run(binary, *given, "--load", grown, log=tmp_path / "log")
+    assert again.weights == after.weights
+    few = program.run(binary, *given, "--load", folder)
+    low["base_model.model.lm_head.weight"] = new["lm_head.weight"] + np.float32(1)
+    save_file(low, adapter / "adapter_model.safetensors")
+    other = program.run(binary, *given, "--load", grown)
+    for done in (few, other):
+        assert done.code == 2
+        assert (
+            "differs from --load's, or --load is missing; PEFT saves it if the embedding "
+            "was resized: save that model, too, and --load it"
+        ) in done.err
+
+
 # ---- bad input
 
 
@@ -234,12 +319,14 @@ def spec_of(folder: pathlib.Path) -> pathlib.Path:
         (-1, (), f"--vocab: -1 is below the {FEW} rows"),
         (2**40, (), "--vocab: model.vocab: 1099511627776 is out of range; allowed: an integer from 2 to 2147483647"),
         (MANY, ("model.vocab_from=301",), "--set: model.vocab_from: 301 is not below model.vocab 301; allowed: 1 to 300"),
+        (MANY, ("model.vocab_rows=zero",), "--set: model.vocab_rows: 'zero' is not known; allowed: mean or init"),
+        (None, ("model.vocab_rows=init",), "--set: model.vocab_rows: init has no effect without model.vocab_from, which --vocab of --from sets; allowed: mean"),
         (MANY, ("model.vocab_from=0",), "--set: model.vocab_from: 0 is out of range; allowed: an integer from 1"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_refused(
-    folder: pathlib.Path, vocab: int, keys: tuple[str, ...], why: str
+    folder: pathlib.Path, vocab: int | None, keys: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(SpecError) as error:
         source(folder, *keys, vocab=vocab)

@@ -17,6 +17,7 @@ from zg.write import peft
 
 from tests.law import test_dropout, test_reference
 from tests.lib import chance, law, oracle, trainer
+from tests.lib.ways import ADAPTED, ONE, WHOLE
 from tests.reference import known
 
 MOST = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
@@ -54,36 +55,6 @@ LORA = {
         "train.lora={rank: 4, alpha: 6, match: [o_proj, lm_head], dropout: 0.25}",
     ),
 }
-WHOLE = "zero.stage3_param_persistence_threshold=0"
-WAYS = (
-    ("cluster.ranks=1", "zero.stage=0"),
-    ("cluster.ranks=2", "zero.stage=1", "train.recompute=[linear]"),
-    ("cluster.ranks=4", "zero.stage=2", "zero.reduce_bucket_size=2000"),
-    ("cluster.ranks=2", "zero.stage=3", "train.recompute=full"),
-    ("cluster.ranks=4", "zero.stage=3", WHOLE),
-    (
-        "cluster.ranks=2",
-        "zero.stage=3",
-        WHOLE,
-        "zero.offload_optimizer.device=cpu",
-        "zero.offload_param.device=cpu",
-    ),
-    ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
-    (
-        "cluster.ranks=4",
-        "cluster.local=2",
-        "zero.stage=3",
-        "zero.shard_size=2",
-        "zero.states=shard",
-        WHOLE,
-    ),
-    (
-        "cluster.ranks=2",
-        "zero.stage=3",
-        WHOLE,
-        "zero.stage3_max_live_parameters=30000",
-    ),
-)
 
 
 def path_of(name: str) -> pathlib.Path:
@@ -283,10 +254,10 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
             log=tmp_path / "log",
         )
 
-    ways = WAYS[::3] if name[:3] in ("gpt", "qwe") else WAYS
-    found = {run(*way) for way in ways}
+    few = ("one rank", "recomputed", "layers")
+    found = {run(*ADAPTED[x]) for x in (few if name[:3] in ("gpt", "qwe") else ADAPTED)}
     for key in ("alpha=7", "dropout=0.3"):
-        other = run(f"train.lora.{key}", *WAYS[1])
+        other = run(f"train.lora.{key}", *ADAPTED["stage 1"])
         assert len(found) == 1 and other.weights not in {r.weights for r in found}
 
 
@@ -415,9 +386,9 @@ def test_under_emulation(tmp_path: pathlib.Path, name: str) -> None:
         )
 
     first, second, cpu = (
-        run(trainer.EMULATED, *WAYS[0]),
-        run(trainer.EMULATED, *WAYS[4], "cluster.ranks=2"),
-        run(trainer.GCC, *WAYS[0]),
+        run(trainer.EMULATED, *ONE),
+        run(trainer.EMULATED, *ADAPTED["stage 3"], "cluster.ranks=2"),
+        run(trainer.GCC, *ONE),
     )
     assert first == second
     for a, b in zip(first.steps, cpu.steps, strict=True):

@@ -16,6 +16,7 @@ from zg.read import spec as reader
 from zg.search import search
 
 from tests.lib import law, oracle, program, quantized, trainer
+from tests.lib.ways import ADAPTED, ONE, WHOLE
 from tests.reference import known
 
 # Parts of a linear that fill chunks of nf4, and a down_proj that does not.
@@ -91,38 +92,6 @@ def test_values(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
     assert not all(np.array_equal(few[n], other[n]) for n in few)
 
 
-WHOLE = "zero.stage3_param_persistence_threshold=0"
-WAYS = (
-    ("cluster.ranks=1", "zero.stage=0"),
-    ("cluster.ranks=2", "zero.stage=1", "train.recompute=full"),
-    ("cluster.ranks=4", "zero.stage=3", WHOLE),
-    ("cluster.ranks=2", "zero.stage=3", WHOLE, "zero.overlap_comm=false"),
-    (
-        "cluster.ranks=2",
-        "zero.stage=3",
-        WHOLE,
-        "zero.offload_optimizer.device=cpu",
-        "zero.offload_param.device=cpu",
-    ),
-    ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
-    (
-        "cluster.ranks=4",
-        "cluster.local=2",
-        "zero.stage=3",
-        "zero.shard_size=2",
-        "zero.states=shard",
-        WHOLE,
-    ),
-    (
-        "cluster.ranks=2",
-        "zero.stage=3",
-        WHOLE,
-        "zero.stage3_max_live_parameters=40000",
-    ),
-    ("cluster.ranks=4", "zero.stage=3"),
-)
-
-
 @pytest.mark.parametrize(
     "format_,precision", (("int8", "f32"), ("nf4", "bf16"), ("nf4", "f16"))
 )
@@ -144,11 +113,11 @@ def test_law(tmp_path: pathlib.Path, format_: str, precision: str) -> None:
 
     nvme = f"device: nvme, nvme_path: {tmp_path}"
     filed = (f"zero.offload_optimizer={{{nvme}}}", f"zero.offload_param={{{nvme}}}")
-    found = {run(*way) for way in (*WAYS, (*WAYS[3], *filed))}
+    found = {run(*way) for way in (*ADAPTED.values(), (*ADAPTED["one queue"], *filed))}
     name = "model.layers.0.mlp.down_proj.weight"
     base[name][0, :64] = -base[name][0, :64]
     save_file(base, tmp_path / "base" / "model.safetensors")
-    other = run(*WAYS[2])
+    other = run(*ADAPTED["stage 3"])
     assert len(found) == 1 and other not in found
 
 
@@ -162,7 +131,7 @@ def test_a_merged_model(tmp_path: pathlib.Path, format_: str) -> None:
     base = folder(tmp_path / "base")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
     merged, adapters = [], {}
-    for way in (WAYS[0], WAYS[2]):
+    for way in (ONE, ADAPTED["stage 3"]):
         binary = trainer.build(
             trainer.generate(law.path("llama"), *keys(format_, *way))
         )
@@ -173,6 +142,9 @@ def test_a_merged_model(tmp_path: pathlib.Path, format_: str) -> None:
         trainer.sh(binary, *given, tmp_path / "adapters")
         adapters = load_file(tmp_path / "adapters" / "adapter_model.safetensors")
     assert all(np.array_equal(merged[0][n], merged[1][n]) for n in base)
+    trainer.sh(binary, *given, tmp_path / "base", "--merge")
+    over = files(tmp_path / "base")
+    assert all(np.array_equal(merged[0][n], over[n]) for n in base)
     assert merged[0].keys() == base.keys()
     for name, x in base.items():
         of = f"base_model.model.{name.removesuffix('.weight')}.lora_"
@@ -185,7 +157,7 @@ def test_a_merged_model(tmp_path: pathlib.Path, format_: str) -> None:
 
 def test_a_run_goes_on(tmp_path: pathlib.Path) -> None:
     """A checkpoint has the quantized weights: a run goes on from it with other ranks and without
-    the folder of the base, to the same bits; a merge then needs the folder."""
+    the folder of the base, to the same bits; a merge then needs the folder, before the steps."""
     base = folder(tmp_path / "base")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 12 * 8 * 3 + 1))
 
@@ -198,12 +170,12 @@ def test_a_run_goes_on(tmp_path: pathlib.Path) -> None:
 
     load = ("--load", tmp_path / "base")
     keeps = ("--checkpoints", tmp_path / "kept")
-    whole = run(WAYS[0], "--steps", 3, *load, "--verify-every", 1)
-    run(WAYS[2], "--steps", 2, *load, *keeps)
-    found = run(WAYS[3], "--steps", 3, *keeps)
+    whole = run(ONE, "--steps", 3, *load, "--verify-every", 1)
+    run(ADAPTED["stage 3"], "--steps", 2, *load, *keeps)
+    found = run(ADAPTED["one queue"], "--steps", 3, *keeps)
     assert found.weights == whole.weights
     source = trainer.generate(
-        law.path("llama"), *keys("nf4", "train.precision=bf16", *WAYS[0])
+        law.path("llama"), *keys("nf4", "train.precision=bf16", *ONE)
     )
     command = ("--data", tmp_path / "tokens", "--steps", 3, *keeps, "--merge")
     done = program.run(trainer.build(source), *command, "--save", tmp_path / "merged")
@@ -212,6 +184,16 @@ def test_a_run_goes_on(tmp_path: pathlib.Path) -> None:
         trainer.build(source), *command, "--save", tmp_path / "merged", *load
     )
     assert done.code == 0 and len(files(tmp_path / "merged")) == len(base)
+    save_file({}, tmp_path / "model.safetensors")
+    for wrong, told in (("none", "none: No such file"), (".", "is missing; the model")):
+        done = program.run(
+            trainer.build(source),
+            *("--data", tmp_path / "tokens", "--steps", 4, *keeps, "--merge"),
+            *("--save", tmp_path / "new", "--save-dtype", "f32"),
+            *("--load", tmp_path / wrong),
+        )
+        assert done.code == 2 and f"--load {tmp_path / wrong}" in done.err, done.err
+        assert told in done.err and "step 4" not in done.out
 
 
 # ---- plans
@@ -324,8 +306,10 @@ def test_under_emulation(tmp_path: pathlib.Path) -> None:
             ZR_EMULATE_CC="90",
         )
 
-    first = run("base", "nf4", *WAYS[0])
-    assert first == run("base", "nf4", *WAYS[3])
-    assert first == run("base", "nf4", *WAYS[3], kind=trainer.BY_PTX["sm_90"])
-    assert first.steps == run("plain", "", *WAYS[0]).steps
-    assert first.steps != run("base", "", *WAYS[0]).steps
+    first = run("base", "nf4", *ONE)
+    assert first == run("base", "nf4", *ADAPTED["one queue"])
+    assert first == run(
+        "base", "nf4", *ADAPTED["one queue"], kind=trainer.BY_PTX["sm_90"]
+    )
+    assert first.steps == run("plain", "", *ONE).steps
+    assert first.steps != run("base", "", *ONE).steps

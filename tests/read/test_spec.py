@@ -320,7 +320,7 @@ WRONG = [
         GPT,
         "vocab: 256",
         "vocabs: 256",
-        r"@: model.vocabs: is not a key here; did you mean vocab\? allowed: vocab, vocab_from, width",
+        r"@: model.vocabs: is not a key here; did you mean vocab\? allowed: vocab, vocab_from, vocab_rows, width",
     ),
     (
         GPT,

@@ -17,25 +17,12 @@ from safetensors.numpy import load_file
 from zg import main
 
 from tests.lib import law, packed, program, quantized, trainer
+from tests.lib.ways import ADAPTED, ONE
 
 Tensors = packed.Tensors
 SHORT = ("train.sequence=12",)
-WHOLE = "zero.stage3_param_persistence_threshold=0"
-ONE = ("cluster.ranks=1", "zero.stage=0")
-WAYS = (
-    ONE,
-    ("cluster.ranks=4", "zero.stage=3", WHOLE),
-    ("cluster.ranks=2", "zero.stage=3", WHOLE, "zero.overlap_comm=false"),
-    ("cluster.ranks=2", "zero.stage=1", "train.recompute=full"),
-    ("cluster.ranks=2", "zero.stage=3", WHOLE, "zero.stage3_max_live_parameters=40000"),
-    (
-        "cluster.ranks=2",
-        "zero.stage=3",
-        WHOLE,
-        "zero.offload_optimizer.device=cpu",
-        "zero.offload_param.device=cpu",
-    ),
-)
+FEW = [ADAPTED[x] for x in ("one rank", "stage 3")]
+WAYS = [*FEW, *(ADAPTED[x] for x in ("stage 1", "one queue", "offloaded", "in parts"))]
 
 
 @functools.cache
@@ -81,7 +68,7 @@ def test_values(tmp_path: pathlib.Path, folder: str, kind: trainer.Kind) -> None
     """All ranks load the bits of bitsandbytes' weights, and save them in plain f32 with a
     config.json of plain weights."""
     given = packed.DATA / folder
-    for way in WAYS if (folder, kind) == ("nf4", trainer.GCC) else WAYS[1:2]:
+    for way in WAYS if (folder, kind) == ("nf4", trainer.GCC) else [ADAPTED["stage 3"]]:
         out = tmp_path / "out"
         done = program.run(
             built(folder, *way, kind=kind),
@@ -157,6 +144,7 @@ def test_config_without_the_key(tmp_path: pathlib.Path, place: str) -> None:
     "folder, base, precision",
     [
         ("nf4", "nf4", "bf16"),
+        ("nf4", "nf4", "f16"),
         ("nf4", "int8", "f32"),
         ("nf4", "", "f32"),
         ("int8", "int8", "f16"),
@@ -177,7 +165,7 @@ def test_law(
         work = ("--data", tokens, "--steps", 3, "--load", given)
         return law.run(built(folder, *keys, *way), *work, log=tmp_path / "log")
 
-    ways = WAYS if folder == base == "nf4" else WAYS[:2]
+    ways = WAYS if precision == "bf16" else FEW
     found = {run(packed.DATA / folder, *way) for way in ways}
     assert len(found) == 1
     tensors = packed.read(packed.DATA / folder)
@@ -186,7 +174,7 @@ def test_law(
     data[-1] ^= 0x40
     tensors[name] = replace(tensors[name], data=bytes(data))
     packed.write(tmp_path / "other", tensors)
-    assert run(tmp_path / "other", *WAYS[1]) not in found
+    assert run(tmp_path / "other", *ADAPTED["stage 3"]) not in found
 
 
 def trained(
@@ -205,7 +193,7 @@ def beside(at: pathlib.Path, folder: str, made: dict[str, np.ndarray]) -> pathli
     return at / folder
 
 
-@pytest.mark.parametrize("precision", ("f32", "bf16"))
+@pytest.mark.parametrize("precision", ("f32", "bf16", "f16"))
 @pytest.mark.parametrize(
     "folder, base", (("nf4", "nf4"), ("int8", "int8"), ("mixed", "nf4"))
 )
@@ -437,7 +425,7 @@ def test_malformed_folders(
     change(tensors)
     packed.write(tmp_path / "in", tensors)
     out = tmp_path / "out"
-    for way in (ONE, WAYS[1]):
+    for way in (ONE, ADAPTED["stage 3"]):
         done = program.run(
             *(built(folder, *way), "--load", tmp_path / "in", "--steps", 0),
             *("--save", out),
@@ -475,7 +463,7 @@ def test_mutants(tmp_path: pathlib.Path) -> None:
     """Mutants are loaded with the weights of their numbers or refused, without an access out of
     bounds."""
     rng, codes, out = random.Random(1), [], tmp_path / "out"
-    binary = built("nf4", *WAYS[2], lora("nf4"), kind=trainer.ASAN)
+    binary = built("nf4", *ADAPTED["one queue"], lora("nf4"), kind=trainer.ASAN)
     save = ("--save", out, "--merge", "--save-dtype", "f32")
     for _ in range(80):
         tensors = packed.read(packed.DATA / "nf4")

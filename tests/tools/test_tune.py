@@ -21,6 +21,7 @@ import tune
 from checkpoint import Bad
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
+from zg.read import hf
 
 from tests.lib import trainer
 from tests.lib.patience import LIMIT
@@ -231,6 +232,45 @@ def job(inputs: list[Path], out: Path, *more: object) -> tune.Job:
 def test_each_folder_has_its_program(inputs: list[Path], tmp_path: Path) -> None:
     places = {job(inputs, tmp_path / x / "out").build for x in ("a", "b", "a/../b")}
     assert len(places) == 2
+
+
+def test_sizes_that_config_json_leaves_out(inputs: list[Path], tmp_path: Path) -> None:
+    """A config.json without vocab_size and positions has those of its family, as for gen/zgen, so a
+    tokenizer with more tokens gives the model new rows."""
+    folder, talks = inputs
+    shutil.copytree(folder, tmp_path / "base")
+    said = json.loads((folder / "config.json").read_text())
+    known = hf.load(str(folder))
+    for key in ("vocab_size", "max_position_embeddings"):
+        del said[key]
+    (tmp_path / "base" / "config.json").write_text(json.dumps(said))
+    usual = hf.load(str(tmp_path / "base"))
+    made = job([tmp_path / "base", talks], tmp_path / "out", "--sequence", 1000)
+    rows, most = made.rows, usual.context
+    assert rows == usual.model.value["vocab"].value > known.model.value["vocab"].value
+    assert most > 1000 > known.context
+    for tokens, asked in ((rows + 1, ["--vocab", f"{rows + 1}"]), (rows, [])):
+        words = tune.generate(made, tune.Made(9, 1, tokens))
+        at = words.index("--vocab") if "--vocab" in words else len(words)
+        assert words[at : at + 2] == asked
+    for options, told in (
+        (("--vocab", rows - 1), f"--vocab {rows - 1}: the model has {rows} rows"),
+        (("--sequence", most + 1), f"the model has {most} positions"),
+    ):
+        with pytest.raises(Bad, match=told):
+            job([tmp_path / "base", talks], tmp_path / "out", *options)
+
+
+def test_a_model_that_is_not_read(inputs: list[Path], tmp_path: Path) -> None:
+    """A config.json that gen/zgen refuses is refused before anything is written, in its words."""
+    folder, talks = inputs
+    shutil.copytree(folder, tmp_path / "base")
+    said = json.loads((folder / "config.json").read_text())
+    text = json.dumps(said | {"vocab_size": "many"}, indent=1)
+    (tmp_path / "base" / "config.json").write_text(text)
+    done = run(tmp_path / "base", talks, "-o", tmp_path / "out")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert re.search(r"config.json:\d+: vocab_size: .*'many'", done.stderr)
 
 
 @pytest.mark.parametrize(

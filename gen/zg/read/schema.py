@@ -133,13 +133,15 @@ class Unit:
 @dataclass(frozen=True)
 class Model:
     """The model of a spec. vocab: V; width: C; names: a family (facts/families.py); vocab_from:
-    rows of a folder that --load grows to V, None if it has V."""
+    rows of a folder that --load grows to V, None if it has V; vocab_rows: the first values of the
+    rows that it lacks."""
 
     vocab: int
     width: int
     names: str
     units: tuple[Unit, ...]
     vocab_from: int | None = None
+    vocab_rows: str = "mean"
 
     @property
     def by_token(self) -> Names:
@@ -692,6 +694,7 @@ class UnitKeys(_Keys):
 class ModelKeys(_Keys):
     vocab: Annotated[int, Integer(2, DIM)]
     vocab_from: Unsaid[Annotated[int, Integer(1, DIM)]] = None
+    vocab_rows: Annotated[str, Choice("mean", "init")] = "mean"
     width: Count
     names: Annotated[str, Choice(*FAMILIES)]
     units: tuple[UnitKeys, ...]

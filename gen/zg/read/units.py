@@ -21,6 +21,7 @@ from .schema import (
     Lora,
     LoraGroup,
     Model,
+    ModelKeys,
     OpKeys,
     ParamGroup,
     SpecKeys,
@@ -287,10 +288,15 @@ def _documents(at: KeyPlace, data: Data, vocab: int) -> None:
         )
 
 
-def _grown(at: KeyPlace, rows: int | None, vocab: int) -> None:
-    """Require fewer rows to grow than there will be."""
-    if rows is not None and rows >= vocab:
-        raise at.fail(f"{rows} is not below model.vocab {vocab}", f"1 to {vocab - 1}")
+def _grown(at: KeyPlace, m: ModelKeys) -> None:
+    """Require fewer rows to grow than there will be, and new rows for their first values."""
+    rows, most = m.vocab_from, m.vocab - 1
+    if rows is not None and rows > most:
+        here = at / "vocab_from"
+        raise here.fail(f"{rows} is not below model.vocab {m.vocab}", f"1 to {most}")
+    if rows is None and m.vocab_rows != "mean":
+        wrong = "has no effect without model.vocab_from, which --vocab of --from sets"
+        raise (at / "vocab_rows").fail(f"{m.vocab_rows} {wrong}", "mean")
 
 
 def _units(walk: Walk, at: KeyPlace, units: Sequence[UnitKeys]) -> list[Unit]:
@@ -318,14 +324,14 @@ def build(
     walk = Walk(m, train.sequence, keys.data.packed, train.lora, *dropouts)
     check, model, data = mistakes.check, ("model",), keys.data
     check(("data", *model), _documents, root / "data", data, m.vocab)
-    check(model, _grown, root / "model" / "vocab_from", m.vocab_from, m.vocab)
+    check(model, _grown, root / "model", m)
     at = root / "model" / "units"
     check(("train.sequence", *model), _positions, at, m.units, train.sequence)
     units = check(model, _units, walk, at, m.units)
     if units is None:
         return None
     check(("train.sequence", "train.micro_batch"), _sizes, walk, root, train)
-    made = Model(m.vocab, m.width, m.names, tuple(units), m.vocab_from)
+    made = Model(m.vocab, m.width, m.names, tuple(units), m.vocab_from, m.vocab_rows)
     told: list[str] = []
     lora = named(keys, made, walk.linears)
     if lora and train.lora:

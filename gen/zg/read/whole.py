@@ -17,6 +17,8 @@ from .schema import ADAPTERS, Lora, Model, ParamGroup
 from .shapes import Walk, ends
 
 PARTS = ("weight", "bias")  # tensors of a module
+# model.vocab_rows, in the words of a note
+ROWS = {"mean": "the mean of the others", "init": "their initial values"}
 
 
 def short(name: str) -> str:
@@ -112,6 +114,6 @@ def notes(at: KeyPlace, lora: Lora, model: Model) -> Iterator[str]:
         new = model.vocab - model.vocab_from
         words = ", ".join(dict.fromkeys(short(n.rpartition(".")[0]) for n in still))
         yield (
-            f"{said}: the {new} new rows of {', '.join(still)} are frozen at the mean of the "
-            f"others; whole: [{words}] trains them"
+            f"{said}: the {new} new rows of {', '.join(still)} are frozen at "
+            f"{ROWS[model.vocab_rows]}; whole: [{words}] trains them"
         )

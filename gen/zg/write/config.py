@@ -120,6 +120,7 @@ LATER = {
     "linear.softcap": None,
     "embedding.scale": None,
     "model.vocab_from": None,
+    "model.vocab_rows": "mean",
     "train.lora": None,
     "train.lora.whole": (),
     "train.lora.base": None,

@@ -220,8 +220,9 @@ def config(spec: Spec) -> str:
 
 def fields(spec: Spec) -> list[tuple[str, object]]:
     """Return the fields of zr_program for folders of transformers."""
-    grown = spec.model.vocab_from
-    return [("config", config(spec)), *([("vocab_from", grown)] if grown else [])]
+    m = spec.model
+    grown = [("vocab_from", m.vocab_from), ("vocab_drawn", int(m.vocab_rows == "init"))]
+    return [("config", config(spec)), *((name, x) for name, x in grown if x)]
 
 
 def mark(spec: Spec) -> Callable[[str], str]:
