@@ -636,6 +636,29 @@ def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family,precision", [("llama", "bf16"), ("qwen3", "f16")])
+def test_mlps_in_chunks_are_the_cpus(
+    folder: pathlib.Path, family: str, precision: str
+) -> None:
+    """Three ways have one hash with MLPs in chunks of tokens, and a CPU's losses."""
+    keys = *recipe(precision, leaves=4), "train.sequence=64", "train.mlp_chunk=32"
+    ways = [
+        {"family": family, **PLAIN, **way}
+        for way in (
+            {"stage": 3, "ranks": 2, "graph": True, "queue": "late"},
+            {"order": "late", "again": "full"},
+            {"stage": 3, "ranks": 4, "accumulate": "layers"},
+        )
+    ]
+    ours = {run(folder, way, 3, kind=trainer.EMULATED, recipe=keys) for way in ways}
+    assert len(ours) == 1
+    cpus = losses(run(folder, ways[0], 3, kind=trainer.GCC, recipe=keys))
+    off = abs(losses(*ours) - cpus) / cpus
+    first, later = OFF[precision]
+    assert off[0] <= first and off.max() <= later, off
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family,precision", [("gpt", "bf16"), ("qwen3", "f32")])
 def test_documents_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str
