@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 24
+#define ZK_ABI 25
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -476,5 +476,13 @@ extern __typeof__(zk_square_sum) zk_host_square_sum;
 int64_t zk_quantized(int format, int64_t n); /* bytes of n weights */
 /* Quantize n weights: a multiple of 16384, or up to the tensor's end. Returns their bytes. */
 int64_t zk_host_quantize(uint8_t *to, const float *from, int64_t n, int format);
+/* Return whether weights that were quantized elsewhere can keep their numbers: with a factor for
+ * each block of so many, and a scale for so many factors (nested; 0: factors are floats). */
+int zk_host_keeps(int format, int64_t block, int64_t nested);
+/* Write n weights that keep their numbers, and return their bytes: a multiple of 16384, or up to
+ * the last one with this scale, which begin at a chunk. codes: as in quantized.h; NF4: factors, a
+ * byte for each block, and scale and mean in scale[2]; INT8: scale[1]. */
+int64_t zk_host_keep(uint8_t *to, const uint8_t *codes, const uint8_t *factors, const float *scale,
+                     int64_t n, int format);
 
 #endif

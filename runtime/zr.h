@@ -274,11 +274,14 @@ typedef struct zr_program {
      * 0: rows have one order; NULL: all are 0 */
     const int32_t *heads;
     const uint8_t *marks; /* [ntensors] ZR_WHOLE ..., or 0; NULL: all are 0 */
-    int64_t (*quantized)(int format, int64_t n), /* zk_quantized, zk_host_quantize */
-        (*quantize)(uint8_t *to, const float *from, int64_t n, int format);
-    const zr_function *functions; /* functions for --profile */
-    const int64_t (*slots)[3];    /* {offset, bytes, number} of each class of slots that can die */
-    const zr_axis *axes;          /* axes of all groups */
+    int64_t (*quantized)(int format, int64_t n), /* zk_quantized, zk_host_quantize, zk_host_keep */
+        (*quantize)(uint8_t *to, const float *from, int64_t n, int format),
+        (*keep)(uint8_t *to, const uint8_t *codes, const uint8_t *factors, const float *scale,
+                int64_t n, int format);
+    int (*keeps)(int format, int64_t block, int64_t nested); /* zk_host_keeps */
+    const zr_function *functions;                            /* functions for --profile */
+    const int64_t (*slots)[3]; /* {offset, bytes, number} of each class of slots that can die */
+    const zr_axis *axes;       /* axes of all groups */
     /* [ngroups] queues on which a group has collectives, a bit each; NULL: on all in use */
     const uint32_t *meets;
     int64_t far;    /* bytes of `wire` that come from other hosts */

@@ -18,10 +18,7 @@ enum {
     NAME = 512,
     RUN = 8192,
     FACTORS = RUN / 32 + 2,
-    NF4_BLOCK = 64,
-    NF4_NESTED = 256,
-    INT8_CHUNK = 256,
-    NF4_CHUNK = NF4_BLOCK * NF4_NESTED
+    KEEP = 16384 /* weights that are kept at once: a multiple of zk_host_keep's */
 };
 
 /* The tensor that is read, for messages. */
@@ -225,8 +222,7 @@ static int pack4(const place *at, zr_entry *w, zr_packed *q)
         (need(at, &q->scales, bare, ".nested_absmax", "F32", (blocks + s.nested - 1) / s.nested) ||
          read_levels(at, bare, ".nested_quant_map", q->dynamic, 256)))
         return -1;
-    int same = s.block == NF4_BLOCK && s.nested == NF4_NESTED &&
-               hash_of(q->dynamic, sizeof q->dynamic) == dynamic_hash;
+    int same = s.nested && hash_of(q->dynamic, sizeof q->dynamic) == dynamic_hash;
     q->block = s.block;
     q->nested = s.nested;
     q->mean = (float)s.mean;
@@ -251,7 +247,7 @@ static int pack8(const place *at, zr_entry *w, zr_packed *q)
         return -1;
     if (order) return wrong(at, "weight_format must be 0, which is row by row");
     q->block = w->shape[1];
-    q->format = q->block % INT8_CHUNK ? 0 : ZR_INT8;
+    q->format = ZR_INT8;
     w->dtype = F32;
     return 0;
 }
@@ -372,44 +368,39 @@ int zr_elements(const zr_table *t, const zr_entry *e, void *to, int64_t first, i
     return 0;
 }
 
-/* ---- a run's own chunks, see kernels/quantized.h */
-static int keep8(const zr_table *t, const zr_packed *q, uint8_t *to, int64_t first)
+/* ---- numbers that a run keeps */
+int zr_packed_fits(const zr_packed *q, const zr_program *p, int format)
 {
-    float factor;
-    if (read_bytes(t, &q->codes, to, INT8_CHUNK, first) ||
-        read_bytes(t, &q->factors, &factor, 4, 4 * (first / q->block)))
-        return -1;
-    factor *= (float)7.874015718698502e-3;
-    memcpy(to + INT8_CHUNK, &factor, 4);
-    return 0;
+    return q->format == format && p->keeps(format, q->block, q->nested);
 }
 
-/* Elements after the last one are 0, which is level 7. */
-static int keep4(const zr_table *t, const zr_packed *q, uint8_t *to, int64_t first, int64_t n,
-                 int64_t bytes)
+/* Read the codes of n weights from `first` on, which share a scale, with the factors of their
+ * blocks and the scale. */
+static int read_stored(const zr_table *t, const zr_packed *q, uint8_t *codes, uint8_t *factors,
+                       float *scale, int64_t first, int64_t n)
 {
-    int64_t blocks = (n + NF4_BLOCK - 1) / NF4_BLOCK, codes = NF4_BLOCK / 2 * blocks;
-    memset(to, 0x77, (size_t)codes);
-    memset(to + codes, 0, (size_t)(bytes - codes));
-    memcpy(to + bytes - 4, &q->mean, 4);
-    if (read_bytes(t, &q->codes, to, (n + 1) / 2, first / 2) ||
-        read_bytes(t, &q->factors, to + codes, blocks, first / NF4_BLOCK) ||
-        read_bytes(t, &q->scales, to + bytes - 8, 4, 4 * (first / NF4_CHUNK)))
-        return -1;
-    if (n % 2) to[n / 2] = (uint8_t)((to[n / 2] & 0xf0) | 7);
-    return 0;
+    if (q->format == ZR_NF4)
+        return read_bytes(t, &q->codes, codes, (n + 1) / 2, first / 2) ||
+               read_bytes(t, &q->factors, factors, (n + q->block - 1) / q->block,
+                          first / q->block) ||
+               read_bytes(t, &q->scales, scale, 4, 4 * (first / (q->block * q->nested)));
+    int bad = read_bytes(t, &q->codes, codes, n, first) ||
+              read_bytes(t, &q->factors, scale, 4, 4 * (first / q->block));
+    *scale *= (float)7.874015718698502e-3;
+    return bad;
 }
 
-int64_t zr_packed_keep(const zr_table *t, const zr_packed *q, uint8_t *to, int64_t first, int64_t n,
-                       int64_t (*size)(int format, int64_t n))
+int64_t zr_packed_keep(const zr_table *t, const zr_packed *q, const zr_program *p, uint8_t *to,
+                       int64_t first, int64_t n)
 {
-    int64_t chunk = q->format == ZR_NF4 ? NF4_CHUNK : INT8_CHUNK, at = 0;
-    for (int64_t i = 0; i < n; i += chunk) {
-        int64_t some = zr_least(n - i, chunk), bytes = size(q->format, some);
-        if (q->format == ZR_NF4 ? keep4(t, q, to + at, first + i, some, bytes)
-                                : keep8(t, q, to + at, first + i))
-            return -1;
-        at += bytes;
+    uint8_t codes[KEEP], factors[KEEP / 32];
+    float scale[2] = {0, q->mean};
+    int64_t shared = q->block * (q->format == ZR_NF4 ? q->nested : 1), at = 0, some;
+    for (int64_t i = 0; i < n; i += some) {
+        int64_t place = first + i;
+        some = zr_least(zr_least(n - i, shared - place % shared), KEEP);
+        if (read_stored(t, q, codes, factors, scale, place, some)) return -1;
+        at += p->keep(to + at, codes, factors, scale, some, q->format);
     }
     return at;
 }

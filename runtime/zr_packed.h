@@ -24,16 +24,18 @@ typedef struct zr_packed {
     zr_entry codes, factors, scales; /* of the files; scales: nested_absmax */
     int64_t block, nested;           /* elements of a factor; factors of a scale, or 0 */
     float levels[16], dynamic[256], mean;
-    int32_t bits, format; /* format: of the run that can store the same numbers; 0: none */
+    int32_t bits, format; /* format: of a run that has the same codes; 0: none */
 } zr_packed;
 
 /* As zr_table_open, with packed weights. */
 int zr_folder_open(zr_table *t, const char *dir, char *why);
 /* Read n elements of an F32, BF16 or F16 tensor, from its element `first` on. */
 int zr_elements(const zr_table *t, const zr_entry *e, void *to, int64_t first, int64_t n);
-/* Write n elements as they are, in the format of a run, and return their bytes, or -1. They begin
- * at a chunk. size: zr_program.quantized */
-int64_t zr_packed_keep(const zr_table *t, const zr_packed *q, uint8_t *to, int64_t first, int64_t n,
-                       int64_t (*size)(int format, int64_t n));
+/* Return whether a program that stores a tensor in this format can keep its numbers. */
+int zr_packed_fits(const zr_packed *q, const zr_program *p, int format);
+/* Write n elements with the numbers that they have, in the format of a run, and return their bytes,
+ * or -1. They begin at a chunk. */
+int64_t zr_packed_keep(const zr_table *t, const zr_packed *q, const zr_program *p, uint8_t *to,
+                       int64_t first, int64_t n);
 
 #endif

@@ -429,7 +429,7 @@ static int read_floats(const zr_table *table, const zr_entry *e, zr_chunk *c, zr
 static int is_kept(const zr_program *p, const zr_tensor *t, const zr_entry *e)
 {
     int format = zr_format(p, t);
-    return format && e->packed && e->packed->format == format && !zr_rows_of(p, t).heads;
+    return format && e->packed && zr_packed_fits(e->packed, p, format) && !zr_rows_of(p, t).heads;
 }
 
 /* Quantize the weights of a tensor of the file into a piece of its state. Runs of CHUNK weights at
@@ -444,7 +444,7 @@ static int quantize_piece(const zr_table *table, const zr_entry *e, zr *z, const
     for (int64_t begin = lo / bytes * bytes; q.n && begin < hi; begin += bytes) {
         int64_t first = begin / bytes * CHUNK, some = zr_least(CHUNK, n - first);
         if (read_floats(table, e, c, zr_rows_of(p, t), first, some)) return -1;
-        int64_t size = kept ? zr_packed_keep(table, e->packed, made, first, some, p->quantized)
+        int64_t size = kept ? zr_packed_keep(table, e->packed, p, made, first, some)
                             : p->quantize(made, c->whole, some, format);
         int64_t end = begin + size, from = lo > begin ? lo : begin, to = zr_least(hi, end);
         if (size < 0) return -1;

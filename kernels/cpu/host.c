@@ -260,6 +260,47 @@ static void quantize_nf4(uint8_t *to, const float *from, int64_t n)
     put_float(floats + 4, mean);
 }
 
+int zk_host_keeps(int format, int64_t block, int64_t nested)
+{
+    if (format == ZK_INT8) return !nested && block % ZK_INT8_CHUNK == 0;
+    return block == ZK_NF4_BLOCK && nested == MOST;
+}
+
+static void keep_int8(uint8_t *to, const uint8_t *codes, const float *scale, int64_t n)
+{
+    memset(to, 0, ZK_INT8_CHUNK);
+    memcpy(to, codes, (size_t)n);
+    put_float(to + ZK_INT8_CHUNK, *scale);
+}
+
+/* Elements after the last one are 0, which is level 7. */
+static void keep_nf4(uint8_t *to, const uint8_t *codes, const uint8_t *factors, const float *scale,
+                     int64_t n)
+{
+    int64_t blocks = zk_nf4_blocks(n), at = ZK_NF4_BLOCK / 2 * blocks, end = zk_nf4_scale(blocks);
+    memset(to, 0x77, (size_t)at);
+    memset(to + at, 0, (size_t)(end - at));
+    memcpy(to, codes, (size_t)(n + 1) / 2);
+    if (n % 2) to[n / 2] = (uint8_t)((to[n / 2] & 0xf0) | 7);
+    memcpy(to + at, factors, (size_t)blocks);
+    put_float(to + end, scale[0]);
+    put_float(to + end + 4, scale[1]);
+}
+
+int64_t zk_host_keep(uint8_t *to, const uint8_t *codes, const uint8_t *factors, const float *scale,
+                     int64_t n, int format)
+{
+    int64_t each = zk_chunk(format), at = 0;
+    for (int64_t i = 0; i < n; i += each) {
+        int64_t some = zk_least(n - i, each);
+        if (format == ZK_NF4)
+            keep_nf4(to + at, codes + i / 2, factors + i / ZK_NF4_BLOCK, scale, some);
+        else keep_int8(to + at, codes + i, scale, some);
+        at += zk_chunk_bytes(format, some);
+    }
+    return at;
+}
+
 int64_t zk_host_quantize(uint8_t *to, const float *from, int64_t n, int format)
 {
     int64_t each = zk_chunk(format), at = 0;

@@ -2,12 +2,28 @@
 numpy, numpy against bitsandbytes."""
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from tests.lib import quantized, zk
 from tests.reference import known
+
+INT, LONG, PLACE = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+TYPES = {  # of the result, and of the arguments
+    "zk_quantized": (LONG, [INT, LONG]),
+    "zk_host_quantize": (LONG, [PLACE, PLACE, LONG, INT]),
+    "zk_host_keep": (LONG, [*[PLACE] * 4, LONG, INT]),
+    "zk_host_keeps": (INT, [INT, LONG, LONG]),
+}
+
+
+def typed(name: str) -> Callable[..., int]:
+    """Return a function of the host with its types."""
+    found = getattr(zk.Kernels().library, name)
+    found.restype, found.argtypes = TYPES[name]
+    return found
 
 
 @pytest.mark.parametrize("dtype", zk.REALS.values(), ids=zk.REALS)
@@ -29,11 +45,7 @@ def test_quantize(format_: str) -> None:
     """Weights that are quantized and dequantized are those of the formulas; whatever comes before
     and after 16384 of them does not matter."""
     k, number = zk.Kernels(), quantized.FORMATS[format_]
-    quantize = k.library.zk_host_quantize
-    size = k.library.zk_quantized
-    quantize.restype = size.restype = ctypes.c_int64
-    quantize.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_int]
-    size.argtypes = [ctypes.c_int, ctypes.c_int64]
+    quantize, size = typed("zk_host_quantize"), typed("zk_quantized")
     for n in (1, 65, 5000, 16384, 40000):
         x, y = known.tailed(n), np.empty(n, np.float32)
         made = np.zeros(size(number, n), np.uint8)
@@ -44,6 +56,61 @@ def test_quantize(format_: str) -> None:
         first = np.zeros(size(number, min(n, 16384)), np.uint8)
         quantize(first.ctypes.data, x.ctypes.data, min(n, 16384), number)
         assert np.array_equal(first, made[: first.size])
+
+
+@pytest.mark.parametrize("n", (1, 65, 5001, 16384))
+def test_keep_nf4(n: int) -> None:
+    """Numbers that are taken out of a chunk and kept give its bytes again, whatever follows the last
+    code."""
+    number, x, blocks = quantized.FORMATS["nf4"], known.tailed(n), -(-n // 64)
+    made = np.zeros(typed("zk_quantized")(number, n), np.uint8)
+    typed("zk_host_quantize")(made.ctypes.data, x.ctypes.data, n, number)
+    codes = made[: (n + 1) // 2].copy()
+    codes[-1] |= 0x0F if n % 2 else 0
+    factors = made[32 * blocks :][:blocks].copy()
+    found = kept("nf4", codes, factors, made[-8:].view(np.float32), n, made.size)
+    assert np.array_equal(found, made)
+
+
+@pytest.mark.parametrize("n", (256, 1024))
+def test_keep_int8(n: int) -> None:
+    """Chunks that share a scale each have it behind their codes."""
+    codes, scale = np.arange(n).astype(np.uint8), np.float32([0.37])
+    found = kept("int8", codes, codes, scale, n, n // 256 * 260).reshape(-1, 260)
+    assert np.array_equal(found[:, :256].ravel(), codes)
+    assert (found[:, 256:] == scale.view(np.uint8)).all()
+
+
+def kept(
+    format_: str,
+    codes: np.ndarray,
+    factors: np.ndarray,
+    scale: np.ndarray,
+    n: int,
+    size: int,
+) -> np.ndarray:
+    """Return the bytes of n weights that keep their numbers."""
+    made = np.full(size, 0xAA, np.uint8)
+    given = [x.ctypes.data for x in (made, codes, factors, scale)]
+    assert typed("zk_host_keep")(*given, n, quantized.FORMATS[format_]) == size
+    return made
+
+
+@pytest.mark.parametrize(
+    "format_,block,nested,keeps",
+    [
+        ("nf4", 64, 256, 1),
+        ("nf4", 128, 128, 0),
+        ("nf4", 64, 128, 0),
+        ("nf4", 64, 0, 0),
+        ("int8", 1024, 0, 1),
+        ("int8", 1000, 0, 0),
+        ("int8", 256, 256, 0),
+    ],
+)
+def test_forms_that_are_kept(format_: str, block: int, nested: int, keeps: int) -> None:
+    number = quantized.FORMATS[format_]
+    assert typed("zk_host_keeps")(number, block, nested) == keeps
 
 
 def test_bitsandbytes() -> None:

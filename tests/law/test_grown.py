@@ -140,9 +140,9 @@ def test_in_halves(tmp_path: pathlib.Path, precision: str) -> None:
     old, new = weights_of(folder), weights_of(tmp_path / "new")
     for name in BY_TOKEN["llama"]:
         assert (new[name][FEW:] == mean(old[name]).astype("f2")).all()
-    for lora in ((), ("train.lora={rank: 2, alpha: 4}",)):
+    for more in ((), ("train.lora={rank: 2, alpha: 4}",), ("model.vocab_rows=init",)):
         found = {
-            run(build(folder, key, *lora, *way, vocab=MANY), folder, 2)
+            run(build(folder, key, *more, *way, vocab=MANY), folder, 2)
             for way in WAYS[::2]
         }
         assert len(found) == 1

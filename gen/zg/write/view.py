@@ -85,6 +85,7 @@ def formats(p: Plan) -> list[str]:
     said = [f"ZK_{name.upper()}" if name else "0" for name in all_]
     return [
         ".quantized = zk_quantized, .quantize = zk_host_quantize,",
+        ".keep = zk_host_keep, .keeps = zk_host_keeps,",
         *by_tensor(".formats = (const uint8_t[]){", said),
     ]
 
