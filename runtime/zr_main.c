@@ -252,7 +252,7 @@ static void first_weights(zr *z)
         zr_checkpoint_load(z);
         return;
     }
-    if (!z->o->load || z->p->adapter || z->p->vocab_drawn) { /* adapters have initial values */
+    if (!z->o->load || z->p->adapter || z->p->vocab_drawn) { /* adapters and drawn rows have */
         z->p->init(z);
         zr_drain(z);
     }

@@ -18,13 +18,23 @@ from tests.lib.plans import planned
 SIZES = "train.sequence=64", "train.micro_batch=2", "train.global_batch=16"
 CHUNK = "train.mlp_chunk=32"
 MLP = "model.units[1].ops[1].residual"
-# MLPs of other families: one linear and GELU; GeGLU behind two norms, and a norm behind the MLP.
+# MLPs of other families: one linear and GELU; GeGLU behind two norms; a norm behind the MLP; two.
 ONE = f"{MLP}[1].linear={{name: mlp.up_proj, out: 96}}", f"{MLP}[2]={{gelu: tanh}}"
+NORM = "{{rmsnorm: {{name: {}, eps: 1.0e-5}}}}"
+GATED = (
+    "{{linear: {{name: [{0}.gate_proj, {0}.up_proj], out: [96, 96]}}}}, {{swiglu: {{}}}}, "
+    "{{linear: {{name: {0}.down_proj, out: 64}}}}"
+)
+FIRST = NORM.format("post_attention_layernorm"), GATED.format("mlp")
+BEHIND = f"{MLP}=[{', '.join((*FIRST, NORM.format('behind')))}]"
+TWO = f"{MLP}=[{', '.join((*FIRST, NORM.format('between'), GATED.format('mlp2')))}]"
 KINDS = {
     "llama": ("llama", "f32", ()),
     "llama, bf16": ("llama", "bf16", ("train.products=tiles",)),
     "qwen3, f16": ("qwen3", "f16", ()),
     "one linear, bf16": ("llama", "bf16", ("train.products=pairs", *ONE)),
+    "a norm behind, f32": ("llama", "f32", (BEHIND,)),
+    "two, bf16": ("llama", "bf16", (TWO,)),
     "ops, bf16": ("qwen3", "bf16", (*law.OPS, "train.dropout=0.1")),
     "frozen, bf16": (
         "llama",
@@ -39,7 +49,8 @@ KINDS = {
 def test_one_hash(tmp_path: pathlib.Path, kind: str) -> None:
     """Chunks change no bit on a CPU, wherever and in whatever order the work is done."""
     family, precision, more = KINDS[kind]
-    weights = None if "linear" in kind else law.uneven(family, tmp_path)
+    own = {*more} & {*ONE, BEHIND, TWO}  # other tensors than the family's
+    weights = None if own else law.uneven(family, tmp_path)
     b = bench(tmp_path, stream(family, 32, 3), weights, 3)
     keys = *UNEVEN, *SIZES, f"train.precision={precision}", *more
     ways = [{"family": family, **PLAIN, **way} for way in ({}, *IN_BRIEF)]
@@ -50,6 +61,17 @@ def test_one_hash(tmp_path: pathlib.Path, kind: str) -> None:
             for way, n in zip(ways, chunks, strict=False)
         }
     )
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("again", ["none", "full", "[linear]", "[rmsnorm, residual]"])
+@pytest.mark.parametrize("mlps", [BEHIND, TWO], ids=["a norm behind", "two"])
+def test_values_are_recomputed_in_their_rounds(
+    mlps: str, again: str, precision: str
+) -> None:
+    """A value that a norm behind an MLP reads is recomputed by rounds of its own."""
+    keys = f"train.recompute={again}", f"train.precision={precision}"
+    check.check(planned("llama-tiny", *SIZES, CHUNK, mlps, *keys))
 
 
 def test_memory() -> None:
@@ -150,6 +172,14 @@ REFUSED = [
         "llama-tiny",
         (*SIZES, "train.lora={rank: 4, alpha: 4, match: all-linear}"),
         "train.mlp_chunk: gradients of adapters cannot be summed in chunks",
+    ),
+    (
+        "llama-tiny",
+        (
+            *SIZES,
+            f"{MLP}=[{FIRST[0]}, {{parallel: [[{GATED.format('a')}], [{GATED.format('b')}]]}}]",
+        ),
+        "train.mlp_chunk: two MLPs of a block have one input",
     ),
     (
         "llama-tiny",

@@ -34,7 +34,8 @@ from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
 # Identity of a value: (number of the call that made it, index of the operand there), the name of an
-# input of the function, or a part of such a value.
+# input of the function, a part of such a value, all parts of a value, or the f32 sum of a gradient
+# ("total", launch, number).
 Made = tuple[Any, ...]
 # A call, its number, and the identities of its operands: a value, a tensor's name, or the literal
 # argument.
@@ -111,6 +112,7 @@ class Frame:
     reads: dict[str, None] = field(default_factory=dict)
     # (tensor or acc, whether it is added to)
     grads: list[tuple[str, bool]] = field(default_factory=list)
+    totals: int = 0  # f32 sums of gradients that were begun
     # tensor -> the launch of the call that began its gradient
     goes: dict[str, str] = field(default_factory=dict)
     acc: set[int] = field(default_factory=set)  # element counts of the f32 sum
@@ -409,12 +411,20 @@ class Frame:
         where, at = self.place(call, arg, elems * 4)
         if self.real == 4 or dims.get("full") != 1:
             self.fail(call, f"{arg} is not written in f32")
+        end = at + elems * 4
         if not dims["carry"]:
-            made = "total", call.launch, at
+            self.totals += 1
+            made = "total", call.launch, self.totals
             self.write(call, arg, elems * 4, "f32", made)
             return made
-        for v in self.held[where][met(self.held[where], at, at + elems * 4)]:
-            if v.made == ("total", call.launch, at) and not v.used:
+        for v in self.held[where][met(self.held[where], at, end)]:
+            if (v.lo, v.hi, v.used, *v.made[:2]) == (
+                at,
+                end,
+                False,
+                "total",
+                call.launch,
+            ):
                 return v.made
         self.fail(call, f"{arg} carries on what is another sum")
 

@@ -5,7 +5,8 @@ a sum that covers all of the sum's uses is also a part of each summand's gradien
 go through parts of values: to go through them is one use of the whole value, and a part of a
 gradient is the gradient of that part.
  a backward call   takes the whole gradient of a forward call's result, reads that call's operands
-                   and results, on its numbers, and writes the gradients of its parameters
+                   and results, on its numbers, and writes the gradients of its parameters, or
+                   goes on with the f32 sum of one, which is rounded to that gradient
  an addition       adds two parts of one value's gradient that have no use in common
  dx                is the whole gradient of x
 """
@@ -66,11 +67,8 @@ class _Gradients:
     def split(self, made: Made, n: int, rounds: int) -> Iterator[Part]:
         """Yield the gradients that the n-th part of a gradient is."""
         for value, uses in self.of(made):
-            if (value, uses) != self.whole(value):
-                continue
-            part = part_of(value, n, rounds)
-            in_it = frozenset({("in", value)})
-            yield part, in_it if joined(value) else self.whole(part)[1]
+            if joined(value) and (value, uses) == self.whole(value):
+                yield part_of(value, n, rounds), frozenset({("in", value)})
 
     def join(self, made: Made) -> Iterator[Part]:
         """Yield the gradients of a value of which each part of `made` is the gradient of a
@@ -91,7 +89,7 @@ class _Gradients:
         """Yield the gradients that a gradient of `value` by `uses` is a part of."""
         yield value, uses
         call, is_ = self.calls.get(value[0], (None, []))
-        if call and (value, uses) == self.whole(value):
+        if call and value == (value[0], 0) and (value, uses) == self.whole(value):
             for n in _summands(call):
                 yield from self.parts(is_[n], frozenset({(value[0], n)}))
 

@@ -26,10 +26,10 @@ class Cut:
 
 
 def cut(
-    spec: Spec, nodes: Sequence[OpNode], values: dict[str, Value]
+    spec: Spec, nodes: Sequence[OpNode], values: dict[str, Value], moving: set[str]
 ) -> dict[int, Cut]:
     """Cut the MLPs of a block: give their nodes the rows of a chunk, and shorten the values
-    between. Return the cut of each node by its number.
+    between. Return the cut of each node by its number. moving: trainable tensors.
 
     Raises SpecError if a block has none, or if one has gradients that cannot be summed in chunks.
     """
@@ -42,6 +42,7 @@ def cut(
             "gradients of adapters cannot be summed in chunks",
             "auto, or no train.lora",
         )
+    inputs: set[str] = set()
     out: dict[int, Cut] = {}
     for n in range(len(nodes) - 2):
         first, between, last = trio = nodes[n : n + 3]
@@ -52,13 +53,19 @@ def cut(
             and last.bind["x"] == y
         ):
             continue
-        if "b" in first.bind or "b" in last.bind:
+        for bias in sorted({first.bind.get("b", ""), last.bind.get("b", "")} & moving):
             raise spec.wrong(
                 "train.mlp_chunk",
-                f"{first.bind.get('b') or last.bind['b']}: the gradient of a bias cannot be "
-                "summed in chunks",
+                f"{bias}: the gradient of a bias cannot be summed in chunks",
                 "auto, or an MLP without biases",
             )
+        if first.bind["x"] in inputs:
+            raise spec.wrong(
+                "train.mlp_chunk",
+                "two MLPs of a block have one input, whose gradients are added for all tokens",
+                "auto",
+            )
+        inputs.add(first.bind["x"])
         made = Cut(rows // chunk, (x, y))
         for node in trio:
             node.dims |= {"M": chunk, "n": node.dims["n"] // made.rounds}
@@ -77,7 +84,8 @@ def cut(
 
 def notes(spec: Spec) -> Names:
     """Return a note about the bits of chunks."""
-    if not spec.train.mlp_chunk or {*spec.targets} == {"cpu"}:
+    rows = spec.train.micro_batch * spec.train.sequence
+    if (spec.train.mlp_chunk or rows) >= rows or {*spec.targets} == {"cpu"}:
         return ()
     return (
         "train.mlp_chunk: on a GPU a chunk is a product of its own shape, which may sum in another "

@@ -213,9 +213,8 @@ class _Calls:
         # rounds of the next calls, and the values that hold the rows of one round
         self.rounds = 1
         self.parts: set[str] = set()
-        self.sums: dict[
-            str, str
-        ] = {}  # weight -> the f32 sum of its gradient over rounds
+        # weight -> the f32 sum of its gradient over rounds
+        self.sums: dict[str, str] = {}
         self.later: list[Call] = []  # calls that follow the rounds
 
     def operand(self, node: OpNode, word: str) -> Word:
@@ -393,7 +392,7 @@ def _middle(
     b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
 ) -> UnitKind:
     """Build an embedding or a block: fwd and, if its output has a gradient, bwd from dy to dx."""
-    wide = mlps.cut(b.spec, b.nodes, b.values) if x else {}
+    wide = mlps.cut(b.spec, b.nodes, b.values, b.moving) if x else {}
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     fwd.parts |= mlps.parts(wide)
     bwd.parts |= mlps.parts(wide)

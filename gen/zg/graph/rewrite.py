@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from ..facts.kernels import ADD, KERNELS, NULL
 from .graph import Call, Forward
@@ -19,28 +20,43 @@ def again(
 ) -> tuple[list[Call], set[str]]:
     """Insert recomputation before backward's calls. Return the calls and the recomputed values.
 
-    A value that is read and not kept is recomputed by forward's calls, as late as possible, but not
-    between calls in rounds.
+    A value that is read and not kept is recomputed by forward's calls, as late as possible: values
+    with the rows of one round among the calls in rounds that read them, all others before these.
     """
-    made_again: set[str] = set()
+    few = {
+        str(name)
+        for made in fwd
+        for call in made.calls
+        for (kind, name), grows in zip(call.args, call.grow, strict=False)
+        if kind == "value" and not grows
+    }
+    whole: set[str] = set()  # recomputed values with all rows
+    every: set[str] = set()
     out: list[Call] = []
-    begin = 0  # of the rounds that the last call is one of
-    for call in bwd:
-        want = values([call])
-        before: list[Call] = []
-        for _, made, calls in reversed(fwd):
-            if made & want - kept - made_again:
-                want |= values(calls)
-                made_again |= made
-                before[:0] = calls
-        if call.rounds == 1 or not out or out[-1].rounds != call.rounds:
-            begin = len(out)
-        # calls on all rows precede the rounds
-        whole = [c for c in before if c.rounds != call.rounds]
-        out[begin:begin] = whole
-        begin += len(whole)
-        out += [*(c for c in before if c.rounds == call.rounds), call]
-    return out, made_again
+
+    def before(want: set[str], some: set[str], within: bool) -> list[Call]:
+        """Return the calls that recompute what is wanted. some: values of these rounds that were
+        recomputed; within: only such values."""
+        calls: list[Call] = []
+        for _, made, of in reversed(fwd):
+            if made & want - kept - whole - some and (made <= few or not within):
+                want |= values(of)
+                (some if made <= few else whole).update(made)
+                every.update(made)
+                calls[:0] = of
+        return calls
+
+    for rounds, group in groupby(bwd, key=lambda call: call.rounds):
+        if rounds == 1:
+            for call in group:
+                out += [*before(values([call]), set(), False), call]
+            continue
+        some: set[str] = set()
+        body: list[Call] = []
+        for call in group:
+            body += [*before(values([call]), some, True), call]
+        out += [*before(values(body) - few, set(), False), *body]
+    return out, every
 
 
 def fused(calls: Sequence[Call]) -> list[Call]:
