@@ -35,7 +35,7 @@ def again(
     out: list[Call] = []
 
     def before(want: set[str], some: set[str], within: bool) -> list[Call]:
-        """Return the calls that recompute what is wanted. some: values of these rounds that were
+        """Return the calls that recompute wanted values. some: values of these rounds that were
         recomputed; within: only such values."""
         calls: list[Call] = []
         for _, made, of in reversed(fwd):
