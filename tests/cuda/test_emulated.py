@@ -609,7 +609,19 @@ OFF = {
     "bf16": (2**-14, 2**-10),
     "f16": (2**-17, 2**-13),
 }
-# Each family and each type.
+# Ways that are far apart.
+THREE: tuple[law.Way, ...] = (
+    {"stage": 3, "ranks": 2, "graph": True, "queue": "late"},
+    {"order": "late", "again": "full"},
+    {"stage": 3, "ranks": 4, "accumulate": "layers"},
+)
+
+
+def assert_near(ours: np.ndarray, cpus: np.ndarray, precision: str) -> None:
+    """Assert that the losses of a GPU's steps differ from a CPU's by no more than OFF."""
+    first, later = OFF[precision]
+    off = abs(ours - cpus) / cpus
+    assert off[0] <= first and off.max() <= later, off
 
 
 @pytest.mark.slow
@@ -618,7 +630,6 @@ OFF = {
     covering(FAMILIES, [*OFF]),
 )
 def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str) -> None:
-    first, later = OFF[precision]
     way = {
         "family": family,
         **PLAIN,
@@ -630,9 +641,8 @@ def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str) 
     quick = *recipe(precision, leaves=8), "train.schedule.warmup=1"
     ours = losses(run(folder, way, 8, kind=trainer.EMULATED, recipe=quick))
     cpus = losses(run(folder, way, 8, kind=trainer.GCC, recipe=quick))
-    off = abs(ours - cpus) / cpus
     assert len(ours) == 8 and cpus[-1] < cpus[0] - 0.05, cpus
-    assert off[0] <= first and off.max() <= later, off
+    assert_near(ours, cpus, precision)
 
 
 @pytest.mark.slow
@@ -642,20 +652,11 @@ def test_mlps_in_chunks_are_the_cpus(
 ) -> None:
     """Three ways have one hash with MLPs in chunks of tokens, and a CPU's losses."""
     keys = *recipe(precision, leaves=4), "train.sequence=64", "train.mlp_chunk=32"
-    ways = [
-        {"family": family, **PLAIN, **way}
-        for way in (
-            {"stage": 3, "ranks": 2, "graph": True, "queue": "late"},
-            {"order": "late", "again": "full"},
-            {"stage": 3, "ranks": 4, "accumulate": "layers"},
-        )
-    ]
+    ways = [{"family": family, **PLAIN, **way} for way in THREE]
     ours = {run(folder, way, 3, kind=trainer.EMULATED, recipe=keys) for way in ways}
     assert len(ours) == 1
     cpus = losses(run(folder, ways[0], 3, kind=trainer.GCC, recipe=keys))
-    off = abs(losses(*ours) - cpus) / cpus
-    first, later = OFF[precision]
-    assert off[0] <= first and off.max() <= later, off
+    assert_near(losses(*ours), cpus, precision)
 
 
 @pytest.mark.slow
@@ -666,14 +667,7 @@ def test_documents_are_the_cpus(
     """Three ways have one hash. The losses are a CPU's, and differ from those of joined
     documents."""
     keys = recipe(precision, leaves=4)
-    ways = [
-        {"family": family, **PLAIN, **way}
-        for way in (
-            {"stage": 3, "ranks": 2, "graph": True, "queue": "late"},
-            {"order": "late", "again": "full"},
-            {"stage": 3, "ranks": 4, "accumulate": "layers"},
-        )
-    ]
+    ways = [{"family": family, **PLAIN, **way} for way in THREE]
 
     def found(kind: trainer.Kind, way: dict, *more: str) -> law.Result:
         return run(folder, way, 3, kind=kind, recipe=(*keys, *more))
@@ -681,11 +675,9 @@ def test_documents_are_the_cpus(
     ours = {found(trainer.EMULATED, way, *law.PACKED) for way in ways}
     assert len(ours) == 1
     cpus = losses(found(trainer.GCC, ways[0], *law.PACKED))
-    off = abs(losses(*ours) - cpus) / cpus
-    first, later = OFF[precision]
-    assert off[0] <= first and off.max() <= later, off
+    assert_near(losses(*ours), cpus, precision)
     joined = losses(found(trainer.GCC, ways[0]))
-    assert abs(joined[0] - cpus[0]) > 2 * first * cpus[0]
+    assert abs(joined[0] - cpus[0]) > 2 * OFF[precision][0] * cpus[0]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import mmap
 import os
+import re
 
 import numpy as np
 import pytest
@@ -594,6 +595,23 @@ def test_operands_that_exceed_the_panels_change_no_bit(
         k.zk_linear_fwd(y, x, w, b, M, N, K, zk.OUT_IN)
         found.add(bits((y,)))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("object_", zk.TILES)
+def test_more_threads_than_ranges_change_no_bit(object_: str) -> None:
+    """A product has at most MOST_RANGES ranges of columns (tiles.h), however many threads."""
+    zk.need(object_)
+    text = (ROOT / "kernels" / "cpu" / "tiles.h").read_text()
+    most = int(re.findall(r"MOST_RANGES = (\d+)", text)[0])
+    M, N, K = 33, 32 * (most + 6) - 1, 64
+    x, w, b, _ = layers(zk.BF16, M, N, K, zk.OUT_IN)
+    found = set()
+    for threads in (1, 2, most + 6):
+        y = zk.empty(zk.BF16, M, N)
+        k = zk.Kernels(object_, zk.BF16, threads, order=zk.TILED)
+        k.zk_linear_fwd(y, x, w, b, M, N, K, zk.OUT_IN)
+        found.add(bits((y,)))
+    assert len(found) == 1 and not np.isnan(zk.load(y)).any()
 
 
 KNOWN_BITS = {
