@@ -417,14 +417,9 @@ class Frame:
             made = "total", call.launch, self.totals
             self.write(call, arg, elems * 4, "f32", made)
             return made
+        mine = at, end, "total", call.launch
         for v in self.held[where][met(self.held[where], at, end)]:
-            if (v.lo, v.hi, v.used, *v.made[:2]) == (
-                at,
-                end,
-                False,
-                "total",
-                call.launch,
-            ):
+            if not v.used and (v.lo, v.hi, *v.made[:2]) == mine:
                 return v.made
         self.fail(call, f"{arg} carries on what is another sum")
 

@@ -104,9 +104,12 @@ class Updates:
         m = self.m
         rows = {f"freq.{n}": t for n, t in enumerate(m.p.tables)}
         row = rows.get(freq)
-        if not row or (T.n, D.n) != (m.head.sequence, row.head):
+        shape = T.n, D.n
+        if not row or shape != (m.head.sequence, row.head):
             m.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        m.writes(table, 4 * T.n * D.n, Extent(RopeTable(row.name)))
+        size = 4 * T.n * D.n
+        made = RopeTable(row.name)
+        m.writes(table, size, Extent(made))
 
     def hash(
         self,

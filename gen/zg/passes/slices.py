@@ -102,14 +102,13 @@ def notes(spec: Spec, made: Graph) -> Names:
 def _split(spec: Spec, made: Graph, kind: UnitKind, room: int) -> UnitKind:
     """Split a block into flats of at most `room` elements, if it has more."""
     own = {t.name: t for t in kind.tensors if t.name not in made.persistent}
-    in_rounds = any(c.rounds > 1 for c in kind.bodies["fwd"].calls)
 
     def size(names: Iterable[str]) -> int:
         return _padded(spec, ((own[n], 1) for n in names))
 
     if size(own) <= room:
         return kind
-    if in_rounds:
+    if any(c.rounds > 1 for c in kind.bodies["fwd"].calls):
         raise spec.wrong(
             "train.mlp_chunk",
             f"{kind.name} is gathered in parts (zero.stage3_max_live_parameters)",

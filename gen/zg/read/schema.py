@@ -416,12 +416,12 @@ class Train:
     generator may recompute and offload more; sum: rule of the sum of gradients: one tree, a fold,
     or a fold of trees of consecutive ones; head_chunk: tokens of a chunk of the head and the loss,
     None to derive it from the shape; mlp_chunk: tokens that go through a block's MLP at a time,
-    None for all; accumulate: a rank's micro-batches of a step run one after the
-    other (micro_batches), or all of them layer by layer (layers); offload_activations: activations
-    that backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run,
-    not counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU
-    that GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: tokens if a step's
-    loss is the mean over its tokens, micro_batch if it is the mean of its micro-batches' means.
+    None for all; accumulate: a rank's micro-batches of a step run one after the other
+    (micro_batches), or all of them layer by layer (layers); offload_activations: activations that
+    backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run, not
+    counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU that
+    GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: tokens if a step's loss is
+    the mean over its tokens, micro_batch if it is the mean of its micro-batches' means.
     """
 
     __pydantic_config__ = _KEYS
