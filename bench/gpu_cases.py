@@ -230,6 +230,11 @@ SMALL = tuple(
             "zero.stage3_max_live_parameters=22000",
         ),
     ),
+    Source(
+        "small-context",
+        "llama-tiny",
+        ("train.sequence_blocks=4", "cluster.ranks=1", "zero.stage=0"),
+    ),
     *(
         Source(
             f"small-packed-{family}",

@@ -287,6 +287,19 @@ void zk_rope_part(zk *k, const zk_launch *L, real *y, const real *in, const floa
                   int64_t G, int64_t D, int64_t W, int pairs, int which, float factor,
                   float factor2, int sign);
 
+/* Sort the heads of rows by the rank of a context group that they go to: y
+ * [ranks,M,(H+2*G*copies)/ranks,D] from x [M,H+2*G,D], the query, key and value heads of each rank
+ * in order, each key and value head `copies` times. ranks divides H and G * copies. */
+void zk_cut_heads_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t H,
+                      int64_t G, int64_t D, int64_t ranks, int64_t copies);
+/* The gradients of copies are added in f32 in ascending order, and rounded once. */
+void zk_cut_heads_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, int64_t M, int64_t H,
+                      int64_t G, int64_t D, int64_t ranks, int64_t copies);
+/* Put the heads of all ranks side by side: y [M,H,D] from x [ranks,M,H/ranks,D]. sign -1: the other
+ * way round. */
+void zk_join_heads(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t H,
+                   int64_t D, int64_t ranks, int sign);
+
 /* ---- causal attention, which stores no T x T matrix: y = softmax(scale * q . k^T) . v by head.
  * qkv: [M,(H+2*G)*D]; y: [M,H*D]; lse: float [B,H,T], log-sum-exp of each row of scores. Query head
  * h reads key and value head h / (H / G). */

@@ -86,6 +86,10 @@ int zr_place(const zr *z, int group); /* r */
  * read this rank's piece. In place where the two addresses are the same. */
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                int64_t to_step, int64_t bytes);
+/* Exchange: copy the piece for this rank, `bytes` at from + r*from_step in the arena of rank p, to
+ * to + p*to_step, for each p of the group. Complete as zr_gather. */
+void zr_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+                 int64_t to_step, int64_t bytes);
 /* All-to-all, the first half of a reduce-scatter: rank p offers its piece for this rank,
  * `bytes` at at + r*step of its arena. `to` is a slot of the inbox. Afterwards zr_sources(z,
  * to) has R pointers to the pieces in order of rank, valid on any queue until zr_done of the
@@ -245,6 +249,9 @@ typedef struct zr_program {
     int64_t micro_batches, /* A: micro-batches of a rank in a step */
         batch,             /* B: sequences of a micro-batch */
         sequence,          /* T: tokens of a sequence */
+        sequence_blocks,   /* n: blocks of a sequence, each of which is a micro-batch; 0: one */
+        context,           /* ranks that share the blocks of a sequence; 0: each has whole ones */
+        batch_step,        /* bytes from a micro-batch in the arena to the next */
         vocab,             /* V: size of the vocabulary */
         vocab_from,        /* rows of a folder that --load grows to V; 0: it has V rows */
         vocab_drawn;       /* 1: the rows that it lacks have initial values; 0: its rows' mean */
@@ -255,6 +262,8 @@ typedef struct zr_program {
     int64_t tokens,        /* offset of the tokens in the arena, int32 [B,T] */
         targets,           /* offset of the targets, int32 [B,T] */
         positions,         /* offset of the positions, int32 [B,T]; 0: there are none */
+        documents,         /* offset of the positions of whole samples, int32 [B,T], beside blocks
+                              of them; 0: there are none */
         keys;              /* offset of the samples' random keys, int64 [B]; 0: there are none */
     int64_t packed,        /* 1: positions restart at each document */
         end;               /* token that ends a document */

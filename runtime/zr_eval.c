@@ -80,10 +80,9 @@ void zr_eval_open(zr *z)
 static double mean_loss(zr *z, int there)
 {
     double valid;
-    int32_t *tokens, *targets;
-    zr_batch_place(z, 0, &tokens, &targets);
-    zr_blank(z, 0, tokens, targets);
-    if (there) zr_choices_next(z->choices, tokens, targets);
+    zr_arrays to = zr_batch_place(z, 0);
+    zr_blank(z, 0, to.tokens, to.targets);
+    if (there) zr_choices_next(z->choices, to.tokens, to.targets);
     zr_batch_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);

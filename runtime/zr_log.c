@@ -7,6 +7,7 @@
  *  3. Existing lines of the log stay. Only a run that has passed all its checks writes to it.
  *  4. Output that fails never ends training: it is reported at once, and again at the end.
  */
+#include "zr_batch.h"
 #include "zr_checkpoint.h"
 #include "zr_choices.h"
 #include "zr_data.h"
@@ -318,11 +319,6 @@ int64_t zr_parameters(const zr_program *p)
     return n;
 }
 
-static double step_samples(const zr *z)
-{
-    return (double)z->p->micro_batches * (double)z->ranks * (double)z->p->batch;
-}
-
 int64_t zr_samples(const zr_mix *m)
 {
     int64_t n = 0;
@@ -330,7 +326,7 @@ int64_t zr_samples(const zr_mix *m)
     return n;
 }
 
-double zr_step_tokens(const zr *z) { return step_samples(z) * (double)z->p->sequence; }
+double zr_step_tokens(const zr *z) { return (double)zr_step_samples(z) * (double)z->p->sequence; }
 
 const char *zr_loss_text(char text[ZR_LOSS_TEXT], int digits, double loss, double targets)
 {
@@ -458,7 +454,7 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
              "\"tokens_per_second\": %.9g%s}\n",
              steps, number_text(loss, report[ZR_LOSS]), number_text(norm, report[ZR_NORM]),
              number_text(lr, report[ZR_LR]), steps * zr_step_tokens(z), report[ZR_VALID], skipped,
-             scale, steps * step_samples(z) / (double)zr_samples(z->train), seconds,
+             scale, steps * (double)zr_step_samples(z) / (double)zr_samples(z->train), seconds,
              zr_rate(zr_step_tokens(z), seconds), share);
 }
 

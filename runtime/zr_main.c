@@ -5,10 +5,9 @@
  *  2. Errors that can be found before the first step are found then: options, files, memory, the
  *     launcher. Of the tokens after the first 64 MiB only a sample is checked; the rest are checked
  *     as they are read.
- *  3. Order of samples: micro-batch g of step s, of G micro-batches of all ranks, has samples (s*G
- *     + g)*B + b of the stream, however many ranks there are.
  */
 #define _GNU_SOURCE
+#include "zr_batch.h"
 #include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_choices.h"
@@ -68,44 +67,6 @@ void zr_wait_n(zr *z, int queue, int n, const int *event)
 
 /* ---- tokens */
 
-/* Return the option that names these files. */
-static const char *option_of(const zr *z, const zr_mix *m)
-{
-    return m == z->val ? "--val" : "--data";
-}
-
-/* Read tokens, targets int32 [B,T] into the arena, `at` bytes after their places: `rows` samples
- * from `first` on, then empty rows. */
-static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows)
-{
-    char why[ZR_WHY];
-    int32_t *tokens, *targets;
-    zr_batch_place(z, at, &tokens, &targets);
-    errno = 0;
-    if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
-        zr_fail(z, zr_code_of(errno), "%s %s", option_of(z, d), why);
-    zr_blank(z, rows * z->p->sequence, tokens, targets);
-    zr_batch_filled(z, at, d == z->train ? first : ZR_NO_SAMPLE);
-}
-
-static void run_batch(zr *z, int queue, const zr_command *c)
-{
-    int64_t nth = c->i[0], at = c->i[1];
-    (void)queue;
-    /* several at once: no progress by parts */
-    if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0);
-    int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + nth;
-    load_batch(z, at, z->train, micro_batch * z->p->batch, z->p->batch);
-}
-
-void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
-{
-    zr_check_batch(z, micro_batch, at);
-    zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {micro_batch, at}});
-}
-
-void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
-
 static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const char *name)
 {
     char why[ZR_WHY];
@@ -114,7 +75,7 @@ static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const c
     zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0, 0};
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
     if (zr_mix_open(to, given, n, name, &form, why))
-        zr_fail(z, ZR_USER, "%s %s", option_of(z, to), why);
+        zr_fail(z, ZR_USER, "%s %s", zr_option_of(z, to), why);
 }
 
 /* Set the steps of --epochs, before ranks start. */
@@ -123,7 +84,7 @@ static void settle_steps(zr *z, zr_options *o)
     zr_mix m = {0};
     if (!o->epochs) return;
     open_tokens(z, &m, o->data, o->ndata, "train.bin");
-    int64_t samples = zr_samples(&m), step = z->p->micro_batches * z->ranks * z->p->batch;
+    int64_t samples = zr_samples(&m), step = zr_step_samples(z);
     zr_mix_close(&m);
     if (o->epochs > INT64_MAX / samples || (o->epochs * samples + step - 1) / step > ZR_MOST_STEPS)
         zr_fail(z, ZR_USER, "--epochs %" PRId64 ": more than %d steps", o->epochs, ZR_MOST_STEPS);
@@ -135,7 +96,7 @@ static void check_tokens(zr *z, const zr_mix *m, int64_t used)
 {
     char why[ZR_WHY];
     if (zr_mix_check(m, used, z->rank, z->ranks, why))
-        zr_fail(z, ZR_USER, "%s %s", option_of(z, m), why);
+        zr_fail(z, ZR_USER, "%s %s", zr_option_of(z, m), why);
 }
 
 /* Open --data and --val. Validation uses the first samples of one file. */
@@ -147,6 +108,7 @@ static void open_data(zr *z)
     open_tokens(z, z->val, &val, z->o->val != NULL, "val.bin");
     z->train->shuffle = z->p->shuffle;
     z->train->seed = z->p->seed;
+    if (zr_blocks(z->p) > 1) z->whole = zr_get(z, 3 * z->p->sequence, sizeof *z->whole);
     if (z->val->n && z->o->val_tokens)
         z->val->of->data.samples =
             zr_least(z->val->of->data.samples, z->o->val_tokens / z->p->sequence);
@@ -330,7 +292,7 @@ static void begin(zr *z)
     open_prompt(z);
     zr_eval_open(z);
     zr_handshake(z);
-    check_tokens(z, z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
+    check_tokens(z, z->train, z->o->steps * zr_step_samples(z));
     check_tokens(z, z->val, INT64_MAX);
     zr_checkpoint_find(z);
     zr_settle_order(z);
@@ -366,11 +328,10 @@ static int tracked(const zr *z, int64_t step)
     return tracks(z) && step > 0 && step == z->checkpoints->best.at;
 }
 
-/* Validate: evaluate each whole sample of the file once, in order; micro-batch g belongs to rank g
- * % ranks. step: steps done. */
+/* Validate: evaluate each whole sample of the file once, in order. step: steps done. */
 static void validate(zr *z, int64_t step)
 {
-    int64_t B = z->p->batch, turn = B * z->ranks;
+    int64_t turn = zr_eval_samples(z);
     double valid, begun = zr_now();
     if (!z->o->val || tracked(z, step)) return;
     int64_t samples = z->val->of->data.samples;
@@ -378,8 +339,7 @@ static void validate(zr *z, int64_t step)
     zr_lives(z, ZR_STEPS);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < samples; first += turn) {
-        int64_t mine = first + z->rank * B, rows = samples - mine;
-        load_batch(z, 0, z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
+        zr_batch_eval(z, first);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_all_dead(z);
     }
@@ -573,11 +533,10 @@ static void say_token(zr *z, int32_t token)
  * its last token are sampled. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
-    int32_t *tokens, *targets;
-    zr_batch_place(z, 0, &tokens, &targets);
-    zr_blank(z, 0, tokens, targets);
-    memcpy(tokens, context, (size_t)n * sizeof *context);
-    targets[n - 1] = 0;
+    zr_arrays to = zr_batch_place(z, 0);
+    zr_blank(z, 0, to.tokens, to.targets);
+    memcpy(to.tokens, context, (size_t)n * sizeof *context);
+    to.targets[n - 1] = 0;
     zr_batch_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
@@ -595,7 +554,7 @@ static int64_t begin_of_data(zr *z, int32_t *context)
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
     const zr_mix *from = z->o->val ? z->val : z->train;
     if (zr_data_read(&from->of->data, 0, 1, context, context + T, why))
-        zr_fail(z, ZR_USER, "%s %s", option_of(z, from), why);
+        zr_fail(z, ZR_USER, "%s %s", zr_option_of(z, from), why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
     return n;
 }

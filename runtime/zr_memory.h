@@ -9,26 +9,48 @@ extern const int zr_is_gpu; /* 0: the target lacks a GPU's options */
 void zr_prepare(zr *z);
 void zr_open(zr *z);  /* open a rank's device, before its kernels */
 void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map its peers' */
-/* Find the place for the next tokens and targets, int32 [B,T] each, which the rank's own thread
- * fills. zr_batch_filled then copies them to their places in the arena, or `at` bytes after these,
- * before any command issued later. It also copies positions and keys, if the program has them.
- * first: number of the first sample in the run, or ZR_NO_SAMPLE if they are not for training. */
+/* The next micro-batch, int32 [B,T] each, or [B,T/n] if samples are cut into n blocks. */
+typedef struct zr_arrays {
+    int32_t *tokens, *targets, *positions;
+    int32_t *documents; /* [B,T]: positions of whole samples */
+} zr_arrays;
+/* Find the place for the next micro-batch, which the rank's own thread fills. zr_batch_filled then
+ * copies it to its place in the arena, or `at` bytes after it, before any command issued later. It
+ * also copies keys, and positions of whole samples, if the program has them. first: number of the
+ * first sample or block in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
-void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
+zr_arrays zr_batch_place(zr *z, int64_t at);
 void zr_batch_filled(zr *z, int64_t at, int64_t first);
-/* Compute each token's position in its document. A document begins with each sample
- * and after each token `end`. */
-static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
+
+/* Return the blocks of a sample, and the ranks that share them. */
+static inline int64_t zr_blocks(const zr_program *p)
 {
-    for (int64_t i = 0; i < p->batch * p->sequence; i++)
-        positions[i] = i % p->sequence && tokens[i - 1] != p->end ? positions[i - 1] + 1 : 0;
+    return p->sequence_blocks ? p->sequence_blocks : 1;
+}
+static inline int64_t zr_context(const zr_program *p) { return p->context ? p->context : 1; }
+
+/* Return the tokens of a micro-batch, or of a block of it. */
+static inline int64_t zr_batch_tokens(const zr_program *p)
+{
+    return p->batch * p->sequence / zr_blocks(p);
 }
 
-/* Compute the random keys of the samples from `first` on, int64 [B]; 0: no dropout. */
+/* Compute each token's position in its document, for B whole samples. A document begins with each
+ * sample and after each token `end`. */
+static inline void zr_positions(const zr_program *p, int64_t B, const zr_arrays *of)
+{
+    for (int64_t i = 0; i < B * p->sequence; i++)
+        of->positions[i] =
+            i % p->sequence && of->tokens[i - 1] != p->end ? of->positions[i - 1] + 1 : 0;
+}
+
+/* Compute the random keys of a micro-batch, int64 [B]; 0: no dropout. Blocks of samples have keys
+ * of their own: block j of sample s of n blocks has number s*n + j. first: number of the first. */
 static inline void zr_keys(const zr_program *p, int64_t first, int64_t *keys)
 {
     for (int64_t b = 0; b < p->batch; b++) {
-        uint64_t own = p->seed + (uint64_t)(first + b) * UINT64_C(0xd1342543de82ef95);
+        uint64_t own =
+            p->seed + (uint64_t)(first + b * zr_blocks(p)) * UINT64_C(0xd1342543de82ef95);
         keys[b] = first < 0 ? 0 : (int64_t)(own << 1 | 1);
     }
 }

@@ -9,6 +9,7 @@
  *     the line of a step: rank 0 and the parent write in turns.
  *  3. Nothing is allocated.
  */
+#include "zr_batch.h"
 #include "zr_best.h"
 #include "zr_checkpoint.h"
 #include "zr_data.h"
@@ -120,7 +121,7 @@ static double validations(const zr *z, int64_t from)
  * one, as the forward pass of a step, a third of its time. */
 static double evaluation_seconds(const zr *z, double step, int64_t micro_batches)
 {
-    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(z->val) + B - 1) / B;
+    int64_t B = zr_eval_samples(z), turns = (zr_samples(z->val) + B - 1) / B;
     double each = z->log->validated > 0 ? z->log->validated / (double)turns
                                         : step / 3 / (double)z->p->micro_batches;
     return each * (double)micro_batches;
@@ -128,7 +129,7 @@ static double evaluation_seconds(const zr *z, double step, int64_t micro_batches
 
 static double validation_seconds(const zr *z, double step)
 {
-    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(z->val) + B - 1) / B;
+    int64_t B = zr_eval_samples(z), turns = (zr_samples(z->val) + B - 1) / B;
     return evaluation_seconds(z, step, turns);
 }
 
@@ -155,7 +156,7 @@ static double left(const zr *z, double now)
 static void show_data(zr *z)
 {
     const zr_mix *m = z->train;
-    int64_t samples = z->p->micro_batches * z->ranks * z->p->batch * z->o->steps;
+    int64_t samples = zr_step_samples(z) * z->o->steps;
     int64_t taken[ZR_SOURCES] = {0}, sum = 0;
     zr_mix_taken(m, samples, taken);
     for (int k = 0; k < m->n; k++) sum += m->of[k].weight;

@@ -8,6 +8,7 @@
  *  1. A command is checked before it is issued, an operand of a function before it is used.
  *  2. Both targets make the same checks: each begins every function of zr.h with one of these.
  */
+#include "zr_memory.h"
 #include "zr_fail.h"
 #include "zr_file.h"
 #include "zr_groups.h"
@@ -124,7 +125,7 @@ void zr_check_call(zr *z, const char *name, int queue, int n)
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
     zr_check_queue(z, "copy", queue);
-    if (zr_queues[queue].from == zr_queues[queue].to)
+    if (queue != ZR_MAIN && zr_queues[queue].from == zr_queues[queue].to)
         zr_fail(z, ZR_DISAGREE,
                 "step %" PRId64 ": copy on queue %s, which does not copy; "
                 "regenerate the program",
@@ -152,6 +153,15 @@ void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_ste
     check(z, "gather", queue,
           (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
     check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
+}
+
+void zr_check_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+                       int64_t to_step, int64_t bytes)
+{
+    check_group(z, "exchange", queue, ZR_COLLECTIVES, group);
+    check(z, "exchange", queue,
+          (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
+    check(z, "exchange", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
 }
 
 int zr_inbox(zr *z, const char *what, int64_t to)
@@ -215,12 +225,12 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
 void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
 {
     const zr_program *p = z->p;
-    int64_t bytes = p->batch * p->sequence * (int64_t)sizeof(int32_t);
+    int64_t bytes = zr_batch_tokens(p) * (int64_t)sizeof(int32_t);
     check_number(z, "batch", ZR_MAIN, "micro_batch", micro_batch, p->micro_batches * z->ranks);
     check(z, "batch", ZR_MAIN, (place){"at", ARENA, at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"tokens", ARENA, p->tokens + at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"targets", ARENA, p->targets + at, bytes, 1, 0});
-    if (p->packed)
+    if (p->positions)
         check(z, "batch", ZR_MAIN, (place){"positions", ARENA, p->positions + at, bytes, 1, 0});
     if (p->keys)
         check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});

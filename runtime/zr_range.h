@@ -17,6 +17,8 @@ void zr_check_queue(zr *z, const char *what, int queue);
 void zr_check_event(zr *z, const char *what, int queue, int event);
 void zr_check_call(zr *z, const char *name, int queue, int n);
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
+void zr_check_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+                       int64_t to_step, int64_t bytes);
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes);
 /* Return the number of the inbox slot at `to`; fails if there is none. */

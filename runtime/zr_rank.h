@@ -61,6 +61,7 @@ struct zr {
     /* [nprompt] tokens of --prompt-tokens, with room for two samples; NULL: not given */
     int32_t *prompt;
     int64_t nprompt;
+    int32_t *whole;      /* [3T] a sample's tokens, targets, positions; NULL: samples are not cut */
     zr_choices *choices; /* of --eval */
     int64_t tries;       /* number of evaluations that --eval takes */
     int apart;           /* 1: all-reduces return this rank's own sums: zr_eval.c */

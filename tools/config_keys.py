@@ -226,6 +226,8 @@ _TRAIN = {
     "that matches a linear applies",
     "lora.groups[].rank": "rank of their adapters; null: `train.lora.rank`",
     "lora.groups[].alpha": "alpha of their adapters; null: `train.lora.alpha`",
+    "sequence_blocks": "blocks of equally many tokens into which a sample is cut; each has a "
+    "gradient of its own; a multiple of `cluster.context_parallel`; part of the recipe",
     "accumulate": "order of micro-batches: one after the other through the whole model "
     "(micro_batches), or all through a layer before the next one, so that it is gathered once "
     "(layers)",
@@ -240,6 +242,9 @@ DOES: Mapping[str, str] = {
     "cluster.ranks": "number of ranks: GPUs, or CPU processes",
     "cluster.local": "ranks per host, in rank order (torchrun's LOCAL_WORLD_SIZE), 0: all; "
     "gradients are summed inside hosts first, and parameters are gathered between hosts first",
+    "cluster.context_parallel": "neighbouring ranks that share the tokens of a sample, as "
+    "torchtitan's context_parallel_degree: each has some blocks of `train.sequence_blocks`, and "
+    "around attention they exchange rows for heads (Ulysses)",
     "cluster.device": "device for predicted times: a name (a100-40gb, a100-80gb, b200, cpu, h100, "
     "h200) or the file of `./run calibrate`; null: a usual one of the first target",
     "cluster.links.peers.bandwidth": "bytes per second between ranks of a host, into each, in place"

@@ -140,6 +140,8 @@ def _head(
         local=spec.cluster.local if spec.cluster.ranks > 1 else 0,
         products=t.products,
         loss_mean=t.loss_mean,
+        blocks=t.sequence_blocks,
+        context=spec.cluster.context_parallel,
     )
 
 
@@ -149,8 +151,7 @@ def _built(spec: Spec) -> Built:
     shards = shard.split(spec, graph)
     kept = stores.plan(spec, shards)
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
-    saves = {k: v.size for k, v in bodies.save.items()}
-    schedule = sched.schedule(spec, graph, shards, kept, saves)
+    schedule = sched.schedule(spec, graph, shards, kept, bodies)
     fns, launches, runs = launch.functions(spec, graph, shards, kept, bodies, schedule)
     classes = place.classes(
         buffers.wanted(spec, graph, shards, bodies, schedule, kept.states, runs)

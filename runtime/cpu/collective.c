@@ -166,6 +166,39 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
         &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes, group}});
 }
 
+/* ---- exchange */
+
+static void run_exchange(zr *z, int queue, const zr_command *c)
+{
+    int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
+    int group = (int)c->i[5], ranks = z->group[group].ranks, mine = z->group[group].place;
+    char *a = z->t->arena;
+    uint32_t n = arrive(z, queue);
+    begin_exchange(z, queue, group, a + from, from_step, a + to, to_step, bytes);
+    readable(z, +1);
+    for (int i = 0; i < ranks; i++) {
+        int m = (mine + i) % ranks, r = z->group[group].rank[m];
+        if (!z->t->peer[r]) continue;
+        zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, n);
+        copy_piece(a + to + m * to_step, z->t->peer[r] + from + mine * from_step, bytes);
+    }
+    readable(z, -1);
+    await(z, queue);
+    count_pieces(z, queue, group, bytes);
+    all_read(z, queue, group, n);
+}
+
+void zr_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+                 int64_t to_step, int64_t bytes)
+{
+    uint32_t last = zr_unmark(z, "exchange", queue, &from, 1);
+    zr_check_exchange(z, queue, group, from, from_step, to, to_step, bytes);
+    zr_push(z, queue,
+            &(zr_command){
+                run_exchange, "exchange", NULL, {from, from_step, to, to_step, bytes, group}});
+    zr_dead(z, "exchange", queue, &from, last, zr_poison);
+}
+
 /* ---- all-to-all: pieces are read in place, or from the inbox */
 
 static const void **sources_in(zr *z, const char *what, int64_t to)

@@ -199,17 +199,20 @@ char *zr_reach(const zr *z, int queue, int64_t at)
     return queue == ZR_STORE ? NULL : zr_arena_of(z, queue) + at;
 }
 
-void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
+zr_arrays zr_batch_place(zr *z, int64_t at)
 {
-    *tokens = (int32_t *)(z->t->arena + z->p->tokens + at);
-    *targets = (int32_t *)(z->t->arena + z->p->targets + at);
+    char *arena = z->t->arena + at;
+    return (zr_arrays){.tokens = (int32_t *)(arena + z->p->tokens),
+                       .targets = (int32_t *)(arena + z->p->targets),
+                       .positions = (int32_t *)(arena + z->p->positions),
+                       .documents = (int32_t *)(arena + z->p->documents)};
 }
 
 void zr_batch_filled(zr *z, int64_t at, int64_t first)
 {
     char *arena = z->t->arena + at;
-    if (z->p->packed)
-        zr_positions(z->p, (int32_t *)(arena + z->p->tokens), (int32_t *)(arena + z->p->positions));
+    zr_arrays to = zr_batch_place(z, at);
+    if (z->p->positions && zr_blocks(z->p) == 1) zr_positions(z->p, z->p->batch, &to);
     if (z->p->keys) zr_keys(z->p, first, (int64_t *)(arena + z->p->keys));
     zr_progress_next(z);
 }

@@ -160,8 +160,9 @@ static void run_copy(zr *z, int queue, const zr_command *c)
     const zr_queue_row *way = &zr_queues[queue];
     if (way->from == ZR_FILED) zr_disk_move(z, queue, host + to, from, bytes);
     else if (way->to == ZR_FILED) zr_disk_move(z, queue, host + from, to, bytes);
-    else if (way->to == ZR_ARENA) memcpy(arena + to, host + from, (size_t)bytes);
-    else memcpy(host + to, arena + from, (size_t)bytes);
+    else
+        memcpy((way->to == ZR_ARENA ? arena : host) + to,
+               (way->from == ZR_ARENA ? arena : host) + from, (size_t)bytes);
     z->queue[queue].copied += bytes;
 }
 

@@ -233,9 +233,9 @@ static void broadcast(zr *z, int queue, int group, cudaStream_t stream, int64_t 
 }
 
 /* Send the piece at from + p*step to the peer at every place p, and receive
- * its piece to to + p*bytes. */
+ * its piece to to + p*to_step. */
 static void exchange(zr *z, int queue, int group, cudaStream_t stream, int64_t from, int64_t step,
-                     int64_t to, int64_t bytes)
+                     int64_t to, int64_t to_step, int64_t bytes)
 {
     static const char what[] = "an exchange of pieces";
     int ranks = z->group[group].ranks, mine = z->group[group].place;
@@ -249,7 +249,7 @@ static void exchange(zr *z, int queue, int group, cudaStream_t stream, int64_t f
         must(z, queue, group,
              ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm, stream), what);
         must(z, queue, group,
-             ncclRecv(a + to + q * bytes, (size_t)bytes, ncclUint8, q, comm, stream), what);
+             ncclRecv(a + to + q * to_step, (size_t)bytes, ncclUint8, q, comm, stream), what);
     }
     must(z, queue, group, ncclGroupEnd(), what);
     leave(z);
@@ -297,6 +297,21 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
     zr_note_end(z, note);
 }
 
+void zr_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+                 int64_t to_step, int64_t bytes)
+{
+    uint32_t last = zr_unmark(z, "exchange", queue, &from, 1);
+    zr_check_exchange(z, queue, group, from, from_step, to, to_step, bytes);
+    cudaStream_t stream = zr_on(z, queue, "an exchange");
+    zr_note *note = zr_note_begin(z, queue, "exchange", ZR_MOVES);
+    int64_t place = z->group[group].place;
+    exchange(z, queue, group, stream, from, from_step, to, to_step, bytes);
+    keep(z, stream, to + place * to_step, from + place * from_step, bytes);
+    counted(z, queue, group, bytes);
+    zr_note_end(z, note);
+    zr_dead(z, "exchange", queue, &from, last, zr_poison);
+}
+
 /* Return the sources of an inbox slot, one for each place. */
 static const void **sources_of(zr *z, const char *what, int64_t to)
 {
@@ -312,7 +327,7 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     int64_t mine = at + place * step;
     const void **sources = sources_of(z, "alltoall", to);
     if (ranks == 1) to = mine; /* read it in place */
-    exchange(z, queue, group, stream, at, step, to, bytes);
+    exchange(z, queue, group, stream, at, step, to, bytes, bytes);
     keep(z, stream, to + place * bytes, mine, bytes);
     for (int m = 0; m < ranks; m++) sources[m] = z->t->arena + to + m * bytes;
     counted(z, queue, group, bytes);

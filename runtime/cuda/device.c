@@ -362,8 +362,6 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 
 /* ---- tokens: a ring of slots in pinned memory; a slot is free once its copy is complete */
 
-static int64_t rows(const zr *z) { return z->p->batch * z->p->sequence; }
-
 void zr_batches(zr *z, int64_t n)
 {
     zr_target *t = z->t;
@@ -391,25 +389,38 @@ static void bring(zr *z, int64_t to, const void *from, int64_t bytes)
             "copying a batch");
 }
 
-void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
+static zr_arrays next_rows(const zr *z)
+{
+    int32_t *tokens = next_place(z);
+    int64_t n = zr_batch_tokens(z->p);
+    return (zr_arrays){.tokens = tokens,
+                       .targets = tokens + n,
+                       .positions = tokens + 2 * n,
+                       .documents = tokens + 3 * n};
+}
+
+zr_arrays zr_batch_place(zr *z, int64_t at)
 {
     (void)at;
     zr_target *t = z->t;
     zr_batches(z, t->filled - z->p->pinned_batches + 1);
-    *tokens = next_place(z);
-    *targets = *tokens + rows(z);
+    return next_rows(z);
 }
 
 void zr_batch_filled(zr *z, int64_t at, int64_t first)
 {
     zr_target *t = z->t;
-    int32_t *from = next_place(z);
-    int64_t *keys = (int64_t *)from - z->p->batch;
+    zr_arrays from = next_rows(z);
+    int64_t *keys = (int64_t *)from.tokens - z->p->batch, n = zr_batch_tokens(z->p);
     const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
-    if (z->p->packed) zr_positions(z->p, from, from + 2 * rows(z));
+    int arrays = z->p->positions ? 3 : 2;
+    if (z->p->positions && zr_blocks(z->p) == 1) zr_positions(z->p, z->p->batch, &from);
     if (z->p->keys) zr_keys(z->p, first, keys);
-    for (int i = 0; i < 2 + z->p->packed; i++)
-        bring(z, to[i] + at, from + i * rows(z), rows(z) * (int64_t)sizeof *from);
+    for (int i = 0; i < arrays; i++)
+        bring(z, to[i] + at, from.tokens + i * n, n * (int64_t)sizeof *from.tokens);
+    if (z->p->documents)
+        bring(z, z->p->documents + at, from.documents,
+              z->p->batch * z->p->sequence * (int64_t)sizeof *from.documents);
     if (z->p->keys) bring(z, z->p->keys + at, keys, z->p->batch * (int64_t)sizeof *keys);
     zr_cuda(z,
             cudaEventRecord(t->read[t->filled % z->p->pinned_batches],

@@ -107,13 +107,17 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
         call_host(z, queue, "copy", ZR_MOVES, move_file, 4, operands);
         return;
     }
-    int up = zr_queues[queue].to == ZR_ARENA;
-    char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
+    int to_arena = zr_queues[queue].to == ZR_ARENA, from_arena = zr_queues[queue].from == ZR_ARENA;
+    char *there = from_arena ? z->t->arena : z->t->host,
+         *here = to_arena ? z->t->arena : z->t->host;
     cudaStream_t stream = zr_on(z, queue, "a copy");
     zr_note *note = zr_note_begin(z, queue, "copy", ZR_MOVES);
     zr_cuda(z,
             cudaMemcpyAsync(here + to, there + from, (size_t)bytes,
-                            up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
+                            !from_arena ? cudaMemcpyHostToDevice
+                            : to_arena  ? cudaMemcpyDeviceToDevice
+                                        : cudaMemcpyDeviceToHost,
+                            stream),
             "copying");
     z->queue[queue].copied += bytes;
     zr_note_end(z, note);

@@ -392,6 +392,7 @@ SLICED = (
 ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
 QUANTIZED = ("train.lora={rank: 4, alpha: 6, base: int8}",)
 PACKED = ("data.documents=mask", "data.end=0")
+BLOCKS = ("train.sequence_blocks=4", "cluster.ranks=4", "cluster.context_parallel=4")
 WHOLE = ("model.units[1].ops[0].residual[1].attention.qk_norm=whole",)
 SQUARED = (
     "model.units[1].ops[1].residual[2]={relu2: {}}",
@@ -414,6 +415,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         ("qwen3-tiny", law.OPS),
         ("gpt-tiny", PACKED),
         ("llama-tiny", PACKED),
+        ("llama-tiny", BLOCKS),
     ]
 
 

@@ -295,6 +295,7 @@ _SCHEDULE: dict[str, Sequence] = {
 }
 _TRAIN: dict[str, Sequence] = {
     "micro_batch": range(1, 5),
+    "sequence_blocks": (1, 1, 1, 2, 4),
     "precision": ("f32", "bf16", "f16"),
     "loss_scale.scale": (0.0, 1.0, 1024.0),
     "loss_scale.initial_scale_power": range(20),
@@ -362,6 +363,7 @@ KEYS: dict[str, Sequence] = {
     **{f"zero.{key}": values for key, values in _ZERO.items()},
     "cluster.ranks": (1, 2, 2, 3, 4, 8),
     "cluster.local": (0, 1, 2, 4),
+    "cluster.context_parallel": (1, 1, 2, 4),
     "cluster.device": ("cpu", "h100"),
     **{
         f"cluster.links.{link}.{key}": values

@@ -124,14 +124,14 @@ def changed(
     return made
 
 
-def uneven(family: str, folder: pathlib.Path) -> pathlib.Path:
+def uneven(family: str, folder: pathlib.Path, *keys: str) -> pathlib.Path:
     """Return initial weights scaled by powers of two, so that gradients span many decades. Norms
     before the first block's linears scale these gradients down, its last linears those before them,
     and the last norm scales all of them up."""
     made = folder / family
     if not made.exists():
         trainer.sh(
-            trainer.build(trainer.generate(path(family))),
+            trainer.build(trainer.generate(path(family), *keys)),
             "--steps",
             0,
             "--save",
@@ -266,6 +266,7 @@ def keys(way: Way) -> list[str]:
         "zero.stage": way["stage"],
         "cluster.ranks": way["ranks"],
         "cluster.local": way.get("local", 0),
+        "cluster.context_parallel": way.get("context", 1),
         "zero.shard_size": way.get("shard", 0),
         "zero.states": way.get("states", "all"),
         "zero.reduce_bucket_size": way["reduce"],

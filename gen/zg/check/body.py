@@ -7,12 +7,13 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..facts.kernels import (
     BACK,
     BY_LAYER,
     DEQUANTIZE,
+    EXCHANGES,
     FACTOR,
     LOSSES,
     NULL,
@@ -32,7 +33,11 @@ from ..plan.quantized import NUMBERS
 from .kernels import CLASSES, UNITS, kept
 from .order import CheckError
 
-FORMALS = ("x", "y", "dx", "dy", "s")
+HEADS = ("zk_cut_heads_fwd", "zk_cut_heads_bwd", "zk_join_heads")
+FORMALS = ("x", "y", "dx", "dy", "s", "sh", "r", "h")
+# Formals of the values that pass between the functions of a body that is cut at exchanges, and
+# their classes: values of a block's rows, and of a sample's heads.
+BETWEEN = {"s": "save", "sh": "save_heads", "r": "rows", "h": "heads"}
 # Identity of a value: (number of the call that made it, index of the operand there), the name of an
 # input of the function, a part of such a value, all parts of a value, or the f32 sum of a gradient
 # ("total", launch, number).
@@ -53,6 +58,22 @@ class Written:
     made: Made = ()
     used: bool = False
     spare: bool = False
+
+
+class Spot(NamedTuple):
+    """Bytes [lo, hi) of a formal, and the identity of the value there."""
+
+    formal: str
+    lo: int
+    hi: int
+    made: Made
+
+
+class Exchanged(NamedTuple):
+    """An exchange and the identity of its source."""
+
+    call: Call
+    source: Made
 
 
 def joined(made: Any) -> bool:
@@ -130,6 +151,15 @@ class Frame:
     plain: dict[Made, str] = field(default_factory=dict)
     # function -> formal -> flat
     flats: dict[str, dict[str, str]] = field(default_factory=dict)
+    # function -> values of BETWEEN that it reads from before it, and those that it leaves there
+    took: dict[str, dict[Spot, None]] = field(default_factory=dict)
+    # bytes of BETWEEN that the current function has written
+    wrote: list[tuple[str, int, int]] = field(default_factory=list)
+    # values of a block that are sorted by the ranks of a context group
+    sorted: set[Made] = field(default_factory=set)
+    # results of exchanges
+    exchanged: dict[Made, Exchanged] = field(default_factory=dict)
+    gave: dict[str, dict[Spot, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
@@ -142,6 +172,14 @@ class Frame:
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
         self.limits["s"] = max(
             self.limits.get(f"{near}save.{self.kind}", 0) for near in ("", "near.")
+        )
+        self.limits["sh"] = self.limits.get(f"save_heads.{self.kind}", 0)
+        self.limits["r"] = self.limits.get("rows", 0)
+        self.limits["h"] = self.limits.get("heads", 0)
+        self.cut = any(fn.then for fn in self.fns)
+        # its heads are sorted by rank
+        self.cuts = self.head.context > 1 or any(
+            c.kernel in HEADS for c in self.calls_of()
         )
 
     def calls_of(self) -> list[Call]:
@@ -179,12 +217,19 @@ class Frame:
                 if not f.name.islower() and arg <= 0:
                     self.fail(call, f"{f.name} is {arg}")
                 out[f.name] = arg
+        across = row.name.startswith("zk_attention")
         for name, stated in (
             ("B", self.head.batch),
-            ("T", self.head.sequence),
+            ("T", self.head.sequence // (1 if across else self.head.blocks)),
+            ("k", self.head.own_blocks),
         ):
             if out.get(name, stated) != stated:
                 self.fail(call, f"{name} is {out[name]}, not {stated}")
+        if row.name in HEADS and (out["ranks"], out["M"]) != (
+            self.head.context,
+            self.head.rows,
+        ):
+            self.fail(call, f"sorts {out['M']} rows for {out['ranks']} ranks")
         if "at" in out and out["at"] + out["n"] > out["N"]:
             self.fail(call, f"{out['n']} columns from {out['at']} on of {out['N']}")
         if out.get("carry", self.round) != self.round:
@@ -229,9 +274,10 @@ class Frame:
                 call,
                 f"{arg} and {size} bytes from there lie outside {arg.base}",
             )
-        if arg.base in FORMALS and arg.base not in (
-            *self.fn.ins,
-            *self.fn.outs,
+        if (
+            arg.base in FORMALS
+            and arg.base not in (*self.fn.ins, *self.fn.outs)
+            and call.kernel not in EXCHANGES
         ):
             self.fail(call, f"{arg.base} is not the function's")
         return arg.base, arg.at
@@ -271,10 +317,33 @@ class Frame:
             if (v.lo, v.hi, v.type) != (at, at + size, kind):
                 continue
             v.used = True
-            if where == "tmp":
+            if where == "tmp" or self.cut and where in BETWEEN:
                 self.of |= makers(v.made)
+            self.takes(where, v)
             return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
+
+    def takes(self, where: str, v: Written) -> None:
+        """Record that the current function reads a value that was there before it."""
+        if not self.cut or where not in BETWEEN or self.own(where, v):
+            return
+        took = self.took[self.fn.name]
+        # in rounds, a part of a value that was recorded whole
+        if not any(s.formal == where and s.lo <= v.lo < v.hi <= s.hi for s in took):
+            took[Spot(where, v.lo, v.hi, v.made)] = None
+
+    def own(self, where: str, v: Written) -> bool:
+        """Return whether the current function has written a value."""
+        return any(w == where and lo < v.hi and v.lo < hi for w, lo, hi in self.wrote)
+
+    def left(self) -> dict[Spot, None]:
+        """Return the values that the current function has written and leaves to later ones."""
+        return {
+            Spot(where, v.lo, v.hi, v.made): None
+            for where in BETWEEN
+            for v in self.held.get(where, [])
+            if self.own(where, v)
+        }
 
     def weight(self, call: Call, arg: Arg, elems: int, dims: Numbers) -> str:
         """Return the name of the tensor that a call multiplies by: a parameter, or a value that was
@@ -317,7 +386,10 @@ class Frame:
         """Put a value into an operand. The values it overwrites must have been used."""
         where, at = self.place(call, arg, size)
         end = at + size
-        outs = {"s", "y", "dx"} & set(self.fn.outs)
+        outs = {"s", "sh", "r", "h", "y", "dx"} & set(self.fn.outs)
+        crosses = call.kernel in EXCHANGES
+        if crosses:
+            outs = {*BETWEEN}
         if where != "tmp" and where not in outs:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
@@ -325,6 +397,8 @@ class Frame:
         if not all(map(self.done, values[gone])):
             self.fail(call, f"{arg} overwrites what nobody has read")
         values[gone] = [Written(at, end, kind, made, spare=spare)]
+        if self.cut and where in BETWEEN and not crosses:
+            self.wrote.append((where, at, end))
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Written | None:
         """Split a value into the parts that calls in rounds go through, and return it. None if no
@@ -333,6 +407,7 @@ class Frame:
         there = met(values, at, at + by * rounds)
         for v in values[there]:
             if (v.lo, v.hi) == (at, at + by * rounds):
+                self.takes(where, v)
                 values[there] = [
                     replace(
                         v,
@@ -429,6 +504,8 @@ class Frame:
         """Refuse a call by rows of samples without positions if documents end, or with positions if
         not."""
         ends = self.head.end >= 0
+        if not row.name.startswith("zk_attention"):
+            ends |= self.head.blocks > 1
         args = dict(zip(row.at, call.args, strict=True))
         if "position" in args:
             if (args["position"] != NULL) != ends:
@@ -471,6 +548,7 @@ class Frame:
                 if f.mode == ">":
                     writes.append((n, size, f))
                     is_[n] = None
+        self.sorts(call, row, is_)
         number = self.number((call.kernel, *is_))
         if any(map(self.moves, is_)):
             self.alive |= {(number, n) for n, _, _ in writes}
@@ -481,7 +559,35 @@ class Frame:
             if call.kernel == DEQUANTIZE:
                 self.plain[is_[n]] = is_[1]
             self.write(call, call.args[n], size, f.type, is_[n], f.spare)
+            if self.sorting(call):
+                self.sorted.add(is_[n])
+        if call.kernel in EXCHANGES:
+            self.exchanged[is_[0]] = Exchanged(call, is_[1])
         self.ran.append((call, number, is_))
+
+    def sorting(self, call: Call) -> bool:
+        """Return whether a call's result is sorted by the ranks of a context group."""
+        if call.kernel in EXCHANGES:
+            return self.cuts and not EXCHANGES[call.kernel]
+        back = call.kernel == "zk_join_heads" and call.args[-1] == -1
+        return call.kernel == "zk_cut_heads_fwd" or back
+
+    def sorts(self, call: Call, row: Kernel, is_: list[Any]) -> None:
+        """Refuse an exchange of rows that are not sorted by rank, and any other use of those that
+        are. Attention alone works on the heads of whole samples."""
+        sample = bool({"sh", "h"} & {*self.fn.ins, *self.fn.outs})
+        if call.kernel in EXCHANGES:
+            takes = self.cuts and EXCHANGES[call.kernel]
+            sides = [BETWEEN.get(base(a), "").endswith("heads") for a in call.args[:2]]
+            if sides != [EXCHANGES[call.kernel], not EXCHANGES[call.kernel]]:
+                self.fail(call, f"goes from {call.args[1]} to {call.args[0]}")
+        else:
+            takes = call.kernel in HEADS and not self.sorting(call)
+            if self.head.blocks > 1 and sample != row.name.startswith("zk_attention"):
+                self.fail(call, "works on a block, or on whole samples")
+        for f, what in zip(row.formals, is_, strict=True):
+            if f.mode == "<" and (what in self.sorted) != takes:
+                self.fail(call, f"{f.name} is {'not ' * takes}sorted by rank")
 
     def number(self, key: Made) -> int:
         """Return the number of a call. Two equal calls of forward compute two values, whose
@@ -495,6 +601,8 @@ class Frame:
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """Check an operand that lies in a class of its own."""
         cls = CLASSES[f.name]
+        if self.head.documents and call.kernel.startswith("zk_attention"):
+            cls = "documents" if cls == "positions" else cls
         size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)
         name = base(arg)

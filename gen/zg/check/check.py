@@ -147,8 +147,10 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"there is no mean over {p.head.loss_mean}")
     if p.head.keyed not in (0, 1):
         raise CheckError(f"samples have {p.head.keyed} keys")
-    arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1)
+    arrays = ops.batch(p.head.positions, p.head.keyed == 1, p.head.documents)
     array = max(4 * p.head.rows, 8 * p.head.batch * p.head.keyed)
+    if p.head.documents:
+        array = max(array, 4 * p.head.batch * p.head.sequence)
     need = {
         "workspace": (1, max(r.workspace for r in p.runs)),
         "pinned_scratch": (1, max(ops.PINNED_SCRATCH, 4 * p.head.vocab)),
@@ -159,6 +161,19 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
             raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
+
+
+@refusing
+def _samples(p: Plan) -> None:
+    """Prove that the blocks of samples are equal, and dealt evenly to the ranks that share them."""
+    h = p.head
+    positive = h.blocks > 0 < h.context
+    if not positive or h.sequence % h.blocks or h.blocks % h.context:
+        raise CheckError(
+            f"{h.blocks} blocks of {h.sequence} tokens on {h.context} ranks"
+        )
+    if h.ranks % h.context or h.micro_batches % h.own_blocks:
+        raise CheckError(f"{h.ranks} ranks do not share samples by {h.context}")
 
 
 @refusing
@@ -472,7 +487,8 @@ def sections(p: Plan) -> None:
     if tuple(s.name for s in p.sections) != SECTIONS:
         raise wrong
     for s in p.sections:
-        most = p.head.micro_batches if s.name == "micro_batch" else 1
+        each = p.head.own_blocks
+        most = p.head.micro_batches // each if s.name == "micro_batch" else 1
         if s.repeat not in (1, most):
             raise wrong
     limits = {e.name: e.index for e in p.events}
@@ -514,9 +530,9 @@ def units(p: Plan) -> dict[str, int]:
     for s in p.section("eval").steps:
         if s.kind in BODIES:
             kind, index = unit_of(s.unit)
-            # A further part of the same unit.
+            # A further part of the same unit, or another block of a sample.
             name = s.op.split(".")
-            again = s.unit == last and len(name) > 2
+            again = s.unit == last and (len(name) > 2 or p.head.own_blocks > 1)
             if index != counts.get(kind, 0) - again or name[1] != kind:
                 raise CheckError(f"section eval: {s.unit} is out of order")
             counts[kind] = index + 1
@@ -587,6 +603,7 @@ def check(p: Plan) -> None:
     _classes(p)
     _runs(p)
     _recipe(p)
+    _samples(p)
     _flats(p)
     _nodes(p)
     _tables(p)

@@ -42,7 +42,7 @@ from ..facts.kernels import (
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import Frame, Made, Ran, Written
+from .body import Exchanged, Frame, Made, Ran, Spot, Written
 from .kernels import BODIES, SCALED, UNITS, kept, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -55,12 +55,17 @@ class Facts:
 
     steps: (kind, flat) -> elements between neighbouring units of the kind within an instance of the
     flat; parts: (body, kind) -> the functions in order, each with the rows of its weight that it is
-    called from; flats: function -> formal -> flat.
+    called from; flats: function -> formal -> flat; took, gave: function of a body that is cut at
+    exchanges -> values that it reads from before it, and that it leaves; exchanged: (kind, value)
+    -> the exchange that brought it.
     """
 
     steps: dict[tuple[str, str], int]
     parts: dict[tuple[str, str], list[tuple[str, list[int]]]]
     flats: dict[str, dict[str, str]]
+    took: dict[str, list[Spot]]
+    gave: dict[str, list[Spot]]
+    exchanged: dict[tuple[str, Made], Exchanged]
 
 
 def _numbered(c: Call, at: int) -> Call:
@@ -140,10 +145,26 @@ def run(b: Frame) -> None:
     """Run the calls of a body's functions, and prove them one by one."""
     for fn in b.fns:
         b.fn = fn
+        b.took[fn.name], b.wrote = {}, []
         _launched(b, fn.calls)
         for at in slices.rounds(b, fn):
             _calls(b, [_numbered(c, at) for c in fn.calls])
+        if b.cut:
+            _exchanged(b, fn)
     slices.end(b)
+
+
+def _exchanged(b: Frame, fn: Fn) -> None:
+    """Run the exchange that follows a function. Its temporary values end here, and all else that
+    later functions read is among its outputs."""
+    for v in b.held.pop("tmp", []):
+        if not b.done(v):
+            b.fail(None, f"tmp+{v.lo} is written and not read")
+    b.gave[fn.name] = b.left()
+    if {"sh", "h"} & {*fn.ins, *fn.outs} and ({"s", "r"} & {*fn.ins, *fn.outs}):
+        b.fail(None, "works on a block and on whole samples")
+    if fn.then:
+        b.call(fn.then)
 
 
 def _calls(b: Frame, calls: list[Call]) -> None:
@@ -207,7 +228,7 @@ def _end(b: Frame, *outs: str) -> None:
             b.fail(None, f"{name} is not written whole")
     for where, values in b.held.items():
         for v in values:
-            if where == "tmp" and not b.done(v):
+            if where in ("tmp", "r", "h") and not b.done(v):
                 b.fail(None, f"{where}+{v.lo} is written and not read")
     for c, number, _ in b.ran:
         if number in b.again - b.of:
@@ -328,7 +349,8 @@ def _unit_bodies(
         if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
     _end(fwd, "y")
-    saved = fwd.held.get("s", [])
+    kept = {name: fwd.held.get(name, []) for name in ("s", "sh")}
+    saved = [v for values in kept.values() for v in values]
     y = [replace(v, used=True) for v in fwd.held["y"]]
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
         fwd.fail(None, "runs backward for what does not move, or not for what does")
@@ -337,13 +359,15 @@ def _unit_bodies(
     bwd = Frame(
         p,
         backward,
-        {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
+        {"x": value("x"), "y": y, "dy": value("dy"), **kept},
         known,
         again=frozenset(n for _, n, _ in fwd.ran),
         twins=fwd.times,
         alive=fwd.alive,
     )
-    for name in ("x", "y", "dy", "s"):
+    for v in saved if fwd.cut else ():
+        v.used = False  # forward's own functions may have read it
+    for name in ("x", "y", "dy", "s", "sh"):
         if not any(name in f.ins for f in bwd.fns):
             bwd.held.pop(name)
     run(bwd)
@@ -359,9 +383,10 @@ def _unit_bodies(
     for c, number, _ in _ran_forward(bwd):
         if number not in {n for _, n, _ in fwd.ran}:
             bwd.fail(c, "is not what ran forward")
-    for v in saved:
-        if not v.used:
-            bwd.fail(None, f"s+{v.lo} is saved and not read")
+    for name, values in kept.items():
+        for v in bwd.held.get(name, values):
+            if not v.used:
+                bwd.fail(None, f"{name}+{v.lo} is saved and not read")
     return [fwd, bwd]
 
 
@@ -399,4 +424,12 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
         for b in made
     }
     flats = {f.name: b.flats.get(f.name, {}) for b in made for f in b.fns}
-    return Facts(leaves(p, bodies, counts), parts, flats)
+    cut = [b for b in made if b.cut]
+    return Facts(
+        steps=leaves(p, bodies, counts),
+        parts=parts,
+        flats=flats,
+        took={name: [*some] for b in cut for name, some in b.took.items()},
+        gave={name: [*some] for b in cut for name, some in b.gave.items()},
+        exchanged={(b.kind, m): x for b in cut for m, x in b.exchanged.items()},
+    )

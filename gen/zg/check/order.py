@@ -139,6 +139,8 @@ def _parted(p: Plan) -> frozenset[str]:
         return frozenset()
     out = set()
     for s in (s for section in p.sections for s in section.steps):
+        if s.op == "exchange":  # takes whole values
+            continue
         by = {i.name for i in s.ints if i.value}
         ins = s.op in REDUCTIONS or by & {"from_step", "from_rank"}
         outs = s.op == "gather" or "to_rank" in by
@@ -161,7 +163,7 @@ class Memory:
         self.classes = {c.name: c for c in p.classes}
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
+        self.batch = ops.batch(p.head.positions, p.head.keyed == 1, p.head.documents)
         # Flats' instances that train
         self.moving = {
             (f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)

@@ -120,7 +120,7 @@ class Player:
         if other or tuple([i.name for i in s.ints]) != names:
             m.fail("has other numbers than it should")
         refs = s.refs
-        mortal = {"copy": s.ins, "done": s.ins[1:]}
+        mortal = {"copy": s.ins, "exchange": s.ins, "done": s.ins[1:]}
         self.dying(s, refs if fn else mortal.get(s.kind, ()))
         self.meeting(s, command.meets)
         numbers = {i.name: i.value + i.per * m.local for i in s.ints}

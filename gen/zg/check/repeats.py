@@ -13,7 +13,7 @@ def leap(m: Memory, played: int, turns: int) -> None:
     pending sum, a count or a loss counts if it covers exactly the micro-batches that were
     played."""
     losses = _first_micro_batches(m, played * m.p.together)
-    counts = _counts(m, played)
+    counts = _counts(m, played * m.p.together)
 
     def after(a: object) -> object:
         if isinstance(a, Totals):
@@ -47,7 +47,7 @@ def counted(m: Memory) -> None:
     micro-batches go through a unit before the next one."""
     A = m.head.micro_batches
     turns = m.p.section("micro_batch").repeat
-    good = (0, *_counts(m, A)) if turns == A else (0,)
+    good = (0, *_counts(m, A)) if turns > 1 or m.p.together == 1 else (0,)
     for slot in m.slots.values():
         for _, _, run in slot.held:
             if isinstance(run.array, Control) and run.array.leaves not in good:

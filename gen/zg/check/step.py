@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Computed, MicroBatch, Totals
+from .between import Between
 from .constants import SUMS, set_totals
 from .copies import Copies
 from .fns import Facts
@@ -31,7 +32,8 @@ class Program:
     def __init__(self, p: Plan, facts: Facts) -> None:
         m = self.m = Memory(p)
         uses = Uses(m, facts)
-        self.units = Units(m, uses)
+        between = self.between = Between(m, facts)
+        self.units = Units(m, uses, between)
         sums = WholeSums(m, uses)
         copies = self.copies = Copies(m)
         reductions = self.reductions = Reductions(m, sums)
@@ -57,6 +59,7 @@ class Program:
             "batch": copies.batch,
             "mark": copies.mark,
             "gather": copies.gather,
+            "exchange": between.exchange,
             "alltoall": reductions.alltoall,
             "reducescatter": reductions.reducescatter,
             "allreduce": once.allreduce,
@@ -116,17 +119,22 @@ class Program:
         """Play an evaluation. A run puts a micro-batch into the first slots and clears the sums."""
         m = self.m
         self.evaluated += 1
-        micro_batch = MicroBatch(0, self.evaluated, ())
-        for name in m.batch:
-            slot = m.bytes(name, 0)
-            slot.write(0, slot.stride, Extent(Computed(name, "", micro_batch)))
+        group, first = self.between.group, self.evaluated * m.head.blocks
+        by = group.times(1) if group else ()
+        losses = frozenset(
+            MicroBatch(0, first + n, by)
+            for n in range(0, m.head.blocks, m.head.context)
+        )
+        for index, micro_batch in enumerate(sorted(losses)):
+            for name in m.batch:
+                slot = m.bytes(name, index)
+                slot.write(0, slot.stride, Extent(Computed(name, "", micro_batch)))
         sums = m.first_slot("sums")
         set_totals(sums, Totals(0))
         self.run("eval")
         self.player.over()
         self.end()
         run = sums.look(8 * SUMS)
-        losses = frozenset({micro_batch})
         if not run or run.array != Totals(0, losses=losses):
             m.ends(f"sums[0] holds {told(run)}, not the loss")
         self.states.settled()

@@ -6,6 +6,8 @@ from ..facts.kernels import LOSS_SUMS
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
 from .arrays import Computed, Key, Leaf, MicroBatch, RopeTable, State, Totals
+from .between import Between
+from .body import BETWEEN
 from .constants import SUMS, control, set_totals
 from .kernels import BODIES, SCALED
 from .memory import Extent
@@ -17,8 +19,8 @@ from .uses import UnitUse, Uses
 class Units:
     """Plays the functions of units, each as a whole. uses: their parameters."""
 
-    def __init__(self, m: Memory, uses: Uses) -> None:
-        self.m, self.fail, self.uses = m, m.fail, uses
+    def __init__(self, m: Memory, uses: Uses, between: Between) -> None:
+        self.m, self.fail, self.uses, self.between = m, m.fail, uses, between
         self.direct = {f.name: self._direct(f) for f in m.p.fns if f.body in BODIES}
         # functions of the current body that are still to run
         self.left: list[tuple[str, int, int]] = []
@@ -47,17 +49,30 @@ class Units:
         ins = list(zip(fn.ins, s.ins, strict=True))
         outs = list(zip(fn.outs, s.outs, strict=True))
         params = self.uses.facts.flats[s.op]
+        cut = self.between.cut(fn)
+        others = {*params, *(BETWEEN if cut else ())}
         micro_batch = self.values(
-            s, [(name, ref) for name, ref in ins if name not in params]
+            s, [(name, ref) for name, ref in ins if name not in others]
         )
-        micro_batch = self.fixed(s, micro_batch)
-        use = self.turn(s, row, micro_batch)
+        if cut:
+            self.outs = set()
+            if micro_batch and self.between.of_samples(fn):
+                micro_batch = self.between.sample(micro_batch)
+            micro_batch = self.between.read(fn, s.unit, ins, micro_batch)
+            self.fixed(s, micro_batch)
+            use = self.uses.use(s.unit, s.op, 0)
+            self.between.write(fn, s.unit, outs, micro_batch)
+        else:
+            micro_batch = self.fixed(s, micro_batch)
+            use = self.turn(s, row, micro_batch)
         for name, ref in ins:
             if name in params:
                 self.parameters(ref, use, use.key(name))
         for name, ref in outs:
             if fn.flat(name):
                 self.gradient(ref, use, use.key(name), micro_batch)
+            elif cut and name in BETWEEN:
+                continue
             elif name == "acc":
                 self.sum_of_rows(ref, use.body, micro_batch)
             else:
@@ -100,6 +115,7 @@ class Units:
             "targets": ("targets", ""),
             "positions": ("positions", ""),
             "keys": ("keys", ""),
+            "documents": ("documents", ""),
         }
         micro_batch = None
         for name, ref in ins:
@@ -135,7 +151,11 @@ class Units:
             if m.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
             m.operand(arg, not read)
-            if name in m.batch:
+            if name == "documents" and micro_batch:
+                block = self.expect(Ref(name, 0), name, "", None)
+                if self.between.sample(block) != micro_batch:
+                    self.fail(f"documents are of {block}")
+            elif name in m.batch:
                 micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
             elif table:
                 self.turned(name)

@@ -50,6 +50,7 @@ _ROWS = (
     Command("batch", ("of_rank", "micro_batch"), 0, BATCH),
     Command("mark", (), 0, 0),
     Command("gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)),
+    Command("exchange", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)),
     Command("alltoall", ("step", "bytes"), 1, 1, True, ("bytes", 1)),
     Command("reducescatter", ("step", "bytes", "width"), 1, 1, True, ("bytes", 1)),
     Command("allreduce", ("count",), 1, 1, True, ("count", 8)),

@@ -33,6 +33,14 @@ from ..plan.operand import Arg, Ints, Layers, Names, by_layer, whole
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
 DEQUANTIZE = "zk_dequantize"
+# Exchanges between the ranks of a context group, which are no kernels, and whether they go from the
+# rows of a block to the heads of a sample.
+EXCHANGES = {
+    "to_heads": True,
+    "to_rows_bwd": True,
+    "to_rows": False,
+    "to_heads_bwd": False,
+}
 VOCAB = 8  # rows by token and columns of logits are a multiple of it: 16 bytes
 WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
 
@@ -87,6 +95,11 @@ class Kernel:
     def shape(self) -> Names:
         """Names of the integers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
+
+    @property
+    def exchange(self) -> bool:
+        """True if it is an exchange, which is no kernel."""
+        return self.name in EXCHANGES
 
     @property
     def own(self) -> bool:
@@ -203,6 +216,16 @@ _ROWS = (
     _row("zk_rope_part", "y>real:M*E=in in<real:M*E table<f32!:T*W table2<f32?!:T*W "
          "position<i32?:M B T H! G! D! W! pairs! which! factor. factor2. sign",
          "run(each_row(B*T, (H+G)*D, real))", of="zk_rope_part", called={"y": "din", "in": "dy"}),
+    _row("zk_cut_heads_fwd", "y>real:M*(H+2*G*copies)*D x<real:M*E M H! G! D! ranks! copies!",
+         "run(each_row(M, (H+2*G)*D, real))"),
+    _row("zk_cut_heads_bwd", "dx>real:M*E dy<real:M*(H+2*G*copies)*D M H G D ranks copies",
+         "run(each_row(M, (H+2*G)*D, real))", of="zk_cut_heads_fwd"),
+    _row("zk_join_heads", "y>real:M*H*D x<real:M*H*D M H! D! ranks! sign",
+         "run(each_row(M, H*D, real))", of="zk_join_heads", called={"y": "dx", "x": "dy"}),
+    _row("to_heads", "y>real:n*k x<real:n n k", ""),
+    _row("to_heads_bwd", "dx>real:n dy<real:n*k n k", "", of="to_heads"),
+    _row("to_rows", "y>real:n//k x<real:n n k", ""),
+    _row("to_rows_bwd", "dx>real:n dy<real:n//k n k", "", of="to_rows"),
     _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E B T H! G! D! scale.",
          "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
     _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:B*H*T "

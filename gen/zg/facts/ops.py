@@ -26,6 +26,7 @@ GIVEN = (
     "token",
     "target",
     "position",
+    "document",
     "key",
     "table",
     "table2",
@@ -139,6 +140,12 @@ _ROWS = (
     ),
     # a part of each head, in some layers, by one of two tables
     _op("rope_part", "zk_rope_part in=x sign=1", "zk_rope_part y=dx in=dy sign=-1"),
+    # heads of x by the rank of a context group that they go to, and back
+    _op("cut_heads", "zk_cut_heads_fwd", "zk_cut_heads_bwd"),
+    _op("join_heads", "zk_join_heads sign=1", "zk_join_heads y=dx x=dy sign=-1"),
+    # exchanges between the ranks of a context group: a block's rows for all rows of some heads
+    _op("to_heads", "to_heads", "to_heads_bwd"),
+    _op("to_rows", "to_rows", "to_rows_bwd"),
     # y = softmax(causal(q k' scale)) v
     _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
     # within a row's own document, over its last `window` rows
@@ -215,6 +222,10 @@ WORDS = {
     "attention_capped": "attention",
     "attention_dropped": "attention",
     "attention_local": "attention",
+    "cut_heads": "attention",
+    "join_heads": "attention",
+    "to_heads": "attention",
+    "to_rows": "attention",
     "dropout": "residual",
     "lora": "linear",
     "lora_dropout": "linear",
@@ -264,14 +275,16 @@ TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 
 
-def batch(packed: bool, keyed: bool) -> Names:
-    """Return the classes that hold a micro-batch. packed: documents end, and each token has a
-    position within its document; keyed: a sample has a key of random numbers."""
+def batch(positions: bool, keyed: bool, documents: bool) -> Names:
+    """Return the classes that hold a micro-batch. positions: each token has one; keyed: a sample
+    has a key of random numbers; documents: each block of a sample has the positions of the whole
+    sample, because documents end."""
     return (
         "tokens",
         "targets",
-        *["positions"] * packed,
+        *["positions"] * positions,
         *["keys"] * keyed,
+        *["documents"] * documents,
     )
 
 

@@ -125,13 +125,16 @@ class BodyPart:
 
     number: its index in the body, -1 if it is the whole body. A part of a split unit uses only one
     of UnitKind.flats. slices: it is called for each slice of a weight, with `rows` rows of it from
-    operand `at` on.
+    operand `at` on. sample: it runs once for all blocks of a sample, on the rank's heads. then: the
+    exchange that follows it.
     """
 
     calls: tuple[Call, ...]
     number: int = -1
     slices: int = 1
     rows: int = 0
+    sample: bool = False
+    then: Call | None = None
 
     @cached_property
     def ints(self) -> Names:
@@ -171,6 +174,10 @@ class UnitKind:
     flats: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # body -> its parts, if the kind is split
     cuts: Mapping[str, tuple[BodyPart, ...]] = field(default_factory=dict)
+    # values of all tokens of a sample, for the rank's heads
+    heads: frozenset[str] = frozenset()
+    # body -> values that pass from one part to another, if samples are cut into blocks
+    between: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def parts(self, body: str) -> tuple[BodyPart, ...]:
         """Return the parts of a body. A body that is not split is one part."""

@@ -33,7 +33,7 @@ def cut(
 
     Raises SpecError if a block has none, or if one has gradients that cannot be summed in chunks.
     """
-    chunk, rows = spec.train.mlp_chunk, spec.train.micro_batch * spec.train.sequence
+    chunk, rows = spec.train.mlp_chunk, spec.rows
     if not chunk or chunk >= rows:
         return {}
     if spec.train.lora:
@@ -84,7 +84,7 @@ def cut(
 
 def notes(spec: Spec) -> Names:
     """Return a note about the bits of chunks."""
-    rows = spec.train.micro_batch * spec.train.sequence
+    rows = spec.rows
     if (spec.train.mlp_chunk or rows) >= rows or {*spec.targets} == {"cpu"}:
         return ()
     return (

@@ -118,6 +118,9 @@ class _Builder:
         words = ops.OPS[row.name].ins
         ins = dict(zip(words, xs, strict=False))
         dims = {word: self.mine(n) for word, n in row.dims.items()}
+        if row.name.startswith("attention"):  # of whole samples
+            B, T = self.dims["B"], self.spec.train.sequence
+            dims |= {"T": T, "M": B * T}
         if "rope" in dims:
             dims["table"] = self.table(row.dims["rope"])
             second = row.dims.get("rope2")
@@ -222,7 +225,12 @@ class _Calls:
         if word in ("token", "target", "key", "sums", "null"):
             return ("fixed", word)
         if word == "position":
-            return ("fixed", word if self.b.spec.data.packed else "null")
+            blocks = self.b.spec.train.sequence_blocks > 1
+            across = ops.WORDS.get(node.op.name) == "attention"
+            packed = self.b.spec.data.packed
+            if across and blocks:
+                return ("fixed", "document" if packed else "null")
+            return ("fixed", word if packed or blocks else "null")
         if word == "scaler":
             return (
                 "fixed",
@@ -597,10 +605,10 @@ def build(spec: Spec) -> Graph:
     m, t = spec.model, spec.train
     dims = {
         "B": t.micro_batch,
-        "T": t.sequence,
-        "M": t.micro_batch * t.sequence,
+        "T": t.sequence // t.sequence_blocks,
+        "M": spec.rows,
         "C": m.width,
-        "rows": t.micro_batch * t.sequence,
+        "rows": spec.rows,
         "V": m.vocab,
         "R": ops.up(m.vocab, ops.VOCAB),
     }

@@ -66,7 +66,9 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
 
 def _tokens(spec: Spec, graph: Graph) -> int:
     """Return the bytes of one array of a micro-batch: tokens, targets, positions or keys."""
-    return max(4 * graph.dims["M"], 8 * graph.dims["B"] * spec.keyed)
+    whole = "documents" in spec.batch
+    rows = graph.dims["M"] * (spec.train.sequence_blocks if whole else 1)
+    return max(4 * rows, 8 * graph.dims["B"] * spec.keyed)
 
 
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: Located) -> Wanted:
@@ -154,7 +156,15 @@ def _values(
     """Return the classes of activations, their gradients and saved values."""
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
-    out = []
+    samples = spec.together // spec.blocks
+    out = [
+        Wanted(name, slots, most, readers=_common(spec))
+        for name, slots, packed in (
+            ("rows", spec.together, bodies.rows),
+            ("heads", samples, bodies.heads),
+        )
+        if (most := max(p.size for p in packed.values()))
+    ]
     if graph.acc:
         out.append(Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc))
     out += _kept(spec, "x", units, value, slot_counts)
@@ -163,6 +173,9 @@ def _values(
         if bodies.save[k.name].size:
             size = bodies.save[k.name].size
             out += _kept(spec, f"save.{k.name}", k.count, size, slot_counts)
+        if size := bodies.save_heads[k.name].size:
+            slots, name = k.count * samples, f"save_heads.{k.name}"
+            out.append(Wanted(name, slots, size, readers=_common(spec)))
     out.append(Wanted("tmp", 1, max(p.size for p in bodies.tmp.values())))
     return out
 

@@ -35,12 +35,14 @@ class Level:
 @dataclass(frozen=True)
 class RankGrid:
     """The grid of ranks. axes: nearest first, () for a single axis of all ranks; host, shared:
-    number of axes within a host and within a set of ranks that shares parameters at stage 3."""
+    number of axes within a host and within a set of ranks that shares parameters at stage 3;
+    context: number of axes within the ranks that share a sample."""
 
     ranks: int
     axes: tuple[Axis, ...]
     host: int
     shared: int
+    context: int = 0
 
     @property
     def depth(self) -> int:
@@ -64,7 +66,8 @@ class RankGrid:
         if hi - lo == self.depth:
             return OWNERS if self.axes else ALL
         # The later entry wins: the group of a host that shares parameters is `shard`.
-        known = {(0, self.host): "local", (0, self.shared): "shard"}
+        known = {(0, self.context): "context"}
+        known |= {(0, self.host): "local", (0, self.shared): "shard"}
         return known.get((lo, hi)) or "_".join(a.name for a in self.axes[lo:hi])
 
     def over(self, depth: int) -> str:
@@ -126,10 +129,14 @@ def grid(spec: Spec) -> RankGrid:
     W = spec.cluster.ranks
     local = min(spec.cluster.local or W, W)
     shared = min(_shared(spec) or W, W)
-    ends = sorted({1, local, shared, W})
+    N = spec.cluster.context_parallel
+    ends = sorted({1, N, local, shared, W})
     if len(ends) <= 2:
-        return RankGrid(W, (), 1, 1)
+        return RankGrid(W, (), 1, 1, int(N > 1))
     axes, names = [], _names(local, shared, W)
+    if 1 < N < W:
+        own = N in (local, shared)
+        names = ("context", *["contexts"] * (not own), *names[1:])
     for name, lo, hi in zip(names, ends, ends[1:], strict=False):
         axes.append(Axis(name, hi // lo, lo))
     return RankGrid(
@@ -137,6 +144,7 @@ def grid(spec: Spec) -> RankGrid:
         tuple(axes),
         ends.index(local) if 1 < local else 0,
         ends.index(shared),
+        ends.index(N),
     )
 
 

@@ -9,25 +9,59 @@ from dataclasses import replace
 from ..plan.plan import Ref, Section, Step
 
 # Classes whose content outlives no micro-batch.
-DIES = ("ring", "grad", "x", "save", "near", "dx", "acc")
+DIES = ("ring", "grad", "x", "save", "save_heads", "near", "dx", "acc")
+# Classes whose content outlives no unit.
+PASSES = ("rows", "heads")
+Slot = tuple[str, int]
+
+
+def _slot(ref: Ref) -> Slot:
+    return ref.cls, ref.index
 
 
 def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Mark the last uses: a read before the slot's next write, and a write that no use follows. A
-    write after a write adds to the content."""
+    write after a write adds to the content, and so does a step that reads the slot, too, or that
+    moves bytes to a part of it."""
     out: list[Step] = []
     # Slots that a later step uses, and whether the next use reads them.
-    read: dict[tuple[str, int], bool] = {}
+    read: dict[Slot, bool] = {}
+    unit: dict[Slot, str] = {}  # of the next use
 
-    def use(ref: Ref, last: bool, reads: bool) -> Ref:
-        read[ref.cls, ref.index] = reads
-        dies = last and ref.cls.partition(".")[0] in DIES
+    def use(s: Step, ref: Ref, last: bool, reads: bool) -> Ref:
+        slot = _slot(ref)
+        name = ref.cls.partition(".")[0]
+        dies = last and name in DIES
+        if name in PASSES:
+            dies = unit.get(slot) != s.unit
+        read[slot], unit[slot] = reads, s.unit
         return replace(ref, last=True) if dies else ref
 
-    # No step reads and writes the same slot of these classes.
     for s in reversed(steps):
-        outs = tuple([use(r, (r.cls, r.index) not in read, False) for r in s.outs])
-        ins = tuple([use(r, not read.get((r.cls, r.index)), True) for r in s.ins])
+        both = {*map(_slot, s.ins)} & {*map(_slot, s.outs)}
+        later = both & read.keys()
+        parts = s.queue == "main" and s.op in ("exchange", "copy")
+        ends = {r: _slot(r) not in read and _slot(r) not in both for r in s.outs}
+        if both:
+            ins = tuple(
+                [
+                    use(
+                        s,
+                        r,
+                        _slot(r) not in later
+                        if _slot(r) in both
+                        else not read.get(_slot(r)),
+                        True,
+                    )
+                    for r in s.ins
+                ]
+            )
+            outs = tuple(
+                [r if _slot(r) in both else use(s, r, ends[r], parts) for r in s.outs]
+            )
+        else:
+            outs = tuple([use(s, r, ends[r], parts) for r in s.outs])
+            ins = tuple([use(s, r, not read.get(_slot(r)), True) for r in s.ins])
         same = ins == s.ins and outs == s.outs
         out.append(s if same else replace(s, ins=ins, outs=outs))
     return tuple(reversed(out))

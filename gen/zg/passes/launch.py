@@ -13,7 +13,7 @@ from itertools import zip_longest
 from ..facts import grids, ops
 from ..facts.kernels import NULL, PRODUCTS, total
 from ..facts.kernels import kernel as kernel_row
-from ..graph.graph import BodyPart, Graph, UnitKind
+from ..graph.graph import BodyPart, Call, Graph, UnitKind
 from ..plan import plan
 from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
@@ -29,6 +29,7 @@ FIXED: dict[str, Operand | str] = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
     "position": Operand("positions"),
+    "document": Operand("documents"),
     "key": Operand("keys"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
@@ -135,28 +136,20 @@ class _FnBuilder:
         if name in ("x", "y", "dx", "dy"):
             return Operand(name)
         called = self.values[kind.name][name]
-        saved = self.bodies.save[kind.name].at
-        if name in saved:
-            return Operand("s", saved[name], name=called)
-        at = self.bodies.tmp[kind.name, body].at[name]
-        return Operand("tmp", at, name=called)
+        for base, packed in self.bodies.operands(kind.name, body).items():
+            if name in packed.at:
+                return Operand(base, packed.at[name], name=called)
+        raise AssertionError(name)
 
     def body(self, kind: UnitKind, name: str, part: BodyPart) -> None:
         """Add the function of a part of a body."""
         calls = []
         for c in part.calls:
-            args = [
-                self.operand(kind, name, what, value, grow or 0)
-                for (what, value), grow in zip_longest(c.args, c.grow)
-            ]
-            calls.append(
-                plan.Call(
-                    c.kernel,
-                    self.table.name(c.kernel, c.shape),
-                    tuple(args),
-                    c.rounds,
-                )
-            )
+            launch, args = self.table.name(c.kernel, c.shape), self.args(kind, name, c)
+            calls.append(plan.Call(c.kernel, launch, args, c.rounds))
+        then = None
+        if part.then:
+            then = plan.Call(part.then.kernel, "", self.args(kind, name, part.then))
         ins, outs, flats = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(
@@ -168,7 +161,15 @@ class _FnBuilder:
                 flats=flats,
                 flops=total([c.flops for c in part.calls]),
                 calls=tuple(calls),
+                then=then,
             )
+        )
+
+    def args(self, kind: UnitKind, body: str, c: Call) -> tuple[Arg, ...]:
+        """Return the operands of a call of the graph."""
+        return tuple(
+            self.operand(kind, body, what, value, grow or 0)
+            for (what, value), grow in zip_longest(c.args, c.grow)
         )
 
     # ---- other functions
@@ -495,14 +496,14 @@ def functions(
     )
     if phases:
         m.add_fn("count", (), ("ctl",), (), count)
-    if spec.together > 1:
-        m.add_fn(
-            "recount",
-            (),
-            ("ctl",),
-            (),
-            ("zk_count", CTL, -leaves * spec.together),
-        )
+    several = {
+        "recount": -leaves if spec.together > 1 else 0,
+        "counted": leaves if spec.micro_batches > spec.together > 1 else 0,
+    }
+    for name, each in several.items():
+        if each:
+            call = "zk_count", CTL, each * spec.together
+            m.add_fn(name, (), ("ctl",), (), call)
     m.add_fn(
         "factor",
         ("total",),

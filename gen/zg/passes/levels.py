@@ -110,6 +110,8 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
     z = spec.zero
     if spec.cluster.ranks == 1:
         return True, []
+    if spec.train.sequence_blocks > 1:
+        return spec.cluster.context_parallel == 1, []
     over = z.stage > 1 or z.stage == 1 and z.replicates
     if over and spec.together == 1 or A == 1:
         return False, []
@@ -180,7 +182,11 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
         levels = [x for x in grid.levels(0, k) if x.ranks > 1]
         return _Levels(levels, 0 if own_first else k, [])
     step, cuts, notes = 0 if own_first else k, [], []
-    if not own_first and A > 1 and grid.shared < k and spec.zero.stage:
+    if 0 < grid.context < k:
+        cuts.append(grid.context)
+        if spec.blocks > 1 or spec.zero.stage == 1:
+            step = grid.context
+    elif not own_first and A > 1 and grid.shared < k and spec.zero.stage:
         inner = grid.size(0, grid.shared)
         if host:
             notes.append(
@@ -204,6 +210,44 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
             lo = step if step < grid.host else 0
             notes.append(_host_note(spec, grid, lo, leaves))
     return _Levels(grid.levels(0, k, *cuts), step, notes)
+
+
+def _blocks(spec: Spec) -> None:
+    """Raise SpecError if the gradients of a sample's blocks would not be added first, in the order
+    in which one rank adds them."""
+    n, N, A = (
+        spec.train.sequence_blocks,
+        spec.cluster.context_parallel,
+        spec.micro_batches,
+    )
+    W, layers = spec.cluster.ranks, spec.train.accumulate == "layers"
+    if n == 1 or W == 1:
+        return
+    if N == 1 and spec.zero.stage > 1 and not layers and A > n:
+        raise spec.wrong(
+            "train.sequence_blocks",
+            f"the {n} gradients of a sample are added on its rank first, and at zero.stage "
+            f"{spec.zero.stage} that takes all micro-batches of a step at once",
+            f"1, train.accumulate layers, zero.stage 1, or cluster.context_parallel {n}",
+        )
+    if 1 < N < min(n, W) and not spec.zero.stage:
+        raise spec.wrong(
+            "cluster.context_parallel",
+            f"the gradients of the {n // N} blocks on a rank are added over {N} ranks first, "
+            "which at zero.stage 0 leaves no rank with a whole sum",
+            f"1, {n}, or zero.stage 1",
+        )
+    leaves = A if N == 1 else N * A if spec.blocks > 1 else N
+    inner = N == 1 or N < W
+    if inner and spec.block % leaves:
+        raise spec.wrong(
+            "train.sum",
+            f"a tree of {spec.block} gradients has no node of the {leaves} that ranks with the "
+            f"same samples add first",
+            f"{{block: {1 << (leaves - 1).bit_length()}}}, another recipe"
+            if not leaves & (leaves - 1)
+            else f"a power of two of micro-batches a rank, cluster.context_parallel {W}",
+        )
 
 
 def _other(leaves: int) -> str:
@@ -260,6 +304,7 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
     own_first, notes = _own_first(spec)
+    _blocks(spec)
     exact = spec.train.reduction == "exact"
     sources = W if exact else 1
     host, host_notes = _on_host(spec, own_first, sources)

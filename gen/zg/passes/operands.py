@@ -14,7 +14,9 @@ from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
 from ..plan.size import Size
 from ..read.spec import Spec
+from . import exchanges
 from .flats import PAGE, persists, stem
+from .place import Bodies
 from .rings import Gradient, Use
 from .shard import Shards
 from .stores import Kept
@@ -47,6 +49,7 @@ class Operands:
     shards: Shards
     kept: Kept
     real: int  # bytes of the stored type
+    places: Bodies
     # bytes of a kind's saved values
     saves: Mapping[str, int] = field(default_factory=dict)
     # slots of each flat's gradients
@@ -144,12 +147,16 @@ class Operands:
             "x": self.value(u.x, g),
             "y": self.value(u.y, g),
             "s": self.saved(u, g),
+            "sh": self.saved_heads(u, g),
+            "r": Ref("rows", g),
+            "h": Ref("heads", g),
             "dy": self.value_grad(u.y, g),
             "dx": self.value_grad(u.x, g),
             "tokens": Ref("tokens", g),
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
             "keys": Ref("keys", g),
+            "documents": Ref("documents", g * self.spec.blocks),
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -177,6 +184,11 @@ class Operands:
     def saved(self, u: Use, g: int) -> Ref:
         """Return the buffer of a unit's saved values."""
         return self.value_slot(f"save.{u.kind.name}", u.index, g)
+
+    def saved_heads(self, u: Use, g: int) -> Ref:
+        """Return the buffer of a unit's saved values of whole samples."""
+        samples = self.together // self.spec.blocks
+        return Ref(f"save_heads.{u.kind.name}", u.index * samples + g)
 
     def value_slot(self, cls: str, n: int, g: int) -> Ref:
         """Return the buffer of value n of a class that is kept for backward. Offloaded classes have
@@ -258,21 +270,42 @@ class Operands:
             "x": "x" in values,
             "dy": "dy" in values,
             "s": bool(values & saved) and body == "bwd",
+            "sh": False,
+            "r": False,
+            "h": False,
             "y": "y" in values and body == "bwd",
             "tokens": "token" in fixed,
             "targets": "target" in fixed,
             "positions": "position" in fixed,
             "keys": "key" in fixed,
+            "documents": "document" in fixed,
         }
         made = {
             "y": "y" in values and body == "fwd",
             "s": bool(values & saved) and body == "fwd",
+            "sh": False,
+            "r": False,
+            "h": False,
             "dx": "dx" in values,
             **{f"d{w}": f in writes for w, f in formals.items()},
             "acc": "acc" in fixed and bool(self.graph.tied),
         }
+        if body in kind.between:
+            bases = self.bases(kind, body)
+            for side, names in zip((has, made), exchanges.used(part), strict=True):
+                of = {bases[name] for name in names if name in bases}
+                side |= {base: base in of for base in ("s", "sh", "r", "h")}
         return (
             tuple(n for n, yes in has.items() if yes),
             tuple(n for n, yes in made.items() if yes),
             tuple(sorted(formals.items())),
         )
+
+    def bases(self, kind: UnitKind, body: str) -> dict[str, str]:
+        """Map the values of a body that several of its functions use to their operands."""
+        saved = {v.name for v in kind.saved}
+        plain, heads = ("s", "r"), ("sh", "h")
+        return {
+            name: (heads if name in kind.heads else plain)[name not in saved]
+            for name in saved | kind.between[body]
+        }

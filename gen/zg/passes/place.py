@@ -129,24 +129,51 @@ OUTSIDE = {"x", "y", "dx", "dy"}
 
 @dataclass(frozen=True)
 class Bodies:
-    """Places of values: `save` by kind, `tmp` by (kind, body). work: bytes of the largest kernel
-    scratch."""
+    """Places of values: `save` and `save_heads` by kind, the others by (kind, body). work: bytes of
+    the largest kernel scratch."""
 
     save: dict[str, Packed]
+    save_heads: dict[str, Packed]
     tmp: dict[tuple[str, str], Packed]
+    rows: dict[tuple[str, str], Packed]
+    heads: dict[tuple[str, str], Packed]
     work: int
+
+    def operands(self, kind: str, body: str) -> dict[str, Packed]:
+        """Return the places of a body's values by the base of their operands."""
+        return {
+            "s": self.save[kind],
+            "sh": self.save_heads[kind],
+            "r": self.rows[kind, body],
+            "h": self.heads[kind, body],
+            "tmp": self.tmp[kind, body],
+        }
 
 
 def bodies(graph: Graph, real: int) -> Bodies:
     """Place the values of every body. real: bytes of the stored type."""
-    save, tmp, work = {}, {}, 0
+    out = Bodies({}, {}, {}, {}, {}, 0)
+    work = 0
     for kind in graph.kinds:
-        save[kind.name] = stack([Item(v.name, v.bytes(real), 0, 0) for v in kind.saved])
+        for of, side in ((out.save, False), (out.save_heads, True)):
+            kept = [v for v in kind.saved if (v.name in kind.heads) == side]
+            of[kind.name] = stack([Item(v.name, v.bytes(real), 0, 0) for v in kept])
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
-            tmp[kind.name, name] = pack_in_place(body, lifetimes(body, outside, real))
+            items = lifetimes(body, outside, real)
+            between, at = kind.between.get(name, frozenset()), (kind.name, name)
+            some = [i for i in items if i.name in between]
+            out.rows[at] = pack_in_place(
+                body, [i for i in some if i.name not in kind.heads]
+            )
+            out.heads[at] = pack_in_place(
+                body, [i for i in some if i.name in kind.heads]
+            )
+            out.tmp[at] = pack_in_place(
+                body, [i for i in items if i.name not in between]
+            )
             work = max([work, *(c.scratch for c in body.calls)])
-    return Bodies(save, tmp, work)
+    return replace(out, work=work)
 
 
 @dataclass(frozen=True)

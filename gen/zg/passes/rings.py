@@ -89,6 +89,30 @@ class Use:
         return f"{self.kind.name}[{self.index}]"
 
 
+def through(uses: Sequence[Use]) -> list[Use]:
+    """Keep the parameters of a body that is cut at exchanges gathered from its first function to
+    its last one."""
+    out: list[Use] = []
+    body: tuple[str, str] = "", ""
+    there: set[Key] = set()
+    for u in uses:
+        cut = u.body in u.kind.between
+        if (u.unit, u.body) != body or not cut:
+            body, there = (u.unit, u.body), set()
+        reused = {g.key for g in u.gathered} & there
+        there |= {g.key for g in u.gathered}
+        own = [replace(g, reused=g.key in reused) for g in u.gathered]
+        out.append(replace(u, gathered=tuple(own)))
+    later: set[Key] = set()
+    for n in reversed(range(len(out))):
+        u = out[n]
+        kept = [replace(g, retained=g.key in later) for g in u.gathered]
+        out[n] = replace(u, gathered=tuple(kept))
+        for g in u.gathered:
+            (later.add if g.reused else later.discard)(g.key)
+    return out
+
+
 @dataclass(frozen=True)
 class _Lifetime:
     """The numbers of the first and last use for which a flat instance is gathered."""
@@ -117,12 +141,15 @@ def _lifetimes(uses: Sequence[Use]) -> list[_Lifetime]:
     the end."""
     users = [u for u in uses if u.gathered]
     found = [(i, g) for i, u in enumerate(users) for g in u.gathered]
-    last = {g.key: i for i, g in found if g.reused}
-    return [
-        _Lifetime(g, i, last.get(g.key, len(users)) if g.retained else i)
-        for i, g in found
-        if not g.reused
-    ]
+    out: list[_Lifetime] = []
+    last: dict[Key, int] = {}  # of reuses, from here to the next gather
+    for i, g in reversed(found):
+        if g.reused:
+            last.setdefault(g.key, i)
+            continue
+        end = last.pop(g.key, len(users))
+        out.append(_Lifetime(g, i, end if g.retained else i))
+    return out[::-1]
 
 
 def _peak(spans: Sequence[_Lifetime], sizes: Mapping[str, int], ahead: int) -> int:

@@ -13,7 +13,6 @@ take is the one that the previous unit released.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..facts import ops
@@ -28,6 +27,7 @@ from . import uses as uses_
 from .flats import persists
 from .hops import UPDATED, crossing, end, free, full, route
 from .operands import Formals
+from .place import Bodies
 from .rings import Gathered, Key, Use
 from .shard import Shards
 from .steps import SUMS, Steps
@@ -67,11 +67,12 @@ class _SectionBuilder(Steps):
             else:
                 ranks.append(Int(of_group(level), more))
                 more *= self.shards.grid.sizes[level]
+        at_once = self.spec.micro_batches == self.together > 1
         for g in range(self.together):
             number = Int(
                 "micro_batch",
                 g * micro_batch,
-                micro_batch if self.together == 1 else 0,
+                0 if at_once else micro_batch * self.together,
             )
             self.add(
                 "main",
@@ -128,7 +129,9 @@ class _SectionBuilder(Steps):
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.gradient_writers(uses)
-        micro_batches = 1 if uses[-1].body == "eval" else self.together
+        micro_batches = self.together
+        if uses[-1].body == "eval":
+            micro_batches = self.spec.blocks
         self.staging_turn.clear()
         self.fetch_started = False
         for i in range(min(self.ahead, len(gathered))):
@@ -216,7 +219,7 @@ def schedule(
     graph: Graph,
     shards: Shards,
     kept: Kept,
-    saves: Mapping[str, int],
+    bodies: Bodies,
 ) -> Schedule:
     """Return the schedule of a spec. Raises SpecError if the plan would have too many lines or
     pieces."""
@@ -227,7 +230,8 @@ def schedule(
         shards=shards,
         kept=kept,
         real=ops.BYTES[spec.train.precision],
-        saves=saves,
+        places=bodies,
+        saves={k: v.size for k, v in bodies.save.items()},
     )
     uses = m.bind(m.uses("train"))
     written = Counter(f for u in uses for f, _, _ in u.gradients)
@@ -241,6 +245,8 @@ def schedule(
             if deferred
             else 1
         )
+        if m.spec.train.sequence_blocks > 1 and deferred and f.count > 1:
+            m.grad[f.name] *= m.together
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
@@ -268,6 +274,8 @@ def schedule(
         queue = "host" if m.sums.on_host else "sum"
         ctl = "hctl" if m.sums.on_host else "ctl"
         m.add(queue, "count", outs=(Ref(ctl, 0),))
+    elif m.sums.phases and spec.micro_batches > m.together:
+        m.add("sum", "counted", outs=(Ref("ctl", 0),))
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
     sections.append(m.section("update"))

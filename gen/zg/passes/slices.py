@@ -20,7 +20,7 @@ from ..graph import model
 from ..graph.graph import Body, BodyPart, Call, Graph, Tensor, UnitKind, Value
 from ..plan.operand import Names, whole
 from ..read.spec import Spec
-from . import flats
+from . import exchanges, flats
 
 MOST = 64  # most slices of a linear
 PARTS = 4096  # most parts of all blocks, each of which is several lines of the plan
@@ -33,6 +33,8 @@ def graph(spec: Spec) -> Graph:
     made = model.build(spec)
     made = replace(made, persistent=flats.persistent(spec, made))
     bound = spec.zero.stage3_max_live_parameters
+    if spec.train.sequence_blocks > 1:
+        return replace(made, kinds=tuple(map(exchanges.cut, made.kinds)))
     if spec.zero.stage < 3 or not bound or spec.together > 1:
         return made
     every = ((t, k.count) for k in made.kinds for t in k.tensors)

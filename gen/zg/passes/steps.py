@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from ..facts import ops
+from ..facts.kernels import EXCHANGES
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from ..plan.size import Size, plus
-from . import pieces
+from . import exchanges, pieces, rings
 from .flats import BLOCK, PAGE
 from .grid import Level
-from .hops import Hop, Ring, end
+from .hops import Hop, Ring, end, plain_hop
 from .operands import Operands
 from .pieces import Span, Transfer
 from .rings import Gathered, Use
@@ -147,7 +148,7 @@ class Steps(Operands):
                 seen += [l] * (l not in seen[-1:])
                 gradients.append((f, l, len(seen) - 1))
             out.append(replace(u, gathered=tuple(gathered), gradients=tuple(gradients)))
-        return out
+        return rings.through(out)
 
     # ---- steps
 
@@ -196,6 +197,62 @@ class Steps(Operands):
                 ins=(Ref(f"sum.{f.name}", l),),
                 ints=(Int("l", l),),
             )
+
+    def exchange(self, u: Use, micro_batches: int) -> None:
+        """Exchange rows for heads, or heads for rows, after a use: of all blocks of a rank, between
+        the ranks of a context group."""
+        if not u.part.then:
+            return
+        to_heads = EXCHANGES[u.part.then.kernel]
+        grid, blocks = self.shards.grid, self.spec.blocks
+        ranks = self.spec.cluster.context_parallel
+        some = exchanges.moves(
+            u.part.then, self.spec.train.micro_batch, ranks, self.real
+        )
+        for sample in range(micro_batches // blocks):
+            for move in some:
+                rows, heads = self.sides(u, sample * blocks + move.slot, sample)
+                rows = replace(rows, at=rows.at + move.rows)
+                heads = replace(heads, at=heads.at + move.heads)
+                sides = [(rows, move.rows_step), (heads, move.heads_step)]
+                (source, from_step), (to, step) = sides if to_heads else sides[::-1]
+                if ranks == 1:
+                    hop = plain_hop("main", source, to)
+                    self.copy(hop, u.unit, move.bytes)
+                    continue
+                ints = (
+                    Int("from_step", from_step),
+                    Int("step", step),
+                    Int("bytes", move.bytes),
+                )
+                self.add(
+                    "main",
+                    "exchange",
+                    u.unit,
+                    ins=(source,),
+                    outs=(to,),
+                    ints=ints,
+                    group=grid.group(0, grid.context),
+                )
+
+    def sides(self, u: Use, g: int, sample: int) -> tuple[Ref, Ref]:
+        """Return the buffers of an exchange: that of the rows of a block, and that of the heads of
+        its sample."""
+        assert u.part.then
+        bases, refs = self.bases(u.kind, u.body), []
+        for name in exchanges.values(u.part.then):
+            base = bases[name]
+            named = {
+                "s": self.saved(u, g),
+                "sh": self.saved_heads(u, sample),
+                "r": Ref("rows", g),
+                "h": Ref("heads", sample),
+            }
+            packed = self.places.operands(u.kind.name, u.body)[base]
+            refs.append(replace(named[base], at=packed.at[name]))
+        to, source = refs
+        to_heads = EXCHANGES[u.part.then.kernel]
+        return (source, to) if to_heads else (to, source)
 
     # ---- collectives, in pieces of at most a bucket
 

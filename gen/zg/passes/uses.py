@@ -57,9 +57,11 @@ def use(
     if several and waits:
         m.add("main", "mark", u.unit, waits=waits)
         waits = ()
-    for g in range(micro_batches):
-        _function(m, u, g, g == micro_batches - 1, waits, first_writes, complete)
+    turns = micro_batches // (m.spec.blocks if u.part.sample else 1)
+    for g in range(turns):
+        _function(m, u, g, g == turns - 1, waits, first_writes, complete)
         _reduce(m, u, now, g, several)
+    m.exchange(u, micro_batches)
     _finish(m, now, several)
     for x in deferred:
         for g in range(micro_batches):

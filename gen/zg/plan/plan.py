@@ -90,6 +90,8 @@ class Head:
     products: str = "auto"
     # Mean of a step's loss: over tokens | over each micro_batch, then over micro-batches.
     loss_mean: str = "tokens"
+    blocks: int = 1  # equal parts of a sample, each of which has a gradient
+    context: int = 1  # ranks that share the blocks of a sample
 
     @property
     def bytes(self) -> int:
@@ -98,8 +100,23 @@ class Head:
 
     @property
     def rows(self) -> int:
-        """Return the tokens of a micro-batch."""
-        return self.batch * self.sequence
+        """Return the tokens of a micro-batch, or of a block of it."""
+        return self.batch * self.sequence // self.blocks
+
+    @property
+    def positions(self) -> bool:
+        """Return whether each token has a position, which its place in its row does not tell."""
+        return self.end >= 0 or self.blocks > 1
+
+    @property
+    def documents(self) -> bool:
+        """Return whether each block has the positions of its whole sample."""
+        return self.end >= 0 and self.blocks > 1
+
+    @property
+    def own_blocks(self) -> int:
+        """Return the blocks of a sample on one rank."""
+        return self.blocks // self.context
 
     @property
     def value(self) -> int:
@@ -325,7 +342,7 @@ class Call:
 class Fn:
     """A function of train.c: its inputs, outputs, numbers, and kernel calls in order. flats: the
     flat of each formal that is a flat's parameters; dF is the gradient of formal F. In text such a
-    formal is FORMAL:FLAT."""
+    formal is FORMAL:FLAT. then: the exchange that follows the function, without a launch."""
 
     name: str
     ins: Names
@@ -334,6 +351,7 @@ class Fn:
     flops: int | Layers  # of one call of the function
     calls: tuple[Call, ...]
     flats: tuple[tuple[str, str], ...] = ()
+    then: Call | None = None
 
     def flat(self, formal: str) -> str:
         """Return the flat of a formal of parameters or of a gradient; '' for any other."""

@@ -146,7 +146,7 @@ def flops(p: Plan) -> int:
     """Return the model's flops of a global step: 6 per parameter and token, and causal attention
     (forward once, backward twice). Backward products that frozen tensors make needless are
     subtracted; recomputation is not counted."""
-    tokens = p.head.batch * p.head.sequence * p.head.micro_batches * p.head.ranks
+    tokens = p.head.rows * p.head.micro_batches * p.head.ranks
     fns, more = {f.name: f for f in p.fns}, 0
     for s in p.section("micro_batch").steps:
         if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
@@ -223,7 +223,10 @@ GROUPS = (
     ("gradients", ("grad", "sum", "pending", "intra", "part", "acc")),
     (
         "activations",
-        ("x", "near", "dx", "save", "tmp", *ops.batch(True, True)),
+        (
+            *("x", "near", "dx", "save", "save_heads", "rows", "heads", "tmp"),
+            *ops.batch(True, True, True),
+        ),
     ),
 )
 

@@ -411,17 +411,18 @@ class Lora:
 class Train:
     """Training settings.
 
-    global_batch G, micro_batch B: samples of `sequence` T tokens; recompute: ops of blocks whose
-    values backward recomputes; memory_budget: bytes of device memory on each target, for which the
-    generator may recompute and offload more; sum: rule of the sum of gradients: one tree, a fold,
-    or a fold of trees of consecutive ones; head_chunk: tokens of a chunk of the head and the loss,
-    None to derive it from the shape; mlp_chunk: tokens that go through a block's MLP at a time,
-    None for all; accumulate: a rank's micro-batches of a step run one after the other
-    (micro_batches), or all of them layer by layer (layers); offload_activations: activations that
-    backward needs wait in the host arena; max_skips: consecutive skipped steps that end a run, not
-    counting those that lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU that
-    GEMMs leave to NCCL, which uses no more; 0 bounds neither; loss_mean: tokens if a step's loss is
-    the mean over its tokens, micro_batch if it is the mean of its micro-batches' means.
+    global_batch G, micro_batch B: samples of `sequence` T tokens; sequence_blocks: equal parts of a
+    sample that have gradients of their own; recompute: ops of blocks whose values backward
+    recomputes; memory_budget: bytes of device memory on each target, for which the generator may
+    recompute and offload more; sum: rule of the sum of gradients: one tree, a fold, or a fold of
+    trees of consecutive ones; head_chunk: tokens of a chunk of the head and the loss, None to
+    derive it from the shape; mlp_chunk: tokens that go through a block's MLP at a time, None for
+    all; accumulate: a rank's micro-batches of a step run one after the other (micro_batches), or
+    all of them layer by layer (layers); offload_activations: activations that backward needs wait
+    in the host arena; max_skips: consecutive skipped steps that end a run, not counting those that
+    lower a dynamic loss scale above its minimum; sm_margin: SMs of a GPU that GEMMs leave to NCCL,
+    which uses no more; 0 bounds neither; loss_mean: tokens if a step's loss is the mean over its
+    tokens, micro_batch if it is the mean of its micro-batches' means.
     """
 
     __pydantic_config__ = _KEYS
@@ -429,6 +430,7 @@ class Train:
     micro_batch: Count
     sequence: Count
     optimizer: Optimizer
+    sequence_blocks: Count = 1
     precision: Annotated[str, Choice("f32", "bf16", "f16")] = "f32"
     loss_scale: LossScale = LossScale()
     max_skips: Count = 20
@@ -487,13 +489,15 @@ class Links:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ranks and their memory. local: ranks of a host, 0 for all; device: for predicted times, a
+    """Ranks and their memory. local: ranks of a host, 0 for all; context_parallel: ranks
+    that share the tokens of a sample; device: for predicted times, a
     name that zgen knows or a file of `./run calibrate`, None for a usual device of the first
     target; links: numbers that differ from that file."""
 
     __pydantic_config__ = _KEYS
     ranks: Annotated[int, Integer(1, RANKS)] = 1
     local: Annotated[int, Integer(0, RANKS)] = 0
+    context_parallel: Annotated[int, Integer(1, RANKS)] = 1
     memory: MemoryLimits = MemoryLimits()
     device: DeviceName | None = None
     links: Links = Links()
@@ -543,8 +547,22 @@ class Spec:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a rank in a step (gradient accumulation steps)."""
-        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+        """Micro-batches of a rank in a step (gradient accumulation steps). If samples are cut into
+        blocks, each of its blocks counts as one."""
+        samples = self.train.global_batch * self.train.sequence_blocks
+        return samples // (self.train.micro_batch * self.cluster.ranks)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a sample on one rank."""
+        return self.train.sequence_blocks // self.cluster.context_parallel
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a micro-batch, or of a block of it."""
+        return (
+            self.train.micro_batch * self.train.sequence // self.train.sequence_blocks
+        )
 
     @property
     def block(self) -> int:
@@ -564,12 +582,14 @@ class Spec:
     @property
     def batch(self) -> Names:
         """Classes that hold a micro-batch."""
-        return ops.batch(self.data.packed, self.keyed)
+        packed, cut = self.data.packed, self.train.sequence_blocks > 1
+        return ops.batch(packed or cut, self.keyed, packed and cut)
 
     @property
     def together(self) -> int:
         """Micro-batches that go through a unit before the next unit runs."""
-        return self.micro_batches if self.train.accumulate == "layers" else 1
+        layers = self.train.accumulate == "layers"
+        return self.micro_batches if layers else self.blocks
 
     def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
         """Return an error about a key that only a later pass detects."""

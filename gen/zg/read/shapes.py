@@ -16,6 +16,7 @@ from ..facts import ops
 from ..facts.families import FAMILIES
 from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
+from . import context
 from .keyplace import KeyPlace, fail, typed
 from .keytypes import ALL_LINEAR, DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Path, dotted
@@ -94,6 +95,8 @@ class Walk:
     lora: Lora | None = None
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    blocks: int = 1  # of a sample
+    context: int = 1  # ranks that share them
     prefix: str = ""  # prefix of the unit's tensors
     repeat: int = 1
     last: Path = ()  # path of the op that computes the logits
@@ -287,7 +290,8 @@ class Walk:
         """Return the row of a dropout of a value with probability p, if that is not 0."""
         if not p:
             return ()
-        return (Row(name, {"n": self.sequence * self.width(at, x), "p": p}),)
+        tokens = self.sequence // self.blocks
+        return (Row(name, {"n": tokens * self.width(at, x), "p": p}),)
 
     def layernorm(self, at: KeyPlace, a: LayerNorm, x: int) -> Made:
         words = {"w": "weight"} if a.weight else {}
@@ -347,7 +351,13 @@ class Walk:
             rows.append(self.normed(at, a, heads, dims))
         if a.rope and any(each):
             rows.append(self.turn(a.rope, dims, each, plain))
-        rows.append(self.seen(at / "softcap", window, a.softcap, dims))
+
+        def seen(H: int, G: int) -> Row:
+            own = Heads(H, G, heads.D).dims(a, 1.0)
+            mine = {**own, "scale": dims["scale"]}
+            return self.seen(at / "softcap", window, a.softcap, mine)
+
+        rows += context.around(at, heads, self.blocks, self.context, seen)
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -417,7 +427,7 @@ class Walk:
             for one in used
         ]
         if plain:
-            name = "rope_packed" if self.packed else "rope"
+            name = "rope_packed" if self.packed or self.blocks > 1 else "rope"
             return Row(name, {**dims, "rope": turns[0]})
         places = [*made]
         which = tuple(places.index(id(one)) + 1 if one else 0 for one in each)
@@ -597,7 +607,7 @@ class Walk:
                 [e.context],
                 (e.context, C),
             )
-        packed = self.packed and "wpe" in weights
+        packed = (self.packed or self.blocks > 1) and "wpe" in weights
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
         scaled = (_scale(e.scale),) if e.scale else ()

@@ -11,8 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..facts import kinds, ops
+from ..facts import kinds
 from . import (
+    chunk,
+    context,
     dsconfig,
     dsjson,
     dswords,
@@ -24,6 +26,7 @@ from . import (
     usertext,
     yamltext,
 )
+from .chunk import near
 from .keyplace import KeyPlace, fail, typed
 from .keytypes import TOKEN
 from .node import (
@@ -69,7 +72,6 @@ __all__ = [
     "text",
 ]
 
-CHUNKS = 1024  # most chunks of a micro-batch's tokens
 _KEY = re.compile(
     r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII
 )
@@ -199,35 +201,28 @@ def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
 # ---- checks between sections
 
 
-def _near(n: int, of: Callable[[int], bool]) -> list[int]:
-    """Return the nearest numbers at or below n and above n, within 2^20, for which `of` is true."""
-    below = next((k for k in range(n, max(0, n - 2**20), -1) if of(k)), None)
-    above = next((k for k in range(n + 1, n + 2**20) if of(k)), None)
-    return [k for k in (below, above) if k]
-
-
 def _batch(keys: SpecKeys, root: Node) -> None:
     """Require that micro_batch x ranks divides global_batch."""
     G, B, W = (
         keys.train.global_batch,
         keys.train.micro_batch,
-        keys.cluster.ranks,
+        max(1, keys.cluster.ranks // keys.cluster.context_parallel),
     )
     if G % (B * W) == 0:
         return
     step = B * W
-    near = [g for g in (G // step * step, -(-G // step) * step) if g]
-    good = {"train.global_batch": near}
+    found = [g for g in (G // step * step, -(-G // step) * step) if g]
+    good = {"train.global_batch": found}
     micro_batches = G // B
     if G % B == 0:
         ranks = [
             w
-            for w in _near(min(W, micro_batches), lambda w: micro_batches % w == 0)
+            for w in near(min(W, micro_batches), lambda w: micro_batches % w == 0)
             if w <= micro_batches
         ]
         good["cluster.ranks"] = ranks
     if G % W == 0:
-        sizes = _near(min(B, G // W), lambda b: G // W % b == 0)
+        sizes = near(min(B, G // W), lambda b: G // W % b == 0)
         fits = [b for b in sizes if b <= G // W]
         good["train.micro_batch"] = fits
     paths = (
@@ -245,50 +240,6 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             f"{key} {' or '.join(map(str, good[key]))}" for key in sorted(good)
         ),
     )
-
-
-def _divides(root: Node, key: str, m: int | None, rows: int, precision: str) -> None:
-    """Require at most CHUNKS chunks of m tokens in `rows`, each of whole terms of a sum."""
-    path, terms = ("train", key), ops.TERMS[precision]
-
-    def fits(m: int) -> bool:
-        return rows % m == 0 and (m == rows or m % terms == 0)
-
-    if m and not fits(m):
-        near = _near(min(m, rows), fits)
-        raise fail(
-            root,
-            path,
-            f"{m} does not divide the {rows} tokens of a micro-batch"
-            if rows % m
-            else f"{m} is not a multiple of {terms}, the number of terms that "
-            f"{precision} sums at once",
-            f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
-        )
-    if m and rows // m > CHUNKS:
-        n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0 and fits(rows // n))
-        raise fail(
-            root,
-            path,
-            f"{m} cuts the {rows} tokens of a micro-batch into "
-            f"{rows // m} chunks, more than {CHUNKS}",
-            f"auto, or at least {rows // n}",
-        )
-
-
-def _chunk(keys: SpecKeys, root: Node, model: Model | None) -> None:
-    """Require that chunks divide a micro-batch and allow the head's gradients to be summed."""
-    t, rows = keys.train, keys.train.micro_batch * keys.train.sequence
-    m = t.head_chunk
-    for key, chunk in (("head_chunk", m), ("mlp_chunk", t.mlp_chunk)):
-        _divides(root, key, chunk, rows, t.precision)
-    if model and m and m < rows and model.units[-1].ops[-1].args["bias"]:
-        raise fail(
-            root,
-            ("train", "head_chunk"),
-            "the head's linear has a bias, and its gradient cannot be summed in chunks",
-            f"auto, {rows}, or a head without bias",
-        )
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
@@ -593,6 +544,7 @@ AGREE = (
     ),
     (_activations, ("train.offload_activations", "train.accumulate")),
     (_layout, ("cluster.ranks", "cluster.local", "zero")),
+    *context.AGREE,
 )
 
 
@@ -688,7 +640,7 @@ def _checked(
     told = [check(at, _listed, part, keys, root) for part, at in NOTED]
     reads = ("train.micro_batch", "train.sequence", "train.precision")
     chunks = ("train.head_chunk", "train.mlp_chunk")
-    check((*reads, *chunks), _chunk, keys, root, model)
+    check((*reads, *chunks), chunk.divides, keys, root, model)
     check(("train.products", "train.precision", "targets"), _products, keys, root)
     check(("train.reduction", "targets"), _reduction, keys, root)
     words = ("type", "momentum", "nesterov", "groups")

@@ -105,6 +105,7 @@ FREE = (
 # Keys that were added after checkpoints existed. At these values they are left out of the recipe.
 LATER = {
     "data.shuffle": False,
+    "train.sequence_blocks": 1,
     "data.documents": "join",
     "data.end": None,
     "attention.one_plus": False,

@@ -150,7 +150,7 @@ def letters(p: Plan) -> Letters:
     at = {
         "B": h.batch,
         "T": h.sequence,
-        "M": h.batch * h.sequence,
+        "M": h.rows,
         "C": h.width,
         "V": h.vocab,
         "R": ops.up(h.vocab, ops.VOCAB),

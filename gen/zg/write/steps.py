@@ -33,6 +33,10 @@ COMMANDS = {
         "all-gathers {cut}{0}{to}{over}",
         "{0}, {from_step}, {1}, {step}, {bytes}",
     ),
+    "exchange": (
+        "exchanges {cut}{0}{to}{over}",
+        "{0}, {from_step}, {1}, {step}, {bytes}",
+    ),
     "alltoall": (
         "sends each rank{of} {cut}its part of {0}",
         "{0}, {step}, {1}, {bytes}",
@@ -439,10 +443,11 @@ def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
     batches = [s for s in p.section("micro_batch").steps if s.op == "batch"]
     lines = steps.lines(roll.roll(batches))
     run = "    zr_replay(z, ZR_MICRO_BATCH, micro_batch);"
-    if p.together > 1:
+    repeat = p.section("micro_batch").repeat
+    if p.together > 1 == repeat:
         return [*lines, run]
     return [
-        f"    for (int64_t g = 0; g < {p.head.micro_batches}; g++) {{",
+        f"    for (int64_t g = 0; g < {repeat}; g++) {{",
         *(f"    {text}" for text in (*lines, run)),
         "    }",
     ]

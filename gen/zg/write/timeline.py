@@ -66,6 +66,7 @@ WORDS = {
     "batch": (OTHER, "batch of tokens"),
     "count": (OTHER, "count of summed gradients"),
     "recount": (OTHER, "count of summed gradients"),
+    "counted": (OTHER, "count of summed gradients"),
     "done": (OTHER, "barrier after reading gradients"),
 }
 PALE = {NORM, COPY}  # parts with dark labels

@@ -104,7 +104,7 @@ def times(clock: Clock, steps: int = 0) -> Times:
         exposed={part: s for part, s in exposed.items() if s or busy[part]},
         waits=tuple(waits),
         flops=cost.flops(p),
-        tokens=head.batch * head.sequence * head.micro_batches * head.ranks,
+        tokens=head.rows * head.micro_batches * head.ranks,
         steps=steps,
         played=x,
     )

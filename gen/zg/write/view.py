@@ -66,15 +66,25 @@ def order(p: Plan) -> list[str]:
 
 
 def packed(p: Plan) -> list[str]:
-    """Return the fields of zr_program for documents, if their ends are known."""
+    """Return the fields of zr_program for positions, if documents or blocks of samples need
+    them."""
     if p.head.end < 0:
-        return []
+        return [".end = -1, .positions = POSITIONS(0),"] * (p.head.blocks > 1)
     return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
+
+
+def blocks(p: Plan) -> list[str]:
+    """Return the fields of zr_program for samples that are cut into blocks."""
+    if p.head.blocks == 1:
+        return []
+    cut = f".sequence_blocks = {p.head.blocks}, .context = {p.head.context},"
+    documents = [".documents = DOCUMENTS(0),"] * p.head.documents
+    return [f"{cut} .batch_step = SIZE(TOKENS),", *documents]
 
 
 def samples(p: Plan) -> list[str]:
     """Return the fields of zr_program for samples: their order, and their documents."""
-    return [*order(p), *packed(p)]
+    return [*order(p), *packed(p), *blocks(p)]
 
 
 def formats(p: Plan) -> list[str]:

@@ -1,0 +1,133 @@
+"""exchanges.py -- cuts blocks into functions at the exchanges around attention.
+
+If samples are cut into blocks of tokens (`train.sequence_blocks`), a unit's calls work on one
+block, except attention: it needs all tokens of a sample, for some of the heads. So a body becomes
+several functions. Those before and after attention run once for each block of a rank, attention's
+once for the sample. In between, an exchange takes each rank of a context group from the rows of its
+blocks to its share of the heads, or back (Ulysses).
+
+A value that only one function uses lies in temporary space. The others lie in classes `rows`, with
+a slot for each block, and `heads`, with a slot for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..facts.kernels import EXCHANGES, KERNELS
+from ..graph.graph import BodyPart, Call, UnitKind
+from ..plan.operand import whole
+
+
+def cut(kind: UnitKind) -> UnitKind:
+    """Cut the bodies of a kind at exchanges, if it has any."""
+    cuts = {
+        name: tuple(_parts(body.calls))
+        for name, body in kind.bodies.items()
+        if any(c.kernel in EXCHANGES for c in body.calls)
+    }
+    heads = {
+        name
+        for parts in cuts.values()
+        for part in parts
+        for name in values(*(part.calls if part.sample else ()))
+        + _sides(part.then)[not part.sample :][:1]
+    }
+    return replace(
+        kind,
+        cuts=cuts,
+        heads=frozenset(heads),
+        between={name: _between(parts) for name, parts in cuts.items()},
+    )
+
+
+def _parts(calls: Iterable[Call]) -> Iterable[BodyPart]:
+    """Yield the parts of a body: the calls before, between and after its exchanges."""
+    run: list[Call] = []
+    number, sample = 0, False
+    for c in calls:
+        if c.kernel not in EXCHANGES:
+            run.append(c)
+            continue
+        assert sample != EXCHANGES[c.kernel], c
+        yield BodyPart(tuple(run), number, sample=sample, then=c)
+        run, number, sample = [], number + 1, EXCHANGES[c.kernel]
+    yield BodyPart(tuple(run), number, sample=sample)
+
+
+def values(*calls: Call) -> list[str]:
+    """Return the values that calls name."""
+    return [str(a) for c in calls for k, a in c.args if k == "value"]
+
+
+def _sides(exchange: Call | None) -> list[str]:
+    """Return the names of an exchange's source and target."""
+    return values(exchange)[::-1] if exchange else []
+
+
+def used(part: BodyPart) -> tuple[set[str], set[str]]:
+    """Return the values that a part reads from elsewhere, and those that it makes."""
+    reads: set[str] = set()
+    made: set[str] = set()
+    for c in part.calls:
+        for f, (kind, name) in zip(KERNELS[c.kernel].formals, c.args, strict=True):
+            if kind == "value" and f.mode == "<" and name not in made:
+                reads.add(str(name))
+        for f, (kind, name) in zip(KERNELS[c.kernel].formals, c.args, strict=True):
+            if kind == "value" and f.mode != "<":
+                made.add(str(name))
+    return reads, made
+
+
+def _between(parts: Iterable[BodyPart]) -> frozenset[str]:
+    """Return the values that several parts use, or an exchange."""
+    found: dict[str, set[int]] = {}
+    for part in parts:
+        for name in values(*part.calls):
+            found.setdefault(name, set()).add(part.number)
+        for name in _sides(part.then):
+            found.setdefault(name, set()).update((-1, part.number))
+    return frozenset(
+        name
+        for name, where in found.items()
+        if len(where) > 1 and name not in ("x", "y", "dx", "dy")
+    )
+
+
+@dataclass(frozen=True)
+class Move:
+    """One transfer of an exchange. slot: index of the block among those of the rank; rows, heads:
+    offsets in bytes within the value of a block and within that of a sample; rows_step, heads_step:
+    from the part of one rank to the next there."""
+
+    slot: int
+    rows: int
+    heads: int
+    rows_step: int
+    heads_step: int
+    bytes: int
+
+
+def moves(exchange: Call, batch: int, ranks: int, real: int) -> list[Move]:
+    """Return the transfers of an exchange, for each block of a rank and each of `batch` samples.
+
+    Blocks are dealt to the ranks of a context group in turn. Rows lie as [rank][sample][token of
+    the block][heads of the rank], heads as [sample][block of all ranks][token][heads].
+    """
+    n, k = (whole(a) for kind, a in exchange.args if kind == "number")
+    forward = exchange.kernel in ("to_heads", "to_heads_bwd")
+    block = (n if forward else n // k) * real  # bytes of the rows of a block
+    piece = block // (batch * ranks)  # of a sample, for one rank
+    return [
+        Move(
+            slot=j,
+            rows=b * piece,
+            heads=(b * k + j) * ranks * piece,
+            rows_step=batch * piece,
+            heads_step=piece,
+            bytes=piece,
+        )
+        for j in range(k)
+        for b in range(batch)
+    ]

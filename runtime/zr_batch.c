@@ -1,0 +1,92 @@
+/* zr_batch.c -- loads samples, or the blocks of samples that a rank has.
+ *
+ * Invariants
+ *  1. Order of samples: micro-batch g of step s, of G micro-batches of all ranks, has samples (s*G
+ *     + g)*B + b of the stream, however many ranks there are. Of samples in n blocks, micro-batch
+ *     g*n + j stands for block j of micro-batch g.
+ */
+#include "zr_batch.h"
+#include "zr_data.h"
+#include "zr_eval.h"
+#include "zr_fail.h"
+#include "zr_file.h"
+#include "zr_memory.h"
+#include "zr_mix.h"
+#include "zr_queue.h"
+#include "zr_range.h"
+#include "zr_shared.h"
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+const char *zr_option_of(const zr *z, const zr_mix *m) { return m == z->val ? "--val" : "--data"; }
+
+static void fetch(zr *z, const zr_mix *d, int64_t first, int64_t rows, int32_t *tokens,
+                  int32_t *targets)
+{
+    char why[ZR_WHY];
+    errno = 0;
+    if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
+        zr_fail(z, zr_code_of(errno), "%s %s", zr_option_of(z, d), why);
+}
+
+/* Read a block of `rows` samples. Each is read whole, since positions depend on the tokens
+ * before. */
+static void load_block(zr *z, const zr_mix *d, int64_t first, int64_t rows, int64_t block,
+                       const zr_arrays *to)
+{
+    int64_t T = z->p->sequence, n = T / zr_blocks(z->p), at = block * n;
+    size_t bytes = (size_t)n * sizeof(int32_t);
+    zr_arrays whole = {z->whole, z->whole + T, z->whole + 2 * T, NULL};
+    for (int64_t b = 0; b < z->p->batch; b++) {
+        int64_t there = b < rows;
+        fetch(z, d, first + b, there, whole.tokens, whole.targets);
+        for (int64_t i = 0; !there && i < T; i++) whole.tokens[i] = 0, whole.targets[i] = -1;
+        zr_positions(z->p, 1, &whole);
+        memcpy(to->tokens + b * n, whole.tokens + at, bytes);
+        memcpy(to->targets + b * n, whole.targets + at, bytes);
+        memcpy(to->positions + b * n, whole.positions + at, bytes);
+        if (z->p->documents)
+            memcpy(to->documents + b * T, whole.positions, (size_t)T * sizeof(int32_t));
+    }
+}
+
+/* Read `rows` samples from `first` on, then empty ones, or a block of each, into the arena, `at`
+ * bytes after their places. */
+static void load(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows, int64_t block)
+{
+    zr_arrays to = zr_batch_place(z, at);
+    rows = rows < 0 ? 0 : zr_least(rows, z->p->batch);
+    if (zr_blocks(z->p) > 1) {
+        load_block(z, d, first, rows, block, &to);
+    } else {
+        fetch(z, d, first, rows, to.tokens, to.targets);
+        zr_blank(z, rows * z->p->sequence, to.tokens, to.targets);
+    }
+    zr_batch_filled(z, at, d == z->train ? first * zr_blocks(z->p) + block : ZR_NO_SAMPLE);
+}
+
+static void run_batch(zr *z, int queue, const zr_command *c)
+{
+    int64_t nth = c->i[0], at = c->i[1], n = zr_blocks(z->p), B = z->p->batch;
+    (void)queue;
+    /* several at once: no progress by parts */
+    if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0);
+    int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + nth;
+    load(z, at, z->train, micro_batch / n * B, B, micro_batch % n);
+}
+
+void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
+{
+    zr_check_batch(z, micro_batch, at);
+    zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {micro_batch, at}});
+}
+
+void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
+
+void zr_batch_eval(zr *z, int64_t first)
+{
+    int64_t N = zr_context(z->p), B = z->p->batch, mine = first + z->rank / N * B;
+    for (int64_t block = z->rank % N, i = 0; block < zr_blocks(z->p); block += N, i++)
+        load(z, i * z->p->batch_step, z->val, mine, z->val->of->data.samples - mine, block);
+}
