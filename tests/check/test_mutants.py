@@ -45,6 +45,13 @@ HOSTS = (
     "train.micro_batch=1",
     "zero.stage3_param_persistence_threshold=100",
 )
+SHARED = (
+    *SMALL,
+    "cluster.ranks=4",
+    "train.global_batch=2",
+    "train.micro_batch=1",
+    "train.sequence_blocks=4",
+)
 UNDER = "train.optimizer.groups=[{match: [model.embed*, model.layers.*], frozen: true}]"
 PART = (
     'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
@@ -243,6 +250,19 @@ PLANS = {
         "zero.shard_size=2",
         "train.global_batch=16",
     ),
+    "four ranks share samples": (*SHARED, "cluster.context_parallel=4"),
+    "two ranks share samples of four blocks": (
+        *SHARED,
+        "cluster.context_parallel=2",
+        "train.recompute=full",
+    ),
+    "a rank has four blocks, documents end": (
+        *SHARED,
+        "cluster.ranks=1",
+        "train.micro_batch=2",
+        "data.documents=mask",
+        "data.end=1",
+    ),
     "three sets of two hosts, states on the host": (
         "gpt-tiny",
         *HOSTS,
@@ -396,10 +416,10 @@ def all_steps(section: Section) -> list[int]:
 )
 def test_steps_done_twice(name: str, of: Callable[[Section], list[int]]) -> None:
     """A step done twice in a row is refused, except for steps that may repeat: they write only
-    places that they do not read, as transfers from other hosts do."""
+    places that they do not read, as transfers from other hosts and exchanges do."""
     p, harmless = (
         planned(*PLANS[name]),
-        {"mark", "batch", "copy", "cast", "allreduce", "turn", "inter"},
+        {"mark", "batch", "copy", "exchange", "cast", "allreduce", "turn", "inter"},
     )
 
     def sort(s: Step) -> str:
@@ -450,6 +470,14 @@ def test_nothing_is_updated_twice(name: str, apart: int) -> None:
 )
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     p = planned(name, f"train.precision={precision}")
+    judge_calls(p, mutants.of_calls(p), data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_calls_between_exchanges(ranks: int, data: pathlib.Path) -> None:
+    keys = f"cluster.ranks={ranks}", f"cluster.context_parallel={ranks}"
+    p = planned(*SHARED, *keys, "train.recompute=[attention]")
     judge_calls(p, mutants.of_calls(p), data)
 
 

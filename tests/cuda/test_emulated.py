@@ -660,6 +660,24 @@ def test_mlps_in_chunks_are_the_cpus(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "f32"])
+def test_samples_in_blocks_are_the_cpus(folder: pathlib.Path, precision: str) -> None:
+    """Samples that ranks share in four ways have one hash, and a CPU's losses."""
+    keys = *recipe(precision), "train.sequence_blocks=4", "train.sum={block: 16}"
+    spread = (
+        {"order": "late", "again": "full"},
+        {"stage": 3, "ranks": 4, "context": 4, "queue": "late"},
+        {"stage": 3, "ranks": 4, "context": 2, "order": "late"},
+        {"stage": 2, "ranks": 2, "context": 2, "graph": True},
+    )
+    ways = [{"family": "llama", **PLAIN, **way} for way in spread]
+    ours = {run(folder, way, 3, kind=trainer.EMULATED, recipe=keys) for way in ways}
+    assert len(ours) == 1
+    cpus = losses(run(folder, ways[0], 3, kind=trainer.GCC, recipe=keys))
+    assert_near(losses(*ours), cpus, precision)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family,precision", [("gpt", "bf16"), ("qwen3", "f32")])
 def test_documents_are_the_cpus(
     folder: pathlib.Path, family: str, precision: str

@@ -1,13 +1,16 @@
 """test_context.py -- tests samples that are cut into blocks, which ranks share: one hash over all
 ways to spread the blocks, and other bits for another number of blocks."""
 
+import json
 import pathlib
 
 import numpy as np
 import pytest
+from zg.read.spec import SpecError
 
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
-from tests.lib import law
+from tests.lib import law, program, trainer
+from tests.lib.plans import planned
 
 BLOCKS, SAMPLES, STEPS = 8, 8, 5
 ATTENTION = "model.units[1].ops[0].residual[1].attention"
@@ -103,3 +106,114 @@ def test_one_hash_of_all_ways(
 @pytest.mark.parametrize("kind", MORE)
 def test_one_hash_with_everything_else(tmp_path: pathlib.Path, kind: str) -> None:
     one_hash(tmp_path, "llama", FEW, recipe("f32", *MORE[kind]))
+
+
+def test_resumes_in_any_layout(tmp_path: pathlib.Path) -> None:
+    """A run that goes on with other ranks, which share samples in another way, has the bits of one
+    that never stopped."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    whole = b.run(plain, *recipe("bf16"))
+    folder = tmp_path / "checkpoints"
+    steps: list[str] = []
+    for turn, way in enumerate((FEW[1], FEW[2], FEW[0], FEW[3], FEW[5])):
+        made = {**plain, **way}
+        source = trainer.generate(law.path("llama"), *recipe("bf16"), *law.keys(made))
+        part = law.run(
+            trainer.build(source),
+            *("--data", tmp_path / "tokens", "--steps", turn + 1),
+            *("--checkpoints", folder),
+            log=tmp_path / "log",
+        )
+        steps += part.steps
+    assert part.weights == whole.weights
+    assert tuple(steps) == whole.steps
+
+
+def test_controls(tmp_path: pathlib.Path) -> None:
+    """Another number of blocks is another recipe: it has other weights, near the first ones, and
+    does not resume a checkpoint of the first."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    found = {
+        n: b.run(plain, *recipe("f32"), f"train.sequence_blocks={n}")
+        for n in (1, 2, 4, 8)
+    }
+    assert len({x.weights for x in found.values()}) == len(found)
+    losses = [[json.loads(line)["loss"] for line in x.steps] for x in found.values()]
+    # f32 gradients in other orders: rounding of 2^-24 in each of a few thousand terms
+    assert np.allclose(losses, losses[0], rtol=1e-5, atol=0)
+    folder = tmp_path / "checkpoints"
+    for n, code in ((8, 0), (4, 1)):
+        keys = *recipe("f32"), f"train.sequence_blocks={n}", *law.keys(plain)
+        done = program.run(
+            trainer.build(trainer.generate(law.path("llama"), *keys)),
+            *("--data", tmp_path / "tokens", "--steps", 2, "--checkpoints", folder),
+        )
+        assert bool(done.code) == bool(code), done.err
+    assert "train.sequence_blocks" in done.err
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    "keys,says",
+    [
+        (("train.sequence_blocks=3",), "3 does not divide train.sequence 40"),
+        (
+            ("cluster.context_parallel=2",),
+            "2 ranks do not divide the 1 blocks of a sample; allowed: 1, or "
+            "train.sequence_blocks: 2, another recipe",
+        ),
+        (
+            ("cluster.ranks=3", "cluster.context_parallel=2"),
+            "2 does not divide 3 ranks",
+        ),
+        (
+            (
+                "cluster.ranks=5",
+                "cluster.context_parallel=5",
+                "train.sequence_blocks=5",
+            ),
+            "5 ranks cannot share the 4 heads of",
+        ),
+        (
+            ("train.sequence_blocks=4", "train.attention_dropout=0.1"),
+            "train.attention_dropout draws numbers for all heads of a sample",
+        ),
+        (
+            ("train.sequence_blocks=4", "train.loss_mean=micro_batch"),
+            "the mean of a micro-batch needs whole samples",
+        ),
+        (
+            ("train.sequence_blocks=4", "cluster.ranks=2", "zero.stage=3"),
+            "at zero.stage 3 that takes all micro-batches of a step at once",
+        ),
+        (
+            (
+                "train.sequence_blocks=4",
+                "cluster.ranks=8",
+                "cluster.context_parallel=4",
+                "cluster.local=2",
+            ),
+            "4 ranks do not divide cluster.local 2",
+        ),
+    ],
+)
+def test_refusals(keys: tuple[str, ...], says: str) -> None:
+    with pytest.raises(SpecError) as refusal:
+        planned("llama-tiny", *keys)
+    assert says in str(refusal.value)
+
+
+def test_a_program_of_blocks_draws_no_tokens(tmp_path: pathlib.Path) -> None:
+    source = trainer.generate(
+        law.path("llama"), "train.sequence_blocks=2", "cluster.ranks=1"
+    )
+    trainer.write_tokens(tmp_path / "tokens", stream())
+    done = program.run(
+        trainer.build(source),
+        *("--steps", 0, "--sample", 3, "--data", tmp_path / "tokens"),
+    )
+    assert done.code == 2 and "--sample: the program cuts samples" in done.err

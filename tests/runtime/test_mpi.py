@@ -97,6 +97,20 @@ def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
 
 
 @pytest.mark.slow
+def test_samples_that_hosts_share(tokens: pathlib.Path) -> None:
+    """Rows and heads that ranks exchange go over the wire between hosts, with the planned bytes."""
+    said = ("--data", tokens, "--steps", STEPS, "--hash")
+    keys = "train.sequence_blocks=4", "train.sum={block: 32}"
+    alone, _ = programs("llama", *keys, "cluster.ranks=1")
+    want = trainer.sh(alone, *said)
+    for ranks, context, here in ((4, 4, 1), (4, 4, 2), (4, 2, 1), (8, 4, 4), (2, 2, 0)):
+        way = f"cluster.ranks={ranks}", f"cluster.context_parallel={context}"
+        _, made = programs("llama", *keys, *way)
+        run = mpirun(made, ranks, *said, ZR_RANKS_PER_HOST=here)
+        assert f"weights {weights(run)}\n" in want, (way, here)
+
+
+@pytest.mark.slow
 def test_ranks_that_are_dealt_over_hosts_are_refused(
     tokens: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -32,6 +32,8 @@ class Between:
         self.m, self.fail, self.facts = m, m.fail, facts
         self.blocks, self.ranks = m.head.blocks, m.head.context
         self.group = context(m)
+        # functions that have run, each with its unit and micro-batch
+        self.ran: set[tuple[str, str, MicroBatch]] = set()
 
     def cut(self, fn: Fn) -> bool:
         """Return whether a function belongs to a body that is cut."""
@@ -57,7 +59,7 @@ class Between:
         self, fn: Fn, unit: str, refs: list[tuple[str, Ref]], now: MicroBatch | None
     ) -> MicroBatch:
         """Require the values that a function takes. Return its micro-batch, or its sample."""
-        slots = {name: self.slot(ref) for name, ref in refs if name in BETWEEN}
+        slots = {n: self.slot(ref, False) for n, ref in refs if n in BETWEEN}
         some = self.facts.took[fn.name]
         if not now:
             if not some:
@@ -68,12 +70,16 @@ class Between:
                 there = slots[spot.formal].read(spot.lo + at, size)
                 where = f"{slots[spot.formal]}+{spot.lo + at}"
                 self.m.holds(where, there, want)
+        if (fn.name, unit, now) in self.ran:
+            self.fail(f"has run for {now} already")
+        self.ran.add((fn.name, unit, now))
         return now
 
-    def slot(self, ref: Ref) -> Buffer:
+    def slot(self, ref: Ref, write: bool) -> Buffer:
+        """Access a whole slot."""
         if ref.at or ref.by_rank:
             self.fail(f"{ref} is not a slot's beginning")
-        return self.m.all_of(ref, False)
+        return self.m.all_of(ref, write)
 
     def origin(self, unit: str, spot: Spot, slots: dict[str, Buffer]) -> MicroBatch:
         """Return the micro-batch or sample that a value is of, by its first piece."""
@@ -100,9 +106,8 @@ class Between:
         self, fn: Fn, unit: str, refs: list[tuple[str, Ref]], now: MicroBatch
     ) -> None:
         """Record the values that a function leaves."""
-        slots = {name: ref for name, ref in refs if name in BETWEEN}
-        for name, ref in slots.items():
-            slot = self.m.all_of(ref, True)
+        slots = {n: self.slot(ref, True) for n, ref in refs if n in BETWEEN}
+        for name, slot in slots.items():
             for spot in self.facts.gave[fn.name]:
                 if spot.formal == name:
                     size = spot.hi - spot.lo

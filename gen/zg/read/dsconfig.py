@@ -485,7 +485,8 @@ def read(file: Node, root: Node) -> Config:
     if r.errors:
         raise several(sorted(r.errors, key=_line))
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}
-    r.changes |= dict(_batches(batch, root))
+    shared = r.changes.get("cluster.context_parallel")
+    r.changes |= dict(_batches(batch, root, shared))
     total = r.changes.get("train.global_batch")
     if (
         total
@@ -502,8 +503,11 @@ def read(file: Node, root: Node) -> Config:
 # ---- batch keys: train_batch_size = micro x accumulation x ranks
 
 
-def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
-    """Return changes so that two of the three keys determine the third. --set values stay."""
+def _batches(
+    config: Mapping[str, Given], root: Node, shared: Node | None
+) -> list[tuple[str, Node]]:
+    """Return changes so that two of the three keys determine the third. --set values stay.
+    shared: the number of ranks with the same samples, if the file gives it."""
     given = {
         key: int(numeric(g.value) or 0)
         for key, g in config.items()
@@ -514,6 +518,9 @@ def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
     W = _spec(root, "cluster.ranks", 1)
     if W is None or A is None:
         return _changes(given, at)
+    own = numeric(shared.value) if shared else None
+    N = own or _spec(root, "cluster.context_parallel", 1)
+    W = max(1, W // int(N or 1))
     if G is not None and B is None:
         if G % (A * W):
             raise _product(

@@ -72,7 +72,8 @@ _TOP = {
     "gradient_clipping": to("train.optimizer.clip", POSITIVE),
 
     "communication_data_type": Same(DTYPE, key="train.precision", words=_FLOAT, summed=True),
-    "seq_parallel_communication_data_type": idle("there is no sequence parallelism", DTYPE),
+    "seq_parallel_communication_data_type": idle("rows and heads are exchanged as they "
+                                                 "are stored", DTYPE),
     "prescale_gradients": idle(_SCALED, quiet=(False,)),
     "gradient_predivide_factor": idle(_SCALED, real(1e-30), quiet=(1,)),
     "gradient_allreduce_op": no("the loss of a step is a mean",
@@ -92,7 +93,7 @@ _TOP = {
                               "optimizer is offloaded"),
     "vocabulary_size": idle("it is model.vocab in the spec", COUNT),
     "use_data_before_expert_parallelism": no(_RANK),
-    "sequence_parallel_size": no(_RANK, COUNT, (1,)),
+    "sequence_parallel_size": to("cluster.context_parallel", COUNT),
     "allgather_size": Moved(EVEN, to="zero_optimization.allgather_bucket_size"),
     **{name: idle("is a comment", ANY, quiet=()) for name in ("_*", "comment", "//")},
 
