@@ -35,7 +35,13 @@ from tests.lib.patience import LIMIT  # noqa: E402
 
 STEPS = 60
 # Recipes of each type and each kind of states; their ways combine all stages, ranks and offloads.
-RECIPES = ("AdamW", "frozen, bf16", "f16, a scale that falls", "Adagrad")
+RECIPES = (
+    "AdamW",
+    "frozen, bf16",
+    "f16, a scale that falls",
+    "Adagrad",
+    "shared samples",
+)
 DIED, ASKED, WRONG, UNSAVED = 5, 75, 2, 3  # exit codes
 KILLED = -signal.SIGKILL
 # Places where a process kills itself, each with the highest call that is drawn.

@@ -6,11 +6,13 @@ import pathlib
 
 import numpy as np
 import pytest
-from zg.read.spec import SpecError
+from zg.read.spec import SpecError, load
 
+from tests.law import test_reference as reference
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
-from tests.lib import law, program, trainer
+from tests.lib import law, oracle, program, trainer
 from tests.lib.plans import planned
+from tests.reference import known
 
 BLOCKS, SAMPLES, STEPS = 8, 8, 5
 ATTENTION = "model.units[1].ops[0].residual[1].attention"
@@ -152,6 +154,41 @@ def test_controls(tmp_path: pathlib.Path) -> None:
         )
         assert bool(done.code) == bool(code), done.err
     assert "train.sequence_blocks" in done.err
+
+
+# ---- float64
+
+SHARED = "train.sequence_blocks=4", "cluster.ranks=4", "cluster.context_parallel=4"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
+    """Gradients of samples that four ranks share are PyTorch's: no tensor's is added twice, or by
+    one rank only, or scaled by the number of ranks."""
+    path, params, tokens, ref = reference.setting(name)
+    found = reference.shown(path, tmp_path, params, tokens, *SHARED)
+    assert (
+        reference.off(reference.losses(tmp_path), ref["plain/loss"]) <= reference.LOSS
+    )
+    for tensor, g in found.items():
+        error = reference.off(g, ref[f"plain/grad/{tensor}"])
+        assert error <= reference.GRADIENT, f"{tensor}: off by {error:.3g}"
+
+
+@pytest.mark.slow
+def test_gradients_of_long_samples(tmp_path: pathlib.Path) -> None:
+    """The same with samples of 1,024 tokens, whose sums have that many terms: sqrt(30 * 1024)
+    roundings of 2^-24."""
+    T, bound = 1024, 1.1e-5
+    sizes = f"train.sequence={T}", "train.global_batch=2", "train.micro_batch=1"
+    path, params, _, _ = reference.setting("llama")
+    spec = load(str(path), sizes)
+    tokens = law.tokens(256, 2 * T + 1)
+    found = reference.shown(path, tmp_path, params, tokens, *sizes, *SHARED)
+    _, _, grads = oracle.gradients(spec, params, *oracle.batch(tokens, T, 0, 2, -1))
+    for tensor, g in found.items():
+        error = reference.off(g, known.digest(tensor, grads[tensor]))
+        assert error <= bound, f"{tensor}: off by {error:.3g} of the largest element"
 
 
 # ---- refusals

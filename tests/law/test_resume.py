@@ -66,6 +66,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "data.shuffle=true",
         *law.PACKED,
     ),
+    "shared samples": ("llama", "train.sequence_blocks=2", "train.sum=tree"),
     "adapters, dropout": (
         "llama",
         BF16,
@@ -102,6 +103,7 @@ LAYOUTS: Mapping[str, tuple[str, ...]] = {
     "hosts share states": (*SHARED, "zero.states=shard"),
     "sets of two hosts": ("cluster.local=2", "zero.shard_size=4"),
     "sets in a host": ("cluster.local=4", "zero.shard_size=2"),
+    "two ranks share samples": ("cluster.context_parallel=2",),
 }
 
 
@@ -141,7 +143,12 @@ def possible(recipe: str, way: Way) -> bool:
     """Return whether a way exists: only sharded states with masters can be offloaded, and hosts
     have 2 or 4 ranks."""
     least = {"none": 0, "nvme, params too": 3}
-    if way.layout != "flat":
+    shared = way.layout == "two ranks share samples"
+    if shared and (recipe != "shared samples" or way.ranks % 2):
+        return False
+    if recipe == "shared samples" and not shared and way.ranks > 1:
+        return False
+    if way.layout != "flat" and not shared:
         said = dict(key.split("=") for key in LAYOUTS[way.layout])
         sizes = {name.partition(".")[2]: said[name] for name in said}
         params = 0 if way.offload == "nvme, params too" else "none"

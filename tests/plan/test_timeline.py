@@ -158,6 +158,12 @@ MORE = {
     "sets of two ranks": (*LEVELS, "zero.stage=3", "zero.shard_size=2"),
     "packed documents": PACKED,
     "a scaled loss": ("train.precision=f16", "train.loss_mean=micro_batch"),
+    "shared samples": (
+        "train.sequence_blocks=4",
+        "cluster.context_parallel=2",
+        "train.global_batch=2",
+    ),
+    "samples in blocks": ("train.sequence_blocks=4", "zero.stage=1"),
     "adapters": ("train.lora={rank: 2, alpha: 4, base: nf4}", "train.precision=bf16"),
 }
 

@@ -163,8 +163,8 @@ def _exchanged(b: Frame, fn: Fn) -> None:
     b.gave[fn.name] = b.left()
     if {"sh", "h"} & {*fn.ins, *fn.outs} and ({"s", "r"} & {*fn.ins, *fn.outs}):
         b.fail(None, "works on a block and on whole samples")
-    if fn.then:
-        b.call(fn.then)
+    for c in fn.then:
+        b.call(c)
 
 
 def _calls(b: Frame, calls: list[Call]) -> None:

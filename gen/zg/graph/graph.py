@@ -126,7 +126,7 @@ class BodyPart:
     number: its index in the body, -1 if it is the whole body. A part of a split unit uses only one
     of UnitKind.flats. slices: it is called for each slice of a weight, with `rows` rows of it from
     operand `at` on. sample: it runs once for all blocks of a sample, on the rank's heads. then: the
-    exchange that follows it.
+    exchanges that follow it.
     """
 
     calls: tuple[Call, ...]
@@ -134,7 +134,7 @@ class BodyPart:
     slices: int = 1
     rows: int = 0
     sample: bool = False
-    then: Call | None = None
+    then: tuple[Call, ...] = ()
 
     @cached_property
     def ints(self) -> Names:

@@ -13,7 +13,7 @@ a slot for each block, and `heads`, with a slot for each sample.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..facts.kernels import EXCHANGES, KERNELS
 from ..graph.graph import BodyPart, Call, UnitKind
@@ -23,47 +23,62 @@ from ..plan.operand import whole
 def cut(kind: UnitKind) -> UnitKind:
     """Cut the bodies of a kind at exchanges, if it has any."""
     cuts = {
-        name: tuple(_parts(body.calls))
+        name: _parts(body.calls)
         for name, body in kind.bodies.items()
         if any(c.kernel in EXCHANGES for c in body.calls)
     }
-    heads = {
-        name
-        for parts in cuts.values()
-        for part in parts
-        for name in values(*(part.calls if part.sample else ()))
-        + _sides(part.then)[not part.sample :][:1]
-    }
+    heads: set[str] = set()
+    bodies = dict(kind.bodies)
+    for name, parts in cuts.items():
+        calls = [c for part in parts for c in (*part.calls, *part.then)]
+        bodies[name] = replace(bodies[name], calls=tuple(calls))
+        for part in parts:
+            heads |= {*values(*part.calls)} if part.sample else set()
+            heads |= {values(c)[not EXCHANGES[c.kernel]] for c in part.then}
     return replace(
         kind,
+        bodies=bodies,
         cuts=cuts,
         heads=frozenset(heads),
         between={name: _between(parts) for name, parts in cuts.items()},
     )
 
 
-def _parts(calls: Iterable[Call]) -> Iterable[BodyPart]:
-    """Yield the parts of a body: the calls before, between and after its exchanges."""
-    run: list[Call] = []
-    number, sample = 0, False
+@dataclass
+class _Run:
+    """Calls on blocks, or on samples, and the exchanges that follow them."""
+
+    sample: bool
+    calls: list[Call] = field(default_factory=list)
+    then: list[Call] = field(default_factory=list)
+
+
+def _parts(calls: Iterable[Call]) -> tuple[BodyPart, ...]:
+    """Return the parts of a body: the calls before, between and after its exchanges.
+
+    Attention is computed for whole samples, all else for blocks. Recomputation may come after the
+    exchange that a later one of its calls needs a result of: it moves before that exchange.
+    """
+    runs = [_Run(False)]
     for c in calls:
-        if c.kernel not in EXCHANGES:
-            run.append(c)
+        to_heads = EXCHANGES.get(c.kernel)
+        mine = c.kernel.startswith("zk_attention") if to_heads is None else not to_heads
+        run = runs[-1] if runs[-1].sample == mine else runs[-2]
+        if to_heads is None:
+            run.calls.append(c)
             continue
-        assert sample != EXCHANGES[c.kernel], c
-        yield BodyPart(tuple(run), number, sample=sample, then=c)
-        run, number, sample = [], number + 1, EXCHANGES[c.kernel]
-    yield BodyPart(tuple(run), number, sample=sample)
+        run.then.append(c)
+        if run is runs[-1]:
+            runs.append(_Run(to_heads))
+    return tuple(
+        BodyPart(tuple(r.calls), n, sample=r.sample, then=tuple(r.then))
+        for n, r in enumerate(runs)
+    )
 
 
 def values(*calls: Call) -> list[str]:
     """Return the values that calls name."""
     return [str(a) for c in calls for k, a in c.args if k == "value"]
-
-
-def _sides(exchange: Call | None) -> list[str]:
-    """Return the names of an exchange's source and target."""
-    return values(exchange)[::-1] if exchange else []
 
 
 def used(part: BodyPart) -> tuple[set[str], set[str]]:
@@ -86,7 +101,7 @@ def _between(parts: Iterable[BodyPart]) -> frozenset[str]:
     for part in parts:
         for name in values(*part.calls):
             found.setdefault(name, set()).add(part.number)
-        for name in _sides(part.then):
+        for name in values(*part.then):
             found.setdefault(name, set()).update((-1, part.number))
     return frozenset(
         name

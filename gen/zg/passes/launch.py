@@ -147,9 +147,9 @@ class _FnBuilder:
         for c in part.calls:
             launch, args = self.table.name(c.kernel, c.shape), self.args(kind, name, c)
             calls.append(plan.Call(c.kernel, launch, args, c.rounds))
-        then = None
-        if part.then:
-            then = plan.Call(part.then.kernel, "", self.args(kind, name, part.then))
+        then = tuple(
+            plan.Call(c.kernel, "", self.args(kind, name, c)) for c in part.then
+        )
         ins, outs, flats = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         self.fns.append(

@@ -184,7 +184,8 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
     step, cuts, notes = 0 if own_first else k, [], []
     if 0 < grid.context < k:
         cuts.append(grid.context)
-        if spec.blocks > 1 or spec.zero.stage == 1:
+        node = spec.block % (grid.size(0, grid.context) * A) == 0
+        if spec.blocks > 1 or spec.zero.stage == 1 and node:
             step = grid.context
     elif not own_first and A > 1 and grid.shared < k and spec.zero.stage:
         inner = grid.size(0, grid.shared)

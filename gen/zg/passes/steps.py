@@ -3,12 +3,14 @@ pieces, norms."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ..facts import ops
 from ..facts.kernels import EXCHANGES
+from ..graph.graph import Call
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from ..plan.size import Size, plus
 from . import exchanges, pieces, rings
@@ -201,58 +203,56 @@ class Steps(Operands):
     def exchange(self, u: Use, micro_batches: int) -> None:
         """Exchange rows for heads, or heads for rows, after a use: of all blocks of a rank, between
         the ranks of a context group."""
-        if not u.part.then:
-            return
-        to_heads = EXCHANGES[u.part.then.kernel]
-        grid, blocks = self.shards.grid, self.spec.blocks
-        ranks = self.spec.cluster.context_parallel
-        some = exchanges.moves(
-            u.part.then, self.spec.train.micro_batch, ranks, self.real
-        )
-        for sample in range(micro_batches // blocks):
-            for move in some:
-                rows, heads = self.sides(u, sample * blocks + move.slot, sample)
-                rows = replace(rows, at=rows.at + move.rows)
-                heads = replace(heads, at=heads.at + move.heads)
-                sides = [(rows, move.rows_step), (heads, move.heads_step)]
-                (source, from_step), (to, step) = sides if to_heads else sides[::-1]
-                if ranks == 1:
-                    hop = plain_hop("main", source, to)
-                    self.copy(hop, u.unit, move.bytes)
-                    continue
-                ints = (
-                    Int("from_step", from_step),
-                    Int("step", step),
-                    Int("bytes", move.bytes),
-                )
-                self.add(
-                    "main",
-                    "exchange",
-                    u.unit,
-                    ins=(source,),
-                    outs=(to,),
-                    ints=ints,
-                    group=grid.group(0, grid.context),
-                )
+        batch, ranks = self.spec.train.micro_batch, self.spec.cluster.context_parallel
+        samples = range(micro_batches // self.spec.blocks)
+        for call, sample in itertools.product(u.part.then, samples):
+            for move in exchanges.moves(call, batch, ranks, self.real):
+                self.move(u, call, sample, move)
 
-    def sides(self, u: Use, g: int, sample: int) -> tuple[Ref, Ref]:
+    def move(self, u: Use, call: Call, sample: int, move: exchanges.Move) -> None:
+        """Add one transfer of an exchange: a copy if a rank has whole samples."""
+        g = sample * self.spec.blocks + move.slot
+        rows, heads = self.sides(u, call, g, sample)
+        rows = replace(rows, at=rows.at + move.rows)
+        heads = replace(heads, at=heads.at + move.heads)
+        sides = [(rows, move.rows_step), (heads, move.heads_step)]
+        if not EXCHANGES[call.kernel]:
+            sides.reverse()
+        (source, from_step), (to, step) = sides
+        if self.spec.cluster.context_parallel == 1:
+            self.copy(plain_hop("main", source, to), u.unit, move.bytes)
+            return
+        grid = self.shards.grid
+        self.add(
+            "main",
+            "exchange",
+            u.unit,
+            ins=(source,),
+            outs=(to,),
+            ints=(
+                Int("from_step", from_step),
+                Int("step", step),
+                Int("bytes", move.bytes),
+            ),
+            group=grid.group(0, grid.context),
+        )
+
+    def sides(self, u: Use, call: Call, g: int, sample: int) -> tuple[Ref, Ref]:
         """Return the buffers of an exchange: that of the rows of a block, and that of the heads of
         its sample."""
-        assert u.part.then
         bases, refs = self.bases(u.kind, u.body), []
-        for name in exchanges.values(u.part.then):
+        places = self.places.operands(u.kind.name, u.body)
+        named = {
+            "s": self.saved(u, g),
+            "sh": self.saved_heads(u, sample),
+            "r": Ref("rows", g),
+            "h": Ref("heads", sample),
+        }
+        for name in exchanges.values(call):
             base = bases[name]
-            named = {
-                "s": self.saved(u, g),
-                "sh": self.saved_heads(u, sample),
-                "r": Ref("rows", g),
-                "h": Ref("heads", sample),
-            }
-            packed = self.places.operands(u.kind.name, u.body)[base]
-            refs.append(replace(named[base], at=packed.at[name]))
+            refs.append(replace(named[base], at=places[base].at[name]))
         to, source = refs
-        to_heads = EXCHANGES[u.part.then.kernel]
-        return (source, to) if to_heads else (to, source)
+        return (source, to) if EXCHANGES[call.kernel] else (to, source)
 
     # ---- collectives, in pieces of at most a bucket
 

@@ -119,6 +119,12 @@ class Head:
         return self.blocks // self.context
 
     @property
+    def shape(self) -> str:
+        """Return the tokens of a micro-batch, or of a block of it, in words."""
+        block = f", a block of {self.blocks}" if self.blocks > 1 else ""
+        return f"{self.batch} x {self.sequence // self.blocks} tokens{block}"
+
+    @property
     def value(self) -> int:
         """Return the bytes of a unit's output for one micro-batch."""
         return self.rows * self.width * self.bytes
@@ -342,7 +348,7 @@ class Call:
 class Fn:
     """A function of train.c: its inputs, outputs, numbers, and kernel calls in order. flats: the
     flat of each formal that is a flat's parameters; dF is the gradient of formal F. In text such a
-    formal is FORMAL:FLAT. then: the exchange that follows the function, without a launch."""
+    formal is FORMAL:FLAT. then: the exchanges that follow the function, without a launch."""
 
     name: str
     ins: Names
@@ -351,7 +357,7 @@ class Fn:
     flops: int | Layers  # of one call of the function
     calls: tuple[Call, ...]
     flats: tuple[tuple[str, str], ...] = ()
-    then: Call | None = None
+    then: tuple[Call, ...] = ()
 
     def flat(self, formal: str) -> str:
         """Return the flat of a formal of parameters or of a gradient; '' for any other."""

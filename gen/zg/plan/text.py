@@ -134,8 +134,7 @@ def print_plan(p: Plan) -> str:
             )
             for c in fn.calls
         ]
-        if fn.then:
-            lines.append(" ".join(["then", fn.then.kernel, *map(str, fn.then.args)]))
+        lines += [" ".join(["then", c.kernel, *map(str, c.args)]) for c in fn.then]
     lines.append(" ".join(["events", *map(str, p.events)]))
     for section in p.sections:
         lines.append(f"section {section.name} repeat {section.repeat}")
@@ -371,8 +370,8 @@ def parse(text: str) -> Plan:
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
                 fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
             elif words[0] == "then":
-                then = Call(words[1], "", tuple(map(arg, words[2:])))
-                fns[-1] = dataclasses.replace(fns[-1], then=then)
+                call = Call(words[1], "", tuple(map(arg, words[2:])))
+                fns[-1] = dataclasses.replace(fns[-1], then=(*fns[-1].then, call))
             elif words[0] == "events":
                 events = tuple(map(_event, words[1:]))
             elif words[0] == "section":

@@ -191,9 +191,9 @@ class Clock:
     def _hops(self, step: Step) -> float:
         """Return how many hops a collective's last byte takes after its first one: a ring's for
         each further rank; up and down a tree for the few bytes of an all-reduce; none for an
-        all-to-all, whose ranks send to each other at once."""
+        all-to-all or an exchange, whose ranks send to each other at once."""
         ranks = self.p.group(step.group).ranks
-        trees = {"alltoall": 0.0, "allreduce": 2 * math.log2(ranks)}
+        trees = {"alltoall": 0.0, "exchange": 0.0, "allreduce": 2 * math.log2(ranks)}
         return trees.get(step.op, ranks - 1)
 
     def _receivers(self, step: Step) -> int:
@@ -207,7 +207,7 @@ class Clock:
 
     def _own(self, step: Step) -> int:
         """Return the bytes that a rank copies from its own memory to its own."""
-        if step.op != "gather":
+        if step.op not in ("gather", "exchange"):
             return 0
         return next(i.value for i in step.ints if i.name == "bytes")
 

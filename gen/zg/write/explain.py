@@ -228,7 +228,7 @@ def explain(p: Plan) -> str:
     many = f"; all {p.together} micro-batches go through a unit while it is gathered"
     lines = [
         f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {h.real}; ranks: {W}; micro-batches of "
-        f"a rank and step: {h.micro_batches}, each of {h.batch} x {h.sequence} tokens",
+        f"a rank and step: {h.micro_batches}, each of {h.shape}",
         f"leaves are summed {order} ({added}); units gathered ahead: {h.prefetch}; elements "
         f"gathered at once: at most {h.live:,} (bound {h.bound:,})",
         "units that stay gathered in a micro-batch from one use to the next: "

@@ -23,7 +23,7 @@ DRAWN = 2  # drawn micro-batches at most
 # ---- in words
 
 FORWARD, HEAD, BACKWARD = "forward", "head and loss", "backward"
-GATHER, REDUCE = "all-gather", "reduce-scatter"
+GATHER, REDUCE, EXCHANGE = "all-gather", "reduce-scatter", "exchange"
 FAR = {
     GATHER: "all-gather between hosts",
     REDUCE: "reduce-scatter between hosts",
@@ -38,6 +38,7 @@ COLOURS = {
     FAR[GATHER]: "#14603f",
     REDUCE: "#e8684a",
     FAR[REDUCE]: "#96301a",
+    EXCHANGE: "#c2548f",
     NORM: "#f6c945",
     OPTIMIZER: "#c98a00",
     COPY: "#6dc8ec",
@@ -49,6 +50,7 @@ WORDS = {
     "train": (HEAD, "forward and backward"),
     "bwd": (BACKWARD, "backward"),
     "gather": (GATHER, "all-gather"),
+    "exchange": (EXCHANGE, "exchange of rows and heads"),
     "alltoall": (REDUCE, "reduce-scatter: all-to-all"),
     "reducescatter": (REDUCE, "reduce-scatter"),
     "own": (REDUCE, "sum of own gradients"),
@@ -256,7 +258,7 @@ def _titles(p: Plan, device: str) -> tuple[str, str, str]:
     return (
         svg.fitted(h.spec, 15, room) + rank,
         f"ZeRO {h.zero}, {h.real}, {counted(h.micro_batches, 'micro-batch', 'es')} of "
-        f"{h.batch} x {h.sequence} tokens{shown}",
+        f"{h.shape}{shown}",
         f"Times are predicted for {device}, not measured. Lines join commands to those that they "
         "waited for.",
     )

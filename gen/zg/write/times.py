@@ -152,7 +152,7 @@ def table(clock: Clock, steps: int = 0) -> str:
     lines = [
         f"{h.spec}: predicted, not measured, for {clock.device.about}",
         f"ZeRO {h.zero}, {counted(h.ranks, 'rank')}{threads}, {h.real}, "
-        f"{counted(h.micro_batches, 'micro-batch', 'es')} of {h.batch} x {h.sequence} tokens",
+        f"{counted(h.micro_batches, 'micro-batch', 'es')} of {h.shape}",
         *[f"note: {note}"] * bool(note),
         "",
         *(f"{what:<{wide}}  {said}" for what, said in rows),

@@ -263,7 +263,8 @@ def builds(p: Plan) -> str:
 def described(p: Plan) -> dict[str, str]:
     """Return the run in plain words, by subject; '' if there is nothing to say."""
     h = p.head
-    tokens = f"{h.ranks * h.micro_batches * h.batch} sequences of {h.sequence} tokens"
+    samples = h.ranks * h.micro_batches * h.batch // h.blocks
+    tokens = f"{samples} sequences of {h.sequence} tokens"
     many = f"{h.micro_batches} micro-batch{'es' * (h.micro_batches > 1)}"
     ahead = f"; prefetch distance {h.prefetch}" if h.zero == 3 else ""
     return {
@@ -475,7 +476,7 @@ def view(
         "head": p.head,
         "summary": f"ZeRO {p.head.zero}, ranks {p.head.ranks}, "
         f"micro-batches {p.head.micro_batches} of "
-        f"{p.head.batch} x {p.head.sequence} tokens, {p.head.real}, prefetch {p.head.prefetch}",
+        f"{p.head.shape}, {p.head.real}, prefetch {p.head.prefetch}",
         "head_lines": head(p, origin, cost),
         "classes": classes(p),
         "events": events,
