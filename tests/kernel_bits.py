@@ -189,6 +189,21 @@ def tensor_local(k: zk.Kernels, D: int) -> Arrays:
     return [x for way, T in ways for x in way(k, D, documents(1, T, 40), 33)]
 
 
+def heads(k: zk.Kernels) -> Arrays:
+    """Return heads sorted by rank, sums of the gradients of copies, and joined heads."""
+    M, H, G, D, ranks, copies = 7, 8, 2, 24, 4, 4
+    sizes = (M, H, G, D, ranks, copies)
+    x, dy = (drawn(seed, k.dtype, M, n, D)[0] for seed, n in ((1, 12), (2, 24)))
+    cut, dx = np.empty_like(dy), np.empty_like(x)
+    k.zk_cut_heads_fwd(cut, x, *sizes)
+    k.zk_cut_heads_bwd(dx, dy, *sizes)
+    parts, whole = (drawn(seed, k.dtype, M, H, D)[0] for seed in (3, 4))
+    joined, apart = np.empty_like(parts), np.empty_like(whole)
+    k.zk_join_heads(joined, parts, M, H, D, ranks, 1)
+    k.zk_join_heads(apart, whole, M, H, D, ranks, -1)
+    return [cut, dx, joined, apart]
+
+
 Sample = Callable[[zk.Kernels], list]
 SAMPLES: dict[str, Sample] = {
     "elementwise": lambda k: [test_elementwise.exact(k, k.dtype)],
@@ -202,6 +217,7 @@ SAMPLES: dict[str, Sample] = {
     "dropped": lambda k: attention(k, 20, documents(1, 70, 25), 17, KEY, 3, 0.25),
     "bias": bias,
     "losses": losses,
+    "heads": heads,
     "soft": soft,
     "means": means,
 }
