@@ -122,8 +122,9 @@ static double validations(const zr *z, int64_t from)
 static double evaluation_seconds(const zr *z, double step, int64_t micro_batches)
 {
     int64_t B = zr_eval_samples(z), turns = (zr_samples(z->val) + B - 1) / B;
-    double each = z->log->validated > 0 ? z->log->validated / (double)turns
-                                        : step / 3 / (double)z->p->micro_batches;
+    double each = z->log->validated > 0
+                      ? z->log->validated / (double)turns
+                      : step / 3 / (double)zr_step_samples(z) * (double)zr_eval_samples(z);
     return each * (double)micro_batches;
 }
 

@@ -232,6 +232,10 @@ void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
     check(z, "batch", ZR_MAIN, (place){"targets", ARENA, p->targets + at, bytes, 1, 0});
     if (p->positions)
         check(z, "batch", ZR_MAIN, (place){"positions", ARENA, p->positions + at, bytes, 1, 0});
+    if (p->documents)
+        check(z, "batch", ZR_MAIN,
+              (place){"documents", ARENA, p->documents + at,
+                      p->batch * p->sequence * (int64_t)sizeof(int32_t), 1, 0});
     if (p->keys)
         check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});
 }

@@ -20,49 +20,52 @@ typedef struct heads {
     int apart; /* 1: y is sorted by rank, 0: x is */
 } heads;
 
-/* Return the bytes before copy v of a row's heads, of which rank p has `count` from its head
- * `place` on. */
-static int64_t part(const heads *a, int64_t m, int64_t v, int64_t place, int64_t count)
+/* Heads of one kind: n of a row from its head `first` on; their copies begin at head `place` of a
+ * rank's row. */
+typedef struct some {
+    int64_t first, n, place, copies;
+} some;
+
+/* Return the bytes before copy v of a row's heads where these are sorted by rank. */
+static int64_t part_head(const heads *a, const some *s, int64_t m, int64_t v)
 {
-    int64_t own = (a->H + 2 * a->G * a->copies) / a->ranks;
-    return ((v / count * a->M + m) * own + place + v % count) * a->D * a->size;
+    int64_t own = (a->H + 2 * a->G * a->copies) / a->ranks, count = s->n * s->copies / a->ranks;
+    return ((v / count * a->M + m) * own + s->place + v % count) * a->D * a->size;
 }
 
-/* Write the sum of a head's copies. */
-static void add(const heads *a, int64_t m, int64_t whole, int64_t v, int64_t place, int64_t count)
+static int64_t whole_head(const heads *a, const some *s, int64_t m, int64_t h)
 {
-    for (int64_t i = 0; i < a->D; i += LANES) {
-        lanes sum = lanes_get(a->x + part(a, m, v, place, count), i, a->dtype, a->D - i);
-        for (int64_t c = 1; c < a->copies; c++)
-            sum += lanes_get(a->x + part(a, m, v + c, place, count), i, a->dtype, a->D - i);
-        lanes_put(a->y + whole, i, a->dtype, sum, a->D - i);
-    }
+    return (m * (a->H + 2 * a->G) + s->first + h) * a->D * a->size;
 }
 
-/* Move the `n` heads of a row from its head `first` on, each with its copies. */
-static void move(const heads *a, int64_t m, int64_t first, int64_t n, int64_t place, int64_t copies)
+static void spread(const heads *a, const some *s, int64_t m)
 {
-    int64_t head = a->D * a->size, count = n * copies / a->ranks;
-    for (int64_t h = 0; h < n; h++) {
-        int64_t whole = (m * (a->H + 2 * a->G) + first + h) * head;
-        if (!a->apart && copies > 1) add(a, m, whole, h * copies, place, count);
-        for (int64_t c = 0; a->apart && c < copies; c++)
-            memcpy(a->y + part(a, m, h * copies + c, place, count), a->x + whole, (size_t)head);
-        if (!a->apart && copies == 1)
-            memcpy(a->y + whole, a->x + part(a, m, h, place, count), (size_t)head);
-    }
+    for (int64_t v = 0; v < s->n * s->copies; v++)
+        memcpy(a->y + part_head(a, s, m, v), a->x + whole_head(a, s, m, v / s->copies),
+               (size_t)(a->D * a->size));
+}
+
+/* Write the sum of each head's copies. */
+static void add(const heads *a, const some *s, int64_t m)
+{
+    for (int64_t h = 0; h < s->n; h++)
+        for (int64_t i = 0; i < a->D; i += LANES) {
+            lanes sum = lanes_get(a->x + part_head(a, s, m, h * s->copies), i, a->dtype, a->D - i);
+            for (int64_t v = h * s->copies + 1; v < (h + 1) * s->copies; v++)
+                sum += lanes_get(a->x + part_head(a, s, m, v), i, a->dtype, a->D - i);
+            lanes_put(a->y + whole_head(a, s, m, h), i, a->dtype, sum, a->D - i);
+        }
 }
 
 static void heads_task(void *arg, int64_t task, int thread)
 {
     const heads *a = arg;
     int64_t h = a->H / a->ranks, g = a->G * a->copies / a->ranks;
+    const some kinds[] = {
+        {0, a->H, 0, 1}, {a->H, a->G, h, a->copies}, {a->H + a->G, a->G, h + g, a->copies}};
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
-        move(a, m, 0, a->H, 0, 1);
-        move(a, m, a->H, a->G, h, a->copies);
-        move(a, m, a->H + a->G, a->G, h + g, a->copies);
-    }
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
+        for (int i = 0; i < (a->G ? 3 : 1); i++) (a->apart ? spread : add)(a, kinds + i, m);
 }
 
 static void move_heads(zk *k, const zk_launch *L, heads a)

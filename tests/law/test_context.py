@@ -6,11 +6,12 @@ import pathlib
 
 import numpy as np
 import pytest
+from zg.check import check
 from zg.read.spec import SpecError, load
 
 from tests.law import test_reference as reference
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
-from tests.lib import law, oracle, program, trainer
+from tests.lib import chance, law, oracle, program, trainer
 from tests.lib.plans import planned
 from tests.reference import known
 
@@ -110,6 +111,60 @@ def test_one_hash_with_everything_else(tmp_path: pathlib.Path, kind: str) -> Non
     one_hash(tmp_path, "llama", FEW, recipe("f32", *MORE[kind]))
 
 
+DEEP = "model.units[1].blocks=4"
+
+
+@pytest.mark.slow
+def test_offloaded_values(tmp_path: pathlib.Path) -> None:
+    """Saved values and inputs of units wait on the host if there are four layers."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    way = {"ranks": 8, "context": 8, "stage": 3, "values": True, "offload": "cpu"}
+    made = [
+        {**plain, **way, "again": again} for way in ({}, way) for again in law.AGAIN
+    ]
+    agree({str(way): b.run(way, *recipe("bf16", DEEP)) for way in made})
+
+
+ALIKE = {
+    "documents": ("data.documents=mask", "data.end=1"),
+    "a window": (f"{ATTENTION}.window=[8, null]",),
+    "two samples": ("train.micro_batch=2",),
+    "one key-value head": (f"{ATTENTION}.kv_heads=1",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ALIKE)
+def test_blocks_compute_what_whole_samples_do(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    """Losses and norms of samples in blocks differ from those of whole samples by rounding alone:
+    in f32, each in a few thousand terms."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    found = []
+    for n in (1, 4):
+        run = b.run(plain, *recipe("f32", *ALIKE[kind]), f"train.sequence_blocks={n}")
+        lines = map(json.loads, run.steps)
+        found.append([(line["loss"], line["norm"]) for line in lines])
+    assert np.allclose(*found, rtol=1e-5, atol=0)
+
+
+def test_learned_positions_of_blocks(tmp_path: pathlib.Path) -> None:
+    """The same with learned positions and a tied head, which gpt has."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "gpt", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    keys = "train.micro_batch=2", "train.global_batch=8", "train.sum=tree"
+    found = []
+    for way, n in ((plain, 1), (plain, 3), ({**plain, "ranks": 3, "context": 3}, 3)):
+        run = b.run(way, *keys, f"train.sequence_blocks={n}")
+        lines = map(json.loads, run.steps)
+        found.append([(line["loss"], line["norm"]) for line in lines])
+    assert np.allclose(found[0], found[1], rtol=1e-5, atol=0)
+    assert found[1] == found[2]
+
+
 def test_resumes_in_any_layout(tmp_path: pathlib.Path) -> None:
     """A run that goes on with other ranks, which share samples in another way, has the bits of one
     that never stopped."""
@@ -173,6 +228,26 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     for tensor, g in found.items():
         error = reference.off(g, ref[f"plain/grad/{tensor}"])
         assert error <= reference.GRADIENT, f"{tensor}: off by {error:.3g}"
+
+
+def test_gradients_under_masks_of_blocks(tmp_path: pathlib.Path) -> None:
+    """Each block has a mask of its own: that of its number among all blocks of the run."""
+    path, params, tokens, _ = reference.setting("llama")
+    keys = (*reference.SHOW, *SHARED, "train.dropout=0.25")
+    after = trainer.train(path, tmp_path, params, tokens, 1, *keys)
+    spec = load(str(path), keys)
+    G = spec.train.global_batch
+    batch = oracle.batch(tokens, spec.train.sequence, 0, G)
+    moved = {n: (x - np.float64(after[n])) / reference.RATE for n, x in params.items()}
+    found = {n: u / (1 - np.abs(u)) for n, u in moved.items()}
+
+    def worst(count: int) -> float:
+        given = chance.keys(spec.train.seed, 0, count)
+        _, _, want = oracle.gradients(spec, params, *batch, keys=given)
+        return max(reference.off(found[n], want[n]) for n in found)
+
+    assert worst(4 * G) <= reference.GRADIENT
+    assert worst(G) > 1e3 * reference.GRADIENT
 
 
 @pytest.mark.slow
@@ -254,3 +329,35 @@ def test_a_program_of_blocks_draws_no_tokens(tmp_path: pathlib.Path) -> None:
         *("--steps", 0, "--sample", 3, "--data", tmp_path / "tokens"),
     )
     assert done.code == 2 and "--sample: the program cuts samples" in done.err
+
+
+PROVEN = {
+    "an offloaded optimizer of two groups": (
+        "cluster.ranks=8",
+        "cluster.context_parallel=4",
+        "zero.stage=1",
+        "zero.offload_optimizer.device=cpu",
+    ),
+    "attention is frozen below": (
+        "cluster.ranks=1",
+        "train.lora={rank: 4, alpha: 4, match: [gate_proj, down_proj]}",
+    ),
+    "attention's output is frozen": (
+        "cluster.ranks=1",
+        "train.recompute=[attention]",
+        "train.lora={rank: 4, alpha: 4, match: [q_proj, v_proj]}",
+    ),
+    "three levels of sums on one queue": (
+        "cluster.ranks=16",
+        "cluster.context_parallel=4",
+        "cluster.local=8",
+        "zero.overlap_comm=false",
+        "train.global_batch=16",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PROVEN)
+def test_plans_that_are_proven(what: str) -> None:
+    """The checker proves the plans of settings that it once refused."""
+    check.check(planned("llama-tiny", *PROVEN[what], "train.sequence_blocks=4"))

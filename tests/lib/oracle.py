@@ -506,7 +506,7 @@ class Net:
         model."""
         if not p or not self.keys:
             return y, back
-        kept = chance.kept(self.keys, self.places, y[0].size, p)
+        kept = chance.kept(self.keys, self.places, y.size // len(self.keys), p)
         self.places += 1
         factor = kept.reshape(y.shape) / (1 - float(np.float32(p)))
         return y * factor, lambda dy: back(dy * factor)
@@ -629,10 +629,11 @@ def gradients(
     B = spec.train.micro_batch if spec.train.loss_mean == "micro_batch" else len(tokens)
     means = [slice(first, first + B) for first in range(0, len(tokens), B)]
     loss, grads = 0.0, {name: 0 for name in params}
+    each = max(1, len(keys) // len(tokens))  # keys of a sample: of its blocks
     for rows in means:
         n = max(int((targets[rows] >= 0).sum()), 1) * len(means)
         for b, begin, end in documents(spec, tokens[rows]):
-            net = Net(spec, params, real, keys[rows])
+            net = Net(spec, params, real, keys[rows.start * each : rows.stop * each])
             part = b, slice(begin, end)
             mean, valid = net.run(tokens[rows][part], targets[rows][part])
             loss += mean * valid / n

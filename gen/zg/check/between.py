@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..plan.mesh import Members, plus
-from ..plan.plan import Fn, Ref
+from ..plan.plan import Fn, Ref, unit_of
 from .arrays import Computed, MicroBatch
 from .body import BETWEEN, Exchanged, Spot
 from .fns import Facts
@@ -88,7 +88,7 @@ class Between:
         array = run.array if run else None
         if not isinstance(array, Computed):
             self.fail(f"{slot}+{spot.lo} holds {told(run)}")
-        moved = self.facts.exchanged.get((kind_of(unit), spot.made))
+        moved = self.facts.exchanged.get((unit_of(unit)[0], spot.made))
         if not moved:
             return array.micro_batch
         step, at, by = array.micro_batch
@@ -129,7 +129,7 @@ class Between:
     def pieces(self, unit: str, spot: Spot, now: MicroBatch) -> Iterator[Piece]:
         """Yield the pieces of a value that a function takes."""
         size, heads = spot.hi - spot.lo, spot.formal in HEADS
-        moved = self.facts.exchanged.get((kind_of(unit), spot.made))
+        moved = self.facts.exchanged.get((unit_of(unit)[0], spot.made))
         if not moved:
             yield 0, size, self.value(unit, spot.made, size, now, heads)
         elif heads:
@@ -163,13 +163,13 @@ class Between:
         rows of that rank's heads."""
         B, N = self.m.head.batch, self.ranks
         piece = size // (B * N)
-        whole_ = size * self.m.head.own_blocks
+        of_rank = size * self.m.head.own_blocks
         array = Computed(f"value {moved.source}", unit, self.sample(block))
         own = self.group.times(piece) if self.group else ()
         for rank in range(N):
             for b in range(B):
                 first = (
-                    rank * whole_ + (b * self.blocks + block.at % self.blocks) * piece
+                    rank * of_rank + (b * self.blocks + block.at % self.blocks) * piece
                 )
                 yield (rank * B + b) * piece, piece, Extent(array, first, 1, own)
 
@@ -193,23 +193,18 @@ class Between:
             array = run.array if run else None
             if not run or run.width != 1 or not isinstance(array, Computed):
                 self.fail(f"{source} holds {told(run)}, which is nothing to exchange")
-            at, by = array.micro_batch[1:]
-            there = MicroBatch(
-                array.micro_batch.step,
-                at + rank * group.each(by) if by else at,
-                group.without(by),
-            )
+            step_, at, by = array.micro_batch
+            each, own = group.each(by), group.each(run.by_rank)
+            if each < 0 or own < 0:
+                self.fail(f"{source} holds {told(run)}, which differs by rank")
+            there = MicroBatch(step_, at + rank * each, group.without(by))
             piece = Extent(
                 array._replace(micro_batch=there),
-                run.first + rank * max(0, group.each(run.by_rank)),
+                run.first + rank * own,
                 1,
                 group.times(from_step),
             )
             to.buffer.write(to.at + rank * step, size, piece)
-
-
-def kind_of(unit: str) -> str:
-    return unit.partition("[")[0]
 
 
 def context(m: Memory) -> Members | None:

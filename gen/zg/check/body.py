@@ -176,10 +176,9 @@ class Frame:
         self.limits["sh"] = self.limits.get(f"save_heads.{self.kind}", 0)
         self.limits["r"] = self.limits.get("rows", 0)
         self.limits["h"] = self.limits.get("heads", 0)
-        self.cut = any(fn.then for fn in self.fns)
-        # its heads are sorted by rank
-        self.cuts = self.head.context > 1 or any(
-            c.kernel in HEADS for c in self.calls_of()
+        # whether exchanges cut a body of the kind
+        self.cut = any(
+            f.then for f in self.p.fns if f.name.split(".")[1:2] == [self.kind]
         )
 
     def calls_of(self) -> list[Call]:
@@ -568,7 +567,7 @@ class Frame:
     def sorting(self, call: Call) -> bool:
         """Return whether a call's result is sorted by the ranks of a context group."""
         if call.kernel in EXCHANGES:
-            return self.cuts and not EXCHANGES[call.kernel]
+            return not EXCHANGES[call.kernel]
         back = call.kernel == "zk_join_heads" and call.args[-1] == -1
         return call.kernel == "zk_cut_heads_fwd" or back
 
@@ -577,7 +576,7 @@ class Frame:
         are. Attention alone works on the heads of whole samples."""
         sample = bool({"sh", "h"} & {*self.fn.ins, *self.fn.outs})
         if call.kernel in EXCHANGES:
-            takes = self.cuts and EXCHANGES[call.kernel]
+            takes = EXCHANGES[call.kernel]
             sides = [BETWEEN.get(base(a), "").endswith("heads") for a in call.args[:2]]
             if sides != [EXCHANGES[call.kernel], not EXCHANGES[call.kernel]]:
                 self.fail(call, f"goes from {call.args[1]} to {call.args[0]}")
@@ -585,6 +584,8 @@ class Frame:
             takes = call.kernel in HEADS and not self.sorting(call)
             if self.head.blocks > 1 and sample != row.name.startswith("zk_attention"):
                 self.fail(call, "works on a block, or on whole samples")
+        if self.head.context == 1:  # one rank has all heads, in order
+            return
         for f, what in zip(row.formals, is_, strict=True):
             if f.mode == "<" and (what in self.sorted) != takes:
                 self.fail(call, f"{f.name} is {'not ' * takes}sorted by rank")

@@ -167,7 +167,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
 def _samples(p: Plan) -> None:
     """Prove that the blocks of samples are equal, and dealt evenly to the ranks that share them."""
     h = p.head
-    positive = h.blocks > 0 < h.context
+    positive = min(h.blocks, h.context) > 0
     if not positive or h.sequence % h.blocks or h.blocks % h.context:
         raise CheckError(
             f"{h.blocks} blocks of {h.sequence} tokens on {h.context} ranks"

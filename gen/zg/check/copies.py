@@ -47,12 +47,27 @@ class Copies:
         if to_rank:
             to = to._replace(by_rank=to_rank)
         run = self.m.reads(source, size)
+        if not run and self.m.head.blocks > 1 and not source.by_rank:
+            self.several(source, to, size)
+            return
         if not run or size % run.width:
             self.fail(f"{source}: {size} bytes hold {told(run)}")
         between = to.buffer.cls.partition(".")[0] in BETWEEN.values()
         if to.buffer.held and to.buffer.cls in self.m.passing and not between:
             self.fail(f"{to} still holds {to.buffer.told()}")
         self.m.writes(to, size, run)
+
+    def several(self, source: Place, to: Place, size: int) -> None:
+        """Copy the values between functions that a slot holds."""
+        end = source.at + size
+        held = source.buffer.held
+        if to.buffer.held and to.buffer.cls in self.m.passing:
+            self.fail(f"{to} still holds {to.buffer.told()}")
+        if not held or any(lo < source.at or hi > end for lo, hi, _ in held):
+            self.fail(f"{source}: {size} bytes cut {source.buffer.told()}")
+        self.m.access(to, size, True)
+        for lo, hi, run in held:
+            to.buffer.write(to.at + lo - source.at, hi - lo, run)
 
     def batch(self, *operands: Any) -> None:
         """Fetch a rank's tokens and targets of a micro-batch, and the arrays that come with them.

@@ -156,7 +156,7 @@ def _values(
     """Return the classes of activations, their gradients and saved values."""
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
-    samples = spec.together // spec.blocks
+    samples = spec.together // spec.own_blocks
     out = [
         Wanted(name, slots, most, readers=_common(spec))
         for name, slots, packed in (

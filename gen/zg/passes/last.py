@@ -38,32 +38,24 @@ def marked(steps: Sequence[Step]) -> tuple[Step, ...]:
         return replace(ref, last=True) if dies else ref
 
     for s in reversed(steps):
-        both = {*map(_slot, s.ins)} & {*map(_slot, s.outs)}
-        later = both & read.keys()
+        changed = {*map(_slot, s.ins)} & {*map(_slot, s.outs)}
         parts = s.queue == "main" and s.op in ("exchange", "copy")
-        ends = {r: _slot(r) not in read and _slot(r) not in both for r in s.outs}
-        if both:
-            ins = tuple(
-                [
-                    use(
-                        s,
-                        r,
-                        _slot(r) not in later
-                        if _slot(r) in both
-                        else not read.get(_slot(r)),
-                        True,
-                    )
-                    for r in s.ins
-                ]
+        later = {*read}  # slots that a later step uses
+        outs = [
+            r if _slot(r) in changed else use(s, r, _slot(r) not in later, parts)
+            for r in s.outs
+        ]
+        ins = [
+            use(
+                s,
+                r,
+                not (_slot(r) in later if _slot(r) in changed else read.get(_slot(r))),
+                True,
             )
-            outs = tuple(
-                [r if _slot(r) in both else use(s, r, ends[r], parts) for r in s.outs]
-            )
-        else:
-            outs = tuple([use(s, r, ends[r], parts) for r in s.outs])
-            ins = tuple([use(s, r, not read.get(_slot(r)), True) for r in s.ins])
-        same = ins == s.ins and outs == s.outs
-        out.append(s if same else replace(s, ins=ins, outs=outs))
+            for r in s.ins
+        ]
+        same = ins == [*s.ins] and outs == [*s.outs]
+        out.append(s if same else replace(s, ins=tuple(ins), outs=tuple(outs)))
     return tuple(reversed(out))
 
 

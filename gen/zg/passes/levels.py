@@ -185,7 +185,7 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
     if 0 < grid.context < k:
         cuts.append(grid.context)
         node = spec.block % (grid.size(0, grid.context) * A) == 0
-        if spec.blocks > 1 or spec.zero.stage == 1 and node:
+        if spec.own_blocks > 1 or spec.zero.stage == 1 and node and not host:
             step = grid.context
     elif not own_first and A > 1 and grid.shared < k and spec.zero.stage:
         inner = grid.size(0, grid.shared)
@@ -224,30 +224,31 @@ def _blocks(spec: Spec) -> None:
     W, layers = spec.cluster.ranks, spec.train.accumulate == "layers"
     if n == 1 or W == 1:
         return
+    every = f"cluster.context_parallel {n}, " if W % n == 0 else ""
     if N == 1 and spec.zero.stage > 1 and not layers and A > n:
         raise spec.wrong(
             "train.sequence_blocks",
             f"the {n} gradients of a sample are added on its rank first, and at zero.stage "
             f"{spec.zero.stage} that takes all micro-batches of a step at once",
-            f"1, train.accumulate layers, zero.stage 1, or cluster.context_parallel {n}",
+            f"1, or with {every}train.accumulate layers or zero.stage 1",
         )
     if 1 < N < min(n, W) and not spec.zero.stage:
         raise spec.wrong(
             "cluster.context_parallel",
             f"the gradients of the {n // N} blocks on a rank are added over {N} ranks first, "
             "which at zero.stage 0 leaves no rank with a whole sum",
-            f"1, {n}, or zero.stage 1",
+            "1, or with zero.stage 1, 2 or 3",
         )
-    leaves = A if N == 1 else N * A if spec.blocks > 1 else N
-    inner = N == 1 or N < W
-    if inner and spec.block % leaves:
+    leaves = A if N == 1 else N * A if spec.own_blocks > 1 else N
+    if (N == 1 or N < W) and spec.block % leaves:
+        power = 1 << (leaves - 1).bit_length()
         raise spec.wrong(
             "train.sum",
             f"a tree of {spec.block} gradients has no node of the {leaves} that ranks with the "
-            f"same samples add first",
-            f"{{block: {1 << (leaves - 1).bit_length()}}}, another recipe"
-            if not leaves & (leaves - 1)
-            else f"a power of two of micro-batches a rank, cluster.context_parallel {W}",
+            "same samples add first",
+            f"{{block: {power}}}, another recipe"
+            if leaves == power
+            else "other cluster.ranks, so that these are a power of two",
         )
 
 

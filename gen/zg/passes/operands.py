@@ -156,7 +156,7 @@ class Operands:
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
             "keys": Ref("keys", g),
-            "documents": Ref("documents", g * self.spec.blocks),
+            "documents": Ref("documents", g * self.spec.own_blocks),
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -187,7 +187,7 @@ class Operands:
 
     def saved_heads(self, u: Use, g: int) -> Ref:
         """Return the buffer of a unit's saved values of whole samples."""
-        samples = self.together // self.spec.blocks
+        samples = self.together // self.spec.own_blocks
         return Ref(f"save_heads.{u.kind.name}", u.index * samples + g)
 
     def value_slot(self, cls: str, n: int, g: int) -> Ref:

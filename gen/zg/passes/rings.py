@@ -109,7 +109,8 @@ def through(uses: Sequence[Use]) -> list[Use]:
         kept = [replace(g, retained=g.key in later) for g in u.gathered]
         out[n] = replace(u, gathered=tuple(kept))
         for g in u.gathered:
-            (later.add if g.reused else later.discard)(g.key)
+            later.discard(g.key)
+        later |= {g.key for g in u.gathered if g.reused}
     return out
 
 

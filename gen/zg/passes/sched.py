@@ -131,7 +131,7 @@ class _SectionBuilder(Steps):
         first, last = self.gradient_writers(uses)
         micro_batches = self.together
         if uses[-1].body == "eval":
-            micro_batches = self.spec.blocks
+            micro_batches = self.spec.own_blocks
         self.staging_turn.clear()
         self.fetch_started = False
         for i in range(min(self.ahead, len(gathered))):

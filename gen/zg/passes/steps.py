@@ -55,7 +55,9 @@ class Steps(Operands):
         self.offload = self.spec.zero.offload_optimizer.device != "none"
         slots = 2 if self.spec.zero.overlap_comm else 1
         self.inbox = Ring("inbox", slots)
-        self.intra = Ring("intra", slots)
+        # One level reads sums of the level before while it writes its own.
+        inner = max(len(self.sums.per_micro_batch), len(self.sums.per_step)) - 1
+        self.intra = Ring("intra", max(slots, min(2, inner)))
         self.inter = Ring("inter", slots)
         # Uses so far of slots of intra, inter, inbox (in a section), and of those on the way down.
         self.intra_turn = self.inter_turn = 0
@@ -204,14 +206,14 @@ class Steps(Operands):
         """Exchange rows for heads, or heads for rows, after a use: of all blocks of a rank, between
         the ranks of a context group."""
         batch, ranks = self.spec.train.micro_batch, self.spec.cluster.context_parallel
-        samples = range(micro_batches // self.spec.blocks)
+        samples = range(micro_batches // self.spec.own_blocks)
         for call, sample in itertools.product(u.part.then, samples):
             for move in exchanges.moves(call, batch, ranks, self.real):
                 self.move(u, call, sample, move)
 
     def move(self, u: Use, call: Call, sample: int, move: exchanges.Move) -> None:
         """Add one transfer of an exchange: a copy if a rank has whole samples."""
-        g = sample * self.spec.blocks + move.slot
+        g = sample * self.spec.own_blocks + move.slot
         rows, heads = self.sides(u, call, g, sample)
         rows = replace(rows, at=rows.at + move.rows)
         heads = replace(heads, at=heads.at + move.heads)

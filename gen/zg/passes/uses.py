@@ -57,7 +57,7 @@ def use(
     if several and waits:
         m.add("main", "mark", u.unit, waits=waits)
         waits = ()
-    turns = micro_batches // (m.spec.blocks if u.part.sample else 1)
+    turns = micro_batches // (m.spec.own_blocks if u.part.sample else 1)
     for g in range(turns):
         _function(m, u, g, g == turns - 1, waits, first_writes, complete)
         _reduce(m, u, now, g, several)

@@ -30,9 +30,8 @@ def around(
     """Return the rows of attention with the exchanges around it.
 
     heads: H, G and D; n: blocks of a sample; N: ranks that share these; seen: makes the row of
-    attention of some query heads and key-value heads. There are copies of key-value heads if G is
-    no multiple of n, since each query head belongs to one rank and sums of gradients may not
-    depend on N.
+    attention of some query heads and key-value heads. There are copies of key-value heads if n
+    does not divide G and the heads allow it, since sums of gradients may not depend on N.
     """
     H, G, D = heads
     if n == 1:
@@ -92,7 +91,7 @@ def blocks(s: Spec) -> None:
             )
 
 
-def together(s: Spec) -> None:
+def features(s: Spec) -> None:
     """Refuse settings that need whole samples."""
     if s.train.sequence_blocks == 1:
         return
@@ -106,10 +105,10 @@ def together(s: Spec) -> None:
     if s.train.reduction != "exact":
         what = "fast reductions do not add the blocks of a sample first"
         raise s.wrong(key, what, "1, or train.reduction exact")
-    if s.train.offload_activations and s.blocks > 1:
+    if s.train.offload_activations and s.own_blocks > 1:
         raise s.wrong(
             "train.offload_activations",
-            f"the {s.blocks} blocks of a sample on a rank keep their activations on the device",
+            f"the {s.own_blocks} blocks of a sample on a rank keep their activations on the device",
             f"false, or cluster.context_parallel {s.train.sequence_blocks}",
         )
 
@@ -126,5 +125,5 @@ AGREE = (
             "zero",
         ),
     ),
-    (together, ("train", "data", "cluster.context_parallel")),
+    (features, ("train", "cluster.context_parallel")),
 )

@@ -518,9 +518,12 @@ def _batches(
     W = _spec(root, "cluster.ranks", 1)
     if W is None or A is None:
         return _changes(given, at)
+    told = _find(root, "cluster.context_parallel")
     own = numeric(shared.value) if shared else None
-    N = own or _spec(root, "cluster.context_parallel", 1)
-    W = max(1, W // int(N or 1))
+    if not own or told and told.where == "--set":
+        own = _spec(root, "cluster.context_parallel", 1)
+    N = int(own or 1)
+    W = max(1, W // N)
     if G is not None and B is None:
         if G % (A * W):
             raise _product(
@@ -529,6 +532,7 @@ def _batches(
                 f"a multiple of {A * W}",
                 G,
                 A,
+                N,
             )
         B = G // (A * W)
     B = B or _spec(root, "train.micro_batch")
@@ -541,6 +545,7 @@ def _batches(
             str(A * B * W),
             G,
             A * B,
+            N,
         )
     found = {
         key: n
@@ -566,12 +571,13 @@ def _ours(key: str) -> str:
     return row.key if isinstance(row, Honour) else ""
 
 
-def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
+def _product(
+    where: str, wrong: str, allowed: str, G: int, step: int, N: int
+) -> SpecError:
     """Return the error of a product that does not match. step: samples of a rank in a step, or
-    steps."""
-    ranks = (
-        "" if G % step or G // step > RANKS else f", or --set cluster.ranks={G // step}"
-    )
+    steps; N: ranks with the same samples."""
+    W = G // step * N
+    ranks = "" if G % step or W > RANKS else f", or --set cluster.ranks={W}"
     return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
 
 

@@ -553,7 +553,7 @@ class Spec:
         return samples // (self.train.micro_batch * self.cluster.ranks)
 
     @property
-    def blocks(self) -> int:
+    def own_blocks(self) -> int:
         """Blocks of a sample on one rank."""
         return self.train.sequence_blocks // self.cluster.context_parallel
 
@@ -589,7 +589,7 @@ class Spec:
     def together(self) -> int:
         """Micro-batches that go through a unit before the next unit runs."""
         layers = self.train.accumulate == "layers"
-        return self.micro_batches if layers else self.blocks
+        return self.micro_batches if layers else self.own_blocks
 
     def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
         """Return an error about a key that only a later pass detects."""

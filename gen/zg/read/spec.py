@@ -202,12 +202,13 @@ def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
 
 
 def _batch(keys: SpecKeys, root: Node) -> None:
-    """Require that micro_batch x ranks divides global_batch."""
-    G, B, W = (
+    """Require that micro_batch x ranks divides global_batch. W: ranks with samples of their own."""
+    G, B, N = (
         keys.train.global_batch,
         keys.train.micro_batch,
-        max(1, keys.cluster.ranks // keys.cluster.context_parallel),
+        keys.cluster.context_parallel,
     )
+    W = max(1, keys.cluster.ranks // N)
     if G % (B * W) == 0:
         return
     step = B * W
@@ -220,7 +221,7 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             for w in near(min(W, micro_batches), lambda w: micro_batches % w == 0)
             if w <= micro_batches
         ]
-        good["cluster.ranks"] = ranks
+        good["cluster.ranks"] = [w * N for w in ranks]
     if G % W == 0:
         sizes = near(min(B, G // W), lambda b: G // W % b == 0)
         fits = [b for b in sizes if b <= G // W]
@@ -234,8 +235,9 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     raise fail(
         root,
         path,
-        f"train.micro_batch {B} x cluster.ranks {W} = {step} does not divide "
-        f"train.global_batch {G}",
+        f"train.micro_batch {B} x cluster.ranks {keys.cluster.ranks}"
+        + (f" / cluster.context_parallel {N}" if N > 1 else "")
+        + f" = {step} does not divide train.global_batch {G}",
         ", or ".join(
             f"{key} {' or '.join(map(str, good[key]))}" for key in sorted(good)
         ),

@@ -88,8 +88,8 @@ def text(spec: Spec) -> str:
             said = f"{key}: {json.dumps(value, default=_given)}"
             lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
     lines.append(
-        f"# derived: micro-batches of a rank and step: {spec.micro_batches}, each of "
-        f"{spec.train.micro_batch}"
+        "# derived: micro-batches of a rank and step: "
+        f"{spec.micro_batches // spec.own_blocks}, each of {spec.train.micro_batch}"
     )
     return "\n".join(lines) + "\n"
 

@@ -444,7 +444,7 @@ def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
     lines = steps.lines(roll.roll(batches))
     run = "    zr_replay(z, ZR_MICRO_BATCH, micro_batch);"
     repeat = p.section("micro_batch").repeat
-    if p.together > 1 == repeat:
+    if p.together > 1 and repeat == 1:
         return [*lines, run]
     return [
         f"    for (int64_t g = 0; g < {repeat}; g++) {{",
