@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 from zg.check import check
+from zg.predict import cost
 from zg.read.spec import SpecError, load
 
 from tests.law import test_reference as reference
@@ -264,6 +265,24 @@ def test_gradients_of_long_samples(tmp_path: pathlib.Path) -> None:
     for tensor, g in found.items():
         error = reference.off(g, known.digest(tensor, grads[tensor]))
         assert error <= bound, f"{tensor}: off by {error:.3g} of the largest element"
+
+
+# ---- the wire
+
+
+@pytest.mark.parametrize("again,times", [("none", 2), ("full", 3)])
+def test_bytes_of_exchanges(again: str, times: int) -> None:
+    """A rank receives (N - 1) / N of its rows of queries, keys and values, and of attention's
+    output: forward, backward, and forward again if that is recomputed."""
+    N, T, layers, A = 2, 40, 2, 4
+    H, G, D, f32 = 4, 4, 16, 4  # two copies of each of 2 key-value heads
+    keys = "cluster.ranks=4", f"cluster.context_parallel={N}", "train.global_batch=8"
+    p = planned(
+        "llama-tiny", "train.sequence_blocks=4", f"train.recompute={again}", *keys
+    )
+    rows = T // N * (N - 1) // N
+    each = rows * (H + 2 * G + H) * D * f32
+    assert cost.exchanged(p) == times * each * layers * A
 
 
 # ---- refusals

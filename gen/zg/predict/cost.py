@@ -97,6 +97,16 @@ def schemes(p: Plan) -> list[tuple[str, float]]:
     ]
 
 
+def exchanged(p: Plan) -> int:
+    """Return the bytes that a rank receives in a step's exchanges of rows and heads."""
+    return sum(
+        section.repeat * wire_of(p, s).bytes
+        for section in p.step
+        for s in section.steps
+        if s.op == "exchange"
+    )
+
+
 def sums(p: Plan) -> int:
     """Return the bytes of a rank's sums of gradients."""
     return sum(

@@ -112,7 +112,7 @@ class Formulas:
         """Return the seconds of a step's functions of units. Forward and backward take as long as
         their copies of saved values and inputs over the host's link, if these take longer."""
         s, t = self.saved(spec), spec.train
-        x = ops.BYTES[t.precision] * t.micro_batch * t.sequence * spec.model.width
+        x = ops.BYTES[t.precision] * spec.rows * spec.model.width
         inputs = sum(n - operands.near_slots(spec, "x", n) for n, _ in s.saved)
         copies = (self.far(spec) + x * inputs) / self.device.host.bandwidth
         return spec.micro_batches * (max(s.forward, copies) + max(s.backward, copies))

@@ -258,10 +258,13 @@ def explain(p: Plan) -> str:
     for name, op, got in collectives(p):
         lines.append(f"  {name:<12} {op:<13}{_received(got)}")
     paper, ideal = cost.paper(p), cost.ideal(p)
+    others = cost.exchanged(p)
+    here = (w.bytes - others) / ideal / h.micro_batches if ideal else 0.0
     lines += [
         f"  {'total':<26}{_received(w)}",
         f"  the ZeRO papers' {paper}P (W-1)/W for a micro-batch, P the bytes of the parameters: "
-        f"{ideal:,.0f} bytes; here {w.bytes / ideal / h.micro_batches:.3f} times that"
+        f"{ideal:,.0f} bytes; here {here:.3f} times that"
+        f"{', without exchanges' * bool(others)}"
         if ideal
         else "  one rank: nothing",
         *_hosts(p),

@@ -19,7 +19,8 @@ def notes(p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]) -> Iterator
 
 
 def _wire(p: Plan) -> Iterator[str]:
-    got, ideal = cost.training_wire(p).bytes, cost.ideal(p)
+    got = cost.training_wire(p).bytes - cost.exchanged(p)
+    ideal = cost.ideal(p)
     if got <= MANY * ideal:
         return
     layers = p.head.zero == 3 and p.together == 1
