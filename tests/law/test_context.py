@@ -267,7 +267,23 @@ def test_gradients_of_long_samples(tmp_path: pathlib.Path) -> None:
         assert error <= bound, f"{tensor}: off by {error:.3g} of the largest element"
 
 
-# ---- the wire
+# ---- memory and wire
+
+
+def test_memory() -> None:
+    """Twice the tokens on two ranks take less memory a rank than one rank takes for half of them.
+    One block at a time leaves all values between functions in temporary space."""
+
+    def arena(*keys: str) -> int:
+        sizes = "train.micro_batch=1", "train.global_batch=1", "train.recompute=full"
+        more = "model.units[0].embedding.context=32768", "targets=[cpu]"
+        return planned("demo", *sizes, *more, *keys).arena("cpu")
+
+    two = "cluster.ranks=2", "cluster.context_parallel=2", "train.sequence_blocks=2"
+    whole = arena("cluster.ranks=1", "train.sequence=16384")
+    assert arena(*two, "train.sequence=32768") < whole
+    shared = planned("llama-tiny", *SHARED)
+    assert not {"rows", "heads"} & {c.name for c in shared.classes}
 
 
 @pytest.mark.parametrize("again,times", [("none", 2), ("full", 3)])

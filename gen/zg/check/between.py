@@ -21,7 +21,6 @@ from .fns import Facts
 from .memory import Extent
 from .order import Buffer, Memory, Place, told
 
-HEADS = ("sh", "h")
 Piece = tuple[int, int, Extent]  # offset, bytes, content
 
 
@@ -41,7 +40,7 @@ class Between:
 
     def of_samples(self, fn: Fn) -> bool:
         """Return whether a function works on whole samples."""
-        return not {*HEADS}.isdisjoint((*fn.ins, *fn.outs))
+        return fn.name in self.facts.samples
 
     def sample(self, micro_batch: MicroBatch) -> MicroBatch:
         """Return the first block of the sample that a block belongs to, as a micro-batch of all
@@ -53,6 +52,13 @@ class Between:
             self.fail(f"{micro_batch} is no block of a sample")
         return MicroBatch(step, at - at % self.blocks, rest)
 
+    def first(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Return the first block of the sample of a block, or of a sample, by which the functions
+        of a body know each other."""
+        step, at, by = micro_batch
+        rest = self.group.without(by) if self.group else by
+        return MicroBatch(step, at - at % self.blocks, rest)
+
     # ---- functions
 
     def read(
@@ -60,6 +66,7 @@ class Between:
     ) -> MicroBatch:
         """Require the values that a function takes. Return its micro-batch, or its sample."""
         slots = {n: self.slot(ref, False) for n, ref in refs if n in BETWEEN}
+        slots["tmp"] = self.m.bytes("tmp", 0)
         some = self.facts.took[fn.name]
         if not now:
             if not some:
@@ -94,7 +101,7 @@ class Between:
         step, at, by = array.micro_batch
         if at % self.blocks or any(n % self.blocks for n in by):
             self.fail(f"{slot}+{spot.lo} begins with {array.micro_batch}")
-        if spot.formal in HEADS:
+        if spot.heads:
             return array.micro_batch
         piece = (spot.hi - spot.lo) // (self.m.head.batch * self.ranks)
         assert run
@@ -107,15 +114,11 @@ class Between:
     ) -> None:
         """Record the values that a function leaves."""
         slots = {n: self.slot(ref, True) for n, ref in refs if n in BETWEEN}
-        for name, slot in slots.items():
-            for spot in self.facts.gave[fn.name]:
-                if spot.formal == name:
-                    size = spot.hi - spot.lo
-                    slot.write(
-                        spot.lo,
-                        size,
-                        self.value(unit, spot.made, size, now, name in HEADS),
-                    )
+        slots["tmp"] = self.m.bytes("tmp", 0)
+        for spot in self.facts.gave[fn.name]:
+            slot, size = slots[spot.formal], spot.hi - spot.lo
+            now_ = self.value(unit, spot.made, size, now, spot.heads)
+            slot.write(spot.lo, size, now_)
 
     # ---- values
 
@@ -128,7 +131,7 @@ class Between:
 
     def pieces(self, unit: str, spot: Spot, now: MicroBatch) -> Iterator[Piece]:
         """Yield the pieces of a value that a function takes."""
-        size, heads = spot.hi - spot.lo, spot.formal in HEADS
+        size, heads = spot.hi - spot.lo, spot.heads
         moved = self.facts.exchanged.get((unit_of(unit)[0], spot.made))
         if not moved:
             yield 0, size, self.value(unit, spot.made, size, now, heads)

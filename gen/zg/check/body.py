@@ -38,6 +38,7 @@ FORMALS = ("x", "y", "dx", "dy", "s", "sh", "r", "h")
 # Formals of the values that pass between the functions of a body that is cut at exchanges, and
 # their classes: values of a block's rows, and of a sample's heads.
 BETWEEN = {"s": "save", "sh": "save_heads", "r": "rows", "h": "heads"}
+ATTENTION = "zk_attention"  # kernels that work on whole samples
 # Identity of a value: (number of the call that made it, index of the operand there), the name of an
 # input of the function, a part of such a value, all parts of a value, or the f32 sum of a gradient
 # ("total", launch, number).
@@ -61,12 +62,14 @@ class Written:
 
 
 class Spot(NamedTuple):
-    """Bytes [lo, hi) of a formal, and the identity of the value there."""
+    """Bytes [lo, hi) of a formal, and the identity of the value there. heads: it is of a whole
+    sample, for the rank's heads."""
 
     formal: str
     lo: int
     hi: int
     made: Made
+    heads: bool
 
 
 class Exchanged(NamedTuple):
@@ -155,11 +158,12 @@ class Frame:
     took: dict[str, dict[Spot, None]] = field(default_factory=dict)
     # bytes of BETWEEN that the current function has written
     wrote: list[tuple[str, int, int]] = field(default_factory=list)
-    # values of a block that are sorted by the ranks of a context group
+    # values of a block that are sorted by the ranks of a context group, and values of samples
     sorted: set[Made] = field(default_factory=set)
+    heads: set[Made] = field(default_factory=set)
     # results of exchanges
     exchanged: dict[Made, Exchanged] = field(default_factory=dict)
-    gave: dict[str, dict[Spot, None]] = field(default_factory=dict)
+    gave: dict[str, list[Spot]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
@@ -176,6 +180,9 @@ class Frame:
         self.limits["sh"] = self.limits.get(f"save_heads.{self.kind}", 0)
         self.limits["r"] = self.limits.get("rows", 0)
         self.limits["h"] = self.limits.get("heads", 0)
+        # Where functions leave values to later ones. If one block at a time goes through a unit, it
+        # has temporary space to itself.
+        self.shared = {*BETWEEN, *["tmp"] * (self.p.together == 1)}
         # whether exchanges cut a body of the kind
         self.cut = any(
             f.then for f in self.p.fns if f.name.split(".")[1:2] == [self.kind]
@@ -316,7 +323,7 @@ class Frame:
             if (v.lo, v.hi, v.type) != (at, at + size, kind):
                 continue
             v.used = True
-            if where == "tmp" or self.cut and where in BETWEEN:
+            if where == "tmp" or self.cut and where in self.shared:
                 self.of |= makers(v.made)
             self.takes(where, v)
             return v.made
@@ -324,25 +331,27 @@ class Frame:
 
     def takes(self, where: str, v: Written) -> None:
         """Record that the current function reads a value that was there before it."""
-        if not self.cut or where not in BETWEEN or self.own(where, v):
+        if not self.cut or where not in self.shared or self.own(where, v):
             return
         took = self.took[self.fn.name]
         # in rounds, a part of a value that was recorded whole
         if not any(s.formal == where and s.lo <= v.lo < v.hi <= s.hi for s in took):
-            took[Spot(where, v.lo, v.hi, v.made)] = None
+            took[Spot(where, v.lo, v.hi, v.made, v.made in self.heads)] = None
 
     def own(self, where: str, v: Written) -> bool:
         """Return whether the current function has written a value."""
         return any(w == where and lo < v.hi and v.lo < hi for w, lo, hi in self.wrote)
 
-    def left(self) -> dict[Spot, None]:
-        """Return the values that the current function has written and leaves to later ones."""
-        return {
-            Spot(where, v.lo, v.hi, v.made): None
-            for where in BETWEEN
+    def left(self) -> list[Spot]:
+        """Return all bytes that the current function has written, without an identity, and then the
+        values that it leaves there to later ones."""
+        spoilt = [Spot(*place, (), False) for place in dict.fromkeys(self.wrote)]
+        return spoilt + [
+            Spot(where, v.lo, v.hi, v.made, v.made in self.heads)
+            for where in sorted(self.shared)
             for v in self.held.get(where, [])
             if self.own(where, v)
-        }
+        ]
 
     def weight(self, call: Call, arg: Arg, elems: int, dims: Numbers) -> str:
         """Return the name of the tensor that a call multiplies by: a parameter, or a value that was
@@ -396,7 +405,7 @@ class Frame:
         if not all(map(self.done, values[gone])):
             self.fail(call, f"{arg} overwrites what nobody has read")
         values[gone] = [Written(at, end, kind, made, spare=spare)]
-        if self.cut and where in BETWEEN and not crosses:
+        if self.cut and where in self.shared and not crosses:
             self.wrote.append((where, at, end))
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Written | None:
@@ -560,6 +569,8 @@ class Frame:
             self.write(call, call.args[n], size, f.type, is_[n], f.spare)
             if self.sorting(call):
                 self.sorted.add(is_[n])
+            if EXCHANGES.get(call.kernel) or call.kernel.startswith(ATTENTION):
+                self.heads.add(is_[n])
         if call.kernel in EXCHANGES:
             self.exchanged[is_[0]] = Exchanged(call, is_[1])
         self.ran.append((call, number, is_))
@@ -574,20 +585,17 @@ class Frame:
     def sorts(self, call: Call, row: Kernel, is_: list[Any]) -> None:
         """Refuse an exchange of rows that are not sorted by rank, and any other use of those that
         are. Attention alone works on the heads of whole samples."""
-        sample = bool({"sh", "h"} & {*self.fn.ins, *self.fn.outs})
-        if call.kernel in EXCHANGES:
-            takes = EXCHANGES[call.kernel]
-            sides = [BETWEEN.get(base(a), "").endswith("heads") for a in call.args[:2]]
-            if sides != [EXCHANGES[call.kernel], not EXCHANGES[call.kernel]]:
-                self.fail(call, f"goes from {call.args[1]} to {call.args[0]}")
-        else:
-            takes = call.kernel in HEADS and not self.sorting(call)
-            if self.head.blocks > 1 and sample != row.name.startswith("zk_attention"):
-                self.fail(call, "works on a block, or on whole samples")
-        if self.head.context == 1:  # one rank has all heads, in order
-            return
+        attention = call.kernel.startswith(ATTENTION)
+        of_heads = attention or EXCHANGES.get(call.kernel) is False
+        takes = call.kernel in HEADS and not self.sorting(call)
+        takes |= EXCHANGES.get(call.kernel, False)
         for f, what in zip(row.formals, is_, strict=True):
-            if f.mode == "<" and (what in self.sorted) != takes:
+            if f.mode != "<" or not isinstance(what, tuple) or self.head.blocks == 1:
+                continue
+            if (what in self.heads) != of_heads:
+                self.fail(call, f"{f.name} is of {'a block' * of_heads or 'a sample'}")
+            # One rank has all heads, in order.
+            if self.head.context > 1 and (what in self.sorted) != takes:
                 self.fail(call, f"{f.name} is {'not ' * takes}sorted by rank")
 
     def number(self, key: Made) -> int:

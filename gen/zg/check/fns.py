@@ -42,7 +42,7 @@ from ..facts.kernels import (
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import Exchanged, Frame, Made, Ran, Spot, Written
+from .body import ATTENTION, Exchanged, Frame, Made, Ran, Spot, Written
 from .kernels import BODIES, SCALED, UNITS, kept, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -57,7 +57,7 @@ class Facts:
     flat; parts: (body, kind) -> the functions in order, each with the rows of its weight that it is
     called from; flats: function -> formal -> flat; took, gave: function of a body that is cut at
     exchanges -> values that it reads from before it, and that it leaves; exchanged: (kind, value)
-    -> the exchange that brought it.
+    -> the exchange that brought it; samples: functions that work on whole samples.
     """
 
     steps: dict[tuple[str, str], int]
@@ -66,6 +66,7 @@ class Facts:
     took: dict[str, list[Spot]]
     gave: dict[str, list[Spot]]
     exchanged: dict[tuple[str, Made], Exchanged]
+    samples: frozenset[str]
 
 
 def _numbered(c: Call, at: int) -> Call:
@@ -157,11 +158,11 @@ def run(b: Frame) -> None:
 def _exchanged(b: Frame, fn: Fn) -> None:
     """Run the exchange that follows a function. Its temporary values end here, and all else that
     later functions read is among its outputs."""
-    for v in b.held.pop("tmp", []):
+    for v in b.held.pop("tmp", []) if "tmp" not in b.shared else ():
         if not b.done(v):
             b.fail(None, f"tmp+{v.lo} is written and not read")
     b.gave[fn.name] = b.left()
-    if {"sh", "h"} & {*fn.ins, *fn.outs} and ({"s", "r"} & {*fn.ins, *fn.outs}):
+    if len({c.kernel.startswith(ATTENTION) for c in fn.calls}) > 1:
         b.fail(None, "works on a block and on whole samples")
     for c in fn.then:
         b.call(c)
@@ -364,6 +365,8 @@ def _unit_bodies(
         again=frozenset(n for _, n, _ in fwd.ran),
         twins=fwd.times,
         alive=fwd.alive,
+        sorted=fwd.sorted,
+        heads=fwd.heads,
     )
     for v in saved if fwd.cut else ():
         v.used = False  # forward's own functions may have read it
@@ -430,6 +433,12 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
         parts=parts,
         flats=flats,
         took={name: [*some] for b in cut for name, some in b.took.items()},
-        gave={name: [*some] for b in cut for name, some in b.gave.items()},
+        gave={name: some for b in cut for name, some in b.gave.items()},
         exchanged={(b.kind, m): x for b in cut for m, x in b.exchanged.items()},
+        samples=frozenset(
+            f.name
+            for b in cut
+            for f in b.fns
+            if any(c.kernel.startswith(ATTENTION) for c in f.calls)
+        ),
     )

@@ -60,7 +60,13 @@ class Units:
                 micro_batch = self.between.sample(micro_batch)
             micro_batch = self.between.read(fn, s.unit, ins, micro_batch)
             self.fixed(s, micro_batch)
-            use = self.uses.use(s.unit, s.op, 0)
+            # What a body's functions leave in temporary space ends with its last one.
+            alone = self.m.p.together == 1
+            use = (
+                self.turn(s, row, self.between.first(micro_batch))
+                if alone
+                else self.uses.use(s.unit, s.op, 0)
+            )
             self.between.write(fn, s.unit, outs, micro_batch)
         else:
             micro_batch = self.fixed(s, micro_batch)

@@ -176,7 +176,10 @@ def _values(
         if size := bodies.save_heads[k.name].size:
             slots, name = k.count * samples, f"save_heads.{k.name}"
             out.append(Wanted(name, slots, size, readers=_common(spec)))
-    out.append(Wanted("tmp", 1, max(p.size for p in bodies.tmp.values())))
+    exchanged = spec.cluster.context_parallel > 1 and spec.together == 1
+    readers = _common(spec) if exchanged else "own"
+    tmp = max(p.size for p in bodies.tmp.values())
+    out.append(Wanted("tmp", 1, tmp, readers=readers))
     return out
 
 

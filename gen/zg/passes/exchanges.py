@@ -6,8 +6,9 @@ several functions. Those before and after attention run once for each block of a
 once for the sample. In between, an exchange takes each rank of a context group from the rows of its
 blocks to its share of the heads, or back (Ulysses).
 
-A value that only one function uses lies in temporary space. The others lie in classes `rows`, with
-a slot for each block, and `heads`, with a slot for each sample.
+If one block at a time goes through a unit, it has temporary space to itself until a body's last
+function has run. Otherwise only a value of one function lies there. The others lie in classes
+`rows`, with a slot for each block, and `heads`, with a slot for each sample.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from ..graph.graph import BodyPart, Call, UnitKind
 from ..plan.operand import whole
 
 
-def cut(kind: UnitKind) -> UnitKind:
-    """Cut the bodies of a kind at exchanges, if it has any."""
+def cut(kind: UnitKind, together: int) -> UnitKind:
+    """Cut the bodies of a kind at exchanges, if it has any. together: blocks and micro-batches that
+    go through a unit before the next unit runs."""
     cuts = {
         name: _parts(body.calls)
         for name, body in kind.bodies.items()
@@ -40,7 +42,10 @@ def cut(kind: UnitKind) -> UnitKind:
         bodies=bodies,
         cuts=cuts,
         heads=frozenset(heads),
-        between={name: _between(parts) for name, parts in cuts.items()},
+        between={
+            name: _between(parts) if together > 1 else frozenset()
+            for name, parts in cuts.items()
+        },
     )
 
 

@@ -34,7 +34,8 @@ def graph(spec: Spec) -> Graph:
     made = replace(made, persistent=flats.persistent(spec, made))
     bound = spec.zero.stage3_max_live_parameters
     if spec.train.sequence_blocks > 1:
-        return replace(made, kinds=tuple(map(exchanges.cut, made.kinds)))
+        cut = (exchanges.cut(k, spec.together) for k in made.kinds)
+        return replace(made, kinds=tuple(cut))
     if spec.zero.stage < 3 or not bound or spec.together > 1:
         return made
     every = ((t, k.count) for k in made.kinds for t in k.tensors)

@@ -249,9 +249,10 @@ class Steps(Operands):
             "sh": self.saved_heads(u, sample),
             "r": Ref("rows", g),
             "h": Ref("heads", sample),
+            "tmp": Ref("tmp", 0),
         }
         for name in exchanges.values(call):
-            base = bases[name]
+            base = bases.get(name, "tmp")
             refs.append(replace(named[base], at=places[base].at[name]))
         to, source = refs
         return (source, to) if EXCHANGES[call.kernel] else (to, source)
