@@ -60,7 +60,7 @@ class Units:
                 micro_batch = self.between.sample(micro_batch)
             micro_batch = self.between.read(fn, s.unit, ins, micro_batch)
             self.fixed(s, micro_batch)
-            # What a body's functions leave in temporary space ends with its last one.
+            # Values in temporary space end with a body's last function.
             alone = self.m.p.together == 1
             use = (
                 self.turn(s, row, self.between.first(micro_batch))
