@@ -16,7 +16,9 @@ from tests.lib import mutants
 FLAT = [
     name
     for name in test_mutants.PLANS
-    if "host" not in name.partition(",")[0] and "one " not in name
+    if "host" not in name.partition(",")[0]
+    and "one " not in name
+    and test_mutants.SHARED[-1] not in test_mutants.PLANS[name]
 ]
 
 

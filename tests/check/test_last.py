@@ -10,7 +10,14 @@ from zg.check import check
 from zg.passes import last
 from zg.plan.plan import Plan, Step
 
-from tests.check.test_mutants import SMALL, data, planned, source, told  # noqa: F401
+from tests.check.test_mutants import (  # noqa: F401
+    SHARED,
+    SMALL,
+    data,
+    planned,
+    source,
+    told,
+)
 from tests.lib import mutants, plans, trainer
 
 MOVED = ("gpt-tiny", "zero.stage=3", "train.offload_activations=true")
@@ -24,6 +31,9 @@ LAYERS = (
     "train.precision=bf16",
     "zero.stage3_param_persistence_threshold=0",
 )
+# A rank has two of four blocks, or one of four, whose activations wait on the host.
+BLOCKS = (*SHARED, "cluster.ranks=2", "cluster.context_parallel=2")
+ONE_BLOCK = (*SHARED, "cluster.context_parallel=4", "train.recompute=none")
 CLASSES = {
     "x": SMALL,
     "save.block": SMALL,
@@ -34,6 +44,7 @@ CLASSES = {
     "ring.block": LAYERS,
     "grad.embed": LAYERS,
     "acc": LAYERS,
+    "save_heads.block": ONE_BLOCK,
 }
 
 
@@ -66,6 +77,8 @@ def test_these_are_all_that_die() -> None:
         for c in plans.planned(name, *plans.keys(name, way)).passing
     }
     assert dying <= kinds == set(last.DIES)
+    shared = {c.name for c in planned(*BLOCKS).passing}
+    assert shared >= {*last.PASSES} and not {*last.PASSES} & dying
 
 
 BOTH = pytest.mark.parametrize(

@@ -50,6 +50,13 @@ PLANS = {
         "train.dropout=0.1",
         "train.attention_dropout=0.1",
     ),
+    "llama, shared samples": (
+        "llama-tiny",
+        *HALVES,
+        "train.sequence_blocks=4",
+        "cluster.ranks=4",
+        "cluster.context_parallel=2",
+    ),
     "llama in slices": ("llama-tiny", *HALVES, *SLICED),
     "llama in chunks": (
         "llama-tiny",
@@ -216,7 +223,7 @@ def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
         return replace(c, args=mutants.put(c.args, place, other))
 
     fns = tuple(
-        replace(fn, calls=tuple(map(one, fn.calls)))
+        replace(fn, calls=tuple(map(one, fn.calls)), then=tuple(map(one, fn.then)))
         for fn in p.fns
         if fn.name.split(".")[0] in check.BODIES
     )

@@ -132,8 +132,8 @@ WRONG = {
     ),
     "copy elsewhere": (
         r"zr_copy\(z, ZR_UP",
-        "zr_copy(z, ZR_MAIN",
-        r"copy on queue main, which does not copy",
+        "zr_copy(z, ZR_GATHER",
+        r"copy on queue gather, which does not copy",
     ),
     "call": (
         r"(zr_call\(z, ZR_MAIN, fwd_block, )zr_last\((\w+\([^()]*\))\)",
