@@ -38,11 +38,15 @@ static int64_t whole_head(const heads *a, const some *s, int64_t m, int64_t h)
     return (m * (a->H + 2 * a->G) + s->first + h) * a->D * a->size;
 }
 
-static void spread(const heads *a, const some *s, int64_t m)
+/* Copy heads between the orders, those that are neighbours in both at once. */
+static void copy(const heads *a, const some *s, int64_t m)
 {
-    for (int64_t v = 0; v < s->n * s->copies; v++)
-        memcpy(a->y + part_head(a, s, m, v), a->x + whole_head(a, s, m, v / s->copies),
-               (size_t)(a->D * a->size));
+    int64_t count = s->copies == 1 ? s->n / a->ranks : 1;
+    for (int64_t v = 0; v < s->n * s->copies; v += count) {
+        int64_t part = part_head(a, s, m, v), whole = whole_head(a, s, m, v / s->copies);
+        memcpy(a->y + (a->apart ? part : whole), a->x + (a->apart ? whole : part),
+               (size_t)(count * a->D * a->size));
+    }
 }
 
 /* Write the sum of each head's copies. */
@@ -65,7 +69,8 @@ static void heads_task(void *arg, int64_t task, int thread)
         {0, a->H, 0, 1}, {a->H, a->G, h, a->copies}, {a->H + a->G, a->G, h + g, a->copies}};
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
-        for (int i = 0; i < (a->G ? 3 : 1); i++) (a->apart ? spread : add)(a, kinds + i, m);
+        for (int i = 0; i < (a->G ? 3 : 1); i++)
+            (a->apart || kinds[i].copies == 1 ? copy : add)(a, kinds + i, m);
 }
 
 static void move_heads(zk *k, const zk_launch *L, heads a)
