@@ -226,7 +226,7 @@ if [ $kind = cuda ]; then
         --format=csv,noheader -lms 1000 >"$work/clocks.csv" 2>/dev/null &
     others+=($!)
 fi
-report every 15 >/dev/null 2>&1 &
+"$python" bench/gpu_report.py "$work" "$json" every 15 >/dev/null 2>&1 & # ends with its parent
 others+=($!)
 if home=$(bench/gpu_parts.sh toolkit 2>"$work/toolkit.log") && [ -n "$home" ]; then
     export CUDA_HOME=$home
