@@ -146,22 +146,24 @@ static void check_group(zr *z, const char *what, int queue, int queues, int grou
  * and pieces may be anywhere. */
 static int given(const zr *z) { return z->ranks > 1 ? SHARED : ARENA; }
 
+static void check_pieces(zr *z, const char *what, int queue, int group, int64_t from,
+                         int64_t from_step, int64_t to, int64_t to_step, int64_t bytes)
+{
+    check_group(z, what, queue, ZR_COLLECTIVES, group);
+    check(z, what, queue, (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
+    check(z, what, queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
+}
+
 void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes)
 {
-    check_group(z, "gather", queue, ZR_COLLECTIVES, group);
-    check(z, "gather", queue,
-          (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
-    check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
+    check_pieces(z, "gather", queue, group, from, from_step, to, to_step, bytes);
 }
 
 void zr_check_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                        int64_t to_step, int64_t bytes)
 {
-    check_group(z, "exchange", queue, ZR_COLLECTIVES, group);
-    check(z, "exchange", queue,
-          (place){"from", given(z), from, bytes, z->group[group].ranks, from_step});
-    check(z, "exchange", queue, (place){"to", ARENA, to, bytes, z->group[group].ranks, to_step});
+    check_pieces(z, "exchange", queue, group, from, from_step, to, to_step, bytes);
 }
 
 int zr_inbox(zr *z, const char *what, int64_t to)

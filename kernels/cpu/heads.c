@@ -39,7 +39,7 @@ static int64_t whole_head(const heads *a, const some *s, int64_t m, int64_t h)
 }
 
 /* Copy heads between the orders, those that are neighbours in both at once. */
-static void copy(const heads *a, const some *s, int64_t m)
+static void copy_heads(const heads *a, const some *s, int64_t m)
 {
     int64_t count = s->copies == 1 ? s->n / a->ranks : 1;
     for (int64_t v = 0; v < s->n * s->copies; v += count) {
@@ -70,7 +70,7 @@ static void heads_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         for (int i = 0; i < (a->G ? 3 : 1); i++)
-            (a->apart || kinds[i].copies == 1 ? copy : add)(a, kinds + i, m);
+            (a->apart || kinds[i].copies == 1 ? copy_heads : add)(a, kinds + i, m);
 }
 
 static void move_heads(zk *k, const zk_launch *L, heads a)

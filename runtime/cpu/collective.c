@@ -134,20 +134,18 @@ static void copy_piece(char *to, const char *from, int64_t bytes)
     memcpy(to + whole, from + whole, (size_t)(bytes - whole));
 }
 
-static void run_gather(zr *z, int queue, const zr_command *c)
+/* Take a piece from each rank of a group at turn n, after a wire has begun: that at from + m*step
+ * in the arena of the rank of place m. */
+static void take_pieces(zr *z, int queue, const zr_command *c, uint32_t n, int64_t from,
+                        int64_t step)
 {
-    int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
+    int64_t to = c->i[2], to_step = c->i[3], bytes = c->i[4];
     int group = (int)c->i[5], ranks = z->group[group].ranks, mine = z->group[group].place;
-    const struct timespec delay = {z->t->delay / 1000000, z->t->delay % 1000000 * 1000};
-    char *a = z->t->arena;
-    if (z->t->delay) nanosleep(&delay, NULL);
-    uint32_t n = arrive(z, queue);
-    begin_exchange(z, queue, group, a + from + mine * from_step, 0, a + to, to_step, bytes);
     readable(z, +1);
     for (int i = 0; i < ranks; i++) {
         int m = (mine + i) % ranks, r = z->group[group].rank[m];
         if (!z->t->peer[r]) continue;
-        char *there = z->t->peer[r] + from + m * from_step, *here = a + to + m * to_step;
+        char *there = z->t->peer[r] + from + m * step, *here = z->t->arena + to + m * to_step;
         zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, n);
         if (here != there) copy_piece(here, there, bytes);
     }
@@ -155,6 +153,18 @@ static void run_gather(zr *z, int queue, const zr_command *c)
     await(z, queue);
     count_pieces(z, queue, group, bytes);
     all_read(z, queue, group, n);
+}
+
+static void run_gather(zr *z, int queue, const zr_command *c)
+{
+    int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
+    int group = (int)c->i[5], mine = z->group[group].place;
+    const struct timespec delay = {z->t->delay / 1000000, z->t->delay % 1000000 * 1000};
+    char *a = z->t->arena;
+    if (z->t->delay) nanosleep(&delay, NULL);
+    uint32_t n = arrive(z, queue);
+    begin_exchange(z, queue, group, a + from + mine * from_step, 0, a + to, to_step, bytes);
+    take_pieces(z, queue, c, n, from, from_step);
 }
 
 void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
@@ -171,21 +181,11 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
 static void run_exchange(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
-    int group = (int)c->i[5], ranks = z->group[group].ranks, mine = z->group[group].place;
+    int group = (int)c->i[5], mine = z->group[group].place;
     char *a = z->t->arena;
     uint32_t n = arrive(z, queue);
     begin_exchange(z, queue, group, a + from, from_step, a + to, to_step, bytes);
-    readable(z, +1);
-    for (int i = 0; i < ranks; i++) {
-        int m = (mine + i) % ranks, r = z->group[group].rank[m];
-        if (!z->t->peer[r]) continue;
-        zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, n);
-        copy_piece(a + to + m * to_step, z->t->peer[r] + from + mine * from_step, bytes);
-    }
-    readable(z, -1);
-    await(z, queue);
-    count_pieces(z, queue, group, bytes);
-    all_read(z, queue, group, n);
+    take_pieces(z, queue, c, n, from + mine * from_step, 0);
 }
 
 void zr_exchange(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,

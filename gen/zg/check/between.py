@@ -117,8 +117,9 @@ class Between:
         slots["tmp"] = self.m.bytes("tmp", 0)
         for spot in self.facts.gave[fn.name]:
             slot, size = slots[spot.formal], spot.hi - spot.lo
-            now_ = self.value(unit, spot.made, size, now, spot.heads)
-            slot.write(spot.lo, size, now_)
+            slot.write(
+                spot.lo, size, self.value(unit, spot.made, size, now, spot.heads)
+            )
 
     # ---- values
 

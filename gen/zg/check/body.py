@@ -15,6 +15,7 @@ from ..facts.kernels import (
     DEQUANTIZE,
     EXCHANGES,
     FACTOR,
+    KERNELS,
     LOSSES,
     NULL,
     ROUND,
@@ -38,7 +39,6 @@ FORMALS = ("x", "y", "dx", "dy", "s", "sh", "r", "h")
 # Formals of the values that pass between the functions of a body that is cut at exchanges, and
 # their classes: values of a block's rows, and of a sample's heads.
 BETWEEN = {"s": "save", "sh": "save_heads", "r": "rows", "h": "heads"}
-ATTENTION = "zk_attention"  # kernels that work on whole samples
 # Identity of a value: (number of the call that made it, index of the operand there), the name of an
 # input of the function, a part of such a value, all parts of a value, or the f32 sum of a gradient
 # ("total", launch, number).
@@ -223,7 +223,7 @@ class Frame:
                 if not f.name.islower() and arg <= 0:
                     self.fail(call, f"{f.name} is {arg}")
                 out[f.name] = arg
-        across = row.name.startswith("zk_attention")
+        across = row.samples
         for name, stated in (
             ("B", self.head.batch),
             ("T", self.head.sequence // (1 if across else self.head.blocks)),
@@ -512,7 +512,7 @@ class Frame:
         """Refuse a call by rows of samples without positions if documents end, or with positions if
         not."""
         ends = self.head.end >= 0
-        if not row.name.startswith("zk_attention"):
+        if not row.samples:
             ends |= self.head.blocks > 1
         args = dict(zip(row.at, call.args, strict=True))
         if "position" in args:
@@ -569,7 +569,7 @@ class Frame:
             self.write(call, call.args[n], size, f.type, is_[n], f.spare)
             if self.sorting(call):
                 self.sorted.add(is_[n])
-            if EXCHANGES.get(call.kernel) or call.kernel.startswith(ATTENTION):
+            if EXCHANGES.get(call.kernel) or row.samples:
                 self.heads.add(is_[n])
         if call.kernel in EXCHANGES:
             self.exchanged[is_[0]] = Exchanged(call, is_[1])
@@ -585,8 +585,7 @@ class Frame:
     def sorts(self, call: Call, row: Kernel, is_: list[Any]) -> None:
         """Refuse an exchange of rows that are not sorted by rank, and any other use of those that
         are. Attention alone works on the heads of whole samples."""
-        attention = call.kernel.startswith(ATTENTION)
-        of_heads = attention or EXCHANGES.get(call.kernel) is False
+        of_heads = row.samples or EXCHANGES.get(call.kernel) is False
         takes = call.kernel in HEADS and not self.sorting(call)
         takes |= EXCHANGES.get(call.kernel, False)
         for f, what in zip(row.formals, is_, strict=True):
@@ -610,7 +609,7 @@ class Frame:
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """Check an operand that lies in a class of its own."""
         cls = CLASSES[f.name]
-        if self.head.documents and call.kernel.startswith("zk_attention"):
+        if self.head.documents and KERNELS[call.kernel].samples:
             cls = "documents" if cls == "positions" else cls
         size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)

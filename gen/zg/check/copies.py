@@ -63,7 +63,8 @@ class Copies:
         held = source.buffer.held
         if to.buffer.held and to.buffer.cls in self.m.passing:
             self.fail(f"{to} still holds {to.buffer.told()}")
-        if not held or any(lo < source.at or hi > end for lo, hi, _ in held):
+        inside = [source.at <= lo and hi <= end for lo, hi, _ in held]
+        if not inside or not all(inside):
             self.fail(f"{source}: {size} bytes cut {source.buffer.told()}")
         self.m.access(to, size, True)
         for lo, hi, run in held:

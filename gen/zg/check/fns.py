@@ -42,7 +42,7 @@ from ..facts.kernels import (
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import ATTENTION, Exchanged, Frame, Made, Ran, Spot, Written
+from .body import Exchanged, Frame, Made, Ran, Spot, Written
 from .kernels import BODIES, SCALED, UNITS, kept, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -162,7 +162,7 @@ def _exchanged(b: Frame, fn: Fn) -> None:
         if not b.done(v):
             b.fail(None, f"tmp+{v.lo} is written and not read")
     b.gave[fn.name] = b.left()
-    if len({c.kernel.startswith(ATTENTION) for c in fn.calls}) > 1:
+    if len({KERNELS[c.kernel].samples for c in fn.calls}) > 1:
         b.fail(None, "works on a block and on whole samples")
     for c in fn.then:
         b.call(c)
@@ -386,11 +386,16 @@ def _unit_bodies(
     for c, number, _ in _ran_forward(bwd):
         if number not in {n for _, n, _ in fwd.ran}:
             bwd.fail(c, "is not what ran forward")
+    _saved(bwd, kept)
+    return [fwd, bwd]
+
+
+def _saved(bwd: Frame, kept: dict[str, list[Written]]) -> None:
+    """Require that backward has read all values that forward saved, by formal."""
     for name, values in kept.items():
         for v in bwd.held.get(name, values):
             if not v.used:
                 bwd.fail(None, f"{name}+{v.lo} is saved and not read")
-    return [fwd, bwd]
 
 
 def _functions(fns: dict[str, Fn], body: str, kind: str) -> list[Fn]:
@@ -439,6 +444,6 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
             f.name
             for b in cut
             for f in b.fns
-            if any(c.kernel.startswith(ATTENTION) for c in f.calls)
+            if any(KERNELS[c.kernel].samples for c in f.calls)
         ),
     )

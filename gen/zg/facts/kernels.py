@@ -102,6 +102,11 @@ class Kernel:
         return self.name in EXCHANGES
 
     @property
+    def samples(self) -> bool:
+        """True if it needs all tokens of a sample, whose heads are independent."""
+        return self.name.startswith("zk_attention")
+
+    @property
     def own(self) -> bool:
         """True if only the plan's own functions call it."""
         return any(not f.number and not f.elems for f in self.formals)

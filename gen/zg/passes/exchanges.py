@@ -67,7 +67,7 @@ def _parts(calls: Iterable[Call]) -> tuple[BodyPart, ...]:
     runs = [_Run(False)]
     for c in calls:
         to_heads = EXCHANGES.get(c.kernel)
-        mine = c.kernel.startswith("zk_attention") if to_heads is None else not to_heads
+        mine = KERNELS[c.kernel].samples if to_heads is None else not to_heads
         run = runs[-1] if runs[-1].sample == mine else runs[-2]
         if to_heads is None:
             run.calls.append(c)
