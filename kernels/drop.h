@@ -4,9 +4,9 @@
  *
  * Words are those of Philox at counter (n, place | ZK_PLACE), which no tensor uses, with the
  * sample's key. Element e of a sample has word e % 4 of counter n = e / 4. Four probabilities of
- * attention share a counter, as a lane of a product on tensor cores has them: of head h, query q
- * and key k it is n = (h T + q') T + k', where q' and k' are q and k without their bit of 8, and
- * these bits choose the word: 2 * (q has it) + (k has it).
+ * attention share a counter, as a lane of a product on tensor cores has them: of a sample's head h,
+ * query q and key k it is n = (h T + q') T + k', where q' and k' are q and k without their bit of
+ * 8, and these bits choose the word: 2 * (q has it) + (k has it).
  */
 #ifndef ZK_DROP_H
 #define ZK_DROP_H

@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 25
+#define ZK_ABI 26
 
 /* The kernel context of one queue: threads on a CPU, stream and handles on a GPU. */
 typedef struct zk zk;
@@ -329,16 +329,17 @@ void zk_attention_capped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *
                              int64_t D, int64_t window, float scale, float cap);
 
 /* Local attention that drops each probability with probability p < 1 and multiplies the others by
- * 1 / (1 - p), after the softmax. key, place: as of zk_dropout_fwd. */
+ * 1 / (1 - p), after the softmax. key, place: as of zk_dropout_fwd; head: number of the first of
+ * the H heads among all heads of a sample. */
 void zk_attention_dropped_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                               const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                               int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                              float scale, float p);
+                              int64_t head, float scale, float p);
 void zk_attention_dropped_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
                               const real *qkv, const float *lse, float *scratch,
                               const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                               int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                              float scale, float p);
+                              int64_t head, float scale, float p);
 
 /* ---- elementwise, n elements */
 void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind);

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 26
+#define ZR_ABI 27
 typedef struct zr zr; /* the state of one rank */
 
 /* The queues in the order of their numbers: name, the arenas that its commands read and write, 1 if
@@ -264,7 +264,9 @@ typedef struct zr_program {
         positions,         /* offset of the positions, int32 [B,T]; 0: there are none */
         documents,         /* offset of the positions of whole samples, int32 [B,T], beside blocks
                               of them; 0: there are none */
-        keys;              /* offset of the samples' random keys, int64 [B]; 0: there are none */
+        keys,              /* offset of the samples' random keys, int64 [B]; 0: there are none */
+        sample_keys;       /* offset of the keys of whole samples, int64 [B], beside blocks of them;
+                              0: there are none */
     int64_t packed,        /* 1: positions restart at each document */
         end;               /* token that ends a document */
     double flops,          /* of a step of all ranks: 6N per token, plus attention */

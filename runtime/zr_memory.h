@@ -16,8 +16,8 @@ typedef struct zr_arrays {
 } zr_arrays;
 /* Find the place for the next micro-batch, which the rank's own thread fills. zr_batch_filled then
  * copies it to its place in the arena, or `at` bytes after it, before any command issued later. It
- * also copies keys, and positions of whole samples, if the program has them. first: number of the
- * first sample or block in the run, or ZR_NO_SAMPLE if they are not for training. */
+ * also copies keys, and positions and keys of whole samples, if the program has them. first: number
+ * of the first sample or block in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
 zr_arrays zr_batch_place(zr *z, int64_t at);
 void zr_batch_filled(zr *z, int64_t at, int64_t first);
@@ -53,6 +53,12 @@ static inline void zr_keys(const zr_program *p, int64_t first, int64_t *keys)
             p->seed + (uint64_t)(first + b * zr_blocks(p)) * UINT64_C(0xd1342543de82ef95);
         keys[b] = first < 0 ? 0 : (int64_t)(own << 1 | 1);
     }
+}
+
+/* Return the number of the first block of the sample that block `first` is of. */
+static inline int64_t zr_sample_of(const zr_program *p, int64_t first)
+{
+    return first < 0 ? first : first - first % zr_blocks(p);
 }
 
 /* Copy from and to a queue's arena at offset `at`. All queues must be empty. */

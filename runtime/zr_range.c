@@ -240,6 +240,9 @@ void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
                       p->batch * p->sequence * (int64_t)sizeof(int32_t), 1, 0});
     if (p->keys)
         check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});
+    if (p->sample_keys)
+        check(z, "batch", ZR_MAIN,
+              (place){"sample_keys", ARENA, p->sample_keys + at, 8 * p->batch, 1, 0});
 }
 
 /* ---- states */

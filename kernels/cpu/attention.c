@@ -40,6 +40,7 @@ typedef struct attention {
     shape s;          /* of a head */
     float scale, cap; /* cap: of scores, 0 for none */
     drop d;           /* of probabilities, with `key` */
+    int64_t head;     /* number of the first head among all of a sample */
 } attention;
 
 /* ---- blocks of rows */
@@ -128,7 +129,7 @@ static const float *drop_factors(const attention *a, float *factor, int64_t b, i
     for (int64_t q = 0; q < BLOCK; q += 16)
         for (int64_t n = 0; n < BLOCK / 2; n++) {
             int64_t to = n / 8 * 16 + n % 8, key = j * BLOCK + to;
-            uint64_t row = (uint64_t)(h * a->T + i * BLOCK + q);
+            uint64_t row = (uint64_t)((a->head + h) * a->T + i * BLOCK + q);
             v8u at = (row + lane) * (uint64_t)a->T + (uint64_t)key;
             v8u word[4] = {at, at >> 32, (v8u){0} + a->d.place, (v8u){0} + (a->d.place >> 32)};
             philox(word, (uint64_t)a->key[b]);
@@ -269,10 +270,11 @@ static attention attention_of(zk *k, const int32_t *position, int64_t B, int64_t
                        .cap = cap};
 }
 
-/* Drop probabilities, each with probability p, as drop.h says. */
-static attention dropping(attention a, const int64_t *key, int64_t place, float p)
+/* Drop probabilities, each with probability p, as drop.h says. head: number of the first head. */
+static attention dropping(attention a, const int64_t *key, int64_t place, int64_t head, float p)
 {
     a.key = key;
+    a.head = head;
     a.d = drop_of(place, p);
     return a;
 }
@@ -296,11 +298,11 @@ void ZK(zk_attention_capped_fwd)(zk *k, const zk_launch *L, real *y, float *lse,
 void ZK(zk_attention_dropped_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                                   const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                                   int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                                  float scale, float p)
+                                  int64_t head, float scale, float p)
 {
     attention a = attention_of(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
-    attend(dropping(a, key, place, p), y, lse, qkv);
+    attend(dropping(a, key, place, head, p), y, lse, qkv);
 }
 
 void ZK(zk_attention_local_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -494,11 +496,11 @@ void ZK(zk_attention_dropped_bwd)(zk *k, const zk_launch *L, real *dqkv, const r
                                   const real *y, const real *qkv, const float *lse, float *scratch,
                                   const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                                   int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                                  float scale, float p)
+                                  int64_t head, float scale, float p)
 {
     attention a = attention_of(k, position, B, T, H, G, D, window, scale, 0);
     (void)L;
-    attend_back(dropping(a, key, place, p), dqkv, dy, y, qkv, lse, scratch);
+    attend_back(dropping(a, key, place, head, p), dqkv, dy, y, qkv, lse, scratch);
 }
 
 void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,

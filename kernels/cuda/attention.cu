@@ -407,10 +407,10 @@ void zk_attention_capped_fwd(zk *k, const zk_launch *L, real *y, float *lse, con
 void zk_attention_dropped_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                               const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                               int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                              float scale, float p)
+                              int64_t head, float scale, float p)
 {
     const zk_launch *l = &L[k->column];
-    heads a = dropped_heads(heads_of(T, H, G, D, scale, position, window, 0), key, place, p);
+    heads a = dropped_heads(heads_of(T, H, G, D, scale, position, window, 0), key, place, head, p);
     (void)B;
     if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
     if (k->dtype == ZK_BF16) return launch(dropped<bf16>, k, L, y, lse, qkv, a);

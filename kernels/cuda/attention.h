@@ -17,8 +17,8 @@ enum { USUAL, CAPPED, DROPPED };
 
 /* Shapes of a call. Query head h reads key and value head h / each. A row of qkv has H query, G key
  * and G value heads of D elements. position: [B,T], or NULL: each sample is one document. Without a
- * window, `window` is T. cap: of CAPPED scores, else 0; key: [B], else NULL, and d: of DROPPED
- * probabilities. */
+ * window, `window` is T. cap: of CAPPED scores, else 0; key: [B], else NULL, d, and head, the
+ * number of the call's first head among all of a sample: of DROPPED probabilities. */
 struct heads {
     int T, H, G, D, each;
     float scale;
@@ -27,18 +27,20 @@ struct heads {
     float cap;
     const int64_t *key;
     drop d;
+    int head;
 };
 
 static inline heads heads_of(int64_t T, int64_t H, int64_t G, int64_t D, float scale,
                              const int32_t *position, int64_t window, float cap)
 {
-    return {(int)T,      (int)H, (int)G, (int)D, (int)(H / G), scale, position,
-            (int)window, cap,    NULL,   {}};
+    return {(int)T,   (int)H,      (int)G, (int)D, (int)(H / G), scale,
+            position, (int)window, cap,    NULL,   {},           0};
 }
 
-static inline heads dropped_heads(heads a, const int64_t *key, int64_t place, float p)
+static inline heads dropped_heads(heads a, const int64_t *key, int64_t place, int64_t head, float p)
 {
     a.key = key;
+    a.head = (int)head;
     a.d = drop_of(place, p);
     return a;
 }
@@ -78,7 +80,7 @@ __device__ inline float bent(const heads &a, float s)
  * q and of k is 0. key: the sample's. */
 __device__ inline void words_of(uint32_t (&c)[4], const heads &a, int64_t key, int h, int q, int k)
 {
-    words(c, (uint64_t)key, a.d.place, ((uint64_t)h * a.T + q) * a.T + k);
+    words(c, (uint64_t)key, a.d.place, ((uint64_t)(a.head + h) * a.T + q) * a.T + k);
 }
 
 /* Return the factor of a probability by bit 0 of `kept`. */

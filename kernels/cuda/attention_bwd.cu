@@ -599,10 +599,10 @@ void zk_attention_dropped_bwd(zk *k, const zk_launch *L, real *dqkv, const real 
                               const real *qkv, const float *lse, float *scratch,
                               const int32_t *position, const int64_t *key, int64_t B, int64_t T,
                               int64_t H, int64_t G, int64_t D, int64_t window, int64_t place,
-                              float scale, float p)
+                              int64_t head, float scale, float p)
 {
     heads a = heads_of(T, H, G, D, scale, position, window, 0);
     attention_bwd<true, DROPPED>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
-                                 dropped_heads(a, key, place, p));
+                                 dropped_heads(a, key, place, head, p));
 }
 }

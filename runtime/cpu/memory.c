@@ -214,6 +214,8 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
     zr_arrays to = zr_batch_place(z, at);
     if (z->p->positions && zr_blocks(z->p) == 1) zr_positions(z->p, z->p->batch, &to);
     if (z->p->keys) zr_keys(z->p, first, (int64_t *)(arena + z->p->keys));
+    if (z->p->sample_keys)
+        zr_keys(z->p, zr_sample_of(z->p, first), (int64_t *)(arena + z->p->sample_keys));
     zr_progress_next(z);
 }
 

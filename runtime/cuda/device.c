@@ -372,13 +372,20 @@ void zr_batches(zr *z, int64_t n)
     }
 }
 
-/* Return the next slot's tokens. Targets and positions follow them; keys,
- * int64 [B], precede them. */
+/* Return the bytes of a micro-batch's keys: its own, and those of whole samples. */
+static int64_t key_bytes(const zr *z)
+{
+    int64_t each = z->p->batch * (int64_t)sizeof(int64_t);
+    return (z->p->keys ? each : 0) + (z->p->sample_keys ? each : 0);
+}
+
+/* Return the next slot's tokens. Targets and positions follow them; keys, int64 [B], and keys of
+ * whole samples, precede them. */
 static int32_t *next_place(const zr *z)
 {
     char *at = z->t->host + z->p->pinned_batch +
                z->t->filled % z->p->pinned_batches * z->p->pinned_batch_step;
-    return (int32_t *)(at + (z->p->keys ? z->p->batch * (int64_t)sizeof(int64_t) : 0));
+    return (int32_t *)(at + key_bytes(z));
 }
 
 static void bring(zr *z, int64_t to, const void *from, int64_t bytes)
@@ -411,17 +418,20 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
 {
     zr_target *t = z->t;
     zr_arrays from = next_rows(z);
-    int64_t *keys = (int64_t *)from.tokens - z->p->batch, n = zr_batch_tokens(z->p);
+    int64_t n = zr_batch_tokens(z->p), B = z->p->batch, each = B * (int64_t)sizeof(int64_t);
+    int64_t *keys = (int64_t *)((char *)from.tokens - key_bytes(z));
     const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
     int arrays = z->p->positions ? 3 : 2;
     if (z->p->positions && zr_blocks(z->p) == 1) zr_positions(z->p, z->p->batch, &from);
     if (z->p->keys) zr_keys(z->p, first, keys);
+    if (z->p->sample_keys) zr_keys(z->p, zr_sample_of(z->p, first), keys + B);
     for (int i = 0; i < arrays; i++)
         bring(z, to[i] + at, from.tokens + i * n, n * (int64_t)sizeof *from.tokens);
     if (z->p->documents)
         bring(z, z->p->documents + at, from.documents,
-              z->p->batch * z->p->sequence * (int64_t)sizeof *from.documents);
-    if (z->p->keys) bring(z, z->p->keys + at, keys, z->p->batch * (int64_t)sizeof *keys);
+              B * z->p->sequence * (int64_t)sizeof *from.documents);
+    if (z->p->keys) bring(z, z->p->keys + at, keys, each);
+    if (z->p->sample_keys) bring(z, z->p->sample_keys + at, keys + B, each);
     zr_cuda(z,
             cudaEventRecord(t->read[t->filled % z->p->pinned_batches],
                             zr_on(z, ZR_MAIN, "the copy of a batch")),

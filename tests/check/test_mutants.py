@@ -263,6 +263,13 @@ PLANS = {
         "data.documents=mask",
         "data.end=1",
     ),
+    "two ranks share samples, attention drops": (
+        *SHARED,
+        "cluster.context_parallel=2",
+        "train.attention_dropout=0.1",
+        "data.documents=mask",
+        "data.end=1",
+    ),
     "three sets of two hosts, states on the host": (
         "gpt-tiny",
         *HOSTS,

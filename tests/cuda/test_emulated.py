@@ -660,10 +660,16 @@ def test_mlps_in_chunks_are_the_cpus(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", "f32"])
-def test_samples_in_blocks_are_the_cpus(folder: pathlib.Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    "precision,more",
+    [("bf16", ()), ("f32", ()), ("bf16", ("train.attention_dropout=0.2",))],
+)
+def test_samples_in_blocks_are_the_cpus(
+    folder: pathlib.Path, precision: str, more: tuple[str, ...]
+) -> None:
     """Samples that ranks share in four ways have one hash, and a CPU's losses."""
-    keys = *recipe(precision), "train.sequence_blocks=4", "train.sum={block: 16}"
+    blocks = "train.sequence_blocks=4", "train.sum={block: 16}"
+    keys = *recipe(precision), *blocks, *more
     spread = (
         {"order": "late", "again": "full"},
         {"stage": 3, "ranks": 4, "context": 4, "queue": "late"},

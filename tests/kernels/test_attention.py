@@ -237,15 +237,15 @@ def attention(
     *local: object,
 ) -> tuple[Array, ...]:
     """Return y, lse, dqkv of the kernels; all buffers start as NaN. local: positions (or None), the
-    window, and the cap if there is one, or key, place and rate of a dropout."""
+    window, and the cap if there is one, or of a dropout key, place, first head and rate."""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
     y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
     lse = zk.empty(zk.F32, B, H, T)
     scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
     if local:
         position, window, *more = local
-        name = ("local", "capped", "", "dropped")[len(more)]
-        key, place, last = ([], [], more) if name != "dropped" else ([x] for x in more)
+        name = ("local", "capped", "", "", "dropped")[len(more)]
+        key, place, last = more[:-3], more[-3:-1], more[-1:]
         sizes = position, *key, B, T, H, G, D, window, *place, scale, *last
         getattr(k, f"zk_attention_{name}_fwd")(y, lse, qkv, *sizes)
         backward = getattr(k, f"zk_attention_{name}_bwd")
@@ -669,23 +669,23 @@ def test_dropped(
     local_: tuple[tuple[int, ...], int, int], isa: str | None, dtype: int
 ) -> None:
     """Attention with dropout matches float64 under its mask, and a sample without a key that
-    without dropout. With another head's or another place's mask it is far off."""
+    without dropout. With the mask of other heads, another place or another key it is far off."""
     shape, mean, window = local_
     B, T, H, G, D = shape
     (qkv, QKV), (dy, DY) = (
         drawn(1, dtype, B, T, H + 2 * G, D),
         drawn(2, dtype, B, T, H, D),
     )
-    scale, p, place = float(np.float32(D**-0.5)), 0.3, 6
+    scale, p, place, head = float(np.float32(D**-0.5)), 0.3, 6, 5
     position, window = local(shape, mean, window)
     keys = [0x0123456789ABCDEF, *[0, 5][: B - 1]]
-    way = np.array(keys, np.int64), place, p
+    way = np.array(keys, np.int64), place, head, p
     found = attention(
         kernels(isa, dtype), dtype, qkv, dy, G, scale, position, window, *way
     )
 
-    def expected(place: int, keys: list[int]) -> Exact:
-        kept = chance.seen(keys, place, H, T, p)
+    def expected(place: int, head: int, keys: list[int]) -> Exact:
+        kept = chance.seen(keys, place, H, T, p, head)
         factor = np.where(kept, 1 / (1 - float(np.float32(p))), 0)
         factor[np.array(keys) == 0] = 1
         return exact(
@@ -695,9 +695,10 @@ def test_dropped(
             factor=factor,
         )
 
-    compare(found, expected(place, keys), dtype)
+    compare(found, expected(place, head, keys), dtype)
     if T > 8 and window > 1 and mean != 1:
-        for other in (place + 1, keys), (place, [keys[0] ^ 1, *keys[1:]]):
+        others = [keys[0] ^ 1, *keys[1:]]
+        for other in (place + 1, head, keys), (place, 0, keys), (place, head, others):
             with pytest.raises(AssertionError):
                 compare(found, expected(*other), dtype)
 
@@ -705,7 +706,7 @@ def test_dropped(
 WAYS = {
     "plain": (),
     "capped": (0.75,),
-    "dropped": (np.array([7], np.int64), 3, 0.1),
+    "dropped": (np.array([7], np.int64), 3, 2, 0.1),
 }
 
 

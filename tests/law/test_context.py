@@ -57,7 +57,12 @@ MORE = {
     "bf16": ("train.precision=bf16",),
     "f16": ("train.precision=f16",),
     "documents": ("data.documents=mask", "data.end=1"),
-    "dropout": ("train.dropout=0.1",),
+    "dropout": ("train.dropout=0.1", "train.attention_dropout=0.1"),
+    "dropout of attention and documents": (
+        "train.attention_dropout=0.1",
+        "data.documents=mask",
+        "data.end=1",
+    ),
     "two samples": ("train.micro_batch=2",),
     "adapters": ("train.lora={rank: 4, alpha: 4, match: all-linear}",),
     "a quantized base": (
@@ -232,9 +237,11 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
 
 
 def test_gradients_under_masks_of_blocks(tmp_path: pathlib.Path) -> None:
-    """Each block has a mask of its own: that of its number among all blocks of the run."""
+    """Each block has a mask of its own: that of its number among all blocks of the run. Attention
+    has that of the first block and of all heads."""
     path, params, tokens, _ = reference.setting("llama")
-    keys = (*reference.SHOW, *SHARED, "train.dropout=0.25")
+    dropouts = "train.dropout=0.25", "train.attention_dropout=0.2"
+    keys = (*reference.SHOW, *SHARED, *dropouts)
     after = trainer.train(path, tmp_path, params, tokens, 1, *keys)
     spec = load(str(path), keys)
     G = spec.train.global_batch
@@ -324,10 +331,6 @@ def test_bytes_of_exchanges(again: str, times: int) -> None:
                 "train.sequence_blocks=5",
             ),
             "5 ranks cannot share the 4 heads of",
-        ),
-        (
-            ("train.sequence_blocks=4", "train.attention_dropout=0.1"),
-            "train.attention_dropout draws numbers for all heads of a sample",
         ),
         (
             ("train.sequence_blocks=4", "train.loss_mean=micro_batch"),

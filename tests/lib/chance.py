@@ -44,10 +44,13 @@ def kept(keys: list[int], place: int, n: int, p: float) -> np.ndarray:
     return np.stack(drawn) >= least
 
 
-def seen(keys: list[int], place: int, heads: int, T: int, p: float) -> np.ndarray:
+def seen(
+    keys: list[int], place: int, heads: int, T: int, p: float, first: int = 0
+) -> np.ndarray:
     """Return bool [len(keys), heads, T, T]: the probabilities of attention, by query and key, that
-    dropout keeps at a place of the model (drop.h)."""
+    dropout keeps at a place of the model (drop.h). first: number of the first head."""
     h, q, k = np.meshgrid(*map(np.arange, (heads, T, T)), indexing="ij")
+    h += first
     counter = ((h * T + (q & ~8)) * T + (k & ~8)).reshape(-1).astype(np.uint64)
     word = (2 * (q >> 3 & 1) + (k >> 3 & 1)).reshape(-1)
     at = np.full(len(counter), place | PLACE, np.uint64)

@@ -454,7 +454,7 @@ class Net:
             angle = rope_angles(rope, T, W, self.spec.train.sequence)
             q, k = (turn(x, angle, rope, near) for x in (q, k))
         said = self.window(a), a["scale"], a["softcap"]
-        y, back_y = causal(q, k, v, *said, self.factors(H, T))
+        y, back_y = causal(q, k, v, *said, self.factors(B, H, T))
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = f"{name}.{behind(self.spec)}"
         out, back_out = self.linear(joined, last, a["out_bias"])
@@ -511,13 +511,14 @@ class Net:
         factor = kept.reshape(y.shape) / (1 - float(np.float32(p)))
         return y * factor, lambda dy: back(dy * factor)
 
-    def factors(self, heads: int, T: int) -> np.ndarray | None:
-        """Return the factors [B,heads,T,T] of attention's probabilities, or None without
-        dropout."""
+    def factors(self, B: int, heads: int, T: int) -> np.ndarray | None:
+        """Return the factors [B,heads,T,T] of attention's probabilities, or None without dropout.
+        A sample in blocks has the key of its first one."""
         p = self.spec.train.attention_dropout
         if not p or not self.keys:
             return None
-        kept = chance.seen(self.keys, self.places, heads, T, p)
+        keys = self.keys[:: len(self.keys) // B]
+        kept = chance.seen(keys, self.places, heads, T, p)
         self.places += 1
         return kept / (1 - float(np.float32(p)))
 

@@ -294,6 +294,7 @@ NUMBERS_OF = {
     "factor2": 1.0,
     "window": 3,
     "place": 3,
+    "head": 1,
     "p": 0.0,  # all elements stay
     "ranks": 2,
     "copies": 2,

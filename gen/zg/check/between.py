@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ..plan.mesh import Members, plus
 from ..plan.plan import Fn, Ref, unit_of
 from .arrays import Computed, MicroBatch
-from .body import BETWEEN, Exchanged, Spot
+from .body import BETWEEN, Exchanged, Spot, sharing
 from .fns import Facts
 from .memory import Extent
 from .order import Buffer, Memory, Place, told
@@ -214,12 +214,9 @@ class Between:
 def context(m: Memory) -> Members | None:
     """Return the group of neighbouring ranks that share samples, None if each rank has whole
     ones."""
-    N = m.head.context
-    if N == 1:
+    if m.head.context == 1:
         return None
-    axes = {a.name: a for a in m.p.axes}
-    for g in m.p.groups:
-        inner = all(axes[a].stride * axes[a].size <= N for a in g.axes)
-        if g.ranks == N and (inner if g.axes else N == m.W):
-            return m.groups[g.name]
-    m.ends(f"no {N} ranks share samples")
+    name = sharing(m.p)
+    return (
+        m.groups[name] if name else m.ends(f"no {m.head.context} ranks share samples")
+    )

@@ -27,7 +27,7 @@ from ..facts.kernels import (
     letters,
     value,
 )
-from ..facts.ops import SCALE, TERMS
+from ..facts.ops import OF_SAMPLES, SCALE, TERMS
 from ..plan.operand import Arg, Index, Layers, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from ..plan.quantized import NUMBERS
@@ -77,6 +77,17 @@ class Exchanged(NamedTuple):
 
     call: Call
     source: Made
+
+
+def sharing(p: Plan) -> str:
+    """Return the group of neighbouring ranks that share samples, '' if there is none."""
+    N = p.head.context
+    axes = {a.name: a for a in p.axes}
+    for g in p.groups:
+        inner = all(axes[a].stride * axes[a].size <= N for a in g.axes)
+        if g.ranks == N and (inner if g.axes else N == p.head.ranks):
+            return g.name
+    return ""
 
 
 def joined(made: Any) -> bool:
@@ -236,6 +247,8 @@ class Frame:
             self.head.rows,
         ):
             self.fail(call, f"sorts {out['M']} rows for {out['ranks']} ranks")
+        if "head" in row.at:
+            self.first_head(call, call.args[row.at["head"]], int(out["H"]))
         if "at" in out and out["at"] + out["n"] > out["N"]:
             self.fail(call, f"{out['n']} columns from {out['at']} on of {out['N']}")
         if out.get("carry", self.round) != self.round:
@@ -249,6 +262,15 @@ class Frame:
             if (out["V"], rows) != (self.head.vocab, self.head.rows):
                 self.fail(call, f"V is {out['V']} of {rows} rows")
         return letters(out)
+
+    def first_head(self, call: Call, arg: Arg, heads: int) -> None:
+        """Refuse a number of a rank's first head, if it has `heads` of a sample, unless ranks have
+        those of their place in the group that shares samples."""
+        want = Index(0)
+        if self.head.context > 1:
+            want = Index(0, heads, group=sharing(self.p))
+        if arg != want:
+            self.fail(call, f"begins with head {arg}, not {want}")
 
     def goes_on(self, call: Call, terms: int) -> None:
         """Refuse to continue a sum of products after `terms` terms, unless that is a multiple of
@@ -609,8 +631,8 @@ class Frame:
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """Check an operand that lies in a class of its own."""
         cls = CLASSES[f.name]
-        if self.head.documents and KERNELS[call.kernel].samples:
-            cls = "documents" if cls == "positions" else cls
+        if self.head.blocks > 1 and KERNELS[call.kernel].samples:
+            cls = OF_SAMPLES.get(cls, cls)
         size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)
         name = base(arg)

@@ -147,7 +147,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"there is no mean over {p.head.loss_mean}")
     if p.head.keyed not in (0, 1):
         raise CheckError(f"samples have {p.head.keyed} keys")
-    arrays = ops.batch(p.head.positions, p.head.keyed == 1, p.head.documents)
+    arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1, p.head.blocks > 1)
     array = max(4 * p.head.rows, 8 * p.head.batch * p.head.keyed)
     if p.head.documents:
         array = max(array, 4 * p.head.batch * p.head.sequence)

@@ -163,7 +163,7 @@ class Memory:
         self.classes = {c.name: c for c in p.classes}
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        self.batch = ops.batch(p.head.positions, p.head.keyed == 1, p.head.documents)
+        self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1, p.head.blocks > 1)
         # Flats' instances that train
         self.moving = {
             (f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)

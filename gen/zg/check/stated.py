@@ -130,7 +130,8 @@ def _drawn(b: Frame, first: int) -> int:
     for c in b.calls_of():
         if backward(c.kernel, c.args):
             continue
-        found += [a for a in c.args if isinstance(a, Index)]
+        at = KERNELS[c.kernel].at
+        found += [c.args[at["place"]]] if "place" in at else []
     places = range(first, first + len(found))
     want = [Index(len(found), 0, place) for place in places]
     if found != want:

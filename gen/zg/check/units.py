@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..facts.kernels import LOSS_SUMS
+from ..facts.ops import OF_SAMPLES
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
 from .arrays import Computed, Key, Leaf, MicroBatch, RopeTable, State, Totals
@@ -121,7 +122,7 @@ class Units:
             "targets": ("targets", ""),
             "positions": ("positions", ""),
             "keys": ("keys", ""),
-            "documents": ("documents", ""),
+            **{c: (c, "") for c in OF_SAMPLES.values()},
         }
         micro_batch = None
         for name, ref in ins:
@@ -157,10 +158,10 @@ class Units:
             if m.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
             m.operand(arg, not read)
-            if name == "documents" and micro_batch:
+            if name in OF_SAMPLES.values() and micro_batch:
                 block = self.expect(Ref(name, 0), name, "", None)
                 if self.between.sample(block) != micro_batch:
-                    self.fail(f"documents are of {block}")
+                    self.fail(f"{name} are of {block}")
             elif name in m.batch:
                 micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
             elif table:

@@ -251,11 +251,11 @@ _ROWS = (
          "attention_bwd(B, T, H, G, D, real, target, 1)", flops="4*B*window*(2*T-window)*H*D",
          of="zk_attention_capped_fwd"),
     _row("zk_attention_dropped_fwd", "y>real:M*H*D lse>f32&:B*H*T qkv<real:M*E position<i32?:M "
-         "key<i64:B B T H! G! D! window! place~ scale. p.",
+         "key<i64:B B T H! G! D! window! place~ head~ scale. p.",
          "attention_fwd(B, T, H, G, D, real, target, 1)", flops="2*B*window*(2*T-window)*H*D"),
     _row("zk_attention_dropped_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E "
          "lse<f32:B*H*T scratch$f32:M*H+M*E position<i32?:M key<i64:B B T H G D window place~ "
-         "scale. p.", "attention_bwd(B, T, H, G, D, real, target, 1)",
+         "head~ scale. p.", "attention_bwd(B, T, H, G, D, real, target, 1)",
          flops="4*B*window*(2*T-window)*H*D", of="zk_attention_dropped_fwd"),
 
     _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),

@@ -275,16 +275,21 @@ TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 
 
-def batch(positions: bool, keyed: bool, documents: bool) -> Names:
-    """Return the classes that hold a micro-batch. positions: each token has one; keyed: a sample
-    has a key of random numbers; documents: each block of a sample has the positions of the whole
-    sample, because documents end."""
+# Classes of a micro-batch -> that of the whole sample, which attention reads if blocks of a sample
+# are micro-batches.
+OF_SAMPLES = {"positions": "documents", "keys": "sample_keys"}
+
+
+def batch(ends: bool, keyed: bool, cut: bool) -> Names:
+    """Return the classes that hold a micro-batch. ends: documents end; keyed: a sample has a key of
+    random numbers; cut: a micro-batch is a block of a sample."""
     return (
         "tokens",
         "targets",
-        *["positions"] * positions,
+        *["positions"] * (ends or cut),
         *["keys"] * keyed,
-        *["documents"] * documents,
+        *["documents"] * (ends and cut),
+        *["sample_keys"] * (keyed and cut),
     )
 
 

@@ -222,15 +222,16 @@ class _Calls:
 
     def operand(self, node: OpNode, word: str) -> Word:
         """Return the operand of a word of the op table."""
-        if word in ("token", "target", "key", "sums", "null"):
+        if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
+        blocks = self.b.spec.train.sequence_blocks > 1
+        of_sample = blocks and ops.WORDS.get(node.op.name) == "attention"
+        if word == "key":
+            return ("fixed", "sample_key" if of_sample else word)
         if word == "position":
-            blocks = self.b.spec.train.sequence_blocks > 1
-            across = ops.WORDS.get(node.op.name) == "attention"
-            packed = self.b.spec.data.packed
-            if across and blocks:
-                return ("fixed", "document" if packed else "null")
-            return ("fixed", word if packed or blocks else "null")
+            if not self.b.spec.data.packed:
+                return ("fixed", word if blocks and not of_sample else "null")
+            return ("fixed", "document" if of_sample else word)
         if word == "scaler":
             return (
                 "fixed",
@@ -244,6 +245,9 @@ class _Calls:
             return ("fixed", node.dims[word])
         if word == "place":
             return ("int", self.b.place(node))
+        if word == "head":
+            shared = self.b.spec.cluster.context_parallel > 1
+            return ("int", Index(0, node.dims["H"] * shared))
         if word == "full":
             weight = node.bind.get("w") or node.bind.get("wte", "")
             return ("number", int(weight in (self.full | self.sums.keys())))

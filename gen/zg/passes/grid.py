@@ -80,6 +80,11 @@ class RankGrid:
         """Group of all ranks in order of their shards."""
         return self.group(0, self.depth)
 
+    @property
+    def samples(self) -> str:
+        """Group of the ranks that share a sample, '' if each has whole ones."""
+        return self.group(0, self.context)
+
     def groups(self) -> tuple[Group, ...]:
         """Return all groups that a plan may name."""
         every = Group(ALL, self.ranks)

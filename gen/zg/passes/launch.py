@@ -31,6 +31,7 @@ FIXED: dict[str, Operand | str] = {
     "position": Operand("positions"),
     "document": Operand("documents"),
     "key": Operand("keys"),
+    "sample_key": Operand("sample_keys"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
@@ -115,6 +116,8 @@ class _FnBuilder:
         self, kind: UnitKind, body: str, what: str, value: Arg, grow: int
     ) -> Arg:
         """Return an operand of a call. grow: bytes that it advances per round of a loop."""
+        if isinstance(value, Index) and value.by_rank:
+            return replace(value, group=self.grid.samples)
         if what in ("number", "round", "int"):
             return value
         place = self.place(kind, body, what, str(value))

@@ -156,7 +156,7 @@ class Operands:
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
             "keys": Ref("keys", g),
-            "documents": Ref("documents", g * self.spec.own_blocks),
+            **{c: Ref(c, g * self.spec.own_blocks) for c in ops.OF_SAMPLES.values()},
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -279,6 +279,7 @@ class Operands:
             "positions": "position" in fixed,
             "keys": "key" in fixed,
             "documents": "document" in fixed,
+            "sample_keys": "sample_key" in fixed,
         }
         made = {
             "y": "y" in values and body == "fwd",

@@ -224,7 +224,6 @@ class Steps(Operands):
         if self.spec.cluster.context_parallel == 1:
             self.copy(plain_hop("main", source, to), u.unit, move.bytes)
             return
-        grid = self.shards.grid
         self.add(
             "main",
             "exchange",
@@ -236,7 +235,7 @@ class Steps(Operands):
                 Int("step", step),
                 Int("bytes", move.bytes),
             ),
-            group=grid.group(0, grid.context),
+            group=self.shards.grid.samples,
         )
 
     def sides(self, u: Use, call: Call, g: int, sample: int) -> tuple[Ref, Ref]:

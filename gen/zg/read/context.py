@@ -96,9 +96,6 @@ def features(s: Spec) -> None:
     if s.train.sequence_blocks == 1:
         return
     key = "train.sequence_blocks"
-    if s.train.attention_dropout:
-        what = "train.attention_dropout draws numbers for all heads of a sample"
-        raise s.wrong(key, what, "1, or train.attention_dropout 0")
     if s.train.loss_mean != "tokens":
         what = "the mean of a micro-batch needs whole samples"
         raise s.wrong(key, what, "1, or train.loss_mean tokens")

@@ -583,7 +583,7 @@ class Spec:
     def batch(self) -> Names:
         """Classes that hold a micro-batch."""
         packed, cut = self.data.packed, self.train.sequence_blocks > 1
-        return ops.batch(packed or cut, self.keyed, packed and cut)
+        return ops.batch(packed, self.keyed, cut)
 
     @property
     def together(self) -> int:

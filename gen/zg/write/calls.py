@@ -392,14 +392,16 @@ class Calls:
 
 def index(i: Index) -> str:
     """Return the index of an element of a flat, in C."""
-    terms = [f"l * {in_c(i.by_layer)}" if i.by_layer != 1 else "l"]
+    terms = []
+    if i.by_layer:
+        terms.append(f"l * {in_c(i.by_layer)}" if i.by_layer != 1 else "l")
     if i.by_rank:
         terms.append(f"{place(i.group)} * {in_c(i.by_rank)}")
     if i.at:
         terms.append(in_c(i.at))
     if i.more:
         terms.append(i.more)
-    return " + ".join(terms)
+    return " + ".join(terms) or "0"
 
 
 @dataclass(frozen=True)

@@ -206,6 +206,7 @@ HOLDS = {
     "positions": "their positions in documents",
     "documents": "positions of whole samples",
     "keys": "keys of the samples' random numbers",
+    "sample_keys": "keys of whole samples",
     "table": "a rotary table",
     "x": "inputs of units",
     "dx": "their gradients",

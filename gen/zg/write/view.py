@@ -79,7 +79,8 @@ def blocks(p: Plan) -> list[str]:
         return []
     cut = f".sequence_blocks = {p.head.blocks}, .context = {p.head.context},"
     documents = [".documents = DOCUMENTS(0),"] * p.head.documents
-    return [f"{cut} .batch_step = SIZE(TOKENS),", *documents]
+    keys = [".sample_keys = SAMPLE_KEYS(0),"] * p.head.keyed
+    return [f"{cut} .batch_step = SIZE(TOKENS),", *documents, *keys]
 
 
 def samples(p: Plan) -> list[str]:
