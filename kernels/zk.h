@@ -396,7 +396,7 @@ void zk_soft_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits
                            float cap);
 /* y = cap * tanh(x / cap), for logits of M rows, with their padding; y may be x. */
 void zk_softcap(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t V, float cap);
-/* y[C] = the last row of x [M,C] whose target is not ignored, or the first row if all are */
+/* y[C] = the last row of x [M,C] whose target is not ignored. If all are, y is not written. */
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
              int64_t C);
 /* Add the micro-batch's loss to sums[ZK_LOSS..] (in f64; on a CPU rows are added in ascending

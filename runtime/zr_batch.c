@@ -30,26 +30,51 @@ static void fetch(zr *z, const zr_mix *d, int64_t first, int64_t rows, int32_t *
         zr_fail(z, zr_code_of(errno), "%s %s", zr_option_of(z, d), why);
 }
 
+/* Fill n rows with tokens that have no targets. */
+static void blank(int64_t n, int32_t *tokens, int32_t *targets)
+{
+    for (int64_t i = 0; i < n; i++) {
+        tokens[i] = 0;
+        targets[i] = -1;
+    }
+}
+
+/* ---- samples in blocks */
+
+static zr_arrays whole_sample(const zr *z)
+{
+    int64_t T = z->p->sequence;
+    return (zr_arrays){z->whole, z->whole + T, z->whole + 2 * T, NULL};
+}
+
+/* Copy a block of the whole sample to sample b of a micro-batch. */
+static void cut(const zr *z, int64_t block, int64_t b, const zr_arrays *to)
+{
+    int64_t T = z->p->sequence, n = T / zr_blocks(z->p), at = block * n;
+    size_t bytes = (size_t)n * sizeof(int32_t);
+    zr_arrays whole = whole_sample(z);
+    memcpy(to->tokens + b * n, whole.tokens + at, bytes);
+    memcpy(to->targets + b * n, whole.targets + at, bytes);
+    memcpy(to->positions + b * n, whole.positions + at, bytes);
+    if (z->p->documents)
+        memcpy(to->documents + b * T, whole.positions, (size_t)T * sizeof(int32_t));
+}
+
 /* Read a block of `rows` samples. Each is read whole, since positions depend on the tokens
  * before. */
 static void load_block(zr *z, const zr_mix *d, int64_t first, int64_t rows, int64_t block,
                        const zr_arrays *to)
 {
-    int64_t T = z->p->sequence, n = T / zr_blocks(z->p), at = block * n;
-    size_t bytes = (size_t)n * sizeof(int32_t);
-    zr_arrays whole = {z->whole, z->whole + T, z->whole + 2 * T, NULL};
+    zr_arrays whole = whole_sample(z);
     for (int64_t b = 0; b < z->p->batch; b++) {
-        int64_t there = b < rows;
-        fetch(z, d, first + b, there, whole.tokens, whole.targets);
-        for (int64_t i = 0; !there && i < T; i++) whole.tokens[i] = 0, whole.targets[i] = -1;
+        fetch(z, d, first + b, b < rows, whole.tokens, whole.targets);
+        if (b >= rows) blank(z->p->sequence, whole.tokens, whole.targets);
         zr_positions(z->p, 1, &whole);
-        memcpy(to->tokens + b * n, whole.tokens + at, bytes);
-        memcpy(to->targets + b * n, whole.targets + at, bytes);
-        memcpy(to->positions + b * n, whole.positions + at, bytes);
-        if (z->p->documents)
-            memcpy(to->documents + b * T, whole.positions, (size_t)T * sizeof(int32_t));
+        cut(z, block, b, to);
     }
 }
+
+/* ---- micro-batches */
 
 /* Read `rows` samples from `first` on, then empty ones, or a block of each, into the arena, `at`
  * bytes after their places. */
@@ -60,8 +85,9 @@ static void load(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows
     if (zr_blocks(z->p) > 1) {
         load_block(z, d, first, rows, block, &to);
     } else {
+        int64_t read = rows * z->p->sequence;
         fetch(z, d, first, rows, to.tokens, to.targets);
-        zr_blank(z, rows * z->p->sequence, to.tokens, to.targets);
+        blank(zr_batch_tokens(z->p) - read, to.tokens + read, to.targets + read);
     }
     zr_batch_filled(z, at, d == z->train ? first * zr_blocks(z->p) + block : ZR_NO_SAMPLE);
 }
@@ -89,4 +115,30 @@ void zr_batch_eval(zr *z, int64_t first)
     int64_t N = zr_context(z->p), B = z->p->batch, mine = first + z->rank / N * B;
     for (int64_t block = z->rank % N, i = 0; block < zr_blocks(z->p); block += N, i++)
         load(z, i * z->p->batch_step, z->val, mine, z->val->of->data.samples - mine, block);
+}
+
+zr_arrays zr_batch_alone(zr *z)
+{
+    int cuts = zr_blocks(z->p) > 1;
+    zr_arrays to = cuts ? whole_sample(z) : zr_batch_place(z, 0);
+    blank(cuts ? z->p->sequence : zr_batch_tokens(z->p), to.tokens, to.targets);
+    return to;
+}
+
+/* Of samples in blocks, all of a micro-batch have the tokens, and the first alone has targets. */
+void zr_batch_alone_filled(zr *z)
+{
+    int64_t n = zr_blocks(z->p), N = zr_context(z->p), own = zr_batch_tokens(z->p) / z->p->batch;
+    zr_arrays whole = whole_sample(z);
+    if (n == 1) {
+        zr_batch_filled(z, 0, ZR_NO_SAMPLE);
+        return;
+    }
+    zr_positions(z->p, 1, &whole);
+    for (int64_t block = z->rank % N, i = 0; block < n; block += N, i++) {
+        zr_arrays to = zr_batch_place(z, i * z->p->batch_step);
+        for (int64_t b = 0; b < z->p->batch; b++) cut(z, block, b, &to);
+        for (int64_t m = own; m < zr_batch_tokens(z->p); m++) to.targets[m] = -1;
+        zr_batch_filled(z, i * z->p->batch_step, ZR_NO_SAMPLE);
+    }
 }

@@ -21,4 +21,8 @@ static inline int64_t zr_eval_samples(const zr *z)
 /* Load the next evaluation of a rank: its samples among those of all ranks from `first` on, or
  * its blocks of them. Ranks beyond the last sample get rows without targets. */
 void zr_batch_eval(zr *z, int64_t first);
+/* Return the place of a sample that is evaluated alone: tokens and targets, int32 [T], which are
+ * empty. zr_batch_alone_filled loads it, or the rank's blocks of it. */
+zr_arrays zr_batch_alone(zr *z);
+void zr_batch_alone_filled(zr *z);
 #endif

@@ -3,8 +3,6 @@
 #define ZR_EVAL_H
 #include "zr.h"
 
-/* Make tokens and targets, int32 [B,T], empty from element `first` on. */
-void zr_blank(const zr *z, int64_t first, int32_t *tokens, int32_t *targets);
 void zr_all_dead(zr *z);              /* poison all slots that can die, once all work is done */
 double zr_mean(zr *z, double *valid); /* mean loss of all batches evaluated since `clear` */
 

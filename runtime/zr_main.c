@@ -529,22 +529,31 @@ static void say_token(zr *z, int32_t token)
     }
 }
 
-/* Return the next token: context int32 [n] becomes row 0, and the logits of
- * its last token are sampled. */
+/* Return the token that the ranks with the last token's block have drawn. */
+static int32_t told_token(zr *z, int draws, int32_t token)
+{
+    uint64_t sum[2] = {draws && z->rank < zr_context(z->p) ? (uint64_t)token : 0};
+    zr_total(z, sum);
+    return (int32_t)sum[0];
+}
+
+/* Return the next token: context int32 [n] is evaluated, and the logits of its last token are
+ * sampled. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
-    zr_arrays to = zr_batch_place(z, 0);
-    zr_blank(z, 0, to.tokens, to.targets);
+    int64_t blocks = zr_blocks(z->p), N = zr_context(z->p), rows = z->p->sequence / blocks;
+    int draws = z->rank % N == (n - 1) / rows % N;
+    zr_arrays to = zr_batch_alone(z);
     memcpy(to.tokens, context, (size_t)n * sizeof *context);
     to.targets[n - 1] = 0;
-    zr_batch_filled(z, 0, ZR_NO_SAMPLE);
+    zr_batch_alone_filled(z);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
     double u = (double)(zr_random(state) >> 11) * 0x1p-53;
     zr_draw draw = {z->o->heat, z->o->share, u, (int32_t)z->o->top_k, 0};
-    zr_call(z, ZR_MAIN, z->p->sample, zr_address(&draw));
+    if (draws) zr_call(z, ZR_MAIN, z->p->sample, zr_address(&draw));
     zr_all_dead(z);
-    return draw.token;
+    return N > 1 ? told_token(z, draws, draw.token) : draw.token;
 }
 
 /* Read the first tokens of a sample into context, and print them. */

@@ -403,11 +403,6 @@ static void check_options(zr *z, const zr_options *o)
     if (o->val_tokens && o->val_tokens < z->p->sequence)
         zr_fail(z, ZR_USER, "--val-tokens %" PRId64 ": a sample has %" PRId64 " tokens",
                 o->val_tokens, z->p->sequence);
-    if (z->p->sequence_blocks && (o->sample || o->eval))
-        zr_fail(z, ZR_USER,
-                "%s: the program cuts samples into blocks; a program of the same model without "
-                "train.sequence_blocks loads its weights",
-                o->sample ? "--sample" : "--eval");
     if (o->sample && !o->val && !o->ndata && !o->prompt)
         zr_fail(z, ZR_USER, "--sample needs --val FILE, --data FILE or --prompt-tokens FILE");
 }

@@ -64,7 +64,7 @@ struct zr {
     int32_t *whole;      /* [3T] a sample's tokens, targets, positions; NULL: samples are not cut */
     zr_choices *choices; /* of --eval */
     int64_t tries;       /* number of evaluations that --eval takes */
-    int apart;           /* 1: all-reduces return this rank's own sums: zr_eval.c */
+    int apart;           /* 1: all-reduces add the ranks of a sample alone: zr_eval.c */
     zr_log *log;
     zr_profile *profile;
     zr_checkpoints *checkpoints;

@@ -225,8 +225,8 @@ void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_
 {
     int64_t m = M - 1, bytes = C * (k->dtype == ZK_F32 ? 4 : 2);
     (void)L;
-    while (m > 0 && target[m] < 0) m--;
-    memcpy(y, (const char *)x + m * bytes, bytes);
+    while (m >= 0 && target[m] < 0) m--;
+    if (m >= 0) memcpy(y, (const char *)x + m * bytes, bytes);
 }
 
 void ZK(zk_mean)(zk *k, const int64_t *sums, double *loss, double *valid)

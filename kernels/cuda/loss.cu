@@ -183,10 +183,10 @@ __global__ void __launch_bounds__(512, 3)
 template <class T>
 __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t C)
 {
-    int last = 0;
+    int last = -1;
     for (int m = (int)threadIdx.x; m < M; m += (int)blockDim.x) last = target[m] >= 0 ? m : last;
-    last = block_max(last, 0);
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) y[c] = x[last * C + c];
+    last = block_max(last, -1);
+    for (int64_t c = threadIdx.x; last >= 0 && c < C; c += blockDim.x) y[c] = x[last * C + c];
 }
 
 /* Add the losses of a micro-batch in one block, as the terms are few and

@@ -13,10 +13,12 @@
 #define _GNU_SOURCE
 #include "cpu.h"
 #include "../zr_fail.h"
+#include "../zr_file.h"
 #include "../zr_groups.h"
 #include "../zr_queue.h"
 #include "../zr_range.h"
 #include "../zr_rank.h"
+#include "../zr_memory.h"
 #include "../zr_seats.h"
 #include "../zr_shared.h"
 #include <emmintrin.h>
@@ -268,34 +270,37 @@ static void add_ints(uint64_t *sum, const void *there, int64_t n)
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
-/* to[n] = the sum of from[n] over ranks, n <= ZR_SUMMED. All ranks have read before anything is
- * written, so `to` may be `from`. */
-static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+/* to[n] = the sum of from[n] over the ranks of a group, n <= ZR_SUMMED. All have read before
+ * anything is written, so `to` may be `from`. */
+static void reduce_part(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
+    const zr_members *of = z->group + group;
     uint64_t sum[ZR_SUMMED] = {0}, *theirs = z->t->theirs[queue];
     int64_t bytes = n * (int64_t)sizeof *sum, step = (int64_t)sizeof sum;
     uint32_t turn = arrive(z, queue);
-    begin_exchange(z, queue, 0, z->t->arena + from, 0, (char *)theirs, step, bytes);
+    begin_exchange(z, queue, group, z->t->arena + from, 0, (char *)theirs, step, bytes);
     readable(z, +1);
-    for (int r = 0; r < z->ranks; r++) {
+    for (int m = 0; m < of->ranks; m++) {
+        int r = of->rank[m];
         if (!z->t->peer[r]) continue;
         zr_until(z, queue, r, &z->seat[r]->turn[queue].arrived, turn);
         add_ints(sum, z->t->peer[r] + from, n);
     }
     readable(z, -1);
     await(z, queue);
-    for (int r = 0; r < z->ranks; r++)
-        if (!z->t->peer[r]) add_ints(sum, theirs + r * ZR_SUMMED, n);
-    all_read(z, queue, 0, turn);
+    for (int m = 0; m < of->ranks; m++)
+        if (!z->t->peer[of->rank[m]]) add_ints(sum, theirs + m * ZR_SUMMED, n);
+    all_read(z, queue, group, turn);
     memcpy(z->t->arena + to, sum, (size_t)bytes);
 }
 
 static void run_allreduce(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], to = c->i[1], n = c->i[2];
+    int group = (int)c->i[3];
     for (int64_t i = 0; i < n; i += ZR_SUMMED)
-        reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < ZR_SUMMED ? n - i : ZR_SUMMED);
-    count_pieces(z, queue, 0, 8 * n);
+        reduce_part(z, queue, group, from + 8 * i, to + 8 * i, zr_least(n - i, ZR_SUMMED));
+    count_pieces(z, queue, group, 8 * n);
 }
 
 static void run_apart(zr *z, int queue, const zr_command *c)
@@ -308,6 +313,9 @@ static void run_apart(zr *z, int queue, const zr_command *c)
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     zr_check_allreduce(z, queue, group, from, to, n);
-    zr_push(z, queue,
-            &(zr_command){z->apart ? run_apart : run_allreduce, "allreduce", NULL, {from, to, n}});
+    int alone = z->apart && zr_context(z->p) == 1;
+    if (z->apart) group = z->p->sharing;
+    zr_push(
+        z, queue,
+        &(zr_command){alone ? run_apart : run_allreduce, "allreduce", NULL, {from, to, n, group}});
 }

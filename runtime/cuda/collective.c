@@ -19,6 +19,7 @@
 #include "../zr_net.h"
 #include "../zr_profile.h"
 #include "../zr_queue.h"
+#include "../zr_memory.h"
 #include "../zr_range.h"
 #include "../zr_rank.h"
 #include "../zr_seats.h"
@@ -383,7 +384,9 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;
-    if (z->group[group].ranks == 1 || z->apart) {
+    int alone = z->apart && zr_context(z->p) == 1;
+    if (z->apart) group = z->p->sharing;
+    if (alone || z->group[group].ranks == 1) {
         keep(z, stream, to, from, 8 * n);
     } else {
         ncclComm_t comm = on(z, queue, group, "an all-reduce");

@@ -12,7 +12,7 @@ from zg.read.spec import SpecError, load
 
 from tests.law import test_reference as reference
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
-from tests.lib import chance, law, oracle, program, trainer
+from tests.lib import chance, choices, law, oracle, program, trainer
 from tests.lib.plans import planned
 from tests.reference import known
 
@@ -357,16 +357,57 @@ def test_refusals(keys: tuple[str, ...], says: str) -> None:
     assert says in str(refusal.value)
 
 
-def test_a_program_of_blocks_draws_no_tokens(tmp_path: pathlib.Path) -> None:
-    source = trainer.generate(
-        law.path("llama"), "train.sequence_blocks=2", "cluster.ranks=1"
-    )
+# ---- evaluation
+
+SPREAD = (
+    {"blocks": 4, "ranks": 1},
+    {"blocks": 4, "ranks": 4, "context": 4, "stage": 3, "queue": "late"},
+    {"blocks": 4, "ranks": 4, "context": 2, "queue": "shuffled:2"},
+    {"blocks": 2, "ranks": 4, "context": 2, "stage": 3},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("data.documents=mask", "data.end=1")])
+@pytest.mark.parametrize("kind", [trainer.GCC, trainer.EMULATED], ids=["cpu", "gpu"])
+def test_draws_and_evaluates(
+    tmp_path: pathlib.Path, kind: trainer.Kind, more: tuple[str, ...]
+) -> None:
+    """A program of blocks draws the tokens and gets the examples right that one of whole samples
+    does, also if samples are longer than the context."""
+    T, sizes = 40, (*UNEVEN, f"train.global_batch={SAMPLES}", "train.micro_batch=2")
+    weights = law.uneven("llama", tmp_path)
     trainer.write_tokens(tmp_path / "tokens", stream())
-    done = program.run(
-        trainer.build(source),
-        *("--steps", 0, "--sample", 3, "--data", tmp_path / "tokens"),
-    )
-    assert done.code == 2 and "--sample: the program cuts samples" in done.err
+    chance = np.random.default_rng(5)
+    examples = []
+    for label in 3 * [0, 1, 2]:
+        lengths = chance.integers(1, T // 4, 4)
+        words = [chance.integers(2, 256, n).tolist() for n in lengths]
+        words[0] += chance.integers(2, 256, 20).tolist()
+        examples.append(choices.Example(words[0], words[1:], label))
+    (tmp_path / "choices").write_bytes(choices.file(examples))
+    data = "--data", tmp_path / "tokens", "--load", weights, "--steps", 0
+    asked = "--sample", 60, "--eval", tmp_path / "choices", "--threads", 1
+
+    def told(way: dict[str, object]) -> str:
+        keys = [
+            f"train.sequence_blocks={way.get('blocks', 1)}",
+            f"cluster.context_parallel={way.get('context', 1)}",
+            f"cluster.ranks={way['ranks']}",
+            f"zero.stage={way.get('stage', 1)}",
+            "train.accumulate=layers",
+        ]
+        source = trainer.generate(law.path("llama"), *sizes, *keys, *more)
+        queue = "--queue", way.get("queue", "eager")
+        env = {"ZR_SHARE_GPU": 1} if kind == trainer.EMULATED else {}
+        done = program.run(trainer.build(source, kind), *data, *asked, *queue, **env)
+        assert done.code == 0, done.err
+        drawn = done.out.splitlines()[-1]
+        return f"{done.line('eval ')}, {drawn}"
+
+    found = [told({"ranks": 1}), *map(told, SPREAD)]
+    assert len({*found}) == 1, found
+    assert len({*found[0]}) > 20 and ": 0 of" not in found[0]
 
 
 PROVEN = {

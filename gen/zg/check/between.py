@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ..plan.mesh import Members, plus
 from ..plan.plan import Fn, Ref, unit_of
 from .arrays import Computed, MicroBatch
-from .body import BETWEEN, Exchanged, Spot, sharing
+from .body import BETWEEN, Exchanged, Spot
 from .fns import Facts
 from .memory import Extent
 from .order import Buffer, Memory, Place, told
@@ -216,7 +216,7 @@ def context(m: Memory) -> Members | None:
     ones."""
     if m.head.context == 1:
         return None
-    name = sharing(m.p)
+    name = m.p.sharing
     return (
         m.groups[name] if name else m.ends(f"no {m.head.context} ranks share samples")
     )

@@ -27,7 +27,7 @@ from ..facts.kernels import (
     letters,
     value,
 )
-from ..facts.ops import OF_SAMPLES, SCALE, TERMS
+from ..facts.ops import OF_SAMPLES, PICKED, SCALE, TERMS
 from ..plan.operand import Arg, Index, Layers, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from ..plan.quantized import NUMBERS
@@ -77,17 +77,6 @@ class Exchanged(NamedTuple):
 
     call: Call
     source: Made
-
-
-def sharing(p: Plan) -> str:
-    """Return the group of neighbouring ranks that share samples, '' if there is none."""
-    N = p.head.context
-    axes = {a.name: a for a in p.axes}
-    for g in p.groups:
-        inner = all(axes[a].stride * axes[a].size <= N for a in g.axes)
-        if g.ranks == N and (inner if g.axes else N == p.head.ranks):
-            return g.name
-    return ""
 
 
 def joined(made: Any) -> bool:
@@ -268,7 +257,7 @@ class Frame:
         those of their place in the group that shares samples."""
         want = Index(0)
         if self.head.context > 1:
-            want = Index(0, heads, group=sharing(self.p))
+            want = Index(0, heads, group=self.p.sharing)
         if arg != want:
             self.fail(call, f"begins with head {arg}, not {want}")
 
@@ -420,7 +409,7 @@ class Frame:
         crosses = call.kernel in EXCHANGES
         if crosses:
             outs = {*BETWEEN}
-        if where != "tmp" and where not in outs:
+        if where not in ("tmp", PICKED, *outs):
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
         gone = met(values, at, end)

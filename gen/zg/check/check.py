@@ -158,6 +158,8 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     }
     each = max(array, *(have[name].stride for name in arrays))
     need.update(dict.fromkeys(arrays, (p.together, each)))
+    if p.head.own_blocks > 1:
+        need[ops.PICKED] = 1, p.head.width * p.head.bytes
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
             raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")

@@ -211,6 +211,8 @@ TRAIN_LOSS = {
 LOSS_FACTOR = _call(f"{FACTOR} scale=scaler M=rows")
 LOSS_SUM = {mean: _call(f"{kernel} M=rows") for mean, kernel in LOSS_SUMS.items()}
 PICK = _call("zk_pick y=row M=rows C=K")
+# Class of the row that is picked, if a rank evaluates several blocks of a sample in turn.
+PICKED = "picked"
 
 # Names of a block's ops in train.recompute.
 WORDS = {

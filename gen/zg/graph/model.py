@@ -271,7 +271,8 @@ class _Calls:
                 else ("fixed", "null")
             )
         if word in node.bind:
-            return ("value", node.bind[word])
+            name = node.bind[word]
+            return ("fixed" if name == ops.PICKED else "value", name)
         if word.startswith("+"):
             old = self.had[word[1:]]
             return ("value", old) if old else ("fixed", "null")
@@ -537,16 +538,17 @@ def _draw(calls: _Calls, low: Sequence[OpNode], wide: Sequence[OpNode]) -> None:
     """Append the calls for the logits of one row, from which a token is drawn. They are the same in
     every plan. Nothing is dropped."""
     linear = wide[0]
-    of = {linear.bind["x"]: "row", linear.bind["y"]: "drawn"}
+    row = ops.PICKED if calls.b.spec.own_blocks > 1 else "row"
+    of = {linear.bind["x"]: row, linear.bind["y"]: "drawn"}
     drops = [node for node in low if node.op.name == "lora_dropout"]
-    of |= {node.bind["y"]: "row" for node in drops}
+    of |= {node.bind["y"]: row for node in drops}
     low = [node for node in low if node not in drops]
     of |= {node.bind["y"]: "low" for node in low}
-    sizes = {"row": linear.dims["K"]}
+    sizes = {row: linear.dims["K"]}
     sizes |= {of[n.bind["y"]]: n.dims["N"] for n in (*low, linear)}
     for name, size in sizes.items():
         calls.values[name] = Value(name, "real", size)
-    calls.line(replace(linear, bind={**linear.bind, "row": "row"}), ops.PICK)
+    calls.line(replace(linear, bind={**linear.bind, "row": row}), ops.PICK)
     for node in (*low, *wide):
         bind = {word: of.get(name, name) for word, name in node.bind.items()}
         calls.forward(replace(node, dims={**node.dims, "M": 1}, bind=bind))

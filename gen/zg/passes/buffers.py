@@ -51,7 +51,7 @@ def _common(spec: Spec) -> str:
 
 def _control(spec: Spec, graph: Graph) -> list[Wanted]:
     """Return the classes of a step's constants, its integer sums, the batch and rotary tables."""
-    tokens = _tokens(spec, graph)
+    tokens, real = _tokens(spec, graph), ops.BYTES[spec.train.precision]
     tables = [
         Wanted(f"table.{n}", 1, spec.train.sequence * t.head * 4)
         for n, t in enumerate(graph.tables)
@@ -60,6 +60,7 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
         Wanted("ctl", 1, ops.CTL),
         Wanted("sums", 2, 8 * ops.SUMS, readers=_common(spec)),
         *(Wanted(name, spec.together, tokens) for name in spec.batch),
+        *[Wanted(ops.PICKED, 1, graph.dims["C"] * real)] * (spec.own_blocks > 1),
         *tables,
     ]
 

@@ -545,6 +545,17 @@ class Plan:
             )
         )
 
+    @cached_property
+    def sharing(self) -> str:
+        """Return the group of neighbouring ranks that share samples, '' if there is none."""
+        N = self.head.context
+        axes = {a.name: a for a in self.axes}
+        for g in self.groups:
+            inner = all(axes[a].stride * axes[a].size <= N for a in g.axes)
+            if g.ranks == N and (inner if g.axes else N == self.head.ranks):
+                return g.name
+        return ""
+
     def moves(self, f: Flat) -> bool:
         """Return whether any part of a flat is trainable."""
         return bool(self.stored("sum", f.name))

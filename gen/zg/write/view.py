@@ -78,6 +78,8 @@ def blocks(p: Plan) -> list[str]:
     if p.head.blocks == 1:
         return []
     cut = f".sequence_blocks = {p.head.blocks}, .context = {p.head.context},"
+    if p.head.context > 1:
+        cut += f" .sharing = {group_name(p.sharing)},"
     documents = [".documents = DOCUMENTS(0),"] * p.head.documents
     keys = [".sample_keys = SAMPLE_KEYS(0),"] * p.head.keyed
     return [f"{cut} .batch_step = SIZE(TOKENS),", *documents, *keys]
