@@ -330,7 +330,16 @@ def test_bytes_of_exchanges(again: str, times: int) -> None:
                 "cluster.context_parallel=5",
                 "train.sequence_blocks=5",
             ),
-            "5 ranks cannot share the 4 heads of",
+            "5 ranks cannot share the heads of each attention; allowed: 1",
+        ),
+        (
+            (
+                "train.sequence_blocks=4",
+                "cluster.ranks=8",
+                "train.global_batch=2",
+                "train.micro_batch=1",
+            ),
+            "8 does not divide train.global_batch 2; allowed: cluster.context_parallel 4, or",
         ),
         (
             ("train.sequence_blocks=4", "train.loss_mean=micro_batch"),

@@ -98,11 +98,20 @@ SIZES = (
     "zero.stage3_prefetch_bucket_size",
     "zero.stage3_param_persistence_threshold",
 )
+SHARED = ("cluster.context_parallel", "zero.stage", "zero.offload_param.device")
+BLOCKS = (
+    "model.units[1].ops[0].residual[1].attention.heads=4",
+    "model.units[1].ops[0].residual[1].attention.head_dim=20",
+    "train.sequence=32",
+    "train.sequence_blocks=4",
+    "train.accumulate=layers",
+)
 SPACES = {
     "places": PLACES,
     "activations": ("train.recompute", "train.offload_activations"),
     "sizes": SIZES,
     "bits": ("zero.stage", "train.micro_batch", "train.sum"),
+    "shared samples": SHARED,
 }
 LARGE = {
     "many places": (*PLACES, "train.accumulate"),
@@ -128,7 +137,7 @@ def test_the_front_is_that_of_all_settings(
 ) -> None:
     """The search finds the fastest row, and the front, of all combinations of a small space.
     limit: share of them that a limit of memory lets fit, None without a limit."""
-    keys = (*GPU, *holding(*free))
+    keys = (*GPU, *holding(*free), *(BLOCKS if free == SHARED else ()))
     s = loaded("gpt-tiny", *keys)
     found = fit.find(s)
     if limit is not None:

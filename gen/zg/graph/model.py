@@ -18,6 +18,7 @@ from ..facts import ops
 from ..facts.kernels import ADD, KERNELS, NULL, ROUND, value
 from ..facts.rope import Rotation, frequencies
 from ..plan.operand import Index, Layers
+from ..read import context
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -182,7 +183,7 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
             y = _run(b, y, child)
         # Residual branches are scaled as in GPT-2, section 2.3.
         y = _run(b, y, op.ops[-1], STD / math.sqrt(b.branches))
-        for row in op.rows:
+        for row in context.rows(b.spec, op):
             y = b.row(row, y)
         return b.node("add", {"a": x, "b": y}, {}, {})
     if op.kind == "parallel":
@@ -190,9 +191,10 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
         for y in others:
             first = b.node("add", {"a": first, "b": y}, {}, {})
         return first
-    for row in op.rows[:-1]:
+    rows = context.rows(b.spec, op)
+    for row in rows[:-1]:
         x = b.row(row, x)
-    return b.row(op.rows[-1], x, std)
+    return b.row(rows[-1], x, std)
 
 
 def _branch(b: _Builder, x: str, branch: SpecOp, std: float) -> str:

@@ -17,6 +17,7 @@ from ..facts.kernels import KERNELS
 from ..facts.rope import Rotation
 from ..graph import quantize
 from ..plan.recipe import OF_TENSORS, Stated, Turn
+from ..read import context
 from ..read.schema import Op, Row, Weight
 from ..read.spec import Spec, Unit
 
@@ -63,10 +64,10 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
         return
     if op.ops:
         yield from _inner(spec, op.ops, STD / math.sqrt(_residuals(spec)))
-        for row in op.rows:
+        for row in context.rows(spec, op):
             yield from _placed(row, STD)
         return
-    *first, last = op.rows
+    *first, last = context.rows(spec, op)
     for row in first:
         yield from _placed(row, STD)
     yield from _placed(last, std)

@@ -1,4 +1,5 @@
-"""context.py -- checks the keys of samples that are cut into blocks, and of ranks that share them.
+"""context.py -- samples that are cut into blocks, and ranks that share them: the exchanges around
+attention, and checks of the keys.
 
 Which gradients are added is part of the recipe: `train.sequence_blocks` alone decides it.
 `cluster.context_parallel` divides that number, so it changes no bit.
@@ -7,11 +8,11 @@ Which gradients are added is part of the recipe: `train.sequence_blocks` alone d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from .keyplace import KeyPlace
-from .node import dotted
-from .schema import Row, Spec
+from ..facts import ops
+from .schema import Op, Row, Spec
 
 
 def _divisors(n: int, of: int = 0) -> str:
@@ -20,43 +21,75 @@ def _divisors(n: int, of: int = 0) -> str:
     return ", ".join(some[-8:])
 
 
-def around(
-    at: KeyPlace,
-    heads: tuple[int, int, int],
-    n: int,
-    N: int,
-    seen: Callable[[int, int], Row],
-) -> list[Row]:
-    """Return the rows of attention with the exchanges around it.
-
-    heads: H, G and D; n: blocks of a sample; N: ranks that share these; seen: makes the row of
-    attention of some query heads and key-value heads. There are copies of key-value heads if n
-    does not divide G and the heads allow it, since sums of gradients may not depend on N.
-    """
-    H, G, D = heads
-    if n == 1:
-        return [seen(H, G)]
+def _copies(row: Row, n: int) -> int:
+    """Return the copies of each key-value head. There are some if the n blocks of a sample exceed
+    these heads and the query heads allow it, since sums of gradients may not depend on ranks."""
+    H, G = row.dims["H"], row.dims["G"]
     whole = math.lcm(G, n)
-    copies = 1 if H % whole else whole // G
-    if H % N or G * copies % N:
-        few = [d for d in range(1, n + 1) if n % d == H % d == G * copies % d == 0]
-        raise KeyPlace(at.root, ("cluster", "context_parallel")).fail(
-            f"{N} ranks cannot share the {H} heads of {dotted(at.path)}",
-            " or ".join(map(str, few)),
-        )
+    return 1 if n == 1 or H % whole else whole // G
+
+
+def _around(row: Row, n: int, N: int) -> list[Row]:
+    """Return attention of the heads of one of N ranks, with the exchanges around it if samples have
+    n blocks."""
+    if n == 1:
+        return [row]
+    copies = _copies(row, n)
+    H, G, D = (row.dims[key] for key in "HGD")
+    h, g = H // N, G * copies // N
+    own = {"H": h, "G": g, "E": (h + 2 * g) * D, "J": h + g, "Q": h * D}
     k = {"k": n // N}
-    inside = [Row("to_heads", k), seen(H // N, G * copies // N), Row("to_rows", k)]
+    mine = replace(row, dims={**row.dims, **own})
+    inside = [Row("to_heads", k), mine, Row("to_rows", k)]
     if N == copies == 1:
         return inside
-    sorting = {
-        "H": H,
-        "G": G,
-        "D": D,
-        "E": (H + 2 * G) * D,
-        "ranks": N,
-        "copies": copies,
-    }
+    whole = {"H": H, "G": G, "D": D, "E": (H + 2 * G) * D}
+    sorting = {**whole, "ranks": N, "copies": copies}
     return [Row("cut_heads", sorting), *inside, Row("join_heads", sorting)]
+
+
+def _attends(row: Row) -> bool:
+    return ops.WORDS.get(row.name) == "attention"
+
+
+def rows(s: Spec, op: Op) -> list[Row]:
+    """Return the rows of an op as a rank computes them."""
+    shared = s.train.sequence_blocks, s.cluster.context_parallel
+    return [
+        part
+        for row in op.rows
+        for part in (_around(row, *shared) if _attends(row) else [row])
+    ]
+
+
+def _attentions(some: Iterable[Op]) -> Iterator[Row]:
+    """Yield the rows of attention among some ops."""
+    for op in some:
+        yield from filter(_attends, op.rows)
+        yield from _attentions(op.ops)
+
+
+def most(s: Spec) -> list[int]:
+    """Return the numbers of ranks that can share a sample: they divide its blocks and all heads."""
+    n = s.train.sequence_blocks
+    found = {
+        math.gcd(row.dims["H"], row.dims["G"] * _copies(row, n))
+        for unit in s.model.units
+        for row in _attentions(unit.ops)
+    }
+    every = math.gcd(n, *found)
+    return [d for d in range(1, every + 1) if every % d == 0]
+
+
+def heads(s: Spec) -> None:
+    """Refuse ranks that cannot share the heads of every attention."""
+    N, few = s.cluster.context_parallel, most(s)
+    if N not in few:
+        raise s.wrong(
+            "cluster.context_parallel",
+            f"{N} ranks cannot share the heads of each attention",
+            " or ".join(map(str, few)),
+        )
 
 
 def blocks(s: Spec) -> None:
@@ -122,5 +155,6 @@ AGREE = (
             "zero",
         ),
     ),
+    (heads, ("train.sequence_blocks", "cluster.context_parallel", "model")),
     (features, ("train", "cluster.context_parallel")),
 )

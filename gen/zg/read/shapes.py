@@ -16,7 +16,6 @@ from ..facts import ops
 from ..facts.families import FAMILIES
 from ..facts.rope import Rotation, grown, stretched
 from ..facts.rope import fields as numbers_of
-from . import context
 from .keyplace import KeyPlace, fail, typed
 from .keytypes import ALL_LINEAR, DIM, ELEMS, Windows
 from .node import Ints, Mistakes, Path, dotted
@@ -96,7 +95,6 @@ class Walk:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     blocks: int = 1  # of a sample
-    context: int = 1  # ranks that share them
     prefix: str = ""  # prefix of the unit's tensors
     repeat: int = 1
     last: Path = ()  # path of the op that computes the logits
@@ -351,13 +349,7 @@ class Walk:
             rows.append(self.normed(at, a, heads, dims))
         if a.rope and any(each):
             rows.append(self.turn(a.rope, dims, each, plain))
-
-        def seen(H: int, G: int) -> Row:
-            own = Heads(H, G, heads.D).dims(a, 1.0)
-            mine = {**own, "scale": dims["scale"]}
-            return self.seen(at / "softcap", window, a.softcap, mine)
-
-        rows += context.around(at, heads, self.blocks, self.context, seen)
+        rows.append(self.seen(at / "softcap", window, a.softcap, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {

@@ -7,6 +7,7 @@ yamltext.py reads YAML, dsconfig.py a DeepSpeed config.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -222,6 +223,10 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             if w <= micro_batches
         ]
         good["cluster.ranks"] = [w * N for w in ranks]
+    n, each = keys.train.sequence_blocks, math.gcd(keys.cluster.ranks, G // B)
+    least = keys.cluster.ranks // each
+    if n > 1 and G % B == 0 and n % least == 0:
+        good["cluster.context_parallel"] = [least]
     if G % W == 0:
         sizes = near(min(B, G // W), lambda b: G // W % b == 0)
         fits = [b for b in sizes if b <= G // W]

@@ -321,8 +321,8 @@ def build(
     tensors, and its linears (as of Walk). None if the model is wrong; `mistakes` has the errors."""
     m, train, root = keys.model, keys.train, KeyPlace(file, ())
     dropouts = train.dropout, train.attention_dropout
-    shared = train.sequence_blocks, keys.cluster.context_parallel
-    walk = Walk(m, train.sequence, keys.data.packed, train.lora, *dropouts, *shared)
+    sample = train.sequence, keys.data.packed, train.lora
+    walk = Walk(m, *sample, *dropouts, train.sequence_blocks)
     check, model, data = mistakes.check, ("model",), keys.data
     check(("data", *model), _documents, root / "data", data, m.vocab)
     check(model, _grown, root / "model", m)

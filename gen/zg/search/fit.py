@@ -336,7 +336,7 @@ class Search:
 
 
 def _name(spec: Spec) -> str:
-    return repr((spec.zero, spec.train))
+    return repr((spec.zero, spec.train, spec.cluster.context_parallel))
 
 
 def settings(spec: Spec) -> list[Setting]:

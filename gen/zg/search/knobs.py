@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..passes import grid, slices
 from ..plan.operand import Names
+from ..read import context
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError, agree
 
@@ -147,10 +148,16 @@ def _thresholds(spec: Spec) -> list[int]:
 def _batches(spec: Spec) -> list[int]:
     """Return micro-batches that divide a rank's samples. A chunk of the head that the spec gives
     may not divide others, and with loss_mean micro_batch others are another loss."""
-    own = spec.train.global_batch // spec.cluster.ranks
+    own = spec.train.global_batch * spec.cluster.context_parallel // spec.cluster.ranks
     some = (2**n for n in range(own.bit_length()) if own % 2**n == 0)
     held = spec.train.head_chunk or spec.train.loss_mean == "micro_batch"
     return [] if held else [*some]
+
+
+def _contexts(spec: Spec) -> list[int]:
+    """Return the numbers of ranks that can share a sample, if samples are cut into blocks."""
+    some = context.most(spec) if spec.train.sequence_blocks > 1 else []
+    return [n for n in some if spec.cluster.ranks % n == 0]
 
 
 def _words(spec: Spec) -> list[tuple[str, ...]]:
@@ -168,6 +175,7 @@ SUMS = ("tree", {"block": 16}, "fold")
 SHARED = ("zero.shard_size", "zero.mics_shard_size", "zero.hpz_partition_size")
 VALUES: Values = {
     "zero.stage": lambda spec: range(4),
+    "cluster.context_parallel": _contexts,
     "zero.shard_size": _shards,
     "zero.mics_shard_size": lambda spec: (0,),
     "zero.hpz_partition_size": lambda spec: (0,),
@@ -207,6 +215,7 @@ OFFLOADING = (
 )
 # Settings that are suggested if a plan does not fit. A disk only helps a host that is full.
 SAVING: dict[str, Callable[[Spec], Iterable[object]]] = {
+    "cluster.context_parallel": lambda spec: _contexts(spec)[-1:],
     **{key: VALUES[key] for key in ("zero.states", *OFFLOADING)},
     "train.accumulate": lambda spec: ("micro_batches",),
     "zero.stage": lambda spec: (3,),
@@ -252,6 +261,9 @@ def combinations(spec: Spec, some: Sequence[Setting]) -> Iterator[Spec]:
 
 def agrees(spec: Spec) -> bool:
     """Return whether no key of a spec contradicts another."""
+    at_once = spec.train.micro_batch * spec.cluster.ranks
+    if spec.train.global_batch * spec.cluster.context_parallel % at_once:
+        return False
     try:
         agree(spec)
     except SpecError:
