@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..facts.between import BETWEEN
 from ..plan.mesh import Members, plus
 from ..plan.plan import Fn, Ref, unit_of
 from .arrays import Computed, MicroBatch
-from .body import BETWEEN, Exchanged, Spot
+from .body import Exchanged, Spot
 from .fns import Facts
 from .memory import Extent
 from .order import Buffer, Memory, Place, told

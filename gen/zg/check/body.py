@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
+from ..facts.between import BETWEEN
 from ..facts.kernels import (
     BACK,
     BY_LAYER,
@@ -35,10 +36,7 @@ from .kernels import CLASSES, UNITS, kept
 from .order import CheckError
 
 HEADS = ("zk_cut_heads_fwd", "zk_cut_heads_bwd", "zk_join_heads")
-FORMALS = ("x", "y", "dx", "dy", "s", "sh", "r", "h")
-# Formals of the values that pass between the functions of a body that is cut at exchanges, and
-# their classes: values of a block's rows, and of a sample's heads.
-BETWEEN = {"s": "save", "sh": "save_heads", "r": "rows", "h": "heads"}
+FORMALS = ("x", "y", "dx", "dy", *BETWEEN)
 # Identity of a value: (number of the call that made it, index of the operand there), the name of an
 # input of the function, a part of such a value, all parts of a value, or the f32 sum of a gradient
 # ("total", launch, number).
@@ -174,12 +172,10 @@ class Frame:
         self.limits = {c.name: c.stride for c in self.p.classes}
         self.width = self.head.value
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
-        self.limits["s"] = max(
-            self.limits.get(f"{near}save.{self.kind}", 0) for near in ("", "near.")
-        )
-        self.limits["sh"] = self.limits.get(f"save_heads.{self.kind}", 0)
-        self.limits["r"] = self.limits.get("rows", 0)
-        self.limits["h"] = self.limits.get("heads", 0)
+        for name, b in BETWEEN.items():
+            cls = f"{b.cls}.{self.kind}" if b.saved else b.cls
+            some = (self.limits.get(f"{near}{cls}", 0) for near in ("", "near."))
+            self.limits[name] = max(some)
         # Where functions leave values to later ones. If one block at a time goes through a unit, it
         # has temporary space to itself.
         self.shared = {*BETWEEN, *["tmp"] * (self.p.together == 1)}
@@ -405,7 +401,7 @@ class Frame:
         """Put a value into an operand. The values it overwrites must have been used."""
         where, at = self.place(call, arg, size)
         end = at + size
-        outs = {"s", "sh", "r", "h", "y", "dx"} & set(self.fn.outs)
+        outs = {*BETWEEN, "y", "dx"} & set(self.fn.outs)
         crosses = call.kernel in EXCHANGES
         if crosses:
             outs = {*BETWEEN}

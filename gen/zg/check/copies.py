@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..facts.between import BETWEEN
 from ..plan.mesh import Along, plus
 from .arrays import Computed, MicroBatch
-from .body import BETWEEN
 from .memory import Extent
 from .order import MAIN, Buffer, Memory, Place, told
 
@@ -52,7 +52,7 @@ class Copies:
             return
         if not run or size % run.width:
             self.fail(f"{source}: {size} bytes hold {told(run)}")
-        between = to.buffer.cls.partition(".")[0] in BETWEEN.values()
+        between = to.buffer.cls.partition(".")[0] in {b.cls for b in BETWEEN.values()}
         if to.buffer.held and to.buffer.cls in self.m.passing and not between:
             self.fail(f"{to} still holds {to.buffer.told()}")
         self.m.writes(to, size, run)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from ..facts.between import PASSED, SAVED
 from ..facts.kernels import (
     BACK,
     FACTOR,
@@ -229,7 +230,7 @@ def _end(b: Frame, *outs: str) -> None:
             b.fail(None, f"{name} is not written whole")
     for where, values in b.held.items():
         for v in values:
-            if where in ("tmp", "r", "h") and not b.done(v):
+            if where in ("tmp", *PASSED) and not b.done(v):
                 b.fail(None, f"{where}+{v.lo} is written and not read")
     for c, number, _ in b.ran:
         if number in b.again - b.of:
@@ -350,7 +351,7 @@ def _unit_bodies(
         if count > 1 and fwd.reads.keys() & fwd.moving:
             x = {("x",)}
     _end(fwd, "y")
-    kept = {name: fwd.held.get(name, []) for name in ("s", "sh")}
+    kept = {name: fwd.held.get(name, []) for name in SAVED}
     saved = [v for values in kept.values() for v in values]
     y = [replace(v, used=True) for v in fwd.held["y"]]
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
@@ -370,7 +371,7 @@ def _unit_bodies(
     )
     for v in saved if fwd.cut else ():
         v.used = False  # forward's own functions may have read it
-    for name in ("x", "y", "dy", "s", "sh"):
+    for name in ("x", "y", "dy", *SAVED):
         if not any(name in f.ins for f in bwd.fns):
             bwd.held.pop(name)
     run(bwd)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ..facts.between import BETWEEN
 from ..facts.kernels import LOSS_SUMS
 from ..facts.ops import OF_SAMPLES
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Ref, Step, unit_of
 from .arrays import Computed, Key, Leaf, MicroBatch, RopeTable, State, Totals
 from .between import Between
-from .body import BETWEEN
 from .constants import SUMS, control, set_totals
 from .kernels import BODIES, SCALED
 from .memory import Extent

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..facts import ops
+from ..facts.between import BETWEEN, PASSED
 from ..graph.graph import Graph
 from ..plan import plan
 from ..read.spec import Spec
@@ -158,23 +159,22 @@ def _values(
     value = graph.dims["M"] * graph.dims["C"] * ops.BYTES[spec.train.precision]
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
     samples = spec.together // spec.own_blocks
+    passed = [(BETWEEN[n], bodies.size(n)) for n in PASSED]
     out = [
-        Wanted(name, slots, most, readers=_common(spec))
-        for name, slots, packed in (
-            ("rows", spec.together, bodies.rows),
-            ("heads", samples, bodies.heads),
+        Wanted(
+            b.cls, samples if b.heads else spec.together, size, readers=_common(spec)
         )
-        if (most := max(p.size for p in packed.values()))
+        for b, size in passed
+        if size
     ]
     if graph.acc:
         out.append(Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc))
     out += _kept(spec, "x", units, value, slot_counts)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
-        if bodies.save[k.name].size:
-            size = bodies.save[k.name].size
+        if size := bodies.size("s", k.name):
             out += _kept(spec, f"save.{k.name}", k.count, size, slot_counts)
-        if size := bodies.save_heads[k.name].size:
+        if size := bodies.size("sh", k.name):
             slots, name = k.count * samples, f"save_heads.{k.name}"
             out.append(Wanted(name, slots, size, readers=_common(spec)))
     exchanged = spec.cluster.context_parallel > 1 and spec.together == 1

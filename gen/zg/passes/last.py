@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..facts.between import BETWEEN, PASSED, SAVED
 from ..plan.plan import Ref, Section, Step
 
 # Classes whose content outlives no micro-batch.
-DIES = ("ring", "grad", "x", "save", "save_heads", "near", "dx", "acc")
+DIES = ("ring", "grad", "x", *(BETWEEN[n].cls for n in SAVED), "near", "dx", "acc")
 # Classes whose content outlives no unit.
-PASSES = ("rows", "heads")
+PASSES = tuple(BETWEEN[n].cls for n in PASSED)
 Slot = tuple[str, int]
 
 

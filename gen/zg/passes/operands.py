@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..facts import ops
+from ..facts.between import BETWEEN, operand_of
 from ..graph.graph import BodyPart, Graph, UnitKind
 from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
@@ -146,10 +147,7 @@ class Operands:
         named = {
             "x": self.value(u.x, g),
             "y": self.value(u.y, g),
-            "s": self.saved(u, g),
-            "sh": self.saved_heads(u, g),
-            "r": Ref("rows", g),
-            "h": Ref("heads", g),
+            **self.between(u, g, g),
             "dy": self.value_grad(u.y, g),
             "dx": self.value_grad(u.x, g),
             "tokens": Ref("tokens", g),
@@ -181,21 +179,26 @@ class Operands:
             else Ref("dx", (g - n) % (self.together + 1))
         )
 
-    def saved(self, u: Use, g: int) -> Ref:
-        """Return the buffer of a unit's saved values."""
-        return self.value_slot(f"save.{u.kind.name}", u.index, g)
-
-    def saved_heads(self, u: Use, g: int) -> Ref:
-        """Return the buffer of a unit's saved values of whole samples."""
+    def between(self, u: Use, block: int, sample: int) -> dict[str, Ref]:
+        """Return the buffers of a unit's values between functions, of a block and of its sample."""
         samples = self.together // self.spec.own_blocks
-        return Ref(f"save_heads.{u.kind.name}", u.index * samples + g)
+        out = {}
+        for name, b in BETWEEN.items():
+            g, many = (sample, samples) if b.heads else (block, self.together)
+            if b.saved:
+                cls = f"{b.cls}.{u.kind.name}"
+                out[name] = self.value_slot(cls, u.index, g, many)
+            else:
+                out[name] = Ref(b.cls, g)
+        return out
 
-    def value_slot(self, cls: str, n: int, g: int) -> Ref:
-        """Return the buffer of value n of a class that is kept for backward. Offloaded classes have
-        fewer slots than values."""
+    def value_slot(self, cls: str, n: int, g: int, many: int = 0) -> Ref:
+        """Return the buffer of value n of a class that is kept for backward. many: buffers of a
+        value, 0 for those of all micro-batches that go through a unit together. Offloaded classes
+        have fewer slots than values."""
         if cls in self.offloaded:
             return Ref(f"near.{cls}", n % self.offloaded[cls][0])
-        return Ref(cls, n * self.together + g)
+        return Ref(cls, n * (many or self.together) + g)
 
     def offloaded_classes(self) -> dict[str, tuple[int, int, Size]]:
         """Return (device slots, values, bytes of a value) of each class with fewer slots than
@@ -269,10 +272,8 @@ class Operands:
             **{w: f in reads for w, f in formals.items()},
             "x": "x" in values,
             "dy": "dy" in values,
+            **dict.fromkeys(BETWEEN, False),
             "s": bool(values & saved) and body == "bwd",
-            "sh": False,
-            "r": False,
-            "h": False,
             "y": "y" in values and body == "bwd",
             "tokens": "token" in fixed,
             "targets": "target" in fixed,
@@ -283,10 +284,8 @@ class Operands:
         }
         made = {
             "y": "y" in values and body == "fwd",
+            **dict.fromkeys(BETWEEN, False),
             "s": bool(values & saved) and body == "fwd",
-            "sh": False,
-            "r": False,
-            "h": False,
             "dx": "dx" in values,
             **{f"d{w}": f in writes for w, f in formals.items()},
             "acc": "acc" in fixed and bool(self.graph.tied),
@@ -295,7 +294,7 @@ class Operands:
             bases = self.bases(kind, body)
             for side, names in zip((has, made), exchanges.used(part), strict=True):
                 of = {bases[name] for name in names if name in bases}
-                side |= {base: base in of for base in ("s", "sh", "r", "h")}
+                side |= {base: base in of for base in BETWEEN}
         return (
             tuple(n for n, yes in has.items() if yes),
             tuple(n for n, yes in made.items() if yes),
@@ -305,8 +304,7 @@ class Operands:
     def bases(self, kind: UnitKind, body: str) -> dict[str, str]:
         """Map the values of a body that several of its functions use to their operands."""
         saved = {v.name for v in kind.saved}
-        plain, heads = ("s", "r"), ("sh", "h")
         return {
-            name: (heads if name in kind.heads else plain)[name not in saved]
+            name: operand_of(heads=name in kind.heads, saved=name in saved)
             for name in saved | kind.between[body]
         }

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..facts import ops
+from ..facts.between import BETWEEN, PASSED, SAVED
 from ..facts.kernels import KERNELS
 from ..graph.graph import Body, Graph
 from ..plan import plan
@@ -129,46 +130,46 @@ OUTSIDE = {"x", "y", "dx", "dy"}
 
 @dataclass(frozen=True)
 class Bodies:
-    """Places of values: `save` and `save_heads` by kind, the others by (kind, body). work: bytes of
-    the largest kernel scratch."""
+    """Places of values by (kind, body): those between functions also by their operand, and saved
+    ones of body "". work: bytes of the largest kernel scratch."""
 
-    save: dict[str, Packed]
-    save_heads: dict[str, Packed]
+    between: dict[tuple[str, str, str], Packed]
     tmp: dict[tuple[str, str], Packed]
-    rows: dict[tuple[str, str], Packed]
-    heads: dict[tuple[str, str], Packed]
     work: int
 
     def operands(self, kind: str, body: str) -> dict[str, Packed]:
         """Return the places of a body's values by the base of their operands."""
-        return {
-            "s": self.save[kind],
-            "sh": self.save_heads[kind],
-            "r": self.rows[kind, body],
-            "h": self.heads[kind, body],
-            "tmp": self.tmp[kind, body],
-        }
+        bodies = {n: "" if b.saved else body for n, b in BETWEEN.items()}
+        places = {n: self.between[kind, of, n] for n, of in bodies.items()}
+        return {**places, "tmp": self.tmp[kind, body]}
+
+    def size(self, name: str, kind: str = "") -> int:
+        """Return the bytes of the values of an operand: of a kind, or the most of any body."""
+        found = (
+            packed.size
+            for (k, _, n), packed in self.between.items()
+            if n == name and kind in ("", k)
+        )
+        return max(found, default=0)
 
 
 def bodies(graph: Graph, real: int) -> Bodies:
     """Place the values of every body. real: bytes of the stored type."""
-    out = Bodies({}, {}, {}, {}, {}, 0)
+    out = Bodies({}, {}, 0)
     work = 0
     for kind in graph.kinds:
-        for of, side in ((out.save, False), (out.save_heads, True)):
-            kept = [v for v in kind.saved if (v.name in kind.heads) == side]
-            of[kind.name] = stack([Item(v.name, v.bytes(real), 0, 0) for v in kept])
+        for n in SAVED:
+            kept = [v for v in kind.saved if (v.name in kind.heads) == BETWEEN[n].heads]
+            items = [Item(v.name, v.bytes(real), 0, 0) for v in kept]
+            out.between[kind.name, "", n] = stack(items)
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
             items = lifetimes(body, outside, real)
             between, at = kind.between.get(name, frozenset()), (kind.name, name)
             some = [i for i in items if i.name in between]
-            out.rows[at] = pack_in_place(
-                body, [i for i in some if i.name not in kind.heads]
-            )
-            out.heads[at] = pack_in_place(
-                body, [i for i in some if i.name in kind.heads]
-            )
+            for n in PASSED:
+                side = [i for i in some if (i.name in kind.heads) == BETWEEN[n].heads]
+                out.between[*at, n] = pack_in_place(body, side)
             out.tmp[at] = pack_in_place(
                 body, [i for i in items if i.name not in between]
             )

@@ -231,7 +231,7 @@ def schedule(
         kept=kept,
         real=ops.BYTES[spec.train.precision],
         places=bodies,
-        saves={k: v.size for k, v in bodies.save.items()},
+        saves={k.name: bodies.size("s", k.name) for k in graph.kinds},
     )
     uses = m.bind(m.uses("train"))
     written = Counter(f for u in uses for f, _, _ in u.gradients)

@@ -243,13 +243,7 @@ class Steps(Operands):
         its sample."""
         bases, refs = self.bases(u.kind, u.body), []
         places = self.places.operands(u.kind.name, u.body)
-        named = {
-            "s": self.saved(u, g),
-            "sh": self.saved_heads(u, sample),
-            "r": Ref("rows", g),
-            "h": Ref("heads", sample),
-            "tmp": Ref("tmp", 0),
-        }
+        named = {**self.between(u, g, sample), "tmp": Ref("tmp", 0)}
         for name in exchanges.values(call):
             base = bases.get(name, "tmp")
             refs.append(replace(named[base], at=places[base].at[name]))

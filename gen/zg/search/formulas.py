@@ -58,7 +58,7 @@ class Formulas:
             every = [(t, k.count) for k in graph.kinds for t in k.tensors]
             self._known[key] = Saved(
                 ops.up(max(x.size for x in bodies.tmp.values()), place.PAGE),
-                tuple((k.count, bodies.save[k.name].size) for k in graph.kinds),
+                tuple((k.count, bodies.size("s", k.name)) for k in graph.kinds),
                 sum(n * min(t.params, t.elems) for t, n in every),
                 sum(n * t.params for t, n in every if not t.group[2]),
                 *self._functions(graph),
