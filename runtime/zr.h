@@ -266,8 +266,9 @@ typedef struct zr_program {
         documents,         /* offset of the positions of whole samples, int32 [B,T], beside blocks
                               of them; 0: there are none */
         keys,              /* offset of the samples' random keys, int64 [B]; 0: there are none */
-        sample_keys;       /* offset of the keys of whole samples, int64 [B], beside blocks of them;
+        sample_keys,       /* offset of the keys of whole samples, int64 [B], beside blocks of them;
                               0: there are none */
+        sample_targets;    /* offset of their targets, int32 [B,T]; 0: there are none */
     int64_t packed,        /* 1: positions restart at each document */
         end;               /* token that ends a document */
     double flops,          /* of a step of all ranks: 6N per token, plus attention */

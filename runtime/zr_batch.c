@@ -44,20 +44,20 @@ static void blank(int64_t n, int32_t *tokens, int32_t *targets)
 static zr_arrays whole_sample(const zr *z)
 {
     int64_t T = z->p->sequence;
-    return (zr_arrays){z->whole, z->whole + T, z->whole + 2 * T, NULL};
+    return (zr_arrays){.tokens = z->whole, .targets = z->whole + T, .positions = z->whole + 2 * T};
 }
 
 /* Copy a block of the whole sample to sample b of a micro-batch. */
 static void cut(const zr *z, int64_t block, int64_t b, const zr_arrays *to)
 {
     int64_t T = z->p->sequence, n = T / zr_blocks(z->p), at = block * n;
-    size_t bytes = (size_t)n * sizeof(int32_t);
+    size_t bytes = (size_t)n * sizeof(int32_t), all = (size_t)T * sizeof(int32_t);
     zr_arrays whole = whole_sample(z);
     memcpy(to->tokens + b * n, whole.tokens + at, bytes);
     memcpy(to->targets + b * n, whole.targets + at, bytes);
     memcpy(to->positions + b * n, whole.positions + at, bytes);
-    if (z->p->documents)
-        memcpy(to->documents + b * T, whole.positions, (size_t)T * sizeof(int32_t));
+    if (z->p->documents) memcpy(to->documents + b * T, whole.positions, all);
+    if (z->p->sample_targets) memcpy(to->sample_targets + b * T, whole.targets, all);
 }
 
 /* Read a block of `rows` samples. Each is read whole, since positions depend on the tokens

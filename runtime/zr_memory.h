@@ -12,11 +12,11 @@ void zr_arena(zr *z); /* allocate this rank's arena, all zero, and map its peers
 /* The next micro-batch, int32 [B,T] each, or [B,T/n] if samples are cut into n blocks. */
 typedef struct zr_arrays {
     int32_t *tokens, *targets, *positions;
-    int32_t *documents; /* [B,T]: positions of whole samples */
+    int32_t *documents, *sample_targets; /* [B,T]: positions and targets of whole samples */
 } zr_arrays;
 /* Find the place for the next micro-batch, which the rank's own thread fills. zr_batch_filled then
  * copies it to its place in the arena, or `at` bytes after it, before any command issued later. It
- * also copies keys, and positions and keys of whole samples, if the program has them. first: number
+ * also copies keys, and what it has of whole samples, if the program has them. first: number
  * of the first sample or block in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
 zr_arrays zr_batch_place(zr *z, int64_t at);

@@ -227,7 +227,7 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
 void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
 {
     const zr_program *p = z->p;
-    int64_t bytes = zr_batch_tokens(p) * (int64_t)sizeof(int32_t);
+    int64_t bytes = zr_batch_tokens(p) * (int64_t)sizeof(int32_t), all = bytes * zr_blocks(p);
     check_number(z, "batch", ZR_MAIN, "micro_batch", micro_batch, p->micro_batches * z->ranks);
     check(z, "batch", ZR_MAIN, (place){"at", ARENA, at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"tokens", ARENA, p->tokens + at, bytes, 1, 0});
@@ -235,9 +235,10 @@ void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
     if (p->positions)
         check(z, "batch", ZR_MAIN, (place){"positions", ARENA, p->positions + at, bytes, 1, 0});
     if (p->documents)
+        check(z, "batch", ZR_MAIN, (place){"documents", ARENA, p->documents + at, all, 1, 0});
+    if (p->sample_targets)
         check(z, "batch", ZR_MAIN,
-              (place){"documents", ARENA, p->documents + at,
-                      p->batch * p->sequence * (int64_t)sizeof(int32_t), 1, 0});
+              (place){"sample_targets", ARENA, p->sample_targets + at, all, 1, 0});
     if (p->keys)
         check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});
     if (p->sample_keys)

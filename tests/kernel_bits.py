@@ -78,7 +78,7 @@ def means(k: zk.Kernels) -> Arrays:
     sums, factor = np.zeros(zk.SUMS, np.int64), np.zeros(1)
     k.zk_loss_factor(factor, target, np.array([0.75]), M)
     k.zk_cross_entropy(loss, d, x, target, factor, M, V, M)
-    k.zk_loss_mean(sums, loss, target, M)
+    k.zk_loss_mean(sums, loss, target, target, M, M)
     return [factor, d, sums]
 
 

@@ -203,21 +203,21 @@ void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss
 }
 
 void ZK(zk_loss_mean)(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
-                      const int32_t *target, int64_t M)
+                      const int32_t *target, const int32_t *all, int64_t M, int64_t A)
 {
-    int64_t valid = valid_of(target, M);
+    double blocks = (double)A / (double)M, mean = sum_of(loss, M) / zk_most(1, valid_of(all, A));
     (void)k, (void)L;
     sums[ZK_MEANS]++;
-    sums[ZK_VALID] += valid;
-    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum_of(loss, M) / zk_most(1, valid));
+    sums[ZK_VALID] += valid_of(target, M);
+    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, mean * blocks);
 }
 
-void ZK(zk_loss_factor)(zk *k, const zk_launch *L, double *factor, const int32_t *target,
-                        const double *scale, int64_t M)
+void ZK(zk_loss_factor)(zk *k, const zk_launch *L, double *factor, const int32_t *all,
+                        const double *scale, int64_t A)
 {
-    int64_t valid = valid_of(target, M);
+    int64_t valid = valid_of(all, A);
     (void)k, (void)L;
-    *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
+    *factor = valid ? (double)A / (double)valid * (scale ? *scale : 1) : 0;
 }
 
 void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target,

@@ -189,34 +189,36 @@ __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t
     for (int64_t c = threadIdx.x; last >= 0 && c < C; c += blockDim.x) y[c] = x[last * C + c];
 }
 
+/* Return the number of valid targets, in every thread of the block. */
+__device__ int64_t valid_of(const int32_t *target, int64_t M)
+{
+    int64_t valid = 0;
+    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) valid += target[m] >= 0;
+    return block_sum(valid);
+}
+
 /* Add the losses of a micro-batch in one block, as the terms are few and
- * their order must be fixed. */
-__global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M,
-                           int mean)
+ * their order must be fixed. A: tokens of `all`, 0 if the losses are added as they are. */
+__global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target,
+                           const int32_t *all, int64_t M, int64_t A)
 {
     double sum = 0;
-    int64_t valid = 0;
-    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) {
-        sum += loss[m];
-        valid += target[m] >= 0;
-    }
+    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) sum += loss[m];
     sum = block_sum(sum);
-    valid = block_sum(valid);
+    int64_t valid = valid_of(target, M), every = valid_of(all, A);
     if (threadIdx.x == 0) {
-        sums[ZK_MEANS] += mean;
+        sums[ZK_MEANS] += A > 0;
         sums[ZK_VALID] += valid;
-        if (mean) sum /= zk_most(1, valid);
+        if (A) sum = sum / zk_most(1, every) * ((double)A / (double)M);
         sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum);
     }
 }
 
 /* Set the factor in one block. */
-__global__ void set_factor(double *factor, const int32_t *target, const double *scale, int64_t M)
+__global__ void set_factor(double *factor, const int32_t *all, const double *scale, int64_t A)
 {
-    int64_t valid = 0;
-    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) valid += target[m] >= 0;
-    valid = block_sum(valid);
-    if (threadIdx.x == 0) *factor = valid ? (double)M / (double)valid * (scale ? *scale : 1) : 0;
+    int64_t valid = valid_of(all, A);
+    if (threadIdx.x == 0) *factor = valid ? (double)A / (double)valid * (scale ? *scale : 1) : 0;
 }
 
 }
@@ -255,18 +257,18 @@ void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *t
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M)
 {
-    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M, 0);
+    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, target, M, 0);
 }
 
 void zk_loss_mean(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
-                  const int32_t *target, int64_t M)
+                  const int32_t *target, const int32_t *all, int64_t M, int64_t A)
 {
-    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M, 1);
+    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, all, M, A);
 }
 
-void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *target,
-                    const double *scale, int64_t M)
+void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *all,
+                    const double *scale, int64_t A)
 {
-    ZK_LAUNCH(k, L, 0, set_factor, factor, target, scale, M);
+    ZK_LAUNCH(k, L, 0, set_factor, factor, all, scale, A);
 }
 }

@@ -205,7 +205,8 @@ zr_arrays zr_batch_place(zr *z, int64_t at)
     return (zr_arrays){.tokens = (int32_t *)(arena + z->p->tokens),
                        .targets = (int32_t *)(arena + z->p->targets),
                        .positions = (int32_t *)(arena + z->p->positions),
-                       .documents = (int32_t *)(arena + z->p->documents)};
+                       .documents = (int32_t *)(arena + z->p->documents),
+                       .sample_targets = (int32_t *)(arena + z->p->sample_targets)};
 }
 
 void zr_batch_filled(zr *z, int64_t at, int64_t first)

@@ -399,11 +399,12 @@ static void bring(zr *z, int64_t to, const void *from, int64_t bytes)
 static zr_arrays next_rows(const zr *z)
 {
     int32_t *tokens = next_place(z);
-    int64_t n = zr_batch_tokens(z->p);
+    int64_t n = zr_batch_tokens(z->p), all = z->p->documents ? z->p->batch * z->p->sequence : 0;
     return (zr_arrays){.tokens = tokens,
                        .targets = tokens + n,
                        .positions = tokens + 2 * n,
-                       .documents = tokens + 3 * n};
+                       .documents = tokens + 3 * n,
+                       .sample_targets = tokens + 3 * n + all};
 }
 
 zr_arrays zr_batch_place(zr *z, int64_t at)
@@ -419,6 +420,7 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
     zr_target *t = z->t;
     zr_arrays from = next_rows(z);
     int64_t n = zr_batch_tokens(z->p), B = z->p->batch, each = B * (int64_t)sizeof(int64_t);
+    int64_t all = B * z->p->sequence * (int64_t)sizeof(int32_t);
     int64_t *keys = (int64_t *)((char *)from.tokens - key_bytes(z));
     const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
     int arrays = z->p->positions ? 3 : 2;
@@ -427,9 +429,8 @@ void zr_batch_filled(zr *z, int64_t at, int64_t first)
     if (z->p->sample_keys) zr_keys(z->p, zr_sample_of(z->p, first), keys + B);
     for (int i = 0; i < arrays; i++)
         bring(z, to[i] + at, from.tokens + i * n, n * (int64_t)sizeof *from.tokens);
-    if (z->p->documents)
-        bring(z, z->p->documents + at, from.documents,
-              B * z->p->sequence * (int64_t)sizeof *from.documents);
+    if (z->p->documents) bring(z, z->p->documents + at, from.documents, all);
+    if (z->p->sample_targets) bring(z, z->p->sample_targets + at, from.sample_targets, all);
     if (z->p->keys) bring(z, z->p->keys + at, keys, each);
     if (z->p->sample_keys) bring(z, z->p->sample_keys + at, keys + B, each);
     zr_cuda(z,

@@ -263,8 +263,9 @@ PLANS = {
         "data.documents=mask",
         "data.end=1",
     ),
-    "two ranks share samples, attention drops": (
+    "two ranks share samples, attention drops, means of micro-batches": (
         *SHARED,
+        "train.loss_mean=micro_batch",
         "cluster.context_parallel=2",
         "train.attention_dropout=0.1",
         "data.documents=mask",

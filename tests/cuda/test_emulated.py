@@ -662,7 +662,11 @@ def test_mlps_in_chunks_are_the_cpus(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "precision,more",
-    [("bf16", ()), ("f32", ()), ("bf16", ("train.attention_dropout=0.2",))],
+    [
+        ("bf16", ()),
+        ("f32", ("train.loss_mean=micro_batch",)),
+        ("bf16", ("train.attention_dropout=0.2",)),
+    ],
 )
 def test_samples_in_blocks_are_the_cpus(
     folder: pathlib.Path, precision: str, more: tuple[str, ...]

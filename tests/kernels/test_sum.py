@@ -415,7 +415,7 @@ def test_means_of_micro_batches(kernels: zk.Kernels) -> None:
         loss = np.where(target < 0, 0, rng.exponential(size=33)).astype(np.float32)
         one = np.zeros(zk.SUMS, np.int64)
         kernels.zk_loss_sum(one, loss, target, 33)
-        kernels.zk_loss_mean(sums, loss, target, 33)
+        kernels.zk_loss_mean(sums, loss, target, target, 33, 33)
         here = int((target >= 0).sum())
         valid += here
         want += Fraction(float(exact(one[32:60])) / max(here, 1))
@@ -424,9 +424,27 @@ def test_means_of_micro_batches(kernels: zk.Kernels) -> None:
         kernels.zk_mean(sums, mean, count)
         assert count[0] == valid and mean[0] == float(want) / (n + 1)
     bad = np.array([1, np.inf], np.float32)
-    kernels.zk_loss_mean(sums, bad, np.zeros(2, np.int32), 2)
+    every = np.zeros(2, np.int32)
+    kernels.zk_loss_mean(sums, bad, every, every, 2, 2)
     kernels.zk_mean(sums, mean, count)
     assert math.isnan(mean[0])
+
+
+def test_means_of_blocks(kernels: zk.Kernels) -> None:
+    """The mean of what the blocks of a micro-batch add is the mean over its valid tokens, up to a
+    few roundings of double precision."""
+    rng, sums = np.random.default_rng(13), np.zeros(zk.SUMS, np.int64)
+    n, M = 4, 33
+    target = rng.integers(-1, 2, n * M).astype(np.int32)
+    loss = np.where(target < 0, 0, rng.exponential(size=n * M)).astype(np.float32)
+    for block in range(n):
+        own = slice(block * M, (block + 1) * M)
+        kernels.zk_loss_mean(sums, loss[own], target[own], target, M, n * M)
+    mean, count = np.zeros(1), np.zeros(1)
+    kernels.zk_mean(sums, mean, count)
+    valid = int((target >= 0).sum())
+    assert count[0] == valid
+    assert abs(mean[0] - loss.sum(dtype=np.float64) / valid) < 1e-14 * mean[0]
 
 
 @pytest.mark.parametrize("M", [1, 33, 3000])

@@ -15,7 +15,6 @@ from ..facts.kernels import (
     BY_LAYER,
     DEQUANTIZE,
     EXCHANGES,
-    FACTOR,
     KERNELS,
     LOSSES,
     NULL,
@@ -240,8 +239,9 @@ class Frame:
             self.fail(call, f"carries on in round {self.round}")
         if out.get("carry"):
             self.goes_on(call, int(out["M"]))
-        if call.kernel == FACTOR and out["M"] != self.head.rows:
-            self.fail(call, f"counts {out['M']} of {self.head.rows} rows")
+        all_rows = self.head.rows * self.head.blocks
+        if out.get("A", all_rows) != all_rows:
+            self.fail(call, f"counts {out['A']} of {all_rows} rows")
         if call.kernel in (*LOSSES, "zk_softcap"):
             rows = out.get("rows", self.head.rows)
             if (out["V"], rows) != (self.head.vocab, self.head.rows):
@@ -616,7 +616,7 @@ class Frame:
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """Check an operand that lies in a class of its own."""
         cls = CLASSES[f.name]
-        if self.head.blocks > 1 and KERNELS[call.kernel].samples:
+        if self.head.blocks > 1 and (KERNELS[call.kernel].samples or f.name == "all"):
             cls = OF_SAMPLES.get(cls, cls)
         size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)

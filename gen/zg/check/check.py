@@ -47,7 +47,7 @@ from ..plan.plan import (
 from . import stores
 from .fns import Facts, functions
 from .kernels import BODIES
-from .order import REDUCTIONS, CheckError, refusing
+from .order import REDUCTIONS, CheckError, arrays, refusing
 from .step import Program
 
 __all__ = ["CheckError", "check"]
@@ -147,17 +147,17 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"there is no mean over {p.head.loss_mean}")
     if p.head.keyed not in (0, 1):
         raise CheckError(f"samples have {p.head.keyed} keys")
-    arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1, p.head.blocks > 1)
+    held = arrays(p)
     array = max(4 * p.head.rows, 8 * p.head.batch * p.head.keyed)
-    if p.head.documents:
+    if {"documents", "sample_targets"} & {*held}:
         array = max(array, 4 * p.head.batch * p.head.sequence)
     need = {
         "workspace": (1, max(r.workspace for r in p.runs)),
         "pinned_scratch": (1, max(ops.PINNED_SCRATCH, 4 * p.head.vocab)),
-        "pinned_batch": (ops.PINNED_BATCHES, array * len(arrays)),
+        "pinned_batch": (ops.PINNED_BATCHES, array * len(held)),
     }
-    each = max(array, *(have[name].stride for name in arrays))
-    need.update(dict.fromkeys(arrays, (p.together, each)))
+    each = max(array, *(have[name].stride for name in held))
+    need.update(dict.fromkeys(held, (p.together, each)))
     if p.head.own_blocks > 1:
         need[ops.PICKED] = 1, p.head.width * p.head.bytes
     for name, (slots, bytes_) in need.items():

@@ -26,6 +26,7 @@ UNITS = {name: row for name, row in KERNELS.items() if not row.own}
 CLASSES = {
     "token": "tokens",
     "target": "targets",
+    "all": "targets",
     "position": "positions",
     "key": "keys",
     "table": "table",

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn, ParamSpec, TypeVar
 from ..facts import ops
 from ..facts.queues import QUEUES
 from ..plan.mesh import Along, Members, members
-from ..plan.operand import Operand, by_place
+from ..plan.operand import Names, Operand, by_place
 from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
 from .memory import Extent, Slot
@@ -133,6 +133,13 @@ def told(run: Extent | None) -> str:
     return f"{run.array}, from element {run.first}{rank} on"
 
 
+def arrays(p: Plan) -> Names:
+    """Return the classes that hold a micro-batch."""
+    h = p.head
+    means = h.loss_mean == "micro_batch"
+    return ops.batch(h.end >= 0, h.keyed == 1, means, h.blocks > 1)
+
+
 def _parted(p: Plan) -> frozenset[str]:
     """Return the classes that some step addresses by rank."""
     if p.head.ranks == 1:
@@ -163,7 +170,7 @@ class Memory:
         self.classes = {c.name: c for c in p.classes}
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1, p.head.blocks > 1)
+        self.batch = arrays(p)
         # Flats' instances that train
         self.moving = {
             (f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)

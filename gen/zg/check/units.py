@@ -158,7 +158,7 @@ class Units:
             if m.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
             m.operand(arg, not read)
-            if name in OF_SAMPLES.values() and micro_batch:
+            if name in OF_SAMPLES.values() and self.between.of_samples(m.fns[s.op]):
                 block = self.expect(Ref(name, 0), name, "", None)
                 if self.between.sample(block) != micro_batch:
                     self.fail(f"{name} are of {block}")

@@ -15,9 +15,10 @@ number; backward has forward's.
 A backward kernel names its operands as forward does: x is forward's x, dx the gradient of it. A
 norm with `more` adds it to x first and stores the result in `sum`; its backward adds `more` to dx.
 
-Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V padded with zeros to
-a multiple of VOCAB, H heads, G key-value heads, D head size, W its rotated width, E = (H+2*G)*D, N
-and K a linear's output and input width, F a gated branch's width, P positions, n elements.
+Letters: B batch, T sequence, M = B*T, A tokens of a micro-batch that M are a block of, C width, V
+vocab, R columns of logits: V padded with zeros to a multiple of VOCAB, H heads, G key-value heads,
+D head size, W its rotated width, E = (H+2*G)*D, N and K a linear's output and input width, F a
+gated branch's width, P positions, n elements.
 """
 
 from __future__ import annotations
@@ -291,10 +292,10 @@ _ROWS = (
     _row("zk_pick", "y>real:C x<real:M*C target<i32:M M C", "run(Grid(1, 1, 1, 256, 0))"),
     _row("zk_loss_sum", "sums+i64:72 loss<f32:M target<i32:M M",
          "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
-    _row("zk_loss_mean", "sums+i64:72 loss<f32:M target<i32:M M",
+    _row("zk_loss_mean", "sums+i64:72 loss<f32:M target<i32:M all<i32:A M A",
          "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
-    _row("zk_loss_factor", "factor>f64:1 target<i32:M scale<f64?:1 M",
-         "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
+    _row("zk_loss_factor", "factor>f64:1 all<i32:A scale<f64?:1 A",
+         "run(Grid(1, 1, 1, min(1024, up(A)), 0))"),
 
     # a thread takes 4 elements of a sum; a warp takes 1, 8 or 32 blocks of 1024 of a flat at once
     _row("zk_push", "node+f32 stride~ src<full count~ full~ n ctl<ctl? total~ mask~ block~",
@@ -321,7 +322,7 @@ PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(workspace=GEM
 LOSSES = ("zk_cross_entropy", "zk_soft_cross_entropy")
 # train.loss_mean -> the kernel that adds the losses of a micro-batch in training.
 LOSS_SUMS = {"tokens": "zk_loss_sum", "micro_batch": "zk_loss_mean"}
-FACTOR = "zk_loss_factor"  # a micro-batch's rows per valid token
+FACTOR = "zk_loss_factor"  # a micro-batch's tokens per valid one
 
 HOST = "zk_host_"  # prefix of a twin's name
 TWINS: Mapping[str, Kernel] = {

@@ -208,8 +208,11 @@ TRAIN_LOSS = {
     }
     for mean, scale in _SCALES.items()
 }
-LOSS_FACTOR = _call(f"{FACTOR} scale=scaler M=rows")
-LOSS_SUM = {mean: _call(f"{kernel} M=rows") for mean, kernel in LOSS_SUMS.items()}
+LOSS_FACTOR = _call(f"{FACTOR} scale=scaler A=all_rows")
+LOSS_SUM = {
+    "tokens": _call(f"{LOSS_SUMS['tokens']} M=rows"),
+    "micro_batch": _call(f"{LOSS_SUMS['micro_batch']} M=rows A=all_rows"),
+}
 PICK = _call("zk_pick y=row M=rows C=K")
 # Class of the row that is picked, if a rank evaluates several blocks of a sample in turn.
 PICKED = "picked"
@@ -277,14 +280,19 @@ TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 
 
-# Classes of a micro-batch -> that of the whole sample, which attention reads if blocks of a sample
-# are micro-batches.
-OF_SAMPLES = {"positions": "documents", "keys": "sample_keys"}
+# Classes of a micro-batch -> those of whole samples, which attention and means of losses read if
+# blocks of a sample are micro-batches.
+OF_SAMPLES = {
+    "positions": "documents",
+    "keys": "sample_keys",
+    "targets": "sample_targets",
+}
 
 
-def batch(ends: bool, keyed: bool, cut: bool) -> Names:
+def batch(ends: bool, keyed: bool, means: bool, cut: bool) -> Names:
     """Return the classes that hold a micro-batch. ends: documents end; keyed: a sample has a key of
-    random numbers; cut: a micro-batch is a block of a sample."""
+    random numbers; means: losses are averaged over a micro-batch; cut: that is a block of a
+    sample."""
     return (
         "tokens",
         "targets",
@@ -292,6 +300,7 @@ def batch(ends: bool, keyed: bool, cut: bool) -> Names:
         *["keys"] * keyed,
         *["documents"] * (ends and cut),
         *["sample_keys"] * (keyed and cut),
+        *["sample_targets"] * (means and cut),
     )
 
 

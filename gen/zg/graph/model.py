@@ -227,6 +227,8 @@ class _Calls:
         if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
         blocks = self.b.spec.train.sequence_blocks > 1
+        if word == "all":
+            return ("fixed", "sample_target" if blocks else "target")
         of_sample = blocks and ops.WORDS.get(node.op.name) == "attention"
         if word == "key":
             return ("fixed", "sample_key" if of_sample else word)
@@ -617,6 +619,7 @@ def build(spec: Spec) -> Graph:
         "M": spec.rows,
         "C": m.width,
         "rows": spec.rows,
+        "all_rows": spec.rows * t.sequence_blocks,
         "V": m.vocab,
         "R": ops.up(m.vocab, ops.VOCAB),
     }

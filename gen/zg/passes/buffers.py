@@ -68,7 +68,7 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
 
 def _tokens(spec: Spec, graph: Graph) -> int:
     """Return the bytes of one array of a micro-batch: tokens, targets, positions or keys."""
-    whole = "documents" in spec.batch
+    whole = {"documents", "sample_targets"} & {*spec.batch}
     rows = graph.dims["M"] * (spec.train.sequence_blocks if whole else 1)
     return max(4 * rows, 8 * graph.dims["B"] * spec.keyed)
 

@@ -32,6 +32,7 @@ FIXED: dict[str, Operand | str] = {
     "document": Operand("documents"),
     "key": Operand("keys"),
     "sample_key": Operand("sample_keys"),
+    "sample_target": Operand("sample_targets"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }

@@ -144,6 +144,7 @@ class Operands:
         """Return the buffers that a function reads and writes for micro-batch g of those that go
         through the unit together, in the order of `formals`."""
         kind = u.kind
+        first = g * self.spec.own_blocks if u.part.sample else g
         named = {
             "x": self.value(u.x, g),
             "y": self.value(u.y, g),
@@ -154,7 +155,7 @@ class Operands:
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
             "keys": Ref("keys", g),
-            **{c: Ref(c, g * self.spec.own_blocks) for c in ops.OF_SAMPLES.values()},
+            **{c: Ref(c, first) for c in ops.OF_SAMPLES.values()},
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -281,6 +282,7 @@ class Operands:
             "keys": "key" in fixed,
             "documents": "document" in fixed,
             "sample_keys": "sample_key" in fixed,
+            "sample_targets": "sample_target" in fixed,
         }
         made = {
             "y": "y" in values and body == "fwd",

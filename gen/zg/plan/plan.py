@@ -104,16 +104,6 @@ class Head:
         return self.batch * self.sequence // self.blocks
 
     @property
-    def positions(self) -> bool:
-        """Return whether each token has a position, which its place in its row does not tell."""
-        return self.end >= 0 or self.blocks > 1
-
-    @property
-    def documents(self) -> bool:
-        """Return whether each block has the positions of its whole sample."""
-        return self.end >= 0 and self.blocks > 1
-
-    @property
     def own_blocks(self) -> int:
         """Return the blocks of a sample on one rank."""
         return self.blocks // self.context

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..facts import ops
+from ..facts.between import BETWEEN
 from ..facts.commands import COLLECTIVES, COMMANDS
 from ..facts.kernels import kernel, spent
 from ..facts.queues import QUEUES
@@ -234,8 +235,8 @@ GROUPS = (
     (
         "activations",
         (
-            *("x", "near", "dx", "save", "save_heads", "rows", "heads", "tmp"),
-            *ops.batch(True, True, True),
+            *("x", "near", "dx", "tmp", *(b.cls for b in BETWEEN.values())),
+            *ops.batch(True, True, True, True),
         ),
     ),
 )

@@ -129,9 +129,6 @@ def features(s: Spec) -> None:
     if s.train.sequence_blocks == 1:
         return
     key = "train.sequence_blocks"
-    if s.train.loss_mean != "tokens":
-        what = "the mean of a micro-batch needs whole samples"
-        raise s.wrong(key, what, "1, or train.loss_mean tokens")
     if s.train.reduction != "exact":
         what = "fast reductions do not add the blocks of a sample first"
         raise s.wrong(key, what, "1, or train.reduction exact")

@@ -582,8 +582,9 @@ class Spec:
     @property
     def batch(self) -> Names:
         """Classes that hold a micro-batch."""
-        packed, cut = self.data.packed, self.train.sequence_blocks > 1
-        return ops.batch(packed, self.keyed, cut)
+        means = self.train.loss_mean == "micro_batch"
+        cut = self.train.sequence_blocks > 1
+        return ops.batch(self.data.packed, self.keyed, means, cut)
 
     @property
     def together(self) -> int:

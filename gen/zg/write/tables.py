@@ -207,6 +207,7 @@ HOLDS = {
     "documents": "positions of whole samples",
     "keys": "keys of the samples' random numbers",
     "sample_keys": "keys of whole samples",
+    "sample_targets": "targets of whole samples",
     "picked": "input of the logits that a token is drawn from",
     "table": "a rotary table",
     "x": "inputs of units",

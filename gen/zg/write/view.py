@@ -80,9 +80,9 @@ def blocks(p: Plan) -> list[str]:
     cut = f".sequence_blocks = {p.head.blocks}, .context = {p.head.context},"
     if p.head.context > 1:
         cut += f" .sharing = {group_name(p.sharing)},"
-    documents = [".documents = DOCUMENTS(0),"] * p.head.documents
-    keys = [".sample_keys = SAMPLE_KEYS(0),"] * p.head.keyed
-    return [f"{cut} .batch_step = SIZE(TOKENS),", *documents, *keys]
+    have = {c.name for c in p.classes}
+    samples = [f".{c} = {upper(c)}(0)," for c in ops.OF_SAMPLES.values() if c in have]
+    return [f"{cut} .batch_step = SIZE(TOKENS),", *samples]
 
 
 def samples(p: Plan) -> list[str]:
