@@ -16,7 +16,7 @@ typedef struct zr_arrays {
 } zr_arrays;
 /* Find the place for the next micro-batch, which the rank's own thread fills. zr_batch_filled then
  * copies it to its place in the arena, or `at` bytes after it, before any command issued later. It
- * also copies keys, and what it has of whole samples, if the program has them. first: number
+ * also copies keys, and the arrays of whole samples, if the program has them. first: number
  * of the first sample or block in the run, or ZR_NO_SAMPLE if they are not for training. */
 enum { ZR_NO_SAMPLE = -1 };
 zr_arrays zr_batch_place(zr *z, int64_t at);

@@ -431,8 +431,8 @@ def test_means_of_micro_batches(kernels: zk.Kernels) -> None:
 
 
 def test_means_of_blocks(kernels: zk.Kernels) -> None:
-    """The mean of what the blocks of a micro-batch add is the mean over its valid tokens, up to a
-    few roundings of double precision."""
+    """The blocks of a micro-batch add values whose mean is that over its valid tokens, up to a few
+    roundings of double precision."""
     rng, sums = np.random.default_rng(13), np.zeros(zk.SUMS, np.int64)
     n, M = 4, 33
     target = rng.integers(-1, 2, n * M).astype(np.int32)
