@@ -41,6 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     "loading": (),
     "checkpoint": (),
     "mpi": ("levels",),
+    "shared_samples": (),
     "lora": (),
     "data": (),
     "tiles": (),

@@ -15,10 +15,10 @@
 #include "../zr_fail.h"
 #include "../zr_file.h"
 #include "../zr_groups.h"
+#include "../zr_memory.h"
 #include "../zr_queue.h"
 #include "../zr_range.h"
 #include "../zr_rank.h"
-#include "../zr_memory.h"
 #include "../zr_seats.h"
 #include "../zr_shared.h"
 #include <emmintrin.h>

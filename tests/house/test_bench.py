@@ -51,6 +51,7 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
         "gpu_kernels",
         "saving",
         "file_tier",
+        "shared_samples",
         "peers",
         "lora",
         "calibrate",

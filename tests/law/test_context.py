@@ -9,6 +9,7 @@ import pytest
 from zg.check import check
 from zg.predict import cost
 from zg.read.spec import SpecError, load
+from zg.write import explain
 
 from tests.law import test_reference as reference
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
@@ -297,6 +298,26 @@ def test_memory() -> None:
     assert arena(*two, "train.sequence=32768") < whole
     shared = planned("llama-tiny", *SHARED)
     assert not {"rows", "heads"} & {c.name for c in shared.classes}
+
+
+def test_bytes_of_a_token() -> None:
+    """A token takes a rank the inputs of 32 layers and the head, and two gradients of such, each
+    shared by 8 ranks, and most of the rest is one layer's temporary values."""
+    sizes = "train.sequence=131072", "train.global_batch=1", "train.micro_batch=1"
+    shared = "train.sequence_blocks=8", "cluster.context_parallel=8", "cluster.ranks=8"
+    more = "train.recompute=full", "targets=[sm_90]"
+    p = planned("llama3-8b", *sizes, *shared, *more)
+    found = {c.name: each for c, each in cost.by_token(p)}
+    width = 4096 * 2 / 8
+    assert (found["x"], found["dx"]) == (33 * width, 2 * width)
+    assert found["tmp"] > 0.9 * (sum(found.values()) - 35 * width)
+    said = explain.memory(p)
+    assert f"{found['x']:,.1f}" in said and "of 1 sample, which 8 ranks share" in said
+    whole = f"{sum(found.values()):,.0f}"
+    assert (
+        f"bytes of activations on a rank for each token of a sample: {whole}"
+        in explain.explain(p)
+    )
 
 
 @pytest.mark.parametrize("again,times", [("none", 2), ("full", 3)])

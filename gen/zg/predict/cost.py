@@ -228,12 +228,13 @@ def summary(p: Plan) -> dict[str, object]:
     }
 
 
+ACTIVATIONS = "activations"
 GROUPS = (
     ("parameters", ("param", "staging", "inter", "ring")),
     ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
     ("gradients", ("grad", "sum", "pending", "intra", "part", "acc")),
     (
-        "activations",
+        ACTIVATIONS,
         (
             *("x", "near", "dx", "tmp", *(b.cls for b in BETWEEN.values())),
             *ops.batch(True, True, True, True),
@@ -249,6 +250,24 @@ PURPOSES = {name: title for title, names in GROUPS for name in names}
 def purpose(c: Class) -> str:
     """Return the purpose of a class of buffers."""
     return PURPOSES.get(c.name.partition(".")[0], REST)
+
+
+def samples(p: Plan) -> int:
+    """Return the number of samples whose activations are in a rank's memory at once, or its share
+    of them."""
+    return p.head.batch * p.together // p.head.own_blocks
+
+
+def by_token(p: Plan) -> list[tuple[Class, float]]:
+    """Return the classes of activations, offloaded ones too, each with the bytes that a rank has of
+    it for each token of these samples."""
+    tokens = samples(p) * p.head.sequence
+    found = [c for c in p.classes if c.targets == "all"]
+    return [
+        (c, c.bytes / tokens)
+        for c in found
+        if purpose(c) == ACTIVATIONS or c.name.startswith("far.")
+    ]
 
 
 def memory(p: Plan) -> list[tuple[str, int]]:

@@ -80,6 +80,19 @@ def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
     ]
 
 
+def _tokens(p: Plan) -> list[str]:
+    """Return a table of the bytes that a token takes in each class of activations."""
+    rows, T, N = cost.by_token(p), p.head.sequence, p.head.context
+    here = counted(cost.samples(p), "sample")
+    shared = f", which {N} ranks share" if N > 1 else ""
+    return [
+        "",
+        f"{cost.ACTIVATIONS:<30}{'bytes':>38}{'a token':>20}",
+        *(f"{c.name:<30}{c.bytes:>38,}{each:>20,.1f}" for c, each in rows),
+        f"a token: one of the {T:,} of {here}{shared}; slots are multiples of 4,096 bytes",
+    ]
+
+
 # Titles of parts of arenas, by arena and targets.
 TITLES = {
     ("device", "all"): "the arena",
@@ -125,6 +138,7 @@ def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
     lines += [
         "",
         *(f"{title:<18}{size(n):>40}" for title, n in rest),
+        *_tokens(p),
         *_sums(p, others),
         "",
         "Arenas are exact. What else a rank holds is not in them:",
@@ -204,6 +218,13 @@ def _received(w: cost.Wire) -> str:
     return f"{w.messages:>8} {what}{w.bytes:>20,} bytes"
 
 
+def _each(p: Plan) -> str:
+    """Return the bytes that a token takes on a rank, and the classes that take most of them."""
+    found = sorted(cost.by_token(p), key=lambda pair: -pair[1])
+    most = ", ".join(f"{c.name} {each:,.0f}" for c, each in found[:4] if each >= 1)
+    return f"{sum(each for _, each in found):,.0f} ({most})"
+
+
 def collectives(p: Plan) -> Iterator[tuple[str, str, cost.Wire]]:
     """Yield each section and command with its collectives and their bytes."""
     for s in p.step:
@@ -273,6 +294,7 @@ def explain(p: Plan) -> str:
         "causal attention)",
         f"flops of recomputation: {cost.again(p):.4g}",
         f"bytes of memory that a rank's update reads and writes: {cost.update(p):,}",
+        f"bytes of activations on a rank for each token of a sample: {_each(p)}",
         "",
         "commands of each section by queue (xN: the section is run N times in a step)",
     ]
