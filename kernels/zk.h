@@ -404,12 +404,14 @@ void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *t
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
 /* The same with the mean loss of the micro-batch's valid tokens, 0 if none is valid. Counts the
- * micro-batch in sums[ZK_MEANS]. all: the targets of its A tokens, target itself unless these are
- * those of a block of M; a block adds A / M times its part of the mean. */
+ * micro-batch in sums[ZK_MEANS]. all: the targets of the micro-batch's A tokens. target has those
+ * of all of them (all = target, A = M), or of a block, which adds A / M times its part of the
+ * mean. */
 void zk_loss_mean(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
                   const int32_t *target, const int32_t *all, int64_t M, int64_t A);
 /* *factor = A / valid tokens among `all`, 0 if none is valid, times *scale (NULL: 1). A loss with
- * this scale has the gradient of the mean over the micro-batch's valid tokens. */
+ * this scale has the gradient of the mean over the micro-batch's valid tokens; of a block of M
+ * tokens, A / M times its part of that. */
 void zk_loss_factor(zk *k, const zk_launch *L, double *factor, const int32_t *all,
                     const double *scale, int64_t A);
 

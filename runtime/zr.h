@@ -251,7 +251,7 @@ typedef struct zr_program {
         sequence,          /* T: tokens of a sequence */
         sequence_blocks,   /* n: blocks of a sequence, each of which is a micro-batch; 0: one */
         context,           /* ranks that share the blocks of a sequence; 0: each has whole ones */
-        sharing,           /* index of the group of these ranks */
+        sharing,           /* index of the group of these ranks, if there are several */
         batch_step,        /* bytes from a micro-batch in the arena to the next */
         vocab,             /* V: size of the vocabulary */
         vocab_from,        /* rows of a folder that --load grows to V; 0: it has V rows */

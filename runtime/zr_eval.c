@@ -110,7 +110,7 @@ void zr_eval(zr *z, int64_t step)
     uint64_t right[2] = {0, 0};
     int64_t examples = z->choices->n;
     if (!z->o->eval) return;
-    zr_progress(z, "eval", "micro-batch", z->tries);
+    zr_progress(z, "eval", "micro-batch", z->tries * zr_own_blocks(z->p));
     zr_lives(z, ZR_STEPS);
     z->apart = 1;
     for (int64_t e = 0; e < examples; e += at_once(z)) right[0] += (uint64_t)is_right(z, e);

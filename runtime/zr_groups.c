@@ -2,6 +2,7 @@
 #include "zr_fail.h"
 #include "zr_groups.h"
 #include "zr_rank.h"
+#include <inttypes.h>
 
 static int ranks_of(const zr_program *p, int group)
 {
@@ -52,6 +53,17 @@ void zr_groups_open(zr *z)
             m->far += p->local && m->rank[i] / p->local != z->rank / p->local;
         }
     }
+    int64_t of = p->sharing;
+    if (p->context > 1 && (of < 0 || of >= p->ngroups || p->groups[of].ranks != p->context))
+        zr_fail(z, ZR_DISAGREE,
+                "no group %" PRId64 " of %" PRId64 " ranks shares samples; regenerate the program",
+                of, p->context);
+}
+
+int zr_summed(const zr *z, int group)
+{
+    if (!z->apart) return group;
+    return z->p->context > 1 ? (int)z->p->sharing : -1;
 }
 
 int zr_place(const zr *z, int group) { return z->group[group].place; }

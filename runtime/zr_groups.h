@@ -44,5 +44,7 @@ typedef struct zr_members {
     int *rank;             /* [ranks] rank at each place */
 } zr_members;
 void zr_groups_open(zr *z);
+/* Return the group that an all-reduce over `group` adds; -1: this rank alone. */
+int zr_summed(const zr *z, int group);
 
 #endif

@@ -335,7 +335,8 @@ static void validate(zr *z, int64_t step)
     double valid, begun = zr_now();
     if (!z->o->val || tracked(z, step)) return;
     int64_t samples = z->val->of->data.samples;
-    zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
+    int64_t turns = (samples + turn - 1) / turn;
+    zr_progress(z, "validation", "micro-batch", turns * zr_own_blocks(z->p));
     zr_lives(z, ZR_STEPS);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < samples; first += turn) {
@@ -529,7 +530,8 @@ static void say_token(zr *z, int32_t token)
     }
 }
 
-/* Return the token that the ranks with the last token's block have drawn. */
+/* Return the token that the ranks with the last token's block have drawn. All groups that share a
+ * sample draw the same one; the first group's counts. */
 static int32_t told_token(zr *z, int draws, int32_t token)
 {
     uint64_t sum[2] = {draws && z->rank < zr_context(z->p) ? (uint64_t)token : 0};

@@ -29,6 +29,9 @@ static inline int64_t zr_blocks(const zr_program *p)
 }
 static inline int64_t zr_context(const zr_program *p) { return p->context ? p->context : 1; }
 
+/* Return the blocks of a sample that a rank has. */
+static inline int64_t zr_own_blocks(const zr_program *p) { return zr_blocks(p) / zr_context(p); }
+
 /* Return the tokens of a micro-batch, or of a block of it. */
 static inline int64_t zr_batch_tokens(const zr_program *p)
 {

@@ -15,7 +15,6 @@
 #include "../zr_fail.h"
 #include "../zr_file.h"
 #include "../zr_groups.h"
-#include "../zr_memory.h"
 #include "../zr_queue.h"
 #include "../zr_range.h"
 #include "../zr_rank.h"
@@ -313,9 +312,8 @@ static void run_apart(zr *z, int queue, const zr_command *c)
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     zr_check_allreduce(z, queue, group, from, to, n);
-    int alone = z->apart && zr_context(z->p) == 1;
-    if (z->apart) group = z->p->sharing;
+    int of = zr_summed(z, group);
     zr_push(
         z, queue,
-        &(zr_command){alone ? run_apart : run_allreduce, "allreduce", NULL, {from, to, n, group}});
+        &(zr_command){of < 0 ? run_apart : run_allreduce, "allreduce", NULL, {from, to, n, of}});
 }

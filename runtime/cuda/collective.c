@@ -16,7 +16,6 @@
 #include "../zr_clock.h"
 #include "../zr_fail.h"
 #include "../zr_groups.h"
-#include "../zr_memory.h"
 #include "../zr_net.h"
 #include "../zr_profile.h"
 #include "../zr_queue.h"
@@ -384,9 +383,8 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;
-    int alone = z->apart && zr_context(z->p) == 1;
-    if (z->apart) group = z->p->sharing;
-    if (alone || z->group[group].ranks == 1) {
+    group = zr_summed(z, group);
+    if (group < 0 || z->group[group].ranks == 1) {
         keep(z, stream, to, from, 8 * n);
     } else {
         ncclComm_t comm = on(z, queue, group, "an all-reduce");

@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from zg.check import check
-from zg.plan.plan import Plan, Section, Step
+from zg.plan.operand import Arg, Operand
+from zg.plan.plan import Fn, Plan, Section, Step
 from zg.predict import cost
 from zg.read import spec
 from zg.search import search
@@ -487,6 +488,38 @@ def test_calls_between_exchanges(ranks: int, data: pathlib.Path) -> None:
     keys = f"cluster.ranks={ranks}", f"cluster.context_parallel={ranks}"
     p = planned(*SHARED, *keys, "train.recompute=[attention]")
     judge_calls(p, mutants.of_calls(p), data)
+
+
+def moved(p: Plan, fn: Fn, old: Operand, new: Operand) -> Plan:
+    """Return the plan with an operand of a function in another place, in all of its calls."""
+
+    def put(arg: Arg) -> Arg:
+        return new if (arg, getattr(arg, "name", "")) == (old, old.name) else arg
+
+    calls = [replace(c, args=tuple(map(put, c.args))) for c in fn.calls]
+    fns = [replace(f, calls=tuple(calls)) if f == fn else f for f in p.fns]
+    return replace(p, fns=tuple(fns))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_nothing_overwrites_the_picked_row(precision: str) -> None:
+    """Only the call that picks a row writes to its class, at the beginning: the heads of the rank's
+    other blocks find it there."""
+    p = planned(*SHARED, "cluster.ranks=1", f"train.precision={precision}")
+    check.check(p)
+    found = 0
+    for fn in p.fns:
+        args = [a for c in fn.calls for a in c.args if isinstance(a, Operand)]
+        for old in {(a.at, a.name): a for a in args if a.base == "tmp"}.values():
+            for at in (0, 256):
+                new = Operand("picked", at, name=old.name)
+                assert mutants.refused(moved(p, fn, old, new)), (fn.name, str(old), at)
+                found += 1
+    head = next(fn for fn in p.fns if fn.name == "eval.head")
+    pick = next(c for c in head.calls if c.kernel == "zk_pick").args[0]
+    for new in (Operand("tmp", 0), Operand("tmp", 4096), replace(pick, at=256)):
+        assert mutants.refused(moved(p, head, pick, new)), str(new)
+    assert found > 40
 
 
 @pytest.mark.slow

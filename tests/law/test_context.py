@@ -357,7 +357,8 @@ def test_bytes_of_exchanges(again: str, times: int) -> None:
                 "cluster.context_parallel=5",
                 "train.sequence_blocks=5",
             ),
-            "5 ranks cannot share the heads of each attention; allowed: 1",
+            "5 ranks cannot share the 4 query heads and 2 key-value heads of model.layers.{l}; "
+            "allowed: 1",
         ),
         (
             (
@@ -366,7 +367,8 @@ def test_bytes_of_exchanges(again: str, times: int) -> None:
                 "train.global_batch=2",
                 "train.micro_batch=1",
             ),
-            "8 does not divide train.global_batch 2; allowed: cluster.context_parallel 4, or",
+            "8 does not divide train.global_batch 2, and ranks do not share samples "
+            "(cluster.context_parallel); allowed: cluster.ranks",
         ),
         (
             ("train.sequence_blocks=4", "cluster.ranks=2", "zero.stage=3"),

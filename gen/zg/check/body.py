@@ -405,7 +405,11 @@ class Frame:
         crosses = call.kernel in EXCHANGES
         if crosses:
             outs = {*BETWEEN}
-        if where not in ("tmp", PICKED, *outs):
+        own = {"tmp", *outs}
+        if call.kernel == "zk_pick" and self.head.own_blocks > 1:
+            # The heads of the rank's other blocks leave the row as it is.
+            own = {PICKED} if self.fn.name.startswith("eval.") and not at else set()
+        if where not in own:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
         gone = met(values, at, end)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..plan.operand import Names
 from ..plan.plan import ALL, STEP, Order
+from ..read import context
 from ..read.spec import Spec
 from .grid import Level, RankGrid
 
@@ -224,7 +225,8 @@ def _blocks(spec: Spec) -> None:
     W, layers = spec.cluster.ranks, spec.train.accumulate == "layers"
     if n == 1 or W == 1:
         return
-    every = f"cluster.context_parallel {n}, " if W % n == 0 else ""
+    fits = W % n == 0 and context.most(spec) == n
+    every = f"cluster.context_parallel {n}, " if fits else ""
     if N == 1 and spec.zero.stage > 1 and not layers and A > n:
         raise spec.wrong(
             "train.sequence_blocks",

@@ -537,8 +537,11 @@ class Plan:
 
     @cached_property
     def sharing(self) -> str:
-        """Return the group of neighbouring ranks that share samples, '' if there is none."""
+        """Return the group of neighbouring ranks that share samples, '' if each has whole ones or
+        there is no such group."""
         N = self.head.context
+        if N == 1:
+            return ""
         axes = {a.name: a for a in self.axes}
         for g in self.groups:
             inner = all(axes[a].stride * axes[a].size <= N for a in g.axes)

@@ -69,27 +69,35 @@ def _attentions(some: Iterable[Op]) -> Iterator[Row]:
         yield from _attentions(op.ops)
 
 
-def most(s: Spec) -> list[int]:
-    """Return the numbers of ranks that can share a sample: they divide its blocks and all heads."""
-    n = s.train.sequence_blocks
-    found = {
-        math.gcd(row.dims["H"], row.dims["G"] * _copies(row, n))
-        for unit in s.model.units
-        for row in _attentions(unit.ops)
-    }
-    every = math.gcd(n, *found)
-    return [d for d in range(1, every + 1) if every % d == 0]
+def _heads(s: Spec) -> Iterator[tuple[str, int, int, int]]:
+    """Yield each attention's unit, query heads, key-value heads and copies of each of these."""
+    for unit in s.model.units:
+        for row in _attentions(unit.ops):
+            copies = _copies(row, s.train.sequence_blocks)
+            yield unit.name, row.dims["H"], row.dims["G"], copies
+
+
+def most(s: Spec) -> int:
+    """Return the largest number of ranks that can share a sample, which all others divide: each has
+    as many heads of every attention, and as many blocks."""
+    found = (math.gcd(H, G * copies) for _, H, G, copies in _heads(s))
+    return math.gcd(s.train.sequence_blocks, *found)
 
 
 def heads(s: Spec) -> None:
     """Refuse ranks that cannot share the heads of every attention."""
-    N, few = s.cluster.context_parallel, most(s)
-    if N not in few:
-        raise s.wrong(
-            "cluster.context_parallel",
-            f"{N} ranks cannot share the heads of each attention",
-            " or ".join(map(str, few)),
-        )
+    n, N, W = s.train.sequence_blocks, s.cluster.context_parallel, s.cluster.ranks
+    if n % N or W % N:
+        return
+    for unit, H, G, copies in _heads(s):
+        if H % N or G * copies % N:
+            many = f"{copies} copies of each of " * (copies > 1)
+            raise s.wrong(
+                "cluster.context_parallel",
+                f"{N} ranks cannot share the {H} query heads and {many}{G} key-value heads of "
+                f"{unit}",
+                _divisors(most(s), W),
+            )
 
 
 def blocks(s: Spec) -> None:

@@ -7,7 +7,6 @@ yamltext.py reads YAML, dsconfig.py a DeepSpeed config.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -223,10 +222,6 @@ def _batch(keys: SpecKeys, root: Node) -> None:
             if w <= micro_batches
         ]
         good["cluster.ranks"] = [w * N for w in ranks]
-    n, each = keys.train.sequence_blocks, math.gcd(keys.cluster.ranks, G // B)
-    least = keys.cluster.ranks // each
-    if n > 1 and G % B == 0 and n % least == 0:
-        good["cluster.context_parallel"] = [least]
     if G % W == 0:
         sizes = near(min(B, G // W), lambda b: G // W % b == 0)
         fits = [b for b in sizes if b <= G // W]
@@ -242,7 +237,9 @@ def _batch(keys: SpecKeys, root: Node) -> None:
         path,
         f"train.micro_batch {B} x cluster.ranks {keys.cluster.ranks}"
         + (f" / cluster.context_parallel {N}" if N > 1 else "")
-        + f" = {step} does not divide train.global_batch {G}",
+        + f" = {step} does not divide train.global_batch {G}"
+        + ", and ranks do not share samples (cluster.context_parallel)"
+        * (N == 1 < keys.train.sequence_blocks),
         ", or ".join(
             f"{key} {' or '.join(map(str, good[key]))}" for key in sorted(good)
         ),

@@ -5,6 +5,7 @@ A setting changes no bit (of exact reductions) unless its key is in BITS.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -156,8 +157,10 @@ def _batches(spec: Spec) -> list[int]:
 
 def _contexts(spec: Spec) -> list[int]:
     """Return the numbers of ranks that can share a sample, if samples are cut into blocks."""
-    some = context.most(spec) if spec.train.sequence_blocks > 1 else []
-    return [n for n in some if spec.cluster.ranks % n == 0]
+    if spec.train.sequence_blocks == 1:
+        return []
+    most = math.gcd(context.most(spec), spec.cluster.ranks)
+    return [n for n in range(1, most + 1) if most % n == 0]
 
 
 def _words(spec: Spec) -> list[tuple[str, ...]]:

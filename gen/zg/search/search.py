@@ -75,9 +75,9 @@ def _require(spec: Spec, built: Built) -> None:
     name, need, there = over[0]
     good = [way.text for way in ways(spec, built.spec)]
     none = (
-        "more ranks, smaller micro-batches or a smaller model: no other setting that zgen "
-        "tries (stage 3, "
-        "recompute, offloading) fits"
+        "more ranks, smaller micro-batches, a smaller model, or samples that ranks share "
+        "(train.sequence_blocks): no other setting that zgen tries (stage 3, recompute, "
+        "offloading, cluster.context_parallel) fits"
     )
     raise spec.wrong(
         f"cluster.memory.{name}",
