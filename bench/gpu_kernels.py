@@ -298,7 +298,7 @@ class Call:
 
 def special(b: Operands, name: str, at: int, d: dict[str, int]) -> None:
     """Fill operands that cannot be arbitrary numbers."""
-    if name in ("token", "target"):
+    if name in ("token", "target", "all"):
         rows = d.get("M") or d["B"] * d["T"]
         b.upload(
             at,
@@ -364,6 +364,7 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
         "total": 1,
         "mask": 0,
         "place": 0,
+        "head": 0,
         "block": 1,
         "stride": d.get("n", 0),
     }
