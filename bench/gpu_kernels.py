@@ -299,7 +299,7 @@ class Call:
 def special(b: Operands, name: str, at: int, d: dict[str, int]) -> None:
     """Fill operands that cannot be arbitrary numbers."""
     if name in ("token", "target", "all"):
-        rows = d.get("M") or d["B"] * d["T"]
+        rows = d["A"] if name == "all" else d.get("M") or d["B"] * d["T"]
         b.upload(
             at,
             np.random.default_rng(2).integers(0, d["V"], rows).astype(np.int32),
