@@ -104,8 +104,13 @@ BLOCKS = (
     "model.units[1].ops[0].residual[1].attention.head_dim=20",
     "train.sequence=32",
     "train.sequence_blocks=4",
-    "train.accumulate=layers",
 )
+IN_TURN = ("cluster.context_parallel", "train.accumulate", "train.recompute")
+# Keys of the spaces of shared samples besides HELD.
+MORE = {
+    SHARED: (*BLOCKS, "train.accumulate=layers"),
+    IN_TURN: (*BLOCKS, "zero.stage=1"),
+}
 SPACES = {
     "places": PLACES,
     "activations": ("train.recompute", "train.offload_activations"),
@@ -114,6 +119,7 @@ SPACES = {
     "shared samples": SHARED,
 }
 LARGE = {
+    "samples in turn": IN_TURN,
     "many places": (*PLACES, "train.accumulate"),
     "many activations": (*SPACES["activations"], "train.accumulate"),
     "many sizes": (*SIZES, "zero.reduce_bucket_size"),
@@ -137,7 +143,7 @@ def test_the_front_is_that_of_all_settings(
 ) -> None:
     """The search finds the fastest row, and the front, of all combinations of a small space.
     limit: share of them that a limit of memory lets fit, None without a limit."""
-    keys = (*GPU, *holding(*free), *(BLOCKS if free == SHARED else ()))
+    keys = (*GPU, *holding(*free), *MORE.get(free, ()))
     s = loaded("gpt-tiny", *keys)
     found = fit.find(s)
     if limit is not None:

@@ -204,7 +204,7 @@ class Frame:
             )
         out: Numbers = {}
         for f, arg in zip(row.formals, call.args, strict=True):
-            if f.mode == "~" and isinstance(arg, Index):
+            if f.name in ("place", "head") and isinstance(arg, Index):
                 continue
             if isinstance(arg, Layers) and f.name in BY_LAYER:
                 if "l" not in self.fn.ints:

@@ -51,7 +51,8 @@ class Formulas:
         """Return the numbers of the spec's ops to recompute."""
         t, z = spec.train, spec.zero
         apart = z.stage == 3 and z.stage3_param_persistence_threshold
-        key = t.micro_batch, t.accumulate, t.recompute, z.stage == 3, apart
+        shares = spec.cluster.context_parallel
+        key = t.micro_batch, t.accumulate, t.recompute, shares, z.stage == 3, apart
         if key not in self._known:
             graph = slices.graph(spec)
             bodies = place.bodies(graph, ops.BYTES[t.precision])
