@@ -214,7 +214,7 @@ SAMPLES: dict[str, Sample] = {
     "attention": partial(attention, D=20),
     "local": lambda k: attention(k, 20, documents(1, 70, 25), 17),
     "capped": lambda k: attention(k, 20, documents(1, 70, 25), 17, 0.75),
-    "dropped": lambda k: attention(k, 20, documents(1, 70, 25), 17, KEY, 3, 0.25),
+    "dropped": lambda k: attention(k, 20, documents(1, 70, 25), 17, KEY, 3, 0, 0.25),
     "bias": bias,
     "losses": losses,
     "heads": heads,
