@@ -3,7 +3,7 @@
 #define ZR_EVAL_H
 #include "zr.h"
 
-void zr_all_dead(zr *z); /* poison all slots that can die, once all work is done */
+void zr_all_dead(zr *z);              /* poison all slots that can die, once all work is done */
 double zr_mean(zr *z, double *valid); /* mean loss of all batches evaluated since `clear` */
 
 void zr_eval_open(zr *z);          /* fails if the file is wrong */
