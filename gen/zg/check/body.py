@@ -596,17 +596,22 @@ class Frame:
     def sorts(self, call: Call, row: Kernel, is_: list[Any]) -> None:
         """Refuse an exchange of rows that are not sorted by rank, and any other use of those that
         are. Attention alone works on the heads of whole samples."""
-        of_heads = row.samples or EXCHANGES.get(call.kernel) is False
-        takes = call.kernel in HEADS and not self.sorting(call)
-        takes |= EXCHANGES.get(call.kernel, False)
+        if self.head.blocks == 1:
+            return
+        name = call.kernel
+        of_heads = row.samples or EXCHANGES.get(name) is False
+        unsorts = name in HEADS and not self.sorting(call)
+        takes = unsorts or EXCHANGES.get(name, False)
         for f, what in zip(row.formals, is_, strict=True):
-            if f.mode != "<" or not isinstance(what, tuple) or self.head.blocks == 1:
+            if f.mode != "<" or not isinstance(what, tuple):
                 continue
             if (what in self.heads) != of_heads:
-                self.fail(call, f"{f.name} is of {'a block' * of_heads or 'a sample'}")
+                unit = "a block" if of_heads else "a sample"
+                self.fail(call, f"{f.name} is of {unit}")
             # One rank has all heads, in order.
             if self.head.context > 1 and (what in self.sorted) != takes:
-                self.fail(call, f"{f.name} is {'not ' * takes}sorted by rank")
+                state = "not sorted" if takes else "sorted"
+                self.fail(call, f"{f.name} is {state} by rank")
 
     def number(self, key: Made) -> int:
         """Return the number of a call. Two equal calls of forward compute two values, whose
