@@ -97,17 +97,24 @@ def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
 
 
 @pytest.mark.slow
-def test_samples_that_hosts_share(tokens: pathlib.Path) -> None:
-    """Rows and heads that ranks exchange go over the wire between hosts, with the planned bytes."""
-    said = ("--data", tokens, "--steps", STEPS, "--hash")
+def test_samples_that_hosts_share(tokens: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Rows and heads that ranks exchange go over the wire between hosts, with the planned bytes,
+    and the token that some ranks draw goes to all."""
+    prompt = tmp_path / "prompt"
+    prompt.write_bytes(b"".join(n.to_bytes(4, "little") for n in range(5)))
+    draws = "--sample", 50, "--prompt-tokens", prompt
+    said = ("--data", tokens, "--steps", STEPS, "--hash", *draws)
     keys = "train.sequence_blocks=4", "train.sum={block: 32}"
     alone, _ = programs("llama", *keys, "cluster.ranks=1")
     want = trainer.sh(alone, *said)
     for ranks, context, here in ((4, 4, 1), (4, 4, 2), (4, 2, 1), (8, 4, 4), (2, 2, 0)):
         way = f"cluster.ranks={ranks}", f"cluster.context_parallel={context}"
         _, made = programs("llama", *keys, *way)
-        run = mpirun(made, ranks, *said, ZR_RANKS_PER_HOST=here)
-        assert f"weights {weights(run)}\n" in want, (way, here)
+        done = hosts.ended(mpirun(made, ranks, *said, ZR_RANKS_PER_HOST=here))
+        assert done.returncode == 0, done.stderr
+        *_, drawn, hashed = done.stdout.splitlines()
+        assert len({*drawn.split()}) > 5 and hashed.startswith("weights ")
+        assert f"{drawn}\n{hashed}\n" in want, (way, here)
 
 
 @pytest.mark.slow
