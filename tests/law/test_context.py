@@ -444,6 +444,19 @@ def test_draws_and_evaluates(
     assert len({*found[0]}) > 20 and ": 0 of" not in found[0]
 
 
+def test_a_group_that_shares_nothing_is_refused(tmp_path: pathlib.Path) -> None:
+    """A program whose sums over a sample's ranks name another group does not start."""
+    trainer.write_tokens(tmp_path / "tokens", stream())
+    keys = "cluster.ranks=4", "cluster.context_parallel=2", "train.sequence_blocks=2"
+    source = trainer.generate(law.path("llama"), *keys)
+    wrong = source.replace(".sharing = GROUP_CONTEXT", ".sharing = GROUP_ALL")
+    assert wrong != source
+    done = program.run(
+        trainer.build(wrong), *("--data", tmp_path / "tokens", "--steps", 1)
+    )
+    assert done.code == 4 and "no group 0 of 2 ranks shares samples" in done.err
+
+
 PROVEN = {
     "an offloaded optimizer of two groups": (
         "cluster.ranks=8",

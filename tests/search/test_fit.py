@@ -164,6 +164,18 @@ def test_the_front_is_that_of_all_settings(
     assert found.planned <= whole.planned
 
 
+def test_bounds_know_which_ranks_share_samples() -> None:
+    """A bound for a number of ranks that share a sample is not another number's."""
+    s, other = (
+        loaded("gpt-tiny", *GPU, *BLOCKS, f"cluster.context_parallel={n}")
+        for n in (2, 4)
+    )
+    p, device = build.build(s).plan, clock.device_of(s)
+    alone = formulas.Formulas(p, device).saved(other)
+    both = formulas.Formulas(p, device)
+    assert both.saved(s) != alone and both.saved(other) == alone
+
+
 @pytest.fixture(scope="module")
 def free() -> fit.Search:
     """The search of a small space of gpt-tiny without a limit."""
