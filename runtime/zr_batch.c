@@ -92,6 +92,9 @@ static void load(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows
     zr_batch_filled(z, at, d == z->train ? first * zr_blocks(z->p) + block : ZR_NO_SAMPLE);
 }
 
+/* Return the first block of a sample that this rank has. */
+static int64_t first_block(const zr *z) { return z->rank % zr_context(z->p) * zr_own_blocks(z->p); }
+
 static void run_batch(zr *z, int queue, const zr_command *c)
 {
     int64_t nth = c->i[0], at = c->i[1], n = zr_blocks(z->p), B = z->p->batch;
@@ -112,9 +115,10 @@ void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
 
 void zr_batch_eval(zr *z, int64_t first)
 {
-    int64_t N = zr_context(z->p), B = z->p->batch, mine = first + z->rank / N * B;
-    for (int64_t block = z->rank % N, i = 0; block < zr_blocks(z->p); block += N, i++)
-        load(z, i * z->p->batch_step, z->val, mine, z->val->of->data.samples - mine, block);
+    int64_t B = z->p->batch, mine = first + z->rank / zr_context(z->p) * B;
+    for (int64_t i = 0; i < zr_own_blocks(z->p); i++)
+        load(z, i * z->p->batch_step, z->val, mine, z->val->of->data.samples - mine,
+             first_block(z) + i);
 }
 
 zr_arrays zr_batch_alone(zr *z)
@@ -128,16 +132,16 @@ zr_arrays zr_batch_alone(zr *z)
 /* Of samples in blocks, all of a micro-batch have the tokens, and the first alone has targets. */
 void zr_batch_alone_filled(zr *z)
 {
-    int64_t n = zr_blocks(z->p), N = zr_context(z->p), own = zr_batch_tokens(z->p) / z->p->batch;
+    int64_t own = zr_batch_tokens(z->p) / z->p->batch;
     zr_arrays whole = whole_sample(z);
-    if (n == 1) {
+    if (zr_blocks(z->p) == 1) {
         zr_batch_filled(z, 0, ZR_NO_SAMPLE);
         return;
     }
     zr_positions(z->p, 1, &whole);
-    for (int64_t block = z->rank % N, i = 0; block < n; block += N, i++) {
+    for (int64_t i = 0; i < zr_own_blocks(z->p); i++) {
         zr_arrays to = zr_batch_place(z, i * z->p->batch_step);
-        for (int64_t b = 0; b < z->p->batch; b++) cut(z, block, b, &to);
+        for (int64_t b = 0; b < z->p->batch; b++) cut(z, first_block(z) + i, b, &to);
         for (int64_t m = own; m < zr_batch_tokens(z->p); m++) to.targets[m] = -1;
         zr_batch_filled(z, i * z->p->batch_step, ZR_NO_SAMPLE);
     }

@@ -543,8 +543,8 @@ static int32_t told_token(zr *z, int draws, int32_t token)
  * sampled. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
-    int64_t blocks = zr_blocks(z->p), N = zr_context(z->p), rows = z->p->sequence / blocks;
-    int draws = z->rank % N == (n - 1) / rows % N;
+    int64_t N = zr_context(z->p), rows = z->p->sequence / N;
+    int draws = z->rank % N == (n - 1) / rows;
     zr_arrays to = zr_batch_alone(z);
     memcpy(to.tokens, context, (size_t)n * sizeof *context);
     to.targets[n - 1] = 0;

@@ -29,7 +29,7 @@ static inline int64_t zr_blocks(const zr_program *p)
 }
 static inline int64_t zr_context(const zr_program *p) { return p->context ? p->context : 1; }
 
-/* Return the blocks of a sample that a rank has. */
+/* Return the blocks of a sample that a rank has, all in a row. */
 static inline int64_t zr_own_blocks(const zr_program *p) { return zr_blocks(p) / zr_context(p); }
 
 /* Return the tokens of a micro-batch, or of a block of it. */

@@ -27,15 +27,10 @@ RANKS = {"ranks": [1, 2, 4, 8], "context": [1, 2, 4, 8], "family": ["qwen3", "ll
 
 def fits(way: dict) -> bool:
     """Return whether ranks can share samples in this way."""
-    N, W, stage = way["context"], way["ranks"], way["stage"]
+    N, W = way["context"], way["ranks"]
     if W % N or not law.fits(way):
         return False
-    layers = way["accumulate"] == "layers"
-    if N == 1 < W and stage > 1 and not layers and SAMPLES > W:
-        return False
     if way.get("values") and N < BLOCKS:
-        return False
-    if 1 < N < min(BLOCKS, W) and not stage:
         return False
     return not any(0 < way[key] < W and way[key] % N for key in ("local", "shard"))
 
@@ -371,8 +366,9 @@ def test_bytes_of_exchanges(again: str, times: int) -> None:
             "(cluster.context_parallel); allowed: cluster.ranks",
         ),
         (
-            ("train.sequence_blocks=4", "cluster.ranks=2", "zero.stage=3"),
-            "at zero.stage 3 that takes all micro-batches of a step at once",
+            ("train.sequence_blocks=4", "cluster.ranks=2", "train.sum=fold"),
+            "a tree of 1 gradients has no node of the 4 of a sample, which are added first; "
+            "allowed: {block: 4}, another recipe",
         ),
         (
             (

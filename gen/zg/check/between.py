@@ -2,8 +2,8 @@
 
 Functions before and after attention work on blocks of a sample, attention's on the heads of all its
 tokens. A value is one array: of a block, or of a sample with the heads of all ranks of a context
-group, of which each rank has its part. The n blocks of a sample are consecutive micro-batches. They
-are dealt to the N ranks of the group in turn.
+group, of which each rank has its part. The n blocks of a sample are consecutive micro-batches, of
+which each rank of the group has as many in a row.
 
 An exchange may consist of several steps. A function that reads its result requires that each piece
 is in its place.
@@ -31,6 +31,7 @@ class Between:
     def __init__(self, m: Memory, facts: Facts) -> None:
         self.m, self.fail, self.facts = m, m.fail, facts
         self.blocks, self.ranks = m.head.blocks, m.head.context
+        self.own_blocks = m.head.own_blocks
         self.group = context(m)
         # functions that have run, each with its unit and micro-batch
         self.ran: set[tuple[str, str, MicroBatch]] = set()
@@ -48,8 +49,8 @@ class Between:
         ranks of the context group."""
         step, at, by = micro_batch
         rest = self.group.without(by) if self.group else by
-        own = self.group.each(by) if self.group else 1
-        if own != 1 or any(n % self.blocks for n in rest):
+        own = self.group.each(by) if self.group else self.own_blocks
+        if own != self.own_blocks or any(n % self.blocks for n in rest):
             self.fail(f"{micro_batch} is no block of a sample")
         return MicroBatch(step, at - at % self.blocks, rest)
 
@@ -106,7 +107,7 @@ class Between:
             return array.micro_batch
         piece = (spot.hi - spot.lo) // (self.m.head.batch * self.ranks)
         assert run
-        own = self.group.times(1) if self.group else ()
+        own = self.group.times(self.own_blocks) if self.group else ()
         block = run.first // piece % self.blocks
         return MicroBatch(step, at + block, plus(by, own))
 
@@ -168,9 +169,9 @@ class Between:
         rows of that rank's heads."""
         B, N = self.m.head.batch, self.ranks
         piece = size // (B * N)
-        of_rank = size * self.m.head.own_blocks
+        of_rank = size * self.own_blocks
         array = Computed(f"value {moved.source}", unit, self.sample(block))
-        own = self.group.times(piece) if self.group else ()
+        own = self.group.times(self.own_blocks * piece) if self.group else ()
         for rank in range(N):
             for b in range(B):
                 first = (

@@ -30,9 +30,10 @@ from ..facts.grids import How
 from ..facts.kernels import LOSS_SUMS, PRODUCTS, TWINS, spent, total
 from ..plan.garbage import unsearched
 from ..plan.mesh import members
-from ..plan.operand import base
+from ..plan.operand import bases
 from ..plan.plan import (
     ALL,
+    BLOCKS,
     STEP,
     Class,
     Flat,
@@ -318,8 +319,9 @@ def _groups(p: Plan) -> None:
         if f.owners not in groups or groups[f.owners].ranks != p.head.ranks:
             raise CheckError(f"flat {f.name}: {f.owners} are not all ranks")
     levels = p.head.order.levels
-    known = {STEP, *groups}
-    if len(set(levels)) < len(levels) or not {STEP} <= set(levels) <= known:
+    known = {STEP, BLOCKS, *groups}
+    blocks = BLOCKS in levels[1:] or BLOCKS in levels and p.head.own_blocks == 1
+    if len(set(levels)) < len(levels) or not {STEP} <= set(levels) <= known or blocks:
         raise CheckError(f"sums have levels {levels}")
 
 
@@ -473,9 +475,9 @@ def _nodes(p: Plan) -> None:
     power = block > 0 and not block & (block - 1)
     if not power or block >= 2 * every:
         raise CheckError(f"{block} leaves are no tree of {every}")
-    own = h.order.levels[0] == STEP
-    if own and h.ranks > 1 and block % h.micro_batches:
-        raise CheckError("a rank's own micro-batches first: that is another tree")
+    own = h.own.get(h.order.levels[0], 1)
+    if h.ranks > 1 and block % own:
+        raise CheckError("a rank's own gradients first: that is another tree")
     for f in p.flats:
         if f.nodes != max(p.moves(f), f.mask.bit_count()):
             raise CheckError(f"flat {f.name}: {f.nodes} pending sums at {f.mask:#b}")
@@ -504,7 +506,7 @@ def sections(p: Plan) -> None:
     recorded = {e.name for e in made}
     if idle := limits.keys() - recorded:
         raise CheckError(f"nothing records {sorted(idle)}")
-    named = {base(a) for f in p.fns for c in f.calls for a in c.args}
+    named = {b for f in p.fns for c in f.calls for a in c.args for b in bases(a)}
     for _, step in steps:
         named |= {r.cls for r in step.refs}
     classes = {c.name for c in p.classes}

@@ -42,7 +42,13 @@ class Sources(NamedTuple):
     inbox: Place
 
 
-Operand = Place | Number | Sources | str
+class Array(NamedTuple):
+    """Places that a function takes as an array of pointers."""
+
+    places: tuple[Place, ...]
+
+
+Operand = Place | Number | Sources | Array | str
 
 
 def width_of(m: Memory, full: Number) -> int:

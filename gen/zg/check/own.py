@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
 from ..facts.kernels import kernel as row_of
 from ..plan import operand as plan
-from ..plan.operand import Arg, Index, base
+from ..plan.operand import Arg, Index, bases, elements
 from ..plan.plan import Call, Fn, Ref, Step
-from .operands import Number, Operand, Sources
+from .operands import Array, Number, Operand, Sources
 from .order import Memory, Place
 from .play import Act, Action
 
@@ -66,7 +66,7 @@ class Own:
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             if not row or row.name not in self.kernels:
                 m.fail(f"no function has {c.kernel}")
-            used |= {base(a) for a in c.args}
+            used |= {b for a in c.args for b in bases(a)}
             self.fits(fn, c)
             if len(launch.shape) != len(row.shape):
                 m.fail(f"{c.kernel} is launched for another shape")
@@ -110,8 +110,8 @@ class Own:
             layer = arg.by_layer * numbers["l"]
             return Number(layer + arg.at + more, arg.by_rank, arg.group)
         word = str(arg)
-        if word.startswith("&"):
-            return m.place(refs[word[1:]])
+        if names := elements(word):
+            return Array(tuple(m.place(refs[n]) for n in names))
         if word == "sources":
             return Sources(m.place(refs[word]))
         number = numbers.get(word)

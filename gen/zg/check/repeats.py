@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..plan.mesh import Along, plus
-from ..plan.plan import STEP
+from ..plan.plan import BLOCKS, STEP
 from .arrays import EVERY, Control, MicroBatch, Sum, Totals
 from .order import Memory, told
 
@@ -13,7 +13,7 @@ def leap(m: Memory, played: int, turns: int) -> None:
     pending sum, a count or a loss counts if it covers exactly the micro-batches that were
     played."""
     losses = _first_micro_batches(m, played * m.p.together)
-    counts = _counts(m, played * m.p.together)
+    counts = _counts(m, m.head.own[STEP] * played // turns)
 
     def after(a: object) -> object:
         if isinstance(a, Totals):
@@ -35,8 +35,8 @@ def leap(m: Memory, played: int, turns: int) -> None:
 
 
 def _counts(m: Memory, micro_batches: int) -> set[int]:
-    """Return the possible counts of leaves after `micro_batches`: a rank's own leaves or NCCL's
-    sums, or one from each rank of a group."""
+    """Return the possible counts of leaves after `micro_batches`, or samples if blocks are added
+    first: a rank's own leaves or NCCL's sums, or one from each rank of a group."""
     exact = m.head.reduction == "exact"
     sizes = [g.ranks for g in m.groups.values()] if exact else ()
     return {micro_batches * n for n in (1, *sizes)}
@@ -45,9 +45,9 @@ def _counts(m: Memory, micro_batches: int) -> set[int]:
 def counted(m: Memory) -> None:
     """Require that all leaves of a step are counted. The count may be 0, too, as it is if all
     micro-batches go through a unit before the next one."""
-    A = m.head.micro_batches
+    A = m.head.own[STEP]
     turns = m.p.section("micro_batch").repeat
-    good = (0, *_counts(m, A)) if turns > 1 or m.p.together == 1 else (0,)
+    good = (0, *_counts(m, A)) if turns > 1 or A == 1 else (0,)
     for slot in m.slots.values():
         for _, _, run in slot.held:
             if isinstance(run.array, Control) and run.array.leaves not in good:
@@ -57,12 +57,13 @@ def counted(m: Memory) -> None:
 def _first_micro_batches(m: Memory, n: int) -> frozenset[MicroBatch]:
     """Return the first n micro-batches of each rank, numbered in the order of sums."""
     by: Along = ()
-    each, more = 0, 1
-    for level in m.head.order.levels:
-        if level == STEP:
-            each, more = more, more * m.head.micro_batches
-        else:
-            group = m.groups[level]
-            by = plus(by, group.times(more))
-            more *= group.ranks
-    return frozenset(MicroBatch(m.now, g * each, by) for g in range(n))
+    ranks = {name: g.ranks for name, g in m.groups.items()}
+    step = m.head.order.steps({**ranks, **m.head.own})
+    for level in m.head.order.groups:
+        by = plus(by, m.groups[level].times(step[level]))
+    blocks = m.head.own.get(BLOCKS, 1)
+    at = (divmod(g, blocks) for g in range(n))
+    return frozenset(
+        MicroBatch(m.now, sample * step[STEP] + block * step.get(BLOCKS, 0), by)
+        for sample, block in at
+    )

@@ -120,10 +120,9 @@ class Program:
         m = self.m
         self.evaluated += 1
         group, first = self.between.group, self.evaluated * m.head.blocks
-        by = group.times(1) if group else ()
+        by = group.times(m.head.own_blocks) if group else ()
         losses = frozenset(
-            MicroBatch(0, first + n, by)
-            for n in range(0, m.head.blocks, m.head.context)
+            MicroBatch(0, first + n, by) for n in range(m.head.own_blocks)
         )
         for index, micro_batch in enumerate(sorted(losses)):
             for name in m.batch:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.mesh import Members
+from ..plan.plan import STEP
 from .arrays import Leaf, MicroBatch, Pending, Sum, over_ranks
 from .constants import leaf_count
 from .memory import Extent
-from .operands import BLOCK, Number, Operand, Sources
+from .operands import BLOCK, Array, Number, Operand, Sources
 from .order import Memory, Place, told
 from .reductions import Reductions
 from .sums import WholeSums
@@ -41,47 +41,65 @@ class Trees:
         size = n.n
         distance = stride.n
         width = 4 if full.n else m.real
-        came, leaf, group = self.pushed(source, size, width)
-        one = self.sums.one(came)
-        ranks = group.ranks if group else 1
-        new = over_ranks(one, group) if group and ranks > 1 else one
+        came, one, leaf, new = self.pushed(source, size, width)
+        pieces = new.micro_batches // one.micro_batches if new else 0
         said = count.n, full.n
-        if not new or said != (ranks, int(not leaf)):
+        if not new or said != (pieces, int(not leaf)):
             m.fail(f"pushes {count.n} of {told(came)}")
         counted = False
         before = 0
         if isinstance(ctl, Place):
             counted = True
             before = leaf_count(m, ctl, False).leaves
-        self.tree(counted, total.n, mask.n, block.n, one, ranks)
+        self.tree(counted, total.n, mask.n, block.n, one, pieces)
         self.nodes(node, distance, size, mask.n, counted)
         nodes = mask.n.bit_count()
         if counted and nodes > 1:
             self.others(node, 4 * distance, nodes, one, before > 0)
         if before:
             new = self.carried(node, size, came, new, before * one.leaves)
-        done = new._replace(whole=before + ranks == total.n)
+        done = new._replace(whole=before + pieces == total.n)
         run = Extent(done, came.first, 4, came.by_rank)
         m.makes(node, 4 * size, run)
 
     def pushed(
         self, source: Operand, n: int, width: int
-    ) -> tuple[Extent, bool, Members | None]:
-        """Return the pushed run, whether it holds gradients (not f32 sums), and the group it came
-        from."""
+    ) -> tuple[Extent, Sum, bool, Sum | None]:
+        """Return the first pushed run, it as a sum, whether it is a gradient, and the sum of all
+        pushed runs, None if they do not follow each other."""
         m = self.m
         if isinstance(source, Sources):
             r = self.reductions.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
                 m.fail(f"sums {n} elements of {r.size} bytes that came")
-            group = m.groups[r.group] if r.sources > 1 else None
-            return r.came, r.leaf, group
-        if not isinstance(source, Place):
+            one = self.sums.one(r.came)
+            many = r.sources > 1
+            return (
+                r.came,
+                one,
+                r.leaf,
+                over_ranks(one, m.groups[r.group]) if many else one,
+            )
+        if not isinstance(source, Array):
             m.fail(f"pushes {source}")
-        run = m.reads(source, n * width)
-        if not run or run.width != width:
-            m.fail(f"{source} holds {told(run)}, not {n} elements of {width} bytes")
-        return run, isinstance(run.array, Leaf), None
+        runs = [self.run(place, n, width) for place in source.places]
+        first, *others = runs
+        one = new = self.sums.one(first)
+        for run in others:
+            after = self.sums.one(run)
+            if first[1:] != run[1:] or not follows(new, after):
+                m.fail(f"adds {told(run)} to {told(first)}")
+            new = joined(new, after)
+        return first, one, isinstance(first.array, Leaf), new
+
+    def run(self, place: Place, n: int, width: int) -> Extent:
+        """Return the elements that a place holds."""
+        found = self.m.reads(place, n * width)
+        if not found or found.width != width:
+            self.m.fail(
+                f"{place} holds {told(found)}, not {n} elements of {width} bytes"
+            )
+        return found
 
     def nodes(self, node: Place, stride: int, n: int, mask: int, counted: bool) -> None:
         """Require that pending nodes are disjoint and inside their slot."""
@@ -124,7 +142,7 @@ class Trees:
         Without a counter all leaves must come at once."""
         m = self.m
         head = m.p.head
-        times = head.micro_batches if counted else 1
+        times = head.own[STEP] if counted else 1
         if total != times * count:
             m.fail(f"a tree of {total}, of {count} at a time")
         if total > 1 and block * one.leaves != head.block:
@@ -140,21 +158,31 @@ class Trees:
         """Return the pending sum extended by the leaves that follow it."""
         old = self.m.reads(node, 4 * n)
         was = old.array if old else None
-        step, at, by_rank = new.micro_batch
         if (
             not old
             or not isinstance(was, Sum)
             or was.whole
-            or (was.flat, was.l) != (new.flat, new.l)
             or was.leaves != before
-            or was.micro_batch != MicroBatch(step, at - was.micro_batches, by_rank)
+            or not follows(was, new)
             or old[1:4] != (came.first, 4, came.by_rank)
         ):
             self.m.fail(f"{node} holds {told(old)}, which {told(came)} does not follow")
-        return was._replace(
-            micro_batches=was.micro_batches + new.micro_batches,
-            leaves=was.leaves + new.leaves,
-        )
+        return joined(was, new)
+
+
+def follows(old: Sum, new: Sum) -> bool:
+    """Return whether a sum's gradients come next after those of an older one."""
+    step, at, by_rank = old.micro_batch
+    of = MicroBatch(step, at + old.micro_batches, by_rank)
+    return (old.flat, old.l, of) == (new.flat, new.l, new.micro_batch)
+
+
+def joined(old: Sum, new: Sum) -> Sum:
+    """Return a sum with the gradients that follow it."""
+    return old._replace(
+        micro_batches=old.micro_batches + new.micro_batches,
+        leaves=old.leaves + new.leaves,
+    )
 
 
 def pending(total: int, count: int, block: int) -> int:

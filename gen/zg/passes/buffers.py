@@ -136,8 +136,10 @@ def _level_slots(
     """Return the classes between two levels: `intra` for sums of a host on their way to other
     hosts, `inter` for data from other hosts."""
     most: dict[str, int] = {}
+    whole = {f"own.{f.name}": shards.share(f, 0) for f in shards.flats}
     for step in (x for s in schedule.sections for x in s.steps):
-        numbers = {i.name: i.value for i in step.ints}
+        numbers = {"n": whole.get(step.op, 0)}
+        numbers |= {i.name: i.value for i in step.ints}
         for r in (r for r in step.outs if r.cls in ("intra", "inter")):
             size = (
                 r.at + 4 * numbers["n"]

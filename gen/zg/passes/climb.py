@@ -54,11 +54,14 @@ def to_take(slot: Ref, width: int = 4) -> SumBuffer:
 
 
 def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
-    """Reduce a finished gradient of a micro-batch, unless it already is the sum."""
+    """Reduce a finished gradient of a micro-batch, unless it already is the sum. If blocks are
+    added first, g is the last block of a sample."""
     f, l, _ = x
     if m.sums.phases:
         reduction = _Reduction(m, m.flats[f], l, u.transfer_unit(f, l))
-        reduction.reduce(m.sums.per_micro_batch, to_take(m.grad_slot(x, g), m.real))
+        blocks = range(g + 1 - m.sums.blocks, g + 1)
+        gradients = [to_take(m.grad_slot(x, i), m.real) for i in blocks]
+        reduction.reduce(m.sums.per_micro_batch, *gradients)
 
 
 def unit_done(m: Steps, f: Flat, l: int) -> None:
@@ -114,33 +117,35 @@ class _Reduction:
         """The unit that its steps are printed with."""
         return self.name or f"{self.f.name}[{self.l}]"
 
-    def reduce(self, phases: Sequence[Addition], source: SumBuffer) -> None:
+    def reduce(self, phases: Sequence[Addition], *sources: SumBuffer) -> None:
         """Go through all phases. Each but the last leaves its result in a slot of class `intra`."""
         m, (*inner, last) = self.m, phases
         for x in inner:
             slot = m.intra.slot(m.intra_turn)
             m.intra_turn += 1
-            self.phase(x, source, to_fill(slot))
-            source = to_take(slot)
+            self.phase(x, sources, to_fill(slot))
+            sources = (to_take(slot),)
         pending = m.sums.pending and last.counted
         home = Ref(f"sum.{self.f.name}", self.l)
         if m.sums.host and not pending:
-            self.reduce_to_host(last, source, home)
+            self.reduce_to_host(last, sources[0], home)
         else:
-            self.phase(last, source, SumBuffer(Ref("pending", 0) if pending else home))
+            self.phase(last, sources, SumBuffer(Ref("pending", 0) if pending else home))
 
-    def phase(self, x: Addition, source: SumBuffer, target: SumBuffer) -> None:
-        """Add the steps of one phase from `source` to `target`."""
-        m = self.m
+    def phase(
+        self, x: Addition, sources: Sequence[SumBuffer], target: SumBuffer
+    ) -> None:
+        """Add the steps of one phase from `sources` to `target`."""
+        m, source = self.m, sources[0]
         if not x.level:
             m.add(
                 "sum",
                 f"{x.fn}.{self.f.name}",
                 self.unit,
-                ins=(source.ref,),
+                ins=tuple(s.ref for s in sources),
                 outs=(target.ref,),
-                waits=(*source.waits, *target.waits),
-                recs=(*target.recs, *source.recs),
+                waits=(*[e for s in sources for e in s.waits], *target.waits),
+                recs=(*target.recs, *[e for s in sources for e in s.recs]),
             )
             return
         share = m.shards.share(self.f, x.depth)

@@ -132,8 +132,8 @@ class Move:
 def moves(exchange: Call, batch: int, ranks: int, real: int) -> list[Move]:
     """Return the transfers of an exchange, for each block of a rank and each of `batch` samples.
 
-    Blocks are dealt to the ranks of a context group in turn. Rows lie as [rank][sample][token of
-    the block][heads of the rank], heads as [sample][block of all ranks][token][heads].
+    Each rank of a context group has k blocks in a row. Rows lie as [rank][sample][token of the
+    block][heads of the rank], heads as [sample][rank][block of the rank][token][heads].
     """
     n, k = (whole(a) for kind, a in exchange.args if kind == "number")
     forward = exchange.kernel in ("to_heads", "to_heads_bwd")
@@ -143,9 +143,9 @@ def moves(exchange: Call, batch: int, ranks: int, real: int) -> list[Move]:
         Move(
             slot=j,
             rows=b * piece,
-            heads=(b * k + j) * ranks * piece,
+            heads=(b * ranks * k + j) * piece,
             rows_step=batch * piece,
-            heads_step=piece,
+            heads_step=k * piece,
             bytes=piece,
         )
         for j in range(k)

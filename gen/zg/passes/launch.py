@@ -15,7 +15,7 @@ from ..facts.kernels import NULL, PRODUCTS, total
 from ..facts.kernels import kernel as kernel_row
 from ..graph.graph import BodyPart, Call, Graph, UnitKind
 from ..plan import plan
-from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
+from ..plan.operand import Arg, Index, Ints, Names, Operand, array, pointers, whole
 from ..read.spec import Spec
 from . import names
 from .levels import Addition
@@ -256,8 +256,8 @@ class _FnBuilder:
 
     def phase(self, f: Flat, x: Addition) -> None:
         """Add the function of a phase. It counts no leaves if the host adds micro-batches."""
-        sums, A = self.shards.sums, self.spec.micro_batches
-        if sums.on_host and not x.level:
+        sums = self.shards.sums
+        if sums.on_host and x.counted and not x.level:
             return
         counted = x.counted and not sums.on_host
         last = x == sums.phases[-1]
@@ -269,7 +269,7 @@ class _FnBuilder:
             kept = 0 if sums.pending else sums.depth
             stride = self.shards.share(f, kept)
             node = self.part("node", f, kept, x.depth, 4)
-        total = x.sources * (A if counted else 1)
+        total = x.sources * (sums.turns if counted else 1)
         tree = (
             CTL if counted else NULL,
             total,
@@ -277,14 +277,15 @@ class _FnBuilder:
             self.spec.block // x.inner,
         )
         pieces: tuple[Arg, ...]
+        ins = ("sources",) if x.level else pointers("leaf", x.sources)
         if x.level:
             pieces = "sources", x.sources, int(not x.adds_gradients), "n"
         else:
-            pieces = "&leaf", 1, 0, share
+            pieces = array(ins), x.sources, 0, share
         piece = self.piece if last and sums.on_host else share
         self.add_fn(
             f"{x.fn}.{f.name}",
-            ("sources" if x.level else "leaf",),
+            ins,
             ("node",),
             ("n",) if x.level else (),
             ("zk_push", node, stride, *pieces, *tree),
@@ -303,12 +304,12 @@ class _FnBuilder:
                 "zk_host_push",
                 Operand("node"),
                 f.shard,
-                "&leaf",
+                array(("leaf",)),
                 1,
                 int(self.W > 1),
                 "n",
                 Operand("hctl"),
-                self.spec.micro_batches,
+                sums.turns,
                 f.mask,
                 sums.block,
             ),
@@ -500,13 +501,14 @@ def functions(
     )
     if phases:
         m.add_fn("count", (), ("ctl",), (), count)
+    turns = spec.together // shards.sums.blocks
     several = {
-        "recount": -leaves if spec.together > 1 else 0,
-        "counted": leaves if spec.micro_batches > spec.together > 1 else 0,
+        "recount": -leaves if turns > 1 else 0,
+        "counted": leaves if shards.sums.turns > turns > 1 else 0,
     }
     for name, each in several.items():
         if each:
-            call = "zk_count", CTL, each * spec.together
+            call = "zk_count", CTL, each * turns
             m.add_fn(name, (), ("ctl",), (), call)
     m.add_fn(
         "factor",

@@ -1,9 +1,9 @@
 """levels.py -- pass 1: chooses the levels of gradient sums, and where each level leaves its sums.
 
 A gradient is reduced in phases from the rank that computed it to the sum of its owner. A phase adds
-over the ranks of a group, over a rank's own micro-batches, or over both. All layouts have the same
-bits if a level's addends form a node of the canonical tree (design.md, Bits); only the last level
-may add anything.
+over the ranks of a group, over a rank's own micro-batches, or over both. A rank with several blocks
+of a sample adds these first, at once. All layouts have the same bits if a level's addends form a
+node of the canonical tree (design.md, Bits); only the last level may add anything.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ..plan.operand import Names
-from ..plan.plan import ALL, STEP, Order
-from ..read import context
+from ..plan.plan import ALL, BLOCKS, STEP, Order
 from ..read.spec import Spec
 from .grid import Level, RankGrid
 
@@ -22,9 +21,9 @@ from .grid import Level, RankGrid
 class Addition:
     """One addition on the way of a gradient to its sum.
 
-    fn: the function that adds: `own`, `sum` (gradients of several ranks), `node` (sums of several
-    ranks) or `join` (the last of these); level: the ranks whose pieces are added, None for a rank's
-    own gradients; sources: number of pieces that are added; counted: it also adds over
+    fn: the function that adds: `own`, `sum` (the first that adds over ranks), `node` (sums of
+    several ranks) or `join` (the last of these); level: the ranks whose pieces are added, None for
+    a rank's own gradients; sources: number of pieces that are added; counted: it also adds over
     micro-batches; inner: leaves in a piece; depth: at which its result is sharded.
     """
 
@@ -43,11 +42,15 @@ class Addition:
 
 @dataclass(frozen=True)
 class Sums:
-    """The rules by which gradients are summed. depth: at which a rank's sums are sharded."""
+    """The rules by which gradients are summed. depth: at which a rank's sums are sharded; blocks:
+    gradients of a rank that are added at once, before all else; turns: micro-batches of a step that
+    are counted, or samples if blocks are added first."""
 
     order: Order
     phases: tuple[Addition, ...]  # () if the only gradient of a step is its sum
     depth: int
+    blocks: int
+    turns: int
     host: bool  # sums are on the host
     # A rank adds its own micro-batches in class `pending`, one unit at a time, before it reduces.
     pending: bool
@@ -78,7 +81,8 @@ class Sums:
     @property
     def own_first(self) -> bool:
         """True if a rank adds its own micro-batches before it reduces with others."""
-        return bool(self.phases) and self.phases[0].level is None
+        first = self.phases[:1]
+        return any(x.counted and not x.level for x in first)
 
     @property
     def result_depth(self) -> int:
@@ -89,10 +93,11 @@ class Sums:
 @dataclass(frozen=True)
 class _Levels:
     """Levels of ranks, nearest first. step: the depth after which a rank adds its own
-    micro-batches."""
+    micro-batches; blocks: gradients that it adds before the first level."""
 
     levels: list[Level]
     step: int
+    blocks: int
     notes: list[str]
 
     @property
@@ -101,7 +106,8 @@ class _Levels:
         names = [x.group for x in self.levels] or [ALL]
         ends = [x.hi for x in self.levels]
         at = ends.index(self.step) + 1 if self.step in ends else 0
-        return Order((*names[:at], STEP, *names[at:]))
+        first = [BLOCKS] * (self.blocks > 1)
+        return Order((*first, *names[:at], STEP, *names[at:]))
 
 
 def _own_first(spec: Spec) -> tuple[bool, list[str]]:
@@ -111,10 +117,9 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
     z = spec.zero
     if spec.cluster.ranks == 1:
         return True, []
-    if spec.train.sequence_blocks > 1:
-        return spec.cluster.context_parallel == 1, []
     over = z.stage > 1 or z.stage == 1 and z.replicates
-    if over and spec.together == 1 or A == 1:
+    each = over and spec.train.accumulate == "micro_batches"
+    if each or A == 1 or spec.cluster.context_parallel > 1:
         return False, []
     if spec.block % A == 0:
         return True, []
@@ -142,24 +147,27 @@ def _fast_note(spec: Spec) -> list[str]:
     ]
 
 
-def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]]:
+def _on_host(
+    spec: Spec, own_first: bool, sources: int, blocks: int
+) -> tuple[bool, list[str]]:
     """Return whether sums are on the host, with notes. They are beside an offloaded optimizer if
-    all ranks' gradients of a micro-batch form one node of the tree, since the host then pushes one
-    part per micro-batch."""
+    all ranks' gradients of a turn form one node of the tree, since the host then pushes one part
+    per turn. sources: ranks whose gradients are added; blocks: gradients of a rank in a turn."""
+    A, W = spec.micro_batches, spec.cluster.ranks
     off = spec.zero.offload_optimizer
     if off.device == "none":
         return False, []
     if off.ratio < 1:
         why = "stay on the device with a ratio below 1"
-    elif spec.together > 1:
-        if own_first and spec.cluster.ranks > 1:
+    elif spec.together > blocks:
+        if own_first and W > 1 and spec.together == A:
             return True, []
         why = (
-            "stay on the device: with train.accumulate layers, they are offloaded only if each "
-            "rank adds its own micro-batches first"
+            "stay on the device: if several micro-batches go through a unit together, they are "
+            "offloaded only if each rank adds its own micro-batches first"
         )
-    elif spec.cluster.ranks == 1 or (
-        not own_first and (spec.micro_batches == 1 or spec.block % sources == 0)
+    elif W == 1 or (
+        not own_first and (A == blocks or spec.block % (sources * blocks) == 0)
     ):
         return True, []
     elif own_first:
@@ -175,20 +183,22 @@ def _on_host(spec: Spec, own_first: bool, sources: int) -> tuple[bool, list[str]
     return False, [f"zero.offload_optimizer: sums of gradients {why}"]
 
 
-def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
+def _levels(
+    spec: Spec, grid: RankGrid, own_first: bool, blocks: int, host: bool
+) -> _Levels:
     """Return the levels, with notes on those left out: each but the last needs a node of the
-    canonical tree."""
+    canonical tree. blocks: gradients that a rank adds before the first level."""
     A, k = spec.micro_batches, grid.depth
     if spec.train.reduction == "fast" or not grid.axes:
         levels = [x for x in grid.levels(0, k) if x.ranks > 1]
-        return _Levels(levels, 0 if own_first else k, [])
+        return _Levels(levels, 0 if own_first else k, blocks, [])
     step, cuts, notes = 0 if own_first else k, [], []
     if 0 < grid.context < k:
         cuts.append(grid.context)
         node = spec.block % (grid.size(0, grid.context) * A) == 0
-        if spec.own_blocks > 1 or spec.zero.stage == 1 and node and not host:
+        if spec.zero.stage == 1 and node and not host:
             step = grid.context
-    elif not own_first and A > 1 and grid.shared < k and spec.zero.stage:
+    elif not own_first and A > blocks and grid.shared < k and spec.zero.stage:
         inner = grid.size(0, grid.shared)
         if host:
             notes.append(
@@ -205,53 +215,33 @@ def _levels(spec: Spec, grid: RankGrid, own_first: bool, host: bool) -> _Levels:
             )
     if 0 < grid.host < k:
         inner = grid.size(0, grid.host)
-        leaves = inner * A if step <= grid.host else inner
+        leaves = inner * (A if step <= grid.host else blocks)
         if spec.block % leaves == 0:
             cuts.append(grid.host)
         else:
             lo = step if step < grid.host else 0
             notes.append(_host_note(spec, grid, lo, leaves))
-    return _Levels(grid.levels(0, k, *cuts), step, notes)
+    return _Levels(grid.levels(0, k, *cuts), step, blocks, notes)
 
 
-def _blocks(spec: Spec) -> None:
-    """Raise SpecError if the gradients of a sample's blocks would not be added first, in the order
-    in which one rank adds them."""
-    n, N, A = (
-        spec.train.sequence_blocks,
-        spec.cluster.context_parallel,
-        spec.micro_batches,
-    )
-    W, layers = spec.cluster.ranks, spec.train.accumulate == "layers"
-    if n == 1 or W == 1:
-        return
-    fits = W % n == 0 and context.most(spec) == n
-    every = f"cluster.context_parallel {n}, " if fits else ""
-    if N == 1 and spec.zero.stage > 1 and not layers and A > n:
-        raise spec.wrong(
-            "train.sequence_blocks",
-            f"the {n} gradients of a sample are added on its rank first, and at zero.stage "
-            f"{spec.zero.stage} that takes all micro-batches of a step at once",
-            f"1, or with {every}train.accumulate layers or zero.stage 1",
-        )
-    if 1 < N < min(n, W) and not spec.zero.stage:
-        raise spec.wrong(
-            "cluster.context_parallel",
-            f"the gradients of the {n // N} blocks on a rank are added over {N} ranks first, "
-            "which at zero.stage 0 leaves no rank with a whole sum",
-            "1, or with zero.stage 1, 2 or 3",
-        )
-    leaves = A if N == 1 else N * A if spec.own_blocks > 1 else N
-    if (N == 1 or N < W) and spec.block % leaves:
+def _own_blocks(spec: Spec, own_first: bool) -> int:
+    """Return how many gradients of a sample a rank adds before all else. Raises SpecError if the
+    gradients of a sample are no node of the canonical tree."""
+    if own_first:
+        return 1
+    n, N = spec.train.sequence_blocks, spec.cluster.context_parallel
+    leaves = n if N < spec.cluster.ranks else n // N
+    if spec.block % leaves:
         power = 1 << (leaves - 1).bit_length()
         raise spec.wrong(
             "train.sum",
-            f"a tree of {spec.block} gradients has no node of the {leaves} that ranks with the "
-            "same samples add first",
+            f"a tree of {spec.block} gradients has no node of the {leaves} of a sample, which are "
+            "added first",
             f"{{block: {power}}}, another recipe"
             if leaves == power
-            else "other cluster.ranks, so that these are a power of two",
+            else "train.sequence_blocks that is a power of two",
         )
+    return n // N
 
 
 def _other(leaves: int) -> str:
@@ -275,13 +265,17 @@ def _host_note(spec: Spec, grid: RankGrid, lo: int, leaves: int) -> str:
 
 def _phases(spec: Spec, grid: RankGrid, found: _Levels) -> tuple[Addition, ...]:
     """Return a phase for each level. A rank's own micro-batches are added in the phase of the level
-    before them."""
-    A, out, inner = spec.micro_batches, [], 1
-    if found.step == 0:
+    before them, its blocks of a sample in a phase before all others."""
+    first = found.step == 0
+    sources = 1 if first else found.blocks
+    turns, out, inner = spec.micro_batches // sources, [], 1
+    if first or sources > 1:
         out.append(
-            Addition(fn="own", level=None, sources=1, counted=True, inner=1, depth=0)
+            Addition(
+                fn="own", level=None, sources=sources, counted=first, inner=1, depth=0
+            )
         )
-        inner = A
+        inner = turns if first else sources
     exact = spec.train.reduction == "exact"
     for n, x in enumerate(found.levels):
         counted = x.hi == found.step
@@ -299,7 +293,7 @@ def _phases(spec: Spec, grid: RankGrid, found: _Levels) -> tuple[Addition, ...]:
                 depth=x.hi,
             )
         )
-        inner *= sources * (A if counted else 1)
+        inner *= sources * (turns if counted else 1)
     return tuple(out)
 
 
@@ -308,11 +302,11 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
     own_first, notes = _own_first(spec)
-    _blocks(spec)
+    blocks = _own_blocks(spec, own_first)
     exact = spec.train.reduction == "exact"
     sources = W if exact else 1
-    host, host_notes = _on_host(spec, own_first, sources)
-    found = _levels(spec, grid, own_first, host)
+    host, host_notes = _on_host(spec, own_first, sources, blocks)
+    found = _levels(spec, grid, own_first, blocks, host)
     # The only gradient is its sum. Tiles of a host's optimizer take f32.
     suits = spec.train.precision == "f32" or z.offload_optimizer.device == "none"
     only = W == A == 1 and not host and suits
@@ -329,8 +323,9 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     each, inner = (counted.sources, counted.inner) if counted else (1, 1)
     block = spec.block // inner
     if on_host:  # all ranks' gradients arrive as one addend
-        each, block = 1, spec.block // math.gcd(spec.block, sources)
-    nodes, mask = tree_nodes(A, each, block)
+        each, block = 1, spec.block // math.gcd(spec.block, sources * blocks)
+    turns = A // blocks
+    nodes, mask = tree_nodes(turns, each, block)
     depth = 0 if whole else grid.depth
     if 0 < found.step < depth and not pending:
         depth = found.step
@@ -340,6 +335,8 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
         order=found.order,
         phases=phases,
         depth=depth,
+        blocks=blocks,
+        turns=turns,
         host=host,
         pending=pending,
         dtype=spec.train.precision if only else "f32",

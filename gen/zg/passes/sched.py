@@ -20,7 +20,7 @@ from ..facts.commands import of_group
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.plan import ALL, STEP, Events, Int, Ref, Step
+from ..plan.plan import ALL, BLOCKS, STEP, Events, Int, Ref, Step
 from ..read.spec import Spec
 from . import climb, device, last, offload, rings
 from . import uses as uses_
@@ -59,21 +59,16 @@ class _SectionBuilder(Steps):
     def batch(self) -> None:
         """Fetch this rank's micro-batches. They are numbered in the order of the sum's levels, so
         that all layouts sum the same tree."""
-        ranks, more = [], 1
-        for level in self.sums.order.levels:
-            if level == STEP:
-                micro_batch = more
-                more *= self.spec.micro_batches
-            else:
-                ranks.append(Int(of_group(level), more))
-                more *= self.shards.grid.sizes[level]
+        order, blocks = self.sums.order, self.sums.blocks
+        own = order.own(self.spec.micro_batches, self.spec.own_blocks)
+        step = order.steps({**self.shards.grid.sizes, **own})
+        ranks = [Int(of_group(level), step[level]) for level in order.groups]
         at_once = self.spec.micro_batches == self.together > 1
+        section = 0 if at_once else step[STEP] * (self.together // blocks)
         for g in range(self.together):
-            number = Int(
-                "micro_batch",
-                g * micro_batch,
-                0 if at_once else micro_batch * self.together,
-            )
+            sample, block = divmod(g, blocks)
+            at = sample * step[STEP] + block * step.get(BLOCKS, 0)
+            number = Int("micro_batch", at, section)
             self.add(
                 "main",
                 "batch",
@@ -238,15 +233,12 @@ def schedule(
     for f in shards.flats:
         # These gradients are reduced after all micro-batches of the last use.
         deferred = written[f.name] > f.count or persists(f.name)
-        m.grad[f.name] = (
-            2
-            if spec.zero.overlap_comm and f.count > 1
-            else m.together
-            if deferred
-            else 1
-        )
-        if m.spec.train.sequence_blocks > 1 and deferred and f.count > 1:
-            m.grad[f.name] *= m.together
+        by_turns = 2 if spec.zero.overlap_comm and f.count > 1 else 1
+        if deferred and (spec.train.sequence_blocks > 1 or by_turns == 1):
+            by_turns *= m.together
+        elif not deferred:
+            by_turns *= m.sums.blocks
+        m.grad[f.name] = by_turns
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
@@ -270,7 +262,7 @@ def schedule(
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.assign_slots(uses, m.ring))
-    if m.together == 1 and m.sums.phases:
+    if m.together == m.sums.blocks and m.sums.phases:
         queue = "host" if m.sums.on_host else "sum"
         ctl = "hctl" if m.sums.on_host else "ctl"
         m.add(queue, "count", outs=(Ref(ctl, 0),))

@@ -50,6 +50,7 @@ def use(
     """Add the steps of a use on a number of micro-batches. first_writes, complete: the gradients
     that it is the first, or the last, to write."""
     several = micro_batches > 1
+    counted = micro_batches > m.sums.blocks
     now, deferred = complete, list[Gradient]()
     if several:  # class `pending` holds one gradient at a time
         now = [x for x in complete if x in first_writes and not persists(x[0])]
@@ -60,13 +61,13 @@ def use(
     turns = micro_batches // (m.spec.own_blocks if u.part.sample else 1)
     for g in range(turns):
         _function(m, u, g, g == turns - 1, waits, first_writes, complete)
-        _reduce(m, u, now, g, several)
+        _reduce(m, u, now, g, counted)
     m.exchange(u, micro_batches)
-    _finish(m, now, several)
+    _finish(m, now, counted)
     for x in deferred:
         for g in range(micro_batches):
-            _reduce(m, u, [x], g, several)
-        _finish(m, [x], several)
+            _reduce(m, u, [x], g, counted)
+        _finish(m, [x], counted)
 
 
 def _function(
@@ -106,7 +107,10 @@ def _function(
 def _reduce(
     m: Steps, u: Use, gradients: Sequence[Gradient], g: int, counted: bool
 ) -> None:
-    """Reduce gradients of micro-batch g. counted: queue `sum` counts the micro-batch."""
+    """Reduce gradients of micro-batch g, or of all blocks of its sample if it is the last of them.
+    counted: queue `sum` counts the micro-batch, or the sample."""
+    if (g + 1) % m.sums.blocks:
+        return
     for x in gradients:
         climb.gradient_done(m, u, x, g)
     if counted and gradients:

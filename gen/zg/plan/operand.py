@@ -71,8 +71,9 @@ class Layers:
         return cls(tuple(map(int, text.removeprefix("l:").split(","))))
 
 
-# A word is one of: null, recipe, sources (the pieces that a reduction brought), &leaf (an array of
-# one pointer), freq.N, spans.F, or a number that the function takes. c is the round of a loop.
+# A word is one of: null, recipe, sources (the pieces that a reduction brought), &leaf or
+# &leaf&leaf1 (an array of pointers), freq.N, spans.F, or a number that the function takes. c is the
+# round of a loop.
 Arg = Operand | Index | Layers | int | float | str
 
 
@@ -100,6 +101,29 @@ def whole(arg: Arg) -> int:
     return arg
 
 
+def pointers(name: str, count: int) -> Names:
+    """Return the names of several operands of a function that form an array."""
+    return tuple(f"{name}{n or ''}" for n in range(count))
+
+
+def array(names: Names) -> str:
+    """Return the word for an array of pointers."""
+    return "".join(f"&{name}" for name in names)
+
+
+def elements(word: str) -> Names:
+    """Return the names of an array's pointers, () if a word is none."""
+    first, *names = word.split("&")
+    return () if first else tuple(names)
+
+
+def bases(arg: Arg) -> Names:
+    """Return the names of the places that an operand points into, or the word that it is."""
+    if isinstance(arg, Operand):
+        return (arg.base,)
+    return elements(str(arg)) or (str(arg),)
+
+
 def base(arg: Arg) -> str:
-    """Return the name of the place that an operand points into, or the word that it is."""
-    return arg.base if isinstance(arg, Operand) else str(arg).lstrip("&")
+    """Return the first of these names."""
+    return bases(arg)[0]

@@ -28,14 +28,17 @@ from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
 from .size import minus, plus
 
-STEP = "step"  # level of a sum: a rank's own micro-batches
+# Levels of a sum: a rank's own micro-batches of a step, and its own blocks of a sample. Beside
+# BLOCKS, STEP has the rank's samples.
+STEP = "step"
+BLOCKS = "blocks"
 
 
 @dataclass(frozen=True)
 class Order:
     """The levels of a gradient's sum, innermost first. A level is a group whose ranks are summed,
-    or STEP for a rank's own micro-batches. In text `ranks`: all ranks, then micro-batches; `local`:
-    the other way round; else the list of levels."""
+    or STEP or BLOCKS for a rank's own gradients. In text `ranks`: all ranks, then micro-batches;
+    `local`: the other way round; else the list of levels."""
 
     levels: Names
 
@@ -53,7 +56,23 @@ class Order:
 
     @property
     def groups(self) -> Names:
-        return tuple(level for level in self.levels if level != STEP)
+        return tuple(level for level in self.levels if level not in (STEP, BLOCKS))
+
+    def own(self, micro_batches: int, blocks: int) -> dict[str, int]:
+        """Return the sizes of the levels of a rank's own gradients. micro_batches: of a rank in a
+        step; blocks: of a sample on a rank."""
+        if BLOCKS not in self.levels:
+            return {STEP: micro_batches}
+        return {BLOCKS: blocks, STEP: micro_batches // blocks}
+
+    def steps(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return how far apart neighbours at each level are among all gradients. sizes: of all
+        levels."""
+        out, each = {}, 1
+        for level in self.levels:
+            out[level] = each
+            each *= sizes[level]
+        return out
 
 
 @dataclass(frozen=True)
@@ -107,6 +126,11 @@ class Head:
     def own_blocks(self) -> int:
         """Return the blocks of a sample on one rank."""
         return self.blocks // self.context
+
+    @property
+    def own(self) -> dict[str, int]:
+        """Return the sizes of the levels of a rank's own gradients."""
+        return self.order.own(self.micro_batches, self.own_blocks)
 
     @property
     def shape(self) -> str:

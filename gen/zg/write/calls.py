@@ -14,7 +14,7 @@ from itertools import groupby
 
 from ..facts.kernels import Formal, kernel
 from ..plan import plan
-from ..plan.operand import Index, Layers, Operand, base
+from ..plan.operand import Index, Layers, Operand, bases, elements
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, of_call, of_unit
 from .tables import DOES, comment, launch_name, place, wrap
@@ -256,8 +256,9 @@ class Calls:
             return f"{said}{beside}"
         if not isinstance(arg, str):
             return f"(float){arg!r} /* {formal.name} */"
-        if arg.startswith("&"):
-            return f"ONE({lower(arg[1:])})"
+        if names := elements(arg):
+            word = "ONE" if len(names) == 1 else "ARRAY"
+            return f"{word}({', '.join(map(lower, names))})"
         if arg.startswith("spans."):
             return f"{lower(arg)}, LEN({lower(arg)})"
         return WORDS.get(arg) or lower(arg)
@@ -301,7 +302,7 @@ class Calls:
         """Return declarations for the operands and classes that the calls name."""
         args = [a for call in fn.calls for a in call.args]
         numbers = [a for a in args if isinstance(a, Index)]
-        used = {base(a) for a in args} | {a.more for a in numbers}
+        used = {b for a in args for b in bases(a)} | {a.more for a in numbers}
         if numbers or any(isinstance(a, Layers) for a in args):
             used.add("l")
         names = [*fn.ins, *fn.outs, *fn.ints]

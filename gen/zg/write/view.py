@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ..facts import ops, reserve
 from ..plan import plan
 from ..plan.operand import Operand
-from ..plan.plan import STEP, Order, Plan
+from ..plan.plan import BLOCKS, STEP, Order, Plan
 from ..plan.text import digest, layout_digest
 from .calls import Calls, enum
 from .letters import letters as of_plan
@@ -313,11 +313,17 @@ def levels(p: Plan) -> str:
         return "over ranks first, then over micro-batches"
     if order == Order.read("local"):
         return "over a rank's micro-batches first, then over ranks"
-    said = [
-        "micro-batches" if x == STEP else f"{p.group(x).ranks} ranks of {x}"
-        for x in order.levels
-    ]
+    own = {STEP: "micro-batches"}
+    if BLOCKS in order.levels:
+        own = {BLOCKS: "a rank's blocks of a sample", STEP: "samples"}
+    said = [own.get(x) or f"{p.group(x).ranks} ranks of {x}" for x in order.levels]
     return f"over {', then '.join(said)}"
+
+
+def _arrays(blocks: Sequence[Sequence[str]]) -> list[str]:
+    """Return the macros for arrays of pointers that some lines use."""
+    lines = "\n".join(x for block in blocks for x in block)
+    return [text for word, text in ARRAYS.items() if f" {word}(" in lines]
 
 
 def _groups(p: Plan) -> dict[str, object]:
@@ -403,7 +409,10 @@ def away(p: Plan) -> str:
 
 
 # Macro for a call that takes several operands and gets one.
-ONE = "#define ONE(p) ((const void *const[]){p}) /* an array of one */"
+ARRAYS = {
+    "ONE": "#define ONE(p) ((const void *const[]){p}) /* an array of one */",
+    "ARRAY": "#define ARRAY(...) ((const void *const[]){__VA_ARGS__})",
+}
 
 
 def escaped(c: str) -> str:
@@ -501,7 +510,7 @@ def view(
             for t in p.tables
         ],
         "recipe": recipe(p),
-        "one": [ONE] * any("ONE(" in x for block in blocks for x in block),
+        "arrays": _arrays(blocks),
         "blocks": blocks,
         "type": upper(p.head.real),
         "lines": [line for text in recipe_lines for line in element(text)],
