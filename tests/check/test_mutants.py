@@ -257,6 +257,13 @@ PLANS = {
         "cluster.context_parallel=2",
         "train.recompute=full",
     ),
+    "two ranks add the blocks of whole samples first": (
+        *SHARED,
+        "cluster.ranks=2",
+        "zero.stage=2",
+        "train.global_batch=4",
+        "train.precision=bf16",
+    ),
     "a rank has four blocks, documents end": (
         *SHARED,
         "cluster.ranks=1",

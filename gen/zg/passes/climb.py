@@ -55,12 +55,21 @@ def to_take(slot: Ref, width: int = 4) -> SumBuffer:
 
 def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
     """Reduce a finished gradient of a micro-batch, unless it already is the sum. If blocks are
-    added first, g is the last block of a sample."""
+    added first, g is the last block of a sample: its slot tells that all are full, and the first
+    one's that all are free."""
     f, l, _ = x
     if m.sums.phases:
         reduction = _Reduction(m, m.flats[f], l, u.transfer_unit(f, l))
-        blocks = range(g + 1 - m.sums.blocks, g + 1)
-        gradients = [to_take(m.grad_slot(x, i), m.real) for i in blocks]
+        slots = [m.grad_slot(x, i) for i in range(g + 1 - m.sums.blocks, g + 1)]
+        gradients = [
+            SumBuffer(
+                slot,
+                m.real,
+                (full(slot),) if slot == slots[-1] else (),
+                (free(slot),) if slot == slots[0] else (),
+            )
+            for slot in slots
+        ]
         reduction.reduce(m.sums.per_micro_batch, *gradients)
 
 

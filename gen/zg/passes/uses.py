@@ -83,8 +83,9 @@ def _function(
     needed, recs = activations.before(m, u)
     started: Events = ()
     ended: Events = ()
-    if m.sums.phases:
+    if m.sums.phases and g % m.sums.blocks == 0:
         started = tuple(free(m.grad_slot(x, g)) for x in first_writes)
+    if m.sums.phases and (g + 1) % m.sums.blocks == 0:
         ended = tuple(full(m.grad_slot(x, g)) for x in complete)
     if last:
         over = (free(x.ref) for x in u.gathered if not x.retained)
