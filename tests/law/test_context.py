@@ -30,8 +30,6 @@ def fits(way: dict) -> bool:
     N, W = way["context"], way["ranks"]
     if W % N or not law.fits(way):
         return False
-    if way.get("values") and N < BLOCKS:
-        return False
     return not any(0 < way[key] < W and way[key] % N for key in ("local", "shard"))
 
 
@@ -121,15 +119,23 @@ def test_one_hash_with_everything_else(tmp_path: pathlib.Path, kind: str) -> Non
 DEEP = "model.units[1].blocks=4"
 
 
+VALUES = (
+    {"ranks": 8, "context": 8, "stage": 3, "offload": "cpu"},
+    {"ranks": 4, "context": 2, "stage": 2, "queue": "late"},
+    {"ranks": 2, "context": 1, "stage": 3, "queue": "shuffled:2"},
+    {"ranks": 1, "context": 1},
+)
+
+
 @pytest.mark.slow
-def test_offloaded_values(tmp_path: pathlib.Path) -> None:
-    """Saved values and inputs of units wait on the host if there are four layers."""
+@pytest.mark.parametrize("again", law.AGAIN)
+def test_offloaded_values(tmp_path: pathlib.Path, again: str) -> None:
+    """Saved values and inputs of units wait on the host if there are four layers, of one block on a
+    rank and of several."""
     b = bench(tmp_path, stream(), None, STEPS)
     plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
-    way = {"ranks": 8, "context": 8, "stage": 3, "values": True, "offload": "cpu"}
-    made = [
-        {**plain, **way, "again": again} for way in ({}, way) for again in law.AGAIN
-    ]
+    made = [{**plain, "again": again}]
+    made += [{**plain, **way, "values": True, "again": again} for way in VALUES]
     agree({str(way): b.run(way, *recipe("bf16", DEEP)) for way in made})
 
 

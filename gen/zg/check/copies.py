@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..facts.between import BETWEEN
+from ..facts.between import is_between
 from ..plan.mesh import Along, plus
 from .arrays import Computed, MicroBatch
 from .memory import Extent
@@ -52,8 +52,8 @@ class Copies:
             return
         if not run or size % run.width:
             self.fail(f"{source}: {size} bytes hold {told(run)}")
-        between = to.buffer.cls.partition(".")[0] in {b.cls for b in BETWEEN.values()}
-        if to.buffer.held and to.buffer.cls in self.m.passing and not between:
+        passing = to.buffer.cls in self.m.passing
+        if to.buffer.held and passing and not is_between(to.buffer.cls):
             self.fail(f"{to} still holds {to.buffer.told()}")
         self.m.writes(to, size, run)
 

@@ -36,10 +36,12 @@ def leap(m: Memory, played: int, turns: int) -> None:
 
 def _counts(m: Memory, micro_batches: int) -> set[int]:
     """Return the possible counts of leaves after `micro_batches`, or samples if blocks are added
-    first: a rank's own leaves or NCCL's sums, or one from each rank of a group."""
-    exact = m.head.reduction == "exact"
-    sizes = [g.ranks for g in m.groups.values()] if exact else ()
-    return {micro_batches * n for n in (1, *sizes)}
+    first: a rank's own leaves, NCCL's sums or the host's, or one from each rank of the level before
+    them."""
+    levels = m.head.order.levels
+    inner = [m.groups[x] for x in levels[: levels.index(STEP)] if x != BLOCKS]
+    ranks = inner[-1].ranks if inner and m.head.reduction == "exact" else 1
+    return {micro_batches, micro_batches * ranks}
 
 
 def counted(m: Memory) -> None:

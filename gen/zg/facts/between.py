@@ -27,6 +27,12 @@ SAVED = tuple(name for name, b in BETWEEN.items() if b.saved)
 PASSED = tuple(name for name in BETWEEN if name not in SAVED)
 
 
+def is_between(cls: str) -> bool:
+    """Return whether a class, or its slots beside offloaded values, holds such values."""
+    stem = cls.removeprefix("near.").partition(".")[0]
+    return stem in {b.cls for b in BETWEEN.values()}
+
+
 def operand_of(heads: bool, saved: bool) -> str:
     """Return the name of the operand of such a value."""
     return next(n for n, b in BETWEEN.items() if (b.heads, b.saved) == (heads, saved))

@@ -5,11 +5,10 @@ Classes `x` and `save` have one slot per value n and micro-batch g, at index n *
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..facts import ops
-from ..facts.between import BETWEEN, operand_of
+from ..facts.between import BETWEEN, SAVED, operand_of
 from ..graph.graph import BodyPart, Graph, UnitKind
 from ..plan.operand import Names
 from ..plan.plan import Ref, Refs
@@ -34,8 +33,11 @@ def formal(kind: UnitKind, flat: str) -> str:
     return ("p" if persists(flat) else f"w{number}") + dot + part
 
 
+OF_SAMPLES = {b.cls for b in BETWEEN.values() if b.heads}
+
+
 def near_slots(spec: Spec, cls: str, count: int) -> int:
-    """Return the number of device slots for a class with `count` values."""
+    """Return how many of a class's `count` values are on the device at once."""
     return (
         min(count, 3 if cls == "x" else 2) if spec.train.offload_activations else count
     )
@@ -51,8 +53,6 @@ class Operands:
     kept: Kept
     real: int  # bytes of the stored type
     places: Bodies
-    # bytes of a kind's saved values
-    saves: Mapping[str, int] = field(default_factory=dict)
     # slots of each flat's gradients
     grad: dict[str, int] = field(default_factory=dict)
 
@@ -182,35 +182,48 @@ class Operands:
 
     def between(self, u: Use, block: int, sample: int) -> dict[str, Ref]:
         """Return the buffers of a unit's values between functions, of a block and of its sample."""
-        samples = self.together // self.spec.own_blocks
         out = {}
         for name, b in BETWEEN.items():
-            g, many = (sample, samples) if b.heads else (block, self.together)
+            g = sample if b.heads else block
             if b.saved:
-                cls = f"{b.cls}.{u.kind.name}"
-                out[name] = self.value_slot(cls, u.index, g, many)
+                out[name] = self.value_slot(f"{b.cls}.{u.kind.name}", u.index, g)
             else:
                 out[name] = Ref(b.cls, g)
         return out
 
-    def value_slot(self, cls: str, n: int, g: int, many: int = 0) -> Ref:
-        """Return the buffer of value n of a class that is kept for backward. many: buffers of a
-        value, 0 for those of all micro-batches that go through a unit together. Offloaded classes
-        have fewer slots than values."""
+    def by_sample(self, cls: str) -> bool:
+        """Return whether values of a class that is kept for backward are of whole samples."""
+        return cls.partition(".")[0] in OF_SAMPLES
+
+    def slots_of_value(self, cls: str) -> int:
+        """Return the slots of a value of such a class: for each block, or for each sample, that
+        goes through a unit together with others."""
+        return self.together // (self.spec.own_blocks if self.by_sample(cls) else 1)
+
+    def value_slot(self, cls: str, n: int, g: int) -> Ref:
+        """Return the buffer of value n of a class that is kept for backward, for block or sample
+        g."""
+        each = self.slots_of_value(cls)
         if cls in self.offloaded:
-            return Ref(f"near.{cls}", n % self.offloaded[cls][0])
-        return Ref(cls, n * (many or self.together) + g)
+            return Ref(f"near.{cls}", n % self.offloaded[cls][0] * each + g)
+        return Ref(cls, n * each + g)
+
+    def host_place(self, cls: str, n: int, g: int) -> Ref:
+        """Return the place of the same on the host."""
+        at = self.host_places[cls][n] * self.slots_of_value(cls)
+        return Ref(f"far.{cls}", at + g)
 
     def offloaded_classes(self) -> dict[str, tuple[int, int, Size]]:
-        """Return (device slots, values, bytes of a value) of each class with fewer slots than
-        values."""
+        """Return (values on the device, values, bytes of a value) of each class that holds fewer
+        values than there are."""
         dims = self.graph.dims
         units = sum(k.count for k in self.graph.kinds) - 1 - self.unsaved
         all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
         all_ |= {
-            f"save.{k.name}": (k.count, self.saves[k.name])
+            f"{BETWEEN[name].cls}.{k.name}": (k.count, size)
             for k in self.graph.kinds
-            if self.saves.get(k.name)
+            for name in SAVED
+            if (size := self.places.size(name, k.name))
         }
         return {
             c: (

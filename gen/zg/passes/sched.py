@@ -226,19 +226,18 @@ def schedule(
         kept=kept,
         real=ops.BYTES[spec.train.precision],
         places=bodies,
-        saves={k.name: bodies.size("s", k.name) for k in graph.kinds},
     )
     uses = m.bind(m.uses("train"))
     written = Counter(f for u in uses for f, _, _ in u.gradients)
     for f in shards.flats:
         # These gradients are reduced after all micro-batches of the last use.
         deferred = written[f.name] > f.count or persists(f.name)
-        by_turns = 2 if spec.zero.overlap_comm and f.count > 1 else 1
-        if deferred and (spec.train.sequence_blocks > 1 or by_turns == 1):
-            by_turns *= m.together
-        elif not deferred:
-            by_turns *= m.sums.blocks
-        m.grad[f.name] = by_turns
+        ahead = spec.zero.overlap_comm and f.count > 1 and m.sums.blocks == 1
+        m.grad[f.name] = 2 if ahead else 1
+        if deferred and (spec.train.sequence_blocks > 1 or not ahead):
+            m.grad[f.name] *= m.together
+        elif not deferred:  # their sum, which is sent, has two slots
+            m.grad[f.name] *= m.sums.blocks
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)

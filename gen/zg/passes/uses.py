@@ -80,7 +80,7 @@ def _function(
     complete: Sequence[Gradient],
 ) -> None:
     """Add the function's step on micro-batch g. The last micro-batch frees the ring slots."""
-    needed, recs = activations.before(m, u)
+    needed, recs = activations.before(m, u, g)
     started: Events = ()
     ended: Events = ()
     if m.sums.phases and g % m.sums.blocks == 0:
@@ -102,7 +102,7 @@ def _function(
         waits=(*waits, *needed, *started),
         recs=(*recs, *ended),
     )
-    activations.after(m, u)
+    activations.after(m, u, g)
 
 
 def _reduce(

@@ -140,12 +140,6 @@ def features(s: Spec) -> None:
     if s.train.reduction != "exact":
         what = "fast reductions do not add the blocks of a sample first"
         raise s.wrong(key, what, "1, or train.reduction exact")
-    if s.train.offload_activations and s.own_blocks > 1:
-        raise s.wrong(
-            "train.offload_activations",
-            f"the {s.own_blocks} blocks of a sample on a rank keep their activations on the device",
-            f"false, or cluster.context_parallel {s.train.sequence_blocks}",
-        )
 
 
 AGREE = (
