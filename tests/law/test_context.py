@@ -68,6 +68,16 @@ MORE = {
         "train.lora={rank: 4, alpha: 4, match: all-linear, base: int8}",
     ),
     "chunks of the MLP": ("train.mlp_chunk=1",),
+    "windows, a cap and yarn": (
+        f"{ATTENTION}.window=[8, null]",
+        f"{ATTENTION}.softcap=20",
+        f"{ATTENTION}.rope.scaling={{type: yarn, factor: 4, original_context: 16}}",
+    ),
+    "rotation of neighbours in one layer, longrope": (
+        f"{ATTENTION}.rope={{theta: 10000, width: 4, interleaved: true, scaling: {{type: longrope, factor: 4, "
+        "original_context: 16, short_factor: [1, 1], long_factor: [1, 3]}}",
+        f"{ATTENTION}.rope_layers=[true, false]",
+    ),
 }
 
 
@@ -137,6 +147,41 @@ def test_offloaded_values(tmp_path: pathlib.Path, again: str) -> None:
     made = [{**plain, "again": again}]
     made += [{**plain, **way, "values": True, "again": again} for way in VALUES]
     agree({str(way): b.run(way, *recipe("bf16", DEEP)) for way in made})
+
+
+@pytest.mark.slow
+def test_labels_and_verified_copies(tmp_path: pathlib.Path) -> None:
+    """A file of labels says which tokens are targets, and --verify-every finds the same hashes in
+    every layout."""
+    tokens = law.tokens(256, 40 * SAMPLES * STEPS + 1)
+    hidden = np.where(np.arange(tokens.size) % 3, tokens, 65535)
+    for name, some in {"train.bin": tokens, "labels": hidden}.items():
+        trainer.write_tokens(tmp_path / name, some)
+    meta = {"format": 1, "vocab": 256, "dtype": "uint16", "ignore": 65535}
+
+    def hashes(labels: str | None, *keys: str) -> list[tuple[int, str]]:
+        files = {"train.bin": {"tokens": tokens.size, "labels": labels}}
+        (tmp_path / "meta.json").write_text(json.dumps({**meta, "files": files}))
+        binary = trainer.build(
+            trainer.generate(law.path("llama"), *recipe("bf16"), *keys)
+        )
+        options = "--data", tmp_path, "--steps", STEPS, "--verify-every", 2
+        law.run(binary, *options, log=tmp_path / "log")
+        lines = map(json.loads, (tmp_path / "log").read_text().splitlines())
+        return [(x["step"], x["weights"]) for x in lines if "weights" in x]
+
+    ways = {
+        (8, 8, 1),
+        (8, 4, 3),
+        (8, 2, 0),
+        (2, 1, 2),
+    }
+    one = hashes("labels", "cluster.ranks=1")
+    assert len(one) == STEPS // 2
+    for ranks, context, stage in ways:
+        layout = f"cluster.ranks={ranks}", f"cluster.context_parallel={context}"
+        assert hashes("labels", *layout, f"zero.stage={stage}") == one
+    assert hashes(None, "cluster.ranks=1") != one
 
 
 ALIKE = {
