@@ -106,6 +106,13 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
                       int64_t bytes, int type);
 /* Return the pieces that the inbox slot `to` holds: one pointer for each rank. */
 const void *const *zr_sources(zr *z, int64_t to);
+/* Set to[n] to pointers that are `step` bytes apart, and return it. */
+static inline const void *const *zr_spaced(const void **to, const char *first, int64_t step,
+                                           int64_t n)
+{
+    for (int64_t j = 0; j < n; j++) to[j] = first + j * step;
+    return to;
+}
 /* Wait until every rank of the group has read its piece at `at`, and free the inbox slot `to`. */
 void zr_done(zr *z, int queue, int group, int64_t to, int64_t at);
 /* All-reduce: int64 to[n] = the sum of from[n] over the ranks. `to` may be `from`. */

@@ -666,19 +666,22 @@ def test_mlps_in_chunks_are_the_cpus(
         ("bf16", ()),
         ("f32", ("train.loss_mean=micro_batch",)),
         ("bf16", ("train.attention_dropout=0.2",)),
+        ("bf16", ("model.units[1].blocks=4",)),
     ],
 )
 def test_samples_in_blocks_are_the_cpus(
     folder: pathlib.Path, precision: str, more: tuple[str, ...]
 ) -> None:
-    """Samples that ranks share in four ways have one hash, and a CPU's losses."""
+    """Samples that ranks share in several ways have one hash, and a CPU's losses. With four layers
+    some values wait on the host."""
     blocks = "train.sequence_blocks=4", "train.sum={block: 16}"
     keys = *recipe(precision), *blocks, *more
     spread = (
         {"order": "late", "again": "full"},
         {"stage": 3, "ranks": 4, "context": 4, "queue": "late"},
-        {"stage": 3, "ranks": 4, "context": 2, "order": "late"},
+        {"stage": 3, "ranks": 4, "context": 2, "order": "late", "values": True},
         {"stage": 2, "ranks": 2, "context": 2, "graph": True},
+        {"stage": 2, "ranks": 2, "queue": "late", "values": True},
     )
     ways = [{"family": "llama", **PLAIN, **way} for way in spread]
     ours = {run(folder, way, 3, kind=trainer.EMULATED, recipe=keys) for way in ways}

@@ -184,6 +184,24 @@ def test_labels_and_verified_copies(tmp_path: pathlib.Path) -> None:
     assert hashes(None, "cluster.ranks=1") != one
 
 
+@pytest.mark.slow
+def test_many_blocks_on_a_rank(tmp_path: pathlib.Path) -> None:
+    """A rank may have more blocks than a function of C has operands."""
+    sizes = "train.sequence=64", "train.sequence_blocks=32", "train.sum={block: 64}"
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 4 * 64 * STEPS + 1))
+
+    def weights(ranks: int, context: int, stage: int, *keys: str) -> law.Result:
+        layout = f"cluster.ranks={ranks}", f"cluster.context_parallel={context}"
+        keys = "train.global_batch=4", f"zero.stage={stage}", *sizes, *layout, *keys
+        binary = trainer.build(trainer.generate(law.path("llama"), *keys))
+        options = "--data", tmp_path / "tokens", "--steps", STEPS
+        return law.run(binary, *options, log=tmp_path / "log")
+
+    one = weights(1, 1, 0)
+    assert weights(2, 1, 2) == one
+    assert weights(2, 2, 3, "train.offload_activations=true") == one
+
+
 ALIKE = {
     "means of micro-batches": ("train.loss_mean=micro_batch", "train.micro_batch=2"),
     "documents": ("data.documents=mask", "data.end=1"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
@@ -111,11 +111,19 @@ class Own:
             return Number(layer + arg.at + more, arg.by_rank, arg.group)
         word = str(arg)
         if names := elements(word):
-            return Array(tuple(m.place(refs[n]) for n in names))
+            return self.array([refs[n] for n in names])
         if word == "sources":
             return Sources(m.place(refs[word]))
         number = numbers.get(word)
         return word if number is None else Number(number)
+
+    def array(self, refs: Sequence[Ref]) -> Array:
+        """Return the places of an array. C has its first: the others lie in the slots after it."""
+        first = refs[0]
+        for n, ref in enumerate(refs):
+            if (ref.cls, ref.index, ref.at) != (first.cls, first.index + n, first.at):
+                self.m.fail(f"{ref} is not {n} slots after {first}")
+        return Array(tuple(map(self.m.place, refs)))
 
 
 def _all(*calls: tuple[Act, list[Operand]]) -> None:

@@ -151,8 +151,9 @@ def _on_host(
     spec: Spec, own_first: bool, sources: int, blocks: int
 ) -> tuple[bool, list[str]]:
     """Return whether sums are on the host, with notes. They are beside an offloaded optimizer if
-    all ranks' gradients of a turn form one node of the tree, since the host then pushes one part
-    per turn. sources: ranks whose gradients are added; blocks: gradients of a rank in a turn."""
+    all ranks' gradients of a micro-batch form one node of the tree, since the host then pushes one
+    part per micro-batch, or per sample if its blocks are added first. sources: ranks whose
+    gradients are added; blocks: gradients of each that are added first."""
     A, W = spec.micro_batches, spec.cluster.ranks
     off = spec.zero.offload_optimizer
     if off.device == "none":
@@ -267,15 +268,19 @@ def _phases(spec: Spec, grid: RankGrid, found: _Levels) -> tuple[Addition, ...]:
     """Return a phase for each level. A rank's own micro-batches are added in the phase of the level
     before them, its blocks of a sample in a phase before all others."""
     first = found.step == 0
-    sources = 1 if first else found.blocks
-    turns, out, inner = spec.micro_batches // sources, [], 1
-    if first or sources > 1:
+    turns, out, inner = spec.micro_batches // found.blocks, [], 1
+    if first or found.blocks > 1:
         out.append(
             Addition(
-                fn="own", level=None, sources=sources, counted=first, inner=1, depth=0
+                fn="own",
+                level=None,
+                sources=found.blocks,
+                counted=first,
+                inner=1,
+                depth=0,
             )
         )
-        inner = turns if first else sources
+        inner = turns if first else found.blocks
     exact = spec.train.reduction == "exact"
     for n, x in enumerate(found.levels):
         counted = x.hi == found.step

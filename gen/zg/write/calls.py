@@ -16,6 +16,7 @@ from ..facts.kernels import Formal, kernel
 from ..plan import plan
 from ..plan.operand import Index, Layers, Operand, bases, elements
 from ..plan.plan import Plan
+from . import arrays
 from .letters import NAMED, Letters, of_call, of_unit
 from .tables import DOES, comment, launch_name, place, wrap
 from .words import group_name, in_c, lower, number, upper
@@ -257,8 +258,7 @@ class Calls:
         if not isinstance(arg, str):
             return f"(float){arg!r} /* {formal.name} */"
         if names := elements(arg):
-            word = "ONE" if len(names) == 1 else "ARRAY"
-            return f"{word}({', '.join(map(lower, names))})"
+            return arrays.expression(self.p, fn, names)
         if arg.startswith("spans."):
             return f"{lower(arg)}, LEN({lower(arg)})"
         return WORDS.get(arg) or lower(arg)

@@ -14,6 +14,7 @@ from ..plan import plan
 from ..plan.operand import Operand
 from ..plan.plan import BLOCKS, STEP, Order, Plan
 from ..plan.text import digest, layout_digest
+from . import arrays
 from .calls import Calls, enum
 from .letters import letters as of_plan
 from .sizes import Sizes
@@ -320,10 +321,13 @@ def levels(p: Plan) -> str:
     return f"over {', then '.join(said)}"
 
 
-def _arrays(blocks: Sequence[Sequence[str]]) -> list[str]:
-    """Return the macros for arrays of pointers that some lines use."""
-    lines = "\n".join(x for block in blocks for x in block)
-    return [text for word, text in ARRAYS.items() if f" {word}(" in lines]
+def _events(p: Plan) -> dict[str, object]:
+    """Return the template fields for events."""
+    first, lines = 0, []
+    for e in p.events:
+        lines.append(f"#define {upper(e.name)}(i) ({first} + (int)(i))")
+        first += e.index
+    return {"events": lines, "nevents": first}
 
 
 def _groups(p: Plan) -> dict[str, object]:
@@ -409,10 +413,7 @@ def away(p: Plan) -> str:
 
 
 # Macro for a call that takes several operands and gets one.
-ARRAYS = {
-    "ONE": "#define ONE(p) ((const void *const[]){p}) /* an array of one */",
-    "ARRAY": "#define ARRAY(...) ((const void *const[]){__VA_ARGS__})",
-}
+ONE = "#define ONE(p) ((const void *const[]){p}) /* an array of one */"
 
 
 def escaped(c: str) -> str:
@@ -474,12 +475,9 @@ def view(
     """Return everything that the templates need. recipe_lines: config.recipe of the spec; fields:
     fields of zr_program that the plan lacks (hf.fields, peft.fields); origin: the command line, for
     the head; predicted: seconds of a step by target, where known; mark: see marks."""
-    letters, sizes = of_plan(p), Sizes(p)
-    blocks = Calls(p, letters).blocks()
-    event, events = 0, []
-    for e in p.events:
-        events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
-        event += e.index
+    called = arrays.of_first(p)
+    letters, sizes = of_plan(called), Sizes(called)
+    blocks = Calls(called, letters).blocks()
     return {
         "name": p.head.spec,
         "plan": digest(p),
@@ -491,8 +489,7 @@ def view(
         f"{p.head.shape}, {p.head.real}, prefetch {p.head.prefetch}",
         "head_lines": head(p, origin, cost),
         "classes": classes(p),
-        "events": events,
-        "nevents": event,
+        **_events(p),
         **_groups(p),
         "letters": enum(letters.rows()),
         "flats": enum(sizes.rows()),
@@ -510,11 +507,11 @@ def view(
             for t in p.tables
         ],
         "recipe": recipe(p),
-        "arrays": _arrays(blocks),
+        "one": [ONE] * any("ONE(" in x for block in blocks for x in block),
         "blocks": blocks,
         "type": upper(p.head.real),
         "lines": [line for text in recipe_lines for line in element(text)],
-        **sections(p, sizes, flat),
+        **sections(called, sizes, flat),
         "micro_batches": micro_batches(p, sizes),
         "functions": functions(p),
         "states": states(p),
