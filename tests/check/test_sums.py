@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from zg.check import check
 from zg.check.order import CheckError
-from zg.plan.plan import Plan
+from zg.facts.kernels import KERNELS
+from zg.plan.operand import array
+from zg.plan.plan import Fn, Plan
 
 from tests.lib.plans import planned
 
@@ -54,3 +56,43 @@ def test_a_sum_is_read_as_it_is(name: str) -> None:
     for lie in lies:
         with pytest.raises(CheckError):
             check.check(lie)
+
+
+def test_pieces_of_unequal_size_are_refused() -> None:
+    """Three gradients added first, and then pushed with another one, are another tree, even if the
+    call counts four."""
+    p = planned(
+        "llama-tiny",
+        "train.sequence_blocks=4",
+        "cluster.ranks=2",
+        "zero.stage=2",
+        "train.global_batch=4",
+        "train.micro_batch=1",
+    )
+    check.check(p)
+    own = next(f for f in p.fns if f.name == "own.block")
+    (push,), at = own.calls, KERNELS["zk_push"].at
+
+    def adds(name: str, pieces: int, count: int) -> Fn:
+        args = list(push.args)
+        given = {"src": array(own.ins[:pieces]), "count": count, "total": count}
+        for key, value in given.items():
+            args[at[key]] = value
+        ins = own.ins[:pieces]
+        return replace(
+            own, name=name, ins=ins, calls=(replace(push, args=tuple(args)),)
+        )
+
+    part = p.section("micro_batch")
+    step = next(s for s in part.steps if s.op == own.name)
+    kept = [replace(r, last=False) for r in step.ins]
+    first = replace(step, op="own.three", ins=tuple(kept[1:]), outs=(kept[1],), recs=())
+    for count in (2, 4):
+        fns = adds("own.three", 3, 3), adds("own.two", 2, count)
+        then = replace(step, op="own.two", ins=tuple(kept[:2]), waits=())
+        steps = [x for s in part.steps for x in ([first, then] if s == step else [s])]
+        sections = tuple(
+            replace(x, steps=tuple(steps)) if x == part else x for x in p.sections
+        )
+        with pytest.raises(CheckError, match="adds the sum of 3 micro-batches"):
+            check.check(replace(p, fns=(*p.fns, *fns), sections=sections))

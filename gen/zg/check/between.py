@@ -2,8 +2,8 @@
 
 Functions before and after attention work on blocks of a sample, attention's on the heads of all its
 tokens. A value is one array: of a block, or of a sample with the heads of all ranks of a context
-group, of which each rank has its part. The n blocks of a sample are consecutive micro-batches, of
-which each rank of the group has as many in a row.
+group, of which each rank has its part. The n blocks of a sample are consecutive micro-batches. Each
+rank of the group has n / N of them in a row.
 
 An exchange may consist of several steps. A function that reads its result requires that each piece
 is in its place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..plan.plan import STEP
 from .arrays import Leaf, MicroBatch, Pending, Sum, over_ranks
@@ -12,6 +13,17 @@ from .operands import BLOCK, Array, Number, Operand, Sources
 from .order import Memory, Place, told
 from .reductions import Reductions
 from .sums import WholeSums
+
+
+class Pushed(NamedTuple):
+    """Pieces that one call pushes. came: the first; one: it as a sum; leaf: they are gradients, not
+    sums of them; pieces: their number; all_: their sum, None if they do not follow each other."""
+
+    came: Extent
+    one: Sum
+    leaf: bool
+    pieces: int
+    all_: Sum | None
 
 
 @dataclass
@@ -41,10 +53,8 @@ class Trees:
         size = n.n
         distance = stride.n
         width = 4 if full.n else m.real
-        came, one, leaf, new = self.pushed(source, size, width)
-        pieces = new.micro_batches // one.micro_batches if new else 0
-        said = count.n, full.n
-        if not new or said != (pieces, int(not leaf)):
+        came, one, leaf, pieces, new = self.pushed(source, size, width)
+        if not new or (count.n, full.n) != (pieces, int(not leaf)):
             m.fail(f"pushes {count.n} of {told(came)}")
         counted = False
         before = 0
@@ -62,35 +72,30 @@ class Trees:
         run = Extent(done, came.first, 4, came.by_rank)
         m.makes(node, 4 * size, run)
 
-    def pushed(
-        self, source: Operand, n: int, width: int
-    ) -> tuple[Extent, Sum, bool, Sum | None]:
-        """Return the first pushed run, it as a sum, whether it is a gradient, and the sum of all
-        pushed runs, None if they do not follow each other."""
+    def pushed(self, source: Operand, n: int, width: int) -> Pushed:
+        """Return the pieces that are pushed: from each rank of a group, or of an array."""
         m = self.m
         if isinstance(source, Sources):
             r = self.reductions.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
                 m.fail(f"sums {n} elements of {r.size} bytes that came")
             one = self.sums.one(r.came)
-            many = r.sources > 1
-            return (
-                r.came,
-                one,
-                r.leaf,
-                over_ranks(one, m.groups[r.group]) if many else one,
-            )
+            all_ = over_ranks(one, m.groups[r.group]) if r.sources > 1 else one
+            return Pushed(r.came, one, r.leaf, r.sources, all_)
         if not isinstance(source, Array):
             m.fail(f"pushes {source}")
         runs = [self.run(place, n, width) for place in source.places]
-        first, *others = runs
-        one = new = self.sums.one(first)
-        for run in others:
-            after = self.sums.one(run)
-            if first[1:] != run[1:] or not follows(new, after):
+        ones = [self.sums.one(run) for run in runs]
+        first, one = runs[0], ones[0]
+        all_ = one
+        for run, after in zip(runs[1:], ones[1:], strict=True):
+            alike = after.micro_batches, after.leaves, *run[1:]
+            if alike != (one.micro_batches, one.leaves, *first[1:]):
                 m.fail(f"adds {told(run)} to {told(first)}")
-            new = joined(new, after)
-        return first, one, isinstance(first.array, Leaf), new
+            if not follows(all_, after):
+                m.fail(f"{told(run)} does not follow {told(first)}")
+            all_ = joined(all_, after)
+        return Pushed(first, one, isinstance(first.array, Leaf), len(runs), all_)
 
     def run(self, place: Place, n: int, width: int) -> Extent:
         """Return the elements that a place holds."""

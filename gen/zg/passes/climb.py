@@ -55,8 +55,8 @@ def to_take(slot: Ref, width: int = 4) -> SumBuffer:
 
 def gradient_done(m: Steps, u: Use, x: Gradient, g: int) -> None:
     """Reduce a finished gradient of a micro-batch, unless it already is the sum. If blocks are
-    added first, g is the last block of a sample: its slot tells that all are full, and the first
-    one's that all are free."""
+    added first, g is the last block of a sample. All their slots are full with the last one, and
+    free with the first."""
     f, l, _ = x
     if m.sums.phases:
         reduction = _Reduction(m, m.flats[f], l, u.transfer_unit(f, l))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..plan.operand import Names
 from ..plan.plan import ALL, BLOCKS, STEP, Order
+from ..read import context
 from ..read.spec import Spec
 from .grid import Level, RankGrid
 
@@ -124,10 +125,16 @@ def _own_first(spec: Spec) -> tuple[bool, list[str]]:
     if spec.block % A == 0:
         return True, []
     once = "" if A & (A - 1) else f"; {{block: {A}}} reduces them once, with other bits"
+    many, one = _words(spec.own_blocks)
     return False, [
-        f"train.sum: a tree of {spec.block} leaves cannot add the {A} "
-        f"micro-batches of a rank first: each is reduced over the ranks by itself{once}"
+        f"train.sum: a tree of {spec.block} leaves cannot add the {A} {many} of a rank first: "
+        f"each {one} is reduced over the ranks by itself{once}"
     ]
+
+
+def _words(blocks: int) -> tuple[str, str]:
+    """Return the name of a rank's gradients, and of those that it adds at once, for notes."""
+    return ("blocks", "sample") if blocks > 1 else ("micro-batches", "micro-batch")
 
 
 def _fast_note(spec: Spec) -> list[str]:
@@ -163,10 +170,10 @@ def _on_host(
     elif spec.together > blocks:
         if own_first and W > 1 and spec.together == A:
             return True, []
-        why = (
-            "stay on the device: if several micro-batches go through a unit together, they are "
-            "offloaded only if each rank adds its own micro-batches first"
-        )
+        many, _ = _words(spec.own_blocks)
+        why = f"stay on the device if several {many} go through a unit together"
+        if W > 1:
+            why += ", unless all of a step do and each rank adds its own first"
     elif W == 1 or (
         not own_first and (A == blocks or spec.block % (sources * blocks) == 0)
     ):
@@ -178,8 +185,8 @@ def _on_host(
         )
     else:
         why = (
-            f"stay on the device: the sum of a micro-batch over {sources} ranks is not a node of "
-            "the tree of train.sum"
+            f"stay on the device: the sum of a {_words(blocks)[1]} over {sources} ranks is not a "
+            "node of the tree of train.sum"
         )
     return False, [f"zero.offload_optimizer: sums of gradients {why}"]
 
@@ -194,6 +201,7 @@ def _levels(
         levels = [x for x in grid.levels(0, k) if x.ranks > 1]
         return _Levels(levels, 0 if own_first else k, blocks, [])
     step, cuts, notes = 0 if own_first else k, [], []
+    many, each = _words(blocks)
     if 0 < grid.context < k:
         cuts.append(grid.context)
         node = spec.block % (grid.size(0, grid.context) * A) == 0
@@ -204,15 +212,15 @@ def _levels(
         if host:
             notes.append(
                 "zero.offload_optimizer: each sum is in the host memory of its owner, so replicas "
-                "exchange gradients in every micro-batch"
+                f"exchange gradients in every {each}"
             )
         elif spec.block % (inner * A) == 0:
             step = grid.shared
             cuts.append(step)
         else:
             notes.append(
-                f"train.sum: a tree of {spec.block} leaves has no node of the {A} micro-batches of "
-                f"{inner} ranks, so replicas exchange gradients in each of them{_other(inner * A)}"
+                f"train.sum: a tree of {spec.block} leaves has no node of the {A} {many} of "
+                f"{inner} ranks, so replicas exchange gradients in every {each}{_other(inner * A)}"
             )
     if 0 < grid.host < k:
         inner = grid.size(0, grid.host)
@@ -225,24 +233,28 @@ def _levels(
     return _Levels(grid.levels(0, k, *cuts), step, blocks, notes)
 
 
-def _own_blocks(spec: Spec, own_first: bool) -> int:
+def _added_at_once(spec: Spec, own_first: bool) -> int:
     """Return how many gradients of a sample a rank adds before all else. Raises SpecError if the
     gradients of a sample are no node of the canonical tree."""
     if own_first:
         return 1
-    n, N = spec.train.sequence_blocks, spec.cluster.context_parallel
-    leaves = n if N < spec.cluster.ranks else n // N
+    n, W = spec.train.sequence_blocks, spec.cluster.ranks
+    leaves = n if spec.cluster.context_parallel < W else spec.own_blocks
     if spec.block % leaves:
         power = 1 << (leaves - 1).bit_length()
+        some = [f"{{block: {power}}}, another recipe"] * (leaves == power)
+        some += ["train.sequence_blocks that is a power of two"] * (leaves < power)
+        shared = n % W == 0 and context.most(spec) % W == 0
+        some += [f"cluster.context_parallel {W}"] * (
+            shared and spec.block % (n // W) == 0
+        )
         raise spec.wrong(
             "train.sum",
             f"a tree of {spec.block} gradients has no node of the {leaves} of a sample, which are "
             "added first",
-            f"{{block: {power}}}, another recipe"
-            if leaves == power
-            else "train.sequence_blocks that is a power of two",
+            f"{', '.join(some)}, or cluster.ranks 1",
         )
-    return n // N
+    return spec.own_blocks
 
 
 def _other(leaves: int) -> str:
@@ -307,7 +319,7 @@ def sums(spec: Spec, grid: RankGrid, states: int) -> Sums:
     sharded."""
     z, A, W = spec.zero, spec.micro_batches, spec.cluster.ranks
     own_first, notes = _own_first(spec)
-    blocks = _own_blocks(spec, own_first)
+    blocks = _added_at_once(spec, own_first)
     exact = spec.train.reduction == "exact"
     sources = W if exact else 1
     host, host_notes = _on_host(spec, own_first, sources, blocks)

@@ -33,7 +33,7 @@ def formal(kind: UnitKind, flat: str) -> str:
     return ("p" if persists(flat) else f"w{number}") + dot + part
 
 
-OF_SAMPLES = {b.cls for b in BETWEEN.values() if b.heads}
+HEAD_CLASSES = {b.cls for b in BETWEEN.values() if b.heads}
 
 
 def near_slots(spec: Spec, cls: str, count: int) -> int:
@@ -193,7 +193,7 @@ class Operands:
 
     def by_sample(self, cls: str) -> bool:
         """Return whether values of a class that is kept for backward are of whole samples."""
-        return cls.partition(".")[0] in OF_SAMPLES
+        return cls.partition(".")[0] in HEAD_CLASSES
 
     def slots_of_value(self, cls: str) -> int:
         """Return the slots of a value of such a class: for each block, or for each sample, that

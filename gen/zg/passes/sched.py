@@ -232,12 +232,15 @@ def schedule(
     for f in shards.flats:
         # These gradients are reduced after all micro-batches of the last use.
         deferred = written[f.name] > f.count or persists(f.name)
-        ahead = spec.zero.overlap_comm and f.count > 1 and m.sums.blocks == 1
-        m.grad[f.name] = 2 if ahead else 1
-        if deferred and (spec.train.sequence_blocks > 1 or not ahead):
-            m.grad[f.name] *= m.together
-        elif not deferred:  # their sum, which is sent, has two slots
-            m.grad[f.name] *= m.sums.blocks
+        # Two, so that one can be sent. The sum of blocks has two slots of its own.
+        slots = (
+            2 if m.sums.blocks == 1 and spec.zero.overlap_comm and f.count > 1 else 1
+        )
+        if not deferred:
+            slots *= m.sums.blocks
+        elif slots == 1 or spec.train.sequence_blocks > 1:
+            slots *= m.together
+        m.grad[f.name] = slots
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)

@@ -125,5 +125,5 @@ def bases(arg: Arg) -> Names:
 
 
 def base(arg: Arg) -> str:
-    """Return the first of these names."""
+    """Return the name of the place that an operand points into, the first of an array's."""
     return bases(arg)[0]

@@ -2,9 +2,9 @@
 
 Invariants
  1. Flat: a line is a step. Only micro-batches repeat: section `micro_batch` runs `repeat` times per
-    training step, and an operand `lo` grows by its `per` from one micro-batch to the next. With
-    `train.accumulate: layers` all micro-batches go through each unit together, and the section runs
-    once.
+    training step, and an operand `lo` grows by its `per` from one micro-batch to the next. The
+    blocks of a sample on a rank go through each unit together. So do all micro-batches with
+    `train.accumulate: layers`; then the section runs once.
  2. Ranks share one plan. Numbers that differ by rank are written `r*BYTES`, or `GROUP*BYTES` by the
     rank's place in a group.
  3. A slot of a temporary class holds its content up to its last use, which is marked (`x[3]!`).
@@ -529,6 +529,13 @@ class Plan:
     def together(self) -> int:
         """Return how many micro-batches go through a unit before the next unit's turn."""
         return self.head.micro_batches // self.section("micro_batch").repeat
+
+    @property
+    def several(self) -> str:
+        """Return the micro-batches that go through a unit together, in words."""
+        if self.section("micro_batch").repeat == 1:
+            return f"all {self.together} micro-batches of a step"
+        return f"the {self.together} blocks of a sample on a rank"
 
     def on_host(self, group: str) -> int:
         """Return how many ranks of a rank's group are on its own host."""

@@ -78,8 +78,8 @@ def _heads(s: Spec) -> Iterator[tuple[str, int, int, int]]:
 
 
 def most(s: Spec) -> int:
-    """Return the largest number of ranks that can share a sample, which all others divide: each has
-    as many heads of every attention, and as many blocks."""
+    """Return the largest number of ranks that can share a sample. Each has as many blocks, and as
+    many heads of every attention. Other numbers that can divide it."""
     found = (math.gcd(H, G * copies) for _, H, G, copies in _heads(s))
     return math.gcd(s.train.sequence_blocks, *found)
 

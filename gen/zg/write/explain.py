@@ -246,7 +246,7 @@ def explain(p: Plan) -> str:
         "; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else ""
     )
     wide = max(10, *(len(f.name) + 1 for f in p.flats))
-    many = f"; all {p.together} micro-batches go through a unit while it is gathered"
+    many = f"; {p.several} go through a unit while it is gathered"
     lines = [
         f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {h.real}; ranks: {W}; micro-batches of "
         f"a rank and step: {h.micro_batches}, each of {h.shape}",

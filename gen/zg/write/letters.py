@@ -19,6 +19,8 @@ from ..plan.plan import Plan
 from ..plan.quantized import NUMBERS
 from .words import number
 
+# If samples are cut into blocks.
+OF_BLOCKS = {"M": "tokens of a block of B sequences"}
 MEANS = {
     "B": "sequences of a micro-batch",
     "T": "tokens of a sequence",
@@ -60,13 +62,15 @@ def of_unit(fn: plan.Fn) -> bool:
 
 @dataclass(frozen=True)
 class Letters:
-    """The letters that are constants, with their values."""
+    """The letters that are constants, with their values. blocks: of a sample."""
 
     at: Mapping[str, int]
+    blocks: int = 1
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the enumerators and their meanings."""
-        return [(f"{n} = {v}", MEANS[n]) for n, v in self.at.items()]
+        said = MEANS | (OF_BLOCKS if self.blocks > 1 else {})
+        return [(f"{n} = {v}", said[n]) for n, v in self.at.items()]
 
     def width(self, n: int) -> str:
         """Return a width as a letter or a small multiple of one, or '' if it is neither."""
@@ -164,7 +168,7 @@ def letters(p: Plan) -> Letters:
     grouped = {"H", "G", "D"} <= set(at) and at["G"] < at["H"]
     if grouped:
         at["E"] = kernels.value(kernels.FOLLOWS["E"][1], at)
-    return Letters({name: at[name] for name in MEANS if name in at})
+    return Letters({name: at[name] for name in MEANS if name in at}, p.head.blocks)
 
 
 def of_call(call: plan.Call) -> Sequence[tuple[Formal, Arg]]:

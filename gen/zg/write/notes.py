@@ -23,7 +23,7 @@ def _wire(p: Plan) -> Iterator[str]:
     ideal = cost.ideal(p)
     if got <= MANY * ideal:
         return
-    layers = p.head.zero == 3 and p.together == 1
+    layers = p.head.zero == 3 and p.section("micro_batch").repeat > 1
     once = (
         "train.accumulate=layers gathers each layer once for all micro-batches, but keeps all "
         "their activations; "

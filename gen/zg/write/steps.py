@@ -59,11 +59,8 @@ SECTIONS = {
     "eval": "evaluation: the loss of a micro-batch",
 }
 
-# The comment of micro_batch with `train.accumulate: layers`.
-TOGETHER = (
-    "all {} micro-batches of a step, unit by unit: their loss, and their gradients added to the "
-    "sums"
-)
+# The comment of micro_batch if several go through a unit together.
+TOGETHER = "{}, unit by unit: their loss, and their gradients added to the sums"
 HANDED = re.compile(r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);")
 HEAD = comment(
     "---- commands with their waits and records. l: the unit; slot, slot2: slots that units take "
@@ -396,7 +393,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
         steps.verbs = verbs.verbs
     says = dict(SECTIONS)
     if p.together > 1:
-        says["micro_batch"] = TOGETHER.format(p.together)
+        says["micro_batch"] = TOGETHER.format(p.several)
     out = []
     for name, nodes in parts.items():
         begins = (
@@ -437,8 +434,8 @@ def _rolled(verbs: Verbs, shared: bool) -> Rolled:
 
 def micro_batches(p: Plan, sizes: Sizes) -> list[str]:
     """Return the lines of a training step's micro-batches. The tokens of a micro-batch are taken
-    before the rest of it, which does not depend on the micro-batch's number. With
-    `train.accumulate: layers` those of all micro-batches are taken first."""
+    before the rest of it, which does not depend on the micro-batch's number. Those of micro-batches
+    that go through units together are taken first."""
     steps = StepWriter(p, sizes)
     batches = [s for s in p.section("micro_batch").steps if s.op == "batch"]
     lines = steps.lines(roll.roll(batches))

@@ -177,7 +177,7 @@ def owners(p: Plan) -> str:
 
 # Content of a class, by the first word of its name.
 HOLDS = {
-    "intra": "sums of a host's ranks",
+    "intra": "sums on their way to other ranks",
     "inter": "data from other hosts",
     "sums": "norm, loss, tokens",
     "hsums": "norm, loss, tokens",

@@ -376,7 +376,9 @@ def sums_of(p: Plan) -> str:
     if h.micro_batches == 1 and len(h.order.groups) < 2:
         return ""
     order = f" {levels(p)}" if h.ranks > 1 else " micro-batch by micro-batch"
-    through = "; they go through each unit together" if p.together > 1 else ""
+    every = p.section("micro_batch").repeat == 1
+    those = "they" if every else "those of a sample"
+    through = f"; {those} go through each unit together" if p.together > 1 else ""
     return f"gradients are added{order}{through}"
 
 
