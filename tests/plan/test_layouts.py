@@ -113,14 +113,14 @@ LAYOUTS = [Layout(*row) for row in (
     (12, 6, 2, "all", 3, 4, EACH, "f32", "shard,step,replica_hosts", "shard owners shard",
      "no node of 24, so a host's gradients are not summed before they leave it: each rank gets 3 "
      "pieces from other hosts instead of 1"),
-    # the tree has no node of a set's micro-batches, so replicas exchange gradients in each of them
+    # the tree has no node of a set's micro-batches, so replicas exchange gradients in every micro-batch
     (8, 4, 4, "all", 3, 3, EACH, "f32", "shard,replica,step", "shard owners owners",
-     NO_NODE.format(16, 3, 4) + ", so replicas exchange gradients in each of them"),
+     NO_NODE.format(16, 3, 4) + ", so replicas exchange gradients in every micro-batch"),
     (8, 4, 4, "all", 3, 8, EACH, "bf16", "shard,replica,step", "shard owners owners",
-     NO_NODE.format(16, 8, 4) + ", so replicas exchange gradients in each of them; train.sum={block: 32} has it",
+     NO_NODE.format(16, 8, 4) + ", so replicas exchange gradients in every micro-batch; train.sum={block: 32} has it",
      "train.sum.block=16"),
     (8, 4, 4, "shard", 3, 4, EACH, "bf16", "owners,step", "shard shard shard",
-     NO_NODE.format(1, 4, 4) + ", so replicas exchange gradients in each of them; train.sum={block: 16} has it",
+     NO_NODE.format(1, 4, 4) + ", so replicas exchange gradients in every micro-batch; train.sum={block: 16} has it",
      "train.sum=fold"),
 )]
 # fmt: on
