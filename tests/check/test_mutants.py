@@ -490,7 +490,14 @@ def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(1, marks=pytest.mark.exhaustive),
+        2,
+        pytest.param(4, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_calls_between_exchanges(ranks: int, data: pathlib.Path) -> None:
     keys = f"cluster.ranks={ranks}", f"cluster.context_parallel={ranks}"
     p = planned(*SHARED, *keys, "train.recompute=[attention]")
