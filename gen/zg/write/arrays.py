@@ -44,10 +44,12 @@ def of_first(p: Plan) -> Plan:
 
 def expression(p: Plan, fn: Fn, names: Names) -> str:
     """Return an array of pointers in C."""
-    first = lower(names[0])
-    if len(names) == 1:
+    first, n = lower(names[0]), len(names)
+    if n == 1:
         return f"ONE({first})"
     at = fn.ins.index(names[0])
-    (cls,) = {s.ins[at].cls for x in p.sections for s in x.steps if s.op == fn.name}
-    n, slot = len(names), upper(cls)
-    return f"zr_spaced((const void *[{n}]){{0}}, {first}, {slot}(1) - {slot}(0), {n})"
+    steps = [s for x in p.sections for s in x.steps if s.op == fn.name]
+    (cls,) = {s.ins[at].cls for s in steps}
+    slot = upper(cls)
+    step = f"{slot}(1) - {slot}(0)"
+    return f"zr_spaced((const void *[{n}]){{0}}, {first}, {step}, {n})"

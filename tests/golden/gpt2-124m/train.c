@@ -21,7 +21,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 26 || ZR_ABI != 27
+#if ZK_ABI != 26 || ZR_ABI != 28
 #error "generated for another version of the runtime or of the kernels: regenerate it"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
