@@ -243,7 +243,9 @@ def _added_at_once(spec: Spec, own_first: bool) -> int:
     if spec.block % leaves:
         power = 1 << (leaves - 1).bit_length()
         some = [f"{{block: {power}}}, another recipe"] * (leaves == power)
-        some += ["train.sequence_blocks that is a power of two"] * (leaves < power)
+        some += ["train.sequence_blocks that is a power of two, another recipe"] * (
+            leaves < power
+        )
         shared = n % W == 0 and context.most(spec) % W == 0
         some += [f"cluster.context_parallel {W}"] * (
             shared and spec.block % (n // W) == 0
