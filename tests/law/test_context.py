@@ -146,6 +146,10 @@ def test_offloaded_values(tmp_path: pathlib.Path, again: str) -> None:
     plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
     made = [{**plain, "again": again}]
     made += [{**plain, **way, "values": True, "again": again} for way in VALUES]
+    for way in made[1:]:
+        p = planned("llama-tiny", *recipe("bf16", DEEP), *law.keys(way))
+        saved = {"far.save.block", "far.save_heads.block"} if again == "none" else set()
+        assert {"far.x", *saved} <= {c.name for c in p.classes}
     agree({str(way): b.run(way, *recipe("bf16", DEEP)) for way in made})
 
 
@@ -187,7 +191,8 @@ def test_labels_and_verified_copies(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_many_blocks_on_a_rank(tmp_path: pathlib.Path) -> None:
     """A rank may have more blocks than a function of C has operands."""
-    sizes = "train.sequence=64", "train.sequence_blocks=32", "train.sum={block: 64}"
+    blocks = "train.sequence_blocks=32", "train.sum={block: 64}"
+    sizes = "train.sequence=64", *blocks, DEEP
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 4 * 64 * STEPS + 1))
 
     def weights(ranks: int, context: int, stage: int, *keys: str) -> law.Result:

@@ -28,6 +28,7 @@ from ..facts.between import BETWEEN, SAVED
 from ..plan.plan import Event, Events, Ref
 from ..plan.size import Size
 from .hops import Hop, free, full
+from .operands import by_sample
 from .rings import Use
 from .steps import Steps
 
@@ -62,7 +63,7 @@ class _Slots:
 
     def numbers(self, cls: str) -> list[int]:
         """Return the numbers of a class's slots for one value that go with the function."""
-        if not self.m.by_sample(cls):
+        if not by_sample(cls):
             return [self.g]
         blocks = self.m.spec.own_blocks
         sample, block = divmod(self.g, blocks)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ..facts import ops
 from ..facts.between import BETWEEN, PASSED, SAVED
@@ -172,15 +171,13 @@ def _values(
     ]
     if graph.acc:
         out.append(Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc))
-    blocks = _Kept(spec, spec.together, "own", slot_counts)
-    heads = _Kept(spec, samples, _common(spec), slot_counts)
-    out += blocks.classes("x", units, value)
+    out += _kept(spec, "x", units, value, slot_counts)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
         for name in SAVED:
-            b, size = BETWEEN[name], bodies.size(name, k.name)
-            kept = heads if b.heads else blocks
-            out += kept.classes(f"{b.cls}.{k.name}", k.count, size) if size else ()
+            if size := bodies.size(name, k.name):
+                cls = f"{BETWEEN[name].cls}.{k.name}"
+                out += _kept(spec, cls, k.count, size, slot_counts)
     exchanged = spec.cluster.context_parallel > 1 and spec.together == 1
     readers = _common(spec) if exchanged else "own"
     tmp = max(p.size for p in bodies.tmp.values())
@@ -188,27 +185,20 @@ def _values(
     return out
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Classes of values that backward needs. each: blocks, or samples, that go through a unit
-    together, each with a value of its own; slots: by class, as the steps use them."""
-
-    spec: Spec
-    each: int
-    readers: str
-    slots: Mapping[str, int]
-
-    def classes(self, name: str, count: int, size: int) -> list[Wanted]:
-        """Return the device and host classes of `count` values of `size` bytes."""
-        here = operands.near_slots(self.spec, name, count)
-        slots = here * self.each
-        if here == count:
-            return [Wanted(name, slots, size, readers=self.readers)]
-        away = self.slots.get(f"far.{name}", 0)
-        return [
-            Wanted(f"near.{name}", slots, size, readers=self.readers),
-            *([Wanted(f"far.{name}", away, size, "host")] if away else ()),
-        ]
+def _kept(
+    spec: Spec, name: str, count: int, size: int, slot_counts: dict[str, int]
+) -> list[Wanted]:
+    """Return the device and host classes of `count` values that backward needs."""
+    here = operands.near_slots(spec, name, count)
+    slots = here * operands.slots_of_value(spec, name)
+    readers = _common(spec) if operands.by_sample(name) else "own"
+    if here == count:
+        return [Wanted(name, slots, size, readers=readers)]
+    host_slots = slot_counts.get(f"far.{name}", 0)
+    return [
+        Wanted(f"near.{name}", slots, size, readers=readers),
+        *([Wanted(f"far.{name}", host_slots, size, "host")] if host_slots else ()),
+    ]
 
 
 def _tiles(shards: Shards, kept: Sequence[Located], tile: int) -> dict[str, int]:

@@ -43,6 +43,17 @@ def near_slots(spec: Spec, cls: str, count: int) -> int:
     )
 
 
+def by_sample(cls: str) -> bool:
+    """Return whether values of a class that is kept for backward are of whole samples."""
+    return cls.partition(".")[0] in HEAD_CLASSES
+
+
+def slots_of_value(spec: Spec, cls: str) -> int:
+    """Return the slots of a value of such a class: one for each block, or for each sample, that
+    goes through a unit together with others."""
+    return spec.together // (spec.own_blocks if by_sample(cls) else 1)
+
+
 @dataclass
 class Operands:
     """Names and slots of the operands of unit functions."""
@@ -191,26 +202,17 @@ class Operands:
                 out[name] = Ref(b.cls, g)
         return out
 
-    def by_sample(self, cls: str) -> bool:
-        """Return whether values of a class that is kept for backward are of whole samples."""
-        return cls.partition(".")[0] in HEAD_CLASSES
-
-    def slots_of_value(self, cls: str) -> int:
-        """Return the slots of a value of such a class: for each block, or for each sample, that
-        goes through a unit together with others."""
-        return self.together // (self.spec.own_blocks if self.by_sample(cls) else 1)
-
     def value_slot(self, cls: str, n: int, g: int) -> Ref:
         """Return the buffer of value n of a class that is kept for backward, for block or sample
         g."""
-        each = self.slots_of_value(cls)
+        each = slots_of_value(self.spec, cls)
         if cls in self.offloaded:
             return Ref(f"near.{cls}", n % self.offloaded[cls][0] * each + g)
         return Ref(cls, n * each + g)
 
     def host_place(self, cls: str, n: int, g: int) -> Ref:
         """Return the place of the same on the host."""
-        at = self.host_places[cls][n] * self.slots_of_value(cls)
+        at = self.host_places[cls][n] * slots_of_value(self.spec, cls)
         return Ref(f"far.{cls}", at + g)
 
     def offloaded_classes(self) -> dict[str, tuple[int, int, Size]]:

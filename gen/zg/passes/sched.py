@@ -60,7 +60,7 @@ class _SectionBuilder(Steps):
         """Fetch this rank's micro-batches. They are numbered in the order of the sum's levels, so
         that all layouts sum the same tree."""
         order, blocks = self.sums.order, self.sums.blocks
-        own = order.own(self.spec.micro_batches, self.spec.own_blocks)
+        own = {BLOCKS: blocks, STEP: self.sums.turns}
         step = order.steps({**self.shards.grid.sizes, **own})
         ranks = [Int(of_group(level), step[level]) for level in order.groups]
         at_once = self.spec.micro_batches == self.together > 1

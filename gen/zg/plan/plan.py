@@ -58,13 +58,6 @@ class Order:
     def groups(self) -> Names:
         return tuple(level for level in self.levels if level not in (STEP, BLOCKS))
 
-    def own(self, micro_batches: int, blocks: int) -> dict[str, int]:
-        """Return the sizes of the levels of a rank's own gradients. micro_batches: of a rank in a
-        step; blocks: of a sample on a rank."""
-        if BLOCKS not in self.levels:
-            return {STEP: micro_batches}
-        return {BLOCKS: blocks, STEP: micro_batches // blocks}
-
     def steps(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return how far apart neighbours at each level are among all gradients. sizes: of all
         levels."""
@@ -130,7 +123,9 @@ class Head:
     @property
     def own(self) -> dict[str, int]:
         """Return the sizes of the levels of a rank's own gradients."""
-        return self.order.own(self.micro_batches, self.own_blocks)
+        if BLOCKS not in self.order.levels:
+            return {STEP: self.micro_batches}
+        return {BLOCKS: self.own_blocks, STEP: self.micro_batches // self.own_blocks}
 
     @property
     def shape(self) -> str:

@@ -12,7 +12,7 @@ from .words import lower, upper
 
 def _others(fn: Fn) -> Names:
     """Return a function's operands that are elements of an array, but not its first."""
-    words = [str(a) for call in fn.calls for a in call.args]
+    words = [a for call in fn.calls for a in call.args if isinstance(a, str)]
     return tuple(name for word in words for name in elements(word)[1:])
 
 
@@ -25,6 +25,9 @@ def of_first(p: Plan) -> Plan:
         for fn in p.fns
         if dropped[fn.name]
     }
+
+    if not kept:
+        return p
 
     def step(s: Step) -> Step:
         ins = kept.get(s.op)
