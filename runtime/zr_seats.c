@@ -43,8 +43,8 @@ void zr_until(zr *z, int queue, int rank, _Atomic uint32_t *word, uint32_t n)
     while ((int32_t)((seen = atomic_load(word)) - n) < 0) {
         zr_leave_if_stopped(z);
         zr_count_wait(z, queue);
-        waited = z->far != NULL;
-        if (waited) zr_awaits(z, z->queue[queue].group, rank);
+        waited = 1;
+        zr_awaits(z, queue < ZR_QUEUES ? z->queue[queue].group : 0, rank);
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     }
     if (waited) zr_awaits(z, 0, -1);

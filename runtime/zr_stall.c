@@ -124,8 +124,24 @@ static void describe_far(zr *z, const zr_stall *s, char *why)
            s->quiet, zr_who(z, z->lowest + r, who), atomic_load(&seat_of(z, r)->step), whom);
 }
 
+/* Write which rank of this host waits for a rank, its command and the group, beginning with "; ". */
+static void describe_waiting(zr *z, int rank, char *words, size_t n)
+{
+    words[0] = 0;
+    for (int r = 0, group; r < z->here && !words[0]; r++) {
+        if (zr_awaited(seat_of(z, r), &group) != rank) continue;
+        const char *what = NULL;
+        for (int q = 0; q < ZR_QUEUES && !what; q++)
+            if (!is_held(z, r, q)) what = doing(z, r, q);
+        snprintf(words, n, "; rank %d waits for it%s%.40s%s%.40s", z->lowest + r,
+                 what ? " at " : "", what ? what : "", group ? " in group " : "",
+                 group ? z->p->groups[group].name : "");
+    }
+}
+
 static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
 {
+    char waiting[160];
     if (r < 0 && z->far) {
         describe_far(z, s, why);
         return;
@@ -138,12 +154,13 @@ static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
         return;
     }
     const char *what = doing(z, r, queue);
+    describe_waiting(z, z->lowest + r, waiting, sizeof waiting);
     zr_why(why,
            "no command has finished for %.0f s (ZR_TIMEOUT_S): rank %d makes no progress in step "
-           "%" PRId64 ", queue %s, %s%s; all ranks are stopped; check for a stopped process, "
+           "%" PRId64 ", queue %s, %s%s%s; all ranks are stopped; check for a stopped process, "
            "or a disk or file system that does not respond",
            s->quiet, z->lowest + r, atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
-           what ? "at " : "between two commands", what ? what : "");
+           what ? "at " : "between two commands", what ? what : "", waiting);
 }
 
 /* Note the state half-way through a quiet period, for comparison at its end. */

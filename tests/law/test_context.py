@@ -2,7 +2,10 @@
 ways to spread the blocks, and other bits for another number of blocks."""
 
 import json
+import os
 import pathlib
+import re
+import signal
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from zg.write import explain
 
 from tests.law import test_reference as reference
 from tests.law.test_law import ANY_STAGE, BIG, OFFLOADED, PLAIN, UNEVEN, agree, bench
-from tests.lib import chance, choices, law, oracle, program, trainer
+from tests.lib import chance, choices, law, oracle, patience, program, trainer
 from tests.lib.plans import planned
 from tests.reference import known
 
@@ -525,6 +528,29 @@ def test_a_group_that_shares_nothing_is_refused(tmp_path: pathlib.Path) -> None:
         trainer.build(wrong), *("--data", tmp_path / "tokens", "--steps", 1)
     )
     assert done.code == 4 and "no group 0 of 2 ranks shares samples" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+def test_a_stopped_rank_is_named(tmp_path: pathlib.Path) -> None:
+    """A stopped rank of a context group is named, and so is a rank that waits for it."""
+    trainer.write_tokens(tmp_path / "tokens", stream())
+    keys = "cluster.ranks=4", "cluster.context_parallel=2", "train.sequence_blocks=2"
+    running = program.start(
+        trainer.build(trainer.generate(law.path("llama"), *keys)),
+        tmp_path / "tokens",
+        *("--steps", 10**6),
+        ZR_TIMEOUT_S=2 * patience.busy(),
+    )
+    program.wait_for_step(running, 1)
+    pids = program.children(running.pid)
+    os.kill(pids[1], signal.SIGSTOP)
+    error = running.communicate(timeout=patience.LIMIT)[1]
+    assert running.returncode == 7 and program.gone(pids), error
+    stuck, waiting = re.search(
+        r": rank (\d) makes no progress in .*; rank (\d) waits for it at \w+", error
+    ).groups()
+    assert stuck == "1" != waiting, error
 
 
 PROVEN = {
