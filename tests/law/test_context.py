@@ -132,6 +132,12 @@ def test_one_hash_with_everything_else(tmp_path: pathlib.Path, kind: str) -> Non
 DEEP = "model.units[1].blocks=4"
 
 
+# Norms come after attention, as in OLMo 2, and no norm before the MLP.
+AFTER = """model.units[1].ops=[
+    {residual: [{attention: {name: self_attn, heads: 8, head_dim: 8, kv_heads: 2}},
+        {rmsnorm: {name: post_attention_layernorm, eps: 1.0e-6}}]},
+    {residual: [{linear: {name: mlp.up_proj, out: 96}}, {relu2: {}},
+        {linear: {name: mlp.down_proj, out: 64}}]}]"""
 VALUES = (
     {"ranks": 8, "context": 8, "stage": 3, "offload": "cpu"},
     {"ranks": 4, "context": 2, "stage": 2, "queue": "late"},
@@ -154,6 +160,21 @@ def test_offloaded_values(tmp_path: pathlib.Path, again: str) -> None:
         saved = {"far.save.block", "far.save_heads.block"} if again == "none" else set()
         assert {"far.x", *saved} <= {c.name for c in p.classes}
     agree({str(way): b.run(way, *recipe("bf16", DEEP)) for way in made})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["q_proj", "down_proj"])
+def test_saved_heads_are_exchanged_again(tmp_path: pathlib.Path, trained: str) -> None:
+    """The output of attention is saved as heads. Where backward needs the linear behind it alone,
+    and computes it again, it begins with that exchange."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    adapters = f"train.lora={{rank: 4, alpha: 4, match: [{trained}]}}"
+    keys = recipe("f32", AFTER, adapters)
+    linear = {**plain, "again": "[linear]"}
+    made = [plain, linear]
+    made += [{**linear, "ranks": W, "context": N} for W, N in ((2, 1), (4, 2), (8, 8))]
+    agree({str(way): b.run(way, *keys) for way in made})
 
 
 @pytest.mark.slow

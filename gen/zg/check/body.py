@@ -332,7 +332,8 @@ class Frame:
             v.used = True
             if where == "tmp" or self.cut and where in self.shared:
                 self.of |= makers(v.made)
-            self.takes(where, v)
+            if call.kernel not in EXCHANGES:
+                self.takes(where, v)
             return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 

@@ -62,13 +62,14 @@ def _parts(calls: Iterable[Call]) -> tuple[BodyPart, ...]:
     """Return the parts of a body: the calls before, between and after its exchanges.
 
     Attention is computed for whole samples, all else for blocks. Recomputation may come after the
-    exchange that a later one of its calls needs a result of: it moves before that exchange.
+    exchange that a later one of its calls needs a result of: it moves before that exchange. Saved
+    heads may be exchanged again before any call on samples.
     """
     runs = [_Run(False)]
     for c in calls:
         to_heads = EXCHANGES.get(c.kernel)
         mine = KERNELS[c.kernel].samples if to_heads is None else not to_heads
-        run = runs[-1] if runs[-1].sample == mine else runs[-2]
+        run = runs[-1] if runs[-1].sample == mine or len(runs) == 1 else runs[-2]
         if to_heads is None:
             run.calls.append(c)
             continue
