@@ -124,7 +124,7 @@ static void describe_far(zr *z, const zr_stall *s, char *why)
            s->quiet, zr_who(z, z->lowest + r, who), atomic_load(&seat_of(z, r)->step), whom);
 }
 
-/* Write which rank of this host waits for a rank, its command and the group, beginning with "; ". */
+/* Write which rank of this host waits for a rank, with its command and group, after "; ". */
 static void describe_waiting(zr *z, int rank, char *words, size_t n)
 {
     words[0] = 0;
