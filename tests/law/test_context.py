@@ -177,6 +177,35 @@ def test_saved_heads_are_exchanged_again(tmp_path: pathlib.Path, trained: str) -
     agree({str(way): b.run(way, *keys) for way in made})
 
 
+# Two kinds of blocks have as many parameters, so their gradients share a class, and attention is in
+# the second alone.
+KINDS = """model.units=[
+    {embedding: {tokens: model.embed_tokens}},
+    {blocks: 1, name: "model.first.{l}", ops: [{residual: [
+        {linear: {name: up, out: 80}}, {relu2: {}}, {linear: {name: down, out: 64}}]}]},
+    {blocks: 1, name: "model.second.{l}", ops: [{residual: [
+        {attention: {name: attn, heads: 8, head_dim: 8, kv_heads: 2}}]}]},
+    {head: [{rmsnorm: {name: model.norm, eps: 1.0e-6}}, {linear: {name: lm_head, out: 256}}]}]"""
+
+
+@pytest.mark.slow
+def test_kinds_that_share_a_class_of_gradients(tmp_path: pathlib.Path) -> None:
+    """A kind of blocks with attention has a gradient for each of a rank's blocks of a sample, also if
+    a kind without shares the class."""
+    b = bench(tmp_path, stream(), None, STEPS)
+    plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
+    keys = [key for key in recipe("f32") if key not in HEADS] + [KINDS]
+    p = planned("llama-tiny", *keys, *law.keys(plain))
+    slots = {c.name: c.slots for c in p.classes if c.name.startswith("grad.block")}
+    assert slots == {"grad.block": BLOCKS}
+    ways = (
+        {"ranks": 2},
+        {"ranks": 4, "context": 2, "stage": 3},
+        {"ranks": 8, "context": 8},
+    )
+    agree({str(way): b.run({**plain, **way}, *keys) for way in ({}, *ways)})
+
+
 @pytest.mark.slow
 def test_labels_and_verified_copies(tmp_path: pathlib.Path) -> None:
     """A file of labels says which tokens are targets, and --verify-every finds the same hashes in

@@ -64,7 +64,7 @@ class Operands:
     kept: Kept
     real: int  # bytes of the stored type
     places: Bodies
-    # slots of each flat's gradients
+    # slots of each class of gradients; 0 for a flat whose gradients are in another's class
     grad: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

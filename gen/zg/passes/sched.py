@@ -240,7 +240,8 @@ def schedule(
             slots *= m.sums.blocks
         elif slots == 1 or spec.train.sequence_blocks > 1:
             slots *= m.together
-        m.grad[f.name] = slots
+        cls = m.grad_class[f.name]
+        m.grad[cls] = max(slots, m.grad.get(cls, 0))
     m.ahead, retained, live = rings.choose(spec, shards, uses)
     uses = rings.retain(uses, retained)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.reused)
@@ -251,7 +252,7 @@ def schedule(
     for f in shards.flats:
         m.ring[f.name] = rings.slot_count(uses, f.name, m.ahead)
         own = f.trainable and m.grad_class[f.name] == f.name
-        m.grad[f.name] *= own and bool(m.sums.phases)
+        m.grad[f.name] = m.grad[f.name] if own and m.sums.phases else 0
     sections = []
     device.init(m, m.masters_off_device(False))
     offload.init(m)
