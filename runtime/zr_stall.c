@@ -130,9 +130,9 @@ static void describe_waiting(zr *z, int rank, char *words, size_t n)
     words[0] = 0;
     for (int r = 0, group; r < z->here && !words[0]; r++) {
         if (zr_awaited(seat_of(z, r), &group) != rank) continue;
-        const char *what = NULL;
-        for (int q = 0; q < ZR_QUEUES && !what; q++)
-            if (!is_held(z, r, q)) what = doing(z, r, q);
+        const char *what = NULL; /* its only command that runs, if there is just one */
+        for (int q = 0, running = 0; q < ZR_QUEUES; q++)
+            if (doing(z, r, q) && !is_held(z, r, q)) what = running++ ? NULL : doing(z, r, q);
         snprintf(words, n, "; rank %d waits for it%s%.40s%s%.40s", z->lowest + r,
                  what ? " at " : "", what ? what : "", group ? " in group " : "",
                  group ? z->p->groups[group].name : "");

@@ -138,6 +138,12 @@ AFTER = """model.units[1].ops=[
         {rmsnorm: {name: post_attention_layernorm, eps: 1.0e-6}}]},
     {residual: [{linear: {name: mlp.up_proj, out: 96}}, {relu2: {}},
         {linear: {name: mlp.down_proj, out: 64}}]}]"""
+# Norms come after attention and after the MLP.
+BOTH = (
+    AFTER[:-3]
+    + """,
+        {rmsnorm: {name: post_feedforward_layernorm, eps: 1.0e-6}}]}]"""
+)
 VALUES = (
     {"ranks": 8, "context": 8, "stage": 3, "offload": "cpu"},
     {"ranks": 4, "context": 2, "stage": 2, "queue": "late"},
@@ -163,22 +169,27 @@ def test_offloaded_values(tmp_path: pathlib.Path, again: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trained", ["q_proj", "down_proj"])
-def test_saved_heads_are_exchanged_again(tmp_path: pathlib.Path, trained: str) -> None:
-    """The output of attention is saved as heads. Where backward needs the linear behind it alone,
-    and computes it again, it begins with that exchange."""
+@pytest.mark.parametrize(
+    "ops,trained", [(AFTER, "q_proj"), (AFTER, "down_proj"), (BOTH, "q_proj")]
+)
+def test_saved_heads_are_exchanged_again(
+    tmp_path: pathlib.Path, ops: str, trained: str
+) -> None:
+    """The output of attention is saved as heads. Backward exchanges it before all else of samples if
+    it needs a recomputed linear of it. With a norm at the end, it needs that first, so rows are
+    saved, too."""
     b = bench(tmp_path, stream(), None, STEPS)
     plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
     adapters = f"train.lora={{rank: 4, alpha: 4, match: [{trained}]}}"
-    keys = recipe("f32", AFTER, adapters)
+    keys = recipe("f32", ops, adapters)
     linear = {**plain, "again": "[linear]"}
     made = [plain, linear]
     made += [{**linear, "ranks": W, "context": N} for W, N in ((2, 1), (4, 2), (8, 8))]
     agree({str(way): b.run(way, *keys) for way in made})
 
 
-# Two kinds of blocks have as many parameters, so their gradients share a class, and attention is in
-# the second alone.
+# Two kinds of blocks have equally many parameters, so their gradients share a class. Attention is
+# in the second alone.
 KINDS = """model.units=[
     {embedding: {tokens: model.embed_tokens}},
     {blocks: 1, name: "model.first.{l}", ops: [{residual: [
@@ -190,8 +201,8 @@ KINDS = """model.units=[
 
 @pytest.mark.slow
 def test_kinds_that_share_a_class_of_gradients(tmp_path: pathlib.Path) -> None:
-    """A kind of blocks with attention has a gradient for each of a rank's blocks of a sample, also if
-    a kind without shares the class."""
+    """A kind of blocks with attention has a gradient for each of a rank's blocks of a sample, also
+    if a kind without shares the class."""
     b = bench(tmp_path, stream(), None, STEPS)
     plain = {"family": "llama", "context": 1, "accumulate": "micro_batches", **PLAIN}
     keys = [key for key in recipe("f32") if key not in HEADS] + [KINDS]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..facts import ops
-from ..facts.kernels import ADD, KERNELS, NULL, ROUND, value
+from ..facts.kernels import ADD, EXCHANGES, KERNELS, NULL, ROUND, value
 from ..facts.rope import Rotation, frequencies
 from ..plan.operand import Index, Layers
 from ..read import context
@@ -443,7 +443,13 @@ def _middle(
     kept -= mlps.parts(wide)
     # An op that is recomputed runs as a whole, so none of its values is saved.
     kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]
-    bwd.calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
+    calls, repeated = rewrite.again(fwd.made, bwd.calls, kept)
+    if calls and calls[0].kernel in EXCHANGES:
+        # A function comes before each exchange, so the rows of attention are saved, too.
+        rows = {v for made in fwd.made if made.op == "to_rows" for v in made.values}
+        kept |= rows & repeated
+        calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
+    bwd.calls = calls
     forward = _rename(fwd.body(), names)
     back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
     saved = tuple(v for v in forward.values if v.name in kept - {x, y})
