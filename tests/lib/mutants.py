@@ -366,13 +366,18 @@ def form(what: str) -> tuple[str, str]:
 
 
 def sample(made: Iterable[Mutant]) -> list[Mutant]:
-    """Return the first mutant of two forms and the last of the next two, alternating. Over the
-    plans of test_mutants.py these trigger all the rules and messages by which the checker refuses
-    any mutant."""
+    """Return the first mutant of two forms and the last of the next two, alternating, and of some
+    forms both or one in the middle. Over the plans of test_mutants.py these trigger all the rules
+    and messages by which the checker refuses any mutant."""
     forms: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
     for m in made:
         forms[form(m.what)].append(m)
-    return [some[-(n // 2 % 2)] for n, some in enumerate(forms.values())]
+    out = []
+    for n, some in enumerate(forms.values()):
+        last = len(some) - 1
+        more = {2: {0, last}, 4: {len(some) // 2}}.get(n % 8, set())
+        out += [some[at] for at in sorted({last * (n // 2 % 2)} | more)]
+    return out
 
 
 # ---- the canonical form
