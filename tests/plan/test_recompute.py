@@ -20,7 +20,7 @@ from zg.read.keytypes import RECOMPUTE
 from zg.search import search
 from zg.write import explain
 
-from tests.lib import drawn, mutants, trainer
+from tests.lib import drawn, law, mutants, trainer
 from tests.lib.plans import NAMES, planned
 
 FULL = "train.recompute=full"
@@ -343,3 +343,30 @@ def test_branches_that_begin_alike(tmp_path: pathlib.Path, again: str) -> None:
     wrong = replace(fn, calls=tuple(c for n, c in enumerate(fn.calls) if n != at[1]))
     with pytest.raises(check.CheckError):
         check.check(replace(p, fns=tuple(wrong if f is fn else f for f in p.fns)))
+
+
+@pytest.mark.parametrize("again", ["full", "[rmsnorm]"])
+def test_a_norm_at_the_end_is_not_made_again(
+    tmp_path: pathlib.Path, again: str
+) -> None:
+    """The norm that makes a block's output keeps its statistics, because to recompute them would
+    write the output again. Weights are those of a run that recomputes nothing."""
+    ops = (
+        "model.units[1].ops=[{residual: [{attention: {name: self_attn, heads: 4}}]}, "
+        "{rmsnorm: {name: norm, eps: 1.0e-6}}]"
+    )
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 2000))
+    p = planned("llama-tiny", ops, f"train.recompute={again}")
+    check.check(p)
+    assert "rmsnorm_fwd" not in kernels(p, "bwd.block")
+    found = [
+        law.run(
+            trainer.build(
+                trainer.generate(law.path("llama"), ops, f"train.recompute={x}")
+            ),
+            *("--data", tmp_path / "tokens", "--steps", 3),
+            log=tmp_path / "log",
+        )
+        for x in ("none", again)
+    ]
+    assert found[0] == found[1]

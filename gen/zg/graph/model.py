@@ -439,7 +439,7 @@ def _middle(
         # The gradient of a tied weight is rounded once, when it is complete.
         for weight in full:
             bwd.round(weight)
-    kept = (rewrite.values(fwd.calls) & _read(fwd, bwd)) - _dropped(b, fwd) | {x, y}
+    kept = (rewrite.values(fwd.calls) & _read(fwd, bwd)) - _dropped(b, fwd, y) | {x, y}
     kept -= mlps.parts(wide)
     # An op that is recomputed runs as a whole, so none of its values is saved.
     kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]
@@ -472,12 +472,14 @@ def _read(fwd: _Calls, bwd: _Calls) -> set[str]:
     return read | {v for made in again for v in rewrite.values(made.calls)}
 
 
-def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
-    """Return the values of the ops in train.recompute, and of those that are never saved."""
+def _dropped(b: _Builder, fwd: _Calls, y: str) -> set[str]:
+    """Return the values of the ops in train.recompute, and of those that are never saved. The op
+    that makes the output y is not recomputed, since that would write y again."""
     return {
         v
         for made in fwd.made
         for v in made.values
+        if y not in made.values
         if made.op in ops.AGAIN or ops.WORDS.get(made.op) in b.spec.train.recompute
     }
 
