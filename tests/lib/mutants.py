@@ -375,7 +375,7 @@ def sample(made: Iterable[Mutant]) -> list[Mutant]:
     out = []
     for n, some in enumerate(forms.values()):
         last = len(some) - 1
-        more = {2: {0, last}, 4: {len(some) // 2}}.get(n % 8, set())
+        more = {2: {0, last}, 4: {len(some) // 2}, 6: {0, last}}.get(n % 8, set())
         out += [some[at] for at in sorted({last * (n // 2 % 2)} | more)]
     return out
 
