@@ -106,6 +106,8 @@ KERNELS = {
     "entropy": Mutated("loss", ("7entropyI4bf16Li8E",), cross_entropy),
     "soft entropy": Mutated("loss", ("12soft_entropyI4bf16Li8E",), soft_cross_entropy),
 }
+# Other files whose kernels the calls of a file launch
+ALSO = {"attention_bwd": ("attention", "attention_plain")}
 
 # One call, its kernels from a library of a test's own
 RUN = """
@@ -135,10 +137,11 @@ def attempt(folder: pathlib.Path, name: str, text: str) -> subprocess.CompletedP
     """Make a kernel's call with this PTX of the kernel."""
     target = KERNELS[name].target
     with trainer.alone("ninja"):
-        others = trainer.inputs(f"out/train-ptx-{target}-kernels.so")
-    own = f"/{KERNELS[name].source}_ptx.o"
-    parts = [x for x in others if not x.endswith(own)]
-    assert len(parts) == len(others) - 1
+        every = trainer.inputs(f"out/train-ptx-{target}-kernels.so")
+    # the host's half of all files, and no kernels but those that the call launches
+    kept = {f"{x}_ptx.o" for x in ALSO.get(KERNELS[name].source, ())}
+    parts = [x for x in every if not x.endswith("_ptx.o") or x.split("/")[-1] in kept]
+    assert len(parts) == len(every) - len(texts(target)) + len(kept)
     _, head, rest = kernels(name)
     library = linked(folder, head + text + rest, parts)
     return python(RUN.format(name), library, ZR_TEST_PTX=target)
@@ -266,22 +269,25 @@ MUTANTS = {
         FOLDS, _COLUMNS_OF, r"\1\nadd.s32 \2, \2, -1;", OTHER, (0,)
     ),
 }
-# Every third in one kernel at one place; the others, which take minutes each, in exhaustive tests.
+
+
+def some(number: int, mutant: Mutant) -> tuple[str, float] | None:
+    """Return the kernel and the place of a mutant in `./run test`: every third mutant, in kernels
+    of sm_90, whose PTX other tests need too."""
+    names = [x for x in mutant.kernels if KERNELS[x].target == "sm_90"]
+    if number % 3 or not names:
+        return None
+    return names[number % len(names)], mutant.places[number % len(mutant.places)]
+
+
 CASES = [
     pytest.param(
-        name,
-        kernel,
-        place,
-        marks=[pytest.mark.exhaustive]
-        * (
-            i % 3 > 0
-            or (kernel, place)
-            != (x.kernels[i % len(x.kernels)], x.places[i % len(x.places)])
-        ),
+        *(name, kernel, place),
+        marks=[pytest.mark.exhaustive] * ((kernel, place) != some(number, mutant)),
     )
-    for i, (name, x) in enumerate(MUTANTS.items())
-    for kernel in x.kernels
-    for place in x.places
+    for number, (name, mutant) in enumerate(MUTANTS.items())
+    for kernel in mutant.kernels
+    for place in mutant.places
 ]
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +141,7 @@ class Row(NamedTuple):
         return f"{self.recipe}: {self.before} -> {self.behind}"
 
 
+@functools.cache
 def possible(recipe: str, way: Way) -> bool:
     """Return whether a way exists: only sharded states with masters can be offloaded, and hosts
     have 2 or 4 ranks."""
@@ -169,17 +171,18 @@ def possible(recipe: str, way: Way) -> bool:
     )
 
 
+SIDES = {
+    side: itemgetter(*(f"{side} {name}" for name in FACTORS))
+    for side in ("before", "behind")
+}
+
+
 def row_of(drawn: Mapping[str, Any]) -> Row:
-    before, behind = (
-        Way(*(drawn[f"{side} {name}"] for name in FACTORS))
-        for side in ("before", "behind")
-    )
-    return Row(drawn["recipe"], before, behind)
+    return Row(drawn["recipe"], *(Way(*of(drawn)) for of in SIDES.values()))
 
 
 def fits(drawn: Mapping[str, Any]) -> bool:
-    row = row_of(drawn)
-    return all(possible(row.recipe, way) for way in row[1:])
+    return all(possible(drawn["recipe"], Way(*of(drawn))) for of in SIDES.values())
 
 
 ROWS = [

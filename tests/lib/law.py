@@ -222,9 +222,12 @@ def covering(
     def met(row: dict) -> set:
         return {pair for pair in itertools.combinations(row.items(), 2) if pair in left}
 
+    sizes = [len(choices) for choices in factors.values()]
+
     def drawn(pair: tuple) -> dict:
-        row = {name: int(rng.random() * len(factors[name])) for name in names}
-        return row | dict(pair)
+        row = dict(zip(names, [int(rng.random() * n) for n in sizes], strict=True))
+        row.update(pair)
+        return row
 
     def values(row: dict) -> dict:
         return {name: factors[name][i] for name, i in row.items()}
