@@ -275,9 +275,10 @@ def some(number: int, mutant: Mutant) -> tuple[str, float] | None:
     """Return the kernel and the place of a mutant in `./run test`: every third mutant, in kernels
     of sm_90, whose PTX other tests need too."""
     names = [x for x in mutant.kernels if KERNELS[x].target == "sm_90"]
-    if number % 3 or not names:
+    turn, rest = divmod(number, 3)
+    if rest or not names:
         return None
-    return names[number % len(names)], mutant.places[number % len(mutant.places)]
+    return names[turn % len(names)], mutant.places[turn % len(mutant.places)]
 
 
 CASES = [
